@@ -216,14 +216,14 @@ def winners(batch: int, others: str, first: int, kernels: int, budget: str | Non
 
         def say(progress: Progress, early: dict[Candidate, Trial] = early) -> None:
             if progress.phase == "searching" and progress.last:
-                early[Candidate(progress.last.family, progress.last.constants)] = progress.last
+                early[progress.last.candidate] = progress.last
 
         with tempfile.TemporaryDirectory() as folder:
             os.environ["KSGEN_WISDOM_DIR"] = folder
             engine, store = LocalEngine(device), TrialStore(Path(folder, "trials.sqlite"))
             (found,) = Tuner(engine, store, SearchOptions(parse_budget(budget))).run([job], say)
             engine.close()
-            late = {Candidate(each.family, each.constants): each for each in store.trials()}
+            late = {each.candidate: each for each in store.trials()}
         if isinstance(found, KsgenError):
             raise found
         timed = {each: trial.median_us for each, trial in early.items() if trial.median_us}

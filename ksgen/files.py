@@ -32,6 +32,16 @@ def read(path: Path, most_bytes: int, is_own: bool = False) -> bytes:
     return content
 
 
+@contextmanager
+def reading(path: Path, accepted: str = "") -> Iterator[None]:
+    """Raise `KsgenError` that names the file, and what is accepted, if the block cannot read it as text."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise KsgenError(f"{path}: {reason}{accepted and f'; accepted: {accepted}'}") from error
+
+
 def _open_own(path: str, flags: int) -> int:
     opened = os.open(path, flags | os.O_NONBLOCK)  # a pipe is opened at once too
     try:

@@ -222,12 +222,8 @@ def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
 def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
     """Multiply with a frozen `KSLinear`, which chooses its backend like in normal use."""
     layer = arrays.layer
-    options: dict[str, Any] = {
-        "layout": arrays.layout,
-        "activation": layer.epilogue.activation,
-        "out_layout": layer.out_layout,
-    }
-    options |= {"fuse": layer.fuse}
+    options: dict[str, Any] = {"layout": arrays.layout, "out_layout": layer.out_layout, "fuse": layer.fuse}
+    options |= {"activation": layer.epilogue.activation}
     made = [
         KSLinear.from_weights(weights, bias, between=layer.between if len(weights) > 1 else "none", **options)
         .eval()

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from ksgen.errors import KsgenError
-from ksgen.files import read
+from ksgen.files import read, reading
 from ksgen.values import excerpt
 
 Facts = dict[str, Any]
@@ -67,10 +67,8 @@ def read_log(path: Path) -> Content:
     A last line that a kill cut off is left out. `KsgenError` names a line that cannot be read.
     """
     content = Content()
-    try:
+    with reading(path):
         data = read(path, MOST_BYTES_OF_FILE)
-    except OSError as error:
-        raise KsgenError(f"{path}: cannot be read ({error.strerror})") from error
     content.whole_bytes = data.rfind(b"\n") + 1
     for number, line in enumerate(data[: content.whole_bytes].split(b"\n")[:-1], start=1):
         try:

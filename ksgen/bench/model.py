@@ -2,21 +2,73 @@
 
 The steps are forward passes with frozen sparse layers, forward passes of one token per sequence, like in decoding, and
 training steps. A training step is a forward and a backward pass, and an update by stochastic gradient descent.
+
+Table 6 is the share of feed-forward linear layers in a vision transformer's forward pass, with dense layers. They are
+timed alone, on inputs of their size, alternating with the full model.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
+from statistics import median, quantiles
 
 import torch
 from torch import Tensor, nn
 
 from ksgen.bench import models
-from ksgen.bench.clock import Spread, seconds_in_turn
+from ksgen.bench.models import VIT_S16, TransformerSize, Vision, VisionTransformer
+from ksgen.bench.published import published
 from ksgen.bench.roster import LAYERS
-from ksgen.measure.trust import Watch, doubt
+from ksgen.measure.host_memory import keep_freed_memory
+from ksgen.measure.pause import rest
+from ksgen.measure.trust import Watch, doubt, host_clock
+from ksgen.torch.conversion.times import cuda_clock
 from ksgen.torch.layer import KSLinear, freeze, thaw
+
+WARMUP_RUNS = 3  # the first allocates; the second may still reuse memory of another call's first
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, _, high = quantiles(values, n=4, method="inclusive")
+        return cls(low, median(values), high)
+
+
+def seconds_in_turn(
+    calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Times of each call, round by round; each round begins with another call.
+
+    On a processor, freed memory is not returned to the system, and calls alternate from the first warm-up run on. The
+    memory layout is then stable.
+    """
+    on_gpu = device.type == "cuda"
+    if not on_gpu:
+        keep_freed_memory()
+    for _ in range(WARMUP_RUNS):
+        for call in calls.values():
+            call()
+    clock = cuda_clock if on_gpu else host_clock
+    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            if not on_gpu:
+                rest()
+            seconds[name].append(clock(calls[name]))
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -178,3 +230,57 @@ def _linear(layer: nn.Module, has_bias: bool) -> nn.Module:
         layer.bias = None
     freeze(layer)
     return layer
+
+
+# ---- Table 6
+
+VISION_MODELS = {  # names in the paper
+    "ViT-S/16": (VIT_S16, Vision()),
+    "ViT-B/16": (replace(VIT_S16, features=768, heads=12), Vision()),
+    "ViT-L/16": (replace(VIT_S16, features=1024, heads=16, depth=24), Vision()),
+    "ViT-H/14": (replace(VIT_S16, features=1280, heads=16, depth=32), Vision(patch=14)),
+}
+
+
+@dataclass(frozen=True)
+class Share:
+    """Share of one model in one precision."""
+
+    model: str
+    precision: str
+    whole_us: float
+    layers_us: float  # microseconds of all these layers
+    share: float
+    paper: float | None
+    others_share: float | None = None  # share of processor time that other programs used
+    doubt: str = ""  # why the share is unreliable; empty if it is reliable
+
+
+def measure_shares(
+    names: tuple[str, ...], precisions: tuple[str, ...], where: torch.device, batch: int, repeats: int
+) -> Iterator[Share]:
+    """Measure a share per model and precision. Only one model at a time is in memory."""
+    watch = Watch()
+    for name in names:
+        for precision in precisions:
+            shape, ends = VISION_MODELS[name]
+            with where:
+                model = VisionTransformer(shape, ends).to(getattr(torch, precision)).eval()
+            with torch.inference_mode():
+                seconds = seconds_in_turn(_calls_of_layers(model, shape, batch), repeats, where)
+            whole, up, down = (Spread.of(seconds[each]).median for each in ("whole", "up", "down"))
+            layers, others = shape.depth * (up + down), watch.others_share()
+            rounds = zip(seconds["up"], seconds["down"], seconds["whole"], strict=True)
+            shares = [shape.depth * (first + second) / all_s for first, second, all_s in rounds]
+            why, paper = doubt(shares, [others] if where.type == "cpu" else ()), published()["vit_linear_share"][name]
+            yield Share(name, precision, 1e6 * whole, 1e6 * layers, layers / whole, paper.get(precision), others, why)
+
+
+def _calls_of_layers(model: VisionTransformer, shape: TransformerSize, batch: int) -> dict[str, Callable[[], Tensor]]:
+    """Calls of the full model, and of the two linear layers of its first block."""
+    images = model.random_inputs(batch)
+    layers = model.get_submodule("blocks.0.feed_forward")
+    up, down = layers.get_submodule("up"), layers.get_submodule("down")
+    narrow = torch.randn(batch, model.positions.shape[1], shape.features, dtype=images.dtype, device=images.device)
+    wide = torch.randn(batch, model.positions.shape[1], 4 * shape.features, dtype=images.dtype, device=images.device)
+    return {"whole": lambda: model(images), "up": lambda: up(narrow), "down": lambda: down(wide)}

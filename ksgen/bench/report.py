@@ -24,7 +24,7 @@ from ksgen.errors import KsgenError
 from ksgen.figures import svg
 from ksgen.figures.charts import inline
 from ksgen.figures.charts import picture as drawn_picture
-from ksgen.files import read
+from ksgen.files import read, reading
 from ksgen.measure.roofline import NO_FLOOR
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
@@ -100,12 +100,8 @@ def picture(rows: Sequence[ResultRow], machine: str = "") -> str:
 def machine_of(file: Path) -> str:
     """Description of the machine: the line in machine.txt next to a file of results; empty if there is none."""
     path = file.with_name("machine.txt")
-    try:
+    with reading(path, "a line of text"):
         return read(path, MOST_BYTES_OF_LINE).decode().strip() if path.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise KsgenError(
-            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); accepted: a line of text"
-        ) from error
 
 
 def _devices(rows: Sequence[ResultRow]) -> str:

@@ -16,7 +16,7 @@ from ksgen.bench.roster import AND
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.families import present_names
-from ksgen.files import read, replaced
+from ksgen.files import read, reading, replaced
 from ksgen.measure.roofline import share_of_floor
 from ksgen.measure.trust import doubt
 from ksgen.pattern import Pattern
@@ -197,16 +197,18 @@ def _read_log(path: Path) -> list[ResultRow]:
 
 
 def _read_csv(path: Path) -> list[ResultRow]:
+    with reading(path):
+        text = read(path, MOST_BYTES_OF_FILE).decode()
     try:
-        reader = csv.DictReader(io.StringIO(read(path, MOST_BYTES_OF_FILE).decode(), newline=""))
+        reader = csv.DictReader(io.StringIO(text, newline=""))
         names = reader.fieldnames or ()
         if missing := [name for name in _ALWAYS if name not in names]:
             raise KsgenError(
                 f"{path}: the column {missing[0]} is missing; a table of `ksgen bench paper` has {', '.join(COLUMNS)}"
             )
         return [_row_of_text(row, f"{path}:{reader.line_num}") for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except csv.Error as error:
+        raise KsgenError(f"{path}: cannot be read ({error})") from error
 
 
 def _read_parquet(path: Path) -> list[ResultRow]:

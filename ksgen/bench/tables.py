@@ -17,7 +17,7 @@ from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import AND, EXPERTS, LAYER, LAYERS, METHODS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH
 from ksgen.bench.rows import OK, ResultRow
 from ksgen.errors import KsgenError
-from ksgen.files import read
+from ksgen.files import read, reading
 from ksgen.measure.roofline import NO_FLOOR
 from ksgen.measure.trust import MARK, marked
 from ksgen.spec import LAYOUTS
@@ -400,18 +400,20 @@ def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
 
 STEP_TITLES = {"forward": "forward", "training": "training steps", "decode": "one token per sequence"}
 OF_MATRICES = "N: the features; a linear layer is named as its matrix, outputs x inputs."
-ACCEPTED = "accepted: the JSON of `ksgen bench model` or `ksgen bench share`"
+ACCEPTED = "the JSON of `ksgen bench model` or `ksgen bench share`"
 
 
 def tables_of(path: Path) -> list[ResultTable]:
     """Read Tables 4, 6 and 7 from one file."""
+    with reading(path, ACCEPTED):
+        text = read(path, MOST_BYTES_OF_FILE)
     try:
-        content = json.loads(read(path, MOST_BYTES_OF_FILE))
+        content = json.loads(text)
         return [shares(content)] if "shares" in content else models(content)
-    except OSError as error:
-        raise KsgenError(f"{path}: cannot be read ({error.strerror}); {ACCEPTED}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise KsgenError(f"{path}: not a file of this kind ({type(error).__name__}: {error}); {ACCEPTED}") from error
+        raise KsgenError(
+            f"{path}: not a file of this kind ({type(error).__name__}: {error}); accepted: {ACCEPTED}"
+        ) from error
 
 
 def models(content: Mapping[str, Any]) -> list[ResultTable]:

@@ -15,6 +15,10 @@ from ksgen.tuning.trials import Trial
 
 MOST_LETTERS = 300  # of a reason
 OMITTED = "..."
+_OF_TRIAL = (
+    "kernel", "batch", "family", "constants", "template", "state", "reason", "median_us", "predicted_us", "floor_us",
+    "spread", "bytes_per_s", "flops_per_s", "registers", "shared_bytes", "note", "compiler", "driver",
+)  # fmt: skip
 # in quotes it may hold spaces
 _PATH = re.compile(r"""(['"])[^'"\n]*/[^'"\n]*\1|[^\s:;,'"(]*/[^\s:;,'")]*""")
 
@@ -44,22 +48,7 @@ def without_paths(text: str) -> str:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    times = {name: getattr(trial, name) for name in ("median_us", "predicted_us", "floor_us")}
-    return {
-        "kernel": trial.kernel.name,
-        "batch": trial.batch,
-        "family": trial.family,
-        "constants": asdict(trial.constants),
-        "template": trial.template,
-        "state": trial.state,
-        "reason": without_paths(trial.reason),
-        **times,
-        "spread": trial.spread,
-        "bytes_per_s": trial.bytes_per_s,
-        "flops_per_s": trial.flops_per_s,
-        "registers": trial.registers,
-        "shared_bytes": trial.shared_bytes,
-        "note": trial.note,
-        "compiler": trial.compiler,
-        "driver": trial.driver,
-    }
+    changed = {
+        "kernel": trial.kernel.name, "constants": asdict(trial.constants), "reason": without_paths(trial.reason)
+    }  # fmt: skip
+    return {name: changed.get(name, getattr(trial, name)) for name in _OF_TRIAL}

@@ -200,7 +200,7 @@ def print_passport(passport: "Passport | None", as_json: bool) -> None:
 
 def _check_model(name: str, precision: str) -> None:
     """Raise `SpecError` before any work if there is no such model."""
-    from ksgen.commands.bench import PRECISIONS
+    from ksgen.commands.bench_models import PRECISIONS
 
     if name not in MODELS:
         raise SpecError(f"--model {excerpt(name)}; {hint(name, MODELS)}")
@@ -213,7 +213,7 @@ def _of_model(
     name: str, precision: str, batches: tuple[int, ...] | None, device: str | None, fresh: bool
 ) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
     """Try the kernels of a transformer's forward pass and of its training step, and time its methods."""
-    from ksgen.commands.bench import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS
+    from ksgen.commands.bench_models import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS
 
     if device:
         os.environ["KSGEN_DEVICE"] = device

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -191,6 +191,16 @@ def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: i
     for row in rows:
         table.add_row(*row)
     screen.print(table)
+
+
+def print_facts(rows: Iterable[tuple[str, str]], facts: Mapping[str, Any]) -> None:
+    """Print a table of names and texts, in which fields such as `{batch}` stand for facts."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, text in rows:
+        table.add_row(f"[bold]{name.format(**facts)}[/]", text.format(**facts))
+    console().print(table)
 
 
 def word_widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:

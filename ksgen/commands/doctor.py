@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ksgen.commands.common import console, json_option, print_json
+from ksgen.errors import ConstantsError, DeviceError, KsgenError, ToolchainError
 from ksgen.install import cuda_extra, install_line, served_cuda
 from ksgen.words import counted
 
 if TYPE_CHECKING:
     from ksgen.build.host import HostCompiler
     from ksgen.build.toolchain import CudaCompiler
+    from ksgen.devices.base import Device
 
 _OLDEST_CUDA = 12  # kernels are written for compilers of this version or later
 _BUILDER = "kernels are built by"
@@ -64,11 +66,8 @@ def command(as_json: bool) -> None:
         print_json([asdict(finding) for finding in findings])
     else:
         _print(findings)
-    is_stuck = (
-        any(each.what == _BUILDER and not each.found for each in findings)
-        and _taken_gpu()
-        and not compiling_is_forbidden()
-    )
+    lacks_builder = any(each.what == _BUILDER and not each.found for each in findings)
+    is_stuck = lacks_builder and not compiling_is_forbidden() and (taken := _taken()) and taken.kind == "cuda"
     if not device.found or is_stuck:
         sys.exit(1)
 
@@ -88,12 +87,8 @@ def _installation() -> list[Finding]:
 def _devices() -> list[Finding]:
     from ksgen.devices import Found, list_devices
 
-    names = {
-        "pycuda": "GPU by PyCUDA",
-        "driver": "GPU by cuda-bindings",
-        "native": "processor",
-        "opencl": "OpenCL device",
-    }
+    names = {"pycuda": "GPU by PyCUDA", "driver": "GPU by cuda-bindings"}
+    names |= {"native": "processor", "opencl": "OpenCL device"}
     return [
         Finding(names[line.runtime], f"{line.name} ({line.selector}), {line.target}")
         if isinstance(line, Found)
@@ -105,33 +100,24 @@ def _devices() -> list[Finding]:
 def _chosen_device() -> Finding:
     from ksgen.devices import find_device
     from ksgen.devices.threads import wanted_threads
-    from ksgen.errors import DeviceError
 
     asked = os.environ.get("KSGEN_DEVICE")
-    reason = (
-        f"KSGEN_DEVICE={asked}"
-        if asked
-        else "the first of PyCUDA, cuda-bindings, the processor and OpenCL that is there"
-    )
+    usual = "the first of PyCUDA, cuda-bindings, the processor and OpenCL that is there"
+    reason = f"KSGEN_DEVICE={asked}" if asked else usual
     try:
         device = find_device()
     except DeviceError as error:
         remedy = f"without a GPU: {install_line('cpu')}; with one: {install_line(cuda_extra())}"
         return Finding("launchers take", "", str(error), remedy)
     limits = device.limits
-    has = (
-        f"{limits.multiprocessors} multiprocessors, {limits.shared_bytes_per_block // 1024} KiB of shared memory "
-        "per block"
-    )
+    count = limits.multiprocessors
     if limits.is_cpu:
-        threads = min(wanted_threads() or limits.multiprocessors, limits.multiprocessors)
-        has = (
-            f"{counted(threads, 'thread')} on {counted(limits.multiprocessors, 'core')}, vectors of "
-            f"{limits.vector_bytes} bytes"
-        )
-        has += "".join(f", pairs of {each}" for each in limits.dots) + "".join(
-            f", matrix tiles of {each}" for each in limits.tiles
-        )
+        threads = min(wanted_threads() or count, count)
+        has = f"{counted(threads, 'thread')} on {counted(count, 'core')}, vectors of {limits.vector_bytes} bytes"
+        has += "".join(f", pairs of {each}" for each in limits.dots)
+        has += "".join(f", matrix tiles of {each}" for each in limits.tiles)
+    else:
+        has = f"{count} multiprocessors, {limits.shared_bytes_per_block // 1024} KiB of shared memory per block"
     made = "compiler" if device.runtime == "native" else "driver"
     return Finding(
         "launchers take",
@@ -143,7 +129,6 @@ def _host_compiler() -> Finding:
     """Compiler of kernels for this machine's processor, with the reason for it and its instruction set."""
     from ksgen.build.processors import instruction_sets_here, machine
     from ksgen.devices.native import serving_compiler
-    from ksgen.errors import ToolchainError
 
     what = "processors' kernels are built by"
     sets = ", ".join(each.name for each in instruction_sets_here()) or "no --arch but host"
@@ -182,21 +167,14 @@ def _driver() -> list[Finding]:
         return []
     version = cuda_driver_version(served)
     if served < _OLDEST_CUDA * 1000:
-        return [
-            Finding(
-                "CUDA driver",
-                "",
-                f"{version}: it loads no binary of CUDA {_OLDEST_CUDA} or later",
-                "update it to 525 or later",
-            )
-        ]
+        why = f"{version}: it loads no binary of CUDA {_OLDEST_CUDA} or later"
+        return [Finding("CUDA driver", "", why, "update it to 525 or later")]
     return [Finding("CUDA driver", version)]
 
 
 def _compilers(target: str) -> list[Finding]:
     """Each kind of compiler, tried on three lines, and the one that launchers take."""
     from ksgen.build.toolchain import CudaCompiler, compilers, find_compiler
-    from ksgen.errors import KsgenError
 
     findings, taken = [], list[CudaCompiler]()
     for name in ("nvcc", "nvrtc"):
@@ -239,7 +217,6 @@ def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
     """Reason why a compiler does not work here, with the remedy; empty if it works."""
     from ksgen.build.toolchain import UnfitError, check_target, is_newer_than_driver, trial
     from ksgen.devices.base import cuda_driver_version
-    from ksgen.errors import ToolchainError
 
     is_named = compiler.name == "nvcc" and os.environ.get("KSGEN_NVCC")  # then no other is tried
     instead = _UNSET_NVCC if is_named else f"{install_line(cuda_extra())} brings NVRTC"
@@ -252,36 +229,30 @@ def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
         return str(error).splitlines()[0], instead
     if is_newer_than_driver(version):
         driver = f"the driver ({cuda_driver_version(served_cuda())})"
-        return (
-            f"{version} is newer than {driver}, which cannot load its binaries",
-            f"update the driver, or: {instead}",
-        )
+        return f"{version} is newer than {driver}, which cannot load its binaries", f"update the driver, or: {instead}"
     if why := trial(compiler, target):
         host = "NVCC_CCBIN=g++-12 names a host compiler that it accepts"
         return why, f"{host}, or: {instead}" if is_named else f"{host}, or: {instead}, which needs none"
     return "", ""
 
 
-def _taken_gpu() -> str:
-    """The target of the GPU that launchers take; empty if they take none."""
+def _taken() -> "Device | None":
+    """The device that launchers take, if there is one."""
     from ksgen.devices import find_device
-    from ksgen.errors import DeviceError
 
     with suppress(DeviceError):
-        if (device := find_device()).kind == "cuda":
-            return device.target
-    return ""
+        return find_device()
+    return None
 
 
 def _target() -> str:
     """The target of the GPU that launchers take, else of the first one, and without any a usual one."""
     from ksgen.devices import Found, list_devices
 
-    if taken := _taken_gpu():
-        return taken
-    return next(
-        (line.target for line in list_devices() if isinstance(line, Found) and line.target.startswith("sm_")), "sm_80"
-    )
+    taken = _taken()
+    targets = [taken.target] if taken and taken.kind == "cuda" else []
+    targets += [line.target for line in list_devices() if isinstance(line, Found)]
+    return next((target for target in targets if target.startswith("sm_")), "sm_80")
 
 
 def _folders() -> list[Finding]:
@@ -305,16 +276,11 @@ def _folders() -> list[Finding]:
 
 def _passport() -> list[Finding]:
     """The families that are proven on the GPU that launchers take; nothing where they take a processor."""
-    from ksgen.devices import find_device
-    from ksgen.errors import ConstantsError, DeviceError
     from ksgen.passport.standing import FORCE, MAKE, read_bars, unproven, why_not
     from ksgen.passport.store import load
 
-    try:
-        device = find_device()
-    except DeviceError:
-        return []
-    if device.kind != "cuda":
+    device = _taken()
+    if device is None or device.kind != "cuda":
         return []
     try:
         waiting = [bar for bar in read_bars(device) if not bar.is_disabled]
@@ -332,13 +298,9 @@ def _passport() -> list[Finding]:
 
 def _settled() -> list[Finding]:
     """Kernels that searches and trials settled on the device that launchers take."""
-    from ksgen.devices import find_device
-    from ksgen.errors import DeviceError
     from ksgen.wisdom.store import load_wisdom
 
-    try:
-        device = find_device()
-    except DeviceError:
+    if (device := _taken()) is None:
         return []
     entries = load_wisdom(device.name).entries()
     trials = sum(entry.is_trial for entry in entries)
@@ -371,12 +333,8 @@ def _of_its_cuda(name: str, version: str) -> Finding:
     if not (served and build):
         return Finding(name, version)
     if build[1] is None:
-        return Finding(
-            name,
-            "",
-            f"{version}: built without CUDA, so its tensors cannot lie on the GPU",
-            f"install {name}'s build for CUDA",
-        )
+        why = f"{version}: built without CUDA, so its tensors cannot lie on the GPU"
+        return Finding(name, "", why, f"install {name}'s build for CUDA")
     if int(build[1]) > served // 1000:
         why = f"{version}: built for CUDA {build[1]}, and the driver serves {served // 1000}.{served % 1000 // 10}"
         return Finding(name, "", why, f"update the driver, or install {name}'s build for CUDA {served // 1000}")

@@ -13,9 +13,9 @@ from ksgen.commands.common import (
     SPEC,
     STRIDE,
     check_memory,
-    console,
     device_option,
     json_option,
+    print_facts,
     print_json,
     say_if_busy,
     takes_patterns,
@@ -181,12 +181,9 @@ def _check_spec(spec: Path | None, named: str | None, given: list[str]) -> None:
 
 
 def _print(figures: dict[str, object], chosen: str) -> None:
-    from rich.table import Table
-
     from ksgen.measure.roofline import NO_FLOOR
     from ksgen.measure.trust import marked
 
-    table = Table(show_header=False, box=None, pad_edge=False)
     why = cast("str", figures["doubt"])
     rows = [
         ("kernel", "{entry}, batch {batch}"),
@@ -230,11 +227,7 @@ def _print(figures: dict[str, object], chosen: str) -> None:
     )
     share = _untrusted(why) if why else reached
     verdict = "[green]passed[/]" if figures["passed"] else "[red]FAILED[/]"
-    for name, text in rows:
-        table.add_row(
-            f"[bold]{name}[/]", text.format(verdict=verdict, share=share, floor=floor, chosen=chosen, **figures)
-        )
-    console().print(table)
+    print_facts(rows, {**figures, "verdict": verdict, "share": share, "floor": floor, "chosen": chosen})
 
 
 def _untrusted(why: str) -> str:

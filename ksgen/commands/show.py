@@ -14,6 +14,7 @@ from ksgen.commands.common import (
     find_spec,
     json_option,
     named_file,
+    print_facts,
     print_json,
     takes_patterns,
 )
@@ -300,10 +301,8 @@ def _by_family(by_device: Mapping[str, str | None], words: Mapping[str | None, s
 
 def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
     """Print patterns in short, or a single one with all facts and a picture."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_header=False, box=None, pad_edge=False)
     chosen = ", ".join(f"{name}={value}" for name, value in facts["constants"].items())
     facts = facts | {
         "pattern": pattern,
@@ -345,9 +344,7 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
             ("products", "{multiply_adds_ratio:.2f} times the least, with padding and the parts of split operands"),
             *(on_processor if facts["is_processor"] else on_gpu),
         ]
-    for name, text in rows:
-        table.add_row(f"[bold]{name.format(**facts)}[/]", text.format(**facts))
-    console().print(table)
+    print_facts(rows, facts)
     if is_alone:
         from ksgen.figures.picture import can_show
         from ksgen.figures.picture import text as draw

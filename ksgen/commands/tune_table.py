@@ -108,9 +108,9 @@ def time_us(trial: "Trial") -> str:
 
 def share(trial: "Trial") -> str:
     """Share of the floor as text; empty if the time is unreliable, or there is no floor."""
-    from ksgen.tuning import candidates
+    from ksgen.tuning import sections
 
-    return "" if trial.note else candidates.share(trial.floor_us, trial.median_us)
+    return "" if trial.note else sections.share(trial.floor_us, trial.median_us)
 
 
 def summary(trial: "Trial") -> str:

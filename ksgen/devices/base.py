@@ -102,6 +102,23 @@ class Device(Protocol):
         """Seconds of each run by the device's own clock."""
 
 
+class ProcessorDevice:
+    """What devices of OpenCL's dialect have in common: no CUDA context, and no streams of other libraries."""
+
+    dialect: Literal["opencl"] = "opencl"
+    supports_foreign_streams = False
+    host_stream = None
+    is_open = True
+    context = 0
+    name: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name})"
+
+    def is_capturing(self, stream: Stream) -> bool:
+        return False
+
+
 class Launch(NamedTuple):
     """One launch, as `Device.launch` takes it."""
 

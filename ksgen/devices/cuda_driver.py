@@ -27,21 +27,12 @@ from ksgen.devices.base import (
     cuda_driver_version,
     cuda_target,
 )
-from ksgen.devices.libcuda import (
-    DriverError,
-    Spares,
-    check_clusters,
-    encode_map,
-    explained,
-    refused_binary,
-    relaxed_captures,
-)
+from ksgen.devices.libcuda import CudaDevice, DriverError, Spares, explained, refused_binary, relaxed_captures
 from ksgen.errors import DeviceError
 from ksgen.install import cuda_extra, install_line, load_driver
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
-    from ksgen.families import Geometry, TensorMap
 
 
 def found() -> list[Found]:
@@ -58,13 +49,10 @@ def open_device(index: int) -> DriverDevice:
     return DriverDevice(cu, index)
 
 
-class DriverDevice:
+class DriverDevice(CudaDevice):
     """One GPU, in its primary context. Streams are handles: integers."""
 
-    kind: Literal["cuda"] = "cuda"
     runtime: Literal["driver"] = "driver"
-    dialect: Literal["cuda"] = "cuda"
-    shares_host = False
     supports_foreign_streams = True
     host_stream = PER_THREAD_STREAM
     is_open = True
@@ -123,25 +111,10 @@ class DriverDevice:
             raise DriverError(explained(int(status)), int(status)).within(doing)
         return None
 
-    def check_clusters(self, kernel: _Kernel, geometry: Geometry) -> None:
-        """Raise `DeviceError` if the kernel's clusters do not fit this GPU."""
-        with self._inside(f"asking for the clusters of {kernel.entry}"):
-            check_clusters(int(kernel.function), geometry.cluster, geometry.block, geometry.shared_bytes)
-
-    def encode_map(self, described: TensorMap, pointer: int) -> bytes:
-        with self._inside(f"describing {described} at {pointer:#x}"):
-            return encode_map(described, pointer)
-
     def allocate(self, nbytes: int) -> Buffer:
         with self._current(), relaxed_captures():
             pointer = int(self._call(f"allocating {nbytes} bytes", self._cu.cuMemAlloc, max(nbytes, 1)))
         return Memory(pointer, nbytes, self._free, pointer)
-
-    def shared(self, pointer: int) -> Buffer:
-        raise DeviceError(f"{self.name} does not share the host's memory")
-
-    def workspace(self, nbytes: int, stream: Stream) -> Buffer:
-        return self.allocate(nbytes)
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         source = as_bytes(array)

@@ -34,14 +34,13 @@ from ksgen.devices.base import (
     cuda_target,
 )
 from ksgen.devices.libcuda import (
+    CudaDevice,
     CudaModule,
     DriverError,
     Spares,
     check,
-    check_clusters,
     context_number,
     current_context,
-    encode_map,
     is_capturing,
     push_context,
     refused_binary,
@@ -53,7 +52,6 @@ from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
-    from ksgen.families import Geometry, TensorMap
 
 
 _GONE = (
@@ -81,17 +79,14 @@ def open_device(index: int) -> PyCudaDevice:
     return known
 
 
-class PyCudaDevice:
+class PyCudaDevice(CudaDevice):
     """One GPU, in the context that the user's PyCUDA has current there, else in the primary one.
 
     The context is entered before every call and left after it. PyCUDA aborts a process whose thread ends inside one,
     and makes no stream, event or module on a thread that is outside.
     """
 
-    kind: Literal["cuda"] = "cuda"
     runtime: Literal["pycuda"] = "pycuda"
-    dialect: Literal["cuda"] = "cuda"
-    shares_host = False
     supports_foreign_streams = False
 
     def __init__(self, driver: Any, device: Any, index: int) -> None:
@@ -110,7 +105,7 @@ class PyCudaDevice:
             atexit.register(self._context.detach)
         self.context: int = self._context.handle
         self._number = context_number(self.context)
-        with self._entered("making a stream"):
+        with self._inside("making a stream"):
             self.host_stream = driver.Stream()
 
     @property
@@ -132,7 +127,7 @@ class PyCudaDevice:
 
         kernel: _Kernel | _EarlyKernel
         try:
-            with self._entered(f"loading {entry}"), relaxed_captures():
+            with self._inside(f"loading {entry}"), relaxed_captures():
                 if starts_early:
                     kernel = _EarlyKernel(CudaModule(binary.data), entry, shared_bytes)
                 else:
@@ -158,7 +153,7 @@ class PyCudaDevice:
     ) -> None:
         own = self._own(stream)
         values = [0 if arg is None else arg if isinstance(arg, bytes) else int(arg) for arg in args]
-        try:  # the same as `_entered`, without its microsecond
+        try:  # the same as `_inside`, without its microsecond
             self._enter()
             try:
                 kernel.launch(grid, block, shared_bytes, values, own)
@@ -168,43 +163,28 @@ class PyCudaDevice:
             doing = f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)"
             raise self._error(doing, error) from error
 
-    def check_clusters(self, kernel: _EarlyKernel, geometry: Geometry) -> None:
-        """Raise `DeviceError` if the clusters of a kernel, which is launched early, do not fit this GPU."""
-        with self._entered(f"asking for the clusters of {kernel.entry}"):
-            check_clusters(kernel.function, geometry.cluster, geometry.block, geometry.shared_bytes)
-
-    def encode_map(self, described: TensorMap, pointer: int) -> bytes:
-        with self._entered(f"describing {described} at {pointer:#x}"):
-            return encode_map(described, pointer)
-
     def allocate(self, nbytes: int) -> Buffer:
-        with self._entered(f"allocating {nbytes} bytes"), relaxed_captures():
+        with self._inside(f"allocating {nbytes} bytes"), relaxed_captures():
             allocation = self._driver.mem_alloc(max(nbytes, 1))
         return Memory(int(allocation), nbytes, self._release, [allocation])
-
-    def shared(self, pointer: int) -> Buffer:
-        raise DeviceError(f"{self.name} does not share the host's memory")
-
-    def workspace(self, nbytes: int, stream: Stream) -> Buffer:
-        return self.allocate(nbytes)
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         own, source = self._own(stream), as_bytes(array)
         if source.nbytes:
-            with self._entered(f"uploading {source.nbytes} bytes"), relaxed_captures():
+            with self._inside(f"uploading {source.nbytes} bytes"), relaxed_captures():
                 self._driver.memcpy_htod_async(int(buffer), source, own)
                 self._wait(own)
 
     def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
         own, target = self._own(stream), as_bytes(array)
         if target.nbytes:
-            with self._entered(f"downloading {target.nbytes} bytes"), relaxed_captures():
+            with self._inside(f"downloading {target.nbytes} bytes"), relaxed_captures():
                 self._driver.memcpy_dtoh_async(target, int(buffer), own)
                 self._wait(own)
 
     def synchronize(self, stream: Stream = None) -> None:
         own = self._own(stream)
-        with self._entered("waiting for the stream"), relaxed_captures():
+        with self._inside("waiting for the stream"), relaxed_captures():
             self._wait(own)
 
     def is_capturing(self, stream: Stream) -> bool:
@@ -212,12 +192,12 @@ class PyCudaDevice:
         handle = getattr(stream, "handle", stream)
         if handle in (None, 0, LEGACY_STREAM):
             return False
-        with self._entered("asking whether the stream is captured"):
+        with self._inside("asking whether the stream is captured"):
             return is_capturing(handle)
 
     def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
         own, event = self._own(stream), self._driver.Event
-        with self._entered("timing"):
+        with self._inside("timing"):
             for _ in range(warmup):
                 call()
             pairs = [(event(), event()) for _ in range(runs)]
@@ -233,7 +213,7 @@ class PyCudaDevice:
     def _release(self, parts: list[Any]) -> None:
         """Free what lives in the context while inside it: on another thread PyCUDA would leak it."""
         try:
-            with self._entered("releasing"), relaxed_captures():
+            with self._inside("releasing"), relaxed_captures():
                 parts.clear()
         except DeviceError:
             if self.is_open:  # false in a forked child, where PyCUDA would end the process: there is nothing to free
@@ -267,7 +247,7 @@ class PyCudaDevice:
             raise
 
     @contextmanager
-    def _entered(self, doing: str) -> Iterator[None]:
+    def _inside(self, doing: str) -> Iterator[None]:
         if not self.is_open:  # PyCUDA would push, and pop, whatever context lies at its address now
             raise DeviceError(f"PyCUDA on {self.name}, {doing}: {_GONE}")
         try:

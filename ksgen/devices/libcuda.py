@@ -8,17 +8,19 @@ import logging
 import struct
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import (
     CONTEXT_LOST,
     LEGACY_STREAM,
     MAP_BYTES,
     PORTABLE_SHARED_BYTES,
+    Buffer,
     RefusedError,
+    Stream,
     cuda_driver_version,
 )
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
@@ -26,7 +28,7 @@ from ksgen.install import cuda_extra, install_line, served_cuda
 
 if TYPE_CHECKING:
     from ksgen.build.request import Binary
-    from ksgen.families import TensorMap
+    from ksgen.families import Geometry, TensorMap
 
 # After these the context is lost, and with it the process's use of the GPU: CUDA_ERROR_ECC_UNCORRECTABLE,
 # _ILLEGAL_ADDRESS, _LAUNCH_TIMEOUT, _ASSERT, _HARDWARE_STACK_ERROR, _ILLEGAL_INSTRUCTION, _MISALIGNED_ADDRESS,
@@ -158,6 +160,32 @@ def check_clusters(function: int, cluster: int, block: int, shared_bytes: int) -
     status = ask(ctypes.byref(at_once), ctypes.c_void_p(function), configuration)
     if status == _INVALID_CLUSTER_SIZE or (not status and not at_once.value):
         raise DriverError(f"clusters of {cluster} blocks do not fit this GPU")
+
+
+class CudaDevice:
+    """What both CUDA runtimes' devices do alike."""
+
+    kind: Literal["cuda"] = "cuda"
+    dialect: Literal["cuda"] = "cuda"
+    shares_host = False
+    name: str
+    allocate: Callable[[int], Buffer]
+    _inside: Callable[[str], AbstractContextManager[None]]  # a context in which errors say what was being done
+
+    def shared(self, pointer: int) -> Buffer:
+        raise DeviceError(f"{self.name} does not share the host's memory")
+
+    def workspace(self, nbytes: int, stream: Stream) -> Buffer:
+        return self.allocate(nbytes)
+
+    def check_clusters(self, kernel: Any, geometry: Geometry) -> None:
+        """Raise `DeviceError` if the clusters of a kernel, which is launched early, do not fit this GPU."""
+        with self._inside(f"asking for the clusters of {kernel.entry}"):
+            check_clusters(int(kernel.function), geometry.cluster, geometry.block, geometry.shared_bytes)
+
+    def encode_map(self, described: TensorMap, pointer: int) -> bytes:
+        with self._inside(f"describing {described} at {pointer:#x}"):
+            return encode_map(described, pointer)
 
 
 class ArgumentBlock:

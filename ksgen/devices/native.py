@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +43,7 @@ from ksgen.devices.base import (
     DeviceLimits,
     Found,
     Launch,
+    ProcessorDevice,
     Recording,
     Stream,
     ThreadWorkspace,
@@ -214,17 +215,12 @@ class _Recording:
         self._by_time.run(launch, self._threads())
 
 
-class NativeDevice:
+class NativeDevice(ProcessorDevice):
     """This machine's processor."""
 
     kind: Literal["native"] = "native"
     runtime: Literal["native"] = "native"
-    dialect: Literal["opencl"] = "opencl"
-    supports_foreign_streams = False
-    host_stream = None
-    is_open = True
     shares_host = True
-    context = 0
     index = 0
 
     def __init__(self, compiler: HostCompiler | AbsentCompiler) -> None:
@@ -241,9 +237,6 @@ class NativeDevice:
         self._own = threading.local()
         # by their bytes: a binary's entries share one
         self._libraries = weakref.WeakValueDictionary[bytes, ctypes.CDLL]()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name})"
 
     def compiler(self) -> Compiler:
         return self._compiler
@@ -327,18 +320,14 @@ class NativeDevice:
     def synchronize(self, stream: Stream = None) -> None:
         """Nothing to wait for: a launch returns when it is done."""
 
-    def is_capturing(self, stream: Stream) -> bool:
-        return False
-
     def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
         for _ in range(warmup):
             call()
-        seconds = []
+        marks = [perf_counter()]
         for _ in range(runs):
-            begin = perf_counter()
             call()
-            seconds.append(perf_counter() - begin)
-        return seconds
+            marks.append(perf_counter())
+        return [end - begin for begin, end in pairwise(marks)]
 
 
 def _words(args: tuple[Any, ...]) -> list[int]:

@@ -21,6 +21,7 @@ from ksgen.devices.base import (
     Buffer,
     DeviceLimits,
     Found,
+    ProcessorDevice,
     Stream,
     ThreadWorkspace,
     UnavailableError,
@@ -67,16 +68,11 @@ def for_context(context: Any) -> OpenCLDevice:
     return OpenCLDevice(context.devices[0], context, -1)
 
 
-class OpenCLDevice:
+class OpenCLDevice(ProcessorDevice):
     """One OpenCL device in one context, with one in-order queue of its own."""
 
     kind: Literal["opencl"] = "opencl"
     runtime: Literal["opencl"] = "opencl"
-    dialect: Literal["opencl"] = "opencl"
-    supports_foreign_streams = False
-    host_stream = None
-    is_open = True
-    context = 0
 
     def __init__(self, device: Any, context: Any, index: int) -> None:
         cl = self._cl = _pyopencl()
@@ -98,9 +94,6 @@ class OpenCLDevice:
         self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
         self._own = threading.local()
         self._timed = threading.local()  # .events: events of the launches that `time` watches on this thread
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name})"
 
     def compiler(self) -> OpenCLCompiler:
         return OpenCLCompiler(self._device, self._context)
@@ -161,9 +154,6 @@ class OpenCLDevice:
             (stream or self._queue).finish()
         except self._cl.Error as error:
             raise self._failure("waiting for the queue", error) from error
-
-    def is_capturing(self, stream: Stream) -> bool:
-        return False
 
     def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
         queue = stream or self._queue

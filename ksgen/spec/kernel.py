@@ -63,6 +63,14 @@ def check_word(name: str, value: object, accepted: Collection[str]) -> None:
         raise SpecError(f"{name}={excerpt(value)}; {hint(value, accepted)}")
 
 
+def checked_count(name: str, value: object, or_else: str = "") -> int:
+    """A whole number of at least 1; `SpecError` on anything else."""
+    count = whole_number(value)
+    if count is None or count < 1:
+        raise SpecError(f"{name}={excerpt(value)}; accepted: a whole number from 1 up{or_else}")
+    return count
+
+
 def checked_batch(batch: object, or_else: str = "") -> int:
     """A batch size as an int; `SpecError` on anything else."""
     count = whole_number(batch)

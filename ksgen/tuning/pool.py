@@ -34,7 +34,8 @@ class Pool:
     def points(self) -> Points:
         """Points of the candidates, then of the trials of other jobs. Only a strategy that learns takes this time."""
         own = zip(self.candidates, self.predicted_us, strict=True)
-        return _points([*((self.job, each, us) for each, us in own), *_known_rows(self.known)])
+        known = ((trial.job, trial.candidate, trial.predicted_us or 1.0) for trial in self.known)
+        return _points([*((self.job, each, us) for each, us in own), *known])
 
     @cached_property
     def others(self) -> Array:
@@ -88,7 +89,7 @@ def make_pool(
     known = [
         trial
         for trial in trials
-        if trial.median_us and trial.predicted_us and trial.family in families and Job(trial.kernel, trial.batch) != job
+        if trial.median_us and trial.predicted_us and trial.family in families and trial.job != job
     ]
     return Pool(job, candidates, tuple(times[each] for each in candidates), len(first), tuple(known[-MOST_OTHERS:]))
 
@@ -102,13 +103,6 @@ def served_families(job: Job, limits: Limits) -> list[str]:
     if limits.is_cpu:
         found = [name for name in found if name not in EVERYWHERE] or found
     return found
-
-
-def _known_rows(trials: Sequence[Trial]) -> list[tuple[Job, Candidate, float]]:
-    return [
-        (Job(trial.kernel, trial.batch), Candidate(trial.family, trial.constants), trial.predicted_us or 1.0)
-        for trial in trials
-    ]
 
 
 def _points(rows: Sequence[tuple[Job, Candidate, float]]) -> Points:

@@ -18,8 +18,7 @@ from ksgen.files import check_writable, write
 from ksgen.measure.ranks import rank_correlation
 from ksgen.measure.roofline import share_of_floor
 from ksgen.tuning import figures
-from ksgen.tuning.candidates import reasons, table_of
-from ksgen.tuning.sections import Section, sections_of, time_us
+from ksgen.tuning.sections import Section, reasons, sections_of, table_of, time_us
 from ksgen.tuning.trials import Trial
 from ksgen.words import counted
 

@@ -81,7 +81,7 @@ class Tuned:
 
     @property
     def default_won(self) -> bool:
-        return self.default is not None and _candidate(self.best) == _candidate(self.default)
+        return self.default is not None and self.best.candidate == self.default.candidate
 
     def entry(self) -> Entry:
         """The best trial as wisdom."""
@@ -156,7 +156,7 @@ class Search:
         if best is None:
             raise KsgenError(f"{self.job}: {self._why_nothing()}")
         default = next(
-            (each for each in self.trials.values() if _candidate(each) == self.default and each.median_us), None
+            (each for each in self.trials.values() if each.candidate == self.default and each.median_us), None
         )
         self._tell("done")
         seconds = time.monotonic() - self._begin
@@ -371,7 +371,3 @@ def is_faster(one: Outcome, other: Outcome) -> bool:
     """Whether one candidate is faster than another that it took turns with: the ratios' interval lies below 1."""
     _, highest = interval([first / second for first, second in zip(one.microseconds, other.microseconds, strict=True)])
     return highest < 1
-
-
-def _candidate(trial: Trial) -> Candidate:
-    return Candidate(trial.family, trial.constants)

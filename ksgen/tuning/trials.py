@@ -21,6 +21,7 @@ from ksgen.paths import cache_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import chains_from_json
+from ksgen.tuning.job import Candidate, Job
 
 STATES = ("measured", "pruned", "wrong", "failed", "hung")
 BUSY_SECONDS = 30.0  # how long to wait for another tuner's write
@@ -51,6 +52,14 @@ class Trial:
     driver: str = ""
     compiler: str = ""  # name and version
     measured_at: str = ""  # ISO 8601, UTC
+
+    @property
+    def job(self) -> Job:
+        return Job(self.kernel, self.batch)
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.family, self.constants)
 
 
 _KEY = ("kernel", "batch", "device", "family", "constants", "template")

@@ -217,7 +217,7 @@ class Tuner:
             return {}
         trials = self.store.trials(job.kernel, job.batch, self.engine.facts.name)
         return {
-            Candidate(each.family, each.constants): each
+            each.candidate: each
             for each in trials
             if _is_current(each)
             and each.driver == self.engine.facts.driver_version

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 
 from ksgen.errors import KsgenError
+from ksgen.files import reading
 from ksgen.paths import resource, wisdom_dir
 from ksgen.spec import KernelSpec
 from ksgen.values import excerpt
@@ -45,10 +46,8 @@ class Difference:
 
 def read_wisdom(path: Path) -> dict[str, Wisdom]:
     """The content of a wisdom file or an export, by device."""
-    try:
+    with reading(path):
         text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     return {device: Wisdom(entries) for device, entries in parse_export(text, str(path)).items()}
 
 

@@ -13,6 +13,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import shorten
@@ -22,7 +23,7 @@ from ksgen.emit.templates import template_digest
 from ksgen.errors import ConstantsError, KsgenError, warn
 from ksgen.families import check, family_named
 from ksgen.families.vector.defaults import alike
-from ksgen.files import locked, read, replaced_in_turn
+from ksgen.files import locked, read, reading, replaced_in_turn
 from ksgen.ownership import check_folder, make_folder
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
@@ -364,9 +365,6 @@ def read_text(path: Path) -> str:
 
 
 def _text(path: Path) -> str | None:
-    try:
+    with reading(path), suppress(FileNotFoundError, NotADirectoryError):
         return read_text(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise KsgenError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    return None

@@ -17,8 +17,16 @@ pytestmark = pytest.mark.libraries
 torch = library("torch")
 
 from ksgen.bench import models  # noqa: E402
-from ksgen.bench.clock import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402  (after the skip)
-from ksgen.bench.model import MODULES, ModelJob, ModelRow, measure, modules_of  # noqa: E402
+from ksgen.bench.model import (  # noqa: E402  (after the skip)
+    MODULES,
+    WARMUP_RUNS,
+    ModelJob,
+    ModelRow,
+    Spread,
+    measure,
+    modules_of,
+    seconds_in_turn,
+)
 from ksgen.cli import cli  # noqa: E402
 from ksgen.torch.layer.linear import KSLinear  # noqa: E402
 from ksgen.torch.operators.backends import BACKENDS, NAMES  # noqa: E402

@@ -11,10 +11,9 @@ import pytest
 from ksgen.commands import tune, tune_table
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.tuning.candidates import MOST_ROWS, by_state, microseconds, reasons, table_of
 from ksgen.tuning.job import Job
 from ksgen.tuning.search import Budget, Progress, Tuned
-from ksgen.tuning.sections import sections_of
+from ksgen.tuning.sections import MOST_ROWS, by_state, microseconds, reasons, sections_of, table_of
 from ksgen.words import counted
 from tests.support.tuning_trials import some_trials
 

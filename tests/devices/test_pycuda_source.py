@@ -110,7 +110,7 @@ def test_a_module_is_pycudas_own(device: Any) -> None:
     assert type(module) is KernelModule
     assert isinstance(module, SourceModule)
     assert module.get_global == module.module.get_global
-    with device._entered("asking"):
+    with device._inside("asking"):
         assert module.get_function("scale").num_regs > 0
     y = np.arange(32, dtype=np.float32)
     memory = device.allocate(y.nbytes)

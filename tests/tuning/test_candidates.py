@@ -7,10 +7,10 @@ from ksgen.families.simt.shape import SimtConstants
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.tuning.candidates import table_of
 from ksgen.tuning.job import Job
 from ksgen.tuning.model import Machine
 from ksgen.tuning.pool import served_families
+from ksgen.tuning.sections import table_of
 from ksgen.tuning.trials import Trial
 from tests.support.tuning_pools import pool_of
 

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import LaunchError, SpecError
 from ksgen.measure.trust import describe_doubts, marked
 from ksgen.pattern import Chain, Pattern, block_butterfly, dense, kaleidoscope, low_rank, square_dyadic
 from ksgen.spec import PRECISIONS, PrecisionName
-from ksgen.spec.kernel import check_word, checked_batch
+from ksgen.spec.kernel import check_word, checked_batch, checked_count
 from ksgen.torch.conversion.factorize import Factorization, factorize
 from ksgen.torch.conversion.times import clock_of, measured_us
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.checks import check_flags, check_tensors
-from ksgen.values import excerpt, whole_number
+from ksgen.values import excerpt
 
-GPU_BATCH, CPU_BATCH = 25088, 1568
 LOOKED_AT = 3  # chains factorized or measured per family, as a multiple of the listed ones
 DENSE = "nn.Linear"
 
@@ -178,7 +178,7 @@ def propose(
     whole = dense(in_features, out_features)
     check_flags(measure=measure)
     check_word("precision", precision, PRECISIONS)
-    most = _count(most)
+    most = checked_count("most", most, ", of chains of a family")
     if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget <= 1:
         raise SpecError(f"budget={excerpt(budget)}; accepted: a share of the dense weights, above 0 and up to 1")
     if weight is not None:
@@ -211,12 +211,6 @@ def propose(
         if sum(other.family == each.family for other in listed) < most:
             listed.append(each)
     return Proposals(rows[0], tuple(listed), batch, clock.by, tuple(rows[1:]))
-
-
-def _count(most: object) -> int:
-    if (count := whole_number(most)) is None or count < 1:
-        raise SpecError(f"most={excerpt(most)}; accepted: a whole number from 1 up, of chains of a family")
-    return count
 
 
 def _rank(proposal: Proposal) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from ksgen.errors import LaunchError, PatternError, SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.quantized import Per, Quantized, quantize, quantize_inputs
 from ksgen.spec import LAYOUTS, PRECISIONS, Activation, Epilogue, Fuse, KernelSpec, Layout, PrecisionName, WeightStorage
-from ksgen.spec.kernel import checked_batch
+from ksgen.spec.kernel import checked_batch, checked_count
 from ksgen.spec.storage import STORED, x_precisions
 from ksgen.structures import Structure
 from ksgen.torch.conversion.factorize import factorize
@@ -20,7 +20,6 @@ from ksgen.torch.layer.building import build_calls
 from ksgen.torch.layer.explained import explained
 from ksgen.torch.layer.group import KSLinears, group
 from ksgen.torch.layer.initial import INITS, Init, initialize
-from ksgen.torch.layer.splits import checked_processes
 from ksgen.torch.layer.stored import StoredWeights
 from ksgen.torch.layer.weight import Weight
 from ksgen.torch.operators import frozen
@@ -648,7 +647,7 @@ class KSLinear(ChainLayer, nn.Linear):
             >>> print(KSLinear("1,3,2,2", backend="strided").explain(batch=4))
             1,3,2,2: strided, as asked for: batched products on views of X and Y, where there are any
         """
-        return explained(self, checked_batch(batch), checked_processes(processes))
+        return explained(self, checked_batch(batch), checked_count("processes", processes))
 
     def extra_repr(self) -> str:
         words = [

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd
 
-from ksgen.errors import PatternError, SpecError
+from ksgen.errors import PatternError
 from ksgen.pattern import Chain, Pattern
-from ksgen.values import excerpt, whole_number
 from ksgen.words import counted, spanned
 
 WHOLE, FEATURES, ROWS, SUMS = "whole", "features", "rows", "sums"  # placement: replicated, sharded, or terms of a sum
@@ -163,14 +162,6 @@ def explain(chain: Chain, processes: int, batch: int, entry_bytes: int, has_bias
             yield split(name, chain, processes).explain(batch, entry_bytes, has_bias)
         except PatternError as error:
             yield f"not {error}"
-
-
-def checked_processes(count: object) -> int:
-    """Validate a number of processes; `SpecError` on anything else."""
-    number = whole_number(count)
-    if number is None or number < 1:
-        raise SpecError(f"processes={excerpt(count)}; accepted: a whole number from 1 up")
-    return number
 
 
 def _step(source: str, target: str) -> str:

@@ -1,4 +1,4 @@
-"""`ksgen bench energy`."""
+"""`ksgen bench paper` and `ksgen bench energy`: times and joules of products."""
 
 from typing import TYPE_CHECKING
 
@@ -12,15 +12,50 @@ from ksgen.commands.bench_common import (
     measure,
     measurements_option,
     print_done,
+    runs_option,
+    seconds_option,
 )
 from ksgen.commands.common import json_option
-
-MOST_SECONDS = 600  # per contender and job
-MOST_D = 64  # the limit of the paper's Figure 7, unless patterns are named
 
 if TYPE_CHECKING:
     from ksgen.bench.timing import Quantity
     from ksgen.devices.base import Device
+
+MOST_SECONDS = 600  # per contender and job, of energy
+MOST_D = 64  # the limit of the paper's Figure 7, unless patterns are named
+
+
+@click.command("paper", short_help="Time ksgen's kernels against every baseline, as the paper does.")
+@job_options
+@measurements_option
+@runs_option
+@seconds_option(2.0)
+@click.option(
+    "--tune",
+    metavar="BUDGET",
+    help="First tune kernels without wisdom. Limit per kernel: 60s, or a number of candidates.",
+)
+@json_option
+def paper(
+    selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool
+) -> None:
+    """Time our kernels against PyTorch's methods for the same product, taking turns, with errors and floors.
+
+    A run that was stopped or killed continues when the same command is run again.
+
+    \b
+    Examples:
+      ksgen bench paper --subset 60 --time-limit 8m -o h200.jsonl
+      ksgen bench paper --patterns "1,192,48,2 2,48,192,1" --precision float32,float16 --without compiled
+      ksgen bench report h200.jsonl -o h200.html
+    """
+    check_library("torch", "`ksgen bench paper`", "bench")
+    from ksgen.bench.timing import Protocol, Times
+    from ksgen.tuning.tuner import parse_budget
+
+    parse_budget(tune)  # refused now, rather than at the first search
+    protocol = Protocol(selection.contenders(), measurements, runs, most_seconds, selection.seed, tune)
+    print_done(measure(selection, protocol, lambda device: Times()), as_json)
 
 
 @click.command("energy", short_help="Measure joules per run by the GPU's own counter, minus its idle power.")
@@ -35,7 +70,7 @@ if TYPE_CHECKING:
     help="Length of one measurement.",
 )
 @json_option
-def command(selection: Selection, measurements: int, long: float, as_json: bool) -> None:
+def energy(selection: Selection, measurements: int, long: float, as_json: bool) -> None:
     """Measure the energy per run of each contender on an NVIDIA GPU. The idle GPU's energy is measured first and
     subtracted.
 

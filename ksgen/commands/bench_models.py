@@ -1,0 +1,249 @@
+"""`ksgen bench model` and `ksgen bench share`: whole models, and the share of their linear layers."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ksgen.bench import tables
+from ksgen.bench.roster import LAYERS
+from ksgen.commands.bench_common import (
+    check_library,
+    json_file_option,
+    print_table,
+    repeats_option,
+    words_from,
+    words_in,
+)
+from ksgen.commands.common import json_option, json_text, print_json, progress, say_if_busy
+from ksgen.errors import DeviceError, SpecError, ToolchainError
+from ksgen.files import check_writable, write
+from ksgen.spec.kernel import hint
+from ksgen.values import excerpt
+from ksgen.words import counted
+
+if TYPE_CHECKING:
+    from ksgen.bench.model import ModelJob, ModelRow
+
+PRECISIONS = ("float32", "float16", "bfloat16", "float64")
+GPU_SEQUENCES, CPU_SEQUENCES = 128, 8
+GPU_TOKENS, CPU_TOKENS = 196, 64  # 196 as in the paper
+GPU_REPEATS, CPU_REPEATS = 30, 7
+# of `ksgen bench share`
+SHARE_MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")
+GPU_IMAGES, CPU_IMAGES = 128, 2
+SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
+
+
+@click.command("model", short_help="Time a model with sparse layers against its dense form.")
+@click.argument("model", metavar="vit-s16|gpt2-medium")
+@click.option(
+    "--precision",
+    "precisions",
+    type=words_from(PRECISIONS, "--precision"),
+    metavar="WORDS",
+    default="float32",
+    show_default=True,
+    help=f"One or more of {', '.join(PRECISIONS)}, separated by commas.",
+)
+@click.option(
+    "--backend", default="auto", show_default=True, help="One or more backends of KSLinear, such as ksgen,bmm."
+)
+@click.option(
+    "--steps",
+    type=words_from(tables.STEP_TITLES, "--steps"),
+    metavar="WORDS",
+    default="forward",
+    show_default=True,
+    help="One or more of forward, training and decode, separated by commas.",
+)
+@click.option(
+    "--layers",
+    type=words_from(LAYERS, "--layers"),
+    metavar="WORDS",
+    default=",".join(LAYERS),
+    show_default=True,
+    help="Which linear layers are sparse, such as down.",
+)
+@click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    help=f"Sequences.  [default: {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor]",
+)
+@repeats_option(GPU_REPEATS, CPU_REPEATS)
+@json_file_option
+@json_option
+def model_command(
+    model: str, precisions: tuple[str, ...], backend: str, steps: tuple[str, ...], layers: tuple[str, ...],
+    device: str | None, batch: int | None, repeats: int | None, output: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Time a model and its modules with dense and with Kronecker-sparse layers, taking turns, and show the ratios.
+
+    Forward passes use frozen sparse layers; training steps do not. decode is a forward pass of one token per sequence,
+    as in decoding, without the keys and values of earlier tokens.
+
+    \b
+    Examples:
+      ksgen bench model vit-s16
+      ksgen bench model vit-s16 --device cpu --precision float32,bfloat16 --steps forward,training
+      ksgen bench model gpt2-medium --layers down
+      ksgen bench model gpt2-medium --device cpu --batch 1 --steps forward,decode
+      ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm -o gpt2.json
+    """
+    if output:
+        check_writable(output)
+    job = replace(_job(model, precisions, backend, device, batch, repeats), steps=steps, layers=layers)
+    if "decode" in job.steps and not model.startswith("gpt2"):
+        raise SpecError(f"--steps decode of {model}, which takes images whole; accepted: forward, training")
+    say_if_busy()
+    rows = []
+    for row in _measured(job):
+        rows.append(row)
+        if output:  # after each: a kill loses none
+            write(output, json_text(_report(job, rows)) + "\n")
+    if as_json:
+        print_json(_report(job, rows))
+    else:
+        for table in tables.models(_report(job, rows)):
+            print_table(table)
+
+
+def _job(
+    model: str, precisions: tuple[str, ...], backend: str, device: str | None, batch: int | None, repeats: int | None
+) -> "ModelJob":
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        from ksgen.install import install_line
+
+        raise ToolchainError(f"ksgen bench model needs PyTorch; {install_line('torch')}") from error
+    from ksgen.bench.model import ModelJob
+    from ksgen.bench.models import MODELS
+    from ksgen.torch.operators.backends import NAMES
+
+    if model not in MODELS:
+        raise SpecError(f"model {excerpt(model)}; {hint(model, MODELS)}")
+
+    name = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceError(f"--device {excerpt(name)}; accepted: cpu, cuda, cuda:1") from error
+    on_gpu = where.type == "cuda"
+    if where.type not in ("cpu", "cuda") or (on_gpu and (where.index or 0) >= torch.cuda.device_count()):
+        raise DeviceError(
+            f"--device {name}: PyTorch sees {counted(torch.cuda.device_count(), 'GPU')}; accepted: cpu, cuda, cuda:1"
+        )
+    batch = batch or (GPU_SEQUENCES if on_gpu else CPU_SEQUENCES)
+    repeats = repeats or (GPU_REPEATS if on_gpu else CPU_REPEATS)
+    tokens = GPU_TOKENS if on_gpu else CPU_TOKENS
+    return ModelJob(model, precisions, words_in(backend, NAMES, "--backend"), where, batch, tokens, repeats)
+
+
+def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
+    from ksgen.bench.model import measure, modules_of
+
+    with progress() as bar:
+        task = bar.add_task(
+            "timing",
+            total=len(job.precisions) * len(job.steps) * len(modules_of(job)) * len(job.backends),
+            now="building the models",
+        )
+        try:
+            for row in measure(job):
+                yield row
+                bar.update(task, advance=1, now=f"{row.precision} {row.step} {row.module}")
+        except NotImplementedError as error:
+            raise DeviceError(f"PyTorch on {job.device}: {error}; take another --backend or --precision") from error
+        except RuntimeError as error:
+            if "memory" in str(error):
+                raise MemoryError(f"--batch {job.batch}: {str(error).splitlines()[0]}") from error
+            raise
+
+
+def _report(job: "ModelJob", rows: list["ModelRow"]) -> dict[str, Any]:
+    return {**_facts(job), "rows": list(map(asdict, rows))}
+
+
+def _facts(job: "ModelJob") -> dict[str, Any]:
+    import torch
+
+    from ksgen import __version__
+
+    on_gpu = job.device.type == "cuda"
+    processor = f"a processor with {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    return {
+        "model": job.model,
+        "device": torch.cuda.get_device_name(job.device) if on_gpu else processor,
+        "layers": list(job.layers),
+        "batch": job.batch,
+        "repeats": job.repeats,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "ksgen": __version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if on_gpu else None,
+    }
+
+
+@click.command("share", short_help="Measure which share of a vision transformer's time its linear layers take.")
+@click.option(
+    "--models",
+    type=words_from(SHARE_MODELS, "model"),
+    metavar="WORDS",
+    help=f"Default: {','.join(SHARE_MODELS)}; on a processor the first.",
+)
+@click.option(
+    "--precision",
+    "precisions",
+    type=words_from(PRECISIONS[:3], "precision"),
+    default="float32",
+    show_default=True,
+    metavar="WORDS",
+    help="Precisions.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    help=f"Images.  [default: {GPU_IMAGES} on a GPU, {CPU_IMAGES} on a processor]",
+)
+@repeats_option(SHARE_GPU_REPEATS, SHARE_CPU_REPEATS)
+@json_file_option
+@json_option
+def share_command(
+    models: tuple[str, ...] | None, precisions: tuple[str, ...], batch: int | None, repeats: int | None,
+    output: Path | None, as_json: bool
+) -> None:  # fmt: skip
+    """Time dense vision transformers, and their feed-forward linear layers alone (the paper's Table 6).
+
+    \b
+    Examples:
+      ksgen bench share
+      ksgen bench share --models ViT-S/16,ViT-B/16 --precision float32,float16 --json
+    """
+    check_library("torch", "`ksgen bench share`", "bench")
+    import torch
+
+    from ksgen.bench.model import measure_shares
+
+    if output:
+        check_writable(output)
+    on_gpu = torch.cuda.is_available()
+    where = torch.device("cuda" if on_gpu else "cpu")
+    images = batch or (GPU_IMAGES if on_gpu else CPU_IMAGES)
+    rounds = repeats or (SHARE_GPU_REPEATS if on_gpu else SHARE_CPU_REPEATS)
+    say_if_busy()
+    shares = list(
+        measure_shares(models or (SHARE_MODELS if on_gpu else SHARE_MODELS[:1]), precisions, where, images, rounds)
+    )
+    device = torch.cuda.get_device_name() if on_gpu else "a processor"
+    found = {"device": device, "batch": images, "repeats": rounds, "shares": list(map(asdict, shares))}
+    if output:
+        write(output, json_text(found) + "\n")
+    if as_json:
+        print_json(found)
+    else:
+        print_table(tables.shares(found))
