@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from ksgen.bench.chains import transformers
-from ksgen.measure.host_memory import keep_freed_memory
-from ksgen.measure.pause import rest
+from ksgen.measure.quiet import keep_freed_memory, rest
 from ksgen.pattern import Chain, Pattern, monarch
 from ksgen.spec import LAYOUTS, Layout
 from ksgen.torch import KSLinear

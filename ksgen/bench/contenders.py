@@ -26,14 +26,16 @@ from ksgen.launch.fused import packings
 from ksgen.launch.plan import Plan, check_grid, load, make_plan
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Call
-from ksgen.measure.pause import rest
+from ksgen.measure.quiet import rest
 from ksgen.measure.trust import host_clock
+from ksgen.measure.verify import Packed
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import CHAIN
 from ksgen.torch.conversion.times import cuda_clock
 from ksgen.wisdom.store import load_wisdom
 
 Clock = Callable[[Callable[[], None]], float]
+Added = Mapping[str, Sequence[Tensor | None]]  # biases and residuals, per chain
 
 _CYCLES_PER_S = 2e9  # approximate clock rate of a GPU
 _LEAST_BUSY_S, _MOST_BUSY_S = 2e-4, 5e-3
@@ -213,7 +215,7 @@ def _our(job: LayerJob, device: Device, arithmetic: str, choice: Choice, variant
         binary = build(text.text, text.entry, device.target, device.compiler())
         plan = make_plan(device, kernel, job.batch, choice, load(device, text, binary))
         is_in_place = device.kind == "cuda" or device.shares_host
-        return in_place(device, kernel, [plan], arrays) if is_in_place else _on_buffers(plan, arrays)
+        return in_place([plan], arrays) if is_in_place else _on_buffers(plan, arrays)
 
     identity = f"ksgen {__version__} {template_digest(choice.family)}"
     copies = 0 if device.kind == "cuda" or device.shares_host else job.bytes
@@ -244,53 +246,43 @@ def by_calls(run: Callable[[int], Any], on_cuda: bool, wait: Callable[[], None] 
     return ReadyContender(run, lambda y: y, host_clock, wait, rest)
 
 
-def in_place(device: Device, kernel: KernelSpec, plans: Sequence[Plan], arrays: LayerArrays) -> ReadyContender:
+def in_place(plans: Sequence[Plan], arrays: LayerArrays) -> ReadyContender:
     """Contender with prepared calls on PyTorch's own memory, with weights packed once."""
-    packed = list(_packed(device, plans, [each for own in arrays.weights for each in own]))
-    calls = [_Calls(device, arrays, kernel, plans, packed, x) for x in arrays.sets]
+    device, launches = plans[0].device, list(zip(plans, _packed(plans, arrays), strict=True))
+    calls = [_Calls(arrays, launches, x) for x in arrays.sets]
     return by_calls(lambda number: calls[number](), device.kind == "cuda", device.synchronize)
 
 
-def _packed(device: Device, plans: Sequence[Plan], weights: Sequence[Tensor]) -> Iterator[dict[str, Any]]:
+def _packed(plans: Sequence[Plan], arrays: LayerArrays) -> Iterator[Packed]:
     """Packed weights of each launch, by operand."""
-    left = iter(weights)
+    left = iter([each for own in arrays.weights for each in own])
     for plan in plans:
-        each = packings(device, plan) if plan.kernel.job == CHAIN else (plan,)
-        yield {
-            name: own.pack(at(device, next(left)), None)
-            for name, own in zip(weights_of(plan.kernel), each, strict=True)
-        }
+        each = packings(plan.device, plan) if plan.kernel.job == CHAIN else (plan,)
+        pairs = zip(weights_of(plan.kernel), each, strict=True)
+        yield {name: own.pack(at(plan.device, next(left)), None) for name, own in pairs}
 
 
 class _Calls:
     """Launches of a layer on one set of arrays."""
 
-    def __init__(
-        self,
-        device: Device,
-        arrays: LayerArrays,
-        kernel: KernelSpec,
-        plans: Sequence[Plan],
-        packed: Sequence[dict[str, Any]],
-        x: Tensor,
-    ) -> None:
-        self.ys = arrays.outputs()
+    def __init__(self, arrays: LayerArrays, launches: Sequence[tuple[Plan, Packed]], x: Tensor) -> None:
+        self.ys, kernel = arrays.outputs(), arrays.kernel
         added = {"bias": arrays.biases, "residual": arrays.residuals}
         self._steps: list[Callable[[], Any]] = []
-        if plans[0].kernel.is_group:
-            self._add(device, plans[0], packed[0], x, self.ys, added)
+        if launches[0][0].kernel.is_group:
+            self._add(*launches[0], x, self.ys, added)
             return
-        launches, batch = iter(zip(plans, packed, strict=True)), arrays.job.batch
+        left, batch = iter(launches), arrays.job.batch
         for place, chain in enumerate(kernel.chains):
             own, between, number = {name: [each[place]] for name, each in added.items()}, x, 0
             while number < len(chain):
-                plan, weights = next(launches)
+                plan, weights = next(left)
                 if plan.kernel.job != CHAIN and kernel.out_layout and number == chain.transposing_factor:
                     between = self._transposed(between)
                 number, features = number + len(plan.kernel.factors), plan.kernel.pattern.out_features
                 shape = (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)
                 to = between.new_empty(shape) if number < len(chain) else self.ys[place]
-                self._add(device, plan, weights, between, [to], own)
+                self._add(plan, weights, between, [to], own)
                 between = to
 
     def __call__(self) -> list[Tensor]:
@@ -304,16 +296,8 @@ class _Calls:
         self._steps.append(lambda: to.copy_(between.t()))
         return to
 
-    def _add(
-        self,
-        device: Device,
-        plan: Plan,
-        packed: dict[str, Any],
-        x: Tensor,
-        ys: Sequence[Tensor],
-        added: Mapping[str, Sequence[Tensor | None]],
-    ) -> None:
-        own, names = plan.kernel, partial(each_chains, plan.kernel)
+    def _add(self, plan: Plan, packed: Packed, x: Tensor, ys: Sequence[Tensor], added: Added) -> None:
+        device, own, names = plan.device, plan.kernel, partial(each_chains, plan.kernel)
         tensors = {"x": x, **dict(zip(names("y"), ys, strict=True))}
         for name, each in added.items():
             tensors |= {operand: array for operand, array in zip(names(name), each, strict=True) if array is not None}

@@ -60,7 +60,7 @@ def _ours(job: LayerJob, device: Device, name: str, arithmetic: str) -> Iterator
             "tuned" if any(each.from_wisdom for each in choices) else "default",
             arithmetic,
             " ".join(("ksgen", __version__, *digests)),
-            partial(_prepare, device, kernel, launches, choices, lacks),
+            partial(_prepare, device, launches, choices, lacks),
             extra_bytes=2 * job.bytes,
             multiplications=sum(chain.weight_count for chain in job.layer.chains),
             family=", ".join(dict.fromkeys(each.family for each in choices)),
@@ -86,20 +86,14 @@ def _choices(device: Device, launches: Sequence[KernelSpec], batch: int) -> Iter
 
 
 def _prepare(
-    device: Device,
-    kernel: KernelSpec,
-    launches: Sequence[KernelSpec],
-    choices: Sequence[Choice],
-    lacks: str,
-    arrays: LayerArrays,
+    device: Device, launches: Sequence[KernelSpec], choices: Sequence[Choice], lacks: str, arrays: LayerArrays
 ) -> ReadyContender:
     """Prepare calls on PyTorch's own memory, with weights packed once. Several launches are separate calls."""
     if lacks:
         raise UnsupportedError(lacks)
-    plans = [
-        PLANNER.plan_of(device, own, arrays.job.batch, choice) for own, choice in zip(launches, choices, strict=True)
-    ]
-    return in_place(device, kernel, plans, arrays)
+    pairs, batch = zip(launches, choices, strict=True), arrays.job.batch
+    plans = [PLANNER.plan_of(device, own, batch, choice) for own, choice in pairs]
+    return in_place(plans, arrays)
 
 
 def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:

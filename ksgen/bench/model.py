@@ -20,8 +20,7 @@ from ksgen.bench import models
 from ksgen.bench.models import VIT_S16, TransformerSize, Vision, VisionTransformer
 from ksgen.bench.published import published
 from ksgen.bench.roster import LAYERS
-from ksgen.measure.host_memory import keep_freed_memory
-from ksgen.measure.pause import rest
+from ksgen.measure.quiet import keep_freed_memory, rest
 from ksgen.measure.trust import Watch, doubt, host_clock
 from ksgen.torch.conversion.times import cuda_clock
 from ksgen.torch.layer import KSLinear, freeze, thaw

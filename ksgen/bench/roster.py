@@ -14,6 +14,7 @@ LAYER = "layer"  # a frozen KSLinear, as a user has it
 PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
 LAYERS = ("qkv", "projection", "up", "down")  # the linear layers of a transformer's block
+STEP_TITLES = {"forward": "forward", "training": "training steps", "decode": "one token per sequence"}  # of a model
 NAMES = (OURS, LAYER, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_METHODS = ("one_launch", "each_factor", "each_layer")  # launches of a layer
 AND = " and "  # separates the chains of a group in a row's pattern

@@ -27,7 +27,7 @@ from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.families import family_for, operand_of
 from ksgen.launch.choice import limits_of
-from ksgen.measure.host_memory import keep_freed_memory, return_freed_memory
+from ksgen.measure.quiet import keep_freed_memory, return_freed_memory
 from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
 from ksgen.measure.trust import LEAST_BLOCKS, doubt
 from ksgen.words import counted
@@ -271,11 +271,9 @@ class Runner:
 
     def _floor(self, contender: Contender, ceilings: Ceilings) -> Facts:
         job = contender.job
-        return (
-            {}
-            if contender.is_part
-            else {"floor_us": ceilings.floor_us(job.kernel(contender.arithmetic), job.batch, MOST_SETS)}
-        )
+        if contender.is_part:
+            return {}
+        return {"floor_us": ceilings.floor_us(job.kernel(contender.arithmetic), job.batch, MOST_SETS)}
 
     def _hopeless(self, contender: Contender, fastest_s: float) -> str:
         """Reason to skip a contender on a processor, where a run may take minutes.

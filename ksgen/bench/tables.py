@@ -14,7 +14,19 @@ from typing import Any
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, gains, group_by
 from ksgen.bench.log import MOST_BYTES_OF_FILE
 from ksgen.bench.published import Claim, claim, published, published_us
-from ksgen.bench.roster import AND, EXPERTS, LAYER, LAYERS, METHODS, ONE_LAUNCH, OTHERS, OURS, PAPERS, PYTORCH
+from ksgen.bench.roster import (
+    AND,
+    EXPERTS,
+    LAYER,
+    LAYERS,
+    METHODS,
+    ONE_LAUNCH,
+    OTHERS,
+    OURS,
+    PAPERS,
+    PYTORCH,
+    STEP_TITLES,
+)
 from ksgen.bench.rows import OK, ResultRow
 from ksgen.errors import KsgenError
 from ksgen.files import read, reading
@@ -398,7 +410,6 @@ def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
 
 # ---- full models: results of `ksgen bench model` and `ksgen bench share`
 
-STEP_TITLES = {"forward": "forward", "training": "training steps", "decode": "one token per sequence"}
 OF_MATRICES = "N: the features; a linear layer is named as its matrix, outputs x inputs."
 ACCEPTED = "the JSON of `ksgen bench model` or `ksgen bench share`"
 

@@ -27,8 +27,9 @@ from ksgen.commands.common import (
 )
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
+from ksgen.install import install_line
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS
+from ksgen.spec import LAYOUTS, load, paper_patterns, stratified
 from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 from ksgen.words import counted
@@ -316,8 +317,6 @@ def print_table(table: "ResultTable") -> None:
 def check_library(name: str, needed_for: str, extra: str) -> None:
     from importlib.util import find_spec as find_module
 
-    from ksgen.install import install_line
-
     if find_module(name) is None:
         raise KsgenError(f"{needed_for} needs {name}: {install_line(extra)}")
 
@@ -328,7 +327,6 @@ def patterns_named(
     """First `subset` patterns of `named` with at most `most_weights`; without `named` the paper's, with d up to
     `most_d`."""
     from ksgen.bench.published import published_patterns
-    from ksgen.spec import load, paper_patterns, stratified
 
     if named is None or named == "paper":
         found = [pattern for pattern in stratified(len(paper_patterns())) if pattern.d <= (most_d or pattern.d)]

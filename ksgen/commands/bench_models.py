@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.bench import tables
-from ksgen.bench.roster import LAYERS
+from ksgen.bench.roster import LAYERS, STEP_TITLES
 from ksgen.commands.bench_common import (
     check_library,
     json_file_option,
@@ -54,7 +53,7 @@ SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
 )
 @click.option(
     "--steps",
-    type=words_from(tables.STEP_TITLES, "--steps"),
+    type=words_from(STEP_TITLES, "--steps"),
     metavar="WORDS",
     default="forward",
     show_default=True,
@@ -108,7 +107,9 @@ def model_command(
     if as_json:
         print_json(_report(job, rows))
     else:
-        for table in tables.models(_report(job, rows)):
+        from ksgen.bench.tables import models
+
+        for table in models(_report(job, rows)):
             print_table(table)
 
 
@@ -228,6 +229,7 @@ def share_command(
     import torch
 
     from ksgen.bench.model import measure_shares
+    from ksgen.bench.tables import shares as table
 
     if output:
         check_writable(output)
@@ -246,4 +248,4 @@ def share_command(
     if as_json:
         print_json(found)
     else:
-        print_table(tables.shares(found))
+        print_table(table(found))

@@ -6,6 +6,7 @@ import click
 
 from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json
 from ksgen.commands.figures import choice_figures, kernel_figures
+from ksgen.spec import load
 from ksgen.words import counted
 
 
@@ -25,7 +26,6 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
       KSGEN_CACHE_DIR=./cache ksgen build specs/gpt2.yaml --arch sm_90a --device-name "NVIDIA H200"
     """
     from ksgen.commands.compiling import compile_proofs, compile_spec, compile_threads
-    from ksgen.spec import load
 
     loaded = load(find_spec(spec))
     compiled = compile_spec(loaded, arch, device_name, jobs)

@@ -14,6 +14,7 @@ from ksgen.commands.common import (
     named_file,
     print_json,
 )
+from ksgen.spec import load
 from ksgen.words import counted
 
 
@@ -42,7 +43,6 @@ def command(spec: Path, arch: str, output: Path | None, device_name: tuple[str, 
     from ksgen.build.bundle import write_bundle
     from ksgen.commands.compiling import compile_proofs, compile_spec, compile_threads
     from ksgen.files import check_writable
-    from ksgen.spec import load
     from ksgen.wisdom.store import dump, file_name, load_wisdom
 
     loaded = load(find_spec(spec))

@@ -25,7 +25,7 @@ from ksgen.commands.common import (
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
-from ksgen.spec import KernelSpec, Spec
+from ksgen.spec import KernelSpec, Spec, load
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     from ksgen.devices import find_device
     from ksgen.emit.render import emit
     from ksgen.launch.choice import limits_of
-    from ksgen.spec import load
 
     loaded = load(find_spec(spec))
     where = find_device(device)
@@ -165,7 +164,7 @@ def _build_all(device: "Device", jobs: "Sequence[Job]") -> None:
 
 def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]]:
     from ksgen.families import operand_of
-    from ksgen.measure.host_memory import keep_freed_memory
+    from ksgen.measure.quiet import keep_freed_memory
     from ksgen.measure.roofline import measure_ceilings, share_of_floor
     from ksgen.measure.trust import Blocks
     from ksgen.measure.verify import make_problem, measure, most_sets

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from ksgen.commands.common import SPEC, OneOf, find_spec, json_option, output_folder, print_json
+from ksgen.spec import load
 from ksgen.words import counted
 
 
@@ -31,7 +32,6 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
       ksgen emit specs/vit.yaml --family wgmma -o /tmp/vit-hopper
     """
     from ksgen.emit.render import emit
-    from ksgen.spec import load
 
     loaded = load(find_spec(spec))
     folder = output_folder(output, loaded)

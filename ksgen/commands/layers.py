@@ -15,7 +15,7 @@ import click
 from ksgen.commands.common import ACTIVATION, LAYOUT, OneOf, ReadBy, find_spec, renamed_option
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, WEIGHTS, Epilogue, KernelSpec
+from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, WEIGHTS, Epilogue, KernelSpec, load
 from ksgen.spec.kernel import CHAIN, hint, is_layer, layer_launch
 from ksgen.spec.storage import INPUTS, SAME
 from ksgen.values import excerpt
@@ -69,7 +69,6 @@ class Wanted:
 
     def kernels_of_spec(self, spec: Path) -> "dict[KernelSpec, SourcePlace | None]":
         """Matching kernels of a spec, as launchers ask for them, each with the place of its batch."""
-        from ksgen.spec import load
         from ksgen.tuning.kernels import kernels_of_spec
 
         found = {each: place for each, place in kernels_of_spec(load(find_spec(spec))).items() if self.counts(each)}
@@ -142,7 +141,6 @@ class Layer:
 
 def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[KernelSpec, SourcePlace | None]":
     """First matching launch of a spec's layer or group, or of the only one if none is named, and its batch's place."""
-    from ksgen.spec import load
 
     loaded = load(find_spec(spec))
     if not (named := list(loaded.chains_of)):

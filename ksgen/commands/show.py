@@ -21,9 +21,11 @@ from ksgen.commands.common import (
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
 from ksgen.errors import PatternError, SpecError
-from ksgen.families.base import Limits
+from ksgen.families import Limits, cuda_limits, family_for, family_named, faster_family
+from ksgen.families.gpus import TYPICAL
+from ksgen.files import write
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import Epilogue, KernelSpec, load
 from ksgen.spec.storage import SAME
 
 if TYPE_CHECKING:
@@ -108,7 +110,6 @@ def _first(wanted: Wanted, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
 
 def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
     """A kernel per pattern, and the layers whose kernels are wanted, as the spec states them."""
-    from ksgen.spec import load
 
     loaded = load(find_spec(spec))
     of_each: dict[Pattern, list[KernelSpec]] = {}
@@ -144,7 +145,6 @@ def _of_patterns(
 
 
 def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, Any]:
-    from ksgen.families import family_for, family_named
 
     choice, is_processor = _choice(kernel, batch, device)
     pattern, family, constants = kernel.pattern, family_named(choice.family), choice.constants
@@ -179,7 +179,6 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
 
 def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice, bool]":
     """The choice on a device, by its wisdom, and whether that is a processor; without one, the default for a target."""
-    from ksgen.families import cuda_limits
     from ksgen.launch.choice import choose, described, expectation, limits_of
     from ksgen.launch.planner import PLANNER
     from ksgen.wisdom.store import Wisdom
@@ -199,7 +198,6 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice
 
 def _faster(kernel: KernelSpec, batch: int) -> dict[str, Any]:
     """The family that the cost model expects to be faster than the default, and by what factor, per kind of device."""
-    from ksgen.families import family_for, faster_family
 
     found = {
         name: faster_family(family_for(kernel, limits, batch).name, kernel, limits, batch)
@@ -212,8 +210,6 @@ def _faster(kernel: KernelSpec, batch: int) -> dict[str, Any]:
 
 def _device_limits() -> dict[str, Any]:
     from ksgen.emit.render import PORTABLE
-    from ksgen.families import cuda_limits
-    from ksgen.families.gpus import TYPICAL
 
     return {target: cuda_limits(target) for target in TYPICAL} | {"opencl": PORTABLE["opencl"], "processor": _CORES}
 
@@ -250,7 +246,6 @@ def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | No
 
     For a named device: whether its wisdom makes it one launch there, and why.
     """
-    from ksgen.families import family_for
     from ksgen.launch.fused import shared_out, verdict, verdict_for
 
     def is_one(limits: Limits) -> bool:
@@ -356,7 +351,6 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
 
 def _draw(chosen: tuple[Pattern, ...], path: Path) -> None:
     from ksgen.figures.picture import png
-    from ksgen.files import write
 
     if len(chosen) != 1:
         raise PatternError(f"--png draws one pattern; got {len(chosen)}")

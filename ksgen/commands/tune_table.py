@@ -10,6 +10,7 @@ from ksgen.commands.common import console
 from ksgen.commands.figures import entry_figures
 from ksgen.errors import KsgenError
 from ksgen.locks import new_lock
+from ksgen.measure.trust import describe_doubts, marked
 from ksgen.words import counted
 
 if TYPE_CHECKING:
@@ -101,7 +102,6 @@ def clock(seconds: float) -> str:
 
 
 def time_us(trial: "Trial") -> str:
-    from ksgen.measure.trust import marked
 
     return marked(f"{trial.median_us:.1f}", trial.note)
 
@@ -155,8 +155,6 @@ def figures(tuned: "Tuned") -> dict[str, object]:
 def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
-
-    from ksgen.measure.trust import describe_doubts
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("kernel", overflow="fold")  # the first column to fold in a narrow terminal

@@ -8,6 +8,8 @@ import click
 from ksgen.commands.common import PATTERN, REPLACED, json_option, named_file, print_json
 from ksgen.commands.figures import entry_figures, kernel_figures
 from ksgen.errors import KsgenError
+from ksgen.files import write
+from ksgen.measure.trust import MARK, marked
 from ksgen.pattern import Pattern
 from ksgen.values import excerpt
 from ksgen.words import counted
@@ -155,7 +157,6 @@ def _known(device: str | None) -> "dict[str, Wisdom]":
 
 
 def _write(devices: "dict[str, Wisdom]", output: Path | None) -> None:
-    from ksgen.files import write
     from ksgen.wisdom.store import dump_export
 
     if output is None:
@@ -184,7 +185,6 @@ def _difference_facts(each: "Difference") -> dict[str, Any]:
 
 
 def _print_entries(device: str, entries: "list[Entry]") -> None:
-    from ksgen.measure.trust import MARK
 
     by_version: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -207,7 +207,6 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
 
 def _time(entry: "Entry") -> str:
     from ksgen.measure.roofline import share_of_floor
-    from ksgen.measure.trust import marked
 
     time, floor = entry.median_us, entry.measured.get("floor_us")
     part = None if entry.doubt else share_of_floor(floor, time)
@@ -216,7 +215,6 @@ def _time(entry: "Entry") -> str:
 
 
 def _print_difference(each: "Difference") -> None:
-    from ksgen.measure.trust import marked
 
     times = [
         marked(f"{entry.median_us:.1f} us", entry.doubt) if entry.median_us else "unknown"

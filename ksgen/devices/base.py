@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from ksgen.errors import DeviceError
+from ksgen.errors import DeviceError, LaunchError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,6 +117,15 @@ class ProcessorDevice:
 
     def is_capturing(self, stream: Stream) -> bool:
         return False
+
+
+def refuse_capture(device: Device, stream: Stream, what: str, instead: str = "") -> None:
+    """Raise `LaunchError` while a CUDA graph records the stream."""
+    if device.kind == "cuda" and device.is_capturing(stream):
+        remedy = instead or (
+            "before the capture, call launcher.prepare(...) with the same arguments, or build(batch) of a KSLinear"
+        )
+        raise LaunchError(f"this call {what}, which a CUDA graph cannot record; {remedy}")
 
 
 class Launch(NamedTuple):

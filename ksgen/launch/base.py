@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ksgen.devices.base import Device, RefusedError
-from ksgen.devices.capture import refuse_capture
+from ksgen.devices.base import Device, RefusedError, refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.launch import behind
 from ksgen.launch.arrays import ArrayView, CallOptions, view, views_of

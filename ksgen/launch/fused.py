@@ -11,8 +11,7 @@ from typing import Any
 
 from ksgen.build.background import all_of
 from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
-from ksgen.devices.base import Device, Stream
-from ksgen.devices.capture import refuse_capture
+from ksgen.devices.base import Device, Stream, refuse_capture
 from ksgen.errors import ToolchainError
 from ksgen.families import Family, Limits, family_for, meant_for
 from ksgen.families.chains import factor_kernels, layer_kernels, transposed_bytes

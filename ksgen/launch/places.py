@@ -9,8 +9,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from ksgen.devices.base import Stream
-from ksgen.devices.capture import refuse_capture
+from ksgen.devices.base import Stream, refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.families import operand_of
 from ksgen.launch.arrays import ArrayView, stream_handle, view

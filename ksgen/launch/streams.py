@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ksgen.devices import device_for, find_device
-from ksgen.devices.base import Device, Stream
-from ksgen.devices.capture import refuse_capture
+from ksgen.devices.base import Device, Stream, refuse_capture
 from ksgen.devices.libcuda import context_of
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.launch.arrays import ArrayView, Place, Views, is_same_stream, stream_handle, views_of

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from ksgen.devices.base import Buffer, Device, Stream, uploaded
-from ksgen.devices.capture import refuse_capture
+from ksgen.devices.base import Buffer, Device, Stream, refuse_capture, uploaded
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.memory import host_array, new_array

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter, process_time, sleep
 
-from ksgen.measure.pause import rest
+from ksgen.measure.quiet import rest
 from ksgen.words import counted
 
 MARK = "?"  # after each unreliable figure, wherever it is printed

@@ -87,7 +87,7 @@ def test_our_kernels_on_pytorchs_memory(precision: str, layout: str, monkeypatch
         (text,) = each.sources()
         loaded = load(gpu, text, TextCompiler().compile(text.text, text.entry, gpu.target))
         plan = make_plan(gpu, text.kernel, 24, Choice(each.family, text.constants, ""), loaded)
-        ready = in_place(gpu, text.kernel, [plan], problem)
+        ready = in_place([plan], problem)
         for number in (1, 0):
             y = ready.run(number)
             gpu.synchronize()

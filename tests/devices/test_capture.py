@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.devices.capture import refuse_capture
+from ksgen.devices.base import refuse_capture
 from ksgen.errors import LaunchError
 
 

@@ -1,5 +1,10 @@
-"""A pause before timing on a processor, so that threads of the previous contender do not disturb."""
+"""Keeps this process from disturbing its own measurements on a processor.
 
+A pause lasts until threads of the previous contender sleep. Settings keep freed memory in the C library, so that no
+contender pays for new pages.
+"""
+
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,6 +14,8 @@ from time import process_time, sleep
 
 # a quarter of a second: OpenBLAS's threads spin for 2^28 cycles, 0.1 s and more
 NAP_S, MOST_NAPS, AWAKE_SHARE = 2e-3, 125, 0.1
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt, in glibc's malloc.h
+_NEVER = 2**31 - 1
 _TASKS = Path("/proc/self/task")
 
 
@@ -35,3 +42,17 @@ def _states() -> Iterator[str]:
             with suppress(OSError):  # it has just ended
                 state = (_TASKS / number / "stat").read_text().rpartition(")")[2].split()[0]
                 yield "S" if int(number) == get_native_id() else state
+
+
+def keep_freed_memory() -> None:
+    """Allocate large arrays from freed memory from now on, like a long-running application. Linux with glibc only."""
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_MAX, 0)
+        library.mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def return_freed_memory() -> None:
+    """Return free memory to the system, so that its report of available memory is right."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
