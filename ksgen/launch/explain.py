@@ -184,9 +184,7 @@ class Explainable:
             where, what.precision, what.layout, what.epilogue, batch, out_layout, what.weights, what.inputs
         )
         if found.is_one:
-            kernel = self._kernel(
-                where, what.precision, what.layout, what.epilogue, out_layout, what.weights, what.inputs
-            )
+            kernel = self._kernel(where, what, out_layout)
             choice = PLANNER.choice(where, kernel, batch)
             known = f"; {described(choice, kernel, batch, limits_of(where), device)}"
             why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{known}{bytes_saved(kernel, batch)}"
@@ -212,17 +210,8 @@ class Explainable:
         for number, factor in enumerate(self.factors):
             epilogue = what.epilogue if number + 1 == len(chain) else Epilogue(activation=self.between or "none")
             layout: Any = out_layout if transposes and number >= chain.transposing_factor else what.layout
-            options: dict[str, Any] = {
-                "precision": what.precision,
-                "layout": layout,
-                "epilogue": epilogue,
-                "weights": what.weights,
-            }
-            each.append(
-                factor.explain(
-                    batch, out_layout=layout, device=device, inputs=SAME if number else what.inputs, **options
-                )
-            )
+            own = what._replace(layout=layout, epilogue=epilogue, inputs=SAME if number else what.inputs)
+            each.append(factor.explain(batch, out_layout=layout, device=device, **own._asdict()))
         once = f", and what factor {chain.transposing_factor + 1} takes is transposed by a copy" if transposes else ""
         return "\n".join([f"{self._describe(what.layout, out_layout)}: one launch per factor{once}; {why}", *each])
 
@@ -238,9 +227,8 @@ class Explainable:
         return f"{description} from {layout} to {out_layout}" if is_transposed(layout, out_layout) else description
 
     def _verdict(
-        self, device: Device, precision: str, layout: str, epilogue: Epilogue, batch: int,
-        out_layout: str | None = None,
-        weights: str = SAME, inputs: str = SAME,
+        self, device: Device, precision: Any, layout: Any, epilogue: Epilogue, batch: int,
+        out_layout: Layout | None = None, weights: Any = SAME, inputs: Any = SAME,
     ) -> Verdict:  # fmt: skip
         """Whether a call of several factors is one launch on a device, and why."""
         if not is_layer(self.chains, layout, out_layout):
@@ -249,24 +237,12 @@ class Explainable:
             return Verdict(False, "fuse='no'")
         if self.between is None:
             return Verdict(False, BETWEEN_DIFFERS)
-        return verdict(
-            device, self._kernel(device, precision, layout, epilogue, out_layout, weights, inputs), batch, self.fuse
-        )
+        what = Explained(precision, layout, epilogue, weights, inputs)
+        return verdict(device, self._kernel(device, what, out_layout), batch, self.fuse)
 
-    def _kernel(
-        self,
-        device: Device,
-        precision: str,
-        layout: str,
-        epilogue: Epilogue,
-        out_layout: str | None,
-        weights: str,
-        inputs: str,
-    ) -> KernelSpec:
+    def _kernel(self, device: Device, what: Explained, out_layout: Layout | None) -> KernelSpec:
         """Kernel of one launch of several factors. Outputs of a group are slices of one array."""
-        stride = "any" if len(self.chains) > 1 and (device.shares_host or layout == "bsf") else "dense"
+        stride = "any" if len(self.chains) > 1 and (device.shares_host or what.layout == "bsf") else "dense"
         return KernelSpec(
-            self.chains, precision, layout, epilogue, stride=stride, between=self.between or "none",
-            out_layout=out_layout,
-            weights=weights, inputs=inputs,
-        )  # fmt: skip
+            self.chains, **what._asdict(), stride=stride, between=self.between or "none", out_layout=out_layout
+        )

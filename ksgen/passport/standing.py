@@ -60,11 +60,6 @@ def unproven(target: str, device_name: str = "") -> tuple[Bar, ...]:
     return tuple(Bar(name, reason) for name in FAMILIES if needs_proof(name, target))
 
 
-def permitted(device: Device) -> frozenset[str]:
-    """Families that launchers may choose on a device."""
-    return frozenset(FAMILIES) - {bar.family for bar in bars(device)}
-
-
 def bars(device: Device) -> tuple[Bar, ...]:
     """Families that launchers may not choose on a device, each with the reason.
 

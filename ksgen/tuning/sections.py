@@ -10,14 +10,13 @@ from textwrap import shorten
 
 from ksgen.measure.roofline import share_of_floor
 from ksgen.spec import KernelSpec
-from ksgen.tuning.trials import Trial
+from ksgen.tuning.trials import STATES, Trial
 from ksgen.values import cached_property
 from ksgen.words import counted
 
 MOST_ROWS = 1000
 MOST_REASONS = 8
 MOST_LETTERS = 300  # the longest reason
-STATES = ("measured", "wrong", "failed", "hung", "pruned")  # in the order in which they are of interest
 NUMBERS = ("#", "µs", "spread", "runs", "of floor", "predicted µs", "registers", "shared bytes")
 
 

@@ -23,7 +23,7 @@ from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import chains_from_json
 from ksgen.tuning.job import Candidate, Job
 
-STATES = ("measured", "pruned", "wrong", "failed", "hung")
+STATES = ("measured", "wrong", "failed", "hung", "pruned")  # in the order in which reports list them
 BUSY_SECONDS = 30.0  # how long to wait for another tuner's write
 
 

@@ -22,7 +22,7 @@ from ksgen.build.build import build
 from ksgen.build.request import Binary
 from ksgen.devices import find_device
 from ksgen.devices.base import Device, RefusedError
-from ksgen.emit.render import render
+from ksgen.emit.render import Source, render
 from ksgen.emit.templates import template_digest
 from ksgen.errors import DeviceError, KsgenError, LaunchError
 from ksgen.families import FAMILIES, family_named
@@ -88,7 +88,7 @@ class Bencher:
 
     def compile(self, kernel: KernelSpec, candidate: Candidate, target: str, dialect: str) -> Binary:
         """Compile. Opens no GPU: a compiler for CUDA needs none."""
-        source = render(kernel, candidate.constants, family=candidate.family, dialect=dialect)
+        source = _source_of(kernel, candidate, dialect)
         return build(source.text, source.entry, target, self._device.compiler() if dialect == "opencl" else None)
 
     def measure(self, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
@@ -114,7 +114,7 @@ class Bencher:
 
         One whose clusters do not fit the GPU is "pruned": launchers take none of them there either.
         """
-        source = render(kernel, candidate.constants, family=candidate.family, dialect=self._device.dialect)
+        source = _source_of(kernel, candidate, self._device.dialect)
         choice = Choice(candidate.family, candidate.constants, "a case of a proof")
         geometry = family_named(candidate.family).geometry(kernel, candidate.constants, 1)
         try:
@@ -178,11 +178,7 @@ class Bencher:
             return Outcome("measured")
         kernel = arrays.job.kernel
         try:
-            loaded = load(
-                self._device,
-                render(kernel, candidate.constants, family=candidate.family, dialect=self._device.dialect),
-                binary,
-            )
+            loaded = load(self._device, _source_of(kernel, candidate, self._device.dialect), binary)
             choice = Choice(candidate.family, candidate.constants, "a candidate")
             for bench in arrays.benches:  # the job's own batch comes last
                 if not family_named(candidate.family).takes(kernel, bench.problem.batch, aligned=True):
@@ -195,6 +191,10 @@ class Bencher:
             raise GuiltyError(str(error)) from error
         arrays.ready[candidate] = Ready(plan, packed)
         return Outcome("measured")
+
+
+def _source_of(kernel: KernelSpec, candidate: Candidate, dialect: str) -> Source:
+    return render(kernel, candidate.constants, family=candidate.family, dialect=dialect)
 
 
 class GuiltyError(Exception):

@@ -29,7 +29,6 @@ from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN, chains_as_json, chains_from_json, pattern_as_list
-from ksgen.spec.storage import SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -102,22 +101,11 @@ class Entry:
         return self.measured.get("median_us") or None
 
     def as_json(self) -> dict[str, Any]:
-        kernel = self.kernel
-        job: dict[str, Any] = {} if kernel.job == "multiply" else {"job": kernel.job}
-        if kernel.job == CHAIN:
-            job |= {} if kernel.between == "none" else {"between": kernel.between}
-            job |= {} if kernel.out_layout is None else {"out_layout": kernel.out_layout}
-        if kernel.is_quantized:
-            job["weights"] = kernel.weights
-        if kernel.has_bytes_in:
-            job["inputs"] = kernel.inputs
+        fields = replace(self.kernel, stride="dense").as_json
         return {
-            **job,
-            **chains_as_json(kernel.chains, pattern_as_list),
-            "precision": kernel.precision,
-            "layout": kernel.layout,
-            "epilogue": asdict(kernel.epilogue),
-            "specialised": kernel.batch is not None,
+            **{name: value for name, value in fields.items() if (name, value) != ("job", "multiply")},
+            **chains_as_json(self.kernel.chains, pattern_as_list),
+            "specialised": self.kernel.batch is not None,
             "batch": self.batch,
             "family": self.family,
             "constants": asdict(self.constants),
@@ -130,13 +118,9 @@ class Entry:
         if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
             raise ValueError(f"batch={excerpt(batch)} is no whole number from 1 to {MOST_BATCH}")
         specialised = batch if row["specialised"] else None
-        kernel = KernelSpec(
-            chains_from_json(row, lambda shape: Pattern(*shape)), row["precision"], row["layout"],
-            Epilogue(**row["epilogue"]),
-            specialised, row.get("job", "multiply"), between=row.get("between", "none"),
-            out_layout=row.get("out_layout"),
-            weights=row.get("weights", SAME), inputs=row.get("inputs", SAME),
-        )  # fmt: skip
+        chains, epilogue = chains_from_json(row, lambda shape: Pattern(*shape)), Epilogue(**row["epilogue"])
+        options = {name: row[name] for name in ("job", "between", "out_layout", "weights", "inputs") if name in row}
+        kernel = KernelSpec(chains, row["precision"], row["layout"], epilogue, specialised, **options)
         if (job := row.get("job", "multiply")) != kernel.job:
             raise ValueError(f"job={excerpt(job)} of a kernel whose job is {kernel.job}")
         family = family_named(row["family"])
@@ -236,13 +220,10 @@ def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False
     return Wisdom(entry for source in sources for entry in _entries_of(source, strict))
 
 
-def parse(text: str, source: str) -> list[Entry]:
-    """The entries of a wisdom file; `KsgenError` says which file and entry cannot be read."""
-    return [_entry(row, where) for where, row in _rows(_content(text, source), source)]
-
-
 def parse_export(text: str, source: str) -> dict[str, list[Entry]]:
-    """The entries of an export (`dump_export`) or of a wisdom file, by device."""
+    """The entries of an export (`dump_export`) or of a wisdom file, by device; `KsgenError` says which file and entry
+    cannot be read.
+    """
     content = _content(text, source)
     parts = content["devices"] if isinstance(content, dict) and "devices" in content else [content]
     if not isinstance(parts, list):

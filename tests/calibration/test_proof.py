@@ -295,8 +295,8 @@ def test_a_launcher_starts_a_proof_and_later_plans_take_the_family(tmp_path: Pat
     assert {state for state, _, _ in found.values()} == {"proven"}
     permitted = """
     from ksgen.devices import find_device
-    from ksgen.passport.standing import permitted
-    print(json.dumps("wgmma" in permitted(find_device())))
+    from ksgen.passport.standing import bars
+    print(json.dumps("wgmma" not in {bar.family for bar in bars(find_device())}))
     """
     assert lines_of(permitted, tmp_path) == [True]
     assert lines_of(permitted, tmp_path, KSGEN_DRIVER_CUDA="12040+") == [False]  # another driver

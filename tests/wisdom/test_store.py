@@ -22,13 +22,19 @@ from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec, stratified
 from ksgen.wisdom import store as wisdoms
 from ksgen.wisdom.exchange import better
-from ksgen.wisdom.store import Entry, Wisdom, check_writable, dump, file_name, load_wisdom, parse, save
+from ksgen.wisdom.store import Entry, Wisdom, check_writable, dump, file_name, load_wisdom, parse_export, save
 from tests.support.fake_gpu import FakeGpu
 
 KERNEL = KernelSpec(Pattern(1, 64, 48, 2))
 GPU = cuda_limits("sm_90a")
 CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 PRESENT = template_digest("simt")
+
+
+def parse(text: str, source: str) -> list[Entry]:
+    """The entries of a file of one device."""
+    (found,) = parse_export(text, source).values()
+    return found
 
 
 def entry(batch: int, stages: int = 3, kernel: KernelSpec = KERNEL, template: str = PRESENT, **more: object) -> Entry:

@@ -17,29 +17,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ksgen.errors import LaunchError
 from ksgen.launch.weights import writes_to
 
+_ATTRIBUTES = "shape dtype device layout ndim is_meta is_cuda is_cpu is_sparse is_quantized is_nested itemsize nbytes"
 _KNOWN = {
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("shape", "dtype", "device", "layout", "ndim", "is_meta", "is_cuda", "is_cpu")
-    ),
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("is_sparse", "is_quantized", "is_nested", "itemsize", "nbytes", "grad", "grad_fn")
-    ),
+    *(getattr(Tensor, name).__get__ for name in (*_ATTRIBUTES.split(), "grad", "grad_fn")),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size, Tensor.get_device),
     *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.__len__),
 }
-_WRITES = {
-    "__setitem__",
-    "__iadd__",
-    "__isub__",
-    "__imul__",
-    "__itruediv__",
-    "__ifloordiv__",
-    "__imatmul__",
-    "__ipow__",
-    "__set__",
-}
+_OPERATORS = "setitem iadd isub imul itruediv ifloordiv imatmul ipow set"
+_WRITES = {f"__{name}__" for name in _OPERATORS.split()}
 _NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}  # to values
 
 
