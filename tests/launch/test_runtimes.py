@@ -356,7 +356,7 @@ def test_gpuarrays(device: Any, ks: Launcher) -> None:
 @contextmanager
 def inside(device: Any) -> Iterator[None]:
     """The device's context, current on this thread."""
-    with device._entered("a test") if device.runtime == "pycuda" else device._current():
+    with device._inside("a test"):
         yield
 
 
