@@ -27,7 +27,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.wisdom import store as wisdoms
 from ksgen.wisdom.exchange import read_wisdom
-from ksgen.wisdom.store import Entry, Wisdom, dump, dump_export, load_wisdom, parse, parse_export
+from ksgen.wisdom.store import Entry, Wisdom, dump, dump_export, load_wisdom, parse_export
 from tests.support.damage import damaged, fuzzing, with_junk
 
 pytestmark = pytest.mark.slow
@@ -97,7 +97,7 @@ def test_damaged_wisdom_costs_only_the_damaged_entries(
     else:
         assert caplog.messages == []
         assert dump("gpu", strict) == dump("gpu", known)
-        assert dump("gpu", Wisdom(parse(dump("gpu", strict), "again"))) == dump("gpu", strict)
+        assert dump("gpu", Wisdom(parse_export(dump("gpu", strict), "again")["gpu"])) == dump("gpu", strict)
 
 
 EXPORT = dump_export({"gpu": Wisdom(ENTRIES), "other": Wisdom(OTHERS)})
