@@ -13,7 +13,7 @@ from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import PRECISIONS, KernelSpec, PrecisionName
 from ksgen.spec.kernel import checked_batch
 from ksgen.torch.conversion.projection import covering, on_support
-from ksgen.torch.conversion.propose import CPU_BATCH, GPU_BATCH
+from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.torch.conversion.times import Clock, clock_of, measured_us
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.checks import dtype_name
@@ -125,4 +125,5 @@ def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
             first += size
     options = {name: getattr(layer, name) for name in layer._settable if name not in ("between", "intermediates")}
     made = KSLinear.from_weights(weights, layer.bias, patterns=patterns, **options)
-    return made.train(layer.training).requires_grad_(layer.weights[0].requires_grad)
+    made.requires_grad_(layer.weights[0].requires_grad)
+    return made.train(layer.training)
