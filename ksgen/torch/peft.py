@@ -1,0 +1,273 @@
+"""Faster forward passes of PEFT's OFT, BOFT and GraLoRA layers.
+
+`accelerate` gives PEFT's modules subclasses of their own classes. Parameters, configurations, checkpoints, merging and
+PEFT's other functions stay those of PEFT.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ksgen.errors import SpecError
+from ksgen.install import install_line
+from ksgen.torch.operators.ops import multiply
+from ksgen.torch.operators.prepared import is_direct
+
+try:
+    from peft.tuners.boft import layer as boft
+    from peft.tuners.gralora import layer as gralora
+    from peft.tuners.oft import layer as oft
+    from peft.tuners.tuners_utils import BaseTunerLayer
+except ImportError as error:
+    raise ImportError(f"ksgen.torch.peft needs PEFT 0.19 or later: {install_line('peft')}", name=error.name) from error
+
+__all__ = ["accelerate", "replace_extension"]
+LARGEST_BLOCK = 64  # BOFT factors are multiplied with each other up to this size of a block
+
+
+def accelerate(model: nn.Module) -> list[str]:
+    """Replace the forward passes of PEFT's OFT, BOFT and GraLoRA layers, in place.
+
+    Call it again after an adapter was added.
+
+    Args:
+        model: Model of PEFT, or a module that contains PEFT's layers.
+
+    Returns:
+        Names of the layers, those of earlier calls included.
+
+    Raises:
+        SpecError: The model has no such layer.
+
+    Examples:
+        >>> import pytest
+        >>> peft = pytest.importorskip("peft")
+        >>> from torch import nn
+        >>> from ksgen.torch.peft import accelerate
+        >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        >>> adapted = peft.get_peft_model(model, peft.OFTConfig(oft_block_size=8, target_modules=["0", "2"]))
+        >>> accelerate(adapted.base_model.model)
+        ['0', '2']
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, _LAYERS)}
+    if not layers:
+        others = {type(each) for each in model.modules() if isinstance(each, BaseTunerLayer)}
+        kinds = ", ".join(sorted(f"{each.__module__}.{each.__qualname__}" for each in others)) or "none"
+        raise SpecError(
+            f"no layer to accelerate; PEFT's layers in this model: {kinds}; accepted: linear layers with adapters of "
+            "OFT, BOFT or GraLoRA, and embeddings with those of OFT"
+        )
+    for layer in layers.values():
+        for module in layer.modules():
+            if type(module) in _FASTER:
+                module.__class__ = _FASTER[type(module)]
+                if isinstance(module, BOFTLinear):
+                    module.boft_P = None
+    return list(layers)
+
+
+def replace_extension() -> None:
+    """Let PEFT build several factors of BOFT without its CUDA extension.
+
+    Where the extension cannot be compiled, PEFT builds one factor and warns. Call this before PEFT builds or loads a
+    model. It replaces the extension in the whole process, by PyTorch's operations.
+
+    Examples:
+        >>> import pytest
+        >>> peft = pytest.importorskip("peft")
+        >>> from ksgen.torch.peft import replace_extension
+        >>> replace_extension()
+    """
+    boft._FBD_CUDA = _BlockDiagonal()
+
+
+class _BlockDiagonal:
+    """PEFT's CUDA extension in PyTorch: blocks (factors, count, size, size) on the diagonals of matrices."""
+
+    def forward(self, blocks: Tensor) -> list[Tensor]:
+        return [torch.stack([torch.block_diag(*each) for each in blocks])]
+
+    def backward(self, gradient: Tensor, blocks: Tensor) -> list[Tensor]:
+        count, size = blocks.shape[1:3]
+        split = gradient.view(-1, count, size, count, size)
+        return [split.diagonal(dim1=1, dim2=3).movedim(-1, 1)]
+
+
+def _multiply_blocks(x: Tensor, blocks: Tensor) -> Tensor:
+    """Multiply x by a block-diagonal matrix, given by its blocks (count, size, size)."""
+    features = blocks.shape[0] * blocks.shape[1]
+    return multiply(x.reshape(-1, features), blocks.mT.unsqueeze(3)).view(x.shape)
+
+
+class OFTRotation(oft.OFTRotationModule):  # type: ignore[misc]
+    """PEFT's rotation by diagonal blocks, as one product of pattern (r, block size, block size, 1).
+
+    A convolution's x, with four dimensions, takes PEFT's path.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 4:
+            return super().forward(x)  # type: ignore[no-any-return]
+        if self.coft:
+            with torch.no_grad():
+                self.weight.copy_(self._project_batch(self.weight, eps=self.eps))
+        blocks = self._cayley_batch(
+            self.weight, self.block_size, self.use_cayley_neumann, self.num_cayley_neumann_terms
+        )
+        return _multiply_blocks(x.to(self.weight.dtype), blocks).to(x.dtype)
+
+    def _cayley_batch(
+        self, Q: Tensor, block_size: int, use_cayley_neumann: bool = True, num_neumann_terms: int = 5  # noqa: N803
+    ) -> Tensor:
+        """Compute I + 2Q + ... + 2Q^(n-2) + Q^(n-1) by Horner's rule, in fewer operations than PEFT."""
+        if not use_cayley_neumann or num_neumann_terms < 4:
+            return super()._cayley_batch(Q, block_size, use_cayley_neumann, num_neumann_terms)  # type: ignore[no-any-return]
+        skew = self._pytorch_skew_symmetric(Q, block_size)
+        identity = torch.eye(block_size, device=Q.device, dtype=Q.dtype)
+        twice = 2 * identity
+        sums = skew + twice
+        for _ in range(num_neumann_terms - 3):
+            sums = torch.baddbmm(twice, skew, sums)
+        return torch.baddbmm(identity, skew, sums)
+
+
+class BOFTLinear(boft.Linear):  # type: ignore[misc]
+    """PEFT's layer of BOFT, whose factors are multiplied block by block: memory is linear in the features."""
+
+    def update_layer(self, *given: Any, **options: Any) -> None:
+        super().update_layer(*given, **options)
+        self.boft_P = None
+
+    def cayley_batch(self, data: Tensor) -> Tensor:
+        """Compute (I - S)(I + S)^-1 = 2 (I + S)^-1 - I."""
+        skew = 0.5 * (data - data.mT)
+        identity = torch.eye(data.shape[-1], device=data.device)
+        return (2 * torch.linalg.inv(identity + skew) - identity).to(data.dtype)
+
+    def get_delta_weight(self, adapter: str) -> tuple[Tensor, Tensor]:
+        parameter = self.boft_R[adapter]
+        identity = torch.eye(self.in_features, device=parameter.device, dtype=parameter.dtype)
+        return rotate(identity, self._rotations(adapter)), self.boft_s[adapter]
+
+    def _rotations(self, adapter: str) -> Tensor:
+        parameter = self.boft_R[adapter]
+        return self.cayley_batch(parameter.flatten(0, 1)).view(parameter.shape)
+
+    def forward(self, x: Tensor, *given: Any, **options: Any) -> Tensor:
+        active = [] if self.disable_adapters or self.merged else [each for each in self.active_adapters if each in self.boft_R]
+        if not active:
+            if self.disable_adapters and self.merged:
+                self.unmerge()
+            return self.base_layer(x, *given, **options).to(x.dtype)  # type: ignore[no-any-return]
+        rotated = x
+        for rotations in reversed([self.boft_dropout[each](self._rotations(each)) for each in active]):
+            rotated = rotate(rotated, rotations.to(x.dtype))
+        y = self.base_layer(rotated, *given, **options)
+        scale = self.boft_s[active[0]]
+        for each in active[1:]:
+            scale = scale * self.boft_s[each]
+        scale, bias = scale.squeeze(-1), self.base_layer.bias
+        y = y * scale if bias is None else torch.addcmul(bias - bias * scale, y, scale)
+        return y.to(x.dtype)  # type: ignore[no-any-return]
+
+
+def rotate(x: Tensor, factors: Tensor) -> Tensor:
+    """Multiply x by BOFT's factors (levels, blocks, size, size), the last one first.
+
+    Level i multiplies the low digit u of a feature's index together with bit i above it. So the product of levels
+    low to high - 1 has blocks over these bits and u, and is one product after the bits below are moved in front.
+    """
+    levels, _, size, _ = factors.shape
+    half, step = size // 2, max(1, (LARGEST_BLOCK // size).bit_length())
+    for low in reversed(range(0, levels, step)):
+        blocks = combine(factors, low, min(low + step, levels))
+        if low == 0:
+            x = _multiply_blocks(x, blocks)
+        else:
+            split = x.reshape(-1, blocks.shape[1] // half, 2**low, half).transpose(1, 2)
+            shape = split.shape
+            split = _multiply_blocks(split.reshape(-1, x.shape[-1]), blocks).view(shape)
+            x = split.transpose(1, 2).reshape(x.shape)
+    return x
+
+
+def combine(factors: Tensor, low: int, high: int) -> Tensor:
+    """Multiply the factors of levels low to high - 1 with each other: blocks (count, size, size) in one matrix."""
+    half, below = factors.shape[-1] // 2, 2**low
+    blocks = factors[low]
+    for level in range(low + 1, high):
+        inner = 2 ** (level - low)
+        upper = factors[level].reshape(-1, inner, below, 2, half, 2, half)
+        lower = blocks.reshape(-1, 2, below, inner, half, inner * half)
+        blocks = torch.einsum("qHthuGv,qGtHvk->qthHuGk", upper, lower).flatten(0, 1).flatten(1, 3).flatten(2)
+    return blocks
+
+
+class GraLoRALinear(gralora.Linear):  # type: ignore[misc]
+    """PEFT's layer of GraLoRA, whose update is added to y in place, by products on views."""
+
+    def forward(self, x: Tensor, *given: Any, **options: Any) -> Tensor:
+        active = [each for each in self.active_adapters if each in self.gralora_A]
+        is_slow = x.is_cpu and any(self.gralora_A[each].element_size() < 4 for each in active)
+        if self.disable_adapters or self.merged or not active or is_slow or not is_direct(x):
+            return super().forward(x, *given, **options)  # type: ignore[no-any-return]
+        y = self.base_layer(x, *given, **options)
+        for each in active:
+            down, up, scaling = self.gralora_A[each], self.gralora_B[each], self.scaling[each]
+            rows = self.gralora_dropout[each](x.to(down.dtype)).contiguous()
+            if y.dtype == down.dtype and y.is_contiguous():
+                y = _Update.apply(y, rows, down, up, scaling)
+            else:
+                y = y + _Update.apply(y.new_zeros(y.shape, dtype=down.dtype), rows, down, up, scaling).to(y.dtype)
+            if self.hybrid_r[each] > 0:
+                inner = self.gralora_A_general[each](self.gralora_dropout[each](x.to(down.dtype)))
+                y = y + scaling * self.gralora_B_general[each](inner).to(y.dtype)
+        return y.to(x.dtype)
+
+
+class _Update(torch.autograd.Function):
+    """y += scaling * (x A) B, with k diagonal blocks in A and in B, and an exchange of digits between them."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, down: Tensor, up: Tensor, scaling: float) -> Tensor:
+        inner = _exchanged(torch.bmm(_stacked(x, down), down))
+        _stacked(y, up).baddbmm_(inner, up, alpha=scaling)
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(x, down, up, inner)
+        ctx.scaling = scaling
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, down, up, inner = ctx.saved_tensors
+        of_y = _stacked(gradient.contiguous(), up)
+        of_up = torch.bmm(inner.mT, of_y).mul_(ctx.scaling)
+        of_inner = _exchanged(torch.bmm(of_y, up.mT).mul_(ctx.scaling))
+        of_down = torch.bmm(of_inner.mT, _stacked(x, down)).mT
+        of_x = None
+        if ctx.needs_input_grad[1]:
+            of_x = torch.empty_like(x)
+            torch.bmm(of_inner, down.mT, out=_stacked(of_x, down))
+        return gradient, of_x, of_down, of_up, None
+
+
+def _stacked(rows: Tensor, blocks: Tensor) -> Tensor:
+    """View of contiguous rows, one matrix per block."""
+    return rows.view(-1, blocks.shape[0], rows.shape[-1] // blocks.shape[0]).transpose(0, 1)
+
+
+def _exchanged(inner: Tensor) -> Tensor:
+    """Swap the block that a value came from and the block that it goes to; it is its own inverse."""
+    count, rows, rank = inner.shape
+    return inner.view(count, rows, count, rank // count).transpose(0, 2).reshape(count, rows, rank)
+
+
+_LAYERS = (oft.Linear, oft.Embedding, boft.Linear, gralora.Linear)
+_FASTER = {
+    oft.OFTRotationModule: OFTRotation,
+    boft.Linear: BOFTLinear,
+    gralora.Linear: GraLoRALinear,
+}
