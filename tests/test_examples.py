@@ -53,6 +53,7 @@ def test_every_program_is_run_here() -> None:
         "decode_8bit.py",
         "digits.py",
         "fine_tune.py",
+        "fine_tune_boft.py",
         "learn_fft.py",
         "propose_vit.py",
         "serve.py",
@@ -105,6 +106,18 @@ def test_digits(emulated: Callable[..., str]) -> None:
     assert all(float(accuracy) > 20 for _, accuracy, _ in found)  # a guess is right in 10
     dense, masked, sparse = (float(memory) for *_, memory in found)
     assert sparse < dense < masked
+
+
+@pytest.mark.libraries
+@needs("torch", "peft", "transformers")
+def test_fine_tune_boft(emulated: Callable[..., str]) -> None:
+    first, *lines = emulated("fine_tune_boft.py", "--short").splitlines()
+    assert first == "7 layers accelerated"
+    (begin, end), ours = (
+        [float(each) for each in re.findall(r"loss ([\d.]+) to ([\d.]+), [\d.]+ ms a step", line)[0]] for line in lines
+    )
+    assert end < begin
+    assert ours == pytest.approx([begin, end], abs=2e-4)
 
 
 @pytest.mark.libraries

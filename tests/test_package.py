@@ -138,6 +138,7 @@ def test_extras_are_those_that_are_documented() -> None:
         "zig",
         "cpu",
         "torch",
+        "peft",
         "interop",
         "tune",
         "bench",

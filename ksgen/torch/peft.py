@@ -4,6 +4,7 @@
 PEFT's other functions stay those of PEFT.
 """
 
+from math import prod
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from ksgen.errors import SpecError
 from ksgen.install import install_line
-from ksgen.torch.operators.ops import multiply
+from ksgen.torch.operators.ops import multiply, multiply_transposed, weight_gradient
 from ksgen.torch.operators.prepared import is_direct
 
 try:
@@ -102,7 +103,7 @@ def _multiply_blocks(x: Tensor, blocks: Tensor) -> Tensor:
 
 
 class OFTRotation(oft.OFTRotationModule):  # type: ignore[misc]
-    """PEFT's rotation by diagonal blocks, as one product of pattern (r, block size, block size, 1).
+    """PEFT's rotation by diagonal blocks, as a product of pattern (r, block size, block size, 1).
 
     A convolution's x, with four dimensions, takes PEFT's path.
     """
@@ -113,24 +114,46 @@ class OFTRotation(oft.OFTRotationModule):  # type: ignore[misc]
         if self.coft:
             with torch.no_grad():
                 self.weight.copy_(self._project_batch(self.weight, eps=self.eps))
-        blocks = self._cayley_batch(
-            self.weight, self.block_size, self.use_cayley_neumann, self.num_cayley_neumann_terms
-        )
-        return _multiply_blocks(x.to(self.weight.dtype), blocks).to(x.dtype)
+        size, cayley = self.block_size, (self.use_cayley_neumann, self.num_cayley_neumann_terms)
+        rows = x.to(self.weight.dtype)
+        if cayley == (True, 5) and is_direct(rows):
+            y = _Rotation.apply(rows, self.weight, self.cols * size + self.rows, size)
+        else:
+            y = _multiply_blocks(rows, self._cayley_batch(self.weight, size, *cayley))
+        return y.to(x.dtype)  # type: ignore[no-any-return]
 
-    def _cayley_batch(
-        self, Q: Tensor, block_size: int, use_cayley_neumann: bool = True, num_neumann_terms: int = 5  # noqa: N803
-    ) -> Tensor:
-        """Compute I + 2Q + ... + 2Q^(n-2) + Q^(n-1) by Horner's rule, in fewer operations than PEFT."""
-        if not use_cayley_neumann or num_neumann_terms < 4:
-            return super()._cayley_batch(Q, block_size, use_cayley_neumann, num_neumann_terms)  # type: ignore[no-any-return]
-        skew = self._pytorch_skew_symmetric(Q, block_size)
-        identity = torch.eye(block_size, device=Q.device, dtype=Q.dtype)
-        twice = 2 * identity
-        sums = skew + twice
-        for _ in range(num_neumann_terms - 3):
-            sums = torch.baddbmm(twice, skew, sums)
-        return torch.baddbmm(identity, skew, sums)
+
+class _Rotation(torch.autograd.Function):
+    """x times the blocks I + 2Q + 2Q^2 + 2Q^3 + Q^4 = (I + Q^2)(I + Q)^2 of skew-symmetric Q, which are PEFT's default.
+
+    Weights of a pattern are transposed blocks. These are the polynomial of -Q.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, values: Tensor, below: Tensor, size: int) -> Tensor:
+        lower = values.new_zeros(len(values), size * size)
+        lower[:, below] = values
+        lower = lower.view(-1, size, size)
+        skew = lower - lower.mT
+        square = torch.bmm(skew, skew)
+        factor = torch.add(square, skew, alpha=2)
+        factor.diagonal(dim1=1, dim2=2).add_(1)
+        weights = torch.baddbmm(factor, square, factor).unsqueeze(3)
+        rows = x.reshape(-1, len(values) * size)
+        ctx.save_for_backward(rows, weights, skew, square, factor, below)
+        return multiply(rows, weights).view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights, skew, square, factor, below = ctx.saved_tensors
+        rows_gradient = gradient.reshape(rows.shape)
+        of_x = multiply_transposed(rows_gradient, weights).view(gradient.shape) if ctx.needs_input_grad[0] else None
+        of_weights = weight_gradient(rows, rows_gradient, *weights.shape[::3]).squeeze(3)
+        of_factor = torch.baddbmm(of_weights, square, of_weights)
+        of_square = torch.baddbmm(of_factor, of_weights, factor.mT)
+        of_skew = torch.baddbmm(of_factor, of_square + of_square.mT, skew, beta=2, alpha=-1)
+        return of_x, (of_skew - of_skew.mT).flatten(1).index_select(1, below), None, None
 
 
 class BOFTLinear(boft.Linear):  # type: ignore[misc]
@@ -156,10 +179,10 @@ class BOFTLinear(boft.Linear):  # type: ignore[misc]
         return self.cayley_batch(parameter.flatten(0, 1)).view(parameter.shape)
 
     def forward(self, x: Tensor, *given: Any, **options: Any) -> Tensor:
-        active = [] if self.disable_adapters or self.merged else [each for each in self.active_adapters if each in self.boft_R]
+        active = [each for each in self.active_adapters if each in self.boft_R]
+        if self.disable_adapters or self.merged:
+            return super().forward(x, *given, **options)  # type: ignore[no-any-return]
         if not active:
-            if self.disable_adapters and self.merged:
-                self.unmerge()
             return self.base_layer(x, *given, **options).to(x.dtype)  # type: ignore[no-any-return]
         rotated = x
         for rotations in reversed([self.boft_dropout[each](self._rotations(each)) for each in active]):
@@ -256,7 +279,8 @@ class _Update(torch.autograd.Function):
 
 def _stacked(rows: Tensor, blocks: Tensor) -> Tensor:
     """View of contiguous rows, one matrix per block."""
-    return rows.view(-1, blocks.shape[0], rows.shape[-1] // blocks.shape[0]).transpose(0, 1)
+    *batch, features = rows.shape
+    return rows.view(prod(batch), len(blocks), features // len(blocks)).transpose(0, 1)
 
 
 def _exchanged(inner: Tensor) -> Tensor:

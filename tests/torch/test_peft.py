@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,11 @@ def all_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_extension()
 
 
-@pytest.fixture(autouse=True)
-def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def llama(dtype: Any = torch.float32) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=48, attention_bias=True)).to(dtype)
+    configuration = transformers.LlamaConfig(**sizes, vocab_size=48, attention_bias=True)
+    return transformers.LlamaForCausalLM(configuration).to(dtype)
 
 
 def adapted(name: str, dtype: Any = torch.float32, **more: Any) -> tuple[Any, Any]:
@@ -111,7 +104,7 @@ def test_training_is_that_of_peft(name: str) -> None:
 @pytest.mark.parametrize("casts", [True, False])
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_training_in_bfloat16(name: str, casts: bool) -> None:
-    """With adapters in float32, as PEFT casts them, and in bfloat16."""
+    """PEFT casts adapters to float32, or leaves them in bfloat16."""
     model = llama(torch.bfloat16)
     torch.manual_seed(1)
     configuration = CONFIGURATIONS[name](target_modules=TARGETS, init_weights=False)
@@ -120,3 +113,213 @@ def test_training_in_bfloat16(name: str, casts: bool) -> None:
     accelerate(ours)
     assert losses(ours) == pytest.approx(losses(theirs), rel=2e-2)
     assert_same(theirs, ours, rtol=0, atol=6e-2)
+
+
+@pytest.mark.parametrize("name", ["oft shared", "boft with dropout", "gralora hybrid"])
+def test_merging_and_unmerging_are_those_of_peft(name: str) -> None:
+    theirs, ours = adapted(name)
+    apart = logits(theirs)
+    for each in (theirs, ours):
+        each.merge_adapter()
+    assert_same(theirs, ours)
+    torch.testing.assert_close(logits(ours), apart, rtol=1e-3, atol=1e-4)
+    for each in (theirs, ours):
+        each.unmerge_adapter()
+    torch.testing.assert_close(logits(ours), apart, rtol=1e-3, atol=1e-4)
+    merged = ours.merge_and_unload(safe_merge=True)
+    assert type(merged.model.layers[0].self_attn.q_proj) is nn.Linear
+    torch.testing.assert_close(logits(merged), logits(theirs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_checkpoints_are_those_of_peft(name: str, tmp_path: Path) -> None:
+    theirs, ours = adapted(name)
+    losses(ours)
+    ours.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(llama(), tmp_path)
+    torch.testing.assert_close(logits(loaded), logits(ours), rtol=1e-3, atol=1e-4)
+    accelerate(loaded)
+    assert_same(loaded, ours, rtol=0, atol=0)
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-3, atol=1e-4)
+    torch.save(ours, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    torch.testing.assert_close(logits(again), logits(ours), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_several_adapters_and_none(name: str) -> None:
+    theirs, ours = adapted(name)
+    for each in (theirs, ours):
+        torch.manual_seed(2)
+        each.add_adapter("other", CONFIGURATIONS[name](target_modules=["q_proj"], init_weights=False))
+    accelerate(ours)
+    for active in (["default"], ["other"], ["default", "other"], ["other", "default"]):
+        for each in (theirs, ours):
+            each.base_model.set_adapter(active)
+        torch.testing.assert_close(logits(ours), logits(theirs), rtol=1e-3, atol=1e-4)
+        assert losses(ours, 2) == pytest.approx(losses(theirs, 2), rel=1e-5)
+    with ours.disable_adapter():
+        torch.testing.assert_close(logits(ours), logits(llama()), rtol=0, atol=0)
+    for each in (theirs, ours):
+        each.merge_adapter()
+    assert_same(theirs, ours, rtol=1e-3, atol=1e-4)
+    with ours.disable_adapter():  # unmerges
+        torch.testing.assert_close(logits(ours), logits(llama()), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_adapters_on_chains(name: str) -> None:
+    """On KSLinear with a bias, in the place of nn.Linear."""
+    torch.manual_seed(0)
+    model = nn.Sequential(KSLinear([(4, 8, 8, 1), (1, 4, 4, 8)]), nn.GELU(), nn.Linear(32, 32))
+    configuration = CONFIGURATIONS[name](target_modules=["0", "2"], init_weights=False)
+    ours = peft.get_peft_model(model, configuration).train()
+    theirs, x = copy.deepcopy(ours), torch.randn(5, 32)
+    assert accelerate(ours) == ["base_model.model.0", "base_model.model.2"]
+    for each in (theirs, ours):
+        torch.manual_seed(3)
+        each(x).square().sum().backward()
+    torch.manual_seed(4)
+    found = ours(x)
+    torch.manual_seed(4)
+    torch.testing.assert_close(found, theirs(x))
+    gradients = {key: each.grad for key, each in ours.named_parameters() if each.requires_grad}
+    for key, each in theirs.named_parameters():
+        if each.requires_grad:
+            torch.testing.assert_close(gradients[key], each.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(32,), (0, 32), (5, 32), (2, 3, 32)], ids=str)
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_shapes_of_x(name: str, shape: tuple[int, ...]) -> None:
+    theirs = peft.get_peft_model(nn.Sequential(nn.Linear(32, 16)), CONFIGURATIONS[name](target_modules=["0"])).eval()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    x = torch.randn(shape).requires_grad_()
+    if name == "gralora hybrid" and shape in ((32,), (0, 32)):
+        assert ours(x).shape == (*shape[:-1], 16)  # PEFT refuses these
+    else:
+        torch.testing.assert_close(ours(x), theirs(x))
+    (gradient,) = torch.autograd.grad(ours(x.expand(shape)).sum(), x)
+    assert gradient.shape == shape
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_transforms_and_autocast(name: str) -> None:
+    theirs = peft.get_peft_model(
+        nn.Sequential(nn.Linear(32, 32)), CONFIGURATIONS[name](target_modules=["0"], init_weights=False)
+    ).eval()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    x = torch.randn(5, 32)
+    expected = torch.autograd.functional.jacobian(lambda x: theirs(x).sum(0), x)
+    torch.testing.assert_close(torch.func.jacrev(lambda x: ours(x).sum(0))(x), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(ours(x), theirs(x), rtol=0.05, atol=0.05)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    _, ours = adapted("oft")
+    loss = ours(input_ids=torch.arange(10)[None]).logits.square().sum()
+    weights = [each for each in ours.parameters() if each.requires_grad]
+    gradients = torch.autograd.grad(loss, weights, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        sum(each.sum() for each in gradients).backward()
+
+
+@pytest.mark.parametrize("of", ["embedding", "convolution"])
+def test_embeddings_and_convolutions_of_oft(of: str) -> None:
+    """Embeddings are accelerated, convolutions take PEFT's path."""
+    layers = {"embedding": nn.Embedding(9, 32), "convolution": nn.Conv2d(4, 3, 3)}
+    x = {"embedding": torch.arange(9), "convolution": torch.randn(2, 4, 5, 5)}[of]
+    model = nn.Sequential(layers[of], nn.Flatten(), nn.LazyLinear(4))
+    model(x)
+    configuration = peft.OFTConfig(oft_block_size=4, target_modules=["0", "2"], init_weights=False)
+    ours = peft.get_peft_model(model, configuration).eval()
+    theirs = copy.deepcopy(ours)
+    assert len(accelerate(ours)) == (2 if of == "embedding" else 1)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize(("size", "levels"), [(2, 4), (4, 1), (4, 4), (6, 3), (8, 2), (16, 3), (32, 2), (64, 1)])
+def test_factors_of_boft_are_block_diagonal_in_groups(size: int, levels: int) -> None:
+    """The product of PEFT's P D P^T is that of patterns (n / s, s, s, 1), after an exchange of digits."""
+    count = 3 * 2 ** (levels - 1)
+    features = count * size
+    torch.manual_seed(0)
+    factors = torch.randn(levels, count, size, size, dtype=torch.float64)
+    layer = boft.Linear.__new__(boft.Linear)
+    whole = torch.eye(features, dtype=torch.float64)
+    for level, blocks in enumerate(factors):
+        order = layer.block_butterfly_perm(features, count // 2**level, size // 2, levels - 1)
+        matrix = layer.perm2mat(order).double()
+        whole = matrix @ torch.block_diag(*blocks) @ matrix.T @ whole
+    rows = torch.randn(7, features, dtype=torch.float64)
+    torch.testing.assert_close(rotate(rows, factors), rows @ whole)
+    if size * 2 ** (levels - 1) <= 64:
+        torch.testing.assert_close(torch.block_diag(*combine(factors, 0, levels)), whole)
+
+
+def test_boft_stores_no_dense_matrix() -> None:
+    """Neither between calls nor for the backward pass, here of 256 x 256."""
+    features, rows = 256, 3
+    configuration = peft.BOFTConfig(boft_block_size=8, boft_n_butterfly_factor=2, target_modules=["0"])
+    theirs = peft.get_peft_model(nn.Sequential(nn.Linear(features, 8, bias=False)), configuration)
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    x = torch.randn(rows, features, requires_grad=True)
+
+    def largest(model: Any) -> int:
+        found = [each.numel() for each in model.buffers()]
+
+        def pack(tensor: Tensor) -> Tensor:
+            found.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
+            model(x)
+        return max(found)
+
+    assert largest(theirs) >= features**2
+    assert largest(ours) <= 2 * 2 * 8 * features
+
+
+@pytest.mark.parametrize(
+    ("configuration", "kinds"),
+    [
+        (None, "none"),
+        (peft.LoraConfig(target_modules=["0"]), "peft.tuners.lora.layer.Linear"),
+        (peft.BOFTConfig(boft_block_size=3, target_modules=["1"]), "peft.tuners.boft.layer.Conv2d"),
+    ],
+    ids=["plain", "lora", "convolution"],
+)
+def test_a_model_without_such_layers_is_refused(configuration: Any, kinds: str) -> None:
+    model: Any = nn.Sequential(nn.Linear(32, 32), nn.Conv2d(3, 3, 1))
+    if configuration is not None:
+        model = peft.get_peft_model(model, configuration)
+    message = f"no layer to accelerate; PEFT's layers in this model: {kinds}; accepted: linear layers with adapters of"
+    with pytest.raises(SpecError, match=message):
+        accelerate(model)
+
+
+def test_modules_keep_their_place_in_pefts_classes() -> None:
+    for name, kind in (("oft", OFTRotation), ("boft", BOFTLinear), ("gralora", GraLoRALinear)):
+        _, ours = adapted(name)
+        assert sum(isinstance(each, kind) for each in ours.modules()) == 6
+
+
+def test_without_the_extension_peft_builds_one_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boft, "_FBD_CUDA", None)
+    with pytest.warns(UserWarning, match="boft_n_butterfly_factor to 1"):
+        model = peft.get_peft_model(llama(), CONFIGURATIONS["boft of 2 factors"](target_modules=["q_proj"]))
+    assert accelerate(model)
+    assert {len(each) for name, each in model.named_parameters() if "boft_R" in name} == {1}
+    assert losses(model, 2)
+
+
+def test_a_missing_or_old_peft_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft.tuners.gralora", None)
+    monkeypatch.delitem(sys.modules, "ksgen.torch.peft")
+    with pytest.raises(ImportError, match=r"ksgen.torch.peft needs PEFT 0.19 or later: pip install .*\[peft\]"):
+        import ksgen.torch.peft  # noqa: F401
