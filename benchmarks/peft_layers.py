@@ -33,7 +33,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Free(nn.Linear):
+class Free(nn.Linear):  # type: ignore[misc]
     """Base layer whose product costs nothing."""
 
     def __init__(self, features: int, y: Tensor | None) -> None:

@@ -102,7 +102,7 @@ def _multiply_blocks(x: Tensor, blocks: Tensor) -> Tensor:
     return multiply(x.reshape(-1, features), blocks.mT.unsqueeze(3)).view(x.shape)
 
 
-class OFTRotation(oft.OFTRotationModule):  # type: ignore[misc]
+class OFTRotation(oft.OFTRotationModule):
     """PEFT's rotation by diagonal blocks, as a product of pattern (r, block size, block size, 1).
 
     A convolution's x, with four dimensions, takes PEFT's path.
@@ -110,7 +110,7 @@ class OFTRotation(oft.OFTRotationModule):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 4:
-            return super().forward(x)  # type: ignore[no-any-return]
+            return super().forward(x)
         if self.coft:
             with torch.no_grad():
                 self.weight.copy_(self._project_batch(self.weight, eps=self.eps))
@@ -120,7 +120,7 @@ class OFTRotation(oft.OFTRotationModule):  # type: ignore[misc]
             y = _Rotation.apply(rows, self.weight, self.cols * size + self.rows, size)
         else:
             y = _multiply_blocks(rows, self._cayley_batch(self.weight, size, *cayley))
-        return y.to(x.dtype)  # type: ignore[no-any-return]
+        return y.to(x.dtype)
 
 
 class _Rotation(torch.autograd.Function):
@@ -156,7 +156,7 @@ class _Rotation(torch.autograd.Function):
         return of_x, (of_skew - of_skew.mT).flatten(1).index_select(1, below), None, None
 
 
-class BOFTLinear(boft.Linear):  # type: ignore[misc]
+class BOFTLinear(boft.Linear):
     """PEFT's layer of BOFT, whose factors are multiplied block by block: memory is linear in the features."""
 
     def update_layer(self, *given: Any, **options: Any) -> None:
@@ -181,9 +181,9 @@ class BOFTLinear(boft.Linear):  # type: ignore[misc]
     def forward(self, x: Tensor, *given: Any, **options: Any) -> Tensor:
         active = [each for each in self.active_adapters if each in self.boft_R]
         if self.disable_adapters or self.merged:
-            return super().forward(x, *given, **options)  # type: ignore[no-any-return]
+            return super().forward(x, *given, **options)
         if not active:
-            return self.base_layer(x, *given, **options).to(x.dtype)  # type: ignore[no-any-return]
+            return self.base_layer(x, *given, **options).to(x.dtype)
         rotated = x
         for rotations in reversed([self.boft_dropout[each](self._rotations(each)) for each in active]):
             rotated = rotate(rotated, rotations.to(x.dtype))
@@ -193,7 +193,7 @@ class BOFTLinear(boft.Linear):  # type: ignore[misc]
             scale = scale * self.boft_s[each]
         scale, bias = scale.squeeze(-1), self.base_layer.bias
         y = y * scale if bias is None else torch.addcmul(bias - bias * scale, y, scale)
-        return y.to(x.dtype)  # type: ignore[no-any-return]
+        return y.to(x.dtype)
 
 
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
@@ -228,14 +228,14 @@ def combine(factors: Tensor, low: int, high: int) -> Tensor:
     return blocks
 
 
-class GraLoRALinear(gralora.Linear):  # type: ignore[misc]
+class GraLoRALinear(gralora.Linear):
     """PEFT's layer of GraLoRA, whose update is added to y in place, by products on views."""
 
     def forward(self, x: Tensor, *given: Any, **options: Any) -> Tensor:
         active = [each for each in self.active_adapters if each in self.gralora_A]
         is_slow = x.is_cpu and any(self.gralora_A[each].element_size() < 4 for each in active)
         if self.disable_adapters or self.merged or not active or is_slow or not is_direct(x):
-            return super().forward(x, *given, **options)  # type: ignore[no-any-return]
+            return super().forward(x, *given, **options)
         y = self.base_layer(x, *given, **options)
         for each in active:
             down, up, scaling = self.gralora_A[each], self.gralora_B[each], self.scaling[each]
