@@ -4,7 +4,7 @@
 PEFT's other functions stay those of PEFT.
 """
 
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ except ImportError as error:
     raise ImportError(f"ksgen.torch.peft needs PEFT 0.19 or later: {install_line('peft')}", name=error.name) from error
 
 __all__ = ["accelerate", "replace_extension"]
-LARGEST_BLOCK = 64  # BOFT factors are multiplied with each other up to this size of a block
+# BOFT factors are multiplied with each other up to this size of a block; smaller blocks are multiplied together
+LARGEST_BLOCK, SMALLEST_BLOCK = 64, 16
 
 
 def accelerate(model: nn.Module) -> list[str]:
@@ -207,11 +208,11 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
     for low in reversed(range(0, levels, step)):
         blocks = combine(factors, low, min(low + step, levels))
         if low == 0:
-            x = _multiply_blocks(x, blocks)
+            x = _multiply_blocks(x, _joined(blocks))
         else:
             split = x.reshape(-1, blocks.shape[1] // half, 2**low, half).transpose(1, 2)
             shape = split.shape
-            split = _multiply_blocks(split.reshape(-1, x.shape[-1]), blocks).view(shape)
+            split = _multiply_blocks(split.reshape(-1, x.shape[-1]), _joined(blocks)).view(shape)
             x = split.transpose(1, 2).reshape(x.shape)
     return x
 
@@ -226,6 +227,14 @@ def combine(factors: Tensor, low: int, high: int) -> Tensor:
         lower = blocks.reshape(-1, 2, below, inner, half, inner * half)
         blocks = torch.einsum("qHthuGv,qGtHvk->qthHuGk", upper, lower).flatten(0, 1).flatten(1, 3).flatten(2)
     return blocks
+
+
+def _joined(blocks: Tensor) -> Tensor:
+    """Join neighbouring blocks smaller than `SMALLEST_BLOCK` to larger ones, with zeros between them."""
+    count, size, _ = blocks.shape
+    each = gcd(count, max(1, SMALLEST_BLOCK // size))
+    split = blocks.reshape(-1, each, size, size).permute(0, 2, 3, 1)
+    return torch.diag_embed(split, dim1=1, dim2=3).reshape(count // each, each * size, each * size)
 
 
 class GraLoRALinear(gralora.Linear):
