@@ -44,12 +44,11 @@ def accelerate(model: nn.Module) -> list[str]:
         SpecError: The model has no such layer.
 
     Examples:
-        >>> import pytest
-        >>> peft = pytest.importorskip("peft")
+        >>> from peft import OFTConfig, get_peft_model
         >>> from torch import nn
         >>> from ksgen.torch.peft import accelerate
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-        >>> adapted = peft.get_peft_model(model, peft.OFTConfig(oft_block_size=8, target_modules=["0", "2"]))
+        >>> adapted = get_peft_model(model, OFTConfig(oft_block_size=8, target_modules=["0", "2"]))
         >>> accelerate(adapted.base_model.model)
         ['0', '2']
     """
@@ -77,8 +76,6 @@ def replace_extension() -> None:
     model. It replaces the extension in the whole process, by PyTorch's operations.
 
     Examples:
-        >>> import pytest
-        >>> peft = pytest.importorskip("peft")
         >>> from ksgen.torch.peft import replace_extension
         >>> replace_extension()
     """

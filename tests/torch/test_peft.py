@@ -1,6 +1,9 @@
 """PEFT's layers with ksgen's forward passes give PEFT's results, step by step."""
 
 import copy
+import doctest
+import importlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ torch, peft, transformers = library("torch"), library("peft"), library("transfor
 from peft.tuners.boft import layer as boft  # noqa: E402  (after the skip)
 from torch import Tensor, nn  # noqa: E402
 
+import ksgen.torch.peft  # noqa: E402
 from ksgen.errors import SpecError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.peft import BOFTLinear, GraLoRALinear, OFTRotation, accelerate, combine, replace_extension, rotate  # noqa: E402
@@ -320,8 +324,18 @@ def test_without_the_extension_peft_builds_one_factor(monkeypatch: pytest.Monkey
     assert losses(model, 2)
 
 
+def test_examples_of_docstrings_and_of_the_page_run() -> None:
+    found = doctest.testmod(ksgen.torch.peft)
+    assert (found.failed, found.attempted) == (0, 8)
+    page = (Path(__file__).parents[2] / "docs" / "peft.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert isinstance(names["adapted"].base_model.model[0].oft_R.default, OFTRotation)
+
+
 def test_a_missing_or_old_peft_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft.tuners.gralora", None)
     monkeypatch.delitem(sys.modules, "ksgen.torch.peft")
     with pytest.raises(ImportError, match=r"ksgen.torch.peft needs PEFT 0.19 or later: pip install .*\[peft\]"):
-        import ksgen.torch.peft  # noqa: F401
+        importlib.import_module("ksgen.torch.peft")
