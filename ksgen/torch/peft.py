@@ -101,14 +101,9 @@ def _multiply_blocks(x: Tensor, blocks: Tensor) -> Tensor:
 
 
 class OFTRotation(oft.OFTRotationModule):
-    """PEFT's rotation by diagonal blocks, as a product of pattern (r, block size, block size, 1).
-
-    A convolution's x, with four dimensions, takes PEFT's path.
-    """
+    """PEFT's rotation by diagonal blocks, as a product of pattern (r, block size, block size, 1)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() == 4:
-            return super().forward(x)
         if self.coft:
             with torch.no_grad():
                 self.weight.copy_(self._project_batch(self.weight, eps=self.eps))
