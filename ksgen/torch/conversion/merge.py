@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import PRECISIONS, KernelSpec, PrecisionName
 from ksgen.spec.kernel import checked_batch
 from ksgen.torch.conversion.projection import covering, on_support
-from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.torch.conversion.times import Clock, clock_of, measured_us
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.checks import dtype_name
