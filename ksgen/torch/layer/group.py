@@ -186,7 +186,7 @@ class KSLinears(nn.ModuleList):
         return is_one_launch(self._own_launcher(), device, precision, layer.layout, epilogue, batch)
 
     def _own_launcher(self) -> GroupLauncher:
-        chains = tuple(tuple(tuple(each.shape) for each in one.weights) for one in self._linears())
+        chains = tuple(map(prepared.shapes_of, self._linears()))
         return group_launcher(chains, self._first.between, self._first.fuse)
 
     def _fastest(self, x: Tensor, methods: Any) -> str:

@@ -56,6 +56,8 @@ def _orthogonal_blocks(pattern: Pattern, like: Tensor) -> Tensor:
 
 
 def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
+    if chain.is_exchanged:
+        raise LaunchError(f"{what} of {chain}, whose outputs are exchanged; accepted: outputs in the order i.k.j")
     _check_rank(what, chain)
     if all(pattern.b == pattern.c for pattern in chain):
         return [torch.eye(pattern.b, device=like.device)[None, :, :, None].expand(pattern.shape) for pattern in chain]

@@ -78,8 +78,9 @@ def test_compiled_exported_and_pickled() -> None:
     assert "4,24,16,1@k1:6.i.k2:4 then 6,16,16,1" in repr(layer)
 
 
-def test_a_group() -> None:
-    parts = [KSLinear(list(CHAINS[0]), bias=False), KSLinear("4,24,16,1", bias=False)]
+@pytest.mark.parametrize("fuse", ["auto", "yes"])
+def test_a_group(fuse: Any) -> None:
+    parts = [KSLinear(list(each), bias=False, fuse=fuse) for each in (CHAINS[0], ["4,24,16,1"])]
     x = torch.randn(5, 64)
     torch.testing.assert_close(KSLinear.group(parts)(x), torch.cat([each(x) for each in parts], 1))
     with torch.no_grad():
@@ -106,6 +107,8 @@ def test_what_it_refuses() -> None:
         layer.quantize("int8")
     with pytest.raises(PatternError, match=r"1,16,16,4@j.k exchanges outputs; accepted of a chain to factorize"):
         factorize(torch.eye(64), "1,16,16,4@j.k")
+    with pytest.raises(LaunchError, match=r"init='identity' of 1,16,16,4@j.k, whose outputs are exchanged; accepted:"):
+        KSLinear("1,16,16,4@j.k", init="identity")
     with pytest.raises(LaunchError, match=r"got weights of shapes \[\(1, 2, 2, 1\)\]; \[\(1, 4, 4, 1\)\] are needed"):
         KSLinear.from_weights([torch.ones(1, 2, 2, 1)], patterns="1,4,4,1")
     assert "1,16,16,4@j.k, whose outputs are exchanged" in layer.explain(processes=2)
