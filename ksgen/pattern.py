@@ -138,7 +138,10 @@ class Pattern:
             Pattern(a=1, b=192, c=48, d=2)
         """
         if not isinstance(text, str) or not (found := WRITTEN.fullmatch(text)):
-            raise PatternError(f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2")
+            raise PatternError(
+                f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2, and perhaps an "
+                "order of outputs as in 1,192,48,2@i.j.k"
+            )
         *sizes, store = found.groups()
         a, b, c, d = map(int, sizes)
         return cls(a, b, c, d, store or "")

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
+from ksgen.spec.kernel import CHAIN, pattern_as_list
 
 if TYPE_CHECKING:
     from ksgen.wisdom.store import Entry
@@ -15,10 +15,11 @@ DIGITS = 6  # significant digits of every other number
 
 def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
     """Facts that identify a kernel, and its batch; None stands for any batch."""
+    factors = list(map(pattern_as_list, kernel.factors))
     return {
         "kernel": kernel.name,
         "job": kernel.job,
-        "pattern": [list(each.shape) for each in kernel.factors] if kernel.job == CHAIN else list(kernel.pattern.shape),
+        "pattern": factors if kernel.job == CHAIN else factors[0],
         **(_group_figures(kernel) if kernel.is_group else {}),
         "precision": kernel.precision,
         **({"stored_weights": kernel.weights} if kernel.is_quantized else {}),
@@ -35,7 +36,7 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
 
 def _group_figures(kernel: KernelSpec) -> dict[str, Any]:
     """All chains of a group; `beside` is the deprecated field of all but the first."""
-    chains = [[list(each.shape) for each in chain] for chain in kernel.chains]
+    chains = [list(map(pattern_as_list, chain)) for chain in kernel.chains]
     return {"chains": chains, "beside": chains[1:]}
 
 

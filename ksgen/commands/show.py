@@ -26,6 +26,7 @@ from ksgen.families.gpus import TYPICAL
 from ksgen.files import write
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec, load
+from ksgen.spec.kernel import pattern_as_list
 from ksgen.spec.storage import SAME
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _device_limits() -> dict[str, Any]:
 
 def _describe_chain(chain: Chain) -> dict[str, Any]:
     return {
-        "patterns": [list(pattern.shape) for pattern in chain],
+        "patterns": list(map(pattern_as_list, chain)),
         "in_features": chain.in_features,
         "out_features": chain.out_features,
         "weights": chain.weight_count,

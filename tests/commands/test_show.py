@@ -24,6 +24,13 @@ def test_show_gives_sizes_and_costs() -> None:
     assert facts["threads"] % 32 == 0
 
 
+def test_json_has_the_order_of_outputs() -> None:
+    facts = json.loads(run("show", "4,32,16,1@k1:4.i.k2", "1,16,8,16@j.k", "--json").stdout)
+    orders = [[4, 32, 16, 1, "k1:4.i.k2:8"], [1, 16, 8, 16, "j.k"]]
+    assert [each["pattern"] for each in facts["patterns"]] == orders
+    assert facts["layers"]["chain"]["patterns"] == orders
+
+
 def test_show_of_a_chain_and_of_a_spec() -> None:
     chain = run("show", "2,48,192,1", "1,192,48,2")
     assert "chain: 2,48,192,1 then 1,192,48,2, 384 -> 384, 25.0% of dense" in chain.stdout
