@@ -110,7 +110,7 @@ class Pattern:
             object.__setattr__(self, name, count)
         if (most := max(self.in_features, self.out_features)) > MOST_FEATURES:
             raise PatternError(f"pattern {self} has {most} features on a side; accepted: at most {MOST_FEATURES}")
-        if self.store:
+        if self.store != "":
             object.__setattr__(self, "store", _written(_merged(_read_digits(self.store, self._sizes))))
 
     def __setstate__(self, state: Sequence[Any]) -> None:

@@ -366,6 +366,7 @@ def test_an_order_has_one_text() -> None:
         ("k.k", "store='k.k'; accepted: digits such as i.j.k, or k1:4.i.k2 with a divided k, each once"),
         ("x", "store='x'; accepted: digits such as"),
         (5, "store=5; accepted: digits such as"),
+        (None, "store=None; accepted: digits such as"),
         ("i.j", "store='i.j'; accepted for k, which has 8 values: digits whose sizes have that product"),
         ("k1.k2.i.j", "store='k1.k2.i.j'; accepted for k, which has 8 values"),
         ("k1:3.k2.i.j", "store='k1:3.k2.i.j'; accepted for k, which has 8 values"),

@@ -111,9 +111,9 @@ class Launcher(BaseLauncher):
 
     @property
     def _arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
-        return (self.chain,) if self.takes_lists else self.chain[
-            0
-        ].shape, self.options.non_defaults | self.stated.non_defaults
+        pattern = self.chain[0]
+        factor = (str(pattern),) if pattern.is_exchanged else pattern.shape
+        return (self.chain,) if self.takes_lists else factor, self.options.non_defaults | self.stated.non_defaults
 
     def __reduce__(self) -> tuple[Any, ...]:
         given, named = self._arguments

@@ -1,5 +1,7 @@
 """Outputs that are stored in another order of their digits: every family that serves them, alone and in chains."""
 
+import copy
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +104,13 @@ def test_chains_of_gpus_in_the_emulator(
     check_against_factors(
         render(kernel, constants, family=family), arrays, in_emulator(), truth_of_factors(kernel, arrays)
     )
+
+
+def test_copies_of_launchers_exchange_too() -> None:
+    for launcher in (Launcher("1,4,3,2@j.k", activation="relu"), ChainLauncher("1,4,3,2@j.k", "8,2,1,1@k.i")):
+        for copied in (copy.deepcopy(launcher), pickle.loads(pickle.dumps(launcher))):
+            assert copied.chain == launcher.chain
+    assert repr(Launcher("1,4,3,2@j.k")) == "Launcher('1,4,3,2@j.k')"
 
 
 def test_other_families_leave_them_to_these() -> None:
