@@ -217,6 +217,8 @@ class Launcher(BaseLauncher):
         return pack_in_place(found, self.pattern, where, on)
 
     def _pack_quantized(self, weights: Quantized, device: str | None, stream: Any) -> Weights:
+        if self.pattern.is_exchanged:
+            raise LaunchError(f"{self!r}: got {weights!r}; accepted where outputs are exchanged: an array of weights")
         if weights.pattern != self.pattern:
             raise LaunchError(f"{self!r}: got {weights!r}; weights of {self.pattern} are needed")
         found = view(weights.scale, "weights.scale", stream_handle(stream))

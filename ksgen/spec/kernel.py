@@ -216,7 +216,8 @@ class KernelSpec:
             )
         if self.is_exchanged and (self.job == "gradient" or self.is_quantized):
             what = "job=gradient" if self.job == "gradient" else f"weights={self.weights}"
-            raise SpecError(f"{what} of {self.pattern}, whose outputs are exchanged; accepted: outputs in i.k.j")
+            first = next(each for chain in self.chains for each in chain if each.is_exchanged)
+            raise SpecError(f"{what} of {first}, whose outputs are exchanged; accepted: outputs in i.k.j")
         for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
             if word not in activations_of(self.precision):
                 raise SpecError(f"{name}={word} of complex numbers, {self.precision}; accepted: none")

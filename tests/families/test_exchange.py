@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen import reference
+from ksgen import quantize, reference
 from ksgen.emit.render import render
-from ksgen.errors import SpecError
+from ksgen.errors import LaunchError, SpecError
 from ksgen.families import FAMILIES, check, cuda_limits, family_named
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import tolerance
@@ -128,7 +128,9 @@ def test_what_reads_exchanged_outputs_is_refused() -> None:
     ):
         KernelSpec(pattern, job="gradient")
     with pytest.raises(SpecError, match=r"weights=int8 of 4,64,64,2@i.j.k, whose outputs are exchanged"):
-        KernelSpec(pattern, weights="int8")
+        KernelSpec((pattern, Pattern(1, 8, 512, 1)), weights="int8")
+    with pytest.raises(LaunchError, match=r"got Quantized\(.*; accepted where outputs are exchanged: an array"):
+        Launcher("1,4,3,2@j.k")(np.ones((1, 6), np.float32), quantize(np.ones((1, 4, 3, 2), np.float32), "int8"))
 
 
 def test_a_kernel_says_in_its_name_how_outputs_are_stored() -> None:
