@@ -120,13 +120,14 @@ def _settle(device: str, spec: "Spec", batch: int) -> str:
 def bmm_us(device: "Device", kernel: KernelSpec, batch: int) -> float | None:
     """Time of PyTorch's batched product between two permutations, which is cuBLAS's on a GPU.
 
-    None where PyTorch is missing or cannot use the GPU, or has no product in this precision.
+    None where PyTorch is missing or cannot use the GPU, or has no product in this precision; and of exchanged outputs.
     """
     from importlib.util import find_spec as find_module
 
     from ksgen.bench.roster import COMPARISONS
 
-    if kernel.precision not in COMPARISONS or kernel.job != "multiply" or not find_module("torch"):
+    is_comparable = kernel.job == "multiply" and not kernel.is_exchanged and kernel.precision in COMPARISONS
+    if not is_comparable or not find_module("torch"):
         return None
     import torch
 

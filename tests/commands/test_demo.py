@@ -136,6 +136,8 @@ def test_a_gpu_that_pytorch_cannot_use_has_no_product_of_cublas(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     gpu: Any = FakeGpu()
     assert demo.bmm_us(gpu, KernelSpec(Pattern(1, 24, 16, 1)), 16) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert demo.bmm_us(gpu, KernelSpec(Pattern(1, 24, 16, 4, "j.k")), 16) is None, "no product exchanges outputs"
 
 
 def test_an_interrupt_of_the_trials_ends_the_demo(spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
