@@ -220,7 +220,7 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             structure: A structure such as `ksgen.structures.blast(...)`.
             state: The parameters by name: those of `structure.shapes`, and "bias" if there is one. None: they are
-                drawn with the authors' scales, or as those of any `KSLinear`.
+                drawn with the authors' scales, or by `init` as those of any `KSLinear`.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
         Returns:
@@ -239,10 +239,11 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         if state is None:
             layer = cls(structure.chain, **options)
+            scales = {} if "init" in options else structure.scales
             with torch.no_grad():
                 for name, weights in zip(structure.shapes, layer.weights, strict=True):
-                    if name in structure.scales:
-                        weights.normal_(std=structure.scales[name])
+                    if name in scales:
+                        weights.normal_(std=scales[name])
             return layer
         given = dict(state)
         bias = given.pop("bias", None)

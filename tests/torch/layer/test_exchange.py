@@ -99,6 +99,8 @@ def test_an_exchange_and_a_layer_of_a_structure() -> None:
     drawn = KSLinear.from_structure(structures.btt(1024, 1024, blocks=32, rank=4))
     for weights, scale in zip(drawn.weights, structures.btt(1024, 1024, 32, 4).scales.values(), strict=True):
         assert float(weights.detach().std()) == pytest.approx(scale, rel=0.05)
+    orthogonal = KSLinear.from_structure(structures.btt(64, 64, blocks=4, rank=4), init="orthogonal").to_dense()
+    torch.testing.assert_close(orthogonal @ orthogonal.t(), torch.eye(64), rtol=0, atol=1e-5)
 
 
 def test_what_it_refuses() -> None:
