@@ -280,7 +280,7 @@ class Pattern:
             >>> Pattern(2, 4, 3, 1, store="k1:2.i.k2").exchange()
             ((2, 2, 2), (1, 0, 2))
         """
-        natural = sorted(self.digits, key=lambda digit: ("ikj".index(digit.name), -digit.unit))
+        natural = _sorted(self.digits)
         return tuple(digit.size for digit in natural), tuple(natural.index(digit) for digit in self.digits)
 
     @property
@@ -813,9 +813,14 @@ def _merged(digits: Sequence[Digit]) -> list[Digit]:
     return merged
 
 
+def _sorted(digits: Sequence[Digit]) -> list[Digit]:
+    """Digits in the order (i, k, j)."""
+    return sorted(digits, key=lambda digit: ("ikj".index(digit.name), -digit.unit))
+
+
 def _written(digits: Sequence[Digit]) -> str:
     """An order of outputs as text; empty for the order (i, k, j)."""
-    if list(digits) == sorted(digits, key=lambda digit: ("ikj".index(digit.name), -digit.unit)):
+    if list(digits) == _sorted(digits):
         return ""
     names = []
     for digit in digits:

@@ -499,7 +499,7 @@ def numpy_product(problem: Problem) -> tuple[float, "Array"]:
     y = y.reshape(problem.y_shape)
     if problem.kernel.is_exchanged:
         rows = y if problem.kernel.layout == "bsf" else y.T
-        y = reference.exchanged(problem.kernel.pattern, rows).reshape(rows.shape)
-        y = y if problem.kernel.layout == "bsf" else y.T
+        rows = reference.exchanged(problem.kernel.pattern, rows)
+        y = rows if problem.kernel.layout == "bsf" else rows.T
     y = y.astype(numpy_dtype(problem.kernel.dtype), copy=False)
     return perf_counter() - begin, y
