@@ -37,6 +37,7 @@ STRIDES: tuple[Stride, ...] = get_args(Stride)
 JOBS: tuple[Job, ...] = get_args(Job)
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 CHAIN = "chain"  # the job of one launch of several factors, or of one that changes the layout; no spec names it
+LONGEST_PATTERNS = 150  # characters of a kernel's name, which is that of a file; longer patterns are hashed
 MOST_BYTES = 2**63 - 1  # bytes of X, Y or the weights: offsets are signed and 64 bits wide
 
 
@@ -358,6 +359,9 @@ class KernelSpec:
         batch = () if self.batch is None else (f"batch{self.batch}",)
         job = (self.job,) if self.job == "gradient" else ()
         patterns = "_and_".join("_".join(pattern.name for pattern in chain) for chain in self.chains)
+        if len(patterns) > LONGEST_PATTERNS:
+            factors = sum(map(len, self.chains))
+            patterns = f"{factors}_factors_{hashlib.sha256(patterns.encode()).hexdigest()[:16]}"
         steps = (*self._activated, *self.epilogue.words, *self._sliced)
         return "_".join(("ks", patterns, self.precision, *self.stored, self.layout_word, *steps, *batch, *job))
 

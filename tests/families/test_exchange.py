@@ -140,3 +140,11 @@ def test_a_kernel_says_in_its_name_how_outputs_are_stored() -> None:
     assert exchanged.name == "ks_4x32x16x1_k1x4ik2x8_float32_bsf"
     assert natural.digest != exchanged.digest
     assert KernelSpec(Chain((pattern, Pattern(4, 8, 32, 1)))).name.startswith("ks_4x32x16x1_k1x4ik2x8_4x8x32x1_")
+
+
+def test_many_factors_have_a_name_that_a_file_can_have() -> None:
+    divided = Pattern(8, 8, 8, 8, "k1:2.i1:2.j1:2.k2:2.i2:2.j2:2.k3:2.i3:2.j3:2")
+    names = {KernelSpec((divided,) * count + (each,)).name for count in (5, 6) for each in (divided, divided.natural)}
+    assert len(names) == 4
+    assert max(map(len, names)) < 100
+    assert all(name.startswith(("ks_6_factors_", "ks_7_factors_")) for name in names)
