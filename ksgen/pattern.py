@@ -506,8 +506,10 @@ class Chain:
 
     @property
     def is_chainable(self) -> bool:
-        """Whether every neighbouring pair is chainable, so that the factorisation by SVDs comes with its guarantees."""
-        return all(are_chainable(left, right) for right, left in pairwise(self.factors))
+        """Whether every neighbouring pair is chainable and no outputs are exchanged, so that the factorisation by SVDs
+        comes with its guarantees.
+        """
+        return not self.is_exchanged and all(are_chainable(left, right) for right, left in pairwise(self.factors))
 
 
 Patterns = Chain | Pattern | str | Sequence[Pattern | str | Sequence[int]]  # input of `Chain.read`

@@ -387,6 +387,11 @@ def test_a_transpose_that_reads_exchanged_inputs_is_refused() -> None:
         _ = Chain(("2,8,3,1@k.i",)).transpose
 
 
+def test_a_chain_that_exchanges_outputs_is_not_chainable() -> None:
+    assert Chain(("2,4,4,1", "1,2,8,1")).is_chainable
+    assert not Chain(("2,4,4,1@k.i", "1,2,8,1")).is_chainable
+
+
 def test_pickles_of_before_patterns_had_an_order() -> None:
     pattern = Pattern(1, 2, 3, 4)
     old = Pattern.__new__(Pattern)
