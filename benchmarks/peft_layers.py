@@ -13,7 +13,7 @@ from typing import Any
 import click
 import peft
 import torch
-from ksgen.measure.host_memory import keep_freed_memory
+from ksgen.measure.quiet import keep_freed_memory
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
