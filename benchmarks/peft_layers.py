@@ -13,11 +13,11 @@ from typing import Any
 import click
 import peft
 import torch
-from ksgen.measure.quiet import keep_freed_memory
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.torch_cpu import medians_us
+from ksgen.measure.quiet import keep_freed_memory
 from ksgen.torch.peft import accelerate, replace_extension
 
 os.environ.setdefault("KSGEN_COMPILE", "wait")
