@@ -409,6 +409,11 @@ def disable_fusion(own: ChainLauncher | GroupLauncher, error: ToolchainError) ->
     warn(f"{own._title} takes one launch per {own.parts}, because one launch for all is not available: {error}")
 
 
+def is_fusion_disabled(own: ChainLauncher | GroupLauncher) -> bool:
+    """Whether the fused launch of this layer or group has failed."""
+    return own in _not_one
+
+
 def by_heuristic(kernel: KernelSpec) -> BackendChoice:
     """Choice for a kernel that was never measured on its device."""
     if kernel.precision != kernel.dtype:

@@ -32,6 +32,7 @@ from ksgen.torch.operators.choice import (
     chain_launcher,
     disable_fusion,
     has_kernels,
+    is_fusion_disabled,
     is_one_launch,
     is_ready,
     job_of,
@@ -241,7 +242,7 @@ def multiply_chain(
     epilogue = Epilogue(added[0], activation, added[1])
     is_one = is_one_launch(own, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one
     if x.device.type == "cuda":
-        if is_one or exchanges:
+        if is_one or (exchanges and not is_fusion_disabled(own)):
             must_wait = wanted != dtype_name(x.dtype) or backend != "auto"
             try:
                 if (y := by_launcher() if must_wait else by_kernels(by_launcher)) is not None:
