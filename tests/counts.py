@@ -28,12 +28,12 @@ import click
 import numpy as np
 import yaml
 
-from ksgen.commands.common import LAYOUT, PATTERN, PRECISION
+from ksgen.commands.common import LAYOUT, PATTERN, OneOf
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError
 from ksgen.families import check, cuda_limits, family_for, family_named
 from ksgen.pattern import Pattern
-from ksgen.spec import KernelSpec
+from ksgen.spec import PRECISIONS, KernelSpec
 from tests.emulator import Counts, SimtError, count_cuda
 from tests.support.counting import compared, count_kernel
 from tests.support.kernels import JOB_OF, batch_for
@@ -149,7 +149,7 @@ def print_counts(named: Mapping[str, Counts], as_json: bool) -> None:
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.argument("pattern", type=PATTERN, required=False, metavar="[A,B,C,D]")
-@click.option("--precision", type=PRECISION, default="float32", show_default=True)
+@click.option("--precision", type=OneOf(PRECISIONS), default="float32", show_default=True)
 @click.option("--layout", type=LAYOUT, default="bsf", show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), default=256, show_default=True)
 @click.option("--target", default="sm_90a", show_default=True, help="GPU whose defaults and limits are taken.")

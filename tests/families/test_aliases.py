@@ -23,7 +23,7 @@ from ksgen.tuning.job import Job
 from ksgen.tuning.model import Machine
 from ksgen.tuning.pool import list_space
 from ksgen.tuning.trials import Trial, TrialStore
-from ksgen.wisdom.store import Entry, Wisdom, dump, parse
+from ksgen.wisdom.store import Entry, Wisdom, dump, parse_export
 from tests.support.bench_rows import row
 
 CPU = Limits(
@@ -89,7 +89,8 @@ def test_wisdom_of_an_earlier_name_is_read_and_written_by_the_present_one(alias:
     entry = entry_of(alias)
     row = json.loads(text := dump("a device", Wisdom([entry])))["entries"][0]
     assert (row["family"], row["constants"]) == (family_named(alias).name, asdict(entry.constants))
-    assert parse(text.replace(f'"family": "{entry.family}"', f'"family": "{alias}"'), "a file") == [entry]
+    earlier = text.replace(f'"family": "{entry.family}"', f'"family": "{alias}"')
+    assert parse_export(earlier, "a file") == {"a device": [entry]}
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -110,7 +111,7 @@ def test_results_of_an_earlier_name_are_read(tmp_path: Path) -> None:
 def test_wisdom_with_earlier_names_of_constants_is_read(alias: str) -> None:
     entry = entry_of(alias)
     text = dump("a device", Wisdom([entry]))
-    assert parse(text.replace('"streaming": ', '"past": '), "a file") == [entry]
+    assert parse_export(text.replace('"streaming": ', '"past": '), "a file") == {"a device": [entry]}
     assert '"past"' not in text
     with pytest.raises(
         ConstantsError, match=r"vector constants are along, .*, streaming, pairs; .*; got past, streaming"
@@ -197,8 +198,10 @@ def test_wisdom_from_before_x_from_was_a_constant_is_read() -> None:
     entry = entry_of("wgmma_permuted")
     text = dump("a device", Wisdom([entry])).replace(', "x_from": "permuted"', "")
     assert "x_from" not in text
-    assert parse(text.replace('"family": "wgmma"', '"family": "wgmma_permuted"'), "a file") == [entry]
+    assert parse_export(text.replace('"family": "wgmma"', '"family": "wgmma_permuted"'), "a file") == {
+        "a device": [entry]
+    }
     with pytest.raises(KsgenError, match=r"wgmma constant x_from=None; accepted: shared, registers, permuted"):
-        parse(text, "a file")
+        parse_export(text, "a file")
     with pytest.raises(ConstantsError, match=r"wgmma constant x_from='memory'; accepted: shared, registers, permuted"):
         FAMILIES["wgmma"].constants(asdict(entry.constants) | {"x_from": "memory"})

@@ -19,7 +19,7 @@ from ksgen.quantized import Quantized, QuantizedInputs, numpy_type, quantize
 from ksgen.spec import STORAGES, Epilogue, KernelSpec
 from ksgen.tuning.job import Job
 from ksgen.tuning.pool import served_families
-from ksgen.wisdom.store import Entry, Wisdom, dump, parse
+from ksgen.wisdom.store import Entry, Wisdom, dump, parse_export
 from tests.compile_matrix import SERIALISED
 from tests.emit.test_lean import unused
 from tests.emulator import SimtError
@@ -224,7 +224,7 @@ def test_a_request_by_name_is_answered_with_its_purpose(changes: dict[str, Any],
 def test_wisdom_selects_it_and_a_search_looks_at_it() -> None:
     kernel = kernel_of((1, 48, 48, 1))
     entry = Entry(kernel, 512, "wgmma", SHARED.default(kernel, GPU), {"template": template_digest("wgmma")})
-    known = Wisdom(parse(dump("a GPU", Wisdom([entry])), "a file"))
+    known = Wisdom(parse_export(dump("a GPU", Wisdom([entry])), "a file")["a GPU"])
     found = choose(kernel, 500, GPU, known)
     assert (found.family, found.constants, found.is_measured) == ("wgmma", entry.constants, True)
     assert choose(kernel, 500, GPU, known, aligned=False).family != "wgmma"

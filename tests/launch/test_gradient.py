@@ -25,7 +25,7 @@ from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.spec import parse as parse_spec
-from ksgen.wisdom.store import Entry, Wisdom, dump, parse
+from ksgen.wisdom.store import Entry, Wisdom, dump, parse_export
 from tests.measure.test_verify import needs_opencl
 from tests.support import kernels
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
@@ -288,7 +288,7 @@ def test_wisdom_keeps_jobs_apart() -> None:
     spec = kernel()
     constants = FAMILY.default(spec, PORTABLE["cuda"])
     entry = Entry(spec, 1000, "gradient", constants, {"median_us": 1.0})
-    (again,) = parse(dump("GPU", Wisdom([entry])), "file")
+    (again,) = parse_export(dump("GPU", Wisdom([entry])), "file")["GPU"]
     assert again == entry
     assert Wisdom([entry]).lookup(spec, 900) == entry
     assert Wisdom([entry]).lookup(replace(spec, job="multiply"), 900) is None
