@@ -115,11 +115,14 @@ def has_kernels(device: Any) -> bool:
 
 
 def is_ready(device: Any) -> bool:
-    """Whether the device of a tensor is open. Otherwise the background opens it, while PyTorch multiplies."""
+    """Whether the device of a tensor is open. Otherwise the background opens it, while PyTorch multiplies.
+
+    `build` waits for it: a device that is opened during a call would get kernels for the last products alone.
+    """
     asked = os.environ.get("KSGEN_DEVICE", "")
     if device.type != "cpu" or asked in _open:
         return True
-    with suppress(PendingError), deferred(may_defer):
+    with suppress(PendingError), deferred(lambda: may_defer() and not building.get()):
         outcome(("the device", asked), "a device", partial(_has_processor, asked), imports=True)
         _open.add(asked)
         return True
