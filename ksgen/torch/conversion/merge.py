@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from math import inf
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -23,6 +23,12 @@ TIMED = 3  # merges that are timed: each is compiled, which takes a second or mo
 WORTH = 0.05  # share of the time that a merge must save, as two timings of one layer may differ by less
 
 
+@overload
+def optimize(given: KSLinear, *, batch: int | None = None) -> KSLinear: ...
+@overload
+def optimize(
+    given: Patterns, *, batch: int | None = None, device: Any = None, precision: PrecisionName = "float32"
+) -> Chain: ...
 def optimize(
     given: KSLinear | Patterns,
     *,
