@@ -20,7 +20,9 @@ DRIVERS = {535: 12020, 550: 12040, 570: 12080}  # and the CUDA that each serves;
 @pytest.mark.parametrize(("driver", "runtime"), [(535, "pycuda"), (550, "driver"), (570, "driver")])
 def test_a_binary_of_a_newer_cuda_than_the_drivers_is_reported_with_both_versions(driver: int, runtime: str) -> None:
     served = DRIVERS[driver]
-    (told,) = script("multiply()", runtime, KSGEN_DRIVER_CUDA=str(served))
+    lines = script("multiply()", runtime, KSGEN_DRIVER_CUDA=str(served))
+    assert len(lines) == 1, lines
+    (told,) = lines
     assert re.fullmatch(
         rf"ToolchainError: .*, loading ks_2x9x5x3_float32_bsf_?\w*: .*; nvcc 1[3-9][.\d]* built it for sm_90a, and "
         rf"the driver is .*CUDA "
