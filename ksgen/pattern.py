@@ -645,9 +645,7 @@ def monarch(in_features: int, out_features: int, split_in: int, split_out: int) 
         ...
         ksgen.errors.PatternError: split_in=7; accepted: a divisor of in_features=64
     """
-    given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
-    in_features, out_features, split_in, split_out = counts(**given)
-    _check_splits(in_features, out_features, split_in, split_out)
+    in_features, out_features, split_in, split_out = _split_counts(in_features, out_features, split_in, split_out)
     block_in, block_out = in_features // split_in, out_features // split_out
     return Chain((Pattern(split_in, block_out, block_in, 1), Pattern(1, split_out, split_in, block_out)), "monarch")
 
@@ -676,9 +674,9 @@ def blast(in_features: int, out_features: int, split_in: int, split_out: int, ra
         >>> print(ksgen.blast(64, 32, split_in=4, split_out=2, rank=8))
         4,8,16,1 then 1,2,4,8 then 2,16,8,1
     """
-    given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
-    in_features, out_features, split_in, split_out, rank = counts(**given, rank=rank)
-    _check_splits(in_features, out_features, split_in, split_out)
+    in_features, out_features, split_in, split_out, rank = _split_counts(
+        in_features, out_features, split_in, split_out, rank=rank
+    )
     down, up = (
         Pattern(split_in, rank, in_features // split_in, 1),
         Pattern(split_out, out_features // split_out, rank, 1),
@@ -710,9 +708,9 @@ def btt(in_features: int, out_features: int, split_in: int, split_out: int, rank
         >>> print(ksgen.btt(64, 32, split_in=4, split_out=2, rank=3))
         4,6,16,1@k1:2.i.k2:3 then 2,16,12,1
     """
-    given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
-    in_features, out_features, split_in, split_out, rank = counts(**given, rank=rank)
-    _check_splits(in_features, out_features, split_in, split_out)
+    in_features, out_features, split_in, split_out, rank = _split_counts(
+        in_features, out_features, split_in, split_out, rank=rank
+    )
     first = Pattern(split_in, split_out * rank, in_features // split_in, 1, f"k1:{split_out}.i.k2:{rank}")
     return Chain((first, Pattern(split_out, out_features // split_out, split_in * rank, 1)), "btt")
 
@@ -871,11 +869,15 @@ def _shuffle(groups: int, rows: int, columns: int) -> tuple[int, ...]:
     return tuple(start + row * columns + column for start in starts for column in range(columns) for row in range(rows))
 
 
-def _check_splits(in_features: int, out_features: int, split_in: int, split_out: int) -> None:
+def _split_counts(in_features: int, out_features: int, split_in: int, split_out: int, **more: int) -> tuple[int, ...]:
+    """These numbers, and further ones, as `counts` gives them; `PatternError` if a split is no divisor."""
+    given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
+    found = in_features, out_features, split_in, split_out, *_ = counts(**given, **more)
     if in_features % split_in:
         raise PatternError(f"split_in={split_in}; accepted: a divisor of in_features={in_features}")
     if out_features % split_out:
         raise PatternError(f"split_out={split_out}; accepted: a divisor of out_features={out_features}")
+    return found
 
 
 def counts(**given: object) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ of launchers and of `KSLinear`, and back. Nothing is computed: a factor has the 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any
 
@@ -125,9 +125,7 @@ def blast(in_features: int, out_features: int, blocks: int | tuple[int, int], ra
         >>> structures.blast(64, 32, blocks=(2, 4), rank=8).shapes
         {'C': (4, 8, 16), 'D': (2, 4, 8), 'B': (2, 16, 8)}
     """
-    rows, columns = _pair(blocks)
-    _blocks_of(columns, in_features=in_features)
-    _blocks_of(rows, out_features=out_features)
+    rows, columns = _checked_pair(blocks, in_features, out_features)
     chain = pattern.blast(in_features, out_features, columns, rows, rank)
     down, mix, up = chain
     return Structure(chain, {"C": down.shape[:3], "D": mix.shape[1:], "B": up.shape[:3]})
@@ -180,13 +178,11 @@ def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank
         >>> print(structures.btt(64, 32, blocks=(2, 4), rank=3).chain)
         4,6,16,1@k1:2.i.k2:3 then 2,16,12,1
     """
-    rows, columns = _pair(blocks)
-    _blocks_of(columns, in_features=in_features)
-    _blocks_of(rows, out_features=out_features)
+    rows, columns = _checked_pair(blocks, in_features, out_features)
     chain = pattern.btt(in_features, out_features, columns, rows, rank)
-    shapes = {name: _transposed_shape(own) for name, own in zip(("W1", "W2"), chain, strict=True)}
-    scales = {name: sqrt(min(inputs, outputs)) / inputs for name, (_, inputs, outputs) in shapes.items()}
-    return Structure(chain, shapes, dict.fromkeys(shapes, (0, 2, 1)), scales=scales)
+    found = _of_blocks(chain, "W1", "W2")
+    scales = {name: sqrt(min(inputs, outputs)) / inputs for name, (_, inputs, outputs) in found.shapes.items()}
+    return replace(found, scales=scales)
 
 
 def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Structure:
@@ -212,8 +208,7 @@ def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Stru
     """
     *_, own = _blocks_of(blocks, in_features=in_features, out_features=out_features, rank=rank)
     chain = Chain(pattern.btt(in_features, out_features, blocks, blocks, own).factors, "gralora")
-    shapes = {name: _transposed_shape(own) for name, own in zip(("gralora_A", "gralora_B"), chain, strict=True)}
-    return Structure(chain, shapes, dict.fromkeys(shapes, (0, 2, 1)))
+    return _of_blocks(chain, "gralora_A", "gralora_B")
 
 
 def oft(features: int, block: int) -> Structure:
@@ -235,8 +230,7 @@ def oft(features: int, block: int) -> Structure:
         4,16,16,1
     """
     (count,) = _blocks_of(block, name="block", features=features)
-    shape = (count, block, block)
-    return Structure(Chain((Pattern(count, block, block, 1),), "oft"), {"R": shape}, {"R": (0, 2, 1)})
+    return _of_blocks(Chain((Pattern(count, block, block, 1),), "oft"), "R")
 
 
 def low_rank(in_features: int, out_features: int, rank: int) -> Structure:
@@ -288,14 +282,18 @@ def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> 
     return Structure(Chain((first, second), "block_dense"), shapes)
 
 
-def _transposed_shape(factor: Pattern) -> tuple[int, ...]:
-    """Shape of a block-diagonal factor's parameter whose blocks are (inputs, outputs)."""
-    return factor.a, factor.c, factor.b
+def _of_blocks(chain: Chain, *names: str) -> Structure:
+    """Structure of block-diagonal factors whose parameters have blocks (inputs, outputs)."""
+    shapes = {name: (own.a, own.c, own.b) for name, own in zip(names, chain, strict=True)}
+    return Structure(chain, shapes, dict.fromkeys(names, (0, 2, 1)))
 
 
-def _pair(blocks: Any) -> tuple[Any, Any]:
-    """Blocks along y and along x."""
-    return blocks if isinstance(blocks, tuple) and len(blocks) == 2 else (blocks, blocks)
+def _checked_pair(blocks: Any, in_features: int, out_features: int) -> tuple[Any, Any]:
+    """Blocks along y and along x, which divide both."""
+    rows, columns = blocks if isinstance(blocks, tuple) and len(blocks) == 2 else (blocks, blocks)
+    _blocks_of(columns, in_features=in_features)
+    _blocks_of(rows, out_features=out_features)
+    return rows, columns
 
 
 def _blocks_of(blocks: object, name: str = "blocks", **features: int) -> tuple[int, ...]:

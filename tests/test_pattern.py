@@ -25,6 +25,7 @@ from ksgen.pattern import (
     monarch,
     square_dyadic,
 )
+from tests.support.exchange import stored_order
 
 patterns = st.builds(Pattern, *[st.integers(1, 9)] * 4)
 
@@ -300,15 +301,6 @@ def test_the_factor_that_changes_the_layout_has_an_earlier_name_that_warns() -> 
 
 
 # ---- outputs in another order
-
-
-def stored_order(pattern: Pattern) -> list[int]:
-    """Output at each place in memory, counted in the order (i, k, j), digit by digit."""
-    units = {"i": pattern.b * pattern.d, "k": pattern.d, "j": 1}
-    order = [0]
-    for digit in pattern.digits:
-        order = [at + value * digit.unit * units[digit.name] for at in order for value in range(digit.size)]
-    return order
 
 
 @st.composite

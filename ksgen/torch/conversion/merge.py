@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import cache
 from math import inf
 from typing import Any, overload
 
@@ -98,6 +99,7 @@ def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[
     """
     count = len(chain)
 
+    @cache
     def cost(first: int, end: int) -> float:
         pattern = covering(chain.factors[first:end])
         us = clock.kernel_us(KernelSpec(pattern, precision), batch)

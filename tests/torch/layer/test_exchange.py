@@ -8,7 +8,7 @@ import pytest
 
 from ksgen import structures
 from ksgen.errors import LaunchError, PatternError
-from ksgen.pattern import Pattern
+from tests.support.exchange import stored_order
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
@@ -28,15 +28,6 @@ def truth(layer: Any, x: Any) -> Any:
         rows = rows.relu() if layer.between == "relu" and number < len(layer.chain) else rows
     y = rows + layer.bias
     return y if layer.layout == "bsf" else y.t()
-
-
-def stored_order(pattern: Pattern) -> list[int]:
-    """Output (i, k, j) at each place, by counting the digits one by one."""
-    units = {"i": pattern.b * pattern.d, "k": pattern.d, "j": 1}
-    order = [0]
-    for digit in pattern.digits:
-        order = [at + value * digit.unit * units[digit.name] for at in order for value in range(digit.size)]
-    return order
 
 
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
