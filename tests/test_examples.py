@@ -50,6 +50,7 @@ def test_every_program_is_run_here() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
     assert programs == [
+        "convert_llama.py",
         "decode_8bit.py",
         "digits.py",
         "fine_tune.py",
@@ -85,6 +86,19 @@ def test_a_program_that_needs_more_reports_it_in_one_line(
     with pytest.raises(SystemExit, match="2"):
         runpy.run_path(str(EXAMPLES / program), run_name="__main__")
     assert capsys.readouterr() == ("", told)
+
+
+@pytest.mark.libraries
+@needs_torch
+@needs_transformers
+@pytest.mark.parametrize(("structure", "chain"), [("monarch", "8,16,16,1 then 1,8,8,16"), ("blast", "4,16,32,1 then 1")])
+def test_convert_llama(structure: str, chain: str, emulated: Callable[..., str]) -> None:
+    out = emulated("convert_llama.py", "--short", "--structure", structure)
+    assert chain in out
+    assert "7 layers replaced: 254,336 parameters became " in out
+    found = re.findall(r"(\w+): loss ([\d.]+) to ([\d.]+), \d+% of the next numbers right, [\d.]+ ms each", out)
+    assert [name for name, *_ in found] == ["dense", structure]
+    assert all(float(last) < float(first) for _, first, last in found)
 
 
 @pytest.mark.libraries

@@ -1,4 +1,4 @@
-"""Dense and Kronecker-sparse ViT-S/16 and GPT-2 medium: the paper's Tables 4 and 7, as ratios to the dense module.
+"""Dense and Kronecker-sparse models: the paper's Tables 4 and 7, as ratios to the dense module.
 
 The steps are forward passes with frozen sparse layers, forward passes of one token per sequence, like in decoding, and
 training steps. A training step is a forward and a backward pass, and an update by stochastic gradient descent.
@@ -101,7 +101,7 @@ MODULES = {  # a linear layer is named as its matrix, outputs x inputs
 class ModelJob:
     """Options of a measurement.
 
-    `batch` counts sequences. `tokens` per sequence apply only to GPT-2; ViT-S/16 has 197 per image.
+    `batch` counts sequences. `tokens` per sequence apply to language models; ViT-S/16 has 197 per image.
     """
 
     model: str
@@ -155,25 +155,28 @@ def measure(job: ModelJob) -> Iterator[ModelRow]:
 
 
 def modules_of(job: ModelJob) -> dict[str, Module]:
-    """Rows that have a sparse layer."""
+    """Rows that have a sparse layer, and a bias if they are of one."""
+    biases = (None, False, models.MODELS[job.model]["torch"].has_biases)
     held = {"feed_forward": ("up", "down"), "attention": ("qkv", "projection"), "": LAYERS}
     return {
         name: each
         for name, each in MODULES.items()
-        if set(held.get(each.path, (each.path.rpartition(".")[2],))) & set(job.layers)
+        if each.has_bias in biases and set(held.get(each.path, (each.path.rpartition(".")[2],))) & set(job.layers)
     }
 
 
 def _variants(job: ModelJob, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
-    """Dense model, and a sparse one per backend, with the same weights."""
+    """Dense model, and a sparse one per backend, with the same weights; in memory once, unless they are trained."""
     with job.device:
         dense = models.build(job.model).to(dtype).eval()
-    sparse = deepcopy(dense)
-    chains = {name: chain for name, chain in models.rule(job.model).items() if name in job.layers}
+    shared = {id(each): each for each in dense.parameters()} if step != TRAINING else {}
+    sparse = deepcopy(dense, dict(shared))
+    rule = models.rule(job.model)
+    chains = {name: chain for name, chain in rule.items() if models.ROLES.get(name, name) in job.layers}
     models.make_sparse(sparse, chains, from_weights=False)
     variants = {DENSE: dense}
     for backend in job.backends:
-        variants[backend] = deepcopy(sparse)
+        variants[backend] = deepcopy(sparse, dict(shared))
         for layer in variants[backend].modules():
             if isinstance(layer, KSLinear):
                 layer.backend = backend

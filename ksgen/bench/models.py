@@ -1,4 +1,4 @@
-"""Dense and Kronecker-sparse ViT-S/16 and GPT-2 medium, in plain PyTorch or from timm and transformers.
+"""Dense and Kronecker-sparse ViT-S/16, GPT-2 medium and Llama 1B, in plain PyTorch or from timm and transformers.
 
 Weights are drawn, never downloaded.
 """
@@ -37,6 +37,19 @@ class TransformerSize:
 
 
 @dataclass(frozen=True)
+class LlamaSize:
+    """Size of a Llama's blocks."""
+
+    features: int
+    depth: int
+    heads: int
+    key_heads: int  # heads of keys and values, each shared by heads / key_heads queries
+    hidden: int  # features of the feed-forward layers
+    epsilon: float
+    base: float  # of the rotation's angles
+
+
+@dataclass(frozen=True)
 class Vision:
     """Input and output sizes of a vision transformer: square images to classes."""
 
@@ -55,6 +68,8 @@ class Language:
 
 VIT_S16 = TransformerSize(features=384, depth=12, heads=6, epsilon=1e-6, activation="gelu", is_causal=False)
 GPT2_MEDIUM = TransformerSize(features=1024, depth=24, heads=16, epsilon=1e-5, activation="gelu_tanh", is_causal=True)
+LLAMA_1B = LlamaSize(features=2048, depth=16, heads=32, key_heads=8, hidden=8192, epsilon=1e-5, base=5e5)
+LLAMA_ENDS = Language(vocabulary=128256, positions=2048)
 
 
 class Attention(nn.Module):
@@ -65,15 +80,51 @@ class Attention(nn.Module):
         self.projection = nn.Linear(shape.features, shape.features)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in (self.qkv.parts(x) if isinstance(self.qkv, KSLinears) else self.qkv(x).chunk(3, dim=-1))
-        )
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
+        mixed = functional.scaled_dot_product_attention(*self.heads_of(x), is_causal=self.is_causal)
         return _added(self.projection, mixed.transpose(1, 2).flatten(2), residual)
+
+    def heads_of(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values (batch, heads, tokens, features of a head)."""
+        parts = self.qkv.parts(x) if isinstance(self.qkv, KSLinears) else self.qkv(x).chunk(3, dim=-1)
+        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+
+
+class Rotary(nn.Module):
+    """Rotation of each head's pairs (i, i + width / 2) by angles that grow with the position."""
+
+    def __init__(self, width: int, positions: int, base: float) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(positions), base ** (-torch.arange(0, width, 2) / width)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        tokens = x.shape[-2]
+        return x * self.cos[:tokens] + torch.cat([-second, first], dim=-1) * self.sin[:tokens]
+
+
+class LlamaAttention(Attention):
+    """Causal attention whose queries share keys and values, with rotated queries and keys."""
+
+    def __init__(self, shape: LlamaSize, rotary: Rotary) -> None:
+        nn.Module.__init__(self)
+        self.heads, self.is_causal, self.rotary = shape.heads, True, rotary
+        self.queries_per_key, self.width = shape.heads // shape.key_heads, shape.features // shape.heads
+        self.q = nn.Linear(shape.features, shape.features, bias=False)
+        self.k = nn.Linear(shape.features, shape.key_heads * self.width, bias=False)
+        self.v = nn.Linear(shape.features, shape.key_heads * self.width, bias=False)
+        self.projection = nn.Linear(shape.features, shape.features, bias=False)
+
+    def heads_of(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = (layer(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        k, v = (each.repeat_interleave(self.queries_per_key, dim=1) for each in (self.rotary(k), v))
+        return self.rotary(q), k, v
 
 
 class FeedForward(nn.Module):
+    activated = "up"  # the layer before the activation
+
     def __init__(self, shape: TransformerSize) -> None:
         super().__init__()
         self.activation = shape.activation
@@ -85,8 +136,24 @@ class FeedForward(nn.Module):
 
     def fuse(self) -> None:
         """Move the activation into the layer before it, which applies it inside its kernel."""
-        if isinstance(self.up, KSLinear):
-            self.up.activation, self.activation = self.activation, "none"
+        if isinstance(layer := self.get_submodule(self.activated), KSLinear):
+            layer.activation, self.activation = self.activation, "none"
+
+
+class GatedFeedForward(FeedForward):
+    """Feed-forward layers of Llama: down(silu(gate(x)) * up(x))."""
+
+    activated = "gate"
+
+    def __init__(self, shape: LlamaSize) -> None:
+        nn.Module.__init__(self)
+        self.activation = "silu"
+        self.gate = nn.Linear(shape.features, shape.hidden, bias=False)
+        self.up = nn.Linear(shape.features, shape.hidden, bias=False)
+        self.down = nn.Linear(shape.hidden, shape.features, bias=False)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        return _added(self.down, ACTIVATIONS[self.activation].apply(self.gate(x)) * self.up(x), residual)
 
 
 class TransformerBlock(nn.Module):
@@ -100,6 +167,15 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.attention(self.attention_norm(x), x)
         return self.feed_forward(self.feed_forward_norm(x), x)
+
+
+class LlamaBlock(TransformerBlock):
+    def __init__(self, shape: LlamaSize, rotary: Rotary) -> None:
+        nn.Module.__init__(self)
+        self.attention_norm = nn.RMSNorm(shape.features, shape.epsilon)
+        self.attention = LlamaAttention(shape, rotary)
+        self.feed_forward_norm = nn.RMSNorm(shape.features, shape.epsilon)
+        self.feed_forward = GatedFeedForward(shape)
 
 
 class VisionTransformer(nn.Module):
@@ -138,13 +214,30 @@ class LanguageModel(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.blocks(self.tokens(tokens) + self.positions(places))
-        return functional.linear(self.norm(x), self.tokens.weight)
+        return functional.linear(self.norm(self.blocks(self.embedded(tokens))), self.tokens.weight)
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
 
     def random_inputs(self, batch: int, tokens: int) -> Tensor:
         """Random tokens on the model's device."""
         return torch.randint(self.tokens.num_embeddings, (batch, tokens), device=self.tokens.weight.device)
+
+
+class Llama(LanguageModel):
+    """Llama, whose blocks rotate queries and keys by their positions."""
+
+    def __init__(self, shape: LlamaSize = LLAMA_1B, ends: Language = LLAMA_ENDS) -> None:
+        nn.Module.__init__(self)
+        self.tokens = nn.Embedding(ends.vocabulary, shape.features)
+        rotary = Rotary(shape.features // shape.heads, ends.positions, shape.base)
+        self.blocks = nn.Sequential(*(LlamaBlock(shape, rotary) for _ in range(shape.depth)))
+        self.norm = nn.RMSNorm(shape.features, shape.epsilon)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.tokens(tokens)
+        return x
 
 
 def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
@@ -159,6 +252,7 @@ class ModelSource:
 
     build: Callable[[], nn.Module]
     layers: Mapping[str, tuple[str, int]]
+    has_biases: bool = True
 
 
 def _from_timm() -> nn.Module:
@@ -166,7 +260,7 @@ def _from_timm() -> nn.Module:
     return model
 
 
-def _from_transformers() -> nn.Module:
+def _gpt2_of_transformers() -> nn.Module:
     library = _imported("transformers")
     shape, ends = GPT2_MEDIUM, Language()
     config = library.GPT2Config(
@@ -180,11 +274,45 @@ def _from_transformers() -> nn.Module:
     return model
 
 
+def _llama_of_transformers() -> nn.Module:
+    library, shape, ends = _imported("transformers"), LLAMA_1B, LLAMA_ENDS
+    config = library.LlamaConfig(
+        vocab_size=ends.vocabulary,
+        max_position_embeddings=ends.positions,
+        hidden_size=shape.features,
+        intermediate_size=shape.hidden,
+        num_hidden_layers=shape.depth,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_heads,
+        rms_norm_eps=shape.epsilon,
+        rope_theta=shape.base,
+        tie_word_embeddings=True,
+    )
+    model: nn.Module = library.LlamaForCausalLM(config)
+    return model
+
+
 def _imported(library: str) -> Any:
     try:
         return import_module(library)
     except ImportError as error:
         raise ToolchainError(f"{library} is not installed; pip install {library}, or take library='torch'") from error
+
+
+def _llama(family: str) -> dict[str, ModelSource]:
+    """Sources of a Llama whose layers are chains of this family."""
+    names = {
+        "q": "attention", "k": "key_value", "v": "key_value", "projection": "attention", "gate": "up", "up": "up",
+        "down": "down",
+    }  # fmt: skip
+    theirs = {"projection": "o_proj"} | {name: f"{name}_proj" for name in names if name != "projection"}
+    chains = {name: (f"{family}_1b_{layer}", 1) for name, layer in names.items()}
+    return {
+        "torch": ModelSource(Llama, chains, has_biases=False),
+        "transformers": ModelSource(
+            _llama_of_transformers, {theirs[name]: chain for name, chain in chains.items()}, has_biases=False
+        ),
+    }
 
 
 _OWN = {"projection": ("projection", 1), "up": ("up", 1), "down": ("down", 1)}
@@ -198,16 +326,19 @@ MODELS: dict[str, dict[str, ModelSource]] = {
     "gpt2-medium": {
         "torch": ModelSource(LanguageModel, {**_OWN, "qkv": ("qkv", 1)}),
         "transformers": ModelSource(
-            _from_transformers,
+            _gpt2_of_transformers,
             {"c_attn": ("qkv", 1), "*.attn.c_proj": ("projection", 1), "c_fc": ("up", 1), "*.mlp.c_proj": ("down", 1)},
         ),
     },
+    "llama-1b": _llama("monarch"),
+    "llama-1b-blast": _llama("blast"),
 }
-SPECS = {"vit-s16": "vit.yaml", "gpt2-medium": "gpt2.yaml"}
+SPECS = {"vit-s16": "vit.yaml", "gpt2-medium": "gpt2.yaml", "llama-1b": "llama.yaml", "llama-1b-blast": "llama.yaml"}
+ROLES = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "up"}  # words of `roster.LAYERS` for layers of other names
 
 
 def build(name: str, library: str = "torch") -> nn.Module:
-    """Create a dense model with drawn weights: vit-s16 (torch, timm) or gpt2-medium (torch, transformers)."""
+    """Create a dense model with drawn weights: vit-s16 (torch, timm), gpt2-medium or llama-1b (torch, transformers)."""
     return _source(name, library).build()
 
 

@@ -1,4 +1,4 @@
-"""Names of all contenders, and the precisions in which they are compared. Imports no PyTorch."""
+"""Names of all contenders and models, and the precisions in which they are compared. Imports no PyTorch."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ COMPILED = ("compiled",)  # compiled at their first run, for seconds
 LAYER = "layer"  # a frozen KSLinear, as a user has it
 PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
+MODELS = ("vit-s16", "gpt2-medium", "llama-1b", "llama-1b-blast")
 LAYERS = ("qkv", "projection", "up", "down")  # the linear layers of a transformer's block
 STEP_TITLES = {"forward": "forward", "training": "training steps", "decode": "one token per sequence"}  # of a model
 NAMES = (OURS, LAYER, *OTHERS, *PARTS)

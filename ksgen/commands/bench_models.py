@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.bench.roster import LAYERS, STEP_TITLES
+from ksgen.bench.roster import LAYERS, MODELS, STEP_TITLES
 from ksgen.commands.bench_common import (
     check_library,
     json_file_option,
@@ -38,7 +38,7 @@ SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
 
 
 @click.command("model", short_help="Time a model with sparse layers against its dense form.")
-@click.argument("model", metavar="vit-s16|gpt2-medium")
+@click.argument("model", metavar="|".join(MODELS))
 @click.option(
     "--precision",
     "precisions",
@@ -82,6 +82,9 @@ def model_command(
 ) -> None:  # fmt: skip
     """Time a model and its modules with dense and with Kronecker-sparse layers, taking turns, and show the ratios.
 
+    llama-1b has Monarch layers, llama-1b-blast layers of BLAST (specs/llama.yaml). A language model's forward pass is
+    its prefill.
+
     Forward passes use frozen sparse layers; training steps do not. decode is a forward pass of one token per sequence,
     as in decoding, without the keys and values of earlier tokens.
 
@@ -92,11 +95,12 @@ def model_command(
       ksgen bench model gpt2-medium --layers down
       ksgen bench model gpt2-medium --device cpu --batch 1 --steps forward,decode
       ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm -o gpt2.json
+      ksgen bench model llama-1b --device cpu --batch 1 --precision float32,bfloat16 --steps forward,decode
     """
     if output:
         check_writable(output)
     job = replace(_job(model, precisions, backend, device, batch, repeats), steps=steps, layers=layers)
-    if "decode" in job.steps and not model.startswith("gpt2"):
+    if "decode" in job.steps and model.startswith("vit"):
         raise SpecError(f"--steps decode of {model}, which takes images whole; accepted: forward, training")
     say_if_busy()
     rows = []
@@ -123,7 +127,6 @@ def _job(
 
         raise ToolchainError(f"ksgen bench model needs PyTorch; {install_line('torch')}") from error
     from ksgen.bench.model import ModelJob
-    from ksgen.bench.models import MODELS
     from ksgen.torch.operators.backends import NAMES
 
     if model not in MODELS:

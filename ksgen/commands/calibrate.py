@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ksgen.bench.roster import MODELS
 from ksgen.commands.bench_common import check_library
 from ksgen.commands.common import (
     ACTIVATION,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from ksgen.tuning.job import Facts, Job
     from ksgen.tuning.trials import Trial
 
-MODELS = ("vit-s16", "gpt2-medium")
 NAMES = "a spec such as specs/vit.yaml, patterns, or --model vit-s16"  # what can be tried
 
 

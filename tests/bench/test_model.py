@@ -23,6 +23,7 @@ from ksgen.bench.model import (  # noqa: E402  (after the skip)
     ModelJob,
     ModelRow,
     Spread,
+    _variants,
     measure,
     modules_of,
     seconds_in_turn,
@@ -45,9 +46,12 @@ def _one_thread() -> Iterator[None]:
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of one block, of the same layers."""
     vit, gpt2 = replace(models.VIT_S16, depth=1), replace(models.GPT2_MEDIUM, depth=1)
+    llama = replace(models.LLAMA_1B, depth=1)
     small = {
         "vit-s16": lambda: models.VisionTransformer(vit, models.Vision(pixels=32, classes=10)),
         "gpt2-medium": lambda: models.LanguageModel(gpt2, models.Language(vocabulary=50, positions=64)),
+        "llama-1b": lambda: models.Llama(llama, models.Language(vocabulary=50, positions=64)),
+        "llama-1b-blast": lambda: models.Llama(llama, models.Language(vocabulary=50, positions=64)),
     }
     for name, build in small.items():
         monkeypatch.setitem(models.MODELS, name, {"torch": replace(models.MODELS[name]["torch"], build=build)})
@@ -195,6 +199,56 @@ def test_gpt2_has_the_same_rows_and_no_paper() -> None:
 
 
 @pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("name", ["llama-1b", pytest.param("llama-1b-blast", marks=pytest.mark.slow)])
+def test_llama_prefills_and_decodes_by_sparse_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no rows of biases; its seven layers take the rows of all sequences, and the gate has the activation."""
+    called: set[tuple[int, int, int, str]] = set()
+    multiply = KSLinear.forward
+
+    def watched(self: KSLinear, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        called.add((x[..., 0].numel(), self.in_features, self.out_features, self.activation))
+        return multiply(self, x, *rest)
+
+    monkeypatch.setattr(KSLinear, "forward", watched)
+    job = ModelJob(
+        name, ("float32", "bfloat16"), ("einsum",), torch.device("cpu"), 2, 5, 1, steps=("forward", "decode")
+    )
+    rows = list(measure(job))
+    modules = [each for each in MODULES if "bias" not in each]
+    assert [(row.precision, row.step, row.module) for row in rows] == [
+        (precision, step, module) for precision in job.precisions for step in job.steps for module in modules
+    ]
+    assert {row.paper_ratio for row in rows} == {None}
+    layers = [(2048, 2048), (2048, 512), (2048, 8192), (8192, 2048)]
+    assert called == {(count, *each, "none") for count in (2, 10) for each in layers} | {
+        (2, 2048, 8192, "silu"),
+        (10, 2048, 8192, "silu"),
+    }
+    down = list(modules_of(replace(job, layers=("down",))))
+    assert down == ["linear N x 4N", "feed-forward", "block", "whole"]
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize(("word", "sparse"), [("qkv", {"q", "k", "v"}), ("up", {"gate", "up"}), ("down", {"down"})])
+def test_layers_of_llama_are_named_by_their_roles(word: str, sparse: set[str]) -> None:
+    job = ModelJob("llama-1b", ("float32",), ("einsum",), torch.device("cpu"), 1, 5, 1, layers=(word,))
+    _, model = _variants(job, torch.float32, "forward").values()
+    found = {name.split(".")[-1] for name, layer in model.named_modules() if isinstance(layer, KSLinear)}
+    assert found == sparse
+
+
+@pytest.mark.usefixtures("_small")
+def test_weights_are_in_memory_once_unless_they_are_trained() -> None:
+    job = ModelJob("gpt2-medium", ("float32",), ("einsum", "bmm"), torch.device("cpu"), 1, 5, 1)
+    for step, is_shared in (("forward", True), ("training", False)):
+        dense, *sparse = _variants(job, torch.float32, step).values()
+        assert [each.tokens.weight is dense.tokens.weight for each in sparse] == [is_shared] * 2
+        first, second = (each.blocks[0].feed_forward.up.weights[0] for each in sparse)
+        assert torch.equal(first, second)
+        assert first is not second
+
+
+@pytest.mark.usefixtures("_small")
 def test_the_papers_down_projection_alone(tmp_path: Path) -> None:
     """The other layers stay dense, and rows without a sparse layer are left out."""
     file = tmp_path / "down.json"
@@ -256,7 +310,7 @@ def test_every_backend_has_its_rows(backend: str) -> None:
 def test_rows_of_a_gpu(name: str) -> None:
     job = ModelJob(name, ("float32", "float16"), ("ksgen", "bmm"), torch.device("cuda"), batch=2, tokens=16, repeats=3)
     rows = list(measure(job))
-    assert len(rows) == 2 * 2 * len(MODULES)
+    assert len(rows) == 2 * 2 * len(modules_of(job))
     assert all(row.sparse_us.low > 0 for row in rows)
 
 
@@ -277,7 +331,7 @@ def test_spread_is_the_quartiles() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["vit"], "model 'vit'; did you mean vit-s16? accepted: vit-s16, gpt2-medium"),
+        (["vit"], "model 'vit'; did you mean vit-s16? accepted: vit-s16, gpt2-medium, llama-1b"),
         (
             ["vit-s16", "--precision", "float32,fp16"],
             "--precision 'fp16'; did you mean float16? accepted: float32, float16",

@@ -3,6 +3,7 @@ installed.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen.bench import models  # noqa: E402
+from ksgen.bench.roster import MODELS  # noqa: E402
 from ksgen.errors import KsgenError  # noqa: E402  (after the skip)
 from ksgen.spec import load  # noqa: E402
+from ksgen.torch import KSLinear  # noqa: E402
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL_VIT = models.TransformerSize(features=384, depth=2, heads=6, epsilon=1e-6, activation="gelu", is_causal=False)
 SMALL_GPT2 = models.TransformerSize(
     features=1024, depth=1, heads=16, epsilon=1e-5, activation="gelu_tanh", is_causal=True
 )
+SMALL_LLAMA = replace(models.LLAMA_1B, depth=1)
 
 
 @pytest.fixture(autouse=True)
@@ -36,19 +40,26 @@ def small(name: str) -> tuple[Any, Any]:
     if name == "vit-s16":
         model: Any = models.VisionTransformer(SMALL_VIT, models.Vision(pixels=32, classes=10))
         return model.eval(), model.random_inputs(2)
-    model = models.LanguageModel(SMALL_GPT2, models.Language(vocabulary=50, positions=16))
+    ends = models.Language(vocabulary=50, positions=16)
+    model = models.Llama(SMALL_LLAMA, ends) if name.startswith("llama") else models.LanguageModel(SMALL_GPT2, ends)
     return model.eval(), model.random_inputs(2, 7)
 
 
 @pytest.mark.parametrize(
-    ("name", "dense", "sparse"), [("vit-s16", 22_050_664, 8_189_800), ("gpt2-medium", 354_823_168, 77_999_104)]
+    ("name", "layers", "dense", "sparse"),
+    [
+        ("vit-s16", 4, 22_050_664, 8_189_800),
+        ("gpt2-medium", 4, 354_823_168, 77_999_104),
+        ("llama-1b", 7, 1_235_814_400, 306_251_776),
+        ("llama-1b-blast", 7, 1_235_814_400, 500_500_480),
+    ],
 )
-def test_parameters_are_counted(name: str, dense: int, sparse: int) -> None:
+def test_parameters_are_counted(name: str, layers: int, dense: int, sparse: int) -> None:
     with torch.device("meta"):
         model = models.build(name)
     report = models.make_sparse(model, models.rule(name), from_weights=False)
     assert report.parameters == (dense, sparse)
-    assert len(report.layers) == 4 * len(model.blocks)
+    assert len(report.layers) == layers * len(model.blocks)
 
 
 def test_chains_are_those_of_the_specs_and_of_the_paper() -> None:
@@ -59,6 +70,11 @@ def test_chains_are_those_of_the_specs_and_of_the_paper() -> None:
     assert models.rule("vit-s16")["qkv"].count == 3
     gpt2 = {key: each.chain for key, each in models.rule("gpt2-medium").items()}
     assert gpt2 == load(SPECS / "gpt2.yaml").layers
+    llama = load(SPECS / "llama.yaml").layers
+    assert [each.chain for each in models.rule("llama-1b").values()] == [
+        llama[f"monarch_1b_{layer}"]
+        for layer in ("attention", "key_value", "key_value", "attention", "up", "up", "down")
+    ]
 
 
 @pytest.mark.exhaustive
@@ -70,19 +86,23 @@ def test_a_sparse_model_computes_what_its_layers_say(name: str) -> None:
     model, inputs = small(name)
     dense = model(inputs)
     models.make_sparse(model, models.rule(name), from_weights=False)
-    block = model.blocks[0]
-    assert (block.feed_forward.activation, block.feed_forward.up.activation != "none") == ("none", True)
+    feed_forward = model.blocks[0].feed_forward
+    activated = feed_forward.get_submodule(feed_forward.activated)
+    assert (feed_forward.activation, activated.activation != "none") == ("none", True)
     fused = model(inputs)
     assert fused.shape == dense.shape
     for each in model.blocks:
-        each.feed_forward.activation, each.feed_forward.up.activation = each.feed_forward.up.activation, "none"
+        activated = each.feed_forward.get_submodule(each.feed_forward.activated)
+        each.feed_forward.activation, activated.activation = activated.activation, "none"
         each.feed_forward.down = torch.nn.Sequential(each.feed_forward.down)  # which takes no residual
-        each.attention.qkv = torch.nn.Sequential(each.attention.qkv)
+        for layer in set(dict(each.attention.named_children())) & {"qkv", "q", "k", "v"}:
+            setattr(each.attention, layer, torch.nn.Sequential(each.attention.get_submodule(layer)))
     torch.testing.assert_close(model(inputs), fused, rtol=1e-3, atol=1e-4)
 
 
-def test_causal_attention_does_not_see_what_comes() -> None:
-    model, tokens = small("gpt2-medium")
+@pytest.mark.parametrize("name", ["gpt2-medium", "llama-1b"])
+def test_causal_attention_does_not_see_what_comes(name: str) -> None:
+    model, tokens = small(name)
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] + 1) % 50
     torch.testing.assert_close(model(changed)[:, :-1], model(tokens)[:, :-1])
@@ -123,12 +143,68 @@ def test_gpt2_is_transformers() -> None:
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "library"), [("vit-s16", "timm"), ("gpt2-medium", "transformers")])
-def test_models_of_other_libraries_are_the_same_size(name: str, library: str) -> None:
+def llama_of_transformers(**sizes: int) -> Any:
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    config = transformers.LlamaConfig(
+        num_hidden_layers=1, vocab_size=50, rms_norm_eps=1e-5, rope_theta=5e5, tie_word_embeddings=True, **sizes
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def test_llama_is_transformers() -> None:
+    theirs = llama_of_transformers(
+        hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16
+    )
+    size = models.LlamaSize(features=64, depth=1, heads=4, key_heads=2, hidden=96, epsilon=1e-5, base=5e5)
+    ours = models.Llama(size, models.Language(vocabulary=50, positions=16)).eval()
+    names = {
+        "model.": "", "embed_tokens": "tokens", "layers.0": "blocks.0", "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "feed_forward_norm", "self_attn": "attention", "mlp": "feed_forward",
+        "o_proj": "projection", "_proj": "",
+    }  # fmt: skip
+    ours.load_state_dict(
+        {_renamed(name, names): value for name, value in theirs.state_dict().items() if name != "lm_head.weight"}
+    )
+    tokens = ours.random_inputs(2, 16)
+    torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_converted_llama_of_transformers_decodes_with_its_cache() -> None:
+    """Prefill and decoding, token by token, agree."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 1, "max_position_embeddings": 16}
+    theirs = llama_of_transformers(hidden_size=2048, intermediate_size=8192, head_dim=512, **sizes)
+    report = models.make_sparse(theirs, models.rule("llama-1b-blast", "transformers"), from_weights=False)
+    assert [each.name.rpartition(".")[2] for each in report.layers] == [
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    ]  # fmt: skip
+    with torch.no_grad():
+        for layer in theirs.modules():
+            if isinstance(layer, KSLinear):
+                layer.backend = "einsum"
+        tokens = torch.randint(50, (2, 7))
+        prefilled = theirs(tokens, use_cache=True)
+        first = theirs(tokens[:, :4], use_cache=True)
+        logits = [first.logits]
+        for place in range(4, 7):
+            step = theirs(tokens[:, place : place + 1], past_key_values=first.past_key_values, use_cache=True)
+            logits.append(step.logits)
+        torch.testing.assert_close(torch.cat(logits, dim=1), prefilled.logits, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "layers"),
+    [
+        ("vit-s16", "timm", 4),
+        ("gpt2-medium", "transformers", 4),
+        ("llama-1b", "transformers", 7),
+        ("llama-1b-blast", "transformers", 7),
+    ],
+)
+def test_models_of_other_libraries_are_the_same_size(name: str, library: str, layers: int) -> None:
     pytest.importorskip(library, reason=f"pip install {library}")
     with torch.device("meta"):
         ours, theirs = models.build(name), models.build(name, library)
-    assert len(models.make_sparse(theirs, models.rule(name, library), from_weights=False).layers) == 4 * len(
+    assert len(models.make_sparse(theirs, models.rule(name, library), from_weights=False).layers) == layers * len(
         ours.blocks
     )
     report = models.make_sparse(ours, models.rule(name), from_weights=False)
@@ -144,7 +220,7 @@ def _renamed(name: str, names: dict[str, str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("vit-b16",), "model 'vit-b16'; did you mean vit-s16? accepted: vit-s16, gpt2-medium"),
+        (("vit-b16",), f"model 'vit-b16'; did you mean vit-s16? accepted: {', '.join(MODELS)}"),
         (("vit-s16", "transformers"), "library 'transformers' for vit-s16; accepted: torch, timm"),
     ],
 )

@@ -364,6 +364,23 @@ def test_the_spec_of_gpt2() -> None:
     assert all(chain.is_chainable for chain in spec.layers.values())
 
 
+@pytest.mark.parametrize(("size", "features", "hidden"), [("1b", 2048, 8192), ("7b", 4096, 11008)])
+@pytest.mark.parametrize(("family", "factors", "shares"), [("monarch", 2, (0.02, 0.05)), ("blast", 3, (0.23, 0.27))])
+def test_the_spec_of_llama(
+    size: str, features: int, hidden: int, family: str, factors: int, shares: tuple[float, float]
+) -> None:
+    spec = load(resource("specs") / "llama.yaml")
+    prefix = f"{family}_{size}_"
+    chains = {name.removeprefix(prefix): chain for name, chain in spec.layers.items() if name.startswith(prefix)}
+    sizes = {"attention": (features, features), "up": (features, hidden), "down": (hidden, features)}
+    sizes |= {"key_value": (2048, 512)} if size == "1b" else {}
+    assert {name: (chain.in_features, chain.out_features) for name, chain in chains.items()} == sizes
+    for chain in chains.values():
+        assert len(chain) == factors
+        assert shares[0] < chain.weight_count / (chain.in_features * chain.out_features) < shares[1]
+    assert {(kernel.precision, kernel.layout) for kernel in spec.kernels} == {("float32", "bsf"), ("bfloat16", "bsf")}
+
+
 # --- YAML that is wrong
 
 
