@@ -91,7 +91,9 @@ def test_a_program_that_needs_more_reports_it_in_one_line(
 @pytest.mark.libraries
 @needs_torch
 @needs_transformers
-@pytest.mark.parametrize(("structure", "chain"), [("monarch", "8,16,16,1 then 1,8,8,16"), ("blast", "4,16,32,1 then 1")])
+@pytest.mark.parametrize(
+    ("structure", "chain"), [("monarch", "8,16,16,1 then 1,8,8,16"), ("blast", "4,16,32,1 then 1")]
+)
 def test_convert_llama(structure: str, chain: str, emulated: Callable[..., str]) -> None:
     out = emulated("convert_llama.py", "--short", "--structure", structure)
     assert chain in out

@@ -3,7 +3,7 @@
 Weights are drawn, never downloaded.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -80,13 +80,14 @@ class Attention(nn.Module):
         self.projection = nn.Linear(shape.features, shape.features)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        mixed = functional.scaled_dot_product_attention(*self.heads_of(x), is_causal=self.is_causal)
+        q, k, v = self.heads_of(x)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
         return _added(self.projection, mixed.transpose(1, 2).flatten(2), residual)
 
-    def heads_of(self, x: Tensor) -> tuple[Tensor, ...]:
+    def heads_of(self, x: Tensor) -> Sequence[Tensor]:
         """Queries, keys and values (batch, heads, tokens, features of a head)."""
         parts = self.qkv.parts(x) if isinstance(self.qkv, KSLinears) else self.qkv(x).chunk(3, dim=-1)
-        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        return [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
 
 
 class Rotary(nn.Module):
@@ -116,7 +117,7 @@ class LlamaAttention(Attention):
         self.v = nn.Linear(shape.features, shape.key_heads * self.width, bias=False)
         self.projection = nn.Linear(shape.features, shape.features, bias=False)
 
-    def heads_of(self, x: Tensor) -> tuple[Tensor, ...]:
+    def heads_of(self, x: Tensor) -> Sequence[Tensor]:
         q, k, v = (layer(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         k, v = (each.repeat_interleave(self.queries_per_key, dim=1) for each in (self.rotary(k), v))
         return self.rotary(q), k, v

@@ -37,6 +37,13 @@ def test_the_committed_folder_is_what_emit_writes(tmp_path: Path) -> None:
     assert committed == written
 
 
+def test_the_spec_of_llama_is_emitted(tmp_path: Path) -> None:
+    spec = load(ROOT / "specs" / "llama.yaml")
+    emit(spec, tmp_path / "llama")
+    sources = list((tmp_path / "llama").glob("*.cu"))
+    assert len(sources) == len(spec.kernels) == 64
+
+
 def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     program = (
         "from ksgen.emit.render import *; from tests.emit.test_render import *; print(render(KERNEL, CONSTANTS).digest)"
