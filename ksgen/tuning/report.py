@@ -57,7 +57,7 @@ def page(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> str:
     return svg.page(
         Path(__file__).parent,
         "report.html.j2",
-        {"wrapped": _wrapped},
+        {"wrapped": lambda name: escape(name).replace("_", Markup("_<wbr>"))},
         devices=", ".join(devices),
         facts=[
             counted(len(sections), "job"),
@@ -148,11 +148,6 @@ def _roofline(winner: Trial, most_bytes_per_s: float, most_flops_per_s: float) -
 
 def _rate(a_second: float, unit: str) -> str:
     return f"{a_second / 1e12:.3g} T{unit}" if a_second >= 1e12 else f"{a_second / 1e9:.3g} G{unit}"
-
-
-def _wrapped(name: str) -> Markup:
-    """A name that may be broken after its underscores."""
-    return escape(name).replace("_", Markup("_<wbr>"))
 
 
 def _constants(trials: Sequence[Trial], winner: Trial | None) -> list[Drawn]:

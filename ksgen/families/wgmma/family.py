@@ -92,9 +92,6 @@ class Wgmma(OfKinds, PackingFamily[Any]):
     def _common_rules(self) -> tuple[Rule[Any], ...]:
         of = self.shape
 
-        def group_batches(kernel: KernelSpec, constants: Any) -> int:
-            return int(ROWS * constants.groups_batch)
-
         return (
             Rule(
                 "x_from is that of its constants", lambda k, c: c.x_from == type(c).x_from, lambda k, c: type(c).x_from
@@ -110,7 +107,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
                 lambda k, c: of(k, c).groups in REGISTERS,
                 lambda k, c: of(k, c).groups,
             ),
-            multiple("tile_batch", "64 * groups_batch", group_batches),
+            multiple("tile_batch", "64 * groups_batch", lambda kernel, constants: int(ROWS * constants.groups_batch)),
             Rule("tile_batch is at most 256 in bsf", lambda k, c: of(k, c).box_batch <= MOST_BOX),
             Rule(
                 "tile_out is a multiple of 8, up to 256",

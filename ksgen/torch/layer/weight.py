@@ -249,10 +249,6 @@ def _require_gradient(weight: Weight, requires_grad: bool = True) -> Weight:
     return weight
 
 
-def _requires_gradient(weight: Weight) -> bool:
-    return any(each.requires_grad for each in weight._factors)
-
-
 _DRAWS: dict[str, Callable[..., Any]] = {  # by name: methods, and functions of `nn.init`, which transformers wraps
     "normal_": _normal,
     "uniform_": _uniform,
@@ -264,7 +260,7 @@ _DRAWS: dict[str, Callable[..., Any]] = {  # by name: methods, and functions of 
 _OWN: dict[Any, Callable[..., Any]] = {
     Tensor.requires_grad_: _require_gradient,
     Tensor.requires_grad.__set__: _require_gradient,
-    Tensor.requires_grad.__get__: _requires_gradient,
+    Tensor.requires_grad.__get__: lambda weight: any(each.requires_grad for each in weight._factors),
     Tensor.data.__get__: lambda weight: weight,
     Tensor.__repr__: Weight.__repr__,
     Tensor.__deepcopy__: lambda weight, _: weight._layer.to_dense().detach(),
