@@ -30,7 +30,6 @@ from ksgen.measure.quiet import rest
 from ksgen.measure.trust import host_clock
 from ksgen.measure.verify import Packed
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.torch.conversion.times import cuda_clock
 from ksgen.wisdom.store import load_wisdom
 
@@ -257,7 +256,7 @@ def _packed(plans: Sequence[Plan], arrays: LayerArrays) -> Iterator[Packed]:
     """Packed weights of each launch, by operand."""
     left = iter([each for own in arrays.weights for each in own])
     for plan in plans:
-        each = packings(plan.device, plan) if plan.kernel.job == CHAIN else (plan,)
+        each = packings(plan.device, plan) if plan.kernel.is_chain else (plan,)
         pairs = zip(weights_of(plan.kernel), each, strict=True)
         yield {name: own.pack(at(plan.device, next(left)), None) for name, own in pairs}
 
@@ -277,7 +276,7 @@ class _Calls:
             own, between, number = {name: [each[place]] for name, each in added.items()}, x, 0
             while number < len(chain):
                 plan, weights = next(left)
-                if plan.kernel.job != CHAIN and kernel.out_layout and number == chain.transposing_factor:
+                if not plan.kernel.is_chain and kernel.out_layout and number == chain.transposing_factor:
                     between = self._transposed(between)
                 number, features = number + len(plan.kernel.factors), plan.kernel.pattern.out_features
                 shape = (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)

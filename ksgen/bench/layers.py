@@ -29,7 +29,6 @@ from ksgen.launch.fused import packing_choices, verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, finish
 
@@ -101,7 +100,7 @@ def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
 
     The last one of each chain writes to the place where one launch would.
     """
-    if name == ONE_LAUNCH or kernel.job != CHAIN:
+    if name == ONE_LAUNCH or not kernel.is_chain:
         return [kernel]
     if name == EACH_LAYER:
         return layer_kernels(kernel)
@@ -114,7 +113,7 @@ def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
 
 def _lacks(device: Device, kernel: KernelSpec, batch: int) -> str:
     """Reason why one launch is unavailable; empty if it is available."""
-    if kernel.job != CHAIN:
+    if not kernel.is_chain:
         return ""
     found = verdict(device, kernel, batch, "yes")
     return "" if found.is_one else found.why
@@ -124,7 +123,7 @@ def _sources(device: Device, launches: Sequence[KernelSpec], choices: Sequence[C
     """Sources of launches, and of the kernels that pack for them."""
     found = []
     for kernel, choice in zip(launches, choices, strict=False):  # without choices there is nothing to launch
-        packed = packing_choices(kernel, choice.family, choice.constants) if kernel.job == CHAIN else []
+        packed = packing_choices(kernel, choice.family, choice.constants) if kernel.is_chain else []
         found += [rendered(own, chosen, device.dialect) for own, chosen in ((kernel, choice), *packed)]
     return found
 

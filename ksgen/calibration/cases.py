@@ -11,7 +11,7 @@ from ksgen.families.expected import LARGE
 from ksgen.launch.fused import packing_choices
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN, activations_of
+from ksgen.spec.kernel import activations_of
 from ksgen.spec.storage import SAME, STORAGES, STORED, x_precisions
 from ksgen.tuning.job import Candidate
 
@@ -36,7 +36,7 @@ class Case:
     def sources(self) -> list[Source]:
         """Its own source, and those that pack each factor's weights if its own packs none."""
         family, constants = self.candidate.family, self.candidate.constants
-        of_factors = packing_choices(self.kernel, family, constants) if self.kernel.job == CHAIN else []
+        of_factors = packing_choices(self.kernel, family, constants) if self.kernel.is_chain else []
         pairs = [(self.kernel, constants), *((each, choice.constants) for each, choice in of_factors)]
         return [render(kernel, own, family=family) for kernel, own in pairs]
 

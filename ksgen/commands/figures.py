@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN, pattern_as_list
+from ksgen.spec.kernel import pattern_as_list
 
 if TYPE_CHECKING:
     from ksgen.wisdom.store import Entry
@@ -19,7 +19,7 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
     return {
         "kernel": kernel.name,
         "job": kernel.job,
-        "pattern": factors if kernel.job == CHAIN else factors[0],
+        "pattern": factors if kernel.is_chain else factors[0],
         **(_group_figures(kernel) if kernel.is_group else {}),
         "precision": kernel.precision,
         **({"stored_weights": kernel.weights} if kernel.is_quantized else {}),

@@ -16,7 +16,7 @@ from ksgen.commands.common import ACTIVATION, LAYOUT, OneOf, ReadBy, find_spec, 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, WEIGHTS, Epilogue, KernelSpec, load
-from ksgen.spec.kernel import CHAIN, hint, is_layer, layer_launch
+from ksgen.spec.kernel import hint, is_layer, layer_launch
 from ksgen.spec.storage import INPUTS, SAME
 from ksgen.values import excerpt
 from ksgen.words import counted
@@ -57,7 +57,7 @@ class Wanted:
         return self.weights or SAME, self.inputs or SAME
 
     def counts(self, kernel: KernelSpec) -> bool:
-        job = "multiply" if kernel.job == CHAIN else kernel.job
+        job = "multiply" if kernel.is_chain else kernel.job
         own = (kernel.precision, kernel.layout, kernel.weights, kernel.inputs, job)
         return all(asked in (None, each) for asked, each in zip(astuple(self), own, strict=True))
 

@@ -26,7 +26,6 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.values import excerpt
 
 
@@ -106,7 +105,7 @@ def command(
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch, limits_of(where), place)
     measured = measure(where, kernel, batch, runs, seed, family)
-    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.job == CHAIN else []
+    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.is_chain else []
     say_if_busy()  # only now: a mistake must be reported in one line
     why, *each_why = (each.seconds.doubt for each in (measured, *apart))
     choice = measured.plan.choice

@@ -7,7 +7,6 @@ from typing import Any
 from ksgen.families import Family, Geometry
 from ksgen.families.signature import pitches_of
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 _BY_HAND = (
     "To launch by hand: grid and block have one dimension. Pass arrays as pointers, and the batch as a 64-bit integer.",
@@ -19,7 +18,7 @@ def launch_lines(family: Family[Any], kernel: KernelSpec, constants: Any, entry:
     """Lines with grid, block, shared memory and arguments per entry, in launch order; batches may be fixed."""
     if family.maps(kernel, constants, kernel.batch or 1):
         return _comment(["Launched by ksgen's launchers, which describe X to it by a tensor map."])
-    if kernel.job == CHAIN:
+    if kernel.is_chain:
         return _comment(
             [
                 f"Launched by ksgen's launchers, which pack the weights of each factor as {family.name} does for it "

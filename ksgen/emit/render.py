@@ -33,7 +33,7 @@ from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
-from ksgen.spec.kernel import CHAIN, is_word, pattern_as_list
+from ksgen.spec.kernel import is_word, pattern_as_list
 from ksgen.spec.precision import part_of
 from ksgen.spec.storage import STORED
 from ksgen.values import excerpt
@@ -78,7 +78,7 @@ class Source:
         """Names of all entries in the source."""
         geometry = family_named(self.family).geometry(self.kernel, self.constants, self.kernel.batch or 1)
         passes = [self.entry_of(each.name) for each in (*geometry.before, *geometry.after)]
-        second = [self.pack_entry] if self.kernel.job != CHAIN else []
+        second = [self.pack_entry] if not self.kernel.is_chain else []
         adjoint = [self.adjoint_entry] if family_named(self.family).packs_adjoint(self.kernel) else []
         return list(dict.fromkeys([self.entry, *second, *adjoint, *passes]))
 
@@ -141,7 +141,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         *kinds,
     )
     variants = (*words["variants"], *numbers, *of_kernel)
-    in_parts = kernel.job == CHAIN and has_parts(template)
+    in_parts = kernel.is_chain and has_parts(template)
     text = fill(template, words, dictionaries(chosen, type(constants), dialect, in_parts), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 

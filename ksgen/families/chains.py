@@ -15,7 +15,6 @@ from ksgen.errors import ConstantsError
 from ksgen.families.rules import Rule, first_broken, refusal
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.spec.storage import SAME
 
 
@@ -125,7 +124,7 @@ def refused_factor(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec
 
 def own_of_factors(kernel: KernelSpec, constants: Any) -> list[tuple[KernelSpec, Any]]:
     """Each factor as a kernel of its own, with its constants; a kernel of one factor is its own."""
-    return list(zip(factor_kernels(kernel) if kernel.job == CHAIN else [kernel], constants.parsed, strict=True))
+    return list(zip(factor_kernels(kernel) if kernel.is_chain else [kernel], constants.parsed, strict=True))
 
 
 def rule_of_tiles(rules: tuple[Rule[Any], ...]) -> Rule[Any]:

@@ -18,7 +18,6 @@ from ksgen.families.operands import multiplied_by
 from ksgen.families.slots import instructions, issued_by
 from ksgen.families.tiles import WARP
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.spec.precision import F16
 
 SHARE_OF_PEAK = 0.9  # share of the peak multiply-adds that a kernel reaches, as it also loads and stores
@@ -194,7 +193,7 @@ def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: A
 
 def slower(speed: Speed, family: Modelled[Any], kernel: KernelSpec) -> float:
     """Factor by which an H100's times exceed the terms' sum; 1 if their median is near 1 or unknown."""
-    if speed.target != FITTED or kernel.job == CHAIN:
+    if speed.target != FITTED or kernel.is_chain:
         return 1.0
     return SLOWER.get((family.name, kernel.precision, kernel.layout), 1.0)
 

@@ -14,7 +14,6 @@ from ksgen.families.rules import BrokenRuleError, Rule, first_broken
 from ksgen.families.signature import PRODUCT, operands_of
 from ksgen.families.tiles import PACK_THREADS, divide_up, read_constants
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 ConstantsT = TypeVar("ConstantsT")
 PITCH_REGISTERS = 8  # per thread, if the call gives the pitch between rows of features: up to 7 were seen
@@ -161,14 +160,14 @@ class PackingFamily(Family[ConstantsT]):
         return self.keeps_rules(kernel, constants) and self.fits(kernel, constants, limits)
 
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return 0 if kernel.job == CHAIN else int(self.shape(kernel, constants).packed_bytes)
+        return 0 if kernel.is_chain else int(self.shape(kernel, constants).packed_bytes)
 
     def memory_bytes(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> int:
         """X, packed weights and Y, each once."""
         return kernel.bytes(batch) - kernel.weight_bytes + int(self.shape(kernel, constants).packed_bytes)
 
     def pack_geometry(self, kernel: KernelSpec, constants: ConstantsT) -> Geometry:
-        if kernel.job == CHAIN:
+        if kernel.is_chain:
             return Geometry(0, 1, 0)
         shape = self.shape(kernel, constants)
         return Geometry(divide_up(shape.packed_bytes // shape.word_bytes, PACK_THREADS), PACK_THREADS, 0)

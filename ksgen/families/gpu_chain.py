@@ -20,7 +20,6 @@ from ksgen.families.rules import Rule, at_most
 from ksgen.families.signature import each_chains
 from ksgen.families.tiles import Constants, batch_constexpr, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.values import cached_property
 
 BLOCKS = (3, 2, 1)  # blocks per multiprocessor that a search tries
@@ -177,7 +176,7 @@ def rules_of_chain(
 ) -> tuple[Rule[Any], ...]:
     """Rules of a chain whose factors keep `rules`."""
     return (
-        Rule("job is chain", lambda k, c: k.job == CHAIN),
+        Rule("job is chain", lambda k, c: k.is_chain),
         rule_of_tiles(rules),
         Rule(
             "tiles has as many warps for all factors",
@@ -199,7 +198,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
 
     def fits(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
         """Whether `min_blocks` blocks fit a multiprocessor, and one block of each factor alone, which packs weights."""
-        if kernel.job != CHAIN:
+        if not kernel.is_chain:
             return super().fits(kernel, constants, limits)
         if self.shape(kernel, constants).shared_bytes > limits.shared_bytes_for(constants.min_blocks):
             return False
@@ -213,7 +212,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]:
         """Yield every combination that the rules, the shared memory and the registers allow."""
-        if kernel.job != CHAIN:
+        if not kernel.is_chain:
             return self.space_of_factor(kernel, limits)
         return (each for each in self.options_of_chain(kernel, limits) if self.fits(kernel, each, limits))
 
@@ -226,7 +225,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
     # ---- the source
 
     def words(self, kernel: KernelSpec, constants: Any) -> ProductVariables:
-        if kernel.job != CHAIN:
+        if not kernel.is_chain:
             return {"picture": self.picture(self.shape(kernel, constants))}
         shape = self.shape(kernel, constants)
         pictures = [self.picture(own, f"Factor {n}: a tile of its outputs") for n, own in enumerate(shape.factors, 1)]
@@ -280,7 +279,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
         """Constants of a source: of its only factor, or of all factors."""
-        if kernel.job != CHAIN:
+        if not kernel.is_chain:
             return self.constexprs_of_factor(kernel, constants)
         shape = self.shape(kernel, constants)
         return [

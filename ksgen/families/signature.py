@@ -5,7 +5,6 @@ need.
 """
 
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 PRODUCT: tuple[str, ...] = ("x", "weights", "y", "bias", "residual")
 PRODUCT_WITH_WORKSPACE: tuple[str, ...] = ("x", "weights", "y", "workspace", "bias", "residual")
@@ -62,7 +61,7 @@ def layout_of(kernel: KernelSpec, array: str) -> str:
 
 def weights_of(kernel: KernelSpec) -> tuple[str, ...]:
     """Operands that hold packed weights, from the factor that reads X on."""
-    if kernel.job == CHAIN:
+    if kernel.is_chain:
         return tuple(f"weights_{number}" for number in range(1, sum(map(len, kernel.chains)) + 1))
     return () if kernel.job == "gradient" else ("weights",)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from ksgen.families.base import Work
 from ksgen.families.tiles import WARP
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ PAIRS = ("sm_100", "sm_103")  # targets on which one instruction multiplies and 
 
 def issued_by(family: str, kernel: KernelSpec, target: str) -> Issued | None:
     """The row of a kernel; None if its machine code was not counted."""
-    if kernel.job == CHAIN:
+    if kernel.is_chain:
         return None
     precision = kernel.dtype if family == "simt" else kernel.precision  # plain multiply-adds split no operands
     found = TABLE.get((family, ALIKE.get(precision, precision), kernel.layout))

@@ -25,7 +25,7 @@ from ksgen.launch.weights import PLAIN, WeightForm, Weights, check_device, packe
 from ksgen.pattern import Chain
 from ksgen.quantized import Quantized
 from ksgen.spec import Activation, Layout, PrecisionName
-from ksgen.spec.kernel import CHAIN, LayerOptions, StatedOptions, is_transposed
+from ksgen.spec.kernel import LayerOptions, StatedOptions, is_transposed
 from ksgen.spec.storage import SAME
 from ksgen.values import excerpt, listed
 from ksgen.words import counted
@@ -305,7 +305,7 @@ class BaseLauncher(Explainable):
                 check_device(self, each, device)
         is_host = fit.place == "host"
         if is_host and not (device.shares_host and (is_aligned or all(map(is_whole, views.values())))):
-            if fit.kernel.job == CHAIN:
+            if fit.kernel.is_chain:
                 copied = f"arrays of the host are copied to {device.name} for each factor"
                 return self._several(fit, WITHIN_AN_ELEMENT if device.shares_host else copied)
             aligned = True

@@ -13,7 +13,6 @@ from ksgen.errors import ConstantsError, DeviceError
 from ksgen.families import Bar, Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
 from ksgen.passport.standing import FORCE, bars
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.spec.storage import SAME
 from ksgen.wisdom.store import Entry, Wisdom
 
@@ -158,7 +157,7 @@ def settling_command(kernel: KernelSpec, batch: int, device: str | None = None) 
     options = {
         "precision": (kernel.precision, "float32"),
         "layout": (kernel.layout, "bsf"),
-        "job": (kernel.job, "chain" if kernel.job == CHAIN else "multiply"),
+        "job": (kernel.job, "chain" if kernel.is_chain else "multiply"),
         "weights": (kernel.weights, SAME),
         "inputs": (kernel.inputs, SAME),
         "between": (kernel.between, "none"),
@@ -166,7 +165,7 @@ def settling_command(kernel: KernelSpec, batch: int, device: str | None = None) 
         "activation": (kernel.epilogue.activation, "none"),
     }
     words = [f"--{name} {value}" for name, (value, usual) in options.items() if value != usual]
-    words += ["--chain"] * (kernel.job == CHAIN and not others and len(kernel.factors) > 1)
+    words += ["--chain"] * (kernel.is_chain and not others and len(kernel.factors) > 1)
     words += [f'--group-with "{each}"' for each in others]
     words += [f"--{name}" for name in ("bias", "residual") if getattr(kernel.epilogue, name)]
     words += [f"--batch {batch}", *([f"--device {shlex.quote(device)}"] if device else [])]

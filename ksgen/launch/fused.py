@@ -23,7 +23,6 @@ from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.words import counted
 
 _UNKNOWN = object()
@@ -54,7 +53,7 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
     """
     assert fit.kernel is not None
     key, kernel = (device, PLANNER.generation, aligned), fit.kernel
-    if kernel.job == CHAIN:
+    if kernel.is_chain:
         plan = fused_plan(device, kernel, fit.batch, fuse, stream)
     else:
         once = BEFORE_A_CAPTURE if kernel.job == "gradient" else ""  # gradients have no prepare
@@ -115,13 +114,9 @@ def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse:
     return _expected(kernel, limits, batch_like(kernel, batch))
 
 
-def _may_be_by_tiles(kernel: KernelSpec, limits: Limits) -> bool:
-    return bool(kernel.arithmetic.tiles and limits.tiles)
-
-
 def _has_no_chains(kernel: KernelSpec, limits: Limits, batch: int) -> str:
     """Reason why the family of the factors has no fused launch on a processor; empty if it has one."""
-    if not _may_be_by_tiles(kernel, limits):
+    if not (kernel.arithmetic.tiles and limits.tiles):
         return ""
     alone = replace(kernel, chains=(Chain((kernel.pattern,)),), between="none", out_layout=None, stride="dense")
     family = family_for(alone, limits, batch)
@@ -184,7 +179,7 @@ def _apart(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None
 
 
 def _of_layer(device: Any, layer: KernelSpec, batch: int, at: int) -> float | None:
-    both = _apart(device, layer, batch, at), _time(device, layer, batch, at) if layer.job == CHAIN else None
+    both = _apart(device, layer, batch, at), _time(device, layer, batch, at) if layer.is_chain else None
     return min((us for us in both if us is not None), default=None)
 
 
@@ -232,7 +227,7 @@ def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
         return each_us(kernel, limits, batch)
     found = 0.0
     for layer in layer_kernels(kernel):
-        whole = family_of_chain(layer, limits, batch) if layer.job == CHAIN else None
+        whole = family_of_chain(layer, limits, batch) if layer.is_chain else None
         found += min(each_us(layer, limits, batch), default_us(whole, layer, limits, batch) if whole else inf)
     return found
 

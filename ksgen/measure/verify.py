@@ -24,7 +24,6 @@ from ksgen.passport import standing
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.values import cached_property
 
 if TYPE_CHECKING:
@@ -350,7 +349,7 @@ class Bench:
 
     def pack(self, plan: Plan) -> Packed:
         """The weights packed for a plan; none for a gradient, and those of each factor for a chain."""
-        each = packings(self.device, plan) if plan.kernel.job == CHAIN else (plan,)
+        each = packings(self.device, plan) if plan.kernel.is_chain else (plan,)
         pairs = zip(weights_of(plan.kernel), each, self._weights, strict=False)
         return {name: packing.pack(weights, None) for name, packing, weights in pairs}
 

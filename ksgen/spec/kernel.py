@@ -303,6 +303,11 @@ class KernelSpec:
         return any(chain.is_exchanged for chain in self.chains)
 
     @property
+    def is_chain(self) -> bool:
+        """Whether one launch serves several factors, or one that changes the layout."""
+        return self.job == CHAIN
+
+    @property
     def is_group(self) -> bool:
         """Whether several chains multiply X."""
         return len(self.chains) > 1

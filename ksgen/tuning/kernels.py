@@ -10,7 +10,6 @@ from ksgen.families.chains import factor_kernels, layer_kernels
 from ksgen.launch.fused import verdict_for
 from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec, Spec
-from ksgen.spec.kernel import CHAIN
 from ksgen.tuning.job import Job
 from ksgen.tuning.tuner import Tuner
 
@@ -45,7 +44,7 @@ def with_layers(kernel: KernelSpec) -> list[KernelSpec]:
         return [replace(kernel, stride="dense")]
     return [
         replace(kernel, stride="any"),
-        *(replace(each, stride="dense") for each in layer_kernels(kernel) if each.job == CHAIN),
+        *(replace(each, stride="dense") for each in layer_kernels(kernel) if each.is_chain),
     ]
 
 
@@ -54,12 +53,12 @@ def job_of(kernel: KernelSpec, batch: int) -> Job:
 
     A launch of all factors is never for one batch alone.
     """
-    return Job(replace(kernel, batch=None) if kernel.job == CHAIN else kernel, kernel.batch or batch)
+    return Job(replace(kernel, batch=None) if kernel.is_chain else kernel, kernel.batch or batch)
 
 
 def why_not_one(tuner: Tuner, job: Job) -> str:
     """Reason why a layer cannot be one launch on the tuner's device; empty if it can, or if the job is no layer."""
-    if job.kernel.job != CHAIN:
+    if not job.kernel.is_chain:
         return ""
     kind = "processor" if tuner.limits.is_cpu else tuner.engine.facts.kind
     found = verdict_for(job.kernel, tuner.limits, kind, job.batch, "yes")

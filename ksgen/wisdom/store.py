@@ -28,7 +28,7 @@ from ksgen.ownership import check_folder, make_folder
 from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import CHAIN, chains_as_json, chains_from_json, pattern_as_list
+from ksgen.spec.kernel import chains_as_json, chains_from_json, pattern_as_list
 from ksgen.values import excerpt
 from ksgen.words import counted
 
@@ -169,7 +169,7 @@ class Wisdom:
         """
         dense = replace(kernel, stride="dense")
         found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))
-        if not found and kernel.job == CHAIN:
+        if not found and kernel.is_chain:
             found = self._by_kernel.get(replace(dense, batch=None, epilogue=Epilogue(), between="none"))
         known = [
             have

@@ -20,7 +20,6 @@ from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import MANY, STREAMING_BYTES, alike
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 # rows of the batch: each weight, which comes from the second-level cache, is multiplied by so many
 BLOCKS = (256, 192, 128, 96, 64, 32)
@@ -55,7 +54,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
     def cycles(constants: AmxConstants | AmxChainConstants) -> float:
         return multiply_cycles(AmxChainTiling(kernel, constants), batch)
 
-    if kernel.job != CHAIN:
+    if not kernel.is_chain:
         tilings = (AmxTiling(kernel, each) for each in _options(kernel, batch))
         return min((_with_parts(each, limits, batch) for each in tilings), key=cycles)
     # a long block exceeds the second-level cache, and for a short one all weights pass more often

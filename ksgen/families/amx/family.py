@@ -32,7 +32,6 @@ from ksgen.families.vector.chain import ProcessorProduct, output_reads
 from ksgen.families.vector.defaults import MANY
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.spec.precision import on_tiles
 
 AnyAmxConstants = AmxConstants | AmxChainConstants
@@ -66,7 +65,7 @@ def _is_one_layer(kernel: KernelSpec) -> bool:
 
 
 _CHAIN_RULES: tuple[Rule[AmxChainConstants], ...] = (
-    Rule("job is chain", lambda k, c: k.job == CHAIN),
+    Rule("job is chain", lambda k, c: k.is_chain),
     Rule("job is that of one layer, of dense arrays in one layout", lambda k, c: _is_one_layer(k)),
     rule_of_tiles(RULES),
 )
@@ -104,7 +103,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         return default(kernel, limits, batch)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyAmxConstants]:
-        return iter(dict.fromkeys(_space_of_chain(kernel))) if kernel.job == CHAIN else self._space_of_factor(kernel)
+        return iter(dict.fromkeys(_space_of_chain(kernel))) if kernel.is_chain else self._space_of_factor(kernel)
 
     def _space_of_factor(self, kernel: KernelSpec) -> Iterator[AnyAmxConstants]:
         least = least_of(kernel)
@@ -131,10 +130,10 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         return None
 
     def packs_adjoint(self, kernel: KernelSpec) -> bool:
-        return kernel.job != CHAIN
+        return not kernel.is_chain
 
     def pack_geometry(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Geometry:
-        return Geometry(0 if kernel.job == CHAIN else AmxChainTiling(kernel, constants).factors[0].packed_tiles, 1, 0)
+        return Geometry(0 if kernel.is_chain else AmxChainTiling(kernel, constants).factors[0].packed_tiles, 1, 0)
 
     def words(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Mapping[str, Any]:
         shape = AmxChainTiling(kernel, constants)

@@ -23,7 +23,6 @@ from ksgen.families.gpus import begins_early
 from ksgen.families.rules import Rule, at_most, first_broken, multiple, positive, refusal
 from ksgen.families.tiles import MOST_THREADS, WARP
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 RULES: tuple[Rule[GemvConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
@@ -39,7 +38,7 @@ RULES: tuple[Rule[GemvConstants], ...] = (
 )
 
 CHAIN_RULES: tuple[Rule[GemvChainConstants], ...] = (
-    Rule("job is chain", lambda k, c: k.job == CHAIN),
+    Rule("job is chain", lambda k, c: k.is_chain),
     Rule("a chain of two factors is one layer's", lambda k, c: len(k.factors) == 2 and not k.is_group),
     Rule(
         "the second factor's a divides the first one's a, and the first one's d the second one's",
@@ -66,7 +65,7 @@ CHAIN_RULES: tuple[Rule[GemvChainConstants], ...] = (
 def is_group(kernel: KernelSpec) -> bool:
     """Whether layers of one or two factors multiply one X, and none of them changes the layout."""
     return (
-        kernel.job == CHAIN
+        kernel.is_chain
         and kernel.is_group
         and kernel.out_layout is None
         and all(len(each) <= 2 for each in kernel.chains)
@@ -119,7 +118,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or kernel.arithmetic.is_complex or not limits.async_copies or limits.is_cpu:
             return False
-        if kernel.job != CHAIN:
+        if not kernel.is_chain:
             return True
         if kernel.is_exchanged:
             return False
@@ -131,21 +130,21 @@ class Gemv(PackingFamily[AnyGemvConstants]):
 
     def packed_for(self, kernel: KernelSpec, constants: AnyGemvConstants) -> object:
         # rows are padded to whole pieces for every tile: one copy of a factor's weights serves every batch
-        return constants if kernel.job == CHAIN else None
+        return constants if kernel.is_chain else None
 
     # ---- constants
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyGemvConstants:
         if not self.serves(kernel, limits):
             raise not_served(self, kernel)
-        best: Any = group.best if kernel.is_group else defaults.best_chain if kernel.job == CHAIN else defaults.best
+        best: Any = group.best if kernel.is_group else defaults.best_chain if kernel.is_chain else defaults.best
         found: AnyGemvConstants = best(kernel, limits, defaults.entries_for(batch or kernel.batch))
         return replace(found, early=int(begins_early(limits.target)))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGemvConstants]:
         for found in self._options(kernel, limits):
             constants = replace(found, early=int(begins_early(limits.target)))
-            if self.keeps_rules(kernel, constants) and (kernel.job == CHAIN or self.fits(kernel, constants, limits)):
+            if self.keeps_rules(kernel, constants) and (kernel.is_chain or self.fits(kernel, constants, limits)):
                 yield constants
 
     def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGemvConstants]:
@@ -153,7 +152,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
             yield from dict.fromkeys(group.options(kernel, limits))
             return
         for tile_batch in group.SIZES[::-1]:
-            if kernel.job == CHAIN:
+            if kernel.is_chain:
                 yield from defaults.chain_options(kernel, limits, tile_batch)
             else:
                 yield from defaults.shapes(kernel, tile_batch)

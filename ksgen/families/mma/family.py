@@ -21,7 +21,6 @@ from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTili
 from ksgen.families.operands import CHUNK, has_products, is_precise
 from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 _OF_FACTOR = (  # constants of a factor's own source that a chain's source repeats for it
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "WARPS_BATCH", "WARPS_OUT", "WARP_D", "X_VECTOR", "Y_VECTOR",
@@ -77,12 +76,12 @@ class Mma(GpuProduct[AnyMmaConstants]):
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or not limits.tensor_cores or not has_products(kernel):
             return False
-        if kernel.job != CHAIN:
+        if not kernel.is_chain:
             return is_precise(kernel, limits)
         return all(is_precise(each, limits) for each in factor_kernels(kernel)) and self.has_chain(kernel, limits)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyMmaConstants:
-        options = self.space if kernel.job == CHAIN else self._options
+        options = self.space if kernel.is_chain else self._options
         return fastest(self, kernel, limits, batch, lambda: options(kernel, limits))
 
     def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyMmaConstants]:

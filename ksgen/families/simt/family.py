@@ -30,7 +30,6 @@ from ksgen.families.tiles import (
     pattern_constexprs,
 )
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 _OF_FACTOR = (  # constants of a factor's own source that a chain's source repeats for it
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH",
@@ -62,13 +61,13 @@ class Simt(GpuProduct[AnySimtConstants]):
     )
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        if kernel.job != CHAIN:
+        if not kernel.is_chain:
             return kernel.job == "multiply"
         has_copies = limits.async_copies and not limits.is_cpu and kernel.item_bytes >= LEAST_ITEM
         return has_copies and not kernel.arithmetic.is_complex and self.has_chain(kernel, limits)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnySimtConstants:
-        if kernel.job == CHAIN:
+        if kernel.is_chain:
             return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
         if limits.is_cpu:
             return self._fitted(kernel, limits, cpu_default(kernel))

@@ -17,7 +17,6 @@ from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import round_up
 from ksgen.families.vector.shape import LINE_BYTES, VectorConstants, VectorTiling, spaced
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.values import cached_property
 
 GROUPS_AT_ONCE = 8  # per core, so that a late one leaves its neighbours' work to others
@@ -43,7 +42,7 @@ class LaunchTiling:
 
     @property
     def is_chain(self) -> bool:
-        return self.kernel.job == CHAIN
+        return self.kernel.is_chain
 
     @property
     def parts(self) -> int:
@@ -84,7 +83,7 @@ class ProcessorProduct(Family[ConstantsT]):
     signature = PRODUCT_WITH_WORKSPACE
 
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return 0 if kernel.job == CHAIN else int(self.shape(kernel, constants).packed_bytes)
+        return 0 if kernel.is_chain else int(self.shape(kernel, constants).packed_bytes)
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         shape = self.shape(kernel, constants)

@@ -17,7 +17,6 @@ from ksgen.families.vector.shape import (
     needs_panel,
 )
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 
 BLOCK_BYTES = 128 * 1024  # bytes of a block's inputs that stay in a second-level cache
 TRANSPOSED_VECTORS = 2  # per tile of transposed outputs, at most: a chunk of the batch stays near
@@ -68,7 +67,7 @@ def alike(batch: int) -> int:
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants | VectorChainConstants:
     batch = kernel.batch or alike(batch or MANY)
-    return (_default_of_chain if kernel.job == CHAIN else _default_of_factor)(kernel, limits, batch)
+    return (_default_of_chain if kernel.is_chain else _default_of_factor)(kernel, limits, batch)
 
 
 def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> VectorChainConstants:

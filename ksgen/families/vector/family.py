@@ -21,7 +21,6 @@ from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs,
 from ksgen.families.vector.planes import PlaneVariables, lanes_of, round_up, tile_picture
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.spec.precision import BF16
 
 LANES = (4, 8, 16)
@@ -101,7 +100,7 @@ def _of_x(kernel: KernelSpec, constants: VectorChainConstants) -> list[VectorCon
 
 
 _CHAIN_RULES: tuple[Rule[VectorChainConstants], ...] = (
-    Rule("job is chain", lambda k, c: k.job == CHAIN),
+    Rule("job is chain", lambda k, c: k.is_chain),
     rule_of_tiles(RULES),
     Rule(
         "pairs is 0 where tiles reads the X of slices where it lies",
@@ -134,7 +133,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         return default(kernel, limits, batch)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
-        return (self._space_of_chain if kernel.job == CHAIN else self._space_of_factor)(kernel, limits)
+        return (self._space_of_chain if kernel.is_chain else self._space_of_factor)(kernel, limits)
 
     def _space_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
         usual = self.default(kernel, limits)
@@ -172,10 +171,10 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         )  # fmt: skip
 
     def pack_geometry(self, kernel: KernelSpec, constants: AnyVectorConstants) -> Geometry:
-        return Geometry(0 if kernel.job == CHAIN else VectorChainTiling(kernel, constants).factors[0].columns, 1, 0)
+        return Geometry(0 if kernel.is_chain else VectorChainTiling(kernel, constants).factors[0].columns, 1, 0)
 
     def packs_adjoint(self, kernel: KernelSpec) -> bool:
-        return kernel.job != CHAIN and packs_adjoint(kernel)
+        return not kernel.is_chain and packs_adjoint(kernel)
 
     def words(self, kernel: KernelSpec, constants: AnyVectorConstants) -> VectorVariables:
         shape = VectorChainTiling(kernel, constants)

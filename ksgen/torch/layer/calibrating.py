@@ -11,7 +11,6 @@ from ksgen.devices.base import Device
 from ksgen.launch.choice import Choice
 from ksgen.launch.planner import PLANNER, WATCHERS
 from ksgen.spec import KernelSpec
-from ksgen.spec.kernel import CHAIN
 from ksgen.torch.layer.building import build
 from ksgen.torch.operators.choice import forget_times, save_times
 from ksgen.tuning.job import Job
@@ -66,7 +65,7 @@ def jobs_of(call: Callable[[], None]) -> dict[Device, dict[Job, None]]:
     jobs: dict[Device, dict[Job, None]] = {}
 
     def note(device: Device, kernel: KernelSpec, batch: int, choice: Choice | None) -> None:
-        launches = kernels_of_layer(kernel) if kernel.job == CHAIN else with_layers(kernel)
+        launches = kernels_of_layer(kernel) if kernel.is_chain else with_layers(kernel)
         jobs.setdefault(device, {}).update(dict.fromkeys(job_of(each, batch) for each in launches))
 
     with _watched(note):
