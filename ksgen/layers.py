@@ -19,8 +19,7 @@ LAYERS = (
     Package("layers", "lists the modules and packages in order"),
     Package("errors", "defines the exceptions that users see", "decides what is correct"),
     Package("install", "finds the command that installs an extra, for the way ksgen was installed"),
-    Package("values", "reads users' values as numbers, and quotes them in messages"),
-    Package("words", "writes numbers in messages"),
+    Package("values", "reads users' values as numbers, and writes values and numbers in messages"),
     Package("locks", "creates locks that a forked child finds free"),
     Package("paths", "names the folders of what ksgen ships and stores", "creates a folder"),
     Package(

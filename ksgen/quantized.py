@@ -17,8 +17,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, STORAGES, ByteStorage, Layout, Storage, WeightStorage
 from ksgen.spec.kernel import hint, is_word
 from ksgen.spec.storage import SAME, SCALE_BYTES, STORED, scales_begin
-from ksgen.values import excerpt, real_number
-from ksgen.words import counted
+from ksgen.values import counted, excerpt, real_number
 
 Array = np.ndarray[Any, Any]
 

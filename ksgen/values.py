@@ -1,6 +1,6 @@
-"""Users' values: accepted if their meaning is clear, and shown in messages short and in one line."""
+"""Values in messages: users' values, accepted if their meaning is clear and shown in one line; numbers in words."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import index
 from typing import Any, Generic, TypeVar
 
@@ -65,3 +65,15 @@ def shown(path: Any) -> str:
     middle."""
     text = str(path) if str(path).isprintable() else ascii(str(path))[1:-1]
     return text if len(text) <= MOST_SHOWN else f"{text[:57]}...{text[-57:]}"
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """`1 kernel`, `2 kernels`, `2 entries`: what does not take an s is given as `several`."""
+    return f"{count} {one if count == 1 else several or f'{one}s'}"
+
+
+def spanned(values: Iterable[float], show: Callable[[float], str] = str) -> str:
+    """`10`, or `2 to 10`; empty for no value. Values that read the same are the same."""
+    found = sorted(set(values))
+    ends = [show(found[0]), show(found[-1])] if found else []
+    return " to ".join(dict.fromkeys(ends))

@@ -1,5 +1,6 @@
-"""Users' values: which are numbers and lists, and how messages quote them."""
+"""Users' values: which are numbers and lists, and how messages quote them; numbers in words."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen.values import MOST_SHOWN, cached_property, excerpt, listed, shown, whole_number
+from ksgen.values import MOST_SHOWN, cached_property, counted, excerpt, listed, shown, spanned, whole_number
+
+ROOT = Path(__file__).parents[1]
 
 
 class Mute:
@@ -80,3 +83,22 @@ def test_a_cached_property_is_computed_once_per_object_even_in_a_frozen_dataclas
     assert computed == [3, 4]
     assert one == Square(3)
     assert Square.area.__doc__ == "The area."
+
+
+def test_one_is_one() -> None:
+    assert [counted(count, "kernel") for count in (0, 1, 2)] == ["0 kernels", "1 kernel", "2 kernels"]
+    assert [counted(count, "entry", "entries") for count in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]
+
+
+def test_a_range_of_one_value_is_that_value() -> None:
+    assert spanned([3, 3]) == "3"
+    assert spanned([10, 2, 3]) == "2 to 10"
+    assert spanned([]) == ""
+    assert spanned([1.001, 1.002], lambda value: f"{value:.1f}") == "1.0"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "ksgen").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_message_counts_by_hand(path: Path) -> None:
+    """A number in braces before a plural: `{len(kernels)} kernels` says "1 kernels" some day."""
+    things = "kernels|entries|binaries|jobs|patterns|trials|candidates|layers|devices|GPUs|images|measurements"
+    assert not re.findall(rf"\{{[^{{}}]+\}} (?:(?:other|of) )?(?:{things})\b", path.read_text(encoding="utf-8")), path

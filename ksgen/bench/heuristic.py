@@ -15,7 +15,7 @@ from ksgen.bench.tables import LAYOUT_WORDS, ResultTable, percent
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.measure.ranks import rank_correlation
 from ksgen.pattern import Pattern
-from ksgen.words import counted
+from ksgen.values import counted
 
 LEAST_PATTERNS = 30  # fewer are not significant
 LEAST_GAIN = 0.05  # least gain in rank correlation of a better rule than the paper's

@@ -30,7 +30,7 @@ from ksgen.launch.choice import limits_of
 from ksgen.measure.quiet import keep_freed_memory, return_freed_memory
 from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
 from ksgen.measure.trust import LEAST_BLOCKS, doubt
-from ksgen.words import counted
+from ksgen.values import counted
 
 ACCEPTED = 2.0  # times the rounding error: baselines round at other points than our kernels
 HOPELESS, BETTER_PACE = 3.0, 10  # times the fastest contender's time; times the best pace so far, as a margin

@@ -33,7 +33,7 @@ from ksgen.files import read, reading
 from ksgen.measure.roofline import NO_FLOOR
 from ksgen.measure.trust import MARK, marked
 from ksgen.spec import LAYOUTS
-from ksgen.words import counted, spanned
+from ksgen.values import counted, spanned
 
 NONE = "-"  # in a cell without a figure
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last", BEST: "best layout of each"}

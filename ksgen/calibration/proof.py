@@ -27,8 +27,8 @@ from ksgen.passport.standing import needs_proof
 from ksgen.passport.store import MOST_LETTERS, Known, Passport, Proof, load, path_of, record
 from ksgen.tuning.job import Facts
 from ksgen.tuning.process import LostError, Worker
+from ksgen.values import counted
 from ksgen.wisdom.store import check_writable
-from ksgen.words import counted
 
 CASE_SECONDS = 60.0  # limit of one case in the child, after which it hangs: a busy machine takes seconds
 FAMILY_SECONDS = 600.0  # limit of all cases of a family in the child, after which there is no verdict

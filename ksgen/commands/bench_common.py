@@ -31,8 +31,7 @@ from ksgen.install import install_line
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, load, paper_patterns, stratified
 from ksgen.spec.kernel import hint
-from ksgen.values import excerpt
-from ksgen.words import counted
+from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
     from ksgen.bench.problem import LayerJob

@@ -21,8 +21,7 @@ from ksgen.commands.common import json_option, json_text, print_json, progress, 
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
 from ksgen.spec.kernel import hint
-from ksgen.values import excerpt
-from ksgen.words import counted
+from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
     from ksgen.bench.model import ModelJob, ModelRow

@@ -7,7 +7,7 @@ import click
 from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.spec import load
-from ksgen.words import counted
+from ksgen.values import counted
 
 
 @click.command("build", short_help="Compile the kernels of a spec into the cache. Needs no GPU.")

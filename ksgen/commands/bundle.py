@@ -15,7 +15,7 @@ from ksgen.commands.common import (
     print_json,
 )
 from ksgen.spec import load
-from ksgen.words import counted
+from ksgen.values import counted
 
 
 @click.command("bundle", short_help="Pack sources, binaries and wisdom into one file.")

@@ -10,8 +10,7 @@ import click
 
 from ksgen.commands.common import json_option, print_columns, print_json
 from ksgen.errors import KsgenError
-from ksgen.values import excerpt
-from ksgen.words import counted
+from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
     from ksgen.build.cache import Cache

@@ -33,8 +33,7 @@ from ksgen.errors import DeviceError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue
 from ksgen.spec.kernel import hint
-from ksgen.values import excerpt
-from ksgen.words import counted
+from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
     from ksgen.calibration.trials import Calibrated, Calibration

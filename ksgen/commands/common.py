@@ -15,8 +15,7 @@ from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, KernelSpec, Spec
 from ksgen.spec.kernel import hint
-from ksgen.values import excerpt
-from ksgen.words import counted
+from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,10 +21,9 @@ from ksgen.launch.choice import MOST_ENTRIES, Choice, choose_for_many, limits_fr
 from ksgen.launch.fused import packing_choices, shared_out, verdict_for
 from ksgen.passport.standing import needs_proof, unproven
 from ksgen.spec import KernelSpec, Spec
-from ksgen.values import excerpt
+from ksgen.values import counted, excerpt
 from ksgen.wisdom.exchange import known_devices
 from ksgen.wisdom.store import Wisdom, load_wisdom
-from ksgen.words import counted
 
 HOST = "host"  # stands for this processor, as a target
 

@@ -26,7 +26,7 @@ from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.spec import KernelSpec, Spec, load
-from ksgen.words import counted
+from ksgen.values import counted
 
 if TYPE_CHECKING:
     from ksgen.devices.base import Device

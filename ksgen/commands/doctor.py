@@ -14,7 +14,7 @@ import click
 from ksgen.commands.common import console, json_option, print_json
 from ksgen.errors import ConstantsError, DeviceError, KsgenError, ToolchainError
 from ksgen.install import cuda_extra, install_line, served_cuda
-from ksgen.words import counted
+from ksgen.values import counted
 
 if TYPE_CHECKING:
     from ksgen.build.host import HostCompiler

@@ -6,7 +6,7 @@ import click
 
 from ksgen.commands.common import SPEC, OneOf, find_spec, json_option, output_folder, print_json
 from ksgen.spec import load
-from ksgen.words import counted
+from ksgen.values import counted
 
 
 @click.command("emit", short_help="Write the kernels and launchers of a spec.")

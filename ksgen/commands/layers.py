@@ -18,8 +18,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, WEIGHTS, Epilogue, KernelSpec, load
 from ksgen.spec.kernel import hint, is_layer, layer_launch
 from ksgen.spec.storage import INPUTS, SAME
-from ksgen.values import excerpt
-from ksgen.words import counted
+from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
     from ksgen.spec.nodes import SourcePlace

@@ -25,7 +25,7 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.words import counted
+from ksgen.values import counted
 
 if TYPE_CHECKING:
     from ksgen.spec.nodes import SourcePlace

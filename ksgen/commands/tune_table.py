@@ -11,7 +11,7 @@ from ksgen.commands.figures import entry_figures
 from ksgen.errors import KsgenError
 from ksgen.locks import new_lock
 from ksgen.measure.trust import describe_doubts, marked
-from ksgen.words import counted
+from ksgen.values import counted
 
 if TYPE_CHECKING:
     from rich.table import Table

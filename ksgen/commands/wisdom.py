@@ -11,8 +11,7 @@ from ksgen.errors import KsgenError
 from ksgen.files import write
 from ksgen.measure.trust import MARK, marked
 from ksgen.pattern import Pattern
-from ksgen.values import excerpt
-from ksgen.words import counted
+from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
     from ksgen.wisdom.exchange import Difference

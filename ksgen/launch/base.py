@@ -27,8 +27,7 @@ from ksgen.quantized import Quantized
 from ksgen.spec import Activation, Layout, PrecisionName
 from ksgen.spec.kernel import LayerOptions, StatedOptions, is_transposed
 from ksgen.spec.storage import SAME
-from ksgen.values import excerpt, listed
-from ksgen.words import counted
+from ksgen.values import counted, excerpt, listed
 
 WITHIN_AN_ELEMENT = "an array begins within one of its elements"
 _NEVER = object()  # marks a plan that was never looked up

@@ -23,7 +23,7 @@ from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.words import counted
+from ksgen.values import counted
 
 _UNKNOWN = object()
 LEAST_ROWS = 8  # rows of the batch per core: below, each factor's outputs are divided among the cores

@@ -16,8 +16,7 @@ from ksgen.launch.places import outputs_in
 from ksgen.launch.weights import Weights
 from ksgen.spec import Fuse, Layout
 from ksgen.spec.kernel import LayerOptions
-from ksgen.values import excerpt
-from ksgen.words import counted
+from ksgen.values import counted, excerpt
 
 
 class GroupLauncher(BaseLauncher):

@@ -15,7 +15,7 @@ from statistics import median
 from time import monotonic, perf_counter, process_time, sleep
 
 from ksgen.measure.quiet import rest
-from ksgen.words import counted
+from ksgen.values import counted
 
 MARK = "?"  # after each unreliable figure, wherever it is printed
 ONE_IN = 20  # one of so many intervals misses the median: a confidence of 95 %

@@ -20,7 +20,7 @@ from ksgen.measure.roofline import share_of_floor
 from ksgen.tuning import figures
 from ksgen.tuning.sections import Section, reasons, sections_of, table_of, time_us
 from ksgen.tuning.trials import Trial
-from ksgen.words import counted
+from ksgen.values import counted
 
 SHOWN_ROWS = 12  # rows of a table, until the reader asks for all
 LEAST_PREDICTED = 3  # candidates, for a picture of the cost model

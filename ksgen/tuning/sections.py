@@ -11,8 +11,7 @@ from textwrap import shorten
 from ksgen.measure.roofline import share_of_floor
 from ksgen.spec import KernelSpec
 from ksgen.tuning.trials import STATES, Trial
-from ksgen.values import cached_property
-from ksgen.words import counted
+from ksgen.values import cached_property, counted
 
 MOST_ROWS = 1000
 MOST_REASONS = 8

@@ -29,8 +29,7 @@ from ksgen.paths import resource, wisdom_dir
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import chains_as_json, chains_from_json, pattern_as_list
-from ksgen.values import excerpt
-from ksgen.words import counted
+from ksgen.values import counted, excerpt
 
 MOST_BATCH = 2**63 - 1
 MOST_ATTEMPTS = 3  # trials of a kernel with unreliable times, after which the last one counts

@@ -14,7 +14,7 @@ from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.job import Job
 from ksgen.tuning.search import Budget, Progress, Tuned
 from ksgen.tuning.sections import MOST_ROWS, by_state, microseconds, reasons, sections_of, table_of
-from ksgen.words import counted
+from ksgen.values import counted
 from tests.support.tuning_trials import some_trials
 
 

@@ -14,7 +14,7 @@ from ksgen.families.gpu_chain import LayerVariables, layers_of
 from ksgen.families.signature import each_chains, weights_of
 from ksgen.families.tiles import PACK_THREADS, batch_constexpr, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
-from ksgen.words import counted
+from ksgen.values import counted
 
 AnyGemvTiling = GemvTiling | GemvChainTiling | GemvGroupTiling
 

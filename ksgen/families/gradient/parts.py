@@ -12,7 +12,7 @@ from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.families.traffic import SECTOR, array_bytes, entry_bytes
 from ksgen.spec import KernelSpec
-from ksgen.words import counted
+from ksgen.values import counted
 
 LEAST_BATCH = 64  # rows of the batch from which on a part of its own pays
 SUM_COLUMNS, SUM_ROWS = 32, 8  # weights per block of the second entry, and threads that share the parts of one weight

@@ -25,8 +25,7 @@ from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exac
 from ksgen.torch.layer.group import group
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.checks import check_flags, dtype_name
-from ksgen.values import excerpt, listed
-from ksgen.words import counted
+from ksgen.values import counted, excerpt, listed
 
 CHAINS_PER_FAMILY = 9  # those with the least expected time
 NEAR = 1.03  # chains within this factor of the least error compete by the time of a training step

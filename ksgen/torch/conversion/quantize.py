@@ -18,8 +18,7 @@ from ksgen.torch.conversion.convert import put
 from ksgen.torch.conversion.propose import table_of
 from ksgen.torch.conversion.rule import write_stored
 from ksgen.torch.layer.linear import KSLinear, QuantizedKSLinear
-from ksgen.values import excerpt, listed
-from ksgen.words import counted
+from ksgen.values import counted, excerpt, listed
 
 
 @dataclass(frozen=True)

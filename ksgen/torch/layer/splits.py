@@ -10,7 +10,7 @@ from math import gcd
 
 from ksgen.errors import PatternError
 from ksgen.pattern import Chain, Pattern
-from ksgen.words import counted, spanned
+from ksgen.values import counted, spanned
 
 WHOLE, FEATURES, ROWS, SUMS = "whole", "features", "rows", "sums"  # placement: replicated, sharded, or terms of a sum
 # axes of a factor's weights: blocks, their outputs, their inputs
