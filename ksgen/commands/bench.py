@@ -1,10 +1,13 @@
-"""`ksgen bench`. Its subcommands are in other modules of this package."""
+"""`ksgen bench` and `ksgen bench report`. The subcommands that measure are in other modules of this package."""
 
 from pathlib import Path
 
 import click
 
-from ksgen.commands import bench_layers, bench_models, bench_products, bench_report
+from ksgen.commands import bench_layers, bench_models, bench_products
+from ksgen.commands.bench_common import LOG
+from ksgen.commands.common import REPLACED, named_file
+from ksgen.files import write
 from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 
@@ -44,11 +47,63 @@ def command() -> None:
     """
 
 
+@click.command("report", short_help="Make a page, Markdown tables or a picture from a results file.")
+@click.argument("file", type=click.Path(path_type=Path), default=LOG)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help=f"HTML page to write; {REPLACED}.  [default: next to FILE]"
+)
+@click.option(
+    "--markdown",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help=f"Write only the tables, as Markdown, to this file, or - for the screen; {REPLACED}.",
+)
+@click.option("--svg", type=named_file, metavar="PATH", help=f"Draw the page's charts here; {REPLACED}.")
+@click.option(
+    "--with", "wholes", type=click.Path(path_type=Path), multiple=True,
+    help="Show the tables of this file too, written by `ksgen bench model -o` or `ksgen bench share -o`; may be given "
+         "again.",
+)  # fmt: skip
+def report(file: Path, output: Path | None, markdown: Path | None, svg: Path | None, wholes: tuple[Path, ...]) -> None:
+    """Make one self-contained page from the results of `ksgen bench paper`, `layers` and `energy`.
+
+    FILE is a .jsonl, .csv or .parquet file; paper.jsonl if not given. With --markdown or --svg there is no page unless
+    -o names one.
+
+    \b
+    Examples:
+      ksgen bench report
+      ksgen bench report h200.jsonl
+      ksgen bench report h200.csv --markdown -
+      ksgen bench report h200.jsonl --with vit-s16.json --with share.json
+      ksgen bench report processor.jsonl --svg processor.svg
+    """
+    from ksgen.bench import report as pages
+    from ksgen.bench.rows import read_rows
+    from ksgen.bench.tables import tables_of
+
+    rows, tables = read_rows(file), [table for path in wholes for table in tables_of(path)]
+    machine = pages.machine_of(file)
+    if markdown:
+        _write(markdown, pages.markdown(rows, tables, machine))
+    if svg:
+        _write(svg, pages.picture(rows, machine))
+    if output or not (markdown or svg):
+        _write(output or file.with_suffix(".html"), pages.page(rows, tables, machine))
+
+
+def _write(path: Path, text: str) -> None:
+    if str(path) == "-":
+        click.echo(text)
+        return
+    write(path, text)
+    click.echo(f"{path}: {len(text) / 1e3:.0f} kB")
+
+
 for subcommand in (
     bench_products.paper,
     bench_layers.command,
     bench_products.energy,
-    bench_report.command,
+    report,
     bench_models.share_command,
     bench_models.model_command,
 ):
