@@ -49,7 +49,7 @@ class Error:
 
 def block_of(name: str) -> TransformerBlock:
     """Create a sparse block with drawn weights."""
-    block = TransformerBlock(SHAPES[name])
+    block = SHAPES[name].block()
     make_sparse(block, rule(name), from_weights=False)
     block.eval()
     return block

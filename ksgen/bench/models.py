@@ -34,6 +34,18 @@ class TransformerSize:
     epsilon: float  # added to the variance in normalisations
     activation: str
     is_causal: bool
+    is_rotary = False
+
+    def norm(self) -> nn.Module:
+        return nn.LayerNorm(self.features, self.epsilon)
+
+    def block(self) -> "TransformerBlock":
+        return TransformerBlock(
+            self.norm, JointAttention(self), FeedForward(self.features, 4 * self.features, self.activation)
+        )
+
+    def blocks(self, positions: int) -> nn.Sequential:
+        return nn.Sequential(*(self.block() for _ in range(self.depth)))
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,23 @@ class LlamaSize:
     hidden: int  # features of the feed-forward layers
     epsilon: float
     base: float  # of the rotation's angles
+    is_rotary = True
+
+    def norm(self) -> nn.Module:
+        return nn.RMSNorm(self.features, self.epsilon)
+
+    def blocks(self, positions: int) -> nn.Sequential:
+        rotary = Rotary(self.features // self.heads, positions, self.base)
+        return nn.Sequential(
+            *(
+                TransformerBlock(
+                    self.norm,
+                    LlamaAttention(self, rotary),
+                    FeedForward(self.features, self.hidden, "silu", is_gated=True),
+                )
+                for _ in range(self.depth)
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -73,11 +102,13 @@ LLAMA_ENDS = Language(vocabulary=128256, positions=2048)
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: TransformerSize) -> None:
+    """Attention, added to a residual. Subclasses have the layers of queries, keys and values, and `projection`."""
+
+    projection: nn.Module
+
+    def __init__(self, is_causal: bool) -> None:
         super().__init__()
-        self.heads, self.is_causal = shape.heads, shape.is_causal
-        self.qkv = nn.Linear(shape.features, 3 * shape.features)
-        self.projection = nn.Linear(shape.features, shape.features)
+        self.is_causal = is_causal
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         q, k, v = self.heads_of(x)
@@ -86,6 +117,19 @@ class Attention(nn.Module):
 
     def heads_of(self, x: Tensor) -> Sequence[Tensor]:
         """Queries, keys and values (batch, heads, tokens, features of a head)."""
+        raise NotImplementedError
+
+
+class JointAttention(Attention):
+    """Attention with one layer for queries, keys and values."""
+
+    def __init__(self, shape: TransformerSize) -> None:
+        super().__init__(shape.is_causal)
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.features, 3 * shape.features)
+        self.projection = nn.Linear(shape.features, shape.features)
+
+    def heads_of(self, x: Tensor) -> Sequence[Tensor]:
         parts = self.qkv.parts(x) if isinstance(self.qkv, KSLinears) else self.qkv(x).chunk(3, dim=-1)
         return [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
 
@@ -109,8 +153,8 @@ class LlamaAttention(Attention):
     """Causal attention whose queries share keys and values, with rotated queries and keys."""
 
     def __init__(self, shape: LlamaSize, rotary: Rotary) -> None:
-        nn.Module.__init__(self)
-        self.heads, self.is_causal, self.rotary = shape.heads, True, rotary
+        super().__init__(is_causal=True)
+        self.rotary = rotary
         self.queries_per_key, self.width = shape.heads // shape.key_heads, shape.features // shape.heads
         self.q = nn.Linear(shape.features, shape.features, bias=False)
         self.k = nn.Linear(shape.features, shape.key_heads * self.width, bias=False)
@@ -124,16 +168,23 @@ class LlamaAttention(Attention):
 
 
 class FeedForward(nn.Module):
-    activated = "up"  # the layer before the activation
+    """down(activation(up(x))), or with a gate, as in Llama, down(activation(gate(x)) * up(x)) without biases."""
 
-    def __init__(self, shape: TransformerSize) -> None:
+    def __init__(self, features: int, hidden: int, activation: str, is_gated: bool = False) -> None:
         super().__init__()
-        self.activation = shape.activation
-        self.up = nn.Linear(shape.features, 4 * shape.features)
-        self.down = nn.Linear(4 * shape.features, shape.features)
+        self.activation = activation
+        self.gate = nn.Linear(features, hidden, bias=False) if is_gated else None
+        self.up = nn.Linear(features, hidden, bias=not is_gated)
+        self.down = nn.Linear(hidden, features, bias=not is_gated)
+
+    @property
+    def activated(self) -> str:
+        """Name of the layer before the activation."""
+        return "up" if self.gate is None else "gate"
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return _added(self.down, ACTIVATIONS[self.activation].apply(self.up(x)), residual)
+        inner = ACTIVATIONS[self.activation].apply(self.get_submodule(self.activated)(x))
+        return _added(self.down, inner if self.gate is None else inner * self.up(x), residual)
 
     def fuse(self) -> None:
         """Move the activation into the layer before it, which applies it inside its kernel."""
@@ -141,42 +192,17 @@ class FeedForward(nn.Module):
             layer.activation, self.activation = self.activation, "none"
 
 
-class GatedFeedForward(FeedForward):
-    """Feed-forward layers of Llama: down(silu(gate(x)) * up(x))."""
-
-    activated = "gate"
-
-    def __init__(self, shape: LlamaSize) -> None:
-        nn.Module.__init__(self)
-        self.activation = "silu"
-        self.gate = nn.Linear(shape.features, shape.hidden, bias=False)
-        self.up = nn.Linear(shape.features, shape.hidden, bias=False)
-        self.down = nn.Linear(shape.hidden, shape.features, bias=False)
-
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return _added(self.down, ACTIVATIONS[self.activation].apply(self.gate(x)) * self.up(x), residual)
-
-
 class TransformerBlock(nn.Module):
-    def __init__(self, shape: TransformerSize) -> None:
+    def __init__(self, norm: Callable[[], nn.Module], attention: nn.Module, feed_forward: FeedForward) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(shape.features, shape.epsilon)
-        self.attention = Attention(shape)
-        self.feed_forward_norm = nn.LayerNorm(shape.features, shape.epsilon)
-        self.feed_forward = FeedForward(shape)
+        self.attention_norm = norm()
+        self.attention = attention
+        self.feed_forward_norm = norm()
+        self.feed_forward = feed_forward
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.attention(self.attention_norm(x), x)
         return self.feed_forward(self.feed_forward_norm(x), x)
-
-
-class LlamaBlock(TransformerBlock):
-    def __init__(self, shape: LlamaSize, rotary: Rotary) -> None:
-        nn.Module.__init__(self)
-        self.attention_norm = nn.RMSNorm(shape.features, shape.epsilon)
-        self.attention = LlamaAttention(shape, rotary)
-        self.feed_forward_norm = nn.RMSNorm(shape.features, shape.epsilon)
-        self.feed_forward = GatedFeedForward(shape)
 
 
 class VisionTransformer(nn.Module):
@@ -188,8 +214,8 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(3, shape.features, ends.patch, ends.patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, shape.features))
         self.positions = nn.Parameter(0.02 * torch.randn(1, patches + 1, shape.features))
-        self.blocks = nn.Sequential(*(TransformerBlock(shape) for _ in range(shape.depth)))
-        self.norm = nn.LayerNorm(shape.features, shape.epsilon)
+        self.blocks = shape.blocks(patches + 1)
+        self.norm = shape.norm()
         self.head = nn.Linear(shape.features, ends.classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -205,40 +231,24 @@ class VisionTransformer(nn.Module):
 class LanguageModel(nn.Module):
     """Language model from (batch, tokens) to (batch, tokens, vocabulary); the head shares the embedding's weight."""
 
-    def __init__(self, shape: TransformerSize = GPT2_MEDIUM, ends: Language = Language()) -> None:
+    def __init__(self, shape: TransformerSize | LlamaSize = GPT2_MEDIUM, ends: Language = Language()) -> None:
         super().__init__()
         self.tokens = nn.Embedding(ends.vocabulary, shape.features)
-        self.positions = nn.Embedding(ends.positions, shape.features)
-        self.blocks = nn.Sequential(*(TransformerBlock(shape) for _ in range(shape.depth)))
-        self.norm = nn.LayerNorm(shape.features, shape.epsilon)
-        for embedding in (self.tokens, self.positions):
+        self.positions = None if shape.is_rotary else nn.Embedding(ends.positions, shape.features)
+        self.blocks = shape.blocks(ends.positions)
+        self.norm = shape.norm()
+        for embedding in filter(None, (self.tokens, self.positions)):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return functional.linear(self.norm(self.blocks(self.embedded(tokens))), self.tokens.weight)
-
-    def embedded(self, tokens: Tensor) -> Tensor:
-        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        return functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
     def random_inputs(self, batch: int, tokens: int) -> Tensor:
         """Random tokens on the model's device."""
         return torch.randint(self.tokens.num_embeddings, (batch, tokens), device=self.tokens.weight.device)
-
-
-class Llama(LanguageModel):
-    """Llama, whose blocks rotate queries and keys by their positions."""
-
-    def __init__(self, shape: LlamaSize = LLAMA_1B, ends: Language = LLAMA_ENDS) -> None:
-        nn.Module.__init__(self)
-        self.tokens = nn.Embedding(ends.vocabulary, shape.features)
-        rotary = Rotary(shape.features // shape.heads, ends.positions, shape.base)
-        self.blocks = nn.Sequential(*(LlamaBlock(shape, rotary) for _ in range(shape.depth)))
-        self.norm = nn.RMSNorm(shape.features, shape.epsilon)
-        nn.init.normal_(self.tokens.weight, std=0.02)
-
-    def embedded(self, tokens: Tensor) -> Tensor:
-        x: Tensor = self.tokens(tokens)
-        return x
 
 
 def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
@@ -309,7 +319,7 @@ def _llama(family: str) -> dict[str, ModelSource]:
     theirs = {"projection": "o_proj"} | {name: f"{name}_proj" for name in names if name != "projection"}
     chains = {name: (f"{family}_1b_{layer}", 1) for name, layer in names.items()}
     return {
-        "torch": ModelSource(Llama, chains, has_biases=False),
+        "torch": ModelSource(lambda: LanguageModel(LLAMA_1B, LLAMA_ENDS), chains, has_biases=False),
         "transformers": ModelSource(
             _llama_of_transformers, {theirs[name]: chain for name, chain in chains.items()}, has_biases=False
         ),

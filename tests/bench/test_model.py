@@ -50,8 +50,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {
         "vit-s16": lambda: models.VisionTransformer(vit, models.Vision(pixels=32, classes=10)),
         "gpt2-medium": lambda: models.LanguageModel(gpt2, models.Language(vocabulary=50, positions=64)),
-        "llama-1b": lambda: models.Llama(llama, models.Language(vocabulary=50, positions=64)),
-        "llama-1b-blast": lambda: models.Llama(llama, models.Language(vocabulary=50, positions=64)),
+        "llama-1b": lambda: models.LanguageModel(llama, models.Language(vocabulary=50, positions=64)),
+        "llama-1b-blast": lambda: models.LanguageModel(llama, models.Language(vocabulary=50, positions=64)),
     }
     for name, build in small.items():
         monkeypatch.setitem(models.MODELS, name, {"torch": replace(models.MODELS[name]["torch"], build=build)})

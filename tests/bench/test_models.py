@@ -41,7 +41,7 @@ def small(name: str) -> tuple[Any, Any]:
         model: Any = models.VisionTransformer(SMALL_VIT, models.Vision(pixels=32, classes=10))
         return model.eval(), model.random_inputs(2)
     ends = models.Language(vocabulary=50, positions=16)
-    model = models.Llama(SMALL_LLAMA, ends) if name.startswith("llama") else models.LanguageModel(SMALL_GPT2, ends)
+    model = models.LanguageModel(SMALL_LLAMA if name.startswith("llama") else SMALL_GPT2, ends)
     return model.eval(), model.random_inputs(2, 7)
 
 
@@ -156,7 +156,7 @@ def test_llama_is_transformers() -> None:
         hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16
     )
     size = models.LlamaSize(features=64, depth=1, heads=4, key_heads=2, hidden=96, epsilon=1e-5, base=5e5)
-    ours = models.Llama(size, models.Language(vocabulary=50, positions=16)).eval()
+    ours = models.LanguageModel(size, models.Language(vocabulary=50, positions=16)).eval()
     names = {
         "model.": "", "embed_tokens": "tokens", "layers.0": "blocks.0", "input_layernorm": "attention_norm",
         "post_attention_layernorm": "feed_forward_norm", "self_attn": "attention", "mlp": "feed_forward",
