@@ -51,12 +51,12 @@ def append(path: Path, more: str) -> int:
 
 
 def test_an_unknown_word_is_named_with_where_it_stands_and_what_is_there(copied: Path) -> None:
-    line = append(copied / "include/simt/place_bsf.j2", "{{ nonsense }}\n")
+    line = append(copied / "include/simt/layout_bsf.j2", "{{ nonsense }}\n")
     with pytest.raises(RenderError) as caught:
         render(KERNEL)
     said = str(caught.value)
     assert said.startswith("simt, ks_2x64x48x4_float32_bsf: simt.cu.j2:")
-    assert f" > include/simt/place_bsf.j2:{line}: 'nonsense' is undefined; the words there are " in said
+    assert f" > include/simt/layout_bsf.j2:{line}: 'nonsense' is undefined; the words there are " in said
     assert ", constexprs, " in said
 
 
@@ -71,16 +71,16 @@ def test_so_is_one_of_a_dictionary(copied: Path) -> None:
 
 
 def test_and_an_include_that_is_not_there(copied: Path) -> None:
-    (copied / "include/simt/place_bsf.j2").unlink()
+    (copied / "include/simt/layout_bsf.j2").unlink()
     with pytest.raises(
-        RenderError, match=r"^simt, ks_\S+: simt\.cu\.j2:\d+.*: 'include/simt/place_bsf\.j2' not found in search path"
+        RenderError, match=r"^simt, ks_\S+: simt\.cu\.j2:\d+.*: 'include/simt/layout_bsf\.j2' not found in search path"
     ):
         render(KERNEL)
 
 
 def test_and_one_that_cannot_be_read(copied: Path) -> None:
-    line = append(copied / "include/simt/place_bsf.j2", "{% for %}\n")
-    with pytest.raises(RenderError, match=rf"^simt, ks_\S+: .*include/simt/place_bsf\.j2:{line}: "):
+    line = append(copied / "include/simt/layout_bsf.j2", "{% for %}\n")
+    with pytest.raises(RenderError, match=rf"^simt, ks_\S+: .*include/simt/layout_bsf\.j2:{line}: "):
         render(KERNEL)
 
 
