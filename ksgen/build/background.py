@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -215,6 +215,44 @@ def is_busy() -> bool:
 def unfinished() -> list[BackgroundJob]:
     """Jobs that the background has not finished."""
     return _background.unfinished()
+
+
+@contextmanager
+def progress_bar(is_wanted: bool, title: str, total: int) -> Iterator[Callable[[], None]]:
+    """Provide a function to call after each step.
+
+    The bar shows if it is wanted and stderr is a terminal.
+    """
+    if not is_wanted:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    screen = Console(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.advance(task)
+
+
+def finish_jobs() -> int:
+    """Wait for all unfinished jobs, with a progress bar on a terminal; how many they were."""
+    jobs = unfinished()
+    with progress_bar(bool(jobs), "compiling", len(jobs)) as advance:
+        for job in jobs:
+            job.done.wait()
+            advance()
+    return len(jobs)
+
+
+def finished(works: Sequence[Callable[[], Result]]) -> tuple[Result, ...]:
+    """Results of several works. All that is missing is done in the background, in parallel, and waited for."""
+    with deferred(lambda: True):
+        while True:
+            try:
+                return all_of(works)
+            except PendingError:
+                finish_jobs()
 
 
 def always_waits() -> bool:

@@ -7,15 +7,17 @@ this path by itself. This module never searches for constants. It records no gra
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from ksgen.build.background import all_of, finished
+from ksgen.devices import find_device
 from ksgen.devices.base import Device, RefusedError, refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.launch import behind
 from ksgen.launch.arrays import ArrayView, CallOptions, view, views_of
 from ksgen.launch.checks import ArgumentChecks, CheckedArguments, are_aligned, check_memory, check_storage, names_of
-from ksgen.launch.explain import Explainable, docstring
-from ksgen.launch.fused import plan_for, verdict
+from ksgen.launch.explain import Explainable, Explained, docstring
+from ksgen.launch.fused import fused_plan, plan_for, verdict
 from ksgen.launch.memory import check_transposable, is_whole, transposed
 from ksgen.launch.places import on_device, on_host, on_shared
 from ksgen.launch.plan import Call, Plan
@@ -24,9 +26,9 @@ from ksgen.launch.streams import device_and_stream, where_to_work
 from ksgen.launch.weights import PLAIN, WeightForm, Weights, check_device, packed_in, storage_of
 from ksgen.pattern import Chain
 from ksgen.quantized import Quantized
-from ksgen.spec import Activation, Layout, PrecisionName
-from ksgen.spec.kernel import LayerOptions, StatedOptions, is_transposed
-from ksgen.spec.storage import SAME
+from ksgen.spec import Activation, ByteStorage, Epilogue, Job, Layout, PrecisionName, WeightStorage
+from ksgen.spec.kernel import LayerOptions, StatedOptions, checked_batch, is_transposed
+from ksgen.spec.storage import SAME, Same
 from ksgen.values import counted, excerpt, listed
 
 WITHIN_AN_ELEMENT = "an array begins within one of its elements"
@@ -213,6 +215,68 @@ class BaseLauncher(Explainable):
             return None
         _keep_memory(call, stream)
         return call
+
+    def build(
+        self,
+        batch: int | Sequence[int],
+        *,
+        precision: PrecisionName | None = None,
+        layout: Layout | None = None,
+        epilogue: Epilogue | None = None,
+        device: str | None = None,
+        job: Job = "multiply",
+        out_layout: Layout | None = None,
+        weights: WeightStorage | Same | None = None,
+        inputs: ByteStorage | Same | None = None,
+    ) -> Self:
+        """Compile and load the kernels of calls at some batch sizes now, in parallel.
+
+        Such calls then begin at once, and a CUDA graph can record them. A terminal shows a progress bar. The kernels
+        are those that `explain` names: for arrays without gaps between rows, aligned to 16 bytes.
+
+        Args:
+            batch: Batch size, or a list of them.
+            precision: Arithmetic, such as "float16". None: the stated one, else float32.
+            layout: Layout of x: "bsf" or "bsl". None: the stated one.
+            epilogue: `ksgen.spec.Epilogue` with bias, activation and residual. None: the stated one.
+            device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
+            job: "multiply" for calls, or "gradient" for calls of `Launcher.gradient`.
+            out_layout: Layout of y. None: that of the launcher, else that of x.
+            weights: Storage of the weights: "same", "int8", "e4m3", "e5m2" or "bfloat16". None: the stated one.
+            inputs: Storage of x: "same", "int8", "e4m3" or "e5m2". None: the stated one.
+
+        Returns:
+            The launcher itself.
+
+        Raises:
+            SpecError: An option is unknown, two options exclude each other, or a batch size is not at least 1.
+            DeviceError: The device does not exist, or no device can run the calls.
+            ToolchainError: No compiler is available, and no binary is cached.
+
+        Examples:
+            >>> import ksgen
+            >>> multiply = ksgen.Launcher(1, 3, 2, 2).build(batch=[1, 256])
+        """
+        sizes = [checked_batch(each) for each in listed(batch) or [batch]]
+        what, out_layout = self._asked(job, precision, layout, epilogue, weights, inputs, out_layout)
+        if self._is_factor(what, job, out_layout):
+            for each in sizes:  # invalid combinations are refused before a device opens
+                self._kernel_of_factor(each, what, job)
+        where = find_device(device)
+        finished([partial(self._plan_all, where, each, what, job, out_layout) for each in sizes])
+        return self
+
+    def _plan_all(self, where: Device, batch: int, what: Explained, job: Job, out_layout: Layout | None) -> None:
+        """Make the plans of a call's launches; `PendingError` while the background makes some of them."""
+        if self._is_factor(what, job, out_layout):
+            PLANNER.plan(where, self._kernel_of_factor(batch, what, job), batch)
+        elif (found := self._verdict(where, *what[:3], batch, out_layout, *what[3:])).is_one:
+            fused_plan(where, self._kernel(where, what, out_layout), batch, self.fuse)
+        elif self.fuse == "yes":
+            raise LaunchError(f"{self!r}: {found.why}; accepted: {self.accepted}")
+        else:
+            parts = self._parts_of(what, out_layout)
+            all_of(partial(part._plan_all, where, batch, own, job, own.layout) for part, own in parts)
 
     # ---- arguments
 

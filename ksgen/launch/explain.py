@@ -172,48 +172,67 @@ class Explainable:
             ks_1x2x2x2_float32_bsf at batch 4 on ...
             ks_2x2x2x1_float32_bsf at batch 4 on ...
         """
-        batch, is_product = checked_batch(batch), is_word(job, ("multiply",))
-        own = self.stated if is_product else StatedOptions(self.stated.layout, self.stated.precision)
-        what = explained(own, precision, layout, epilogue, weights, inputs)
-        out_layout = self.out_layout if out_layout is None else out_layout
-        check_layouts(self, self.chains, what.layout, out_layout)
-        if not is_product or not (self.takes_lists or is_layer(self.chains, what.layout, out_layout)):
-            return self._explain_factor(batch, what, job, device)
-        where = find_device(device)
-        found = self._verdict(
-            where, what.precision, what.layout, what.epilogue, batch, out_layout, what.weights, what.inputs
+        batch, (what, out_layout) = (
+            checked_batch(batch),
+            self._asked(job, precision, layout, epilogue, weights, inputs, out_layout),
         )
+        if self._is_factor(what, job, out_layout):
+            kernel = self._kernel_of_factor(batch, what, job)  # invalid combinations are refused before a device opens
+            where = find_device(device)
+            choice = PLANNER.choice(where, kernel, batch)
+            family = f"{choice.family} ({family_named(choice.family).why})"
+            why = f"{described(choice, kernel, batch, limits_of(where), device)}{bytes_saved(kernel, batch)}"
+            return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
+        where = find_device(device)
+        found = self._verdict(where, *what[:3], batch, out_layout, *what[3:])
         if found.is_one:
             kernel = self._kernel(where, what, out_layout)
             choice = PLANNER.choice(where, kernel, batch)
             known = f"; {described(choice, kernel, batch, limits_of(where), device)}"
             why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{known}{bytes_saved(kernel, batch)}"
             return f"{self._describe(what.layout, out_layout)} at batch {batch} on {where.name}: {why}"
-        return self._explain_each(batch, what, out_layout, device, found.why)
+        each = [
+            part.explain(batch, device=device, out_layout=own.layout, **own._asdict())
+            for part, own in self._parts_of(what, out_layout)
+        ]
+        return "\n".join([f"{self._describe_parts(what.layout, out_layout)}; {found.why}", *each])
 
-    def _explain_factor(self, batch: int, what: Explained, job: Job, device: str | None) -> str:
-        """Explain the launch of the only factor."""
-        own, options = batch if batch in self.batches else None, {"weights": what.weights, "inputs": what.inputs}
-        # Invalid combinations are refused before a device is opened.
-        kernel = KernelSpec(self.chains, what.precision, what.layout, what.epilogue, own, job, **options)
-        where = find_device(device)
-        choice = PLANNER.choice(where, kernel, batch)
-        family = f"{choice.family} ({family_named(choice.family).why})"
-        why = f"{described(choice, kernel, batch, limits_of(where), device)}{bytes_saved(kernel, batch)}"
-        return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
+    def _asked(
+        self, job: Any, precision: Any, layout: Any, epilogue: Any, weights: Any, inputs: Any, out_layout: Any
+    ) -> tuple[Explained, Layout | None]:  # fmt: skip
+        """Options of a call and the layout of y, with stated options for those that are None."""
+        own = self.stated if is_word(job, ("multiply",)) else StatedOptions(self.stated.layout, self.stated.precision)
+        what = explained(own, precision, layout, epilogue, weights, inputs)
+        out_layout = self.out_layout if out_layout is None else out_layout
+        check_layouts(self, self.chains, what.layout, out_layout)
+        return what, out_layout
 
-    def _explain_each(
-        self, batch: int, what: Explained, out_layout: Layout | None, device: str | None, why: str
-    ) -> str:
-        """Explain one launch per factor."""
-        (chain,), transposes, each = self.chains, is_transposed(what.layout, out_layout), []
+    def _is_factor(self, what: Explained, job: Any, out_layout: Layout | None) -> bool:
+        """Whether a call is the launch of the only factor."""
+        is_product = is_word(job, ("multiply",))
+        return not is_product or not (self.takes_lists or is_layer(self.chains, what.layout, out_layout))
+
+    def _kernel_of_factor(self, batch: int, what: Explained, job: Any) -> KernelSpec:
+        own = batch if batch in self.batches else None
+        precision, layout, epilogue, weights, inputs = what
+        return KernelSpec(self.chains, precision, layout, epilogue, own, job, weights=weights, inputs=inputs)
+
+    def _parts_of(self, what: Explained, out_layout: Layout | None) -> list[tuple[Any, Explained]]:
+        """Launchers of the factors, each with the options of its call; its y has the layout of its x."""
+        (chain,), transposes, parts = self.chains, is_transposed(what.layout, out_layout), []
         for number, factor in enumerate(self.factors):
             epilogue = what.epilogue if number + 1 == len(chain) else Epilogue(activation=self.between or "none")
             layout: Any = out_layout if transposes and number >= chain.transposing_factor else what.layout
             own = what._replace(layout=layout, epilogue=epilogue, inputs=SAME if number else what.inputs)
-            each.append(factor.explain(batch, out_layout=layout, device=device, **own._asdict()))
-        once = f", and what factor {chain.transposing_factor + 1} takes is transposed by a copy" if transposes else ""
-        return "\n".join([f"{self._describe(what.layout, out_layout)}: one launch per factor{once}; {why}", *each])
+            parts.append((factor, own))
+        return parts
+
+    def _describe_parts(self, layout: Layout, out_layout: Layout | None) -> str:
+        """How several launches serve a call."""
+        number = self.chains[0].transposing_factor + 1
+        copied = f", and what factor {number} takes is transposed by a copy"
+        once = copied if is_transposed(layout, out_layout) else ""
+        return f"{self._describe(layout, out_layout)}: one launch per factor{once}"
 
     @property
     def _title(self) -> str:

@@ -34,7 +34,7 @@ NO_FAMILY, NO_ROOM = (
     "no family has room for all factors in one launch, in this precision",
 )
 FROM_END_TO_END = "in batch-size-last each factor by itself reads its rows and weights from end to end"
-BEFORE_A_CAPTURE = "call it once before the capture, or build(batch) of a KSLinear"
+BEFORE_A_CAPTURE = "call it once before the capture, or build(batch) of the launcher or layer"
 REMEMBERED = 1024  # cached plans: one per layer and batch size
 
 

@@ -145,11 +145,11 @@ class GroupLauncher(BaseLauncher):
             )
         return ys
 
-    def _explain_each(
-        self, batch: int, what: Explained, out_layout: Layout | None, device: str | None, why: str
-    ) -> str:
-        each = [layer.explain(batch, device=device, **what._asdict()) for layer in self.layers]
-        return "\n".join([f"{self._title}: layer by layer; {why}", *each])
+    def _parts_of(self, what: Explained, out_layout: Layout | None) -> list[tuple[Any, Explained]]:
+        return [(layer, what) for layer in self.layers]
+
+    def _describe_parts(self, layout: Layout, out_layout: Layout | None) -> str:
+        return f"{self._title}: layer by layer"
 
     def _describe(self, layout: Layout, out_layout: Layout | None) -> str:
         return self._title

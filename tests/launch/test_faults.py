@@ -392,6 +392,17 @@ print(begun > 0)
     assert script(text, runtime, KSGEN_CACHE_DIR=str(tmp_path / "cache")) == ["right", "True"]
 
 
+@on_both
+def test_a_call_compiles_nothing_after_a_build(runtime: str, tmp_path: Path) -> None:
+    text = f"""
+import os
+Launcher(*SHAPE).build({BATCH})
+os.environ.update(KSGEN_NO_COMPILE="1", KSGEN_CACHE_DIR={str(tmp_path / "none")!r})
+multiply()
+"""
+    assert script(text, runtime, KSGEN_CACHE_DIR=str(tmp_path / "cache")) == ["right"]
+
+
 # ---- contexts of the user's
 
 

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
+from ksgen.build.background import progress_bar
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
-from ksgen.torch.conversion.factorize import Factorization, errors_of, factorize, progress_bar
+from ksgen.torch.conversion.factorize import Factorization, errors_of, factorize
 from ksgen.torch.conversion.propose import Proposal, Proposals, propose, table_of
 from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, write_config
 from ksgen.torch.layer.group import group

@@ -3,9 +3,8 @@
 Chooses the method, and reports error and time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import frexp, inf, sqrt
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from ksgen.build.background import progress_bar
 from ksgen.errors import LaunchError, PatternError
 from ksgen.measure.trust import Watch, doubt, with_doubt
 from ksgen.pattern import Chain, Patterns
@@ -211,21 +211,3 @@ def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
         row, column = (~finite).nonzero()[0].tolist()
         raise LaunchError(f"weight[{row}, {column}]={float(matrix[row, column])}; accepted: finite numbers")
     return matrix
-
-
-@contextmanager
-def progress_bar(is_wanted: bool, title: str, total: int) -> Iterator[Callable[[], None]]:
-    """Provide a function to call after each step.
-
-    The bar shows if it is wanted and stderr is a terminal.
-    """
-    if not is_wanted:
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ksgen.build.background import PendingError, deferred, unfinished
-from ksgen.torch.conversion.factorize import progress_bar
+from ksgen.build.background import PendingError, deferred, finish_jobs
 from ksgen.torch.operators.meanwhile import building, note_unsettled, times_unsettled
 
 LAST_CALLS = 2  # calls in a row that must find nothing missing: the second call prepares a frozen layer
@@ -55,12 +54,7 @@ def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[s
                         _call(model, x, options)
                     except PendingError:  # of an operator that nothing replaces
                         note_unsettled()
-                jobs = unfinished()
-                with progress_bar(bool(jobs), "compiling", len(jobs)) as advance:
-                    for job in jobs:
-                        job.done.wait()
-                        advance()
-                rounds_left = LAST_CALLS if jobs or before != times_unsettled() else rounds_left - 1
+                rounds_left = LAST_CALLS if finish_jobs() or before != times_unsettled() else rounds_left - 1
     finally:
         building.reset(token)
 

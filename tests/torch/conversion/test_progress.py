@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from ksgen.torch.conversion.factorize import progress_bar
+from ksgen.build.background import progress_bar
 
 
 class Terminal:

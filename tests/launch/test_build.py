@@ -1,0 +1,160 @@
+"""`build` of launchers: kernels are compiled and loaded before their first call, in parallel."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen.build.build import usable_cores
+from ksgen.errors import DeviceError, KsgenError, LaunchError, SpecError, ToolchainError
+from ksgen.launch import base
+from ksgen.launch.planner import Planner
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.spec import Epilogue
+from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
+from tests.support.launching import BATCH, SHAPE, check, draw, inputs, plan_anew, zeros
+from tests.support.native import chosen_native
+
+LAYER = ((2, 48, 64, 1), (1, 64, 48, 2))
+PRODUCT = "Launcher(2, 9, 5, 3)"
+CHAIN = "ChainLauncher((2, 6, 4, 1), (1, 4, 6, 2))"
+
+
+def test_a_graph_records_a_call_after_its_build(gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "find_device", lambda name: gpu)
+    assert ks.build([BATCH, 300]) is ks
+    ks.build(BATCH, job="gradient")
+    x, weights = inputs()
+    on_gpu, own, out = FakeArray(gpu, x), FakeTensor(gpu, weights), zeros(gpu)
+    grad = FakeArray(gpu, np.zeros_like(weights))
+    gpu.begin_capture()
+    ks(on_gpu, own, out=out)
+    ks.gradient(on_gpu, zeros(gpu), out=grad)
+    gpu.end_capture()()
+    check(out.content, x, weights)
+
+
+@pytest.mark.parametrize("fuse", ["yes", "no"])
+def test_a_graph_records_a_layer_after_its_build(fuse: Any, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "find_device", lambda name: gpu)
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER), fuse=fuse).build(40, precision="float16")
+    x = FakeTensor(gpu, draw(40, 128, precision="float16"))
+    weights = [FakeTensor(gpu, draw(*each, precision="float16")) for each in LAYER]
+    gpu.begin_capture()
+    layer(x, weights)
+    gpu.end_capture()
+
+
+def calls() -> list[Any]:
+    """Each form of a launcher, what it builds, and a call of it."""
+
+    def ones(*shape: int) -> Any:
+        return np.ones(shape, np.float32)
+
+    chain = [ones(2, 6, 4, 1), ones(1, 4, 6, 2)]
+    factors = (Launcher(2, 6, 4, 1), Launcher(1, 4, 6, 2))
+    relu = Epilogue(bias=True, activation="relu")
+    return [
+        (Launcher(*SHAPE), {}, lambda ks: ks(ones(64, 30), ones(*SHAPE))),
+        (Launcher(*SHAPE, batches=[64]), {}, lambda ks: ks(ones(64, 30), ones(*SHAPE))),
+        (Launcher(*SHAPE, layout="bsl"), {}, lambda ks: ks(ones(30, 64), ones(*SHAPE))),
+        (
+            Launcher(*SHAPE),
+            {"epilogue": relu},
+            lambda ks: ks(ones(64, 30), ones(*SHAPE), bias=ones(54), activation="relu"),
+        ),
+        (Launcher(*SHAPE), {"job": "gradient"}, lambda ks: ks.gradient(ones(64, 30), ones(64, 54))),
+        (Launcher(1, 3, 2, 2), {"out_layout": "bsl"}, lambda ks: ks(ones(64, 4), ones(1, 3, 2, 2), out_layout="bsl")),
+        (
+            Launcher(1, 3, 2, 2, out_layout="bsl", fuse="no"),
+            {},
+            lambda ks: ks(ones(64, 4), ones(1, 3, 2, 2)),
+        ),
+        *(
+            (
+                ChainLauncher(*factors, fuse=fuse, out_layout=to, between="relu"),
+                {"epilogue": relu},
+                lambda ks: ks(ones(64, 8), chain, bias=ones(8), activation="relu"),
+            )
+            for fuse, to in (("yes", None), ("no", None), ("no", "bsl"), ("auto", "bsl"))
+        ),
+        *(
+            (
+                GroupLauncher(ChainLauncher(*factors, fuse=fuse), Launcher(1, 3, 4, 2)),
+                {},
+                lambda ks: ks(ones(64, 8), [chain, ones(1, 3, 4, 2)]),
+            )
+            for fuse in ("yes", "no")
+        ),
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(calls())))
+def test_a_call_makes_no_plan_after_its_build(
+    number: int, without_tiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ks, options, call = calls()[number]
+    plan_anew(monkeypatch)
+    chosen_native(monkeypatch)
+    ks.build([64], **options)
+
+    def refuse(*given: Any, **named: Any) -> Any:
+        raise AssertionError("a plan was made")
+
+    monkeypatch.setattr(Planner, "made", refuse)
+    call(ks)
+    with pytest.raises(AssertionError, match="a plan was made"):  # nothing else was built
+        ks.build([1], **options)
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="one core compiles one kernel at a time")
+def test_kernels_are_compiled_side_by_side(without_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of each factor begins before another one ends."""
+    plan_anew(monkeypatch)
+    together, make, met = threading.Barrier(2), Planner.made, []
+
+    def both(self: Planner, *given: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            met.append(together.wait(timeout=60))
+        return make(self, *given)
+
+    monkeypatch.setattr(Planner, "made", both)
+    ChainLauncher((2, 6, 4, 1), (1, 4, 6, 2), fuse="no").build(64)
+    assert sorted(met) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "batch", "options", "kind", "message"),
+    [
+        (PRODUCT, 0, {}, SpecError, "batch=0; accepted: a whole number from 1 up"),
+        (PRODUCT, [4, "x"], {}, SpecError, "batch='x'; accepted: a whole number from 1 up"),
+        (PRODUCT, 4, {"precision": "half"}, SpecError, "precision='half'"),
+        (PRODUCT, 4, {"device": "gpu9"}, DeviceError, "gpu9"),
+        (CHAIN, 4, {"job": "gradient"}, SpecError, "gradient"),
+        (f"GroupLauncher({CHAIN}, {CHAIN})", 4, {"out_layout": "bsl"}, LaunchError, "accepted: one layout for x and"),
+        (
+            f"GroupLauncher({CHAIN[:-1]}, fuse='yes'), {CHAIN[:-1]}, between='relu'))",
+            4,
+            {},
+            LaunchError,
+            "the activations between their factors differ; accepted: layers with fuse='auto' or 'no'",
+        ),
+    ],
+)
+def test_what_build_refuses(
+    launcher: str, batch: Any, options: Any, kind: type[KsgenError], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen_native(monkeypatch)
+    names = {"Launcher": Launcher, "ChainLauncher": ChainLauncher, "GroupLauncher": GroupLauncher}
+    with pytest.raises(kind, match=message):
+        eval(launcher, names).build(batch, **options)
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    plan_anew(monkeypatch)
+    chosen_native(monkeypatch)
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
+    with pytest.raises(ToolchainError, match="KSGEN_NO_COMPILE"):
+        Launcher(1, 3, 2, 2).build(4)
