@@ -1,6 +1,6 @@
 """Dense and Kronecker-sparse models: the paper's Tables 4 and 7, as ratios to the dense module.
 
-The steps are forward passes with frozen sparse layers, forward passes of one token per sequence, like in decoding, and
+The steps are forward passes with frozen sparse layers, decoding of one token per sequence after the others, and
 training steps. A training step is a forward and a backward pass, and an update by stochastic gradient descent.
 
 Table 6 is the share of feed-forward linear layers in a vision transformer's forward pass, with dense layers. They are
@@ -182,6 +182,9 @@ def _variants(job: ModelJob, dtype: torch.dtype, step: str) -> dict[str, nn.Modu
                 layer.backend = backend
         if step != TRAINING:
             freeze(variants[backend])
+    if step == DECODE:
+        for model in variants.values():
+            model.begin_decoding(job.batch, job.tokens).length = job.tokens - 1
     return variants if step != TRAINING else {name: model.train() for name, model in variants.items()}
 
 

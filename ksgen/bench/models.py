@@ -101,22 +101,48 @@ LLAMA_1B = LlamaSize(features=2048, depth=16, heads=32, key_heads=8, hidden=8192
 LLAMA_ENDS = Language(vocabulary=128256, positions=2048)
 
 
+class Cache:
+    """Keys and values of a causal model's earlier tokens. The first call may have several tokens, later ones have one.
+
+    Callers advance `length`, the number of earlier tokens.
+    """
+
+    def __init__(self, batch: int, tokens: int) -> None:
+        self.size, self.length = (batch, tokens), 0
+        self._kept: dict[nn.Module, Tensor] = {}
+
+    def extend(self, owner: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store an attention layer's keys and values, and return them with all earlier ones."""
+        batch, tokens = self.size
+        if owner not in self._kept:
+            self._kept[owner] = k.new_zeros(2, batch, k.shape[1], tokens, k.shape[3])
+        kept, end = self._kept[owner], self.length + k.shape[2]
+        kept[0, :, :, self.length : end], kept[1, :, :, self.length : end] = k, v
+        return kept[0, :, :, :end], kept[1, :, :, :end]
+
+
 class Attention(nn.Module):
     """Attention, added to a residual. Subclasses have the layers of queries, keys and values, and `projection`."""
 
     projection: nn.Module
+    cache: Cache | None = None
 
     def __init__(self, is_causal: bool) -> None:
         super().__init__()
         self.is_causal = is_causal
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        q, k, v = self.heads_of(x)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
+        first = self.cache.length if self.cache else 0
+        q, k, v = self.heads_of(x, first)
+        if self.cache:
+            k, v = self.cache.extend(self, k, v)
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=self.is_causal and not first, enable_gqa=k.shape[1] < q.shape[1]
+        )
         return _added(self.projection, mixed.transpose(1, 2).flatten(2), residual)
 
-    def heads_of(self, x: Tensor) -> Sequence[Tensor]:
-        """Queries, keys and values (batch, heads, tokens, features of a head)."""
+    def heads_of(self, x: Tensor, first: int) -> Sequence[Tensor]:
+        """Queries, keys and values (batch, heads, tokens, features of a head) of tokens from position `first` on."""
         raise NotImplementedError
 
 
@@ -129,7 +155,7 @@ class JointAttention(Attention):
         self.qkv = nn.Linear(shape.features, 3 * shape.features)
         self.projection = nn.Linear(shape.features, shape.features)
 
-    def heads_of(self, x: Tensor) -> Sequence[Tensor]:
+    def heads_of(self, x: Tensor, first: int) -> Sequence[Tensor]:
         parts = self.qkv.parts(x) if isinstance(self.qkv, KSLinears) else self.qkv(x).chunk(3, dim=-1)
         return [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
 
@@ -143,10 +169,10 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        first, second = x.chunk(2, dim=-1)
-        tokens = x.shape[-2]
-        return x * self.cos[:tokens] + torch.cat([-second, first], dim=-1) * self.sin[:tokens]
+    def forward(self, x: Tensor, first: int) -> Tensor:
+        left, right = x.chunk(2, dim=-1)
+        at = slice(first, first + x.shape[-2])
+        return x * self.cos[at] + torch.cat([-right, left], dim=-1) * self.sin[at]
 
 
 class LlamaAttention(Attention):
@@ -155,16 +181,23 @@ class LlamaAttention(Attention):
     def __init__(self, shape: LlamaSize, rotary: Rotary) -> None:
         super().__init__(is_causal=True)
         self.rotary = rotary
-        self.queries_per_key, self.width = shape.heads // shape.key_heads, shape.features // shape.heads
+        self.width = shape.features // shape.heads
+        self.qkv: KSLinears | None = None
         self.q = nn.Linear(shape.features, shape.features, bias=False)
         self.k = nn.Linear(shape.features, shape.key_heads * self.width, bias=False)
         self.v = nn.Linear(shape.features, shape.key_heads * self.width, bias=False)
         self.projection = nn.Linear(shape.features, shape.features, bias=False)
 
-    def heads_of(self, x: Tensor) -> Sequence[Tensor]:
-        q, k, v = (layer(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        k, v = (each.repeat_interleave(self.queries_per_key, dim=1) for each in (self.rotary(k), v))
-        return self.rotary(q), k, v
+    def heads_of(self, x: Tensor, first: int) -> Sequence[Tensor]:
+        parts = self.qkv.parts(x) if isinstance(self.qkv, KSLinears) else [self.q(x), self.k(x), self.v(x)]
+        q, k, v = (part.unflatten(-1, (-1, self.width)).transpose(1, 2) for part in parts)
+        return self.rotary(q, first), self.rotary(k, first), v
+
+    def fuse(self) -> None:
+        """Group sparse layers of queries, keys and values, so that one launch may compute all three."""
+        layers = [self.q, self.k, self.v]
+        if all(isinstance(layer, KSLinear) for layer in layers):
+            self.qkv = KSLinear.group(layers)
 
 
 class FeedForward(nn.Module):
@@ -231,6 +264,8 @@ class VisionTransformer(nn.Module):
 class LanguageModel(nn.Module):
     """Language model from (batch, tokens) to (batch, tokens, vocabulary); the head shares the embedding's weight."""
 
+    cache: Cache | None = None
+
     def __init__(self, shape: TransformerSize | LlamaSize = GPT2_MEDIUM, ends: Language = Language()) -> None:
         super().__init__()
         self.tokens = nn.Embedding(ends.vocabulary, shape.features)
@@ -240,10 +275,19 @@ class LanguageModel(nn.Module):
         for embedding in filter(None, (self.tokens, self.positions)):
             nn.init.normal_(embedding.weight, std=0.02)
 
+    def begin_decoding(self, batch: int, tokens: int) -> Cache:
+        """Keep keys and values of calls from now on, for at most so many tokens."""
+        cache = Cache(batch, tokens)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.cache = cache
+        self.cache = cache
+        return cache
+
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens)
+        x, first = self.tokens(tokens), self.cache.length if self.cache else 0
         if self.positions is not None:
-            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+            x = x + self.positions(torch.arange(first, first + tokens.shape[1], device=tokens.device))
         return functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
 
     def random_inputs(self, batch: int, tokens: int) -> Tensor:
@@ -363,11 +407,11 @@ def rule(name: str, library: str = "torch") -> dict[str, RuleEntry]:
 def make_sparse(model: nn.Module, rule: Mapping[str, RuleEntry], **options: Any) -> Report:
     """Convert a model in place.
 
-    Activations move into the kernels of the layers before them.
+    Activations move into the kernels of the layers before them, and layers on one x become a group.
     """
     report = convert(model, rule, **options)
-    for module in model.modules():
-        if isinstance(module, FeedForward):
+    for module in list(model.modules()):
+        if isinstance(module, FeedForward | LlamaAttention):
             module.fuse()
     return report
 

@@ -84,8 +84,8 @@ def model_command(
     llama-1b has Monarch layers, llama-1b-blast layers of BLAST (specs/llama.yaml). A language model's forward pass is
     its prefill.
 
-    Forward passes use frozen sparse layers; training steps do not. decode is a forward pass of one token per sequence,
-    as in decoding, without the keys and values of earlier tokens.
+    Forward passes use frozen sparse layers; training steps do not. decode is the last token of each sequence, with the
+    keys and values of the tokens before it in a cache.
 
     \b
     Examples:

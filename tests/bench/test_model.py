@@ -124,8 +124,15 @@ def test_sparse_layers_are_measured_with_prepared_weights(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("_small")
 def test_decoding_is_a_token_per_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frozen layers decode one token per sequence, whatever the token count of a forward pass."""
+    """Frozen layers decode one token per sequence, whatever the token count of a forward pass. It attends to all."""
     batches: list[int] = []
+    attended: set[tuple[int, int]] = set()
+    attend = models.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        models.functional,
+        "scaled_dot_product_attention",
+        lambda q, k, v, **options: (attended.add((q.shape[2], k.shape[2])), attend(q, k, v, **options))[1],
+    )
     multiply = KSLinear.forward
     monkeypatch.setattr(
         KSLinear, "forward", lambda self, x, *_: (batches.append(x[..., 0].numel()), multiply(self, x))[1]
@@ -145,6 +152,7 @@ def test_decoding_is_a_token_per_sequence(monkeypatch: pytest.MonkeyPatch) -> No
         seen[row.step] = seen.get(row.step, set()) | set(batches)
         batches.clear()
     assert seen == {"decode": {3}, "forward": {15}}
+    assert attended == {(1, 5), (5, 5)}
 
 
 @pytest.mark.exhaustive

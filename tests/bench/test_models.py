@@ -108,6 +108,29 @@ def test_causal_attention_does_not_see_what_comes(name: str) -> None:
     torch.testing.assert_close(model(changed)[:, :-1], model(tokens)[:, :-1])
 
 
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("name", ["gpt2-medium", "llama-1b"])
+def test_tokens_are_decoded_one_by_one(name: str, is_sparse: bool) -> None:
+    """A prompt, then single tokens, which attend to the cache of all before them."""
+    model, tokens = small(name)
+    if is_sparse:
+        models.make_sparse(model, models.rule(name), from_weights=False)
+    whole, length = model(tokens), tokens.shape[1]
+    cache = model.begin_decoding(*tokens.shape)
+    decoded = [model(tokens[:, : length - 3])]
+    for at in range(length - 3, length):
+        cache.length = at
+        decoded.append(model(tokens[:, at : at + 1]))
+    torch.testing.assert_close(torch.cat(decoded, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_of_queries_keys_and_values_are_a_group() -> None:
+    model, _ = small("llama-1b")
+    models.make_sparse(model, models.rule("llama-1b"), from_weights=False)
+    for block in model.blocks:
+        assert list(block.attention.qkv) == [block.attention.q, block.attention.k, block.attention.v]
+
+
 def test_vit_is_timms() -> None:
     timm = pytest.importorskip("timm", reason="pip install timm")
     theirs = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=32, depth=2, num_classes=10).eval()
