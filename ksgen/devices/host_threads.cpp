@@ -124,15 +124,18 @@ public:
             start_until(threads - 1);
             current = &launch;
             wanted = members < threads - 1 ? members : threads - 1;
-            busy.store(wanted);
             generation.fetch_add(1);
         }
         pthread_cond_broadcast(&wake);
         take_groups(&launch);
+        {
+            const Lock lock(guard);
+            current = nullptr;  // who wakes from now on would find no group
+        }
         for (int look = 0; busy.load() && look < LOOKS; ++look) pause_briefly();
+        if (!busy.load()) return;
         const Lock lock(guard);
         while (busy.load()) pthread_cond_wait(&done, &guard);
-        current = nullptr;
     }
 
 private:
@@ -171,6 +174,7 @@ private:
                 while (generation.load() == seen) pthread_cond_wait(&wake, &guard);
                 seen = generation.load();
                 launch = number < wanted ? current : nullptr;
+                if (launch) busy.fetch_add(1);
             }
             if (!launch) continue;
             launch->cores.take();
@@ -186,7 +190,10 @@ private:
     pthread_cond_t wake = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
     Launch* current = nullptr;
     long members = 0, wanted = 0;
-    std::atomic<long> busy{0}, generation{0};
+    // Threads that have joined the launch. It does not wait for those that still sleep: waking one may take longer than
+    // the launch.
+    std::atomic<long> busy{0};
+    std::atomic<long> generation{0};
 };
 
 alignas(Crew) char place[sizeof(Crew)];

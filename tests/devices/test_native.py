@@ -350,6 +350,50 @@ def test_a_thread_leaves_the_core_of_another_of_its_launch(tmp_path: Path) -> No
     assert subprocess.run([str(program), str(cores[0]), str(cores[1])], check=False).returncode == 0
 
 
+ASLEEP = """
+static std::atomic<bool> may_wake{false};
+static std::atomic<long> asleep{0}, joined{0};
+static const pthread_t launching = pthread_self();
+
+static int wait_until_it_may(pthread_cond_t*, pthread_mutex_t* mutex) {
+    const bool is_member = !pthread_equal(pthread_self(), launching);
+    pthread_mutex_unlock(mutex);
+    asleep.fetch_add(is_member);
+    do sched_yield();
+    while (is_member && !may_wake.load());
+    return pthread_mutex_lock(mutex);
+}
+
+static void alone(const int64_t*, long, long, long) {}
+static void together(const int64_t*, long, long, long) {
+    joined.fetch_add(1);
+    while (joined.load() < 2) sched_yield();
+}
+
+int main() {
+    ksgen_launch(alone, nullptr, 2, 2, nullptr);
+    while (asleep.load() < 1) sched_yield();
+    for (int launch = 0; launch < 100; ++launch) ksgen_launch(alone, nullptr, 2, 2, nullptr);
+    may_wake.store(true);
+    for (int launch = 0; launch < 100; ++launch) {
+        joined.store(0);
+        ksgen_launch(together, nullptr, 2, 2, nullptr);
+    }
+    return 0;
+}
+"""
+
+
+def test_no_launch_waits_for_a_thread_that_sleeps(tmp_path: Path) -> None:
+    """It ends before that thread wakes, which then takes part in later launches."""
+    source, program = tmp_path / "asleep.cpp", tmp_path / "asleep"
+    declared = "static int wait_until_it_may(pthread_cond_t*, pthread_mutex_t*);"
+    hooked = "#define pthread_cond_wait wait_until_it_may"
+    source.write_text(f'#include <pthread.h>\n{declared}\n{hooked}\n#include "{native.THREADS}"\n{ASLEEP}')
+    subprocess.run([*find_host_compiler().command, "-pthread", str(source), "-o", str(program)], check=True)
+    subprocess.run([str(program)], check=True, timeout=30)
+
+
 @pytest.mark.libraries
 def test_pytorch_s_threads_do_the_work_where_it_has_them() -> None:
     torch = library("torch")
