@@ -4,8 +4,8 @@
     multiply = ksgen.Launcher(1, 192, 48, 2)
     y = multiply(x, weights)
 
-Names are imported when they are first used, so that `import ksgen` costs nothing. `ksgen.torch` (layers for PyTorch)
-and `ksgen.transforms` (fast transforms as chains) are packages of their own, and are imported in the same way.
+Names are imported when they are first used, so that `import ksgen` costs nothing. `ksgen.torch` (layers for PyTorch),
+`ksgen.jax` (products in JAX) and `ksgen.transforms` (fast transforms as chains) are imported in the same way.
 """
 
 import os
@@ -86,7 +86,7 @@ _HOMES = {
 }
 
 # modules that are imported at their first use, with the library without which each cannot be imported
-_PACKAGES = {"structures": "ksgen", "torch": "torch", "transforms": "numpy"}
+_PACKAGES = {"jax": "jax", "structures": "ksgen", "torch": "torch", "transforms": "numpy"}
 
 
 def __getattr__(name: str) -> Any:

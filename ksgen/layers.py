@@ -48,6 +48,7 @@ LAYERS = (
         "launch", "turns a call's arrays into a launch: views, checks, device and stream, plan, memory", "searches"
     ),
     Package("launcher", "exports the launchers that users and emitted modules import", "searches"),
+    Package("jax", "makes products for JAX programs, with gradients", "searches"),
     Package("structures", "orders parameters of other libraries' layers as weights of a chain", "computes a factor"),
     Package("transforms", "builds fast transforms as chains with exact weights", "computes a factor"),
     Package("measure", "checks and times kernels, and measures a device's ceilings", "chooses constants"),

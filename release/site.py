@@ -22,6 +22,7 @@ OUTSIDE = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANG
 REFERENCE = {
     "ksgen": "ksgen/__init__.py",
     "ksgen.torch": "ksgen/torch/__init__.py",
+    "ksgen.jax": "ksgen/jax.py",
     "ksgen.structures": "ksgen/structures.py",
     "ksgen.transforms": "ksgen/transforms/__init__.py",
 }

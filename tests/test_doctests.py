@@ -25,6 +25,7 @@ MODULES = [
     "ksgen.transforms",
     "ksgen.reference",
     pytest.param("ksgen.torch", marks=pytest.mark.libraries),
+    pytest.param("ksgen.jax", marks=pytest.mark.libraries),
 ]
 OF_TORCH = ("reset_parameters", "extra_repr", "register_parameter", "train")  # methods of PyTorch with another body
 METHODS = (FunctionType, classmethod, staticmethod, property)
@@ -51,8 +52,8 @@ def members(cls: type) -> Iterator[tuple[str, Any]]:
 
 def things(module: str) -> Iterator[tuple[str, Any]]:
     """Yield full name and object of each public name, and of each public member of a class."""
-    if module == "ksgen.torch":
-        library("torch")
+    if module in ("ksgen.torch", "ksgen.jax"):
+        library(module.removeprefix("ksgen."))
     for name in public_names(module):
         whole = getattr(import_module(module), name)
         yield f"{module}.{name}", whole

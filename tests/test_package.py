@@ -56,11 +56,8 @@ def test_dir_lists_what_users_are_offered_and_imports_none_of_it() -> None:
     program = f"import sys, ksgen; print(*dir(ksgen)); print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names, heavy = done.stdout.splitlines()
-    assert {*names.split()} - {"torch"} == {
-        *ksgen.__all__,
-        "structures",
-        "transforms",
-    }  # `torch` is there if PyTorch is
+    # packages for PyTorch and JAX are there if these are
+    assert {*names.split()} - {"torch", "jax"} == {*ksgen.__all__, "structures", "transforms"}
     assert heavy == "[]"
     assert ksgen.transforms.dft(8).chain
 
@@ -138,6 +135,7 @@ def test_extras_are_those_that_are_documented() -> None:
         "zig",
         "cpu",
         "torch",
+        "jax",
         "peft",
         "interop",
         "tune",

@@ -156,7 +156,7 @@ def _no_array(thing: Any, name: str) -> LaunchError:
 
 
 def _read_numpy(array: Any, name: str, stream: int | None) -> ArrayView:
-    flags, dtype = array.flags, _dtype(array.dtype, name)
+    flags, dtype = array.flags, dtype_of(array.dtype, name)
     strides = None if flags.c_contiguous else array.strides
     return ArrayView("numpy", address_of(array), array.shape, dtype, strides, "host", None, array, flags.writeable)
 
@@ -171,7 +171,7 @@ def _read_torch(tensor: Any, name: str, stream: int | None) -> ArrayView:
         place = "host"
     else:
         raise LaunchError(f"{name} is a tensor on {tensor.device}; give one on a CUDA device or the CPU")
-    dtype = _dtype(tensor.dtype, name)
+    dtype = dtype_of(tensor.dtype, name)
     try:
         pointer = tensor.data_ptr()
         strides = None if tensor.is_contiguous() else _in_bytes(tensor.stride(), tensor.element_size())
@@ -199,7 +199,7 @@ def current_stream(index: int) -> int:
 
 def _read_pycuda(array: Any, name: str, stream: int | None) -> ArrayView:
     pointer = 0 if array.gpudata is None else int(array.gpudata)
-    dtype = _dtype(array.dtype, name)
+    dtype = dtype_of(array.dtype, name)
     return ArrayView(
         "pycuda", pointer, array.shape, dtype, _gaps(array), ("cuda", device_of(pointer)), None, array, True
     )
@@ -208,7 +208,7 @@ def _read_pycuda(array: Any, name: str, stream: int | None) -> ArrayView:
 def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
     index = array.device.id
     current = sys.modules["cupy"].cuda.get_current_stream().ptr
-    dtype = _dtype(array.dtype, name)
+    dtype = dtype_of(array.dtype, name)
     return ArrayView("cupy", array.data.ptr, array.shape, dtype, _gaps(array), ("cuda", index), current, array, True)
 
 
@@ -216,7 +216,7 @@ def _read_pyopencl(array: Any, name: str, stream: int | None) -> ArrayView:
     if array.offset:  # kernels take buffers without an offset
         raise LaunchError(f"{name} starts {array.offset} bytes into its buffer; give {_argument(name)}.copy()")
     place: Place = ("opencl", array.context)
-    dtype = _dtype(array.dtype, name)
+    dtype = dtype_of(array.dtype, name)
     return ArrayView("pyopencl", array.base_data, array.shape, dtype, _gaps(array), place, array.queue, array, True)
 
 
@@ -232,7 +232,7 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
     pointer = operator.index(pointer)
     known = _NUMBERS.get(typestr)
     # NumPy has no letter for bfloat16: only the array itself can tell it from two raw bytes.
-    dtype = known or _dtype(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
+    dtype = known or dtype_of(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
     steps = described.get("strides")
     strides = (
         None if steps is None or _is_row_major(shape, steps, int(typestr[2:])) else tuple(map(operator.index, steps))
@@ -279,7 +279,7 @@ _LIBRARIES: tuple[tuple[str, str, Reader], ...] = (
 )
 
 
-def _dtype(dtype: Any, name: str) -> str:
+def dtype_of(dtype: Any, name: str) -> str:
     """Name of a library's dtype object."""
     if (known := _dtypes.get(dtype)) is not None:
         return known

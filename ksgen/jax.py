@@ -1,0 +1,267 @@
+"""ksgen in JAX: `product` makes a function that `jax.jit`, `jax.grad` and `jax.vmap` transform.
+
+XLA calls launchers through JAX's foreign-function interface. They read and write its buffers on its stream, and copy
+nothing. Gradients are products by transposed factors, and gradients of weights, by the same launchers.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ksgen.devices import device_for
+from ksgen.errors import LaunchError
+from ksgen.install import install_line
+from ksgen.launch.arrays import ArrayView, CallOptions, dtype_of
+from ksgen.launcher import ChainLauncher, Launcher
+from ksgen.pattern import Chain, Pattern, Patterns
+from ksgen.spec import Activation, Epilogue, Fuse, Layout, PrecisionName
+from ksgen.values import excerpt
+
+try:
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental.buffer_callback import buffer_callback
+except ImportError as error:
+    raise ModuleNotFoundError(f"ksgen.jax needs JAX 0.6 or later: {install_line('jax')}", name=error.name) from error
+
+HOST_MEMORY = 1  # DLPack's device type
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "none": lambda x: x,
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+}
+NOWHERE = 16  # an aligned address for arrays of a trace, which have no memory yet
+
+
+class Layer(NamedTuple):
+    """Chain of a product and its options; equal layers share traces."""
+
+    patterns: tuple[str, ...]
+    layout: Layout
+    between: Activation
+    activation: Activation
+    precision: PrecisionName | None
+    fuse: Fuse
+
+
+__all__ = ["product"]
+
+
+def product(
+    chain: Patterns,
+    *,
+    layout: Layout = "bsf",
+    between: Activation = "none",
+    activation: Activation = "none",
+    precision: PrecisionName | None = None,
+    fuse: Fuse = "auto",
+) -> Callable[..., jax.Array]:
+    """Make a function that multiplies by a chain of Kronecker-sparse factors in JAX.
+
+    The function is `multiply(x, weights, bias=None, residual=None)`. Its arguments are those of a launcher's call. In
+    layout "bsf", x may have more than two dimensions, the features last. All transformations of JAX but forward-mode
+    differentiation apply. Arrays of the host are multiplied on the device that NumPy's arrays are (`KSGEN_DEVICE`).
+
+    Args:
+        chain: Pattern, `Chain`, or list of patterns, from the factor that meets x first.
+        layout: Layout of x and y: "bsf" or "bsl".
+        between: Activation between the factors: "none", "relu", "gelu", "gelu_tanh" or "silu".
+        activation: Activation after the last factor and the bias.
+        precision: Arithmetic of the products. None: that of the arrays.
+        fuse: Launches: "auto" runs one launch if that is faster, "no" one per factor. "yes" always runs one launch.
+
+    Returns:
+        The function. It raises `LaunchError` while it is traced if arguments do not fit.
+
+    Raises:
+        PatternError: The factors do not fit each other.
+        SpecError: An option is unknown, or two options exclude each other.
+        LaunchError: `between` or `fuse` is unknown.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from ksgen.jax import product
+        >>> multiply = jax.jit(product(["1,2,2,2", "2,2,2,1"], between="relu"))
+        >>> x, weights = jnp.array([[1., -2., 3., -4.]]), [jnp.ones((1, 2, 2, 2)), jnp.ones((2, 2, 2, 1))]
+        >>> multiply(x, weights)
+        Array([[4., 4., 4., 4.]], dtype=float32)
+        >>> jax.grad(lambda weights: multiply(x, weights).sum())(weights)[1][0, 0, :, 0]
+        Array([4., 0.], dtype=float32)
+    """
+    layer = Layer(tuple(map(str, Chain.read(chain))), layout, between, activation, precision, fuse)
+    own = _made(layer)
+
+    def multiply(x: jax.Array, weights: Any, bias: Any = None, residual: Any = None) -> jax.Array:
+        each = tuple(weights) if isinstance(weights, list | tuple) else (weights,)
+        shape = x.shape
+        if layout == "bsf" and len(shape) > 2:
+            x = x.reshape(-1, shape[-1])
+            residual = None if residual is None else residual.reshape(-1, residual.shape[-1])
+        _check(own, x, each, bias, residual)
+        y = _product(layer, x, each, bias, residual)
+        return y.reshape(*shape[:-1], -1) if len(shape) > 2 else y
+
+    return multiply
+
+
+def _made(layer: Layer) -> ChainLauncher:
+    patterns, layout, between, activation, precision, fuse = layer
+    return ChainLauncher(
+        *patterns, between=between, fuse=fuse, layout=layout, activation=activation, precision=precision
+    )
+
+
+_launcher = lru_cache(None)(_made)
+
+
+def _check(own: ChainLauncher, x: Any, weights: Sequence[Any], bias: Any, residual: Any) -> None:
+    """Raise `LaunchError` on shapes and dtypes that a launcher would refuse, while the function is traced."""
+    if len(weights) != len(own.factors):
+        raise LaunchError(f"{own!r}: weights={excerpt(weights)}; accepted: a list of arrays, one per factor")
+    names = {"x": x, **dict(zip(own.names.weights, weights, strict=True)), "bias": bias, "residual": residual}
+    views = {
+        name: ArrayView("jax", NOWHERE, each.shape, dtype_of(each.dtype, name), None, "host", None, None, True)
+        for name, each in names.items()
+        if each is not None
+    }
+    stated = own.stated
+    own._checks.find(own, CallOptions(stated.layout, stated.activation, stated.precision), views, ())
+
+
+# ---- the product of all factors
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(layer: Layer, x: Any, weights: tuple[Any, ...], bias: Any, residual: Any) -> Any:
+    own = _launcher(layer)
+    if len(weights) > 1 and not _is_one_launch(own, layer, x, bias, residual):
+        return _composed(layer, x, weights, bias, residual)
+    added = {name: each for name, each in (("bias", bias), ("residual", residual)) if each is not None}
+
+    def launch(ctx: Any, out: Any, x: Any, weights: Any, added: Any) -> None:
+        (out, x, weights, added), stream = _arrays(ctx, (out, x, list(weights), added))
+        own(x, weights, out=out, stream=stream, **added)
+
+    return _called(launch, _y_shape(own, layer.layout, x), x.dtype)(x, weights, added)
+
+
+def _product_forward(layer: Layer, *given: Any) -> tuple[Any, Any]:
+    return _product(layer, *given), given
+
+
+def _product_backward(layer: Layer, given: Any, grad_y: Any) -> Any:
+    """Gradients by those of one factor each; intermediates are computed again."""
+    return jax.vjp(partial(_composed, layer), *given)[1](grad_y)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _composed(layer: Layer, x: Any, weights: Sequence[Any], bias: Any, residual: Any) -> Any:
+    """The same, factor by factor, with the rest in JAX."""
+    batch_axis = 0 if layer.layout == "bsf" else 1
+    for number, (pattern, own) in enumerate(zip(map(Pattern.read, layer.patterns), weights, strict=True), 1):
+        x = _factor(pattern.natural, layer.layout, layer.precision, x, own)
+        if pattern.is_exchanged:
+            shape, axes = pattern.exchange()
+            x = jnp.moveaxis(x, batch_axis, 0)
+            x = x.reshape(-1, *shape).transpose(0, *(1 + axis for axis in axes)).reshape(len(x), -1)
+            x = jnp.moveaxis(x, 0, batch_axis)
+        if number < len(weights):
+            x = _activated(layer.between, x)
+    if bias is not None:
+        x = x + (bias if layer.layout == "bsf" else bias[:, None])
+    x = _activated(layer.activation, x)
+    return x if residual is None else x + residual
+
+
+def _activated(name: str, x: Any) -> Any:
+    """Activation, in float32 at least."""
+    if name == "none":
+        return x
+    return ACTIVATIONS[name](x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+
+
+def _is_one_launch(own: ChainLauncher, layer: Layer, x: Any, bias: Any, residual: Any) -> bool:
+    device = device_for("host" if jax.default_backend() == "cpu" else ("cuda", None))
+    epilogue = Epilogue(bias is not None, layer.activation, residual is not None)
+    batch = x.shape[0 if layer.layout == "bsf" else 1]
+    return own._verdict(device, layer.precision or str(x.dtype), layer.layout, epilogue, batch).is_one
+
+
+# ---- one factor, and the gradient of its weights: both are linear in x and in the other operand
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _factor(pattern: Pattern, layout: Layout, precision: PrecisionName | None, x: Any, weights: Any) -> Any:
+    own = _factor_launcher(pattern)
+
+    def launch(ctx: Any, out: Any, x: Any, weights: Any) -> None:
+        (out, x, weights), stream = _arrays(ctx, (out, x, weights))
+        own(x, weights, out=out, stream=stream, layout=layout, precision=precision)
+
+    return _called(launch, _y_shape(own, layout, x), x.dtype)(x, weights)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _gradient(pattern: Pattern, layout: Layout, precision: PrecisionName | None, x: Any, grad_y: Any) -> Any:
+    own = _factor_launcher(pattern)
+
+    def launch(ctx: Any, out: Any, x: Any, grad_y: Any) -> None:
+        (out, x, grad_y), stream = _arrays(ctx, (out, x, grad_y))
+        own.gradient(x, grad_y, out=out, stream=stream, layout=layout, precision=precision)
+
+    # launchers conjugate x, as PyTorch does, and JAX does not
+    return _called(launch, pattern.shape, x.dtype)(x.conj(), grad_y)
+
+
+def _transposed(pattern: Pattern, layout: Layout, precision: PrecisionName | None, y: Any, weights: Any) -> Any:
+    return _factor(pattern.transpose, layout, precision, y, weights.transpose(0, 2, 1, 3))
+
+
+def _forward(function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
+    return function(*given), given[3:]
+
+
+def _factor_backward(pattern: Pattern, layout: Layout, precision: PrecisionName | None, kept: Any, grad_y: Any) -> Any:
+    x, weights = kept
+    of_x = _transposed(pattern, layout, precision, grad_y, weights)
+    return of_x, _gradient(pattern, layout, precision, x, grad_y)
+
+
+def _gradient_backward(pattern: Pattern, layout: Layout, precision: PrecisionName | None, kept: Any, grad: Any) -> Any:
+    x, grad_y = kept
+    return _transposed(pattern, layout, precision, grad_y, grad), _factor(pattern, layout, precision, x, grad)
+
+
+_factor.defvjp(partial(_forward, _factor), _factor_backward)
+_gradient.defvjp(partial(_forward, _gradient), _gradient_backward)
+
+
+@lru_cache(None)
+def _factor_launcher(pattern: Pattern) -> Launcher:
+    return Launcher(pattern)
+
+
+# ---- calls from XLA
+
+
+def _called(launch: Callable[..., None], shape: tuple[int, ...], dtype: Any) -> Callable[..., Any]:
+    """Function of arrays that calls `launch` with their buffers when XLA runs it."""
+    called: Callable[..., Any] = buffer_callback(launch, jax.ShapeDtypeStruct(shape, dtype), vmap_method="sequential")
+    return called
+
+
+def _arrays(ctx: Any, buffers: Any) -> tuple[Any, Any]:
+    """Buffers in the form that launchers read, and the stream on which XLA uses them."""
+    on_host = next(iter(jax.tree.leaves(buffers))).__dlpack_device__()[0] == HOST_MEMORY
+    return (jax.tree.map(np.asarray, buffers), None) if on_host else (buffers, ctx.stream)
+
+
+def _y_shape(own: Any, layout: Layout, x: Any) -> tuple[int, int]:
+    features = own.chains[0].out_features
+    return (x.shape[0], features) if layout == "bsf" else (features, x.shape[1])
