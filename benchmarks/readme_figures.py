@@ -87,8 +87,8 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     note = (
         "A `KSLinear`, frozen for inference, is compared with the dense layer, and with the fastest of PyTorch's "
         "methods for the dense or the sparse layer. "
-        "Speed-ups are geometric means. The least and the most are over the best of PyTorch. The floor is the time "
-        "that memory or arithmetic takes at least; shares of it are medians. "
+        "Speed-ups are geometric means; the least and the most belong to the column before them. The floor is the "
+        "least time that memory or arithmetic takes; shares of it are medians. "
         f"{where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
     )
     picture = f"![dense, the best of PyTorch and ksgen: microseconds of eight layers]({PICTURE})"

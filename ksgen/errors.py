@@ -68,7 +68,7 @@ class RenderError(KsgenError):
 
 
 class ToolchainError(KsgenError):
-    """No compiler, a compiler that refused the source, or one whose binaries the driver does not take."""
+    """No compiler, a compiler that refused the source, or one whose binaries the driver does not load."""
 
 
 class DeviceError(KsgenError):

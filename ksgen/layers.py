@@ -18,7 +18,7 @@ class Package(NamedTuple):
 LAYERS = (
     Package("layers", "lists the modules and packages in order"),
     Package("errors", "defines the exceptions that users see", "decides what is correct"),
-    Package("install", "finds the command that installs an extra, for the way ksgen was installed"),
+    Package("install", "finds the command that installs an extra, given how ksgen was installed"),
     Package("values", "reads users' values as numbers, and writes values and numbers in messages"),
     Package("locks", "creates locks that a forked child finds free"),
     Package("paths", "names the folders of what ksgen ships and stores", "creates a folder"),
@@ -43,7 +43,7 @@ LAYERS = (
         "devices", "loads, launches and times with PyCUDA, cuda-bindings, the processor and OpenCL", "knows templates"
     ),
     Package("wisdom", "stores the fastest constants that searches found on a device", "renders"),
-    Package("passport", "records which families are proven on a device, and bars the others", "proves"),
+    Package("passport", "records which families are proven on a device, and disables the others", "proves"),
     Package(
         "launch", "turns a call's arrays into a launch: views, checks, device and stream, plan, memory", "searches"
     ),

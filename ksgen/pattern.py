@@ -36,13 +36,14 @@ class Gain(StrEnum):
     MOST = "most to win: the permutations are a large part of the time"
 
 
-# Where the words change, as (b + c)/(bc): at square blocks of 64 and of 256. The share of the time that goes into
-# permuting grows steadily with the ratio and depends on the device: round numbers to speak by, not measured boundaries.
+# Values of (b + c)/(bc) from which a gain is `MOST` and `SOME`: square blocks of 64 and of 256 have them. The share of
+# time spent on permuting grows with the ratio and depends on the device, so these are round numbers, not measured
+# boundaries.
 _MOST_FROM, _SOME_FROM = 2 / 64, 2 / 256
 
 
 class Digit(NamedTuple):
-    """One digit of a stored output's place: `size` values of i, k or j, its name, of which each counts `unit`."""
+    """One digit of a stored output's index: it has `size` values, and counts i, k or j (`name`) in steps of `unit`."""
 
     name: str
     unit: int
@@ -50,13 +51,13 @@ class Digit(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Share of a digit in the place of a stored output: (i, k or j) / unit % size * outputs."""
+    """Term of one digit in the index of a stored output: (i, k or j) / unit % size * outputs."""
 
     name: str
     unit: int
     size: int
     is_part: bool  # whether there are digits above this one, so that it is taken modulo `size`
-    outputs: int  # stored outputs that one value of the digit counts
+    outputs: int  # distance of neighbouring values of the digit, in stored outputs
 
     @property
     def is_divided(self) -> bool:
@@ -114,7 +115,7 @@ class Pattern:
             object.__setattr__(self, "store", _written(_merged(_read_digits(self.store, self._sizes))))
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Read pickles, also those of before patterns had an order of outputs."""
+        """Read pickles, including those of versions without an order of outputs."""
         for name, value in zip(self.__slots__, (*state, ""), strict=False):
             object.__setattr__(self, name, value)
 
@@ -219,7 +220,7 @@ class Pattern:
 
     @property
     def places(self) -> list[Place]:
-        """Terms whose sum is the place where an output is stored, one per digit."""
+        """Terms whose sum is the index of a stored output, one per digit."""
         found, outputs, sizes = [], self.out_features, self._sizes
         for digit in self.digits:
             outputs //= digit.size
@@ -227,7 +228,7 @@ class Pattern:
         return found
 
     def place_of(self, i: int, k: int, j: int) -> int:
-        """Compute the row of K, which is the feature of y, that an output is.
+        """Compute the row of K, and so the feature of y, where an output is stored.
 
         Args:
             i: Block on the diagonal.
@@ -257,9 +258,8 @@ class Pattern:
 
     @property
     def run(self) -> int:
-        """Neighbouring outputs in the order (i, k, j) that stay neighbours where they are stored, from multiples of
-        that number on.
-        """
+        """Length of the runs, aligned to this length, of outputs in the order (i, k, j) that are stored
+        contiguously."""
         if not self.store:
             return self.out_features
         *_, last = self.digits
@@ -267,11 +267,10 @@ class Pattern:
         return last.size if (last.name, last.unit) == (least, 1) else 1
 
     def exchange(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Compute how outputs in the order (i, k, j) come into the order in which they are stored.
+        """Compute the permutation of outputs from the order (i, k, j) to the order in which they are stored.
 
         Returns:
-            The shape that the features are reshaped to, and the order of its axes: K has the features
-            `y.reshape(shape).transpose(axes).reshape(-1)`.
+            A shape and an order of its axes: stored outputs are `y.reshape(shape).transpose(axes).reshape(-1)`.
 
         Examples:
             >>> from ksgen import Pattern
@@ -308,7 +307,7 @@ class Pattern:
         """Pattern of the transpose of K, by which the gradient of x is multiplied.
 
         Raises:
-            PatternError: Outputs are exchanged, which the transpose would have to read.
+            PatternError: Outputs are exchanged, so the transpose would have exchanged inputs.
         """
         if self.store:
             raise PatternError(f"the transpose of {self} reads exchanged inputs; accepted: outputs in the order i.k.j")
@@ -316,7 +315,7 @@ class Pattern:
 
     @property
     def rewrite_ratio(self) -> float:
-        """Memory that permute-multiply-permute rewrites, over its multiplications: (b + c)/(bc)."""
+        """Elements that permute-multiply-permute rewrites per multiplication: (b + c)/(bc)."""
         return (self.b + self.c) / (self.b * self.c)
 
     def predicts(self) -> Gain:
@@ -371,14 +370,14 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Chain:
-    """Patterns whose product is one layer, from the factor that meets x first to the last one.
+    """Patterns whose product is one layer, in the order in which they multiply x.
 
     A chain is a sequence: it has a length, an index and an iterator.
 
     Args:
         factors: Patterns in any form that `Pattern.read` accepts. Each must take as many features as the one before it
             gives.
-        name: Name for people, which comparisons ignore.
+        name: Name for messages, which comparisons ignore.
 
     Raises:
         PatternError: No factor is given, or two neighbours do not fit.
@@ -408,7 +407,7 @@ class Chain:
             if first.out_features != then.in_features:
                 raise PatternError(
                     f"{first} gives {first.out_features} features and {then}, next in the chain, takes "
-                    f"{then.in_features}; accepted: patterns that fit, from the factor that meets X first",
+                    f"{then.in_features}; accepted: patterns that fit, in the order in which they multiply X",
                 )
 
     @classmethod
@@ -472,7 +471,7 @@ class Chain:
         that of y.
         """
         found = 0
-        for number in range(1, len(self.factors)):  # compilers of PyTorch's follow no `min` with a key
+        for number in range(1, len(self.factors)):  # torch.compile does not support `min` with a key
             if not found or self.factors[number].in_features < self.factors[found].in_features:
                 found = number
         return found
@@ -518,8 +517,8 @@ Patterns = Chain | Pattern | str | Sequence[Pattern | str | Sequence[int]]  # in
 def are_chainable(left: Pattern, right: Pattern) -> bool:
     """Whether K = left @ right is chainable in the sense of the butterfly-factorisation papers.
 
-    left.a divides right.a, right.d divides left.d, and left.a*left.c/right.a = right.b*right.d/left.d is whole: more
-    than fitting in size. (1,128,128,3) @ (6,64,256,1) fits, but 128 is no multiple of 6.
+    left.a divides right.a, right.d divides left.d, and left.a*left.c/right.a = right.b*right.d/left.d is whole. Equal
+    sizes are not enough: (1,128,128,3) @ (6,64,256,1) fits, but 128 is no multiple of 6.
     """
     inner, rest = divmod(left.a * left.c, right.a)
     return right.a % left.a == 0 and left.d % right.d == 0 and rest == 0 and inner * left.d == right.b * right.d
@@ -722,13 +721,13 @@ def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> C
 
     Args:
         in_features: Features of x.
-        blocks: Pairs (b, c), from the factor that meets x first.
+        blocks: Pairs (b, c), in the order in which the factors multiply x.
 
     Returns:
         The `Chain`.
 
     Raises:
-        PatternError: A block does not divide the features that it meets.
+        PatternError: A block does not divide its features.
 
     Examples:
         >>> import ksgen
@@ -776,7 +775,7 @@ def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
 
 
 def _read_digits(store: object, sizes: dict[str, int]) -> tuple[Digit, ...]:
-    """Digits of an order of outputs, from the most significant one, without those of one value."""
+    """Digits of an order of outputs, from the most significant one, without digits of only one value."""
     accepted = "digits such as i.j.k, or k1:4.i.k2 with a divided k"
     found = [_PIECE.fullmatch(each) for each in store.split(".")] if isinstance(store, str) else [None]
     parts: dict[str, dict[int, int | None]] = {index: {} for index in "ikj"}  # sizes by number, from the largest unit
@@ -804,7 +803,7 @@ def _read_digits(store: object, sizes: dict[str, int]) -> tuple[Digit, ...]:
 
 
 def _merged(digits: Sequence[Digit]) -> list[Digit]:
-    """Digits of which neighbours that one digit could be are one."""
+    """Merge neighbouring digits that count like one digit."""
     merged: list[Digit] = []
     for digit in digits:
         if merged and merged[-1].name == digit.name and merged[-1].unit == digit.unit * digit.size:
@@ -831,9 +830,7 @@ def _written(digits: Sequence[Digit]) -> str:
 
 
 def _reversed(pattern: Pattern, then: Pattern) -> str:
-    """Order in which the transpose of the next factor stores its outputs so that they become those of the pattern in
-    the order (i, k, j).
-    """
+    """Order in which the transpose of the next factor stores its outputs, so that the pattern's are in order i.k.j."""
     own = pattern.digits
     # where digits begin, in stored features: digits of the exchange, and digits of the next factor's inputs
     begins = {*accumulate([digit.size for digit in reversed(own)], mul, initial=1)}
@@ -857,20 +854,20 @@ def _reversed(pattern: Pattern, then: Pattern) -> str:
 
 
 def _is_shape(given: object) -> TypeGuard[Sequence[int]]:
-    """Whether it is four numbers, of a pattern, and no list of patterns."""
+    """Whether it is the four numbers of a pattern, and not a list of patterns."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         return False
     return len(given) == 4 and not any(isinstance(each, Pattern | Sequence) for each in given)
 
 
 def _shuffle(groups: int, rows: int, columns: int) -> tuple[int, ...]:
-    """Reads, group by group, a row-major matrix of rows x columns column by column."""
+    """Order that reads the row-major matrix (rows x columns) of each group column by column."""
     starts = range(0, groups * rows * columns, rows * columns)
     return tuple(start + row * columns + column for start in starts for column in range(columns) for row in range(rows))
 
 
 def _split_counts(in_features: int, out_features: int, split_in: int, split_out: int, **more: int) -> tuple[int, ...]:
-    """These numbers, and further ones, as `counts` gives them; `PatternError` if a split is no divisor."""
+    """All numbers, converted by `counts`; `PatternError` if a split is no divisor."""
     given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
     found = in_features, out_features, split_in, split_out, *_ = counts(**given, **more)
     if in_features % split_in:
@@ -881,7 +878,7 @@ def _split_counts(in_features: int, out_features: int, split_in: int, split_out:
 
 
 def counts(**given: object) -> tuple[int, ...]:
-    """Whole numbers from 1 up as Python's own; `PatternError` names the first that is not one."""
+    """Convert whole numbers from 1 up to int; `PatternError` names the first other value."""
     found = []
     for name, value in given.items():
         count = whole_number(value)

@@ -25,7 +25,7 @@ Per = Literal["factor", "i", "output"]  # the keys of PER
 PER = {"factor": (), "i": (0,), "output": (0, 1, 3)}  # axes of (a, b, c, d) along which scales differ
 # shares of the largest weight that calibration tries as the largest value; all of it first
 CLIPPED = np.linspace(0.3, 1.0, 36)[::-1]
-ROUNDED = 1 + 2.0**-20  # relative to the largest value: a number up to so much of it was rounded, and is not beyond it
+ROUNDED = 1 + 2.0**-20  # numbers up to this multiple of the largest value exceed it only by rounding errors
 LARGEST = float(np.finfo(np.float32).max)
 ELEMENTS_AT_ONCE = 2**22  # elements of X in float64, when it is summed up
 
@@ -42,8 +42,8 @@ class Quantized:
         per: What has a scale of its own: "factor", "i" or "output".
         values: Stored values (a, b, c, d): an array of NumPy or a tensor of PyTorch.
         scale: float32 scales (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d). In bfloat16 there is one, which is 1.
-        saturated: Number of weights that were beyond the largest value and became it.
-        x_scale: Scale of the x that they multiply, which is stored like them. None: x is stored like y.
+        saturated: Number of weights that exceeded the largest value and were clipped to it.
+        x_scale: Scale of the x that the weights multiply, in the same storage. None: x is stored like y.
 
     Examples:
         >>> import numpy as np
@@ -55,10 +55,10 @@ class Quantized:
     pattern: Pattern
     storage: str  # "int8", "e4m3" or "e5m2"; or "bfloat16", with one scale, which is 1
     per: str  # unit with its own scale: "factor", "i" or "output"
-    values: Any  # (a, b, c, d), stored so
+    values: Any  # (a, b, c, d), in this storage
     scale: Any  # float32: (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d)
-    saturated: int = 0  # weights beyond the largest value, which they became
-    x_scale: float | None = None  # scale of the x that they multiply, stored like them; None: x is stored as y
+    saturated: int = 0  # weights that were clipped to the largest value
+    x_scale: float | None = None  # scale of x in the same storage; None: x is stored like y
 
     def __repr__(self) -> str:
         of_x = "" if self.x_scale is None else f", for x in {self.storage} times {self.x_scale:.6g}"
@@ -74,7 +74,7 @@ class Quantized:
 
     @property
     def description(self) -> str:
-        """Number of weights that exceeded the largest value and became it."""
+        """Number of weights that exceeded the largest value and were clipped to it."""
         return f"{self.saturated} of {counted(self.pattern.weight_count, 'weight')} saturated"
 
     @property
@@ -161,7 +161,7 @@ class QuantizedInputs:
         storage: "int8", "e4m3" or "e5m2".
         values: Stored values, of the shape of x.
         scale: Scale of all values.
-        saturated: Number of elements that were beyond the largest value and became it.
+        saturated: Number of elements that exceeded the largest value and were clipped to it.
 
     Examples:
         >>> import numpy as np
@@ -173,7 +173,7 @@ class QuantizedInputs:
     storage: str
     values: Any  # shaped as x
     scale: float  # one scale for all elements
-    saturated: int = 0  # elements beyond the largest value, which they became
+    saturated: int = 0  # elements that were clipped to the largest value
 
     def __repr__(self) -> str:
         count = counted(int(prod(self.values.shape)), "element")
@@ -243,26 +243,26 @@ def quantize_inputs(
     chosen = max(largest / how.largest, float(np.finfo(np.float32).tiny)) if largest else 1.0
     if scale is None and chosen > LARGEST:
         raise LaunchError(
-            f"x up to {largest:.3g}, of which {storage} would have a scale beyond float32; accepted: smaller ones"
+            f"x up to {largest:.3g}, whose scale in {storage} would exceed float32; accepted: smaller values"
         )
     own = float(np.float32(chosen)) if scale is None else checked_x_scale(scale)
     values, saturated = _values(wide, np.asarray(own, np.float32), how)
     if saturated and not saturate:
         what, most = counted(saturated, "element"), own * how.largest
         raise LaunchError(
-            f"scale={own:.6g}: {what} of x beyond {most:.6g}, the largest of {storage} then; accepted: a larger "
-            "scale, or saturate=True"
+            f"scale={own:.6g}: {what} of x beyond {most:.6g}, the largest value in {storage} with it; accepted: a "
+            "larger scale, or saturate=True"
         )
     return QuantizedInputs(storage, _like(x, values, how), own, saturated)
 
 
 def checked_x_scale(scale: Any) -> float:
-    """A scale of x, as float32 has it; `LaunchError` on anything else."""
+    """A scale of x as a float32 number; `LaunchError` on anything else."""
     given = real_number(scale)
     with np.errstate(over="ignore"):
         found = 0.0 if given is None else float(np.float32(given))
     if not (np.finfo(np.float32).tiny <= found <= LARGEST):
-        raise LaunchError(f"scale={excerpt(scale)}; accepted: a number above 0 that float32 has")
+        raise LaunchError(f"scale={excerpt(scale)}; accepted: a positive normal float32")
     return found
 
 
@@ -278,7 +278,7 @@ def quantize(
 ) -> Quantized:
     """Quantize weights to eight bits with scales, or to bfloat16.
 
-    A scale is the largest weight's size over the largest value, so that no weight saturates. With `x`, each scale is
+    A scale is the largest absolute weight over the largest value, so that no weight saturates. With `x`, each scale is
     chosen so that X K^T changes least; then the largest weights may saturate. bfloat16 has no scales: each weight is
     rounded to the nearest value, ties to even, and infinities and NaN stay.
 
@@ -319,9 +319,7 @@ def quantize(
     if not is_word(per, PER):
         raise LaunchError(f"per={excerpt(per)}; {hint(per, PER)}")
     if x is not None and scale is not None:
-        raise LaunchError(
-            "both x and scale were given; accepted: x, from which scales are chosen, or scale, which is taken"
-        )
+        raise LaunchError("both x and scale were given; accepted: x to choose scales from, or scale")
     how = STORED[storage]
     given = [name for name, each in (("x", x), ("scale", scale), ("x_scale", x_scale)) if each is not None]
     if not how.is_scaled and given:
@@ -347,13 +345,13 @@ def quantize(
             both = scales * np.float32(scale_of_x)
         if not (np.isfinite(both).all() and (both >= np.finfo(np.float32).tiny).all()):
             raise LaunchError(
-                f"x_scale={excerpt(x_scale)}, times a scale of these weights, is no normal float32; accepted: another"
+                f"x_scale={excerpt(x_scale)}, times a scale of the weights, is not a normal float32; accepted: others"
             )
     return Quantized(pattern, storage, per, _like(weights, values, how), _like(weights, scales), saturated, scale_of_x)
 
 
 def rounded(wide: Array, how: Storage) -> Array:
-    """The nearest values of numbers that are not beyond the largest; where values have no scales, of any numbers."""
+    """Round numbers to the nearest stored values; in storage with scales, they must not exceed the largest value."""
     return np.rint(wide).astype(np.int8) if how.mantissa is None else _to_odd(wide).astype(numpy_type(how))
 
 
@@ -371,7 +369,7 @@ def _to_odd(wide: Array) -> Array:
 
 
 def numpy_type(how: Storage) -> Any:
-    """NumPy's own, or that of ml_dtypes."""
+    """NumPy's dtype for a storage, or that of ml_dtypes."""
     if how.mantissa is None:
         return np.dtype(how.dtype)
     import ml_dtypes
@@ -405,7 +403,7 @@ def _scales(pattern: Pattern, wide: Array, how: Storage, per: str, moments: Arra
 
 
 def _squares(apart: Array, moments: Array | None) -> Array:
-    """(a, b, 1, d): the squared size of each output's weights; with moments of X, that of what they make of X."""
+    """(a, b, 1, d): squared norms of each output's weights; with moments of X, of the outputs themselves."""
     if moments is None:
         squares: Array = np.square(apart).sum(axis=2, keepdims=True)
         return squares
@@ -415,7 +413,7 @@ def _squares(apart: Array, moments: Array | None) -> Array:
 
 
 def _moments(pattern: Pattern, x: Any, layout: str) -> Array:
-    """(a, d, c, c): the inputs of each (i, j), multiplied with each other and summed over the batch."""
+    """(a, d, c, c): products of all pairs of inputs of each (i, j), summed over the batch."""
     if not is_word(layout, LAYOUTS):
         raise LaunchError(f"layout={excerpt(layout)}; {hint(layout, LAYOUTS)}")
     given = _as_array(x)
@@ -424,7 +422,7 @@ def _moments(pattern: Pattern, x: Any, layout: str) -> Array:
         wanted = f"(batch, {pattern.in_features})" if layout == "bsf" else f"({pattern.in_features}, batch)"
         raise LaunchError(f"got x of shape {given.shape}; layout {layout} wants {wanted}, with a batch of at least 1")
     if not np.isfinite(rows).all():
-        raise LaunchError("x holds numbers that are not finite; accepted: inputs as the layer meets them")
+        raise LaunchError("x holds numbers that are not finite; accepted: typical inputs of the layer")
     a, _, c, d = pattern.shape
     total = np.zeros((a, d, c, c))
     for part in _in_parts(rows, max(1, ELEMENTS_AT_ONCE // pattern.in_features)):
@@ -447,15 +445,14 @@ def _checked_weights(weights: Any, how: Storage) -> Array:
     _check_finite(wide, counted(wide.size, "weight"))
     if count := int(np.count_nonzero(np.abs(wide) > LARGEST)):
         raise LaunchError(
-            f"{count} of {counted(wide.size, 'weight')} beyond {LARGEST:.3g}, float32's largest, as scales are; "
-            "accepted: smaller ones"
+            f"{count} of {counted(wide.size, 'weight')} beyond {LARGEST:.3g}, the largest float32; accepted: less"
         )
     return wide
 
 
 def _check_finite(wide: Array, what: str) -> None:
     if count := int(np.count_nonzero(~np.isfinite(wide))):
-        raise LaunchError(f"{count} of {what} not finite; accepted: finite ones, which eight bits can stand for")
+        raise LaunchError(f"{count} of {what} not finite; accepted: finite numbers")
 
 
 def _checked_scale(scale: Any, pattern: Pattern, per: str) -> Array:

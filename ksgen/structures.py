@@ -48,7 +48,7 @@ class Structure:
             state: NumPy arrays or tensors by name: exactly those of `shapes`.
 
         Returns:
-            The weights from the factor that meets x first. They may share memory with the parameters.
+            The weights, in the order in which the factors multiply x. They may share memory with the parameters.
 
         Raises:
             LaunchError: A parameter is missing, unknown, or of another shape.
@@ -75,7 +75,7 @@ class Structure:
         """Convert weights (a, b, c, d), one per factor, to the authors' parameters.
 
         Args:
-            weights: NumPy arrays or tensors from the factor that meets x first.
+            weights: NumPy arrays or tensors, in the order in which the factors multiply x.
 
         Returns:
             The parameters by name. They may share memory with the weights.

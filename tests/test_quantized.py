@@ -128,11 +128,15 @@ def test_packed_arrays_are_read_only() -> None:
         (WEIGHTS, {"storage": "int4"}, r"storage='int4'; did you mean int8\? accepted: int8, e4m3, e5m2"),
         (WEIGHTS, {"per": "row"}, "per='row'; accepted: factor, i, output"),
         (WEIGHTS[0], {}, r"got weights of shape \(6, 8, 3\); accepted: \(a, b, c, d\)"),
-        (np.where(WEIGHTS.max() == WEIGHTS, np.nan, WEIGHTS), {}, "1 of 288 weights not finite; accepted: finite ones"),
+        (
+            np.where(WEIGHTS.max() == WEIGHTS, np.nan, WEIGHTS),
+            {},
+            "1 of 288 weights not finite; accepted: finite numbers",
+        ),
         (
             np.where(WEIGHTS.max() == WEIGHTS, np.float64(1e39), WEIGHTS),
             {},
-            r"1 of 288 weights beyond 3.4e\+38, float32's largest",
+            r"1 of 288 weights beyond 3.4e\+38, the largest float32",
         ),
         (WEIGHTS * 1j, {}, "got complex numbers; accepted: real ones"),
         ("weights", {}, "got 'weights'; accepted: an array of NumPy, or a tensor of PyTorch"),
@@ -240,13 +244,13 @@ def test_what_saturates_of_x_is_refused_or_counted() -> None:
     scale = float(np.float32(np.abs(X).max() / 2 / 448))
     beyond = np.count_nonzero(np.abs(X) > 448 * scale)
     with pytest.raises(
-        LaunchError, match=rf"{beyond} elements? of x beyond .*, the largest of e4m3 then; accepted: a larger scale, or"
+        LaunchError, match=rf"{beyond} elements? of x beyond .*, the largest value in e4m3 with it; accepted: a larger"
     ):
         quantize_inputs(X, "e4m3", scale=scale)
     made = quantize_inputs(X, "e4m3", scale=scale, saturate=True)
     assert (made.saturated, np.abs(made.values.astype(np.float64)).max()) == (beyond, 448)
     for options, told in (
-        ({"scale": 0}, "scale=0; accepted: a number above 0 that float32 has"),
+        ({"scale": 0}, "scale=0; accepted: a positive normal float32"),
         ({"scale": "1"}, "scale='1'"),
         ({"scale": np.inf}, "scale=inf"),
         ({"scale": 1e-44}, "scale=1e-44"),
@@ -258,7 +262,7 @@ def test_what_saturates_of_x_is_refused_or_counted() -> None:
         quantize_inputs(X, "e5m3")
     with pytest.raises(LaunchError, match="1 of 2 elements of x not finite"):
         quantize_inputs(np.array([1, np.nan]), "int8")
-    with pytest.raises(LaunchError, match=r"x up to 1e.300, of which e4m3 would have a scale beyond float32"):
+    with pytest.raises(LaunchError, match=r"x up to 1e.300, whose scale in e4m3 would exceed float32"):
         quantize_inputs(np.full(3, 1e300), "e4m3")
     with pytest.raises(
         LaunchError, match=r"got Quantized\(2,6,8,3, int8.*which is in eight bits already; accepted: the weights"
@@ -266,7 +270,7 @@ def test_what_saturates_of_x_is_refused_or_counted() -> None:
         quantize(quantize(WEIGHTS, "int8"), "int8")
     with pytest.raises(LaunchError, match="scale=-1; accepted"):
         quantize(WEIGHTS, "int8", x_scale=-1)
-    with pytest.raises(LaunchError, match="x_scale=1e-37, times a scale of these weights, is no normal float32"):
+    with pytest.raises(LaunchError, match="x_scale=1e-37, times a scale of the weights, is not a normal float32"):
         quantize(WEIGHTS, "int8", x_scale=1e-37)
 
 
@@ -360,9 +364,7 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
         LaunchError, match=r"weights of factor 2 multiply x in e4m3; accepted: weights that ksgen.quantize made without"
     ):
         chain(X.astype(np.float32), [plain, quantize(second, "e4m3", x_scale=given.scale)])
-    with pytest.raises(
-        LaunchError, match="weights of one factor are stored otherwise than another's; accepted: fuse='auto' or 'no'"
-    ):
+    with pytest.raises(LaunchError, match="weights of the factors differ in storage; accepted: fuse='auto' or 'no'"):
         ChainLauncher(own, Launcher(1, 5, 36, 1), fuse="yes")(x, [made, second])
     for weights, told in (
         ([made, plain], "those of layer 1 as e4m3 and those of layer 2 as same"),

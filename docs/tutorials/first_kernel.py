@@ -42,7 +42,7 @@ monarch = ksgen.monarch(16, 16, 4, 4)
 print(monarch, "with", monarch.weight_count, "weights instead of", 16 * 16)
 print(chain_svg(monarch))
 
-# A chain's launcher takes one array of weights per factor, from the one that meets x first:
+# A chain's launcher takes one array of weights per factor, in the order in which they multiply x:
 
 layer = ksgen.ChainLauncher(monarch)
 factors = [rng.standard_normal(each.shape, dtype="f4") for each in monarch]

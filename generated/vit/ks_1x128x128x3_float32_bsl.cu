@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 402190f9, spec 972405b4
+// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 4ff1f35c, spec 972405b4
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -44,7 +44,7 @@ constexpr int THREAD_OUT       =        8;  // sums per thread, along the output
 constexpr int STAGES           =        4;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
 constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
-constexpr int GROUP_OUT        =        4;  // elements of one access to weights: fewer, if a thread has fewer outputs
+constexpr int GROUP_OUT        =        4;  // elements of one access to weights: at most the outputs of a thread
 constexpr int THREADS          =      256;  // threads per block
 constexpr int WARPS_BATCH      =        2;  // warps of a plane along the batch
 constexpr int WARPS_PER_PLANE  =        8;  // warps of a plane
@@ -139,9 +139,9 @@ void ks_1x128x128x3_float32_bsl(
     const int lane_batch = lane / 2 % 8, lane_out = lane % 2 + lane / 16 * 2;
     const int warp = thread_index() / 32;
     const int plane = warp / WARPS_PER_PLANE;           // the warp's j, among the tile's
-    // first of the tile's rows of the batch
+    // the thread's first row of the batch, within the tile
     const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;
-    // first of the tile's outputs
+    // the thread's first output, within the tile
     const int own_out = warp % WARPS_PER_PLANE / WARPS_BATCH * 4 * THREAD_OUT + lane_out * GROUP_OUT;
 
     real sums[THREAD_OUT][THREAD_BATCH];
@@ -299,9 +299,9 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
                             const Tile tile, const extent x_pitch, const int own_x, const int own_w) {
     const extent next_step = x_next_step(x_pitch);
     // In batch-size-last, addresses are computed as multiples of next_step. In batch-size-first, they advance by it.
-    // The other way round ptxas spills.
+    // With the opposite choice, ptxas spills.
     constexpr bool BY_MULTIPLES = X_VECTOR > 1;
-    // STAGES - 1 stages are on their way while one is multiplied. Every step commits one group, empty or not, because
+    // STAGES - 1 stages are in flight while one is multiplied. Every step commits one group, empty or not, because
     // the wait counts groups.
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {

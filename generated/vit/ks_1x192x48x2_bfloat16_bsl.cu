@@ -1,4 +1,4 @@
-// ks_1x192x48x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 c0cac7ae, spec a2215122
+// ks_1x192x48x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 665661ec, spec a2215122
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, bfloat16, batch-size-last.
 // Edit the template, not this file.
 //
@@ -166,7 +166,7 @@ void ks_1x192x48x2_bfloat16_bsl(
         copy_async_commit();  // empty or not, because the wait counts groups
     };
 
-    // STAGES - 1 stages are on their way while one is multiplied; with several passes, also while a tile is stored.
+    // STAGES - 1 stages are in flight while one is multiplied; with several passes, also while a tile is stored.
     UNROLL for (int at = 0; at < STAGES - 1; ++at) load_stage(at);
     _Pragma("unroll 1") for (int pass = 0; pass < PASSES; ++pass) {
         Totals sums;
@@ -237,7 +237,7 @@ DEVICE real finish(real value, const stored bias, const stored residual) {
 }
 
 DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpret_cast<size_t>(pointer) % bytes == 0; }
-DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // smaller than an asynchronous copy
+DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // elements are too small for `cp.async`
     *static_cast<stored*>(to) = valid ? *from : stored(0);
 }
 struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, the bias or the residual
@@ -318,7 +318,8 @@ DEVICE const stored* x_at(const stored* x, const Tile tile, const extent x_pitch
 }
 DEVICE bool run_is_inside(const Tile tile, const int, const int run) { return run < tile.batch_left; }
 DEVICE int lines_inside(const Tile, const int first_in) { return C - first_in; }
-// The input, counted within its stage, of element e of lane t's operands. The matrix instruction is that of `in_stage`.
+// Index within the stage of the input in element e of lane t's operands, for the matrix instruction of input
+// `in_stage`.
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) { return in_stage + 4 * e + t; }
 // A chunk is one input of VECTOR neighbouring rows of the batch: one column of each of VECTOR matrix instructions.
 // Their column 2t is chunk t, and their column 2t + 1 is chunk 4 + t, so that four lanes store neighbours.

@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 c0cac7ae, spec 3d0b35f7
+// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 665661ec, spec 3d0b35f7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -170,7 +170,7 @@ void ks_1x192x48x2_float16_bsf(
         copy_async_commit();  // empty or not, because the wait counts groups
     };
 
-    // STAGES - 1 stages are on their way while one is multiplied; with several passes, also while a tile is stored.
+    // STAGES - 1 stages are in flight while one is multiplied; with several passes, also while a tile is stored.
     UNROLL for (int at = 0; at < STAGES - 1; ++at) load_stage(at);
     _Pragma("unroll 1") for (int pass = 0; pass < PASSES; ++pass) {
         Totals sums;
@@ -240,7 +240,7 @@ DEVICE real finish(real value, const stored bias, const stored residual) {
 }
 
 DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpret_cast<size_t>(pointer) % bytes == 0; }
-DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // smaller than an asynchronous copy
+DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // elements are too small for `cp.async`
     *static_cast<stored*>(to) = valid ? *from : stored(0);
 }
 struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, the bias or the residual
@@ -325,14 +325,15 @@ DEVICE bool run_is_inside(const Tile tile, const int first_in, const int run) {
     return first_in + run / TILE_D < C && tile.first_j + run % TILE_D < D;
 }
 DEVICE int lines_inside(const Tile tile, const int) { return tile.batch_left; }
-// The input, counted within its stage, of element e of lane t's operands. The matrix instruction is that of `in_stage`.
+// Index within the stage of the input in element e of lane t's operands, for the matrix instruction of input
+// `in_stage`.
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
-    // inputs that the lane holds before this one, since its order last began
+    // inputs that the lane holds before this one, in the current period of its order
     const int held = in_stage % SUPER_IN / K_STEP * LANE_INPUTS + e;
     return in_stage / SUPER_IN * SUPER_IN + (held / GROUP_INPUTS * 4 + t) * GROUP_INPUTS + held % GROUP_INPUTS;
 }
-// A column is one row of the batch. A lane reads GROUP_CHUNKS neighbouring chunks of it at a time: GROUP_INPUTS inputs,
-// each with its warp's j.
+// A column of operand B is one row of the batch. A lane reads GROUP_CHUNKS neighbouring chunks of it at a time:
+// GROUP_INPUTS inputs, each with its warp's j.
 DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage,
                            const int first) {
     constexpr int GROUP_WORDS = 4 * GROUP_CHUNKS;

@@ -303,7 +303,7 @@ def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Constructor of a model in a library, and its layers that match the spec's, with their counts."""
+    """A library's model: its constructor, and per layer of the spec the matching layer's name and count."""
 
     build: Callable[[], nn.Module]
     layers: Mapping[str, tuple[str, int]]

@@ -83,8 +83,8 @@ class Runner:
             raise KsgenError(f"{log.path} holds measurements on {known}, and this is {here}; name another file with -o")
         if (seed := log.content.run.get("seed", protocol.seed)) != protocol.seed:
             raise KsgenError(
-                f"{log.path} holds measurements by --seed {seed}, and this is {protocol.seed}; name another file with "
-                "-o"
+                f"{log.path} holds measurements with --seed {seed}, and this has {protocol.seed}; name another file "
+                "with -o"
             )
         log.append("run", {**facts, "seed": protocol.seed})
 

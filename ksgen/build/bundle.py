@@ -177,7 +177,7 @@ def _checked(index: Any) -> dict[str, Any]:
             raise DamagedError(f"{name} is {excerpt(parts.get(name))}, not a mapping")
     for name in ("provenance", "wisdom"):
         if not all(isinstance(each, str) for each in parts[name].values()):
-            raise DamagedError(f"{name} is {excerpt(parts[name])}, not of texts")
+            raise DamagedError(f"{name} is {excerpt(parts[name])}, not a mapping to strings")
     for record in parts["entries"].values():
         check_record(record)
     return parts

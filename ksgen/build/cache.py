@@ -220,7 +220,8 @@ class Cache:
         return freed
 
     def _grow(self, size: int) -> None:
-        """Evict when the cache is over its cap, and a tenth more, so that the next put does not evict again."""
+        """Evict entries if the cache exceeds its limit: down to 90 % of it, so that the next put does not evict
+        again."""
         counted = sum(_usage(path)[1] for path in self._paths()) if self._bytes is None else self._bytes + size
         self._bytes = counted
         if counted > self.max_bytes:

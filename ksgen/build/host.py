@@ -231,7 +231,7 @@ def _cross_compiler(wanted: str) -> HostCompiler:
         f"install {usual} (Debian: g++-{wanted.replace('_', '-')}-linux-gnu), or pip install ziglang; KSGEN_CXX "
         "names another"
     )
-    raise ToolchainError(f"no compiler here builds for {wanted}, as this machine is {machine()}; {remedy}")
+    raise ToolchainError(f"no compiler here builds for {wanted}, and this machine is {machine()}; {remedy}")
 
 
 def _builds_for(command: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Settles on the device itself which families give right results there, and which kernels are the fastest."""
+"""Determines, on the device itself, which families give correct results there and which kernels are the fastest."""
 
 from ksgen.calibration.trials import Calibrated, calibrate
 

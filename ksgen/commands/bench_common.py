@@ -23,7 +23,7 @@ from ksgen.commands.common import (
     print_columns,
     print_json,
     progress,
-    say_if_busy,
+    warn_if_busy,
 )
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
@@ -262,7 +262,7 @@ def measure_by(
     with Log(output) as log, bar() as report:
         runner = Runner(log, device, protocol, quantity, run_facts(device), deadline, report)
         if monotonic() < deadline:
-            say_if_busy()
+            warn_if_busy()
         complete = runner.run(jobs)
         if not log.content.contenders:
             raise KsgenError(LATE if complete < len(jobs) else unfit)

@@ -71,9 +71,9 @@ _METHODS = words_from(METHODS, "contender")
     help="Also measure groups of this many equal layers on one x, such as 3 for q, k and v.",
 )
 @click.option("--beside", type=click.IntRange(min=2), hidden=True)
-@click.option("--between", type=ACTIVATION, help="After all factors but the last.  [default: none; a spec's own]")
+@click.option("--between", type=ACTIVATION, help="Activation between factors.  [default: none; a spec's own]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output, if a spec does not.")
-@click.option("--activation", type=ACTIVATION, help="Applied after the bias.  [default: none; a spec's own]")
+@click.option("--activation", type=ACTIVATION, help="Activation after the bias.  [default: none; a spec's own]")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation, if a spec does not.")
 @click.option(
     "--contenders", "names", type=_METHODS, metavar="WORDS", help="Contenders, such as one_launch,bmm.  [default: all]"
@@ -101,8 +101,8 @@ def command(
     checked against float64.
 
     transformers (the default): 24 chains of the sizes of transformers. random: 24 random pairs of the paper's patterns,
-    from every class of size. A spec: its layers and groups, as it says. A run that was stopped or killed continues when
-    the same command is run again.
+    from every class of size. A spec: its layers and groups, with its options. A run that was stopped or killed
+    continues when the same command is run again.
 
     \b
     Examples:

@@ -17,7 +17,7 @@ from ksgen.commands.bench_common import (
     words_from,
     words_in,
 )
-from ksgen.commands.common import json_option, json_text, print_json, progress, say_if_busy
+from ksgen.commands.common import json_option, json_text, print_json, progress, warn_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
 from ksgen.spec.kernel import hint
@@ -101,7 +101,7 @@ def model_command(
     job = replace(_job(model, precisions, backend, device, batch, repeats), steps=steps, layers=layers)
     if "decode" in job.steps and model.startswith("vit"):
         raise SpecError(f"--steps decode of {model}, which takes images whole; accepted: forward, training")
-    say_if_busy()
+    warn_if_busy()
     rows = []
     for row in _measured(job):
         rows.append(row)
@@ -192,7 +192,7 @@ def _facts(job: "ModelJob") -> dict[str, Any]:
     }
 
 
-@click.command("share", short_help="Measure which share of a vision transformer's time its linear layers take.")
+@click.command("share", short_help="Measure the share of a vision transformer's time that its linear layers take.")
 @click.option(
     "--models",
     type=words_from(SHARE_MODELS, "model"),
@@ -239,7 +239,7 @@ def share_command(
     where = torch.device("cuda" if on_gpu else "cpu")
     images = batch or (GPU_IMAGES if on_gpu else CPU_IMAGES)
     rounds = repeats or (SHARE_GPU_REPEATS if on_gpu else SHARE_CPU_REPEATS)
-    say_if_busy()
+    warn_if_busy()
     shares = list(
         measure_shares(models or (SHARE_MODELS if on_gpu else SHARE_MODELS[:1]), precisions, where, images, rounds)
     )

@@ -58,7 +58,7 @@ def paper(
     print_done(measure(selection, protocol, lambda device: Times()), as_json)
 
 
-@click.command("energy", short_help="Measure joules per run by the GPU's own counter, minus its idle power.")
+@click.command("energy", short_help="Measure joules per run with the GPU's own counter, minus its idle power.")
 @job_options
 @measurements_option
 @click.option(
@@ -95,7 +95,7 @@ def energy(selection: Selection, measurements: int, long: float, as_json: bool) 
         from ksgen.bench.energy import Energies, EnergyError, Meter, find_handle, open_nvml
 
         if device.kind != "cuda":
-            raise EnergyError(f"energy is measured on NVIDIA GPUs, by NVML; {device.name} ({device.runtime}) is none")
+            raise EnergyError(f"energy is measured on NVIDIA GPUs, by NVML; not {device.name} ({device.runtime})")
         nvml, where = open_nvml(), torch_device(device)
         uuid = getattr(torch.cuda.get_device_properties(where), "uuid", None)
         meter = Meter(nvml, find_handle(nvml, str(uuid) if uuid else None, device.index))

@@ -24,7 +24,7 @@ from ksgen.commands.common import (
     named_file,
     print_columns,
     print_json,
-    say_if_busy,
+    warn_if_busy,
 )
 from ksgen.commands.figures import entry_figures, kernel_figures
 from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
@@ -49,11 +49,11 @@ def spec_or_pattern(text: str) -> Pattern | Path:
     return Path(text) if text.endswith((".yaml", ".yml")) else Pattern.parse(text)
 
 
-@click.command("calibrate", short_help="Settle on this device which kernels are right and fastest.")
+@click.command("calibrate", short_help="Determine which kernels are correct and fastest on this device.")
 @click.argument("patterns", type=spec_or_pattern, nargs=-1, metavar="[SPEC|A,B,C,D]...")
 @click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", multiple=True, help="The same as an argument.")
 @takes_layers
-@click.option("--chain", is_flag=True, help="The patterns are a layer's factors: try their launch as one, and each.")
+@click.option("--chain", is_flag=True, help="The patterns are factors of a layer: try one launch of all, and each.")
 @click.option("--model", metavar="|".join(MODELS), help="Kernels of this model with sparse layers; needs PyTorch.")
 @takes_wanted(has_job=True)
 @click.option("--bias", is_flag=True, help="Add a bias to each output of the patterns.")
@@ -64,18 +64,18 @@ def spec_or_pattern(text: str) -> Pattern | Path:
     "batches",
     type=batches_in,
     metavar="NUMBERS",
-    help=f"Batch sizes; of a model, sequences.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
+    help=f"Batch sizes; for a model, sequences.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
 )
 @device_option
 @click.option("--fresh", is_flag=True, help="Prove all families again and repeat all trials.")
-@click.option("--report", type=named_file, metavar="FILE", help=f"File to send back, nothing personal; {REPLACED}.")
+@click.option("--report", type=named_file, metavar="FILE", help=f"File to send back, no personal data; {REPLACED}.")
 @json_option
 def command(
     patterns: tuple[Pattern | Path, ...], named: tuple[Pattern, ...], layer: Layer, chain: bool, model: str | None,
     wanted: Wanted, bias: bool, activation: str, residual: bool, batches: tuple[int, ...] | None, device: str | None,
     fresh: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Settle on this machine's device which kernels are right, and which are the fastest.
+    """Determine which kernels are correct on this machine's device, and which are the fastest.
 
     A GPU gets a passport first: each kernel family is proven there in a child process. Then each kernel without wisdom
     is tried: the defaults of the families and the best candidates of the cost model, four at most, are compiled,
@@ -117,7 +117,7 @@ def command(
     if report:
         check_writable(report)
     if kernels or model:  # a passport has no times
-        say_if_busy()
+        warn_if_busy()
     passport = make_passport(device, fresh)
     if not kernels and not model:
         print_passport(passport, as_json)

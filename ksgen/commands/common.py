@@ -55,7 +55,7 @@ SPEC = click.Path(path_type=Path)
 def named_file(text: str) -> Path:
     """A file to write. `-` would be a file of that name, where users expect standard output."""
     if text == "-":
-        raise SpecError("file -: accepted: the name of a file, such as ./- for one that is called so")
+        raise SpecError("file -: accepted: the name of a file, such as ./- for a file called -")
     return Path(text)
 
 
@@ -96,7 +96,7 @@ def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:
         type=PATTERN,
         metavar="A,B,C,D",
         multiple=True,
-        help="A pattern, as the argument. May be repeated.",
+        help="A pattern, like the argument. May be repeated.",
     )
     @wraps(function)
     def taking(patterns: tuple[Pattern, ...], named: tuple[Pattern, ...], **options: Any) -> None:
@@ -154,7 +154,7 @@ def print_json(content: Any) -> None:
     click.echo(json_text(content))
 
 
-def say_if_busy() -> None:
+def warn_if_busy() -> None:
     """Warn in one line if other processes keep the machine busy. Call it before timing."""
     from ksgen.measure.trust import look
 

@@ -48,7 +48,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class _Aim:
+class _Setup:
     """A target, its compiler, and the sources that launchers render for it."""
 
     target: str
@@ -63,36 +63,38 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
 
     Without a name the defaults are compiled, and for this processor also the constants tuned for it.
     """
-    aims = _aims(arch)
-    for aim in aims:
-        if aim.dialect == "cuda" and (asked := asked_for(aim.target)) != aim.target:
+    setups = _setups(arch)
+    for setup in setups:
+        if setup.dialect == "cuda" and (asked := asked_for(setup.target)) != setup.target:
             click.echo(
-                f"--arch {aim.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True
+                f"--arch {setup.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True
             )
     wisdom = _wisdom(device_name) if device_name else Wisdom()  # only now: a mistake must be reported in one line
-    wanted = [(aim, _sources_for(spec, aim, wisdom, is_own=device_name is None)) for aim in aims]
+    wanted = [(setup, _sources_for(spec, setup, wisdom, is_own=device_name is None)) for setup in setups]
     finished: list[Compiled] = []
     with progress() as bar:
         task = bar.add_task(f"compiling {spec.name}", total=sum(len(sources) for _, sources in wanted), now="")
-        for aim, sources in wanted:
+        for setup, sources in wanted:
             if bar.disable:  # a pipe: a line for what may take minutes
-                click.echo(f"compiling {counted(len(sources), 'source')} of {spec.name} for {aim.target}", err=True)
+                click.echo(f"compiling {counted(len(sources), 'source')} of {spec.name} for {setup.target}", err=True)
             results = build_many(
-                [Request(source.text, source.entry, aim.target) for source in sources],
-                aim.compiler,
+                [Request(source.text, source.entry, setup.target) for source in sources],
+                setup.compiler,
                 workers=jobs,
                 on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
             )
-            finished += [Compiled(source, aim.target, result) for source, result in zip(sources, results, strict=True)]
+            finished += [
+                Compiled(source, setup.target, result) for source, result in zip(sources, results, strict=True)
+            ]
     return finished
 
 
 def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
     """Compile the code that processors need in addition to kernels, for each of their targets."""
     wanted = [
-        (threads_request(aim.target), OfThreads(aim.compiler))
-        for aim in _aims(arch)
-        if isinstance(aim.compiler, HostCompiler)
+        (threads_request(setup.target), OfThreads(setup.compiler))
+        for setup in _setups(arch)
+        if isinstance(setup.compiler, HostCompiler)
     ]
     return [(request, build(request.text, request.entry, request.target, compiler)) for request, compiler in wanted]
 
@@ -116,8 +118,8 @@ def compile_proofs(compiled: Iterable[Compiled], jobs: int | None = None) -> lis
     return [(request, each) for request, each in zip(requests, results, strict=True) if isinstance(each, Binary)]
 
 
-def _aims(arch: str) -> list[_Aim]:
-    """`host,x86-64-v3,sm_90a`: processors' targets, then those of GPUs."""
+def _setups(arch: str) -> list[_Setup]:
+    """Read targets such as `host,x86-64-v3,sm_90a`. Processors' targets come before GPUs'."""
     words = list(dict.fromkeys(word for part in arch.split(",") if (word := part.strip())))
     own = [word for word in words if word in (HOST, *INSTRUCTION_SETS)]
     gpus = [word for word in words if word not in own]
@@ -125,22 +127,22 @@ def _aims(arch: str) -> list[_Aim]:
         raise ToolchainError(
             f"{excerpt(odd)} is no target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and GPUs' such as sm_90a"
         )
-    aims = [_aim_at_processor(word) for word in own]
+    setups = [_processor_setup(word) for word in own]
     if gpus or not own:
         compiler = find_compiler()
-        aims += [
-            _Aim(target, compiler, "cuda", cuda_limits(target)) for target in parse_targets(",".join(gpus), compiler)
+        setups += [
+            _Setup(target, compiler, "cuda", cuda_limits(target)) for target in parse_targets(",".join(gpus), compiler)
         ]
-    return aims
+    return setups
 
 
-def _aim_at_processor(word: str) -> _Aim:
+def _processor_setup(word: str) -> _Setup:
     if word == HOST:
         device = open_device(0)
         limits = limits_from("native", device.target, device.limits)
-        return _Aim(device.target, serving_compiler(), device.dialect, limits, device.name)
+        return _Setup(device.target, serving_compiler(), device.dialect, limits, device.name)
     named = INSTRUCTION_SETS[word]
-    return _Aim(
+    return _Setup(
         named.target, compiler_for(named.target), "opencl", limits_from("native", named.target, limits_for(named))
     )
 
@@ -158,18 +160,18 @@ def _wisdom(device_name: str) -> Wisdom:
     return wisdom
 
 
-def _sources_for(spec: Spec, aim: _Aim, wisdom: Wisdom, is_own: bool) -> list[Source]:
+def _sources_for(spec: Spec, setup: _Setup, wisdom: Wisdom, is_own: bool) -> list[Source]:
     """Sources of a spec with the constants of that wisdom.
 
     If no device was named, and this one will run them, sources with its own wisdom are added. So are those that
     launchers take as long as a GPU's families are not proven.
     """
-    found = {source.digest: source for source in _sources(spec, aim.limits, aim.dialect, wisdom)}
-    if bars := unproven(aim.target):
-        allowed = replace(aim.limits, bars=bars)
-        found |= {source.digest: source for source in _sources(spec, allowed, aim.dialect, wisdom)}
-    if is_own and aim.device_name and (own := load_wisdom(aim.device_name)).entries():
-        found |= {source.digest: source for source in _sources(spec, aim.limits, aim.dialect, own)}
+    found = {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, wisdom)}
+    if bars := unproven(setup.target):
+        allowed = replace(setup.limits, bars=bars)
+        found |= {source.digest: source for source in _sources(spec, allowed, setup.dialect, wisdom)}
+    if is_own and setup.device_name and (own := load_wisdom(setup.device_name)).entries():
+        found |= {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, own)}
     return list(found.values())
 
 

@@ -20,7 +20,7 @@ from ksgen.commands.common import (
     print_columns,
     print_json,
     progress,
-    say_if_busy,
+    warn_if_busy,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
@@ -55,7 +55,8 @@ MOST_SECONDS = 0.5  # for the blocks of each contender of a kernel
 @json_option
 def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:
     """Emit a spec, build it, check every kernel against a float64 reference, time it in turns with NumPy, and show a
-    table. Exit code 1 if a check fails. A GPU first decides, as by `ksgen calibrate`, which kernels are taken.
+    table. Exit code 1 if a check fails. On a GPU, it first determines which kernels launchers take, like `ksgen
+    calibrate`.
 
     \b
     Examples:
@@ -83,7 +84,7 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     jobs = [(kernel, kernel.batch or size) for kernel in loaded.kernels]
     settled = _settle(f"{where.runtime}:{where.index}", loaded, size) if where.kind == "cuda" else ""
     _build_all(where, jobs)
-    say_if_busy()
+    warn_if_busy()
     rows = _measure_all(where, jobs)
     if as_json:
         print_json({"device": where.name, "batch": size, "kernels": rows})

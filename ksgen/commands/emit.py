@@ -23,7 +23,7 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
     """Write the kernels and launchers of a spec into a folder: one commented source per kernel, a manifest, and a
     Python module to import.
 
-    Files of an earlier emit are replaced and all others stay. If one of them was edited since, nothing is written.
+    Files of an earlier emit are replaced, and all others stay. If an emitted file was edited since, nothing is written.
 
     \b
     Examples:

@@ -148,13 +148,13 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
         raise SpecError(f"{spec} has several layers; name one by --layer: {', '.join(named)}")
     name = named[0] if name is None else name
     if name not in named:
-        raise SpecError(f"--layer {excerpt(name)}: {spec} has none of that name; {hint(name, named)}")
+        raise SpecError(f"--layer {excerpt(name)}: {spec} has no layer of that name; {hint(name, named)}")
     chains = loaded.chains_of[name]
     launches: Sequence[KernelSpec] = loaded.launches.get(name, ())
     is_product = len(chains) == len(chains[0]) == 1
     if not launches and not is_product:
         raise SpecError(
-            f"{spec}: layer {name} says fuse: no, so that its factors are launched by themselves; accepted: one without"
+            f"{spec}: layer {name} has fuse: no, which forbids one launch of all factors; accepted: a layer without it"
         )
     kernels: list[KernelSpec] = [*launches, *(loaded.wanted[name] if is_product else ())]
     if not (found := next(filter(wanted.counts, kernels), None)):
@@ -165,8 +165,8 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
 _OPTIONS = (  # name, values, help
     ("precision", PRECISIONS, "Precision (default float32)."),
     ("layout", LAYOUTS, "bsf (default): X is (batch, features); bsl: (features, batch)."),
-    ("weights", WEIGHTS, "How weights are stored (default same): in eight bits, or in bfloat16."),
-    ("inputs", INPUTS, "How X is stored (default same), or in eight bits as the weights are."),
+    ("weights", WEIGHTS, "Storage of weights: that of Y (default: same), eight bits, or bfloat16."),
+    ("inputs", INPUTS, "Storage of X: that of Y (default: same), or the eight bits of the weights."),
     ("job", JOBS, "The product (default) or the weights' gradient."),
 )
 
@@ -181,7 +181,7 @@ def takes_wanted(has_job: bool) -> Callable[[Callable[..., None]], Callable[...,
             function(*given, wanted=Wanted(**{name: options.pop(name) for name, _, _ in chosen}), **options)
 
         for name, words, says in reversed(chosen):
-            of_spec = f"Of a spec: only kernels of this {'storage' if words in (WEIGHTS, INPUTS) else name}."
+            of_spec = f"With a spec: only its kernels of this {'storage' if words in (WEIGHTS, INPUTS) else name}."
             taking = click.option(f"--{name}", type=OneOf(words), help=f"{says} {of_spec}")(taking)
         return taking
 
@@ -199,9 +199,7 @@ def takes_layers(function: Callable[..., None]) -> Callable[..., None]:
         help="Another chain on the same x. May be repeated.",
     )
     @click.option("--beside", type=chain_in, multiple=True, hidden=True)
-    @click.option(
-        "--between", type=ACTIVATION, default="none", show_default=True, help="After all factors but the last."
-    )
+    @click.option("--between", type=ACTIVATION, default="none", show_default=True, help="Activation between factors.")
     @click.option("--out-layout", type=LAYOUT, help="Layout of a layer's Y, if it differs from that of X.")
     @wraps(function)
     def taking(

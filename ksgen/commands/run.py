@@ -17,8 +17,8 @@ from ksgen.commands.common import (
     json_option,
     print_facts,
     print_json,
-    say_if_busy,
     takes_patterns,
+    warn_if_busy,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.commands.layers import Layer, Wanted, launch_of_spec, takes_layers, takes_wanted
@@ -32,7 +32,7 @@ from ksgen.values import excerpt
 @click.command("run", short_help="Check and time one kernel.")
 @takes_patterns
 @takes_layers
-@click.option("--spec", type=SPEC, help="Run a layer or group of this spec, as it says.")
+@click.option("--spec", type=SPEC, help="Run a layer or group of this spec, with its options.")
 @click.option("--layer", "of_spec", metavar="NAME", help="Layer of the spec, if it has several.")
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @takes_wanted(has_job=False)
@@ -44,11 +44,11 @@ from ksgen.values import excerpt
 )
 @click.option("--family", help="Kernel family, such as mma.  [default: the launchers' choice]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
-@click.option("--activation", type=ACTIVATION, default="none", show_default=True, help="Applied after the bias.")
+@click.option("--activation", type=ACTIVATION, default="none", show_default=True, help="Activation after the bias.")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
 @device_option
 @click.option(
-    "--runs", type=click.IntRange(min=1), default=1, show_default=True, help="Least number of timed runs per block."
+    "--runs", type=click.IntRange(min=1), default=1, show_default=True, help="Minimum number of timed runs per block."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
@@ -59,9 +59,9 @@ def command(
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
-    Several patterns are the factors of a layer, first the one that multiplies x. They are launched as one kernel, and
-    compared with one launch per factor. With --group-with it is a group of this layer and others on the same x. With
-    --spec it is a layer or group of a spec: its first kernel that matches the options.
+    Several patterns are the factors of a layer, in the order in which they multiply x. They are launched as one kernel,
+    and compared with one launch per factor. With --group-with, the kernel computes this layer and others on the same x,
+    a group. With --spec, it is the first kernel of a layer or group of the spec that matches the options.
 
     \b
     Examples:
@@ -106,7 +106,7 @@ def command(
     check_memory(kernel, batch, limits_of(where), place)
     measured = measure(where, kernel, batch, runs, seed, family)
     apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.is_chain else []
-    say_if_busy()  # only now: a mistake must be reported in one line
+    warn_if_busy()  # only now: a mistake must be reported in one line
     why, *each_why = (each.seconds.doubt for each in (measured, *apart))
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)

@@ -63,8 +63,9 @@ def command(
 ) -> None:  # fmt: skip
     """Describe a pattern: its size, the kernel that serves it on each device, its costs, and a picture.
 
-    Several patterns are a chain, first the one that multiplies X; --group-with adds chains to a group on one X. For
-    chains, groups and layers of a spec, show says whether each is one launch, and describes its patterns in short.
+    Several patterns are a chain, in the order in which they multiply X; --group-with adds further chains on the same X,
+    a group. For chains, groups and layers of a spec, show says whether each is one launch, and describes its patterns
+    briefly.
 
     \b
     Examples:

@@ -16,8 +16,8 @@ from ksgen.commands.common import (
     json_option,
     print_columns,
     print_json,
-    say_if_busy,
     takes_patterns,
+    warn_if_busy,
 )
 from ksgen.commands.figures import kernel_figures
 from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
@@ -42,7 +42,7 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @click.option("--spec", type=SPEC, help="Tune every kernel of this spec, and every layer in one launch.")
 @takes_wanted(has_job=True)
 @click.option(
-    "--chain", is_flag=True, help="The patterns are a layer's factors: tune their launch as one, and each by itself."
+    "--chain", is_flag=True, help="The patterns are a layer's factors: tune one launch of all, and each alone."
 )
 @click.option(
     "--batch",
@@ -60,7 +60,7 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 )
 @device_option
 @click.option("--scheduler", metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786.")
-@click.option("--fresh", is_flag=True, help="Measure all candidates again, also those that an earlier search measured.")
+@click.option("--fresh", is_flag=True, help="Measure all candidates again, including those of earlier searches.")
 @click.option("--noise", is_flag=True, help="Do not search: report how much repeated measurements differ.")
 @click.option(
     "--report",
@@ -117,7 +117,7 @@ def command(
         for each, place in zip(jobs, kernels.values(), strict=True):
             check_memory(each.kernel, each.batch, tuner.limits, place)
         jobs = _served(tuner, _to_be_had(tuner, jobs, spec), spec)
-        say_if_busy()
+        warn_if_busy()
         if noise:
             _noise(tuner, jobs, as_json)
         else:

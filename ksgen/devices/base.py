@@ -203,7 +203,7 @@ class ThreadWorkspace:
     __slots__ = ("_allocate", "_own", "nbytes")
 
     def __init__(self, own: threading.local, nbytes: int, allocate: Callable[[int], Buffer]) -> None:
-        """Create it for all workspaces of the device `own`."""
+        """Create it; all workspaces of a device share `own`, one allocation per thread."""
         self._own, self.nbytes, self._allocate = own, nbytes, allocate
 
     @property

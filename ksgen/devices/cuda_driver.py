@@ -233,7 +233,7 @@ def _driver() -> Any:
 def _device_count(cu: Any) -> int:
     count: int = _call(cu, "counting GPUs", cu.cuDeviceGetCount)
     if not count:
-        raise UnavailableError("CUDA driver: it shows no GPU", "CUDA_VISIBLE_DEVICES may hide it")
+        raise UnavailableError("CUDA driver: it sees no GPU", "CUDA_VISIBLE_DEVICES may hide it")
     return count
 
 

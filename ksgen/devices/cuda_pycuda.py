@@ -311,7 +311,7 @@ def _devices() -> list[Any]:
     device = _pycuda().Device
     devices = [device(index) for index in range(device.count())]
     if not devices:
-        raise UnavailableError("PyCUDA: it shows no GPU", "CUDA_VISIBLE_DEVICES may hide it")
+        raise UnavailableError("PyCUDA: it sees no GPU", "CUDA_VISIBLE_DEVICES may hide it")
     return devices
 
 

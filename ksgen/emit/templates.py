@@ -196,7 +196,7 @@ def template_of(family: Family[Any], kind: type[Any]) -> str:
 
 
 def part_words(family: Family[Any], kind: type[Any]) -> tuple[str, ...]:
-    """Snippet libraries of each part of the family's sources with such constants, if they have parts."""
+    """Snippet libraries of each part of a source, for sources of the family with such constants that have parts."""
     if template_of(family, kind).endswith(".cl.j2"):
         return TILE_PART_WORDS
     return tuple(each for each in PART_WORDS if each != "operands" or kind.on_tensor_cores)

@@ -10,7 +10,7 @@ from ksgen.families.base import MAP_ALIGNMENT, Bar, Constexpr, Geometry, Limits,
 from ksgen.families.cpu_gradient.family import CpuGradient
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants
 from ksgen.families.cpu_gradient.vectors import VectorGradientConstants
-from ksgen.families.expected import SMALL, WORTH, batch_like, default_us, expected_us, plain_pays
+from ksgen.families.expected import MIN_SAVING, SMALL, batch_like, default_us, expected_us, plain_pays
 from ksgen.families.family import Family, check
 from ksgen.families.gemv.family import Gemv
 from ksgen.families.gradient.family import Gradient
@@ -110,7 +110,7 @@ def family_for(
 
     def cost(family: Family[Any]) -> float:
         us = default_us(family, kernel, limits, batch)
-        return us * (1 + WORTH) if plain_pays(family, kernel, limits) else us
+        return us * (1 + MIN_SAVING) if plain_pays(family, kernel, limits) else us
 
     return min(able, key=cost)
 
@@ -121,7 +121,7 @@ def faster_family(
     """Find the family with the fastest default, and its speed relative to the default of the family `name`, or to
     constants of that family.
 
-    None if it is not faster by more than WORTH, or if times are unknown. Barred families count too. This looks at
+    None if it is not faster by more than MIN_SAVING, or if times are unknown. Barred families count too. This looks at
     every family's search space, which takes up to a second.
     """
     named, all_allowed = family_named(name), replace(limits, bars=())
@@ -131,7 +131,7 @@ def faster_family(
         min(us, key=us.__getitem__),
         expected_us(named, kernel, all_allowed, batch, constants) if constants else us[named],
     )
-    return (found, own / us[found]) if own > us[found] * (1 + WORTH) > 0 else None
+    return (found, own / us[found]) if own > us[found] * (1 + MIN_SAVING) > 0 else None
 
 
 def family_of(constants: Any) -> Family[Any]:

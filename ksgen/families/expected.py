@@ -2,8 +2,7 @@
 several constants by it.
 
 `gpu_us` orders constants to choose from. `prediction` gives a time with the band in which known times lie, and breaks
-ties. Instructions that a compiler makes of a source are a table (`slots.py`). There are no terms for barriers. Measures
-nothing.
+ties. A table (`slots.py`) has counts of compiled instructions. There are no terms for barriers. Measures nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,9 +30,9 @@ LAUNCH_US = 1.2
 MOST_GRID = 2**31 - 1  # blocks per launch
 # share of the shorter of moving and multiplying that the longer one does not hide if copies pass through registers
 SYNCHRONOUS = 0.4
-# measured times over that sum: where the fastest twentieth ends, the median, where the slowest begins
+# measured times over the sum of the terms: 5th percentile, median, 95th percentile
 TAKEN = (0.93, 1.18, 1.78)
-FITTED = "sm_90a"  # target of the GPU whose times SLOWER holds
+FITTED = "sm_90a"  # target of the GPU whose measured times SLOWER follows
 # times over the terms' sum, where their median is not near 1; float16 is assumed to be like bfloat16
 SLOWER = {("mma", "tf32x3", "bsf"): 1.5, ("mma", "bfloat16", "bsf"): 1.1, ("mma", "float16", "bsf"): 1.1}
 PARTITIONS = 4  # partitions of a multiprocessor, each with its own registers and scheduler
@@ -41,9 +40,9 @@ COPYING_WARPS = 4  # warps of a block that copy while the others multiply by wgm
 LARGE = 25088  # a batch that fills every GPU
 SMALL = (1, 2, 4, 8, 16, 32)  # largest batches of the smallest classes; a small-batch family has constants for each
 CLASSES = (256, 2048)  # largest batches of the next classes; larger and unknown batches are in the last one
-WORTH = 0.02  # share of the time that constants must save to replace the rule's
+MIN_SAVING = 0.02  # share of the time that constants must save to replace the rule's
 # the same for constants of smaller batches alone, which have their own source, binary and packed weights
-WORTH_A_CLASS = 0.1
+MIN_CLASS_SAVING = 0.1
 LEAST_US = 1.0  # microseconds that they must save in addition
 REMEMBERED = 4096  # cached choices
 
@@ -131,7 +130,7 @@ class Terms:
     exposed: float  # share of the shorter of moving and inside that the longer one does not hide
     blocks_each: float  # per multiprocessor
     waves: float  # rounds of the blocks that fit at a time, at least one
-    ends: float  # waits of each wave for its first stage; a block that walks over tiles loads the next one's before
+    ends: float  # waits of each wave for its first stage; a persistent block loads that of its next tile ahead
 
     @property
     def apart(self) -> float:
@@ -151,7 +150,7 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
         return None
     registers = min(255, family.registers(kernel, constants, speed.target))
     resident = resident_blocks(speed.target, speed.limits, geometry.block, registers, geometry.shared_bytes)
-    if not resident or not speed.flops_per_s:  # no place, or no such instructions
+    if not resident or not speed.flops_per_s:  # a block does not fit, or the GPU has no such instructions
         return None
     work = family.work(kernel, constants, batch)
     multiply_s = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds / (speed.flops_per_s * SHARE_OF_PEAK)
@@ -264,8 +263,9 @@ def expected_us(
 
 
 def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits, constants: Any = None) -> bool:
-    """Whether plain multiply-adds are as fast as the products on tensor cores by such constants, or by the family's
-    first class of them, counting all products that stand for one."""
+    """Whether plain multiply-adds are as fast as tensor cores, if all products that replace one are counted.
+
+    Without constants, tensor cores as used by the family's first class of constants."""
     speed, rates = speed_of(family, kernel, limits, constants), gpu_of(limits.target).rates
     if speed is None or rates is None or not (constants or family.kinds[0]).on_tensor_cores:
         return False
@@ -304,13 +304,13 @@ def fastest(
     limits: Limits,
     batch: int | None,
     options: Callable[[], Iterator[ConstantsT]],
-    worth: float = WORTH,
+    min_saving: float = MIN_SAVING,
     row: str = "",
 ) -> ConstantsT:
-    """Choose the fastest of the options by `gpu_us`; `prediction` decides among those within WORTH of it, if the
+    """Choose the fastest of the options by `gpu_us`; `prediction` decides among those within MIN_SAVING of it, if the
     kernel's instructions were counted.
 
-    The first option is a rule's. It is chosen unless others are better by `worth`, and if the target's rates are
+    The first option is a rule's. It is chosen unless others save the share `min_saving`, and if the target's rates are
     unknown. Options are compared once per class of batches. `row` names the row of counted instructions, if it is not
     the family's.
     """
@@ -330,11 +330,11 @@ def fastest(
             found = prediction(speed, family, kernel, constants, batch)
             return found.us if found else inf
 
-        def best(batch: int, first: ConstantsT, worth: float, least_us: float) -> ConstantsT:
+        def best(batch: int, first: ConstantsT, min_saving: float, least_us: float) -> ConstantsT:
             us = {each: gpu_us(speed, family, kernel, each, batch) for each in listed}
             least = min(us.values())
             tied = (
-                [each for each in listed if us[each] <= (1 + WORTH) * least]
+                [each for each in listed if us[each] <= (1 + MIN_SAVING) * least]
                 if is_counted
                 else [min(us, key=us.__getitem__)]
             )
@@ -342,14 +342,14 @@ def fastest(
             found = min(tied, key=predicted.__getitem__)
 
             def is_better(times: dict[ConstantsT, float]) -> bool:
-                return times[found] < min((1 - worth) * times[first], times[first] - least_us)
+                return times[found] < min((1 - min_saving) * times[first], times[first] - least_us)
 
             return found if is_better(us) or is_better(predicted) else first
 
         large = (row, kernel, limits, LARGE)
-        chosen = _found.get(large) or best(LARGE, listed[0], worth, 0.0)
+        chosen = _found.get(large) or best(LARGE, listed[0], min_saving, 0.0)
         _found[large] = chosen
-        _found[key] = chosen if like == LARGE else best(like, chosen, WORTH_A_CLASS, LEAST_US)
+        _found[key] = chosen if like == LARGE else best(like, chosen, MIN_CLASS_SAVING, LEAST_US)
     found: ConstantsT = _found[key]
     return found
 

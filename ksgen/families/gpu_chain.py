@@ -106,7 +106,7 @@ class GpuChainShape(Generic[FactorT]):
 
     @property
     def resident_size(self) -> int:
-        """Size of what is in front of these buffers until all chains are done."""
+        """Size of the data that stays in front of these buffers until all chains are done."""
         return 0
 
     @property

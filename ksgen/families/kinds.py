@@ -3,7 +3,7 @@
 from typing import Any
 
 from ksgen.families.base import Limits
-from ksgen.families.expected import WORTH, expected_us, plain_pays
+from ksgen.families.expected import MIN_SAVING, expected_us, plain_pays
 from ksgen.families.family import Family, not_served
 from ksgen.spec import KernelSpec
 
@@ -46,6 +46,6 @@ class OfKinds(Family[Any]):
 
         def cost(constants: Any) -> float:
             us = expected_us(self, kernel, limits, batch, constants)
-            return us * (1 + WORTH) if plain_pays(self, kernel, limits, constants) else us
+            return us * (1 + MIN_SAVING) if plain_pays(self, kernel, limits, constants) else us
 
         return found[0] if len(found) == 1 else min(found, key=cost)

@@ -1,5 +1,5 @@
-"""A picture of a small chain, an SVG for light and dark pages: the support of each factor, from the one that meets x
-first.
+"""A picture of a small chain, an SVG for light and dark pages: the support of each factor, in the order in which they
+multiply x.
 """
 
 from collections.abc import Iterator

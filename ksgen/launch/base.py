@@ -1,7 +1,7 @@
 """The one path of a call, y = launcher(x, weights): for one factor, a chain, and a group of chains on one x.
 
 A factor is a chain of one, and a chain a group of one. Arrays are read and checked, device and stream are found, a plan
-is looked up, weights are packed, and one launch computes everything. If several launches serve better, each part takes
+is looked up, weights are packed, and one launch computes everything. If several launches are faster, each part takes
 this path by itself. This module never searches for constants. It records no gradients; `ksgen.torch` does.
 """
 
@@ -111,15 +111,15 @@ class BaseLauncher(Explainable):
                 of a layer of one factor. Quantized weights are packed once. Weights with an `x_scale` take x in eight
                 bits: a result of `ksgen.quantize_inputs`, or its bits as uint8. The dtype of y is then the `precision`,
                 else that of out, bias or residual, else float32.
-            layout: Layout of x and y: "bsf" or "bsl". None: the stated one, "bsf" by default.
-            bias: Array (out_features,) that is added before the activation. False omits a stated bias.
-            activation: "none", "relu", "gelu", "gelu_tanh" or "silu", after the last factor. None: the stated one,
+            layout: Layout of x and y: "bsf" or "bsl". None: the launcher's, "bsf" by default.
+            bias: Array (out_features,) that is added before the activation. False omits a required bias.
+            activation: "none", "relu", "gelu", "gelu_tanh" or "silu", after the last factor. None: the launcher's,
                 "none" by default.
-            residual: Array like y that is added after the activation. False omits a stated residual.
+            residual: Array like y that is added after the activation. False omits a required residual.
             out: Array for y. A group takes a list, or one array for all outputs. None: new arrays.
             stream: CUDA stream or pyopencl queue to launch on. None: the stream of the arrays, which is the current one
                 for PyTorch and CuPy.
-            precision: Arithmetic of the products. None: the stated one, else that of the arrays. float32 arrays accept
+            precision: Arithmetic of the products. None: the launcher's, else that of the arrays. float32 arrays accept
                 "tf32x3", "tf32" and "fp16x3" for tensor cores, and "bf16x6" for a processor's matrix tiles. complex64
                 arrays accept "c64_tf32x3" for tensor cores. In "fp16x3", an overflow of float16 is NaN, and an error
                 for host arrays.
@@ -131,7 +131,7 @@ class BaseLauncher(Explainable):
             are complete; other arrays are complete in stream order.
 
         Raises:
-            LaunchError: Arguments do not fit a factor or each other, a stated operand is missing, or fuse="yes" is
+            LaunchError: Arguments do not fit a factor or each other, a required operand is missing, or fuse="yes" is
                 unavailable.
             DeviceError: No device can run the call.
             ToolchainError: No compiler is available, and no binary is cached.
@@ -319,7 +319,7 @@ class BaseLauncher(Explainable):
             if array is None and is_stated:
                 one = "an array" if len(names) == 1 else "an array per layer, in a list"
                 remedy = f"{operand}={one}, or {operand}=False to leave it out"
-                raise LaunchError(f"{self!r}: {operand} is missing, but the launcher states it; accepted: {remedy}")
+                raise LaunchError(f"{self!r}: {operand} is missing, but the launcher requires it; accepted: {remedy}")
             if array is not None and array is not False:
                 arrays[name] = array
 
@@ -328,7 +328,7 @@ class BaseLauncher(Explainable):
         return (given,)
 
     def _outs(self, out: Any, layout: str, arrays: dict[str, Any]) -> Any:
-        """Add the outputs to a call's arrays, and return what the call returns."""
+        """Add the outputs to a call's arrays, and return the value that the call will return."""
         arrays["out"] = out
         return out
 
@@ -414,7 +414,7 @@ class BaseLauncher(Explainable):
         return {}
 
     def _plan(self, fit: CheckedArguments, device: Device, stream: Any, is_aligned: bool) -> Plan | None:
-        """Plan of the launch; None if several launches serve the call better."""
+        """Plan of the launch; None if several launches are faster."""
         known: Any = fit.plans.get((device, PLANNER.generation, is_aligned), _NEVER)
         if known is _NEVER and PLANNER.earlier and behind.must_stay(device, stream):
             earlier = (fit.plans.get((device, each, is_aligned), _NEVER) for each in reversed(PLANNER.earlier))
@@ -467,8 +467,8 @@ class BaseLauncher(Explainable):
         if x.device == "host" or x.kind == "torch":  # PyTorch keeps memory for graphs
             return
         if x.kind in ("cuda", "dlpack"):
-            why = f"nothing makes arrays like x, {type(x.owner).__name__}, for intermediates"
-            accepted = "arrays of PyTorch, CuPy, PyCUDA or NumPy, or fuse='yes' where one launch can be had"
+            why = f"ksgen cannot allocate arrays like x, {type(x.owner).__name__}, for intermediates"
+            accepted = "arrays of PyTorch, CuPy, PyCUDA or NumPy, or fuse='yes' if one launch is available"
             raise LaunchError(f"{self!r}: factors are launched one by one here, and {why}; accepted: {accepted}")
         device, on = device_and_stream(self, x.device, x.stream if stream is None else stream)
         refuse_capture(

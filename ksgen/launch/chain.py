@@ -20,8 +20,8 @@ class ChainLauncher(BaseLauncher):
     sequentially. Arguments that any factor would refuse are refused before the first launch.
 
     Args:
-        *factors: Patterns or `Launcher`s, one per argument, from the factor that meets x first; or one `Chain`, or one
-            list of patterns. Options that a factor states are ignored.
+        *factors: Patterns or `Launcher`s, one per argument, in the order in which they multiply x; or one `Chain`, or
+            one list of patterns. Options that a factor states are ignored.
         between: Activation after each factor but the last: "none", "relu", "gelu", "gelu_tanh" or "silu".
         fuse: Launches: "auto" runs one launch if that is faster, "no" one per factor. "yes" always runs one launch, and
             is an error if that is unavailable.
@@ -71,8 +71,8 @@ def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
         given = Chain.read(given[0]).factors
     if not given:
         raise LaunchError(
-            "factors=(); accepted: Launchers, one per argument, or patterns, from the one that meets X first; or a "
-            "Chain"
+            "factors=(); accepted: Launchers or patterns, one per argument, in the order in which they multiply X; "
+            "or a Chain"
         )
     every = [factor for each in given for factor in (each.factors if isinstance(each, Launcher) else (Launcher(each),))]
     return tuple(map(_plain, every))

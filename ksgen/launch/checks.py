@@ -31,7 +31,7 @@ T = TypeVar("T")
 MOST_CHECKED = 4096  # cached results of checks: one per batch size, and cheap to repeat
 BETWEEN_DIFFERS = "the activations between their factors differ"
 SOME_ADDED = "only some layers have a bias, or a residual"
-STORED_OTHERWISE = "weights of one factor are stored otherwise than another's"
+STORED_OTHERWISE = "weights of the factors differ in storage"
 
 
 class ArrayNames(NamedTuple):
@@ -117,7 +117,7 @@ def check_precision(caller: object, precision: str | None, dtype: str) -> str:
 def type_of_call(caller: object, x: str, others: Iterable[ArrayView], precision: str | None, inputs: str) -> str:
     """Dtype of the arrays of a call.
 
-    If `inputs` says that x is in eight bits, the first of the others decides it, else float32.
+    It is the dtype of x. If `inputs` says that x is in eight bits, it is that of the first other array, else float32.
     """
     if inputs == SAME:
         if x in BYTE_TYPES:
@@ -178,7 +178,7 @@ def check_arrays(
 def _accepted(job: str, name: str) -> str:
     """Accepted memory layout of an array."""
     slices = job == "multiply" and name in ("x", "out", "residual")
-    return "row-major with gaps between its rows at most" if slices else "row-major without gaps"
+    return "row-major with gaps only between rows" if slices else "row-major without gaps"
 
 
 def are_aligned(views: Views) -> bool:
@@ -281,7 +281,7 @@ class Multiplier(Protocol):
 def check_storage(caller: object, stated: StatedOptions, own: Sequence[Any]) -> None:
     """Raise `LaunchError` on weights, one array per factor, whose storage differs from the stated one.
 
-    Only the first ones multiply X.
+    Only the first factor multiplies X, so only its weights may take X in eight bits.
     """
     for number, each in enumerate(own, 1):
         inputs = stated.inputs if number == 1 else SAME
@@ -289,13 +289,13 @@ def check_storage(caller: object, stated: StatedOptions, own: Sequence[Any]) -> 
         if found != (stated.weights, inputs):
             which = "weights" if len(own) == 1 else f"weights of factor {number}"
             remedy = (
-                f"what ksgen.quantize(weights, {stated.weights!r}{'' if inputs == SAME else ', x_scale=...'}) gives"
+                f"results of ksgen.quantize(weights, {stated.weights!r}{'' if inputs == SAME else ', x_scale=...'})"
             )
             stored_as = " and ".join(
                 f"{name}={value}" for name, value in zip(("weights", "inputs"), found, strict=True)
             )
             raise LaunchError(
-                f"{caller!r}: {which} are stored as {stored_as}, other than the launcher states; accepted: {remedy}"
+                f"{caller!r}: {which} are stored as {stored_as}, unlike the launcher's options; accepted: {remedy}"
             )
 
 
@@ -390,9 +390,9 @@ def _checked(
         why = why or (STORED_OTHERWISE if len(alike) > 1 else "")
         if why or caller.fuse == "no":
             return CheckedArguments(batch, place, precision, dtype, None, why)
-    # outputs, in one array
-    lie_apart = len(caller.chains) > 1 and (place == "host" or (names.out[0] not in views and layout == "bsf"))
-    stride = "any" if lie_apart or any(found.strides is not None for found in views.values()) else "dense"
+    # outputs of a group that are slices of one array
+    are_slices = len(caller.chains) > 1 and (place == "host" or (names.out[0] not in views and layout == "bsf"))
+    stride = "any" if are_slices or any(found.strides is not None for found in views.values()) else "dense"
     (weights,) = alike
     epilogue, own = (
         Epilogue(True in added[0], activation, True in added[1]),
@@ -411,7 +411,7 @@ def _inputs(caller: Multiplier, forms: Sequence[WeightForm]) -> str:
     for layer, own in zip(caller.layers, per_chain(caller.chains, forms), strict=True) if forms else ():
         for number, form in enumerate(own, 1):
             if number > 1 and form.inputs != SAME:
-                only = "weights that ksgen.quantize made without x_scale, as intermediates are stored like y"
+                only = "weights that ksgen.quantize made without x_scale, because intermediates are stored like y"
                 raise LaunchError(
                     f"{layer!r}: weights of factor {number} multiply x in {form.inputs}; accepted: {only}"
                 )

@@ -32,7 +32,7 @@ class GroupLauncher(BaseLauncher):
 
     Raises:
         PatternError: A layer is no chain.
-        LaunchError: No layer is given, or layers take different features or state different options.
+        LaunchError: No layer is given, or layers take different features or have different options.
 
     Examples:
         >>> import numpy as np
@@ -62,8 +62,7 @@ class GroupLauncher(BaseLauncher):
             raise LaunchError(f"{taken} features; accepted: layers that take the same x")
         if others := [layer for layer in given if layer.stated != stated]:
             raise LaunchError(
-                f"{given[0]!r} and {others[0]!r} of a group state different options; accepted: layers that state the "
-                "same"
+                f"{given[0]!r} and {others[0]!r} of a group have different options; accepted: layers with equal options"
             )
         self._given, self._layers = (
             given,

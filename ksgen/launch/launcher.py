@@ -43,7 +43,7 @@ class Launcher(BaseLauncher):
         between: Activation after each factor but the last, as in `ChainLauncher`.
         fuse: Launches of a chain: "auto", "yes" or "no", as in `ChainLauncher`.
         out_layout: Layout of y for calls that name none: "bsf" or "bsl". None: that of x.
-        **stated: Options of calls that name no others, and required operands.
+        **stated: Default options of calls, and operands that every call must pass.
 
             - `layout`: "bsf" (default): x is (batch, in_features). "bsl": x is (in_features, batch).
             - `precision`: such as "float16" or "tf32x3". None (default): that of the arrays.
@@ -144,7 +144,7 @@ class Launcher(BaseLauncher):
         Args:
             x: Input of the product, (batch, a*c*d) in layout "bsf", or (a*c*d, batch) in "bsl".
             grad_y: Gradient of y, (batch, a*b*d) or (a*b*d, batch), of the dtype of x.
-            layout: Layout of x and grad_y: "bsf" or "bsl". None: the stated one.
+            layout: Layout of x and grad_y: "bsf" or "bsl". None: the launcher's.
             out: Array (a, b, c, d) for the result. None: a new one.
             stream: Stream to launch on. None: the stream of the arrays.
             precision: Arithmetic of the products, like in a call.
@@ -182,8 +182,9 @@ class Launcher(BaseLauncher):
     def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
         """Pack weights on their device once, for many calls.
 
-        Kernels read weights in an order of their own. The given array must not change while the result is used. A write
-        that PyTorch counted is refused at each use, but it counts few of them. Quantized weights stay in eight bits.
+        Kernels read weights in an order of their own. The given array must not change while the result is used. After a
+        write that PyTorch counts, each use is an error; PyTorch does not count all writes. Quantized weights stay in
+        eight bits.
 
         Args:
             weights: Array (a, b, c, d), or a result of `ksgen.quantize`.
@@ -213,7 +214,7 @@ class Launcher(BaseLauncher):
         check_weights(self, self.pattern, found)
         if found.device == "host":
             return pack_host(found, self.pattern, find_device(device))
-        where, on = self._where_they_lie(found, device, stream)
+        where, on = self._device_of_weights(found, device, stream)
         return pack_in_place(found, self.pattern, where, on)
 
     def _pack_quantized(self, weights: Quantized, device: str | None, stream: Any) -> Weights:
@@ -224,10 +225,10 @@ class Launcher(BaseLauncher):
         found = view(weights.scale, "weights.scale", stream_handle(stream))
         if found.device == "host":
             return pack_quantized(weights, find_device(device))
-        where, on = self._where_they_lie(found, device, stream)
+        where, on = self._device_of_weights(found, device, stream)
         return pack_quantized(weights, where, found, on)
 
-    def _where_they_lie(self, found: ArrayView, device: str | None, stream: Any) -> tuple[Device, Stream]:
+    def _device_of_weights(self, found: ArrayView, device: str | None, stream: Any) -> tuple[Device, Stream]:
         """Device of weights on a device, and a stream on which they are complete."""
         if device is not None:
             raise LaunchError(

@@ -31,11 +31,11 @@ from ksgen.launch.choice import Choice
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 2**31 - 1  # in a launch's first dimension
-TRIED_BATCH = 128  # at which a driver is asked for tensor maps: whole 16-byte chunks in every precision
+TRIED_BATCH = 128  # batch size of trial tensor maps: whole 16-byte chunks in every precision
 MOST_ENCODED = 1024  # encoded maps per plan: one per set of addresses
 
 Arguments = NewType("Arguments", tuple[Any, ...])
-"""What a launch takes, in the order of its kernel's signature: `Plan.arguments` alone knows that order."""
+"""Arguments of a launch, in the order of its kernel's signature. Only `Plan.arguments` knows that order."""
 
 
 class Step(NamedTuple):
@@ -63,21 +63,21 @@ class Plan:
     pack_handle: KernelHandle
     pack_grid: int
     pack_block: int
-    adjoint_handle: KernelHandle  # packs the weights of the adjoint factor, on the same grid; None if nothing does
+    adjoint_handle: KernelHandle  # packs the weights of the adjoint factor, on the same grid; None if there is none
     packed_bytes: int
     packing: str  # equal for plans with identical packed weights
     operands: tuple[str, ...]  # operands of a launch in order, without tensor maps and batch size
     maps: tuple[TensorMap, ...] = ()
     workspace_bytes: int = 0  # for partial results that several launches exchange
     steps: tuple[Step, ...] = ()  # the launches in order, if there are several
-    walks: bool = False  # whether any number of blocks divides the work among them
+    walks: bool = False  # whether any number of blocks can share the work, each in a loop
     packers: tuple["Plan", ...] = ()  # plans that pack each factor's weights, if this one does not
     result: str = field(init=False)  # the operand that a launch writes for its caller
     weights: tuple[str, ...] = field(init=False)  # operands that hold packed weights
     outs: tuple[str, ...] = field(init=False)  # names of a call's outputs: "out", or the operands of a group's chains
     # operands that are a call's arrays, each with the array's name
     arrays: tuple[tuple[str, str], ...] = field(init=False)
-    # operands that are row pitches of them, each with the array's name
+    # operands that are row pitches of a call's arrays, each with the array's name
     pitches: tuple[tuple[str, str], ...] = field(init=False)
     out_shape: tuple[int, ...] = field(init=False)  # shape of one array that holds all outputs
     out_dtype: str | None = field(init=False)  # None if it is that of x
@@ -108,7 +108,7 @@ class Plan:
         }
         if kernel.job == "gradient":
             derived["out_shape"] = kernel.pattern.shape
-        for name, value in derived.items():  # not cached properties: an instance whose __dict__ was asked for is slower
+        for name, value in derived.items():  # not cached properties: these use __dict__, which makes an instance slower
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -190,7 +190,7 @@ class Plan:
 class Call:
     """A call with all its arguments: each `call()` launches again, on the memory that it was prepared with.
 
-    The current contents of the arrays count, including the weights. Not thread-safe.
+    Each launch reads the current contents of the arrays, including the weights. Not thread-safe.
     """
 
     plan: Plan
@@ -250,7 +250,7 @@ class Call:
 
 
 class Packing(NamedTuple):
-    """Weights that are packed before a launch: a plan that packs them, and the numbers of both arrays."""
+    """Weights that are packed before a launch: the plan that packs them, and the caller's numbers of both arrays."""
 
     plan: Plan
     weights: int
@@ -262,15 +262,15 @@ class Packing(NamedTuple):
         return self.plan.adjoint_handle if self.is_adjoint else self.plan.pack_handle
 
 
-class Placed(NamedTuple):
-    """A call that runs again on other arrays, which are numbered by the caller."""
+class RepeatedCall(NamedTuple):
+    """A call that will run again on other arrays, which the caller numbers."""
 
     call: Call
     arrays: Mapping[str, int]  # operands: numbers of their arrays
     packs: Sequence[Packing] = ()  # before the call
 
 
-class Elsewhere:
+class RepeatedCalls:
     """Sequential launches of calls on other arrays, which are given by their addresses.
 
     Their shapes and strides are those that the calls were prepared with. Nothing is checked, and no array is kept. On
@@ -279,12 +279,12 @@ class Elsewhere:
 
     __slots__ = ("_again", "_device", "_moved", "_owners", "_placed", "_stream")
 
-    def __init__(self, placed: Sequence[Placed], owners: Sequence[object]) -> None:
+    def __init__(self, placed: Sequence[RepeatedCall], owners: Sequence[object]) -> None:
         """Record the launches. `owners` keep the memory of packed weights."""
         first = placed[0].call
         self._device, self._owners, self._stream = first.plan.device, owners, first.stream
         self._moved: list[tuple[int, int]] = []  # pairs of an argument's number and that of its array
-        self._placed = [_Moved.of(each) for each in placed]
+        self._placed = [_Relocated.of(each) for each in placed]
         self._again = self._recorded() if self._device.shares_host else None
 
     def _recorded(self) -> Recording:
@@ -325,14 +325,14 @@ class Elsewhere:
             plan.launch(Arguments(tuple(own)), self._stream)
 
 
-class _Moved(NamedTuple):
+class _Relocated(NamedTuple):
     plan: Plan
     arguments: Arguments  # None for those that move
     places: Sequence[tuple[int, int]]  # each argument that moves, with the number of its array
     packs: Sequence[Packing]
 
     @classmethod
-    def of(cls, placed: Placed) -> "_Moved":
+    def of(cls, placed: RepeatedCall) -> "_Relocated":
         plan = placed.call.plan
         places = [(plan.operands.index(name), at) for name, at in placed.arrays.items() if name in plan.operands]
         own: list[Any] = list(placed.call.arguments)
@@ -343,10 +343,7 @@ class _Moved(NamedTuple):
 
 @dataclass(eq=False)
 class Loaded:
-    """One source on one device.
-
-    It serves every batch that its constants were chosen for.
-    """
+    """One source, loaded on one device, for every batch that its constants were chosen for."""
 
     source: Source
     binary: Binary
@@ -358,7 +355,7 @@ class Loaded:
 def load(device: Device, source: Source, binary: Binary, early: bool = True) -> Loaded:
     """Load a source's binary on the device, with the shared memory that its constants require.
 
-    Without `early`, its launches wait for the previous ones even if the source waits itself.
+    Without `early`, its launches wait for the previous ones even if the kernel itself contains that wait.
     """
     launched = family_named(source.family).geometry(source.kernel, source.constants, 1)
     others = {each: device.load(binary, each, 0) for each in source.entries if each != source.entry}
@@ -369,7 +366,7 @@ def load(device: Device, source: Source, binary: Binary, early: bool = True) -> 
 def check_launchable(device: Device, loaded: Loaded) -> None:
     """Raise `RefusedError` if the driver refuses a source's tensor maps, or its clusters do not fit the GPU.
 
-    A part of a GPU may have few multiprocessors per GPC. Devices that are no NVIDIA GPU have neither.
+    A MIG instance may have few multiprocessors per GPC. Only NVIDIA GPUs have tensor maps and clusters.
     """
     source, family = loaded.source, family_named(loaded.source.family)
     batch = source.kernel.batch or TRIED_BATCH

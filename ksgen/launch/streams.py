@@ -86,9 +86,7 @@ def stream_on(caller: object, device: Device, stream: Any) -> tuple[Device, Stre
     handle = stream_handle(stream)
     if device.kind == "native":
         if handle is not None:
-            raise LaunchError(
-                f"{caller!r}: {device.name} has no streams: a call returns when it is done; leave stream= out"
-            )
+            raise LaunchError(f"{caller!r}: {device.name} has no streams: a call returns when it is done; omit stream=")
         return device, None
     if device.kind == "opencl":
         if isinstance(handle, int):

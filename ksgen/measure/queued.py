@@ -98,7 +98,7 @@ class _Queue:
 
 
 def _waiting(device: "Device") -> Callable[[float], None]:
-    """A function that launches what keeps the device busy for at least so many seconds."""
+    """Create a function whose launch keeps the device busy for at least the given number of seconds."""
     from ksgen.build.build import build
     from ksgen.emit.render import render_wait
 

@@ -57,7 +57,7 @@ class Problem:
     residual: "Array | None"
     grad_y: "Array | None" = None
     most_compared: int | None = None  # rows of the batch; None: as many as the reference computes in about a second
-    before: "tuple[Array, ...]" = ()  # weights of the factors that meet X before the last one, the first of them first
+    before: "tuple[Array, ...]" = ()  # weights of all factors but the last, in the order in which they multiply X
     quantized: tuple[Quantized, ...] = ()  # exact quantized form of all these weights, if they are stored in eight bits
     # problems of a group's other chains on the same X; this one is the first chain's
     others: "tuple[Problem, ...]" = ()

@@ -15,7 +15,7 @@
     kernels:
       - 6,64,64,1                        # a pattern a,b,c,d with the defaults
       - {pattern: [2,48,192,1], precision: [float16, bfloat16], batch: [any, 25088]}
-    layers:                              # patterns from the one that meets x first; the epilogue is the last one's
+    layers:                              # patterns in the order in which they multiply x; the last one has the epilogue
       qkv: [[2,48,192,1], [1,192,48,2]]
       up: {chain: [[6,64,64,1], [1,768,192,2]], bias: true, activation: gelu}
       mix: {chain: {family: monarch, in_features: 1024, out_features: 1024, split_in: 32, split_out: 32}}

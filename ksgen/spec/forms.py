@@ -240,7 +240,7 @@ class Named:
             raise node.place.error(f"got {node}; accepted: {self.what}")
         for name, value in node.pairs.items():
             if not self.is_name.fullmatch(name):
-                raise value.place.error("is no layer name; accepted: letters, digits and _, a letter first")
+                raise value.place.error("is not a layer name; accepted: letters, digits and _, a letter first")
         return {name: self.each.read(value) for name, value in node.pairs.items()}
 
 

@@ -183,7 +183,7 @@ class KernelSpec:
     between: str = "none"  # the activation of every factor of a chain but the last
     out_layout: str | None = None  # layout of a chain's output, if it differs from X's
     weights: str = SAME  # how they are stored: as Y is, in eight bits and with a scale for each output, or in bfloat16
-    # how X is stored: as Y is, or in eight bits as the weights that meet it are, whose scales take in that of X
+    # storage of X: that of Y, or that of eight-bit weights, whose scales include the scale of X
     inputs: str = SAME
 
     def __post_init__(self) -> None:

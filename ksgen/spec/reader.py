@@ -278,11 +278,11 @@ _OPTIONS: dict[str, Form] = {
     "layout": About("bsf: x is (batch, features); bsl: (features, batch).", OneOrMore(Word(LAYOUTS))),
     "batch": About("any, or a number that the kernel is specialised to.", OneOrMore(Batch())),
     "bias": About("Whether a bias is added to the product.", OneOrMore(Flag())),
-    "activation": About("Applied after the bias.", OneOrMore(Word(ACTIVATIONS))),
+    "activation": About("Activation after the bias.", OneOrMore(Word(ACTIVATIONS))),
     "residual": About("Whether a residual is added after the activation.", OneOrMore(Flag())),
     "gradients": About("Whether training is served too: the gradients of weights and of x.", OneOrMore(Flag())),
     "stride": About("dense, or any: x, y and residual may be slices of larger arrays.", OneOrMore(Word(STRIDES))),
-    "weights": About("How weights are stored: as y is, in eight bits, or in bfloat16.", OneOrMore(Word(WEIGHTS))),
+    "weights": About("Storage of weights: that of y, eight bits, or bfloat16.", OneOrMore(Word(WEIGHTS))),
     "inputs": About("How x is stored: as y is, or in eight bits as the weights are.", OneOrMore(Word(INPUTS))),
 }
 _LAYER_OPTIONS: dict[str, Form] = {  # options of a layer as a whole
@@ -291,7 +291,7 @@ _LAYER_OPTIONS: dict[str, Form] = {  # options of a layer as a whole
     "fuse": About("Whether the factors are one launch. auto: if that is faster; yes: always; no: never.", Word(FUSES)),
 }
 _LAYERS: dict[str, Form] = {
-    "chain": About("Patterns from the one that meets x first, or a named family.", _CHAIN),
+    "chain": About("Patterns in the order in which they multiply x, or a named family.", _CHAIN),
     "group": About("Chains that take the same x.", Group(_CHAIN, "a list of chains")),
 }
 _KERNEL = KeysOrValue({"pattern": Keys({"pattern": PatternForm(), **_OPTIONS}, required=("pattern",))})

@@ -123,7 +123,7 @@ class LocalEngine(Engine):
     ) -> None:
         super().__init__(compilers or usable_cores(), 1)
         if compiling_is_forbidden():
-            raise ToolchainError("KSGEN_NO_COMPILE forbids compiling, which a search is made of; unset it to tune")
+            raise ToolchainError("KSGEN_NO_COMPILE forbids compiling, which a search needs; unset it to tune")
         self._processor = Shared()
         self._bench = Worker(device, preload, limit_s)
         self._crew: list[Worker] = []

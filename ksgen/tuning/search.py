@@ -31,11 +31,11 @@ from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom.store import Entry
 
 FIRST = Runs(seconds=1.0)  # limits of the first timing of each candidate
-HOPELESS = 1.5  # times the best: a candidate whose first blocks are all slower gets no more
+HOPELESS = 1.5  # a candidate is dropped if its first blocks all take more than so many times the best time
 FINALISTS = 6
-CLOSE = 1.2  # times the best; slower candidates are no finalists
+CLOSE = 1.2  # finalists take at most so many times the best time
 FINAL = Runs(seconds=1.0)  # limits of the timing of a finalist, per round
-FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # share of a time budget kept for the finals; at most three rounds' time
+FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # share of a time budget reserved for the finals, and its limit: three rounds
 AGAIN = 2  # disturbed rounds that a job repeats; later ones count, marked as unreliable
 WAIT_SECONDS = 0.1  # interval of checks whether to stop
 
@@ -54,7 +54,7 @@ class Progress:
 
     job: Job
     phase: str  # "searching", "finals" or "done"
-    looked: int  # completed candidates
+    looked: int  # candidates completed so far
     left: int  # candidates that may follow
     best: Trial | None
     last: Trial | None  # trial of the candidate completed last
@@ -77,7 +77,7 @@ class Tuned:
     is_complete: bool  # false if the search was stopped
     is_kept: bool = True  # whether it is stored as wisdom; false if the known entry is better
     is_trial: bool = False  # whether only a few candidates were looked at
-    attempts: int = 0  # trials in sequence, with this one, whose times were unreliable
+    attempts: int = 0  # consecutive searches, this one included, whose times were unreliable
 
     @property
     def default_won(self) -> bool:
@@ -101,7 +101,7 @@ class Tuned:
             "template": best.template,
             "date": best.measured_at,
         }
-        # the least time of the copy that separate launches need in addition
+        # lower bound for the time of the transposing copy that separate launches need in addition
         if transposed := transposed_bytes(best.kernel, best.batch):
             measured["transpose_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
         kernel = replace(best.kernel, stride="dense")  # slices use the wisdom of dense arrays
@@ -186,7 +186,7 @@ class Search:
                     self._done(index, self._trial_of(index, future.result()[0]))
 
     def _ask(self) -> None:
-        """Keep every compiler busy; if the processor itself measures, only between measurements."""
+        """Keep every compiler busy. If compilers and kernels share the processor, compile only between measurements."""
         ahead = self.engine.compilers + self.engine.devices if self.engine.overlaps else 2 * self.engine.compilers
         if not self.engine.overlaps and (self._built or self._measuring):
             return

@@ -15,7 +15,7 @@ from ksgen.tuning.surrogate import Array, expect
 WINDOW = 1500  # candidates of the model's order that are weighed against each other
 LEAST = 12  # candidates that are measured before a search may end by itself
 MOST = 96  # after which it ends without a budget
-WORTH = 0.005  # relative to the best time: a smaller expected gain is not worth another candidate
+MIN_GAIN = 0.005  # relative to the best time: a smaller expected gain is not worth another candidate
 MOST_TRIED = 4  # candidates of a trial
 NEAR = 1.3  # times the best predicted time; a trial leaves out slower candidates of the cost model
 BOLDNESS = 0.5  # standard deviations subtracted from the expected time, so that uncertain candidates are tried
@@ -139,7 +139,7 @@ class Model:
         mean, spread = self._expected(open_ones)
         if self._times:
             best = min(self._times.values())
-            if len(self._done) >= LEAST and _gain(best, mean, spread).max() < WORTH:
+            if len(self._done) >= LEAST and _gain(best, mean, spread).max() < MIN_GAIN:
                 self._is_over = len(self._done) == len(self._asked)  # candidates in progress may still change it
                 return self._next_of_rest() if self._is_over else None
         value = mean - BOLDNESS * spread

@@ -64,7 +64,7 @@ def known_devices() -> dict[str, Wisdom]:
             for device in read_wisdom(path):
                 if path.name != file_name(device):
                     raise KsgenError(
-                        f"{path} is for {device}, which launchers look for in {file_name(device)}; rename it"
+                        f"{path} is for {device}, which launchers read from {file_name(device)}; rename it"
                     )
                 names[device] = None
     return {name: load_wisdom(name, strict=True) for name in sorted(names)}

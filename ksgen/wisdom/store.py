@@ -159,12 +159,12 @@ class Wisdom:
         return f"Wisdom({counted(sum(map(len, self._by_kernel.values())), 'entry', 'entries')})"
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
-        """The entry of this batch, or of the nearest batch in ratio, if its family takes this batch and arrays so
-        aligned. None if the kernel was never measured in its class (`are_alike`). Reliable entries go before unreliable
-        or stale ones.
+        """The entry of this batch, or of the nearest batch in ratio, if its family supports this batch and alignment.
+        None if the kernel was never measured in the batch's class (`are_alike`). Reliable entries precede unreliable
+        and stale ones.
 
-        A kernel for one batch without its own entry uses the entry for any batch. A kernel of slices uses that of dense
-        arrays, and a chain with activations that without.
+        A kernel for one batch without its own entry uses the entry for any batch. A kernel of slices uses the entry of
+        dense arrays, and a chain with activations that of the chain without.
         """
         dense = replace(kernel, stride="dense")
         found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))

@@ -193,8 +193,8 @@ MALFORMED = {
     "no entries": (b"{}", "entries is None, not a mapping"),
     "a list of entries": (b'{"entries": []}', r"entries is \[\], not a mapping"),
     "no provenance": (b'{"entries": {}}', "provenance is None, not a mapping"),
-    "numbers of wisdom": (b'{"entries": {}, "provenance": {}, "wisdom": {"a": 1}}', r"wisdom is \{'a': 1\}, not of "
-                                                                                    r"texts"),
+    "numbers of wisdom": (b'{"entries": {}, "provenance": {}, "wisdom": {"a": 1}}', r"wisdom is \{'a': 1\}, not a "
+                                                                                    r"mapping to"),
     "a number as a record": (b'{"entries": {"k": 1}, "provenance": {}, "wisdom": {}}', "a record is 1, not a mapping"),
     "no request": (changed(request=None), "request of a record is None"),
     "a number as the binary's hash": (changed(binary_sha256=1), "binary_sha256 of a record is 1"),

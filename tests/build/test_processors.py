@@ -203,7 +203,7 @@ def test_which_compiler_builds_for_another_processor(machine, tmp_path: Path, mo
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("KSGEN_CXX", raising=False)
     says = (
-        r"no compiler here builds for aarch64, as this machine is x86_64; install aarch64-linux-gnu-g\+\+ "
+        r"no compiler here builds for aarch64, and this machine is x86_64; install aarch64-linux-gnu-g\+\+ "
         r"\(Debian: g\+\+-aarch64-linux-gnu\), or pip install ziglang; KSGEN_CXX names another"
     )
     with pytest.raises(ToolchainError, match=says):

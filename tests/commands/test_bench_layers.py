@@ -169,7 +169,7 @@ MISTAKES = [
     (["--contenders", "bmm", "--without", "bmm"], "no contender is left; --contenders names some, and"),
     (["--precision", "float64"], "precision 'float64'; did you mean float16? accepted: float32, tf32"),
     (["-o", "rows.csv"], "-o rows.csv: the log is a .jsonl file; its rows go to the .csv next to it"),
-    (["-o", "seed.jsonl", "--seed", "1"], "seed.jsonl holds measurements by --seed 0, and this is 1; name another "
+    (["-o", "seed.jsonl", "--seed", "1"], "seed.jsonl holds measurements with --seed 0, and this has 1; name another "
                                           "file with -o"),
     (["-o", "paper.jsonl"], "paper.jsonl holds measurements of `ksgen bench paper`; name another file with -o"),
     (["--time-limit", "0s"], "--time-limit was up before the first measurement; give it more"),

@@ -286,7 +286,7 @@ def test_a_gpu_that_this_pytorch_cannot_use_is_told(home: Path, monkeypatch: pyt
 
 
 def test_a_passport_alone_tells_nothing_of_times(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "say_if_busy", lambda: click.echo("busy", err=True))
+    monkeypatch.setattr(command, "warn_if_busy", lambda: click.echo("busy", err=True))
     assert calibrate().stderr == ""
     assert calibrate(*HALF).stderr.startswith("busy\n")
 

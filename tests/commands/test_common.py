@@ -39,8 +39,7 @@ def test_no_file_is_called_minus(command: tuple[str, ...], tmp_path: Path) -> No
     done = ksgen(*command, "-", cwd=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
     assert (
-        done.stderr.splitlines()[-1]
-        == "ksgen: file -: accepted: the name of a file, such as ./- for one that is called so"
+        done.stderr.splitlines()[-1] == "ksgen: file -: accepted: the name of a file, such as ./- for a file called -"
     )
 
 

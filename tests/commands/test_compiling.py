@@ -10,7 +10,7 @@ from ksgen.build.build import AbsentCompiler
 from ksgen.build.request import Binary
 from ksgen.calibration.cases import cases_of
 from ksgen.commands import compiling
-from ksgen.commands.compiling import Compiled, _Aim, _aim_at_processor, _sources, _sources_for, compile_proofs
+from ksgen.commands.compiling import Compiled, _processor_setup, _Setup, _sources, _sources_for, compile_proofs
 from ksgen.emit.render import render
 from ksgen.emit.templates import template_digest
 from ksgen.errors import ToolchainError
@@ -62,19 +62,19 @@ def test_this_processor_gets_its_tuned_constants_and_the_defaults(
     device = chosen_native(monkeypatch)
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     spec = parse("kernels: [[2,9,5,3]]")
-    (kernel,), aim = spec.kernels, _aim_at_processor("host")
-    usual = {source.text for source in _sources(spec, aim.limits, aim.dialect, Wisdom())}
-    assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=True)} == usual
-    family = family_for(kernel, aim.limits, 1568)
+    (kernel,), setup = spec.kernels, _processor_setup("host")
+    usual = {source.text for source in _sources(spec, setup.limits, setup.dialect, Wisdom())}
+    assert {source.text for source in _sources_for(spec, setup, Wisdom(), is_own=True)} == usual
+    family = family_for(kernel, setup.limits, 1568)
     found = replace(
-        family.default(kernel, aim.limits, 1568), streaming=1 - family.default(kernel, aim.limits, 1568).streaming
+        family.default(kernel, setup.limits, 1568), streaming=1 - family.default(kernel, setup.limits, 1568).streaming
     )
     measured = {"median_us": 1.0, "template": template_digest(family.name), "date": "2026-11-25"}
     save(device.name, [Entry(kernel, 1568, family.name, found, measured)])
-    tuned = render(kernel, found, family=family.name, dialect=aim.dialect).text
-    assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=True)} == {tuned, *usual}
+    tuned = render(kernel, found, family=family.name, dialect=setup.dialect).text
+    assert {source.text for source in _sources_for(spec, setup, Wisdom(), is_own=True)} == {tuned, *usual}
     # another device was named
-    assert {source.text for source in _sources_for(spec, aim, Wisdom(), is_own=False)} == usual
+    assert {source.text for source in _sources_for(spec, setup, Wisdom(), is_own=False)} == usual
 
 
 LAYERS = """
@@ -119,8 +119,8 @@ def test_a_target_whose_families_need_a_proof_gets_other_kernels_and_the_proofs(
     """A machine without a compiler has what serves until a family is proven, and what proves it."""
     spec = parse("kernels: [{pattern: [1,1024,1024,1], precision: float16}]")
     target, limits = "sm_90a", cuda_limits("sm_90a")
-    aim = _Aim(target, AbsentCompiler("none"), "cuda", limits)
-    sources = _sources_for(spec, aim, Wisdom(), is_own=False)
+    setup = _Setup(target, AbsentCompiler("none"), "cuda", limits)
+    sources = _sources_for(spec, setup, Wisdom(), is_own=False)
     by_family = {source.family: source for source in sources}
     assert {"wgmma", "mma"} <= set(by_family)
     waiting = replace(limits, bars=unproven(target))

@@ -212,11 +212,11 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
         (("--spec", "SPEC"), "SPEC has several layers; name one by --layer: up, lone, apart, qkv"),
         (
             ("--spec", "SPEC", "--layer", "lon"),
-            "--layer 'lon': SPEC has none of that name; did you mean lone? accepted: up, lone, apart, qkv",
+            "--layer 'lon': SPEC has no layer of that name; did you mean lone? accepted: up, lone, apart, qkv",
         ),
         (
             ("--spec", "SPEC", "--layer", "apart"),
-            "SPEC: layer apart says fuse: no, so that its factors are launched by themselves; accepted: one without",
+            "SPEC: layer apart has fuse: no, which forbids one launch of all factors; accepted: a layer without it",
         ),
         (("--spec", "SPEC", "--layer", "up", "--precision", "bfloat16"), "SPEC: no kernel of layer up is bfloat16"),
         (("--layer", "up"), "--layer 'up' names a layer of a spec; accepted: with --spec FILE"),

@@ -312,4 +312,4 @@ def test_mistakes_about_the_device(home: Path, monkeypatch: pytest.MonkeyPatch) 
         tune(*SMALL).exception
     )
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
-    assert "KSGEN_NO_COMPILE forbids compiling, which a search is made of" in str(tune(*SMALL).exception)
+    assert "KSGEN_NO_COMPILE forbids compiling, which a search needs" in str(tune(*SMALL).exception)

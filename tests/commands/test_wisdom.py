@@ -254,7 +254,7 @@ def test_mistakes_name_the_file(folders: tuple[Path, Path], tmp_path: Path) -> N
     assert mistake("show", "--device", "[b]") == "--device '[b]': this machine's wisdom has NVIDIA H200"
     stray = folders[1] / "mine.json"
     stray.write_text(Path(good).read_text())
-    assert mistake("show") == f"{stray} is for NVIDIA H200, which launchers look for in nvidia-h200.json; rename it"
+    assert mistake("show") == f"{stray} is for NVIDIA H200, which launchers read from nvidia-h200.json; rename it"
 
 
 def test_show_says_that_wisdom_is_a_first_guess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -442,7 +442,7 @@ def test_what_needs_a_driver_is_refused(device: Device) -> None:
 
 def test_there_are_no_streams(device: Device) -> None:
     problem = make_problem(KERNEL, 5)
-    with pytest.raises(LaunchError, match=r"has no streams: a call returns when it is done; leave stream= out"):
+    with pytest.raises(LaunchError, match=r"has no streams: a call returns when it is done; omit stream="):
         Launcher(*KERNEL.pattern.shape)(problem.x, problem.weights, stream=7)
     plan = measure(device, KERNEL, 5, runs=0).plan
     with pytest.raises(DeviceError, match=r"launching ks_\w+: .* has no streams; give None"):

@@ -93,7 +93,7 @@ def test_resident_x_brings_few_inputs_and_many_outputs_near_the_floor(
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90a", "sm_120"])
 def test_no_other_family_is_expected_to_be_faster_than_the_chosen_one(target: str) -> None:
     for precision in ("float16", "tf32", "tf32x3", "fp16x3"):
-        assert max(each.over_best for each in found(target, precision, "bsf")) <= 1 + model.WORTH
+        assert max(each.over_best for each in found(target, precision, "bsf")) <= 1 + model.MIN_SAVING
 
 
 # ---- families
@@ -359,9 +359,9 @@ def test_constants_with_equal_longest_terms_are_ranked_by_the_prediction() -> No
         listed = own._options(kernel, limits) if family == "mma" else RegistersBlock.options(own, kernel, limits)
         options, chosen = list(listed), own.default(kernel, limits)
         longest = {each: model.gpu_us(speed, own, kernel, each, model.LARGE) for each in options}
-        tied = [each for each in options if longest[each] <= (1 + model.WORTH) * min(longest.values())]
+        tied = [each for each in options if longest[each] <= (1 + model.MIN_SAVING) * min(longest.values())]
         us = {each: found.us for each in tied if (found := model.prediction(speed, own, kernel, each, model.LARGE))}
-        assert us[chosen] * (1 - model.WORTH) <= min(us.values())
+        assert us[chosen] * (1 - model.MIN_SAVING) <= min(us.values())
         told_apart += us[chosen] < us[min(tied, key=longest.__getitem__)]
     assert told_apart >= 3
 

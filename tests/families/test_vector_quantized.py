@@ -149,9 +149,7 @@ def test_a_layer_takes_one_launch_where_all_its_weights_are_stored_alike(monkeyp
         found = np.asarray(chain(x, own))
         assert np.linalg.norm(found - truth) <= 2 * tolerance("float32", 8) * np.linalg.norm(truth)
     always = ChainLauncher(*chain.factors, fuse="yes")
-    with pytest.raises(
-        LaunchError, match="weights of one factor are stored otherwise than another's; accepted: fuse='auto' or 'no'"
-    ):
+    with pytest.raises(LaunchError, match="weights of the factors differ in storage; accepted: fuse='auto' or 'no'"):
         always(x, own)
 
 

@@ -35,7 +35,7 @@ def test_a_chain_equals_its_factors_in_sequence() -> None:
         ChainLauncher(first, then)(x, [weights, more.tolist()])
     with pytest.raises(PatternError, match="gives 12 features and 2,9,5,3, next in the chain, takes 30"):
         ChainLauncher(then, first)
-    with pytest.raises(LaunchError, match=r"factors=\(\); accepted: Launchers, one per argument"):
+    with pytest.raises(LaunchError, match=r"factors=\(\); accepted: Launchers or patterns, one per argument"):
         ChainLauncher()
 
 

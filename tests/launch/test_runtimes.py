@@ -711,7 +711,7 @@ def test_a_chain_without_intermediates_is_refused_by_what_it_lacks(device: Any) 
     given, out = CudaArray(device, x), CudaArray(device, np.empty((BATCH, 12), np.float32))
     own = [CudaArray(device, weights), CudaArray(device, draw(1, 4, 18, 3))]
     told = (
-        r"launched one by one here, and nothing makes arrays like x, CudaArray, for intermediates; accepted: "
+        r"launched one by one here, and ksgen cannot allocate arrays like x, CudaArray, for intermediates; accepted: "
         r"arrays of PyTorch"
     )
     with pytest.raises(LaunchError, match=told):

@@ -187,7 +187,7 @@ def test_a_launcher_has_sources_of_slices_and_of_dense_arrays() -> None:
 
 
 REFUSED = [
-    ("x", lambda x: x[:, ::2], "x is not row-major with gaps between its rows at most; give a contiguous copy of it"),
+    ("x", lambda x: x[:, ::2], "x is not row-major with gaps only between rows; give a contiguous copy of it"),
     ("x", lambda x: x[::-1, :30], "x is not row-major with gaps"),
     # rows over each other
     ("x", lambda x: np.lib.stride_tricks.as_strided(x, (BATCH, 30), (4, 4)), "x is not row-major with gaps"),

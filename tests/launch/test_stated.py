@@ -62,7 +62,7 @@ def test_a_layer_does_what_its_spec_states(emitted: ModuleType) -> None:
     close(expected if call is None else call(), expected)
     with pytest.raises(
         LaunchError,
-        match=r"bias is missing, but the launcher states it; accepted: bias=an array, or bias=False to leave it out",
+        match=r"bias is missing, but the launcher requires it; accepted: bias=an array, or bias=False to leave it out",
     ):
         emitted.layer_up(x, weights)
     with pytest.raises(LaunchError, match="bias is missing"):
@@ -92,7 +92,7 @@ def test_a_factor_does_what_all_entries_state(emitted: ModuleType) -> None:
         emitted.ks_1_5_12_1(x, weights, bias=bias),
         reference.multiply(THEN, x, weights, "bsl", bias=bias, activation="gelu"),
     )
-    with pytest.raises(LaunchError, match=r"Launcher\(1, 5, 12, 1, .*\): bias is missing, but the launcher states it"):
+    with pytest.raises(LaunchError, match=r"Launcher\(1, 5, 12, .*\): bias is missing, but the launcher requires it"):
         emitted.ks_1_5_12_1(x, weights)
     assert repr(emitted.ks_2_6_4_1) == "Launcher(2, 6, 4, 1, layout='bsl', precision='float32')"
 
@@ -104,7 +104,7 @@ def test_a_group_does_what_its_spec_states(emitted: ModuleType) -> None:
         close(y, reference.multiply(pattern, x, own, "bsl", activation="relu", residual=residual))
     remedy = "accepted: residual=an array per layer, in a list, or residual=False to leave it out"
     for given in ({}, {"residual": [residuals[0], None]}):
-        with pytest.raises(LaunchError, match=f"residual is missing, but the launcher states it; {remedy}"):
+        with pytest.raises(LaunchError, match=f"residual is missing, but the launcher requires it; {remedy}"):
             emitted.layer_heads(x, weights, **given)
     for residual in (False, [False, False]):
         ys = emitted.layer_heads(x, weights, residual=residual, activation="none")
@@ -123,14 +123,14 @@ def test_stored_weights_are_demanded(emitted: ModuleType) -> None:
     bytes_in = ksgen.quantize_inputs(x, "int8")
     stored = ksgen.quantize(weights, "int8", x_scale=bytes_in.scale)
     close(launcher(bytes_in.values, stored), launcher(bytes_in.values, launcher.pack(stored)))
-    remedy = r"other than the launcher states; accepted: what ksgen.quantize\(weights, 'int8', x_scale=...\) gives"
+    remedy = r"unlike the launcher's options; accepted: results of ksgen.quantize\(weights, 'int8', x_scale=...\)"
     with pytest.raises(LaunchError, match=f"weights are stored as weights=same and inputs=same, {remedy}"):
         launcher(x, weights)
     with pytest.raises(LaunchError, match=f"weights are stored as weights=int8 and inputs=same, {remedy}"):
         launcher(x, ksgen.quantize(weights, "int8"))
     layer = ChainLauncher(FIRST, THEN, weights="int8")
     with pytest.raises(
-        LaunchError, match=r"weights of factor 2 are stored as weights=same .*quantize\(weights, 'int8'\) gives"
+        LaunchError, match=r"weights of factor 2 are stored as weights=same .*quantize\(weights, 'int8'\)"
     ):
         layer(draw(4, 8), [ksgen.quantize(draw(*FIRST.shape), "int8"), draw(*THEN.shape)])
 
@@ -181,7 +181,7 @@ def test_layers_state_their_own() -> None:
     group = GroupLauncher(factor, ChainLauncher(THEN, bias=True, activation="gelu"))
     one = "ChainLauncher(Launcher(1, 5, 12, 1), activation='gelu', bias=True)"
     assert repr(group) == f"GroupLauncher({one}, {one})"
-    with pytest.raises(LaunchError, match="of a group state different options; accepted: layers that state the same"):
+    with pytest.raises(LaunchError, match="of a group have different options; accepted: layers with equal options"):
         GroupLauncher(factor, THEN)
 
 

@@ -463,7 +463,7 @@ WRONG = [
     ("layers:\n  q: [1,64,64,1]", "2: layers.q[0]: '1' is not a pattern; accepted"),
     (
         "layers:\n  q-k: [[1,2,3,4]]",
-        "2: layers.'q-k': is no layer name; accepted: letters, digits and _, a letter first",
+        "2: layers.'q-k': is not a layer name; accepted: letters, digits and _, a letter first",
     ),
     (
         "layers:\n  q: {chain: [[1,2,3,4], [1,3,8,1]], between: relu, precision: [float32, complex64]}",

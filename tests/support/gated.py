@@ -30,7 +30,7 @@ import torch
 from ksgen.build import background
 from ksgen.torch import KSLinear
 from ksgen.torch.operators import choice
-from ksgen.launch.plan import Elsewhere
+from ksgen.launch.plan import RepeatedCalls
 from ksgen.launcher import Launcher
 
 folder = Path(sys.argv[1])
@@ -44,7 +44,7 @@ def count(kind, name):
         return y
     setattr(kind, name, counted)
 count(Launcher, "__call__")
-count(Elsewhere, "__call__")
+count(RepeatedCalls, "__call__")
 count(Launcher, "gradient")
 
 def started():

@@ -40,7 +40,7 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("KSGEN_DEVICE", "opencl:0")
     monkeypatch.setattr(choice, "KERNEL_DEVICES", {"cuda", "cpu"})
-    monkeypatch.setattr(ops, "FEW_ENTRIES", 0)
+    monkeypatch.setattr(ops, "SMALL_BATCH", 0)
 
 
 def matrix(batch: int, features: int, layout: str, dtype: Any, requires_grad: bool = False) -> Any:

@@ -101,6 +101,6 @@ def test_a_file_under_another_devices_name_is_refused(tmp_path: Path, monkeypatc
     assert folders()[1] == tmp_path
     (tmp_path / "wrong.json").write_text('{"device": "Abacus", "entries": []}')
     with pytest.raises(
-        KsgenError, match=r"wrong\.json is for Abacus, which launchers look for in abacus\.json; rename it"
+        KsgenError, match=r"wrong\.json is for Abacus, which launchers read from abacus\.json; rename it"
     ):
         known_devices()

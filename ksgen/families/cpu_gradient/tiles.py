@@ -103,7 +103,7 @@ class AmxGradientTiling(TilePlanes):
         return self.units * self.tiles
 
     def dots(self, batch: int) -> int:
-        """Products of two tiles in one launch."""
+        """Number of tile products in one launch."""
         return divide_up(batch, INPUTS) * self.sum_groups * self.products.products
 
     def multiply_adds(self, batch: int) -> int:

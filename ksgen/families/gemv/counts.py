@@ -108,7 +108,7 @@ def copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
         else:
             (rest, s), step = divmod(at, constants.tile_batch), 1
         inputs, j = divmod(rest, constants.tile_d)
-        return (s * shape.x_entry + j * shape.x_plane + inputs * step) * size
+        return (s * shape.x_row + j * shape.x_plane + inputs * step) * size
 
     every = range(constants.tile_batch * constants.tile_d * runs)
     return sum(
@@ -119,7 +119,8 @@ def copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
 
 @lru_cache(REMEMBERED)
 def part_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
-    """Shared-memory cycles in which one block writes its tile's sums; in batch-size-last, a lane's are contiguous."""
+    """Shared-memory cycles in which one block writes its tile's sums; in batch-size-last, a lane's sums are
+    contiguous."""
     shape, own, real = GemvTiling(kernel, constants), constants, kernel.real_bytes
     wide = gcd(shape.held, own.tile_batch, 16 // real) if kernel.layout == "bsl" else 1
 
@@ -242,7 +243,7 @@ def first_copy_cycles(first: First) -> int:
             rest, s = divmod(at, first.constants.tile_batch)
             rest, j = divmod(rest, first.planes_d)
             i, inputs = divmod(rest, width)
-        return (s * first.x_entry + (i * first.planes_d + j) * first.x_plane + inputs * step) * size
+        return (s * first.x_row + (i * first.planes_d + j) * first.x_plane + inputs * step) * size
 
     every = range(first.x_copies)
     writes = [every[at : at + WARP] for at in every[::WARP]]
@@ -267,6 +268,6 @@ def between_cycles(shape: GemvChainTiling) -> int:
             row, s = divmod(place // first.same * first.held + n, own.tile_batch)
             k, plane = group // own.tile_d * rows + row, group % own.tile_d
             if place % first.same == 0 and k < shape.kernel.pattern.c:
-                asked.append((s * last.x_entry + plane * last.x_plane + k) * first.kernel.item_bytes)
+                asked.append((s * last.x_row + plane * last.x_plane + k) * first.kernel.item_bytes)
         cycles += write_cycles(asked, first.kernel.item_bytes) if asked else 0
     return cycles * divide_up(shape.row_groups * lanes, WARP)

@@ -146,7 +146,7 @@ class GemvTiling(Tiled):
         return self.x_width + (self.vector * lanes - self.x_width) % (8 * self.vector)
 
     @property
-    def x_entry(self) -> int:
+    def x_row(self) -> int:
         """Elements from one row of the batch to the next.
 
         One piece of padding spreads writes of neighbouring rows over several banks.
@@ -156,7 +156,7 @@ class GemvTiling(Tiled):
     @property
     def panel(self) -> int:
         """Elements of X per stage."""
-        return self.constants.tile_batch * self.x_entry
+        return self.constants.tile_batch * self.x_row
 
     # ---- sums
 

@@ -24,7 +24,7 @@ _OF_BOTH = (  # constants of a factor alone that the source has for either of tw
 )  # fmt: skip
 _OF_LAST = (
     "A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TILES_OUT", "TILES_D", "PART", "X_PLANE",
-    "X_ENTRY",
+    "X_ROW",
 )  # fmt: skip
 
 
@@ -177,10 +177,10 @@ def _first(shape: GemvChainTiling) -> list[Constexpr]:
         named(own, "X_COPIES", "copies of X per block, by all its threads"),
         named(own, "AT_ONCE", "copies that a thread has in flight at a time"),
         known["X_PLANE"],
-        known["X_ENTRY"],
+        known["X_ROW"],
         Constexpr("NEXT_INPUTS", last.x_width, "inputs of factor 2 in shared memory, trailing zeros included"),
         Constexpr("NEXT_PLANE", last.x_plane, "elements of the intermediate from one j to the next"),
-        Constexpr("NEXT_ENTRY", last.x_entry, "elements of the intermediate from one row of the batch to the next"),
+        Constexpr("NEXT_ROW", last.x_row, "elements of the intermediate from one row of the batch to the next"),
     ]
 
 
@@ -268,7 +268,7 @@ def constexprs_of_factor(shape: GemvTiling) -> list[Constexpr]:
         named(shape, "X_VECTOR", "neighbouring l of X that a thread copies at a time"),
         named(shape, "X_ROUNDS", "rounds of the block's threads until a stage of X is copied"),
         named(shape, "X_PLANE", "elements of shared memory from one j to the next"),
-        named(shape, "X_ENTRY", "elements of shared memory from one row of the batch to the next"),
+        named(shape, "X_ROW", "elements of shared memory from one row of the batch to the next"),
         named(shape, "PANEL", "elements of X per stage"),
         named(shape, "SUMS", "sums per thread: its rows of weights times the block's rows of the batch"),
         named(shape, "SHUFFLES", "rounds of shuffles in which the lanes of a row add up their sums"),

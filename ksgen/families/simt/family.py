@@ -14,7 +14,7 @@ from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work, named
 from ksgen.families.chains import by_kind, places
 from ksgen.families.drawing import DrawnSide, draw
-from ksgen.families.expected import WORTH_A_CLASS, fastest
+from ksgen.families.expected import MIN_CLASS_SAVING, fastest
 from ksgen.families.gpu_chain import GpuProduct, ProductVariables, ends_of
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.simt.chain import CHAIN_RULES, SimtChainConstants, SimtChainTiling, options
@@ -71,7 +71,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
         if limits.is_cpu:
             return self._fitted(kernel, limits, cpu_default(kernel))
-        return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits), WORTH_A_CLASS)
+        return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits), MIN_CLASS_SAVING)
 
     def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnySimtConstants]:
         chosen = whole_rounds(kernel, limits, self._fitted(kernel, limits, gpu_default(kernel, limits)))
@@ -191,7 +191,7 @@ class Simt(GpuProduct[AnySimtConstants]):
         ]
         derived = [
             named(shape, "GROUP", "elements of a 16-byte access to shared memory"),
-            named(shape, "GROUP_OUT", "elements of one access to weights: fewer, if a thread has fewer outputs"),
+            named(shape, "GROUP_OUT", "elements of one access to weights: at most the outputs of a thread"),
             named(shape, "THREADS", "threads per block"),
             named(shape, "WARPS_BATCH", "warps of a plane along the batch"),
             Constexpr("WARPS_PER_PLANE", shape.warps_batch * shape.warps_out, "warps of a plane"),

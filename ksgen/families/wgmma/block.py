@@ -282,7 +282,8 @@ class Block(TensorTile):
 
     @cached_property
     def swaps_rows(self) -> bool:
-        """Whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight, as an odd number of chunks per lane needs."""
+        """Whether neighbouring lanes read rows 0, 4, 1, 5 ... of eight, which an odd number of chunks per lane
+        requires."""
         return self.is_flat and self.group_chunks % 2 == 1
 
     @property

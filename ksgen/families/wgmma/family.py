@@ -217,7 +217,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             named(own, "TILE_D", "neighbouring j per tile"),
             *cluster.constexprs(block),
             named(block, "GROUPS", "warpgroups that multiply"),
-            named(own, "STAGES", "stages in shared memory, of what is brought step by step"),
+            named(own, "STAGES", "stages in the ring in shared memory"),
             named(block, "THREADS", "threads per block: one more warpgroup copies"),
             Constexpr(
                 "COPYING_REGISTERS", copying, "registers per thread of the warpgroup that copies; 0: as launched"
@@ -227,10 +227,10 @@ class Wgmma(OfKinds, PackingFamily[Any]):
                 multiplying,
                 "registers per thread of the warpgroups that multiply; 0: as launched",
             ),
-            named(block, "ROW_TILES", "instructions of a warpgroup along the batch, 64 entries each"),
+            named(block, "ROW_TILES", "instructions of a warpgroup along the batch, 64 rows each"),
             named(block, "K_STEP", "inputs of one instruction"),
             named(block, "COMPONENTS", "parts that an operand is split into"),
-            named(block, "LANE_INPUTS", "inputs of one instruction that a lane holds of a batch entry"),
+            named(block, "LANE_INPUTS", "inputs of one instruction that a lane holds per row of the batch"),
             named(block, "RUN_OUT", "neighbouring outputs of a lane"),
             named(block, "STEPS", "stages until all C inputs are read"),
             named(block, "TILES_OUT", "tiles along the outputs"),

@@ -46,7 +46,7 @@ class PermutedConstants(SharedConstants):
 
 @dataclass(frozen=True)
 class PermutedBlock(SharedBlock):
-    """Block of the kernel between the permutations, its `kernel`; `whole` is the call's."""
+    """Block of the kernel between the permutations. `kernel` describes that kernel, and `whole` the call's."""
 
     whole: KernelSpec
 

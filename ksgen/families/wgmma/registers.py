@@ -225,19 +225,19 @@ class RegistersBlock(Block):
         found = [
             named(constants, "GROUPS_BATCH", "of the warpgroups that multiply, those along the batch"),
             named(self, "PLANES", "neighbouring j of a warpgroup"),
-            named(self, "SUPER_IN", "inputs after which the lanes' order starts again"),
+            named(self, "SUPER_IN", "inputs after which the lanes' order repeats"),
             named(self, "SUPER_STEPS", "instructions in them, for each j"),
-            named(self, "FRAGMENT_SETS", "fragments of X in registers: 2 are read and multiplied in turn"),
+            named(self, "FRAGMENT_SETS", "sets of fragments of X: 2 are read and multiplied alternately"),
         ]
         if self.is_bsf:
             found += [
                 named(self, "PANEL_BYTES", "bytes of a row of X's image"),
                 named(self, "SPAN", "bytes over which the image's 16-byte chunks are permuted"),
-                named(self, "SWAPS_ROWS", "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
+                named(self, "SWAPS_ROWS", "whether neighbouring lanes read rows 0, 4, 1, 5 ... of eight"),
                 named(self, "GROUP_CHUNKS", "neighbouring chunks of a row that hold whole inputs"),
-                named(self, "OWN_CHUNKS", "of them, those that a lane reads"),
+                named(self, "OWN_CHUNKS", "chunks of a group that a lane reads"),
                 named(self, "GROUP_INPUTS", "inputs in them, each with its TILE_D j"),
-                named(self, "SUPER_GROUPS", "groups of chunks that a lane reads until its order starts again"),
+                named(self, "SUPER_GROUPS", "groups of chunks that a lane reads until its order repeats"),
                 named(self, "Y_VECTOR", "neighbours that one store of Y moves"),
             ]
         else:
@@ -245,8 +245,8 @@ class RegistersBlock(Block):
         if constants.resident:
             found += [
                 named(constants, "RESIDENT", "tiles of X in shared memory, for all outputs: stages are of W alone"),
-                named(self, "X_START", "byte at which they begin"),
-                named(self, "X_BARRIERS", "byte at which their barriers begin"),
+                named(self, "X_START", "byte at which tiles of X begin"),
+                named(self, "X_BARRIERS", "byte at which the barriers of X begin"),
             ]
         if constants.promote:
             found.append(named(constants, "PROMOTE", "inputs after which sums leave the tensor cores"))

@@ -145,7 +145,7 @@ class SharedBlock(Block):
         found = [Constexpr("PLANES", 1, "neighbouring j of a warpgroup")]
         if self.is_bsf:
             found += [
-                Constexpr("SWAPS_ROWS", 0, "whether neighbouring lanes take rows 0, 4, 1, 5 ... of eight"),
+                Constexpr("SWAPS_ROWS", 0, "whether neighbouring lanes read rows 0, 4, 1, 5 ... of eight"),
                 named(self, "Y_VECTOR", "neighbours that one store of Y moves"),
             ]
         if self.promote:

@@ -30,7 +30,7 @@ from ksgen.values import counted, excerpt, listed
 
 CHAINS_PER_FAMILY = 9  # those with the least expected time
 NEAR = 1.03  # chains within this factor of the least error compete by the time of a training step
-FEW_OUTPUTS = 16  # layers with at most so many stay dense unless named; so do heads and embeddings, known by name
+FEW_OUTPUTS = 16  # layers with at most so many stay dense unless named; heads and embeddings, found by name, too
 HEAD_OR_EMBEDDING = re.compile(
     r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?"
     r"|(.*\.)?(classifier|score)(\..*)?|fc"
@@ -189,10 +189,10 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool, p
 def _choices(weight: Tensor, offers: Callable[..., Proposals]) -> list[tuple[float, RuleEntry]]:
     """Time of a training step and rule entry of every candidate for a layer.
 
-    Only chains whose step is expected to be faster than the dense layer's count: its time is a lower bound. If there
-    are none, or times are unknown, all chains count. A layer with three times as many outputs as inputs, such as fused
-    q, k and v, may also become three chains side by side. Either may be nearer: one chain if the parts read the same of
-    x, three if they do not.
+    Candidates are the chains whose step is expected to be faster than the dense layer's, whose time is a lower bound.
+    If there are none, or times are unknown, all chains are candidates. A layer with three times as many outputs as
+    inputs, such as fused q, k and v, may also become three chains side by side. One chain is nearer if the parts use
+    the same components of x, three chains if they do not.
     """
     rows, columns = weight.shape
     found: list[tuple[float, RuleEntry]] = []
@@ -315,7 +315,8 @@ def _sparse(
     options = {"device": weight.device, "dtype": weight.dtype, **wanted.options} | options
     if from_weights and (between := options.get("between", "none")) != "none":
         raise SpecError(
-            f"{name}: between={excerpt(between)}, with which no layer is near a matrix; accepted: from_weights=False"
+            f"{name}: between={excerpt(between)} makes the layer nonlinear, so it cannot approximate the weights; "
+            "accepted: from_weights=False"
         )
     biases = [None] * wanted.count if bias is None else bias.chunk(wanted.count)
     parts: list[KSLinear] = []

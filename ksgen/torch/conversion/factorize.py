@@ -41,7 +41,7 @@ STARTS = 3  # starting points of refinement then: the SVDs' factors, and random 
 class Factorization:
     """Weights (a, b, c, d) of each factor, and the error of their product.
 
-    The first factor is the one that meets x first.
+    Factors are in the order in which they multiply x.
     """
 
     chain: Chain

@@ -21,7 +21,7 @@ from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.products import chain_to_dense
 
 TIMED = 3  # merges that are timed: each is compiled, which takes a second or more
-WORTH = 0.05  # share of the time that a merge must save, as two timings of one layer may differ by less
+MIN_SAVING = 0.05  # share of the time that a merge must save, as two timings of one layer may differ by less
 
 
 @overload
@@ -89,7 +89,7 @@ def _fastest(layer: KSLinear, batch: int | None, precision: str) -> KSLinear:
     shape = (rows, layer.in_features) if layer.layout == "bsf" else (layer.in_features, rows)
     times = [us for us, _ in measured_us(frozen, torch.randn(shape, device=where, dtype=dtype))]
     best = min(range(len(layers)), key=times.__getitem__)
-    return layers[best] if times[best] < (1 - WORTH) * times[0] else layer
+    return layers[best] if times[best] < (1 - MIN_SAVING) * times[0] else layer
 
 
 def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[list[int]]:
@@ -122,7 +122,7 @@ def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[
 
 
 def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
-    """Layer whose factors are products of so many neighbours each."""
+    """Layer in which each factor is the product of the given number of neighbouring factors."""
     weights, patterns, first = list[Tensor](), list[Pattern](), 0
     with torch.no_grad():
         for size in sizes:

@@ -115,7 +115,7 @@ def quantize_model(
         raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear.quantize")
     if x_too and inputs is None:
         raise SpecError(
-            "x_too=True without inputs; accepted: inputs as the model meets them, from which scales of x are found"
+            "x_too=True without inputs; accepted: typical inputs of the model, which determine the scales of x"
         )
     if inputs is not None and is_word(storage, STORED) and not STORED[storage].is_scaled:
         raise SpecError(
@@ -168,7 +168,8 @@ def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[
             handle.remove()
     if missing := sorted(set(layers) - set(met)):
         raise SpecError(
-            f"inputs reach no {', '.join(missing)}; accepted: inputs that every layer meets, or names of those that do"
+            f"inputs do not reach {', '.join(missing)}; accepted: inputs that reach every layer, or names of those "
+            "that they reach"
         )
     return met
 

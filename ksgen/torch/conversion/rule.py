@@ -162,7 +162,7 @@ def check_config(model: nn.Module) -> None:
     """Raise `SpecError` if the config of a transformers model has no place for the rule."""
     if (config := _config_of(model)) is not None and (other := _method(config)) not in (None, METHOD):
         raise SpecError(
-            f"the model is quantized by {other}, and its config.json has no place for the rule; convert it before"
+            f"the model is quantized by {other}, and its config.json has no place for the rule; convert it first"
         )
 
 

@@ -168,7 +168,7 @@ class ChainLayer:
         """Multiply the concatenated rows of sequences of unequal lengths."""
         if "bsl" in (self.layout, self.y_layout):
             raise LaunchError(
-                f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf', of y too"
+                f"{self._name()}: x is a jagged tensor, whose features come last; accepted: layout='bsf' for x and y"
             )
         if x._ragged_idx == x.dim() - 1:
             raise LaunchError(

@@ -1,4 +1,4 @@
-"""Settles which kernels and methods serve a model's calls fastest on this machine: `ksgen.torch.calibrate`."""
+"""Finds the fastest kernels and methods for a model's calls on this machine: `ksgen.torch.calibrate`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

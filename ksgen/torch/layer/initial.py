@@ -57,27 +57,28 @@ def _orthogonal_blocks(pattern: Pattern, like: Tensor) -> Tensor:
 
 def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
     if chain.is_exchanged:
-        raise LaunchError(f"{what} of {chain}, whose outputs are exchanged; accepted: outputs in the order i.k.j")
+        raise LaunchError(f"{what} for {chain}, whose outputs are exchanged; accepted: outputs in the order i.k.j")
     _check_rank(what, chain)
     if all(pattern.b == pattern.c for pattern in chain):
         return [torch.eye(pattern.b, device=like.device)[None, :, :, None].expand(pattern.shape) for pattern in chain]
     if len(chain) > 2 and not chain.is_chainable:
-        raise LaunchError(f"{what} of a chain that is not chainable; accepted: chainable ones, or two factors")
+        raise LaunchError(f"{what} for a chain that is not chainable; accepted: chainable ones, or two factors")
     if like.is_meta:
         return [like.new_empty(pattern.shape) for pattern in chain]
     found = factorize(torch.eye(chain.out_features, chain.in_features, dtype=torch.float64, device=like.device), chain)
     if found.relative_error > _EXACT:
         nearest = f"no product of it is nearer than {found.least_error:.2g} (relative error)"
         raise LaunchError(
-            f"{what}: {nearest}; accepted: chains through which every feature reaches the output of its number"
+            f"{what}: {nearest}; accepted: chains that connect each input with the output of the same number"
         )
     return found.weights
 
 
 def _fourier(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
-    """Unitary weights. A chain whose first factor has d = 1 takes x with reversed digits, any other returns y so."""
+    """Unitary weights. A chain whose first factor has d = 1 takes x with reversed digits, any other chain returns y
+    with reversed digits."""
     if not like.is_complex():
-        raise LaunchError(f"{what} of {like.dtype}; accepted: dtype=torch.complex64 or torch.complex128")
+        raise LaunchError(f"{what} with {like.dtype}; accepted: dtype=torch.complex64 or torch.complex128")
     radices = tuple(pattern.b for pattern in chain)
     patterns = butterfly(radices, "dft").factors
     mirrored = tuple(pattern.transpose for pattern in reversed(butterfly(radices[::-1], "dft").factors))
@@ -87,7 +88,7 @@ def _fourier(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
         found = [each.swapaxes(1, 2) for each in reversed(fourier(radices[::-1], False))]
     else:
         raise LaunchError(
-            f"{what} of another chain; accepted: that of ksgen.transforms.dft, or ksgen.monarch(n, n, s, s)"
+            f"{what} for {chain}; accepted: the chain of ksgen.transforms.dft, or ksgen.monarch(n, n, s, s)"
         )
     return [torch.from_numpy(each / sqrt(each.shape[1])) for each in found]
 

@@ -67,22 +67,23 @@ class KSLinear(ChainLayer, nn.Linear):
     `layer.backend = "strided"`.
 
     Args:
-        patterns: Factors from the one that meets x first to the last one: a `ksgen.Chain`, a list of patterns, or one
-            pattern, such as "1,192,48,2". `ksgen.monarch` and others create chains.
+        patterns: Factors in the order in which they multiply x: a `ksgen.Chain`, a list of patterns, or one pattern,
+            such as "1,192,48,2". `ksgen.monarch` and others create chains.
         bias: Whether the layer has a bias (out_features,).
         activation: Activation of y: "none", "relu", "gelu", "gelu_tanh" or "silu".
         precision: Arithmetic of the products, such as "tf32x3" for float32 weights. None: that of the weights.
         device: Device of the parameters, like in `nn.Linear`.
         dtype: Dtype of the parameters. None: that of the precision, else PyTorch's default.
-        init: Initial weights: "uniform" draws as the paper does. "orthogonal", "identity" and "fourier" make K so, if
-            the chain can be.
+        init: Initial weights: "uniform" draws as the paper does. "orthogonal", "identity" and "fourier" make K such a
+            matrix, if the chain can represent one.
 
     Advanced:
         between: Activation after each factor but the last, from the same list.
         layout: Layout of x and y: "bsf" (features last) or "bsl" (features first).
         out_layout: Layout of y: "bsf" or "bsl". None: that of x.
-        backend: Product: "auto" chooses between "ksgen" (kernels of ksgen) and "strided" (PyTorch's batched products on
-            views). "bmm", "bsr", "einsum", "dense" and "sparse" are further products of PyTorch, for comparison.
+        backend: Method of the product: "auto" chooses between "ksgen" (kernels of ksgen) and "strided" (PyTorch's
+            batched products on views). "bmm", "bsr", "einsum", "dense" and "sparse" use other operators of PyTorch, for
+            comparison.
         fuse: Launches without gradients: "auto" runs all factors in one launch if that is faster, "no" never does, and
             "yes" always does.
         intermediates: Intermediates of training: "keep" stores them for the backward pass, "recompute" computes them
@@ -91,8 +92,8 @@ class KSLinear(ChainLayer, nn.Linear):
     Raises:
         PatternError: The patterns are invalid or do not fit each other.
         SpecError: An option is unknown, or is given by position.
-        LaunchError: Options exclude each other, no product of the chain is as `init` says, or the device does not
-        exist.
+        LaunchError: Options exclude each other, the chain cannot represent the matrix of `init`, or the device does not
+            exist.
 
     Examples:
         >>> import torch
@@ -172,7 +173,7 @@ class KSLinear(ChainLayer, nn.Linear):
         """Create a layer with copies of given weights.
 
         Args:
-            weights: Tensors (a, b, c, d), one per factor, from the one that meets x first.
+            weights: Tensors (a, b, c, d), one per factor, in the order in which they multiply x.
             bias: Tensor (out_features,), or None for a layer without a bias.
             patterns: Factors, if one of them exchanges its outputs. None: the shapes of the weights.
             **options: Options of `KSLinear`. Device and dtype are those of the first tensor by default.
@@ -275,7 +276,7 @@ class KSLinear(ChainLayer, nn.Linear):
             raise LaunchError(f"KSLinear.from_linear: got {type(linear).__name__}; accepted: an nn.Linear")
         if options.get("between", "none") != "none":
             raise LaunchError(
-                f"KSLinear.from_linear: between={excerpt(options['between'])}, with which no layer is near a matrix"
+                f"KSLinear.from_linear: between={excerpt(options['between'])} makes it nonlinear; accepted: 'none'"
             )
         found = factorize(linear.weight.detach(), patterns, refine=refine)
         options = {"device": linear.weight.device, "dtype": linear.weight.dtype} | options
@@ -352,7 +353,7 @@ class KSLinear(ChainLayer, nn.Linear):
         if name == "weight":  # for a parameter, PyTorch would report that the attribute exists
             object.__setattr__(self, name, value)
         if name in OPTIONS and name not in self._settable:  # such an attribute would have no effect
-            raise LaunchError(f"{self._name()}: {name} is no option of it; accepted: {', '.join(self._settable)}")
+            raise LaunchError(f"{self._name()}: {name} is not an option of it; accepted: {', '.join(self._settable)}")
         if name in OPTIONS:
             options = {each: getattr(self, each) for each in OPTIONS} | {name: value}
             is_of_weights = name == "precision" or self.precision is None  # a cast may invalidate it; calls report it
@@ -585,15 +586,15 @@ class KSLinear(ChainLayer, nn.Linear):
             raise LaunchError(f"{self._name()}: x_too={excerpt(x_too)}; accepted: True or False")
         if x_too and x is None:
             raise LaunchError(
-                f"{self._name()}: x_too=True without x; accepted: x as the layer meets it, from which its scale is "
-                "found"
+                f"{self._name()}: x_too=True without x; accepted: typical inputs of the layer as x, which determine "
+                "its scale"
             )
         if self.split is not None:
             raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that one process has whole")
         if self._exchanges:
-            raise LaunchError(f"{self._name()}: outputs are exchanged; accepted of a layer to quantize: order i.k.j")
+            raise LaunchError(f"{self._name()}: outputs are exchanged; a layer can be quantized only with order i.k.j")
         if self.precision not in (None, own):
-            raise LaunchError(f"{self._name()}: precision={self.precision}; accepted of a layer to quantize: None")
+            raise LaunchError(f"{self._name()}: precision={self.precision}; a layer can be quantized only with None")
         with torch.inference_mode(False), torch.no_grad():  # writes to tensors created in inference mode are invisible
             rows = None if x is None else self._calibration_rows(x)
             parts: list[Quantized] = []
@@ -646,7 +647,7 @@ class KSLinear(ChainLayer, nn.Linear):
         Examples:
             >>> from ksgen.torch import KSLinear
             >>> print(KSLinear("1,3,2,2", backend="strided").explain(batch=4))
-            1,3,2,2: strided, as asked for: batched products on views of X and Y, where there are any
+            1,3,2,2: strided, as asked for: batched products on views of X and Y, or on copies if no view exists
         """
         return explained(self, checked_batch(batch), checked_count("processes", processes))
 
@@ -670,8 +671,8 @@ class KSLinear(ChainLayer, nn.Linear):
 class QuantizedKSLinear(StoredWeights, KSLinear):
     """A `KSLinear` for inference with weights in eight bits, or in bfloat16 for x of float32.
 
-    `KSLinear.quantize` creates it. `values_1`, `scale_1` and so on are buffers, from the factor that meets x first. x
-    is float32; for weights in eight bits it may also be float16 or bfloat16.
+    `KSLinear.quantize` creates it. `values_1`, `scale_1` and so on are buffers, in the order in which factors multiply
+    x. x is float32; for weights in eight bits it may also be float16 or bfloat16.
 
     With an `x_scale`, a buffer too, x is quantized like the weights before the first factor. `x_saturated` then counts
     the elements beyond the range.
@@ -679,7 +680,7 @@ class QuantizedKSLinear(StoredWeights, KSLinear):
 
     backend, precision = "auto", None
     _settable = ("layout", "activation", "between", "fuse")
-    _fixed = dict.fromkeys(("chain", "storage", "per"), "a KSLinear that is quantized so")
+    _fixed = dict.fromkeys(("chain", "storage", "per"), "a new layer by KSLinear.quantize")
 
     def __init__(self, layer: KSLinear, parts: Sequence[Quantized]) -> None:
         nn.Module.__init__(self)

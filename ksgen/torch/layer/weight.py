@@ -126,7 +126,7 @@ class Weight(Tensor):
 
     @contextmanager
     def _writing(self) -> Iterator[list[Tensor]]:
-        """Provide the factors for writing; a refusal of this object's next write restores them."""
+        """Provide the factors for writing, and store their values: a refused write right after it restores them."""
         if self._layer.is_stored:
             raise self._refusal("an initializer")
         factors = self._factors

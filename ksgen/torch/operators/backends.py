@@ -144,7 +144,7 @@ BACKENDS = {
     "dense": Backend(_multiply_matrix, "a product with the whole matrix, zeros included", to_dense),
     "sparse": Backend(_multiply_matrix, "a product with compressed sparse rows", _as_csr, is_sparse=True),
     "strided": Backend(
-        _multiply_strided, "batched products on views of X and Y, where there are any", products.by_matrix
+        _multiply_strided, "batched products on views of X and Y, or on copies if no view exists", products.by_matrix
     ),
 }
 BackendName = Literal["auto", "ksgen", "bmm", "bsr", "einsum", "dense", "sparse", "strided"]

@@ -75,7 +75,7 @@ def check(
 ) -> None:  # fmt: skip
     """Raise `LaunchError` for the first tensor that does not fit the weights.
 
-    `weights` has one tensor per factor, the one that meets x first at the start. `layouts` gives the layout of each
+    `weights` has one tensor per factor, in the order in which they multiply x. `layouts` gives the layout of each
     factor's x and y, if they differ from that of x.
     """
     shape = tuple(x.shape)
@@ -133,6 +133,6 @@ def check_fuse(fuse: str, backend: str) -> None:
     check_words(fuse=(fuse, FUSES))
     if fuse == "yes" and backend not in ("auto", "ksgen"):
         raise SpecError(
-            f"fuse='yes' with backend={excerpt(backend)}; only ksgen's kernels have one launch of all factors: "
-            "backend='ksgen'"
+            f"fuse='yes' with backend={excerpt(backend)}; accepted: backend='ksgen', whose kernels can run all factors "
+            "in one launch"
         )

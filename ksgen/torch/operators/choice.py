@@ -117,7 +117,7 @@ def has_kernels(device: Any) -> bool:
 def is_ready(device: Any) -> bool:
     """Whether the device of a tensor is open. Otherwise the background opens it, while PyTorch multiplies.
 
-    `build` waits for it: a device that is opened during a call would get kernels for the last products alone.
+    `build` waits for the device. If it were opened during a call, only the last products of the call would get kernels.
     """
     asked = os.environ.get("KSGEN_DEVICE", "")
     if device.type != "cpu" or asked in _open:
@@ -174,7 +174,7 @@ def serve(
         if chosen != "ksgen":
             raise
         if not _unbuilt:
-            _tell_once(str(error))
+            _warn_once(str(error))
         _unbuilt[kernel] = str(error).splitlines()[0]
     return methods["strided"]()
 
@@ -213,9 +213,9 @@ def run_fastest(
 def faster(job: Hashable, methods: Mapping[str, Method]) -> str:
     """Name of the fastest method on this processor.
 
-    The methods are timed alternately at the first call of a job, unless `calibrate` has; the shortest time of each
-    counts. Where calls do not wait, timing goes on over several of them, and `PendingError` is raised until the fastest
-    is known.
+    The methods are timed alternately at the first call of a job, unless `calibrate` has timed them. The shortest time
+    of each counts. If calls do not wait, timing is spread over several of them, and `PendingError` is raised until the
+    fastest is known.
     """
     key = job, torch.get_num_threads()
     if not _is_timed(key, methods):
@@ -260,7 +260,7 @@ def _trial(key: Hashable, methods: Iterable[str]) -> MethodTrial:
 def _settle(key: Hashable, trial: MethodTrial) -> bool:
     """Store the times of a trial that is complete."""
     for error in trial.failed.values():
-        _tell_once(error)
+        _warn_once(error)
     if not trial.is_settled(MOST_ADDED_S):
         return False
     _measured[key], _doubts[key] = trial.seconds, trial.doubt
@@ -269,7 +269,7 @@ def _settle(key: Hashable, trial: MethodTrial) -> bool:
 
 
 @cache
-def _tell_once(error: str) -> None:
+def _warn_once(error: str) -> None:
     warn(f"PyTorch multiplies, because no kernel is available: {error}")
 
 
@@ -344,7 +344,7 @@ def _kernel(
 def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
     """Choose kernels if a search measured this one, else use the heuristic of `Pattern.predicts`.
 
-    `device` is a tensor's. On a processor, the faster one counts once both were timed.
+    `device` is a tensor's. On a processor, the faster method is chosen once both were timed.
     """
     if is_measured_here(kernel, device):
         jobs = [(kernel, size_of(batch), *methods) for methods in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
@@ -385,7 +385,7 @@ def is_one_launch(
 ) -> Verdict:  # fmt: skip
     """Whether one launch runs a layer's factors, or several layers, on a tensor's device, and why.
 
-    After a failure it never does.
+    The answer is always no after the build of that launch has failed.
     """
     if own in _not_one:
         return Verdict(False, f"one launch for all is not available: {_not_one[own]}")

@@ -46,7 +46,7 @@ from ksgen.torch.operators.meanwhile import by_kernels, waiting
 from ksgen.torch.operators.products import ACTIVATIONS, Exchange, exchanged, finish
 
 Product = Callable[..., Tensor]
-FEW_ENTRIES = 256  # largest batch at which PyTorch's own operators may be faster in training, because they start sooner
+SMALL_BATCH = 256  # largest batch at which PyTorch's own operators may be faster in training, because they start sooner
 STEP_METHODS = ("ksgen", "bmm")  # methods for a small training step
 ProductBackend = Literal["auto", "ksgen", "strided"]  # backends of `multiply`; "auto" chooses between the other two
 BACKENDS: tuple[str, ...] = get_args(ProductBackend)
@@ -146,7 +146,7 @@ def _multiply_factor(
 
 
 def _lacks_kernels(x: Tensor, precision: str | None, backend: str) -> bool:
-    """Whether no kernels multiply x. While the device is being opened, they may."""
+    """Whether no kernels can multiply x; False while the device is still being opened."""
     defers = backend == "auto" and precision in (None, dtype_name(x.dtype))
     return not (defers and not is_ready(x.device)) and not has_kernels(x.device)
 
@@ -292,7 +292,7 @@ def _is_small_step(
     ):
         return False  # before the batch size is read, which may be symbolic
     if (
-        x.shape[0 if layout == "bsf" else 1] > FEW_ENTRIES
+        x.shape[0 if layout == "bsf" else 1] > SMALL_BATCH
         or not x.numel()
         or precision not in (None, dtype_name(x.dtype))
     ):
@@ -328,7 +328,7 @@ def _step(method: Product, given: Sequence[Tensor | None]) -> Tensor:
 def autocast(*given: Any) -> Any:
     """Cast tensors to autocast's dtype, like `torch.nn.functional.linear`.
 
-    The last argument is the precision; its value to use then is returned too.
+    The last argument is the precision; the precision to use after the cast is returned too.
     """
     *tensors, precision = given
     kind = tensors[0].device.type
@@ -402,7 +402,7 @@ def _compute(
 def _without_tangents(compute: Product) -> Product:
     """Wrap an operator's body to refuse forward-mode derivatives, which it cannot see and would drop.
 
-    Results of compiled programs do not change, so it waits for its kernels.
+    Results of compiled programs must not change between calls, so the operator waits for its kernels.
     """
 
     def computed(*given: Any) -> Tensor:
@@ -779,7 +779,7 @@ def _flops_of_weight_gradient(
 
 
 def rows_of(tensor: Any) -> Any:
-    """Convert a matrix to the form that kernels accept: gaps between its rows at most.
+    """Convert a matrix to the form that kernels accept: gaps only between rows.
 
     Slices are thus read in place. None stays None.
     """

@@ -24,7 +24,7 @@ from ksgen.families import MAP_ALIGNMENT
 from ksgen.families.signature import each_chains
 from ksgen.launch import checks
 from ksgen.launch.arrays import current_stream
-from ksgen.launch.plan import Call, Elsewhere, Packing, Placed
+from ksgen.launch.plan import Call, Packing, RepeatedCall, RepeatedCalls
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Weights
 from ksgen.spec import Epilogue, Layout
@@ -345,7 +345,7 @@ class Prepared:
         self._axis, self._features = -1 if first.layout == "bsf" else 0, [each.out_features for each in layers]
         self._bias_shapes = [(each,) for each in self._features]
         self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest
-        self._launch: Elsewhere | None = None  # of a GPU, whose context a user may detach
+        self._launch: RepeatedCalls | None = None  # of a GPU, whose context a user may detach
         self._step = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
 
     @property
@@ -354,7 +354,7 @@ class Prepared:
         return (self._launch is None or self._launch.is_open) and all(each.is_open for each in self._each)
 
     def takes(self, x: Tensor, residual: Tensor | None, own: Own) -> bool:
-        """Whether this call serves these arrays: biases and the residual have the shapes that it was prepared for."""
+        """Whether this call accepts these arrays: biases and the residual have the shapes that it was prepared for."""
         for each, shape in zip(own[: self._biases], self._bias_shapes, strict=True):
             if (each is not None) != self._has_bias or (each is not None and each.shape != shape):
                 return False
@@ -604,13 +604,12 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
     return _Launches(job, found, places, scratch)
 
 
-def elsewhere(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> Elsewhere:
-    """Combine launches, and reserve memory for what they pack.
+def repeat_calls(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> RepeatedCalls:
+    """Combine launches, and reserve memory for the weights that they pack.
 
-    `places` maps the operands of each to numbers of arrays. x and the residual are the first two unless it says
-    otherwise.
+    `places` maps the operands of each to numbers of arrays. By default, x has number 0 and the residual 1.
     """
-    placed: list[Placed] = []
+    placed: list[RepeatedCall] = []
     for (call, _, numbers, are_adjoint), place in zip(bound, places, strict=True):
         plan, packs = call.plan, list[Packing]()
         arrays = {"x": 0, "residual": 1, **place}
@@ -620,8 +619,8 @@ def elsewhere(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scrat
             for name, packer, number in zip(plan.weights, plan.packers or (plan,), numbers, strict=True):
                 arrays[name] = scratch.add(packer.packed_bytes)
                 packs.append(Packing(packer, number, arrays[name], are_adjoint))
-        placed.append(Placed(call, arrays, packs))
-    return Elsewhere(placed, [weights for each in bound for weights in each.packed])
+        placed.append(RepeatedCall(call, arrays, packs))
+    return RepeatedCalls(placed, [weights for each in bound for weights in each.packed])
 
 
 class _Launches:
@@ -629,7 +628,7 @@ class _Launches:
 
     def __init__(self, job: _Job, own: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> None:
         size = job.y.element_size()
-        self.launch = elsewhere(own, places, scratch)
+        self.launch = repeat_calls(own, places, scratch)
         self._shape, self._outs = job.y.shape, [out.storage_offset() * size for out in job.outs]
         *self._begins, self._bytes = scratch.offsets()
 
@@ -663,7 +662,7 @@ class _Factor(NamedTuple):
         return self.place + 1 == len(self.layer.own_chain)
 
     def prepare(self, make: Callable[[Tensor], Tensor]) -> Callable[[Own], Tensor]:
-        """Function that gives make(weights) at each call: computed once for frozen weights."""
+        """Function that returns make(weights) at each call; computed only once if the weights are frozen."""
         if self.job.weights:
             at = 1 + self.place
             return lambda own: make(own[at])

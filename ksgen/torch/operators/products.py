@@ -40,7 +40,7 @@ def to_dense(weights: Tensor) -> Tensor:
 
 
 def chain_to_dense(chain: Chain, weights: Sequence[Tensor]) -> Tensor:
-    """K of a chain; the first factor meets x first."""
+    """K of a chain, whose factors are in the order in which they multiply x."""
     first, *others = weights
     columns = exchanged(to_dense(first).t(), exchange_of(chain[0]), "bsf")
     for pattern, each in zip(chain.factors[1:], others, strict=True):

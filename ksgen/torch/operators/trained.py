@@ -22,7 +22,7 @@ from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import faster, has_kernels, is_ready, job_of, launcher, size_of
 from ksgen.torch.operators.meanwhile import by_kernels
-from ksgen.torch.operators.prepared import MET, UNFIT, Bound, NotPreparedError, Scratch, elsewhere, scratch_memory
+from ksgen.torch.operators.prepared import MET, UNFIT, Bound, NotPreparedError, Scratch, repeat_calls, scratch_memory
 
 Step = Callable[..., Tensor]  # takes the layer, x, the bias and the weights
 _steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
@@ -206,7 +206,7 @@ class _Launches:
     """All launches of one direction by one call."""
 
     def __init__(self, calls: _Calls) -> None:
-        self._launch = elsewhere(calls.bound, calls.places, calls.scratch)
+        self._launch = repeat_calls(calls.bound, calls.places, calls.scratch)
         *self._begins, self._bytes = calls.scratch.offsets()
 
     def __call__(self, arrays: Sequence[Tensor | None], like: Tensor) -> None:

@@ -100,7 +100,7 @@ def test_nothing_is_changed_where_inputs_miss_a_layer() -> None:
             return self.met(x=x)
 
     model = Half()
-    with pytest.raises(SpecError, match="inputs reach no missed; accepted: inputs that every layer meets"):
+    with pytest.raises(SpecError, match="inputs do not reach missed; accepted: inputs that reach every layer"):
         quantize(model, "int8", inputs=torch.randn(2, 48))
     assert not model.met.is_stored
     assert not model.met._forward_pre_hooks
@@ -118,7 +118,7 @@ def test_nothing_is_changed_where_inputs_miss_a_layer() -> None:
         (
             "int8",
             torch.full((2, 48), torch.nan),
-            "layer 0: x holds numbers that are not finite; accepted: inputs as the layer meets them",
+            "layer 0: x holds numbers that are not finite; accepted: typical inputs of the layer",
         ),
     ],
 )

@@ -96,11 +96,11 @@ def test_an_exchange_and_a_layer_of_a_structure() -> None:
 
 def test_what_it_refuses() -> None:
     layer = KSLinear("1,16,16,4@j.k")
-    with pytest.raises(LaunchError, match=r"outputs are exchanged; accepted of a layer to quantize: order i.k.j"):
+    with pytest.raises(LaunchError, match=r"outputs are exchanged; a layer can be quantized only with order i.k.j"):
         layer.quantize("int8")
     with pytest.raises(PatternError, match=r"1,16,16,4@j.k exchanges outputs; accepted of a chain to factorize"):
         factorize(torch.eye(64), "1,16,16,4@j.k")
-    with pytest.raises(LaunchError, match=r"init='identity' of 1,16,16,4@j.k, whose outputs are exchanged; accepted:"):
+    with pytest.raises(LaunchError, match=r"init='identity' for 1,16,16,4@j.k, whose outputs are exchanged; accepted:"):
         KSLinear("1,16,16,4@j.k", init="identity")
     with pytest.raises(LaunchError, match=r"got weights of shapes \[\(1, 2, 2, 1\)\]; \[\(1, 4, 4, 1\)\] are needed"):
         KSLinear.from_weights([torch.ones(1, 2, 2, 1)], patterns="1,4,4,1")

@@ -123,7 +123,7 @@ def test_an_option_that_is_set_later_is_checked_at_once() -> None:
         with pytest.raises(SpecError, match=f"{name}='{value}'; .*accepted"):
             setattr(made, name, value)
     for name in ("chain", "storage", "per"):
-        with pytest.raises(LaunchError, match=f"{name} cannot be set; accepted: a KSLinear that is quantized so"):
+        with pytest.raises(LaunchError, match=f"{name} cannot be set; accepted: a new layer by KSLinear.quantize"):
             setattr(made, name, "e4m3")
     assert "=" not in repr(made).replace("_features=", "").replace("bias=", "").replace("weights=", "")
 
@@ -138,7 +138,7 @@ def test_an_option_of_the_layer_that_it_was_derived_from_is_refused() -> None:
         "intermediates": "recompute",
     }.items():
         with pytest.raises(
-            LaunchError, match=f"{name} is no option of it; accepted: layout, activation, between, fuse"
+            LaunchError, match=f"{name} is not an option of it; accepted: layout, activation, between, fuse"
         ):
             setattr(made, name, value)
         assert getattr(made, name, None) != value
@@ -466,7 +466,7 @@ def test_what_is_refused() -> None:
         (
             KSLinear(CHAIN, precision="tf32x3").quantize,
             ("int8",),
-            "precision=tf32x3; accepted of a layer to quantize: None",
+            "precision=tf32x3; a layer can be quantized only with None",
         ),
     ]
     for call, given, message in cases:
@@ -604,7 +604,7 @@ def test_compilers_see_x_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_refused_of_x_in_eight_bits() -> None:
     layer, x = KSLinear(CHAIN), torch.randn(4, 48)
-    with pytest.raises(LaunchError, match="x_too=True without x; accepted: x as the layer meets it"):
+    with pytest.raises(LaunchError, match="x_too=True without x; accepted: typical inputs of the layer as x"):
         layer.quantize("int8", x_too=True)
     with pytest.raises(LaunchError, match="x_too='yes'; accepted: True or False"):
         layer.quantize("int8", x=x, x_too="yes")  # type: ignore[arg-type]
@@ -618,7 +618,7 @@ def test_what_is_refused_of_x_in_eight_bits() -> None:
     ):
         made.quantize("int8")
     model = nn.Sequential(layer)
-    with pytest.raises(SpecError, match="x_too=True without inputs; accepted: inputs as the model meets them"):
+    with pytest.raises(SpecError, match="x_too=True without inputs; accepted: typical inputs of the model"):
         quantize(model, "int8", x_too=True)
     report = quantize(model, "e4m3", inputs=x.detach(), x_too=True)
     assert 0.03 < report.layers[0].error < 0.1

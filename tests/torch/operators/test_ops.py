@@ -442,10 +442,10 @@ def test_a_trace_multiplies_what_it_is_given(path: str) -> None:
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ways are chosen as for a GPU's tensors: by rule, and kernels come first."""
     monkeypatch.setattr(choice, "_unbuilt", {})
-    choice._tell_once.cache_clear()
+    choice._warn_once.cache_clear()
     monkeypatch.setattr(choice, "has_kernels", lambda device: True)
     monkeypatch.setattr(choice, "is_measured_here", lambda kernel, device: False)
-    monkeypatch.setattr(ops, "FEW_ENTRIES", 0)
+    monkeypatch.setattr(ops, "SMALL_BATCH", 0)
     monkeypatch.setattr(choice, "_choose", lambda *given: choice.BackendChoice("ksgen", "as this test says"))
 
 
@@ -553,7 +553,7 @@ def test_a_layer_is_timed_and_explained_as_what_its_launcher_does(
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ways that small steps of this test take in turn, without a look at the clock. All are tried at each step."""
     use_kernels(monkeypatch)
-    monkeypatch.setattr(ops, "FEW_ENTRIES", BATCH)
+    monkeypatch.setattr(ops, "SMALL_BATCH", BATCH)
     order = ["ksgen", "bmm"]
 
     def next_of(job: Any, ways: Any) -> str:
