@@ -47,7 +47,7 @@ class Family(Generic[ConstantsT]):
     def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Any:
         """Sizes derived from a kernel and its constants, with `registers` per thread and `shared_bytes` of a block."""
         tiling = self.tilings[type(constants)]
-        return getattr(tiling, "of", tiling)(kernel, constants)  # most keep the last sizes
+        return getattr(tiling, "of", tiling)(kernel, constants)  # most tilings cache their last sizes
 
     def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
         raise NotImplementedError

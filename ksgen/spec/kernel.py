@@ -102,7 +102,7 @@ class Epilogue:
 
 
 class _DescribesChanges:
-    """Options that are described only where they differ from their defaults."""
+    """Options that are described only if they differ from their defaults."""
 
     @property
     def non_defaults(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Stated(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class StatedOptions(_DescribesChanges):
-    """Options and operands that a spec states for a launcher's calls; a call may name other options."""
+    """Default options of a launcher's calls, and operands that every call must pass; a call may name other options."""
 
     layout: Layout = "bsf"
     precision: PrecisionName | None = None  # None: that of the arrays
@@ -172,7 +172,7 @@ class _Chains:
 class KernelSpec:
     """One kernel; equal ones are the same kernel. Without a batch it serves every batch."""
 
-    # all that multiply X, each with an output of its own; given as a pattern, a chain, or several chains
+    # all chains that multiply X, each with an output of its own; given as a pattern, a chain, or several chains
     chains: _Chains = _Chains()
     precision: str = "float32"
     layout: str = "bsf"
@@ -182,7 +182,7 @@ class KernelSpec:
     stride: str = "dense"
     between: str = "none"  # the activation of every factor of a chain but the last
     out_layout: str | None = None  # layout of a chain's output, if it differs from X's
-    weights: str = SAME  # how they are stored: as Y is, in eight bits and with a scale for each output, or in bfloat16
+    weights: str = SAME  # storage of the weights: that of Y, eight bits with a scale per output, or bfloat16
     # storage of X: that of Y, or that of eight-bit weights, whose scales include the scale of X
     inputs: str = SAME
 
@@ -209,11 +209,11 @@ class KernelSpec:
         self._check_weights()
         if any(chain.in_features != self.in_features for chain in self.chains):
             raise SpecError(
-                f"chains {', '.join(map(str, self.chains))} of a group; accepted: chains with as many input features"
+                f"chains {', '.join(map(str, self.chains))} of a group; accepted: equal numbers of input features"
             )
         if self.job == "gradient" and self.epilogue.words:
             raise SpecError(
-                f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which is not the weights'"
+                f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which gradients lack"
             )
         if self.is_exchanged and (self.job == "gradient" or self.is_quantized):
             what = "job=gradient" if self.job == "gradient" else f"weights={self.weights}"
@@ -235,17 +235,17 @@ class KernelSpec:
     def _check_weights(self) -> None:
         if self.job == "gradient" and self.has_bytes_in:
             raise SpecError(
-                f"job=gradient with inputs={self.inputs}; accepted: inputs=same, as training needs x unquantized"
+                f"job=gradient with inputs={self.inputs}; accepted: inputs=same, because training needs x unquantized"
             )
         if self.inputs not in (SAME, self.weights):
             raise SpecError(
-                f"inputs={self.inputs} with weights={self.weights}; accepted: inputs=same, or as weights are stored"
+                f"inputs={self.inputs} with weights={self.weights}; accepted: inputs=same, or the weights' storage"
             )
         if not self.is_quantized:
             return
         if self.job == "gradient":
             raise SpecError(
-                f"job=gradient with weights={self.weights}; accepted: weights=same, which alone are trained"
+                f"job=gradient with weights={self.weights}; accepted: weights=same, because others are not trained"
             )
         if accepted := refused_x_precision(self.weights, self.precision):
             raise SpecError(f"precision={self.precision} with weights={self.weights}; accepted: precision={accepted}")
@@ -289,7 +289,7 @@ class KernelSpec:
 
     @cached_property
     def factors(self) -> Chain:
-        """Factors of the first chain, the one that multiplies X first."""
+        """Factors of the first chain, in the order in which they multiply X."""
         return self.chains[0]
 
     @cached_property

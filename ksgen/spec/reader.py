@@ -96,7 +96,7 @@ class KernelOptions:
         if True in self.gradients:
             if quantized := [each for each in self.weights if each != SAME]:
                 raise SpecError(
-                    f"gradients=true with weights={quantized[0]}; accepted: weights: same, which alone are trained"
+                    f"gradients=true with weights={quantized[0]}; accepted: weights: same, since others are not trained"
                 )
             for precision, layout, batch in product(self.precision, self.layout, self.batch):
                 yield KernelSpec(pattern, precision, layout, batch=batch, job="gradient")

@@ -36,8 +36,8 @@ class SearchOptions:
 
     budget: Budget = field(default_factory=Budget)  # budget of each job
     strategy: str = "model"
-    family: str | None = None  # the only one to look at
-    fresh: bool = False  # measure again what is known
+    family: str | None = None  # the only family to search
+    fresh: bool = False  # measure known candidates again
 
 
 def parse_budget(text: str | int | None) -> Budget:
@@ -127,11 +127,11 @@ class Tuner:
 
     @property
     def is_trial(self) -> bool:
-        """Whether a few candidates per kernel are looked at, to be replaced by any search."""
+        """Whether only a few candidates per kernel are measured; any search replaces the result."""
         return self.options.strategy == TRIAL
 
     def settled(self, job: Job) -> Entry | None:
-        """Entry for which no trial is needed: that of this very kernel and batch by the current template.
+        """Entry that makes a trial unnecessary: that of exactly this kernel and batch, by the current template.
 
         A trial's entry with an unreliable time does not count before `MOST_ATTEMPTS` trials.
         """
@@ -139,14 +139,14 @@ class Tuner:
         return None if found and found.is_open else found
 
     def kept(self, job: Job) -> Entry | None:
-        """Entry of this very kernel and batch by the current template, settled or not."""
+        """Entry of exactly this kernel and batch by the current template, settled or not."""
         found = self._wisdom.of(replace(job.kernel, stride="dense"), job.batch)
         return None if found is None or found.is_stale else found
 
     def _guesses(self, job: Job, machine: Machine, incumbent: Entry | None) -> list[Candidate]:
-        """Candidates to look at first: what is known, the launchers' default, and the families' defaults.
+        """Candidates to measure first: the known entry, the launchers' default, and the families' defaults.
 
-        A trial, which looks at a few candidates, takes one per family first, the most promising of them at the front.
+        A trial, which measures a few candidates, takes one per family first, and the most promising of these first.
         """
         first = [Candidate(incumbent.family, incumbent.constants)] if incumbent else []
         only, others = self.options.family, list[Candidate]()  # an earlier name may mean some of a family's constants
@@ -167,11 +167,11 @@ class Tuner:
         try:
             machine = self.machine(job)
             incumbent = self._wisdom.of(job.kernel, job.batch) or self._wisdom.lookup(job.kernel, job.batch)
-        except (KsgenError, CancelledError, RuntimeError):  # the engine is closed where the search was stopped
+        except (KsgenError, CancelledError, RuntimeError):  # a stopped search has a closed engine
             if not self.stop.is_set():
                 raise
         if self.stop.is_set():
-            raise NotBegunError(f"{job}: the search was stopped before it came to this one")
+            raise NotBegunError(f"{job}: the search was stopped before it reached this job")
         default, guesses = self.default(job), self._guesses(job, machine, incumbent)
         others = self.store.trials(device=self.engine.facts.name, newest=RECENT)
         others = [each for each in others if _is_current(each)]
@@ -185,13 +185,13 @@ class Tuner:
             own = None if self.options.fresh else self.kept(job)
             tuned = replace(tuned, attempts=1 + (own.attempts if own else 0))
         is_again = 0 < tuned.attempts < MOST_ATTEMPTS and not tuned.default_won
-        kept = _in_its_place(tuned) if is_again else tuned
+        kept = _with_default(tuned) if is_again else tuned
         if is_better := _is_better(kept, incumbent):
             self._save(kept.entry())
         return replace(tuned, is_kept=is_better and kept is tuned)
 
     def _budget(self) -> Budget:
-        """Budget of a job. By default smaller on a processor, which compiles for a second and measures for a tenth."""
+        """Budget of a job. By default smaller on a processor, where compiling takes a second and measuring a tenth."""
         asked = self.options.budget
         is_stated = asked != Budget() or self.options.strategy != "model"
         return asked if is_stated or not self.limits.is_cpu else Budget(candidates=CPU_CANDIDATES)
@@ -226,8 +226,8 @@ class Tuner:
         }
 
 
-def _in_its_place(tuned: Tuned) -> Tuned:
-    """What is kept of a trial whose winner has an unreliable time: the default, so that launchers go on as before.
+def _with_default(tuned: Tuned) -> Tuned:
+    """Result to save for a trial whose winner has an unreliable time: the default, so that launchers keep using it.
 
     It is marked as unreliable too, and counts the attempts.
     """

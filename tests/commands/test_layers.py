@@ -44,7 +44,7 @@ def test_the_earlier_name_of_chain_is_read_and_warns() -> None:
         ),
         (
             ("1,2,3,1", "--group-with", "1,2,4,1"),
-            "chains 1,2,3,1, 1,2,4,1 of a group; accepted: chains with as many input features",
+            "chains 1,2,3,1, 1,2,4,1 of a group; accepted: equal numbers of input features",
         ),
         (("1,2,3,1", "--group-with", " "), "--group-with ' '; accepted: patterns such as '6,64,64,1 1,768,192,2'"),
         (
@@ -65,7 +65,7 @@ def test_the_earlier_name_of_chain_is_read_and_warns() -> None:
         ),
         (
             ("1,2,3,1", "--job", "gradient", "--inputs", "int8"),
-            "job=gradient with inputs=int8; accepted: inputs=same, as training",
+            "job=gradient with inputs=int8; accepted: inputs=same, because training",
         ),
         (
             ("1,2,3,1", "1,4,2,1", "--between", "relu", "--precision", "complex64"),

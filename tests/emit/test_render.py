@@ -140,7 +140,7 @@ def test_the_chains_of_a_group_change_source_name_and_digest() -> None:
         "ks_2x8x8x2_and_2x8x8x2_and_1x5x32x1_1x3x5x1_float32_bsf",
     ]
     assert len({source.text for source in sources}) == len({each.digest for each in groups}) == 3
-    with pytest.raises(SpecError, match="of a group; accepted: chains with as many input features"):
+    with pytest.raises(SpecError, match="of a group; accepted: equal numbers of input features"):
         KernelSpec((one, (Pattern(1, 5, 31, 1),)))
 
 

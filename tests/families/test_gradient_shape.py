@@ -47,9 +47,9 @@ def _banks(side: Any, layout: str, tile_d: int) -> list[int]:
     for lane in range(32):
         line, run = divmod(lane, side.plan.lane_run)
         place: Callable[[int, int], int] = (
-            (lambda line, run: run % tile_d * side.image.plane + line * side.image.next_entry + run // tile_d)
+            (lambda line, run: run % tile_d * side.image.plane + line * side.image.next_row + run // tile_d)
             if layout == "bsf"
-            else (lambda line, run: run * side.image.next_entry + line)
+            else (lambda line, run: run * side.image.next_row + line)
         )
         count[place(line, run) % 32] += 1
     return count

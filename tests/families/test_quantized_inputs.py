@@ -243,12 +243,12 @@ def test_bytes_that_cross_memory() -> None:
 def test_what_a_kernel_may_be() -> None:
     pattern = Pattern(2, 9, 8, 1)
     for options, told in (
-        ({"inputs": "e4m3"}, "inputs=e4m3 with weights=same; accepted: inputs=same, or as weights are stored"),
+        ({"inputs": "e4m3"}, "inputs=e4m3 with weights=same; accepted: inputs=same, or the weights' storage"),
         ({"weights": "e5m2", "inputs": "e4m3"}, "inputs=e4m3 with weights=e5m2"),
         ({"weights": "e4m3", "inputs": "int4"}, "inputs='int4'"),
         (
             {"inputs": "e4m3", "job": "gradient"},
-            "job=gradient with inputs=e4m3; accepted: inputs=same, as training needs x unquantized",
+            "job=gradient with inputs=e4m3; accepted: inputs=same, because training needs x unquantized",
         ),
     ):
         with pytest.raises(SpecError, match=told):

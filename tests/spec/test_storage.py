@@ -38,7 +38,7 @@ def test_what_is_refused() -> None:
         with pytest.raises(SpecError, match=words):
             replace(KERNEL, precision=precision)
     with pytest.raises(
-        SpecError, match="job=gradient with weights=int8; accepted: weights=same, which alone are trained"
+        SpecError, match="job=gradient with weights=int8; accepted: weights=same, because others are not trained"
     ):
         replace(KERNEL, job="gradient")
     assert x_precisions() == ("float32", "float16", "bfloat16")

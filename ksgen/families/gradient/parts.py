@@ -48,10 +48,10 @@ SIDES: tuple[SideNames, ...] = (
 
 @dataclass(frozen=True)
 class SideImage:
-    """Layout of one operand's tile in shared memory: element (j, s, feature) is at j * plane + s * next_entry + feature
+    """Layout of one operand's tile in shared memory: element (j, s, feature) is at j * plane + s * next_row + feature
     * next_feature. `lane_run` lanes copy a line."""
 
-    next_entry: int
+    next_row: int
     next_feature: int
     plane: int
     lane_run: int
@@ -75,7 +75,7 @@ class Side:
 
     def constexprs(self, copy: str) -> Iterator[Constexpr]:
         name, plan = self.name.upper(), self.plan
-        yield Constexpr(f"{name}_NEXT_ENTRY", self.image.next_entry, "elements from one row of the batch to the next")
+        yield Constexpr(f"{name}_NEXT_ROW", self.image.next_row, "elements from one row of the batch to the next")
         yield Constexpr(f"{name}_NEXT_FEATURE", self.image.next_feature, "elements from one feature to the next")
         yield Constexpr(f"{name}_PLANE", self.image.plane, "elements from one plane to the next")
         yield Constexpr(f"{name}_LINES", plan.lines * self.together, "lines of the tile")
@@ -85,7 +85,9 @@ class Side:
             f"{name}_LANE_LINES", plan.lane_lines, "lines that a warp copies at once, TOGETHER counted as one"
         )
         yield Constexpr(f"{name}_WARPS_RUN", plan.warps_run, "warps along a line")
-        yield Constexpr(f"{name}_LINE_STEP", plan.line_step, "lines that the block copies at once, counted alike")
+        yield Constexpr(
+            f"{name}_LINE_STEP", plan.line_step, "lines that the block copies at once, TOGETHER counted as one"
+        )
         yield Constexpr(f"{name}_LINE_ROUNDS", plan.line_rounds, "rounds until all lines are copied")
         yield Constexpr(f"{name}_RUN_STEP", plan.run_step, "elements of a line that the block copies at once")
         yield Constexpr(f"{name}_RUN_ROUNDS", plan.run_rounds, "rounds until a line is copied")
@@ -194,11 +196,11 @@ class Parts(Tiled):
         own, plan = side.image, side.plan
         if self.is_bsf:
             image = Image(
-                self.constants.tile_d, own.plane, own.next_entry * side.together, own.next_feature, self.kept_bytes,
+                self.constants.tile_d, own.plane, own.next_row * side.together, own.next_feature, self.kept_bytes,
                 self.chunk,
             )  # fmt: skip
         else:
-            image = Image(1, 0, own.next_feature, own.next_entry, self.kept_bytes)
+            image = Image(1, 0, own.next_feature, own.next_row, self.kept_bytes)
         wide = plan.vector if image.planes == image.next_run == 1 else 1
         size = wide * side.together * self.kept_bytes
         lines = [step * plan.lane_lines if image.chunk else 0 for step in range(plan.warp_steps)]

@@ -60,7 +60,7 @@ def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, item_bytes:
         for lane in range(banks):
             line, at = lane // image.lane_run, lane % image.lane_run * vector
             s, j, feature = (line, at % tile_d, at // tile_d) if is_bsf else (at, 0, line)
-            count[(j * image.plane + s * image.next_entry + feature) % banks] += 1
+            count[(j * image.plane + s * image.next_row + feature) % banks] += 1
         return max(count)
 
     pads = range(0, banks, group)

@@ -49,7 +49,7 @@ MOST_STAGES = 16
 
 
 class Wgmma(OfKinds, PackingFamily[Any]):
-    """X by tensor maps to shared memory, from there into wgmma, directly or through registers."""
+    """Multiply by wgmma: tensor maps load X to shared memory, and wgmma reads it there or from registers."""
 
     name = "wgmma"
     tilings: ClassVar[dict[Any, Any]] = {

@@ -178,7 +178,7 @@ def propose(
     whole = dense(in_features, out_features)
     check_flags(measure=measure)
     check_word("precision", precision, PRECISIONS)
-    most = checked_count("most", most, ", of chains of a family")
+    most = checked_count("most", most, " (chains per family)")
     if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget <= 1:
         raise SpecError(f"budget={excerpt(budget)}; accepted: a share of the dense weights, above 0 and up to 1")
     if weight is not None:
@@ -233,7 +233,7 @@ def _measured(rows: list[Proposal], batch: int, precision: PrecisionName, where:
 
 
 SIDES = (64, 32, 16, 8, 4, 1)  # sides of blocks to prefer, within the budget: kernels move full vectors
-LEAST_KEPT = 0.8  # share of the affordable inner features to keep for a better side
+LEAST_KEPT = 0.8  # share of the affordable inner features that a better side must keep
 WANTED = (  # for large families, the first criterion that any member meets: share of the budget, least block side
     (0.75, 16), (0.75, 8), (0.5, 16), (0.5, 8), (0.75, 4), (0.5, 4), (0.0, 1),
 )  # fmt: skip
@@ -328,7 +328,7 @@ def _triples(number: int) -> list[tuple[int, int, int]]:
 
 
 def _few(found: Iterable[_Shapes], most: int, name: str) -> list[Chain]:
-    """Create the best of a family's chains; the others, thousands for large layers, stay numbers."""
+    """Create only the best of a family's chains, because there are thousands for large layers."""
     able = [(shapes, count) for shapes in found if (count := sum(map(prod, shapes))) <= most]
     for used, side in WANTED:
         some = [

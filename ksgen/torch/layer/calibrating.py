@@ -61,7 +61,7 @@ def calibrate(
 
 
 def jobs_of(call: Callable[[], None]) -> dict[Device, dict[Job, None]]:
-    """Kernels that a call asks for, with those that layers are compared with, by device."""
+    """Kernels of a call per device, with the kernels that they are compared with."""
     jobs: dict[Device, dict[Job, None]] = {}
 
     def note(device: Device, kernel: KernelSpec, batch: int, choice: Choice | None) -> None:

@@ -97,7 +97,7 @@ def test_the_table() -> None:
         ({"in_features": 0}, "in_features=0; accepted: a whole number from 1 to"),
         ({"budget": 30}, "budget=30; accepted: a share of the dense weights, above 0 and up to 1"),
         ({"budget": True}, "budget=True; accepted: a share"),
-        ({"most": 0}, "most=0; accepted: a whole number from 1 up, of chains of a family"),
+        ({"most": 0}, "most=0; accepted: a whole number from 1 up (chains per family)"),
         ({"batch": 0}, "batch=0; accepted: a whole number from 1 up"),
         ({"precision": "fp16"}, "precision='fp16'"),
         (
