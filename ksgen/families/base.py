@@ -99,8 +99,7 @@ def named(source: object, name: str, comment: str, type_: str = "int") -> Conste
     return Constexpr(name, getattr(source, name.lower()), comment, type_)
 
 
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Sizes of one launch."""
 
     grid: int
@@ -156,8 +155,7 @@ class TensorMap:
     swizzle: int  # bytes over which 16-byte chunks are permuted: 0, 32, 64 or 128
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Demands of one launch on a device, whose times the cost model estimates."""
 
     blocks: int

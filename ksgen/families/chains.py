@@ -151,7 +151,9 @@ def by_kind(listed: Mapping[Any, tuple[Rule[Any], ...]]) -> tuple[Rule[Any], ...
 
     def narrowed(kind: Any, rule: Rule[Any]) -> Rule[Any]:
         return replace(
-            rule, holds=lambda kernel, constants: type(constants) is not kind or rule.holds(kernel, constants)
+            rule,
+            holds=lambda kernel, constants: type(constants) is not kind or rule.holds(kernel, constants),
+            own=(kind, rule),
         )
 
     return tuple(narrowed(kind, rule) for kind, rules in listed.items() for rule in rules)

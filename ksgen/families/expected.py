@@ -5,10 +5,10 @@ several constants by it.
 ties. A table (`slots.py`) has counts of compiled instructions. There are no terms for barriers. Measures nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, sqrt
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ksgen.families.base import Geometry, Limits, Modelled
 from ksgen.families.family import Family
@@ -119,8 +119,7 @@ def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits, constant
     )
 
 
-@dataclass(frozen=True)
-class Terms:
+class Terms(NamedTuple):
     """Seconds that each part of a GPU needs for a kernel, if it waits for no other."""
 
     moving: float  # memory, or the second-level cache if that takes longer
@@ -183,10 +182,13 @@ def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: A
 
     Infinite if the kernel cannot be launched. Hardly any kernel is faster than that.
     """
-    terms = terms_of(speed, family, kernel, constants, batch)
+    return _longest_us(terms_of(speed, family, kernel, constants, batch), slower(speed, family, kernel))
+
+
+def _longest_us(terms: Terms | None, slower: float) -> float:
     if terms is None:
         return inf
-    taken = max(terms.moving, terms.inside * unevenness(terms.blocks_each)) * slower(speed, family, kernel)
+    taken = max(terms.moving, terms.inside * unevenness(terms.blocks_each)) * slower
     return (taken + terms.passed) * 1e6 + terms.launches * LAUNCH_US
 
 
@@ -225,17 +227,25 @@ def prediction(
     Copies that pass through registers expose a part of the shorter of moving and multiplying. Each wave of blocks waits
     for its first stage, and the last wave leaves multiprocessors idle.
     """
-    terms = terms_of(speed, family, kernel, constants, batch)
+    return _predicted(terms_of(speed, family, kernel, constants, batch), slower(speed, family, kernel))
+
+
+def _predicted(terms: Terms | None, slower: float) -> Prediction | None:
     if terms is None:
         return None
     inside = terms.inside * max(1.0, unevenness(terms.blocks_each) / unevenness(terms.waves))
     taken = (
         (max(terms.moving, inside) + terms.exposed * min(terms.moving, inside) + terms.ends)
         * unevenness(terms.waves)
-        * slower(speed, family, kernel)
+        * slower
     )
     low, middle, high = ((share * taken + terms.apart) * 1e6 for share in TAKEN)
     return Prediction(low, middle, high)
+
+
+def _predicted_us(terms: Terms | None, slower: float) -> float:
+    found = _predicted(terms, slower)
+    return found.us if found else inf
 
 
 def batch_like(kernel: KernelSpec, batch: int | None) -> int:
@@ -317,39 +327,36 @@ def fastest(
     speed = speed_of(family, kernel, limits)
     if speed is None:
         return next(options())
-    like = max(CLASSES[0], batch_like(kernel, batch))
-    row = row or family.name
-    key = (row, kernel, limits, like)
+    like, row = max(CLASSES[0], batch_like(kernel, batch)), row or family.name
+    key, large = (row, kernel, limits, like), (row, kernel, limits, LARGE)
     if key not in _found:
         if len(_found) >= REMEMBERED:
             _found.clear()
-        listed = tuple(dict.fromkeys(options()))
-        is_counted = issued_by(row, kernel, speed.target) is not None
+        batches = (like,) if large in _found else tuple(dict.fromkeys((LARGE, like)))
+        listed: dict[ConstantsT, list[Terms | None]] = {}
+        for option in options():  # each at all batches in turn, while sizes that its rules have computed are cached
+            if option not in listed:
+                listed[option] = [terms_of(speed, family, kernel, option, each) for each in batches]
+        slow, is_counted = slower(speed, family, kernel), issued_by(row, kernel, speed.target) is not None
+        every, terms_at = list(listed), dict(zip(batches, zip(*listed.values(), strict=True), strict=True))
 
-        def predicted_us(constants: ConstantsT, batch: int) -> float:
-            found = prediction(speed, family, kernel, constants, batch)
-            return found.us if found else inf
-
-        def best(batch: int, first: ConstantsT, min_saving: float, least_us: float) -> ConstantsT:
-            us = {each: gpu_us(speed, family, kernel, each, batch) for each in listed}
-            least = min(us.values())
-            tied = (
-                [each for each in listed if us[each] <= (1 + MIN_SAVING) * least]
-                if is_counted
-                else [min(us, key=us.__getitem__)]
-            )
-            predicted = {each: predicted_us(each, batch) for each in (*tied, first)} if is_counted else us
+        def best(batch: int, first: int, min_saving: float, least_us: float) -> int:
+            terms = terms_at[batch]
+            us = [_longest_us(each, slow) for each in terms]
+            least = min(us)
+            within = [at for at, each in enumerate(us) if each <= (1 + MIN_SAVING) * least]
+            tied = within if is_counted else [us.index(least)]
+            predicted = {at: _predicted_us(terms[at], slow) for at in (*tied, first)} if is_counted else us
             found = min(tied, key=predicted.__getitem__)
 
-            def is_better(times: dict[ConstantsT, float]) -> bool:
+            def is_better(times: Mapping[int, float] | Sequence[float]) -> bool:
                 return times[found] < min((1 - min_saving) * times[first], times[first] - least_us)
 
             return found if is_better(us) or is_better(predicted) else first
 
-        large = (row, kernel, limits, LARGE)
-        chosen = _found.get(large) or best(LARGE, listed[0], min_saving, 0.0)
-        _found[large] = chosen
-        _found[key] = chosen if like == LARGE else best(like, chosen, MIN_CLASS_SAVING, LEAST_US)
+        chosen = every.index(_found[large]) if large in _found else best(LARGE, 0, min_saving, 0.0)
+        _found[large] = every[chosen]
+        _found[key] = every[chosen if like == LARGE else best(like, chosen, MIN_CLASS_SAVING, LEAST_US)]
     found: ConstantsT = _found[key]
     return found
 

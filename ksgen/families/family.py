@@ -14,6 +14,7 @@ from ksgen.families.rules import BrokenRuleError, Rule, first_broken
 from ksgen.families.signature import PRODUCT, operands_of
 from ksgen.families.tiles import PACK_THREADS, divide_up, read_constants
 from ksgen.spec import KernelSpec
+from ksgen.values import cached_property
 
 ConstantsT = TypeVar("ConstantsT")
 PITCH_REGISTERS = 8  # per thread, if the call gives the pitch between rows of features: up to 7 were seen
@@ -70,7 +71,18 @@ class Family(Generic[ConstantsT]):
         return self.listed
 
     def keeps_rules(self, kernel: KernelSpec, constants: ConstantsT) -> bool:
-        return first_broken(self.rules(), kernel, constants) is None
+        return first_broken(self._rules_of(type(constants)), kernel, constants) is None
+
+    def _rules_of(self, kind: type[Any]) -> tuple[Rule[Any], ...]:
+        """Rules that constants of a class have to keep, cached because a search tests thousands."""
+        if kind not in self._rules_by_kind:
+            own = [each.own or (kind, each) for each in self.rules()]
+            self._rules_by_kind[kind] = tuple(rule for of, rule in own if of is kind)
+        return self._rules_by_kind[kind]
+
+    @cached_property
+    def _rules_by_kind(self) -> dict[type[Any], tuple[Rule[Any], ...]]:
+        return {}
 
     def constants(self, values: Mapping[str, Any]) -> ConstantsT:
         return read_constants(self.name, self.kinds, values)

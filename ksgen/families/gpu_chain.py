@@ -18,7 +18,7 @@ from ksgen.families.family import PackingFamily
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule, at_most
 from ksgen.families.signature import each_chains
-from ksgen.families.tiles import Constants, batch_constexpr, divide_up, epilogue_constexprs
+from ksgen.families.tiles import Constants, Sized, batch_constexpr, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
@@ -81,7 +81,7 @@ FactorT = TypeVar("FactorT", bound=Any)
 
 
 @dataclass(frozen=True)
-class GpuChainShape(Generic[FactorT]):
+class GpuChainShape(Sized, Generic[FactorT]):
     """Sizes derived from a chain and its constants."""
 
     kernel: KernelSpec
@@ -189,6 +189,8 @@ def rules_of_chain(
 
 def ends_of(kernel: KernelSpec, factors: Sequence[FactorT]) -> tuple[list[FactorT], list[FactorT]]:
     """Factors that read X, and factors that write an output."""
+    if len(factors) == 1:
+        return list(factors), list(factors)
     ends = list(zip(factors, places(kernel), strict=True))
     return [each for each, at in ends if at.at == 0], [each for each, at in ends if at.is_last]
 

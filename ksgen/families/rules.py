@@ -30,6 +30,8 @@ class Rule(Generic[ConstantsT]):
     holds: Callable[[KernelSpec, ConstantsT], bool]
     # the value of the rule's last words for these constants, such as 32
     comes_to: Callable[[KernelSpec, ConstantsT], object] | None = None
+    # of a family with several classes of constants: the rule of one class, and that class
+    own: "tuple[type[Any], Rule[Any]] | None" = None
 
 
 def positive(says: str, *left_out: str) -> Rule[Any]:
@@ -60,7 +62,10 @@ def first_broken(
     rules: Sequence[Rule[ConstantsT]], kernel: KernelSpec, constants: ConstantsT
 ) -> Rule[ConstantsT] | None:
     """First rule that does not hold; None if all do. Later rules are tested only if the earlier ones hold."""
-    return next((rule for rule in rules if not rule.holds(kernel, constants)), None)
+    for rule in rules:
+        if not rule.holds(kernel, constants):
+            return rule
+    return None
 
 
 class BrokenRuleError(ConstantsError):

@@ -51,6 +51,15 @@ class Constants:
             if name not in self.not_in_entries
         }
 
+    def changed(self, **values: Any) -> Self:
+        """Copy with some constants changed, in a third of the time of `dataclasses.replace`."""
+        found = vars(self) | values
+        if len(found) != len(vars(self)):
+            raise TypeError(f"{type(self).__name__} has no {', '.join(values.keys() - vars(self).keys())}")
+        made = object.__new__(type(self))
+        vars(made).update(found)
+        return made
+
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in vars(self).items())
 
@@ -124,11 +133,11 @@ class CopyPlan:
         return divide_up(self.lines, self.lane_lines)
 
 
-class Tiled:
-    """Sizes of a kernel that its tiles have under its constants."""
+class Sized:
+    """Sizes derived from a kernel and its constants, the last ones of which are cached."""
 
     kernel: KernelSpec
-    constants: Any  # has tile_in, tile_out and tile_d
+    constants: Any
     _last: ClassVar[Any] = None
 
     @classmethod
@@ -142,6 +151,12 @@ class Tiled:
         if type(last) is not cls or last.kernel is not kernel or last.constants is not constants:
             last = cls._last = cls(kernel, constants)  # type: ignore[call-arg]
         return last
+
+
+class Tiled(Sized):
+    """Sizes of a kernel that its tiles have under its constants."""
+
+    constants: Any  # has tile_in, tile_out and tile_d
 
     @property
     def warps(self) -> int:

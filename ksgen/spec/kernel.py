@@ -397,7 +397,7 @@ class KernelSpec:
         outputs = (2 if self.epilogue.residual else 1) * sum(chain.out_features for chain in self.chains)
         return batch * (self.x_item_bytes * self.in_features + self.item_bytes * outputs) + self.weight_bytes
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Bytes of all factors' weights and their scales."""
         count = sum(chain.weight_count for chain in self.chains)

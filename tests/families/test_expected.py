@@ -215,14 +215,14 @@ def test_batches_of_a_class_share_their_constants(family: str, precision: str) -
 
 
 def test_constants_of_large_batches_are_compared_once_for_all_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    rated, rate = [], model.gpu_us
+    rated, rate = [], model.terms_of
 
-    def counted(*given: Any) -> float:
+    def counted(*given: Any) -> model.Terms | None:
         rated.append(given[-1])
         return rate(*given)
 
     monkeypatch.setattr(model, "_found", {})
-    monkeypatch.setattr(model, "gpu_us", counted)
+    monkeypatch.setattr(model, "terms_of", counted)
     kernel = KernelSpec(Pattern(1, 192, 48, 2), "bfloat16")
     chosen = [FAMILIES["mma"].default(kernel, HOPPER, batch) for batch in (200, 2000, None)]
     assert rated.count(256) == rated.count(2048) == rated.count(model.LARGE) > 0

@@ -37,7 +37,7 @@ def test_what_is_shared_is_read_once_a_cluster() -> None:
         source = source_of("registers flat", (along_batch, along_out))
         work = family.work(source.kernel, source.constants, 256)
         assert before.cache_bytes - work.cache_bytes == of_w - of_w // along_batch + of_x - of_x // along_out
-        assert replace(work, cache_bytes=0) == replace(before, cache_bytes=0)
+        assert work._replace(cache_bytes=0) == before._replace(cache_bytes=0)
 
 
 def test_a_search_tries_clusters_where_what_they_share_is_much_of_a_stage() -> None:

@@ -39,7 +39,7 @@ def test_permuting_takes_launches_before_and_after_and_room_for_x_and_y() -> Non
     each = kernel(pattern=(2, 48, 64, 24))
     constants = PermutedConstants(*list(vars(PLAIN).values())[:-1])
     own, alone = PERMUTED.geometry(each, constants, 100), SHARED.geometry(with_blocks_apart(each), PLAIN, 100)
-    assert replace(own, workspace_bytes=0, before=(), after=()) == alone
+    assert own._replace(workspace_bytes=0, before=(), after=()) == alone
     assert own.workspace_bytes == 2 * 100 * 2 * (64 + 48) * 24
     (before,), (after,) = own.before, own.after
     assert (before.name, before.geometry.grid) == ("permute_x", 100 * 2 * 8 * 3 // 256 + 1)  # 8 inputs x 8 j a thread

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ksgen.families.chains import factor_kernels
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
-from ksgen.families.tiles import WARP, Constants, divide_up
+from ksgen.families.tiles import WARP, Constants, Sized, divide_up
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
@@ -151,7 +151,7 @@ def _factors(kernel: KernelSpec) -> tuple[KernelSpec, KernelSpec]:
 
 
 @dataclass(frozen=True)
-class GemvChainTiling:
+class GemvChainTiling(Sized):
     """Derived sizes of a chain, in elements unless they say bytes."""
 
     kernel: KernelSpec
@@ -163,7 +163,7 @@ class GemvChainTiling:
 
     @cached_property
     def first(self) -> First:
-        constants = replace(self.constants.first, tile_d=self.constants.tile_d)
+        constants = self.constants.first.changed(tile_d=self.constants.tile_d)
         return First(_factors(self.kernel)[0], constants, self.kernel.factors[0])
 
     @cached_property

@@ -22,7 +22,7 @@ REMEMBERED = 4096  # cached counts, one per kernel and constants
 
 def cache_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> float:
     """Bytes that all blocks move: X once per tile of outputs, weights once per tile of the batch, outputs once."""
-    shape, own, (_, b, c, _) = GemvTiling(kernel, constants), constants, kernel.pattern.shape
+    shape, own, (_, b, c, _) = GemvTiling.of(kernel, constants), constants, kernel.pattern.shape
     inputs = run_bytes_of(kernel, c, c, own.tile_d, batch, own.tile_batch, kernel.x_item_bytes)
     outputs = output_bytes(kernel, constants, batch)
     return (
@@ -63,7 +63,7 @@ def row_bytes(shape: GemvTiling, outputs: int, tile_out: int, tile_d: int) -> fl
 
 
 def work_of(kernel: KernelSpec, constants: GemvConstants, batch: int, memory_bytes: int) -> Work:
-    shape, own, real = GemvTiling(kernel, constants), constants, kernel.real_bytes
+    shape, own, real = GemvTiling.of(kernel, constants), constants, kernel.real_bytes
     blocks, tiles = shape.grid(batch), divide_up(batch, constants.tile_batch)
     stages = blocks * shape.stages
     kept = stages * own.tile_batch * own.tile_d * shape.tile_in * kernel.x_item_bytes
@@ -99,7 +99,7 @@ def _read_cycles(lanes: int, tile_d: int, plane: int, piece: int) -> int:
 @lru_cache(REMEMBERED)
 def copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
     """Shared-memory cycles in which the threads of one block write X of one stage."""
-    shape, size = GemvTiling(kernel, constants), kernel.x_item_bytes
+    shape, size = GemvTiling.of(kernel, constants), kernel.x_item_bytes
     runs = shape.tile_in // shape.x_vector
 
     def place(at: int) -> int:
@@ -121,7 +121,7 @@ def copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
 def part_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
     """Shared-memory cycles in which one block writes its tile's sums; in batch-size-last, a lane's sums are
     contiguous."""
-    shape, own, real = GemvTiling(kernel, constants), constants, kernel.real_bytes
+    shape, own, real = GemvTiling.of(kernel, constants), constants, kernel.real_bytes
     wide = gcd(shape.held, own.tile_batch, 16 // real) if kernel.layout == "bsl" else 1
 
     def place(group: int, at: int) -> int:
@@ -182,7 +182,7 @@ def waits(shape: GemvChainTiling) -> int:
 
 
 def chain_work(kernel: KernelSpec, constants: GemvChainConstants, batch: int, memory_bytes: int) -> Work:
-    shape, own, real, size = GemvChainTiling(kernel, constants), constants, kernel.real_bytes, kernel.item_bytes
+    shape, own, real, size = GemvChainTiling.of(kernel, constants), constants, kernel.real_bytes, kernel.item_bytes
     first, last = shape.first, shape.last
     tiles = divide_up(batch, own.tile_batch)
     blocks, warps = last.grid(batch), shape.threads // WARP

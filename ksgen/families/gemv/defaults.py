@@ -41,7 +41,7 @@ def entries_for(batch: int | None) -> int:
 def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
     """Yield constants with few idle lanes except at ragged edges, or if a pattern has too few rows for a warp."""
     _, b, _, d = kernel.pattern.shape
-    pieces = GemvTiling(kernel, GemvConstants(1, 1, 1, 1, 1, 1, 1)).pieces
+    pieces = GemvTiling.of(kernel, GemvConstants(1, 1, 1, 1, 1, 1, 1)).pieces
     lanes = [each for each in (32, 16, 8, 4, 2, 1) if each < 2 * pieces]
     for lanes_in, warps_in, steps in product(lanes, (1, 2, 4, 8, 16), (1, 2, 3, 4)):
         sharers = lanes_in * warps_in
@@ -58,7 +58,7 @@ def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
             for tile_d in sorted({min(d, groups, most) for most in (1, 2, 4, 8, 16, groups)}):
                 tile_out = min(groups // tile_d, divide_up(b, thread_out)) * thread_out
                 found = GemvConstants(tile_batch, tile_out, tile_d, thread_out, lanes_in, warps_in, steps)
-                shape = GemvTiling(kernel, found)
+                shape = GemvTiling.of(kernel, found)
                 has_room = shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads)
                 if shape.warps_out == warps_out and shape.x_rounds <= ROUNDS and has_room:
                     yield found
@@ -66,7 +66,7 @@ def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
 
 def expected_cycles(kernel: KernelSpec, constants: GemvConstants, limits: Limits, batch: int) -> float:
     """Estimated cycles of the busiest multiprocessor: the longest of its resources, plus the waits for stages."""
-    shape, rates = GemvTiling(kernel, constants), gpu_of(limits.target).rates
+    shape, rates = GemvTiling.of(kernel, constants), gpu_of(limits.target).rates
     many = limits.multiprocessors
     resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)
     if not resident:
@@ -103,12 +103,12 @@ def memory_cycle_bytes(rates: Rates | None) -> float:
 
 @lru_cache(maxsize=REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> GemvConstants:
-    found = list(shapes(kernel, tile_batch))
-    if not found:  # with so few rows, too few threads copy X
-        return best(kernel, limits, tile_batch // 2)
-    return min(
-        found, key=lambda each: (expected_cycles(kernel, each, limits, tile_batch), GemvTiling(kernel, each).threads)
-    )
+    def cost(each: GemvConstants) -> tuple[float, int]:
+        return expected_cycles(kernel, each, limits, tile_batch), GemvTiling.of(kernel, each).threads
+
+    found = min(shapes(kernel, tile_batch), key=cost, default=None)
+    # with so few rows, too few threads copy X
+    return best(kernel, limits, tile_batch // 2) if found is None else found
 
 
 MOST_COPIES = 64  # copies of X per thread, at most
@@ -125,7 +125,7 @@ def chain_options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterat
         if (first := found[key]) is None:
             continue
         constants = GemvChainConstants.of(last, *first)
-        shape = GemvChainTiling(kernel, constants)
+        shape = GemvChainTiling.of(kernel, constants)
         if (
             shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads)
             and shape.shared_bytes <= limits.shared_bytes
@@ -135,7 +135,7 @@ def chain_options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterat
 
 def _best_first(kernel: KernelSpec, last: GemvConstants) -> tuple[int, int, int] | None:
     """Fastest (thread_out, lanes_in, steps) of the first factor; None if its copies or registers are too many."""
-    least = GemvChainTiling(kernel, GemvChainConstants.of(last, 1, 1, 1))
+    least = GemvChainTiling.of(kernel, GemvChainConstants.of(last, 1, 1, 1))
     pieces, alike, most = least.first.pieces, most_alike(kernel), max(1, MOST_SUMS // last.tile_batch)
     found: tuple[float, tuple[int, int, int]] | None = None
     for thread_out, lanes_in, steps in product((1, 2, 4, 8), (32, 16, 8, 4, 2, 1), (1, 2, 3, 4)):
@@ -144,7 +144,7 @@ def _best_first(kernel: KernelSpec, last: GemvConstants) -> tuple[int, int, int]
             continue
         if thread_out > 1 and alike != inf and alike % thread_out:
             continue
-        shape = GemvChainTiling(kernel, GemvChainConstants.of(last, thread_out, lanes_in, steps))
+        shape = GemvChainTiling.of(kernel, GemvChainConstants.of(last, thread_out, lanes_in, steps))
         if shape.first.x_copies > MOST_COPIES * shape.threads or shape.registers > min(
             MOST_REGISTERS, MOST_OF_BLOCK // shape.threads
         ):
@@ -171,7 +171,7 @@ def _first_cycles(shape: GemvChainTiling) -> tuple[float, float]:
 
 def chain_cycles(kernel: KernelSpec, constants: GemvChainConstants, limits: Limits, batch: int) -> float:
     """Estimated cycles of the busiest multiprocessor, as for one factor."""
-    shape, rates = GemvChainTiling(kernel, constants), gpu_of(limits.target).rates
+    shape, rates = GemvChainTiling.of(kernel, constants), gpu_of(limits.target).rates
     last: GemvTiling = shape.last
     resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)
     if not resident:
@@ -201,7 +201,5 @@ def has_chain(kernel: KernelSpec, limits: Limits) -> bool:
 def best_chain(kernel: KernelSpec, limits: Limits, entries: int) -> GemvChainConstants | None:
     """Fastest constants for blocks of at most `entries` rows of the batch; None if none fit."""
     sizes = [size for size in (32, 16, 8, 4, 2, 1) if size <= entries]
-    found = [each for size in sizes for each in chain_options(kernel, limits, size)]
-    if not found:
-        return None
-    return min(found, key=lambda each: (chain_cycles(kernel, each, limits, entries), each.threads))
+    options = (each for size in sizes for each in chain_options(kernel, limits, size))
+    return min(options, key=lambda each: (chain_cycles(kernel, each, limits, entries), each.threads), default=None)

@@ -7,7 +7,6 @@ Several layers share the blocks. Weights are packed as for each factor alone. De
 """
 
 from collections.abc import Iterator
-from dataclasses import astuple, replace
 from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
@@ -139,11 +138,11 @@ class Gemv(PackingFamily[AnyGemvConstants]):
             raise not_served(self, kernel)
         best: Any = group.best if kernel.is_group else defaults.best_chain if kernel.is_chain else defaults.best
         found: AnyGemvConstants = best(kernel, limits, defaults.entries_for(batch or kernel.batch))
-        return replace(found, early=int(begins_early(limits.target)))
+        return found.changed(early=int(begins_early(limits.target)))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGemvConstants]:
         for found in self._options(kernel, limits):
-            constants = replace(found, early=int(begins_early(limits.target)))
+            constants = found.changed(early=int(begins_early(limits.target)))
             if self.keeps_rules(kernel, constants) and (kernel.is_chain or self.fits(kernel, constants, limits)):
                 yield constants
 
@@ -160,7 +159,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
     # ---- costs
 
     def geometry(self, kernel: KernelSpec, constants: AnyGemvConstants, batch: int) -> Geometry:
-        return replace(super().geometry(kernel, constants, batch), starts_early=bool(constants.early))
+        return super().geometry(kernel, constants, batch)._replace(starts_early=bool(constants.early))
 
     def work(self, kernel: KernelSpec, constants: AnyGemvConstants, batch: int) -> Work:
         if isinstance(constants, GemvGroupConstants):  # X is read from memory once
@@ -168,8 +167,8 @@ class Gemv(PackingFamily[AnyGemvConstants]):
                 self.work(layer, own, batch) for layer, own in zip(layer_kernels(kernel), constants.layers, strict=True)
             ]
             again = (len(each) - 1) * kernel.x_item_bytes * batch * kernel.in_features
-            found = Work(*map(sum, zip(*map(astuple, each), strict=True)))
-            return replace(found, memory_bytes=found.memory_bytes - again)
+            found = Work(*map(sum, zip(*each, strict=True)))
+            return found._replace(memory_bytes=found.memory_bytes - again)
         memory_bytes = self.memory_bytes(kernel, constants, batch)
         if isinstance(constants, GemvChainConstants):
             return counts.chain_work(kernel, constants, batch, memory_bytes)

@@ -5,7 +5,7 @@ in its shared memory.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import ClassVar
@@ -187,7 +187,7 @@ class MmaChainTiling(GpuChainShape[MmaFactor]):
 
 
 CHAIN_RULES: tuple[Rule[MmaChainConstants], ...] = (
-    *rules_of_chain(RULES, MmaChainTiling),
+    *rules_of_chain(RULES, MmaChainTiling.of),
     Rule("stream is 0 or 1", lambda k, c: c.stream in (0, 1)),
 )
 
@@ -260,7 +260,7 @@ def _tiles_of_factor(
         )
         least = MmaFactor(kernel, own).super_in
         for count in range(1, stretches + 1):
-            found = replace(own, tile_in=count * least)
+            found = own.changed(tile_in=count * least)
             shape = MmaFactor(kernel, found)
             fits = (
                 shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS and shape.threads <= MOST_THREADS

@@ -1,7 +1,6 @@
 """Default constants of the tensor-core family before any search, chosen by rule."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 from ksgen.errors import ConstantsError
@@ -69,7 +68,7 @@ def default(kernel: KernelSpec, limits: Limits) -> MmaConstants:
     chosen = _of_warps(chosen, warps_batch, warps_out)
     lean = _fewer_stages(kernel, chosen, limits.shared_bytes_for(2))
     if MmaTiling(kernel, lean).shared_bytes <= limits.shared_bytes_for(2):
-        return replace(lean, min_blocks=2)
+        return lean.changed(min_blocks=2)
     while MmaTiling(kernel, chosen).shared_bytes > limits.shared_bytes:
         chosen = smaller(kernel, chosen)
     return chosen
@@ -95,15 +94,13 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
         wide = _of_warps(tile, warps_batch, warps_out, warps_d)
         inputs = dict.fromkeys((tile.tile_in, max(tile.tile_in // 2, MmaTiling(kernel, tile).super_in)))
         variants = product((0, 1) if reads_again else (0,), inputs)
-        shapes = [
-            MmaTiling(kernel, replace(wide, resident=resident, tile_in=tile_in)) for resident, tile_in in variants
-        ]
+        shapes = [MmaTiling(kernel, wide.changed(resident=resident, tile_in=tile_in)) for resident, tile_in in variants]
         lean = [each for each in shapes if tile.tile_d < MANY_PLANES or each.registers <= MOST_OF_MANY]
         for blocks, shape in product((1, 2), lean):
             stages = _most_stages(shape, limits.shared_bytes_for(blocks))
             fits_registers = min(255, shape.registers) * shape.threads * blocks <= limits.registers
             if stages > 1 and fits_registers and shape.threads * blocks <= PORTABLE.threads:
-                yield replace(shape.constants, stages=stages, min_blocks=blocks)
+                yield shape.constants.changed(stages=stages, min_blocks=blocks)
 
 
 def _is_spread(kernel: KernelSpec, warp_d: int, warps_d: int) -> bool:
@@ -113,8 +110,8 @@ def _is_spread(kernel: KernelSpec, warp_d: int, warps_d: int) -> bool:
 
 def _of_warps(tile: MmaConstants, warps_batch: int, warps_out: int, warps_d: int = 1) -> MmaConstants:
     """Block of several warps, each with a tile of its own."""
-    return replace(
-        tile, tile_batch=tile.tile_batch * warps_batch, tile_out=tile.tile_out * warps_out, warps_batch=warps_batch,
+    return tile.changed(
+        tile_batch=tile.tile_batch * warps_batch, tile_out=tile.tile_out * warps_out, warps_batch=warps_batch,
         warps_out=warps_out, tile_d=tile.tile_d * warps_d, warps_d=warps_d,
     )  # fmt: skip
 
@@ -138,8 +135,8 @@ def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaCo
     for rows, column in product((1, 2, 3, 4), columns):
         constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, warp_d, 1, 1, 4, promote, 1)
         shape = MmaTiling(kernel, constants)
-        constants = replace(
-            constants, tile_in=_inputs(kernel.pattern.c, shape.super_in, STAGE_BYTES // kernel.x_item_bytes)
+        constants = constants.changed(
+            tile_in=_inputs(kernel.pattern.c, shape.super_in, STAGE_BYTES // kernel.x_item_bytes)
         )
         if (rows, column) == (1, columns[0]) or (
             shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS
@@ -165,19 +162,19 @@ def _fewer_stages(kernel: KernelSpec, constants: MmaConstants, budget: int) -> M
     shape = MmaTiling(kernel, constants)
     stages = _most_stages(shape, budget)
     if stages < 2 and constants.tile_in > shape.super_in:
-        return _fewer_stages(kernel, replace(constants, tile_in=constants.tile_in // 2, stages=4), budget)
-    return replace(constants, stages=max(2, stages))
+        return _fewer_stages(kernel, constants.changed(tile_in=constants.tile_in // 2, stages=4), budget)
+    return constants.changed(stages=max(2, stages))
 
 
 def smaller(kernel: KernelSpec, constants: MmaConstants) -> MmaConstants:
     """Reduce one constant that takes shared memory; the smallest tile fits every device."""
     shape = MmaTiling(kernel, constants)
     if constants.stages > 2:
-        return replace(constants, stages=constants.stages - 1)
+        return constants.changed(stages=constants.stages - 1)
     if constants.tile_in > shape.super_in:
-        return replace(constants, tile_in=constants.tile_in // 2)
+        return constants.changed(tile_in=constants.tile_in // 2)
     if constants.warps_batch > 1:
-        return replace(constants, tile_batch=constants.tile_batch // constants.warps_batch, warps_batch=1)
+        return constants.changed(tile_batch=constants.tile_batch // constants.warps_batch, warps_batch=1)
     if constants.warps_out > 1:
-        return replace(constants, tile_out=constants.tile_out // constants.warps_out, warps_out=1)
+        return constants.changed(tile_out=constants.tile_out // constants.warps_out, warps_out=1)
     raise ConstantsError(f"{kernel.name}: no tile fits shared memory; got {constants}")

@@ -6,12 +6,11 @@ docs/kernels/mma.md. Never renders, compiles or runs.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Limits, Work, named
-from ksgen.families.chains import by_kind, factor_kernels, places
+from ksgen.families.chains import by_kind, factor_kernels
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import FactorVariables, GpuProduct, ProductVariables, ends_of
@@ -110,7 +109,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             if not self.is_able(kernel, least, limits):
                 continue  # constants that need more are not valid either
             for stages, min_blocks in product((2, 3, 4, 5), (1, 2, 3)):
-                constants = replace(least, stages=stages, promote=promote, min_blocks=min_blocks)
+                constants = least.changed(stages=stages, promote=promote, min_blocks=min_blocks)
                 if self.is_able(kernel, constants, limits):
                     yield constants
 
@@ -118,7 +117,8 @@ class Mma(GpuProduct[AnyMmaConstants]):
         shape, runs = self.shape(kernel, constants), divide_up(batch, constants.tile_batch)
         # `written` lists the factors whose inputs are written to shared memory once
         last, written = ends_of(kernel, shape.factors)[1], list(shape.copying)
-        written += [each for each, at in zip(shape.factors, places(kernel), strict=True) if at.at]
+        if kernel.is_chain:
+            written += [each for each, at in zip(shape.factors, shape.places, strict=True) if at.at]
         moved = sum(each.x_bytes_moved(batch) * each.readings for each in shape.copying) + sum(
             each.y_bytes_moved(batch) for each in last
         )

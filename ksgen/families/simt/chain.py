@@ -125,7 +125,7 @@ def _divide(kernel: KernelSpec, constants: SimtChainConstants) -> bool:
 
 
 CHAIN_RULES: tuple[Rule[SimtChainConstants], ...] = (
-    *rules_of_chain(RULES, SimtChainTiling),
+    *rules_of_chain(RULES, SimtChainTiling.of),
     Rule("tiles has a tile_in that divides c and a tile_d that divides d, from a chain's factor 2 on", _divide),
 )
 

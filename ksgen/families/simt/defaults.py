@@ -1,7 +1,6 @@
 """Default constants of the SIMT family before any search, chosen by rule for a GPU and for a processor."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 from ksgen.errors import ConstantsError
@@ -62,7 +61,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     # For Hopper ptxas needs the bound of six blocks: without it, it takes 217 registers for two warps. On other
     # targets this bound makes it spill.
     blocks = 2 if doubles else 6 if shape.warps == 2 and copy == "async" and limits.warpgroups else 3
-    return replace(chosen, min_blocks=max(1, min(blocks, fit)))
+    return chosen.changed(min_blocks=max(1, min(blocks, fit)))
 
 
 def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
@@ -70,7 +69,7 @@ def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> S
 
     Not in batch-size-first where ptxas takes more registers: it takes all of them for such a loop.
     """
-    deeper = SimtTiling(kernel, replace(chosen, stages=4))
+    deeper = SimtTiling(kernel, chosen.changed(stages=4))
     takes_all = kernel.layout == "bsf" and more_registers(kernel, limits.target) > 0
     is_plain = chosen.stages == 3 and kernel.real_bytes == 4 and not takes_all
     is_better = is_plain and deeper.steps % 3 and deeper.steps % 4 == 0 and deeper.steps > 4
@@ -88,13 +87,13 @@ def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterato
         threads_batch, (1, 2), (2, 4, 8), (1, 2, 3, 4), planes
     ):
         tile_batch, tile_out = LANES_BATCH * thread_batch * warps_batch, LANES_OUT * thread_out * warps_out
-        found = replace(
-            chosen, tile_batch=tile_batch, tile_out=tile_out, tile_d=tile_d, thread_batch=thread_batch,
+        found = chosen.changed(
+            tile_batch=tile_batch, tile_out=tile_out, tile_d=tile_d, thread_batch=thread_batch,
             thread_out=thread_out,
         )  # fmt: skip
         registers = (SimtTiling(kernel, found).registers + more) * SimtTiling(kernel, found).threads
         if registers <= limits.registers and (warps_out - 1) * LANES_OUT * thread_out < kernel.pattern.b:
-            yield replace(found, min_blocks=max(1, min(3, limits.registers // registers)))
+            yield found.changed(min_blocks=max(1, min(3, limits.registers // registers)))
 
 
 def cpu_default(kernel: KernelSpec) -> SimtConstants:
@@ -108,15 +107,15 @@ def smaller(kernel: KernelSpec, constants: SimtConstants, budget: int) -> SimtCo
     """Reduce one constant that takes shared memory; the smallest tile fits every device."""
     shape = SimtTiling(kernel, constants)
     if constants.stages > 2:
-        return replace(constants, stages=constants.stages - 1)
+        return constants.changed(stages=constants.stages - 1)
     if constants.tile_in > 8:
-        return replace(constants, tile_in=constants.tile_in // 2)
+        return constants.changed(tile_in=constants.tile_in // 2)
     if shape.warps_batch > 1:
-        return replace(constants, tile_batch=constants.tile_batch // shape.warps_batch)
+        return constants.changed(tile_batch=constants.tile_batch // shape.warps_batch)
     if shape.warps_out > 1:
-        return replace(constants, tile_out=constants.tile_out // shape.warps_out)
+        return constants.changed(tile_out=constants.tile_out // shape.warps_out)
     if constants.tile_d > 1:
-        return replace(constants, tile_d=constants.tile_d // 2)
+        return constants.changed(tile_d=constants.tile_d // 2)
     if constants.tile_in > 1:
-        return replace(constants, tile_in=max(1, constants.tile_in // 2))
+        return constants.changed(tile_in=max(1, constants.tile_in // 2))
     raise ConstantsError(f"{kernel.name}: no tile fits {budget} bytes of shared memory")

@@ -6,7 +6,6 @@ runs.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
 
@@ -96,7 +95,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             if not self.keeps_rules(kernel, constants):
                 continue
             for min_blocks in (1,) if limits.is_cpu else (1, 2, 3):  # processors have no launch bounds
-                bounded = replace(constants, min_blocks=min_blocks)
+                bounded = constants.changed(min_blocks=min_blocks)
                 if not self.fits(kernel, bounded, limits):
                     break  # more blocks do not fit either
                 yield bounded

@@ -5,7 +5,6 @@ X reaches the tensor cores from shared memory, from registers, or from shared me
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from ksgen.errors import ConstantsError
@@ -134,7 +133,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
     def in_clusters(self, kernel: KernelSpec, constants: Any, most: int = cluster.MOST_BY_DEFAULT) -> Iterator[Any]:
         """Yield the constants with the clusters of at most so many blocks that a search tries."""
         for batch, out in cluster.tried(self.shape(kernel, constants), most):
-            changed = replace(constants, cluster_batch=batch, cluster_out=out)
+            changed = constants.changed(cluster_batch=batch, cluster_out=out)
             if all(rule.holds(kernel, changed) for rule in cluster.rules(self.shape)):
                 yield changed
 

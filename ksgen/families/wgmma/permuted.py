@@ -77,8 +77,7 @@ class PermutedBlock(SharedBlock):
         x_pass, y_pass = (
             Geometry(divide_up(size // part_bytes, PERMUTE_THREADS), PERMUTE_THREADS, 0) for size in (x_bytes, y_bytes)
         )
-        return replace(
-            geometry,
+        return geometry._replace(
             workspace_bytes=divide_up(x_bytes, WORKSPACE_LINE) * WORKSPACE_LINE + y_bytes,
             before=(Pass("permute_x", x_pass),),
             after=(Pass("permute_y", y_pass),),

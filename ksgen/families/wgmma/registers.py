@@ -5,7 +5,7 @@ batch in 32 bits, lanes read X in its stored order and keep it as fragments.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
@@ -269,11 +269,11 @@ class RegistersBlock(Block):
         yield _deepened(family, kernel, _widest(family, kernel, start, limits), limits)
         for tile_d, (batch, along_d), rows, resident in product(_runs(kernel), TOGETHER, (1, 2), (0, 1, 2)):
             narrow = RegistersConstants(ROWS * rows * batch, 8, MOST_BOX, tile_d, batch, along_d, 2, promote)
-            narrow = replace(narrow, tile_in=RegistersBlock.of(kernel, narrow).unit_in)
+            narrow = narrow.changed(tile_in=RegistersBlock.of(kernel, narrow).unit_in)
             if not family.is_able(kernel, narrow, limits):
                 continue
             for spare in (0, SPARE):
-                wide = replace(_widest(family, kernel, narrow, limits, spare), resident=resident)
+                wide = _widest(family, kernel, narrow, limits, spare).changed(resident=resident)
                 if family.is_able(kernel, wide, limits):
                     wide = _deepened(family, kernel, wide, limits)
                     yield from family.in_clusters(kernel, wide) if spare else [wide]
@@ -315,7 +315,7 @@ def _widest(
 ) -> RegistersConstants:
     """Tile with the fewest tiles along the outputs, then the least padding, that leaves `spare` registers."""
     b = kernel.pattern.b
-    widths = [replace(start, tile_out=width) for width in range(8, min(MOST_COLUMNS, b + 7) + 1, 8)]
+    widths = [start.changed(tile_out=width) for width in range(8, min(MOST_COLUMNS, b + 7) + 1, 8)]
     most = HELD[RegistersBlock.of(kernel, start).groups] - spare
     able = [
         each for each in widths if family.is_able(kernel, each, limits) and RegistersBlock.of(kernel, each).held <= most
@@ -333,7 +333,7 @@ def _start(family: Any, kernel: KernelSpec, limits: Limits) -> RegistersConstant
     rows, (tile_d, groups_d), promote = 2 if kernel.layout == "bsl" else 1, _planes(kernel), promotion(kernel, limits)
     for groups_batch in (2, 1)[groups_d - 1 :]:
         start = RegistersConstants(ROWS * rows * groups_batch, 8, MOST_BOX, tile_d, groups_batch, groups_d, 2, promote)
-        start = replace(start, tile_in=RegistersBlock.of(kernel, start).unit_in)
+        start = start.changed(tile_in=RegistersBlock.of(kernel, start).unit_in)
         if family.is_able(kernel, start, limits):
             return start
     return None
@@ -342,14 +342,14 @@ def _start(family: Any, kernel: KernelSpec, limits: Limits) -> RegistersConstant
 def _deepened(family: Any, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> RegistersConstants:
     """The same tile with long stages, enough of them, and the least padding of c; then as many as fit."""
     c, unit = kernel.pattern.c, constants.tile_in
-    deeper = [replace(constants, tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
+    deeper = [constants.changed(tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
     able = [
         each
         for each in deeper
         if family.is_able(kernel, each, limits) and RegistersBlock.of(kernel, each).x_bytes <= STAGE_TARGET
     ]
     chosen = min(able or [constants], key=lambda each: (divide_up(c, each.tile_in) * each.tile_in, -each.tile_in))
-    stages = [replace(chosen, stages=stages) for stages in range(2, MOST_STAGES + 1)]
+    stages = [chosen.changed(stages=stages) for stages in range(2, MOST_STAGES + 1)]
     return max((each for each in stages if family.fits(kernel, each, limits)), key=lambda each: each.stages)
 
 

@@ -5,7 +5,7 @@ The boxes of X are operand A unchanged: along the batch in batch-size-last, alon
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
 
@@ -165,8 +165,8 @@ class SharedBlock(Block):
         chosen = _start(family, cls.constants_type, kernel, limits)
         yield chosen
         for groups, rows, width, tile_in in product((2, 3), (1, 2), WIDTHS, sorted({chosen.tile_in, STAGE_INPUTS})):
-            tile = replace(
-                chosen, tile_batch=ROWS * rows * groups, tile_out=width, tile_in=tile_in, groups_batch=groups, stages=2
+            tile = chosen.changed(
+                tile_batch=ROWS * rows * groups, tile_out=width, tile_in=tile_in, groups_batch=groups, stages=2
             )
             if width < kernel.pattern.b + 16 and family.is_able(kernel, tile, limits):
                 yield from family.in_clusters(kernel, _finest(family, kernel, tile, limits))
@@ -206,12 +206,12 @@ def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits:
 def _finest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
     """The same constants with as many stages as fit; if stages are few, with half the inputs per stage."""
     found = _deepest(family, kernel, constants, limits)
-    half = replace(constants, tile_in=constants.tile_in // 2)
+    half = constants.changed(tile_in=constants.tile_in // 2)
     is_halved = found.stages <= FEW_STAGES and family.is_able(kernel, half, limits)
     return _deepest(family, kernel, half, limits) if is_halved else found
 
 
 def _deepest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
     """The same constants with as many stages as fit."""
-    deeper = (replace(constants, stages=stages) for stages in range(MOST_STAGES, 1, -1))
+    deeper = (constants.changed(stages=stages) for stages in range(MOST_STAGES, 1, -1))
     return next((each for each in deeper if family.fits(kernel, each, limits)), constants)
