@@ -5,6 +5,7 @@
 import gc
 import hashlib
 import os
+import sys
 
 # pytest has a worker more than cores: threads of theirs that spin would take them from each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -66,7 +67,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _short_series() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        shorten(patch.setattr)
+        shorten(patch.setattr, with_forks=sys.platform == "linux")
         yield
 
 

@@ -17,6 +17,7 @@ from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 
+CODE = "from ksgen.tuning.worker import main; main()"  # of a child
 STEP_SECONDS = 60.0  # limit of a child's step: compiling, checking or timing one candidate
 # signals that others send, as an out-of-memory killer or a job's end does: the candidate is not their cause
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -148,11 +149,14 @@ class Worker:
                 why = f"temporary files cannot be written ({error}); TMPDIR names another folder"
                 raise DeviceError(f"the process that measures: {why}") from None
             self._connection, theirs = Pipe()
-            code = "from ksgen.tuning.worker import main; main()"
-            command, options = python_child(code, str(theirs.fileno()), *self._arguments)
-            self._child = subprocess.Popen(command, **options, stderr=self._errors, pass_fds=[theirs.fileno()])
+            self._child = self._start(theirs.fileno(), self._errors)
             theirs.close()
         return self._connection
+
+    def _start(self, number: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start a child with its end of the connection, which has that file number."""
+        command, options = python_child(CODE, str(number), *self._arguments)
+        return subprocess.Popen(command, **options, stderr=errors, pass_fds=[number])
 
     def _lost(self, at: int, is_late: bool) -> LostError:
         """End what is left of the child, and say why it is lost."""

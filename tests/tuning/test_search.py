@@ -29,9 +29,11 @@ from ksgen.families.simt.shape import SimtConstants
 from ksgen.measure.trust import BLOCK_SECONDS, LEAST_BLOCKS
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
+from ksgen.tuning import engine as engine_module
 from ksgen.tuning import search as search_module
 from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Candidate, Job, Outcome, Runs
+from ksgen.tuning.process import Worker
 from ksgen.tuning.search import FINALISTS, Budget, Progress, Search, Tuned, is_faster
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner
@@ -215,8 +217,9 @@ def test_a_processor_s_search_starts_one_child_that_compiles_and_measures(
     monkeypatch.setattr(
         subprocess, "Popen", lambda *given, **options: started.append(given) or popen(*given, **options)
     )
+    monkeypatch.setattr(engine_module, "Worker", Worker)  # whose child is no fork
     space_of(monkeypatch, replace(CONSTANTS, tile_in=4))
-    engine = LocalEngine("opencl:0", compilers=1)
+    engine = LocalEngine("opencl:0", compilers=1, preload=["tests.support.short_probes"])
     try:
         assert search(engine, store, strategy="exhaustive").looked == 2
     finally:
