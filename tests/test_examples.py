@@ -59,6 +59,7 @@ def test_every_program_is_run_here() -> None:
         "propose_vit.py",
         "serve.py",
         "several_processes.py",
+        "shufflenet.py",
     ]
     assert [name for name in programs if len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) > 80] == []
     assert [
@@ -199,3 +200,15 @@ def test_several_processes(tmp_path: Path) -> None:
     assert columns.startswith("KSColwise over 2 processes: factor 1 along k, factor 2 along a;")
     assert rows.startswith("KSRowwise over 2 processes: factor 1 along a, factor 2 along l;")
     assert float(saved.removeprefix("saved from 2 and loaded whole: outputs differ by ")) < 1e-5
+
+
+@pytest.mark.libraries
+@needs_torch
+def test_shufflenet(emulated: Callable[..., str]) -> None:
+    out = emulated("shufflenet.py", "--short")
+    theirs, ours = (
+        [float(each) for each in found]
+        for found in re.findall(r"loss ([\d.]+) to ([\d.]+), \d+% of others right, [\d.]+ ms a step", out)
+    )
+    assert theirs[1] < theirs[0]
+    assert ours == pytest.approx(theirs, abs=2e-3)

@@ -3,6 +3,7 @@
 from ksgen.torch.layer.base import freeze, thaw
 from ksgen.torch.layer.building import build
 from ksgen.torch.layer.calibrating import calibrate
+from ksgen.torch.layer.convolution import KSConv1x1
 from ksgen.torch.layer.linear import KSLinear, QuantizedKSLinear
 
-__all__ = ["KSLinear", "QuantizedKSLinear", "build", "calibrate", "freeze", "thaw"]
+__all__ = ["KSConv1x1", "KSLinear", "QuantizedKSLinear", "build", "calibrate", "freeze", "thaw"]
