@@ -1,6 +1,7 @@
 """KSLinear's `auto` compared with its other backends, on the processor: `python -m benchmarks.torch_cpu [--json]`.
 
-Layers have one factor and no bias, or with `--layers` those of transformers, with a bias and next to `nn.Linear`. The
+Layers have one factor and no bias, or with `--layers` those of transformers, with a bias and next to `nn.Linear`. With
+`--convolutions` they are `KSConv1x1` in both memory formats next to `nn.Conv2d`, and the batch counts images. The
 steps are "forward" with frozen layers; "unfrozen", where only PyTorch's backends are frozen; and "training", with
 gradients of x and the weights. All backends alternate on all cores, on memory that was used before, with a pause before
 each run. A row shows the time of auto, and its ratio to each backend. A backend that takes four times as long as the
@@ -20,9 +21,9 @@ from torch import nn
 
 from ksgen.bench.chains import transformers
 from ksgen.measure.quiet import keep_freed_memory, rest
-from ksgen.pattern import Chain, Pattern, monarch
+from ksgen.pattern import Chain, Pattern, Patterns, monarch
 from ksgen.spec import LAYOUTS, Layout
-from ksgen.torch import KSLinear
+from ksgen.torch import KSConv1x1, KSLinear, freeze
 from ksgen.torch.operators.backends import BackendName
 
 os.environ.setdefault("KSGEN_COMPILE", "wait")  # time kernels, and not what serves meanwhile
@@ -37,10 +38,8 @@ TURN_US = 2000  # least duration of a round of the fastest backend
 Job = Callable[[], object]
 
 
-def forward(layer: nn.Linear, x: torch.Tensor) -> Job:
-    layer.eval()
-    if isinstance(layer, KSLinear):
-        layer.freeze()
+def forward(layer: nn.Module, x: torch.Tensor) -> Job:
+    freeze(layer.eval())
 
     def run() -> object:
         with torch.no_grad():
@@ -61,7 +60,7 @@ def unfrozen(layer: nn.Linear, x: torch.Tensor) -> Job:
     return run
 
 
-def training(layer: nn.Linear, x: torch.Tensor) -> Job:
+def training(layer: nn.Module, x: torch.Tensor) -> Job:
     x = x.clone().requires_grad_()
     with torch.no_grad():
         y_gradient = torch.randn_like(layer(x))
@@ -122,7 +121,43 @@ def layers_of(chain: Chain, layout: Layout, dtype: torch.dtype, has_bias: bool) 
     return found | ({"linear": nn.Linear(chain.in_features, chain.out_features, dtype=dtype)} if has_bias else {})
 
 
+# Channels to channels by groups, and the width of an image: ShuffleNet's, then butterflies for a bottleneck's layers.
+CONVOLUTIONS: dict[str, tuple[Patterns, int]] = {
+    "240 to 60, 3 groups": ("3,20,80,1", 28),
+    "60 to 240, 3 groups": ("3,80,20,1", 28),
+    "480 to 480, 8 groups": ("8,60,60,1", 14),
+    "512 to 512": (monarch(512, 512, 16, 16), 14),
+    "1024 to 1024": (monarch(1024, 1024, 32, 32), 7),
+}
+
+
+def convolutions(images: int, runs: int, seconds: float, only: str) -> None:
+    """Time 1x1 convolutions: sparse, dense, and grouped if the pattern is that of groups."""
+    for words, (patterns, width) in CONVOLUTIONS.items():
+        if only not in words:
+            continue
+        sparse = {"ksgen": KSConv1x1(patterns), "ksgen last": KSConv1x1(patterns, layout="bsf")}
+        first, size = sparse["ksgen"].linear.chain[0], (sparse["ksgen"].in_channels, sparse["ksgen"].out_channels)
+        counts = {"dense": 1} | ({"grouped": first.a} if "groups" in words else {})
+        layers: dict[str, nn.Module] = {**sparse}
+        for name, count in counts.items():
+            layers |= {f"{name}{end}": nn.Conv2d(*size, 1, groups=count) for end in ("", " last")}
+        x = torch.randn(images, size[0], width, width)
+        for kind, step in (("forward", forward), ("training", training)):
+            jobs = {
+                name: step(layer, x.contiguous(memory_format=torch.channels_last) if "last" in name else x)
+                for name, layer in layers.items()
+            }
+            took = medians_us(jobs, seconds, runs)
+            click.echo(
+                f"{words}, {images} x {width} x {width}, {kind}: "
+                + ", ".join(f"{name} {each:.0f} us" for name, each in took.items())
+            )
+
+
 @click.command()
+@click.option("--convolutions", "are_convolutions", is_flag=True, help="1x1 convolutions, and nothing else.")
+@click.option("--threads", default=0, help="0: all cores.")
 @click.option("--layers", "are_layers", is_flag=True, help="Layers of transformers in the place of single factors.")
 @click.option("--only", default="", help="A part of the names of the layers or patterns.")
 @click.option("--batch", "batches", default=(1, 16, 1024, 6272), multiple=True, show_default=True)
@@ -132,6 +167,8 @@ def layers_of(chain: Chain, layout: Layout, dtype: torch.dtype, has_bias: bool) 
 @click.option("--most-seconds", default=1.0, show_default=True, help="For a row.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
+    are_convolutions: bool,
+    threads: int,
     are_layers: bool,
     only: str,
     batches: tuple[int, ...],
@@ -144,6 +181,12 @@ def main(
     """Time every backend on every pattern."""
     torch.manual_seed(0)
     keep_freed_memory()
+    if threads:
+        torch.set_num_threads(threads)
+    if are_convolutions:
+        for images in batches:
+            convolutions(images, runs, most_seconds, only)
+        return
     kept: dict[str, list[tuple[float, float, str]]] = {}
     cases = chains_of_layers() if are_layers else {str(Pattern(*each)): Chain.read([each]) for each in PATTERNS}
     cases = {words: chain for words, chain in cases.items() if only in words}
