@@ -53,7 +53,7 @@ __all__ = [
 # Short module names that programs import and that pickled layers and reports refer to; they name the same objects.
 _PLACES = {
     "layer": "group weight splits",
-    "operators": "ops products choice checks backends frozen prepared fusing",
+    "operators": "ops products choice checks backends frozen prepared fusing autotuning",
     "conversion": "adapter convert factorize pretrained projection propose rule times",
 }
 PLACES = {
