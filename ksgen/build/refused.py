@@ -25,7 +25,7 @@ def refusal(
 ) -> ToolchainError:
     """Error for a source that does not build: summary, first complaint, kept source, and the command to repeat.
 
-    `name` is the source's file name; `command` makes the command from the place where it was kept.
+    `name` is the source's file name; `command` creates that command from the path of the kept source.
     """
     message = f"{summary}: {first_error(log)}"
     if kept := _keep(text, name, log):

@@ -42,7 +42,7 @@ def report_of(facts: Facts, passport: Passport | None, trials: Iterable[Trial]) 
 
 
 def without_paths(text: str) -> str:
-    """The text without file names, which may hold a user's name, and shortened."""
+    """Shorten a text, and remove file names, which may hold a user's name."""
     home = str(Path.home())
     return _PATH.sub(OMITTED, text.replace(home, "~") if len(home) > 1 else text)[:MOST_LETTERS]
 

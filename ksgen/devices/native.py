@@ -350,7 +350,7 @@ def _allocated(nbytes: int) -> NativeMemory:
 
 
 class OfThreads:
-    """The same compiler, for a source that is C++ already."""
+    """A compiler for the host, for sources that are C++ already."""
 
     name = "c++ threads"
 

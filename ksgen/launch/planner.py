@@ -113,7 +113,7 @@ class Planner:
         ends = device.runtime == "opencl"
         made: Plan = outcome((generation, *key), kernel.name, make, at_once=is_loaded, must_end=ends)
         with self._guard:
-            if generation != self.generation:  # made from outdated wisdom: it serves this call alone
+            if generation != self.generation:  # made from outdated wisdom, so only this call uses it
                 return made
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()

@@ -95,7 +95,7 @@ class SharedBlock(Block):
 
     @property
     def unit_in(self) -> int:
-        """Inputs of which a stage is a whole multiple."""
+        """A stage has a multiple of this number of inputs."""
         return LINE // self.kernel.x_item_bytes if self.is_bsf else self.k_step
 
     @property

@@ -33,7 +33,7 @@ MOST_TRIES = 8  # attempts of a call while another thread writes to the weights
 class CachedOperand:
     """Data derived from buffers in a known state: operands of launchers, and prepared calls.
 
-    A call is None if the usual path serves it.
+    A call is None if the usual path is used for it.
     """
 
     seen: tuple[tuple[int, object], ...]
