@@ -89,6 +89,15 @@ def test_a_blocks_warps_copy_every_element_once(plan: CopyPlan) -> None:
     assert sorted(elements(plan)) == [(line, place) for line in range(plan.lines) for place in range(plan.run)]
 
 
+def test_changed_constants_are_those_that_dataclasses_would_make() -> None:
+    few = Few(4, "async")
+    changed = few.changed(tile_in=8, copy="registers")
+    assert (changed, hash(changed)) == (Few(8, "registers"), hash(Few(8, "registers")))
+    assert (list(vars(changed)), few) == (["tile_in", "copy", "tile_out", "tile_d"], Few(4, "async"))
+    with pytest.raises(TypeError, match=r"^Few has no tile$"):
+        few.changed(tile=8)
+
+
 def test_tiles_cover_a_pattern_with_rests() -> None:
     tiled = Tiled()
     tiled.kernel, tiled.constants = KernelSpec(Pattern(3, 17, 9, 5)), Few(4, "async", 8, 2)
