@@ -17,6 +17,7 @@ from ksgen.launch.arrays import ArrayView, CallOptions, dtype_of
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import Activation, Epilogue, Fuse, Layout, PrecisionName
+from ksgen.spec.precision import gradient_of
 from ksgen.values import excerpt
 
 try:
@@ -101,6 +102,10 @@ def product(
         if layout == "bsf" and len(shape) > 2:
             x = x.reshape(-1, shape[-1])
             residual = None if residual is None else residual.reshape(-1, residual.shape[-1])
+        if 0 in x.shape:  # no rows
+            return jnp.zeros(
+                _y_shape(own, layout, x) if len(shape) < 3 else (*shape[:-1], own.chain.out_features), x.dtype
+            )
         _check(own, x, each, bias, residual)
         y = _product(layer, x, each, bias, residual)
         return y.reshape(*shape[:-1], -1) if len(shape) > 2 else y
@@ -228,9 +233,9 @@ def _forward(function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
 
 
 def _factor_backward(pattern: Pattern, layout: Layout, precision: PrecisionName | None, kept: Any, grad_y: Any) -> Any:
+    own: Any = precision and gradient_of(precision)  # gradients may exceed the range of another one
     x, weights = kept
-    of_x = _transposed(pattern, layout, precision, grad_y, weights)
-    return of_x, _gradient(pattern, layout, precision, x, grad_y)
+    return _transposed(pattern, layout, own, grad_y, weights), _gradient(pattern, layout, own, x, grad_y)
 
 
 def _gradient_backward(pattern: Pattern, layout: Layout, precision: PrecisionName | None, kept: Any, grad: Any) -> Any:

@@ -160,6 +160,32 @@ def test_more_dimensions_and_loops() -> None:
     assert [each.shape for each in grad] == [each.shape for each in weights]
 
 
+@pytest.mark.parametrize(("layout", "shape", "wanted"), [("bsf", (0, 8), (0, 6)), ("bsl", (8, 0), (6, 0))])
+def test_no_rows(layout: Any, shape: Any, wanted: Any) -> None:
+    _, weights, *_ = problem(TWO)
+    multiply = jax.jit(product(TWO, layout=layout))
+    assert multiply(jnp.zeros(shape), weights).shape == wanted
+    if layout == "bsf":
+        assert multiply(jnp.zeros((3, *shape)), weights).shape == (3, *wanted)
+
+
+def test_gradients_take_a_precision_of_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Any]] = []
+    for name in ("__call__", "gradient"):
+        own = getattr(ksgen.jax.Launcher, name)
+
+        def noted(self: Any, *given: Any, name: str = name, own: Any = own, **options: Any) -> Any:
+            asked.append((name, options.pop("precision")))
+            return own(self, *given, **options)
+
+        monkeypatch.setattr(ksgen.jax.Launcher, name, noted)
+    x, weights, *_ = problem(TWO)
+    multiply = product(TWO, precision="fp16x3", fuse="no")
+    jax.grad(lambda x, weights: multiply(x, weights).sum(), (0, 1))(x, weights)
+    assert {each for name, each in asked if name == "gradient"} == {"tf32x3"}
+    assert {each for name, each in asked if name == "__call__"} == {"fp16x3", "tf32x3"}
+
+
 def test_one_launch_and_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA calls a chain once, or each factor, whose intermediates are its own."""
     called: list[str] = []
