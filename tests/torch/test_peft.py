@@ -233,6 +233,20 @@ def test_transforms_and_autocast(name: str) -> None:
         torch.testing.assert_close(ours(x), theirs(x), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_compiled_layers(name: str) -> None:
+    base = nn.Sequential(nn.Linear(32, 32))
+    theirs = peft.get_peft_model(base, CONFIGURATIONS[name](target_modules=["0"], init_weights=False)).eval()
+    ours, x = copy.deepcopy(theirs), torch.randn(5, 32)
+    accelerate(ours)
+    y, expected = torch.compile(ours, backend="aot_eager")(x), theirs(x)
+    torch.testing.assert_close(y, expected)
+    for model, each in ((ours, y), (theirs, expected)):
+        wanted = [each for each in model.parameters() if each.requires_grad]
+        model.found = torch.autograd.grad(each.square().sum(), wanted)
+    torch.testing.assert_close(ours.found, theirs.found, rtol=1e-4, atol=1e-4)
+
+
 def test_a_second_derivative_is_refused() -> None:
     _, ours = adapted("oft")
     loss = ours(input_ids=torch.arange(10)[None]).logits.square().sum()
