@@ -14,6 +14,7 @@ from ksgen.devices import device_for
 from ksgen.errors import LaunchError
 from ksgen.install import install_line
 from ksgen.launch.arrays import ArrayView, CallOptions, dtype_of
+from ksgen.launch.checks import y_shape
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import Activation, Epilogue, Fuse, Layout, PrecisionName
@@ -102,13 +103,12 @@ def product(
         if layout == "bsf" and len(shape) > 2:
             x = x.reshape(-1, shape[-1])
             residual = None if residual is None else residual.reshape(-1, residual.shape[-1])
-        if 0 in x.shape:  # no rows
-            return jnp.zeros(
-                _y_shape(own, layout, x) if len(shape) < 3 else (*shape[:-1], own.chain.out_features), x.dtype
-            )
-        _check(own, x, each, bias, residual)
-        y = _product(layer, x, each, bias, residual)
-        return y.reshape(*shape[:-1], -1) if len(shape) > 2 else y
+        if 0 in x.shape and x.ndim == 2:  # no rows
+            y = jnp.zeros(_y_shape(own, layout, x), x.dtype)
+        else:
+            _check(own, x, each, bias, residual)
+            y = _product(layer, x, each, bias, residual)
+        return y.reshape(*shape[:-1], own.chain.out_features) if len(shape) > 2 else y
 
     return multiply
 
@@ -194,7 +194,7 @@ def _activated(name: str, x: Any) -> Any:
 def _is_one_launch(own: ChainLauncher, layer: Layer, x: Any, bias: Any, residual: Any) -> bool:
     device = device_for("host" if jax.default_backend() == "cpu" else ("cuda", None))
     epilogue = Epilogue(bias is not None, layer.activation, residual is not None)
-    batch = x.shape[0 if layer.layout == "bsf" else 1]
+    batch = _batch(layer.layout, x)
     return own._verdict(device, layer.precision or str(x.dtype), layer.layout, epilogue, batch).is_one
 
 
@@ -267,6 +267,9 @@ def _arrays(ctx: Any, buffers: Any) -> tuple[Any, Any]:
     return (jax.tree.map(np.asarray, buffers), None) if on_host else (buffers, ctx.stream)
 
 
-def _y_shape(own: Any, layout: Layout, x: Any) -> tuple[int, int]:
-    features = own.chains[0].out_features
-    return (x.shape[0], features) if layout == "bsf" else (features, x.shape[1])
+def _batch(layout: Layout, x: Any) -> int:
+    return int(x.shape[0 if layout == "bsf" else 1])
+
+
+def _y_shape(own: ChainLauncher | Launcher, layout: Layout, x: Any) -> tuple[int, int]:
+    return y_shape(own.chain, layout, _batch(layout, x))

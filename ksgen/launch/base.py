@@ -236,14 +236,14 @@ class BaseLauncher(Explainable):
 
         Args:
             batch: Batch size, or a list of them.
-            precision: Arithmetic, such as "float16". None: the stated one, else float32.
-            layout: Layout of x: "bsf" or "bsl". None: the stated one.
-            epilogue: `ksgen.spec.Epilogue` with bias, activation and residual. None: the stated one.
+            precision: Arithmetic, such as "float16". None: the launcher's, else float32.
+            layout: Layout of x: "bsf" or "bsl". None: the launcher's.
+            epilogue: `ksgen.spec.Epilogue` with bias, activation and residual. None: the launcher's.
             device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
             job: "multiply" for calls, or "gradient" for calls of `Launcher.gradient`.
             out_layout: Layout of y. None: that of the launcher, else that of x.
-            weights: Storage of the weights: "same", "int8", "e4m3", "e5m2" or "bfloat16". None: the stated one.
-            inputs: Storage of x: "same", "int8", "e4m3" or "e5m2". None: the stated one.
+            weights: Storage of the weights: "same", "int8", "e4m3", "e5m2" or "bfloat16". None: the launcher's.
+            inputs: Storage of x: "same", "int8", "e4m3" or "e5m2". None: the launcher's.
 
         Returns:
             The launcher itself.
@@ -260,8 +260,7 @@ class BaseLauncher(Explainable):
         sizes = [checked_batch(each) for each in listed(batch) or [batch]]
         what, out_layout = self._asked(job, precision, layout, epilogue, weights, inputs, out_layout)
         if self._is_factor(what, job, out_layout):
-            for each in sizes:  # invalid combinations are refused before a device opens
-                self._kernel_of_factor(each, what, job)
+            self._kernel_of_factor(sizes[0], what, job)  # invalid combinations are refused before a device opens
         where = find_device(device)
         finished([partial(self._plan_all, where, each, what, job, out_layout) for each in sizes])
         return self

@@ -83,8 +83,8 @@ def per_chain(chains: Sequence[Chain], values: Sequence[T]) -> list[Sequence[T]]
     return [values[begin:end] for begin, end in pairwise(ends)]
 
 
-def y_shape(pattern: Pattern, layout: str, batch: int) -> tuple[int, int]:
-    return (batch, pattern.out_features) if layout == "bsf" else (pattern.out_features, batch)
+def y_shape(own: Pattern | Chain, layout: str, batch: int) -> tuple[int, int]:
+    return (batch, own.out_features) if layout == "bsf" else (own.out_features, batch)
 
 
 def check_words(caller: object, layout: str, activation: str, name: str = "layout") -> None:
