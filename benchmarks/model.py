@@ -134,7 +134,7 @@ def hopper_shares(kernel: KernelSpec, ceilings: Ceilings) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in ("wgmma_shared", "wgmma_registers", "wgmma_permuted"):
         family: Any = family_named(name)
-        if not family.serves(kernel, HOPPER):
+        if not family.supports(kernel, HOPPER):
             continue
         speed = Machine("sm_90a", HOPPER, 132, {family.name: ceilings}).speed(ceilings)
         sorts = [("default", family.default(kernel, HOPPER))]

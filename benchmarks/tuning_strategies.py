@@ -39,7 +39,7 @@ from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Candidate, Job, Runs
 from ksgen.tuning.model import Machine, predict_us
-from ksgen.tuning.pool import Pool, list_space, make_pool, served_families
+from ksgen.tuning.pool import Pool, list_space, make_pool, supported_families
 from ksgen.tuning.search import Progress
 from ksgen.tuning.strategies import STRATEGIES, Listed, Strategy
 from ksgen.tuning.trials import Trial, TrialStore
@@ -84,7 +84,7 @@ def record(file: Path, batch: int, candidates: int, kernels: int, precision: str
         job = Job(KernelSpec(Pattern(*shape), precision, LAYOUTS[number % 2]), batch)
         if str(job) in {table["job"] for table in content["tables"]}:
             continue
-        families = served_families(job, limits)
+        families = supported_families(job, limits)
         ceilings = {name: engine.ceilings(precision, _operand(name, job, limits)) for name in families}
         machine = Machine(facts.target, limits, facts.limits.multiprocessors, ceilings)
         chosen = _bounded(job, machine, candidates)

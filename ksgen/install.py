@@ -25,7 +25,7 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 
 
 @cache
-def served_cuda() -> int:
+def supported_cuda() -> int:
     """The newest CUDA that this machine's driver serves (12040: 12.4); 0 without a driver. Touches no GPU."""
     version = ctypes.c_int()
     with suppress(OSError, AttributeError):
@@ -52,7 +52,7 @@ def capabilities() -> list[int]:
 
 def cuda_extra() -> str:
     """The extra with cuda-bindings and an NVRTC that knows the GPUs, and whose binaries the driver loads."""
-    is_older = 0 < served_cuda() < NEWEST * 1000 or min(capabilities(), default=_OLDEST_GPU) < _OLDEST_GPU
+    is_older = 0 < supported_cuda() < NEWEST * 1000 or min(capabilities(), default=_OLDEST_GPU) < _OLDEST_GPU
     return "cuda12" if is_older else "cuda"
 
 

@@ -212,8 +212,8 @@ def sources(
     promise, limits = PROMISES[family], cuda_limits(target)
 
     def rendered(wanted: Iterable[KernelSpec]) -> list[Source]:
-        served = (kernel for kernel in wanted if chosen.serves(kernel, limits))
-        taken = sampled(wanted, lambda kernel: chosen.serves(kernel, limits)) if is_sample else thinned(served, every)
+        served = (kernel for kernel in wanted if chosen.supports(kernel, limits))
+        taken = sampled(wanted, lambda kernel: chosen.supports(kernel, limits)) if is_sample else thinned(served, every)
         return [
             render(kernel, chosen.default(kernel, limits, batch), family=family)
             for kernel, batch in zip(taken, cycle(promise.batches), strict=False)
@@ -247,11 +247,11 @@ def sources(
             promise.inputs, sorted(set(x_precisions()) & set(promise.precisions)), LAYOUTS
         ):
             many = (KernelSpec(each, precision, layout, weights=storage, inputs=storage) for each in stratified(MANY))
-            jobs += islice((each for each in many if chosen.serves(each, limits)), SLICED)
+            jobs += islice((each for each in many if chosen.supports(each, limits)), SLICED)
     return rendered(jobs)
 
 
-def sampled(wanted: Iterable[KernelSpec], serves: Callable[[KernelSpec], bool]) -> Iterator[KernelSpec]:
+def sampled(wanted: Iterable[KernelSpec], supports: Callable[[KernelSpec], bool]) -> Iterator[KernelSpec]:
     """Yield each served kernel with a new layout, job, precision, stride or storage of weights or X."""
     seen: set[tuple[str, str, object]] = set()
     for kernel in wanted:
@@ -259,7 +259,7 @@ def sampled(wanted: Iterable[KernelSpec], serves: Callable[[KernelSpec], bool]) 
             (kernel.layout, name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")
         }
         own.add((kernel.layout, "group", kernel.is_group))
-        if not own <= seen and serves(kernel):
+        if not own <= seen and supports(kernel):
             seen |= own
             yield kernel
 

@@ -106,8 +106,8 @@ def find_source(
     job = JOB_OF[family] if family else "multiply"
     kernel = KernelSpec(pattern, precision, layout, job=job)
     chosen = family_named(family) if family else family_for(kernel, limits, batch)
-    if not chosen.serves(kernel, limits):
-        raise LaunchError(f"{chosen.name} does not serve {kernel.name} on {target}")
+    if not chosen.supports(kernel, limits):
+        raise LaunchError(f"{chosen.name} does not support {kernel.name} on {target}")
     default = asdict(chosen.default(kernel, limits, batch))
     values = {name: int(value) if value.isdecimal() else value for name, value in named.items()}
     constants = chosen.constants(default | values)

@@ -127,7 +127,7 @@ def kernel_for(device: Device, family: str) -> tuple[KernelSpec, int] | None:
 
     chosen, limits = VARIANTS[family], limits_of(device)
     kernels = [job_of(family, kernel_of(ragged_of(*served), *served[1:])) for served in SERVED if served[0] == family]
-    able = next((kernel for kernel in kernels if chosen.serves(kernel, limits)), None)
+    able = next((kernel for kernel in kernels if chosen.supports(kernel, limits)), None)
     return able and (able, next(each for each in count(BATCHES[able.job][-1]) if chosen.takes(able, each, True)))
 
 

@@ -68,7 +68,7 @@ def test_a_family_is_taken_by_name_with_the_launch_after_it() -> None:
         (("1,4,4,1", "--constant", "stages"), "--constant stages: NAME=VALUE is accepted"),
         (("1,48,48,4", "--constant", "stages=1"), "stages=1 must be at least 2"),
         (("1,48,48,4", "--constant", "sides=1"), "constants are "),
-        (("1,48,48,4", "--family", "mma"), "mma does not serve ks_1x48x48x4_float32_bsf on sm_90a"),
+        (("1,48,48,4", "--family", "mma"), "mma does not support ks_1x48x48x4_float32_bsf on sm_90a"),
     ],
 )
 def test_mistakes(arguments: tuple[str, ...], message: str) -> None:

@@ -40,8 +40,8 @@ from tests.support.kernels import (
     kernel_of,
     on_device,
     patterns_of,
-    serves,
     source_of,
+    supports,
 )
 from tests.support.libraries import library
 
@@ -77,7 +77,7 @@ def gpu() -> Any:
         (family, kernel_of(patterns_of(family, precision)[name], precision, layout))
         for family, precision, layout, name in CHECKED
     ]
-    texts = [source_of(*each, limits=limits) for each in matrix if serves(*each, limits)]
+    texts = [source_of(*each, limits=limits) for each in matrix if supports(*each, limits)]
     # all cores at once
     build_many((Request(source.text, source.entry, device.target) for source in texts), device.compiler())
     return device

@@ -76,7 +76,7 @@ def test_metadata_is_read_for_a_hint_alone() -> None:
     ("served", "extra"), [(0, "cuda"), (12020, "cuda12"), (12080, "cuda12"), (13000, "cuda"), (14010, "cuda")]
 )
 def test_the_extra_is_of_the_drivers_cuda(served: int, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "served_cuda", lambda: served)
+    monkeypatch.setattr(install, "supported_cuda", lambda: served)
     assert install.cuda_extra() == extra
     for nvcc, wanted in ((None, extra), ("/usr/bin/nvcc", f"pycuda,{extra}")):
         monkeypatch.setattr(install, "capabilities", lambda: [90, 75])

@@ -228,9 +228,9 @@ def warnings_are_errors() -> bool:
 
 def is_newer_than_driver(version: str) -> bool:
     """Whether the compiler's CUDA is newer than this machine's driver, which then cannot load its binaries."""
-    from ksgen.install import served_cuda  # asks the driver's library
+    from ksgen.install import supported_cuda  # asks the driver's library
 
-    return 0 < served_cuda() // 1000 < int(version.partition(".")[0])
+    return 0 < supported_cuda() // 1000 < int(version.partition(".")[0])
 
 
 def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
@@ -290,10 +290,10 @@ def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
 
 
 def _install_hint() -> str:
-    from ksgen.install import NEWEST, cuda_extra, install_line, served_cuda  # reads the distribution's metadata
+    from ksgen.install import NEWEST, cuda_extra, install_line, supported_cuda  # reads the distribution's metadata
 
     nvrtc = f"{install_line(cuda_extra())} brings NVRTC"
-    if 0 < served_cuda() < NEWEST * 1000:  # a driver that loads no binary of the packaged nvcc
+    if 0 < supported_cuda() < NEWEST * 1000:  # a driver that loads no binary of the packaged nvcc
         return nvrtc
     return f"{nvrtc}; {install_line('nvcc')} brings nvcc, which needs g++"
 
@@ -345,9 +345,9 @@ def _in_order_of_places(name: str | None, *surroundings: str | None) -> Iterator
 
 
 def _fits_driver(compiler: CudaCompiler) -> bool:
-    from ksgen.install import served_cuda  # asks the driver's library
+    from ksgen.install import supported_cuda  # asks the driver's library
 
-    if not served_cuda():
+    if not supported_cuda():
         return True
     try:
         return not is_newer_than_driver(compiler.version)

@@ -67,9 +67,9 @@ def _kernels(family: Family[Any], limits: Limits) -> Iterator[KernelSpec]:
         every = Epilogue(True, "relu" if "relu" in activations_of(precision) else "none", True)
         for job, epilogue in (("multiply", every), ("gradient", Epilogue())):
             kernels = [KernelSpec(each, precision, layout, epilogue, job=job) for each in next(patterns)]
-            yield from list(_served(family, limits, kernels))[: None if family.by_warpgroups else 1]
+            yield from list(_supported(family, limits, kernels))[: None if family.by_warpgroups else 1]
         if layout == "bsf" or family.by_warpgroups:
-            yield from _served(family, limits, [KernelSpec(next(chains), precision, layout, every)])
+            yield from _supported(family, limits, [KernelSpec(next(chains), precision, layout, every)])
     layouts = cycle(LAYOUTS)
     for storage, inputs in [*((each, SAME) for each in STORED), *((each, each) for each in STORAGES)]:
         turns = LAYOUTS if family.by_warpgroups else (next(layouts),)
@@ -77,11 +77,11 @@ def _kernels(family: Family[Any], limits: Limits) -> Iterator[KernelSpec]:
             KernelSpec(pattern, precision, layout, Epilogue(bias=True), weights=storage, inputs=inputs)
             for layout, pattern, precision in product(turns, (*FACTORS, WIDE), x_precisions(storage))
         ]
-        yield from list(_served(family, limits, kernels))[: len(turns)]
+        yield from list(_supported(family, limits, kernels))[: len(turns)]
 
 
-def _served(family: Family[Any], limits: Limits, kernels: Iterable[KernelSpec]) -> Iterator[KernelSpec]:
-    return (kernel for kernel in kernels if family.serves(kernel, limits))
+def _supported(family: Family[Any], limits: Limits, kernels: Iterable[KernelSpec]) -> Iterator[KernelSpec]:
+    return (kernel for kernel in kernels if family.supports(kernel, limits))
 
 
 def _in_clusters(family: Family[Any], kernel: KernelSpec, limits: Limits, done: set[object]) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.build.toolchain import find_compiler, parse_targets
 from ksgen.calibration.cases import cases_of
 from ksgen.commands.common import first_failure, progress
-from ksgen.devices.native import OfThreads, limits_for, open_device, serving_compiler, threads_request
+from ksgen.devices.native import OfThreads, limits_for, open_device, threads_request, working_compiler
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import Limits, cuda_limits, family_named
@@ -140,7 +140,7 @@ def _processor_setup(word: str) -> _Setup:
     if word == HOST:
         device = open_device(0)
         limits = limits_from("native", device.target, device.limits)
-        return _Setup(device.target, serving_compiler(), device.dialect, limits, device.name)
+        return _Setup(device.target, working_compiler(), device.dialect, limits, device.name)
     named = INSTRUCTION_SETS[word]
     return _Setup(
         named.target, compiler_for(named.target), "opencl", limits_from("native", named.target, limits_for(named))

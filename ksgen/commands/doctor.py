@@ -13,7 +13,7 @@ import click
 
 from ksgen.commands.common import console, json_option, print_json
 from ksgen.errors import ConstantsError, DeviceError, KsgenError, ToolchainError
-from ksgen.install import cuda_extra, install_line, served_cuda
+from ksgen.install import cuda_extra, install_line, supported_cuda
 from ksgen.values import counted
 
 if TYPE_CHECKING:
@@ -128,12 +128,12 @@ def _chosen_device() -> Finding:
 def _host_compiler() -> Finding:
     """Compiler of kernels for this machine's processor, with the reason for it and its instruction set."""
     from ksgen.build.processors import instruction_sets_here, machine
-    from ksgen.devices.native import serving_compiler
+    from ksgen.devices.native import working_compiler
 
     what = "processors' kernels are built by"
     sets = ", ".join(each.name for each in instruction_sets_here()) or "no --arch but host"
     try:
-        compiler = serving_compiler()
+        compiler = working_compiler()
         version = compiler.version.rpartition(",")[0]  # without the digest of ksgen's own words
     except ToolchainError as error:
         why, _, remedy = str(error).splitlines()[0].rpartition("; ")
@@ -147,14 +147,14 @@ def _host_compiler() -> Finding:
 def _why_taken(compiler: "HostCompiler") -> str:
     """Reason why this compiler of processors' kernels was taken, and no other that was found."""
     from ksgen.build.host import CANDIDATES, host_compilers
-    from ksgen.devices.native import why_not_serving
+    from ksgen.devices.native import why_not_working
 
     if os.environ.get("KSGEN_CXX"):
         return "KSGEN_CXX names it"
     found = host_compilers()
     at = found.index(compiler)
     if at:
-        return f"in place of {'; '.join(f'{each}, as {why_not_serving(each)}' for each in found[:at])}"
+        return f"in place of {'; '.join(f'{each}, as {why_not_working(each)}' for each in found[:at])}"
     after = f"; after it come {', '.join(map(str, found[1:]))}" if found[1:] else ""
     return f"the first of {', '.join(CANDIDATES)} on PATH, GCC before Clang, and ziglang{after}"
 
@@ -163,7 +163,7 @@ def _driver() -> list[Finding]:
     """Capabilities of NVIDIA's driver, if there is one."""
     from ksgen.devices.base import cuda_driver_version
 
-    if not (served := served_cuda()):
+    if not (served := supported_cuda()):
         return []
     version = cuda_driver_version(served)
     if served < _OLDEST_CUDA * 1000:
@@ -191,7 +191,7 @@ def _compilers(target: str) -> list[Finding]:
             else Finding(name, "", f"{getattr(compiler, 'path', '')} {why}".strip(), remedy)
             for compiler, why, remedy in tried
         ]
-    if served_cuda():
+    if supported_cuda():
         findings.append(_builder(next((each for each in compilers() if each in taken), None), target))
     return findings
 
@@ -228,7 +228,7 @@ def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
     except ToolchainError as error:
         return str(error).splitlines()[0], instead
     if is_newer_than_driver(version):
-        driver = f"the driver ({cuda_driver_version(served_cuda())})"
+        driver = f"the driver ({cuda_driver_version(supported_cuda())})"
         return f"{version} is newer than {driver}, which cannot load its binaries", f"update the driver, or: {instead}"
     if why := trial(compiler, target):
         host = "NVCC_CCBIN=g++-12 names a host compiler that it accepts"
@@ -329,14 +329,14 @@ def _neighbours() -> list[Finding]:
 
 def _of_its_cuda(name: str, version: str) -> Finding:
     """A library by its version, of which PyTorch's names the CUDA that it was built for: 2.9.0+cu128."""
-    served, build = served_cuda(), re.search(r"\+(?:cu(\d+)\d|cpu)$", version)
+    served, build = supported_cuda(), re.search(r"\+(?:cu(\d+)\d|cpu)$", version)
     if not (served and build):
         return Finding(name, version)
     if build[1] is None:
         why = f"{version}: built without CUDA, so its tensors cannot lie on the GPU"
         return Finding(name, "", why, f"install {name}'s build for CUDA")
     if int(build[1]) > served // 1000:
-        why = f"{version}: built for CUDA {build[1]}, and the driver serves {served // 1000}.{served % 1000 // 10}"
+        why = f"{version}: built for CUDA {build[1]}, and the driver supports {served // 1000}.{served % 1000 // 10}"
         return Finding(name, "", why, f"update the driver, or install {name}'s build for CUDA {served // 1000}")
     return Finding(name, version)
 

@@ -41,7 +41,8 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
     if left_out:
         kernels = counted(len(loaded.kernels), "kernel")
         click.echo(
-            f"left out, as {family} does not serve them: {len(left_out)} of {kernels} ({', '.join(left_out)})", err=True
+            f"left out, as {family} does not support them: {len(left_out)} of {kernels} ({', '.join(left_out)})",
+            err=True,
         )
     if as_json:
         content = {

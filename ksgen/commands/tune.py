@@ -116,7 +116,7 @@ def command(
         tuner = Tuner(engine, store, options)
         for each, place in zip(jobs, kernels.values(), strict=True):
             check_memory(each.kernel, each.batch, tuner.limits, place)
-        jobs = _served(tuner, _to_be_had(tuner, jobs, spec), spec)
+        jobs = _supported(tuner, _available(tuner, jobs, spec), spec)
         warn_if_busy()
         if noise:
             _noise(tuner, jobs, as_json)
@@ -127,7 +127,7 @@ def command(
         store.close()
 
 
-def _to_be_had(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
+def _available(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
     """Launches without layers of a spec that cannot be one launch on this device; a named layer raises an error."""
     from ksgen.tuning.kernels import why_not_one
 
@@ -142,7 +142,7 @@ def _to_be_had(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Jo
     return found
 
 
-def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
+def _supported(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
     """The jobs that --family serves, found before anything runs. Kernels of a spec may drop out; kernels named one
     by one may not."""
     served, refusal = [], None
@@ -157,7 +157,7 @@ def _served(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]"
     if refusal:
         left_out = len(jobs) - len(served)
         click.echo(
-            f"left out, as {tuner.options.family} does not serve them here: {left_out} of "
+            f"left out, as {tuner.options.family} does not support them here: {left_out} of "
             f"{counted(len(jobs), 'kernel')}",
             err=True,
         )

@@ -13,7 +13,7 @@ from typing import Any
 from ksgen.devices.base import Buffer, Device, DeviceLimits, Found, Missing, UnavailableError
 from ksgen.devices.opencl_drivers import may_show_gpus
 from ksgen.errors import DeviceError
-from ksgen.install import served_cuda
+from ksgen.install import supported_cuda
 from ksgen.locks import new_reentrant_lock
 from ksgen.values import excerpt
 
@@ -106,7 +106,7 @@ def _opened(runtimes: Collection[str], index: int) -> Iterator[Device]:
         else:
             opened += 1
             yield device
-    if not opened and set(runtimes) <= set(_RUNTIMES["cuda"]) and not served_cuda():
+    if not opened and set(runtimes) <= set(_RUNTIMES["cuda"]) and not supported_cuda():
         raise DeviceError("no CUDA device: this machine has no NVIDIA driver; install it, or take native or opencl")
     if not opened:
         raise DeviceError(reasons[0] if len(reasons) == 1 else f"no device: {'. '.join(reasons)}")

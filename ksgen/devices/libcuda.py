@@ -24,7 +24,7 @@ from ksgen.devices.base import (
     cuda_driver_version,
 )
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
-from ksgen.install import cuda_extra, install_line, served_cuda
+from ksgen.install import cuda_extra, install_line, supported_cuda
 
 if TYPE_CHECKING:
     from ksgen.build.request import Binary
@@ -233,7 +233,7 @@ class EarlyLaunch:
         self._configuration = (ctypes.c_char * _CONFIGURATION.size)()
         self._place = ctypes.addressof(self._configuration)
         self._launch, self._written = _launch_function(), (0, 0, 0, 0, 0)
-        self._may_be_refused = served_cuda() < _GRAPHS_HOLD_EARLY_LAUNCHES
+        self._may_be_refused = supported_cuda() < _GRAPHS_HOLD_EARLY_LAUNCHES
 
     def __call__(self, grid: int, block: int, shared_bytes: int, stream: int, arguments: int) -> int:
         """Launch, and return the driver's status. `arguments` is the result of `ArgumentBlock.pack`."""
@@ -325,11 +325,12 @@ def refused_binary(message: str, binary: Binary) -> KsgenError:
         return DeviceError(message)
     made = binary.provenance.get("compiler", "an unknown compiler"), binary.provenance.get("compiler_version", "")
     versions = (
-        f"{' '.join(made).strip()} built it for {binary.target}, and the driver is {cuda_driver_version(served_cuda())}"
+        f"{' '.join(made).strip()} built it for {binary.target}, "
+        f"and the driver is {cuda_driver_version(supported_cuda())}"
     )
-    if not 0 < served_cuda() // 1000 < int(made[1].partition(".")[0] or 0):
+    if not 0 < supported_cuda() // 1000 < int(made[1].partition(".")[0] or 0):
         return DeviceError(f"{message}; {versions}")
-    remedy = f"update the driver, or take a compiler of CUDA {served_cuda() // 1000}: {install_line(cuda_extra())}"
+    remedy = f"update the driver, or take a compiler of CUDA {supported_cuda() // 1000}: {install_line(cuda_extra())}"
     return ToolchainError(f"{message}; {versions}, which loads no binaries of a later CUDA; {remedy}")
 
 

@@ -87,23 +87,23 @@ def open_device(index: int) -> NativeDevice:
 def _compiler_or_none() -> HostCompiler | AbsentCompiler:
     """The compiler, or None if cached binaries are to be run."""
     try:
-        return serving_compiler()
+        return working_compiler()
     except ToolchainError as error:
         if _built_before():
             return AbsentCompiler(str(error))
         raise UnavailableError(f"native: {error}{_what_else_there_is()}", "") from error
 
 
-def serving_compiler() -> HostCompiler:
+def working_compiler() -> HostCompiler:
     """The first compiler found that builds kernels here; `ToolchainError` if none does."""
-    return _first_serving(host_compilers())
+    return _first_working(host_compilers())
 
 
 @cache
-def _first_serving(compilers: tuple[HostCompiler, ...]) -> HostCompiler:
+def _first_working(compilers: tuple[HostCompiler, ...]) -> HostCompiler:
     refusals: list[str] = []
     for compiler in compilers:
-        if not (why := why_not_serving(compiler)):
+        if not (why := why_not_working(compiler)):
             if refusals:
                 warn(f"{'; '.join(refusals)}; {compiler} is used instead")
             return compiler
@@ -113,7 +113,7 @@ def _first_serving(compilers: tuple[HostCompiler, ...]) -> HostCompiler:
 
 
 @cache
-def why_not_serving(compiler: HostCompiler) -> str:
+def why_not_working(compiler: HostCompiler) -> str:
     """Reason why a compiler builds no kernel here, in one line; empty if it does, by a trial once."""
     try:
         if not (compiler.is_proven or compiling_is_forbidden()):

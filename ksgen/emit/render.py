@@ -93,7 +93,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     if constants is None:
         named = family_named(family) if family else family_for(kernel, PORTABLE[dialect])
         limits = PORTABLE[dialect]
-        constants = named.default(kernel, limits if named.serves(kernel, limits) else NEWEST)
+        constants = named.default(kernel, limits if named.supports(kernel, limits) else NEWEST)
     chosen = family_of(constants)
     check(chosen, kernel, constants)
     entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
@@ -242,10 +242,12 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = N
     With a `family`, it writes the sources of the kernels that this family serves on some device.
     """
     kernels = (
-        spec.kernels if family is None else [each for each in spec.kernels if family_named(family).serves(each, NEWEST)]
+        spec.kernels
+        if family is None
+        else [each for each in spec.kernels if family_named(family).supports(each, NEWEST)]
     )
     if family and not kernels:
-        raise ConstantsError(f"{spec.name}: {family} serves none of its kernels ({family_named(family).why})")
+        raise ConstantsError(f"{spec.name}: {family} supports none of its kernels ({family_named(family).why})")
     sources = [render(kernel, family=family, dialect=dialect) for kernel in kernels]
     files = {f"{source.entry}{DIALECTS[dialect]}": source.text for source in sources}
     names = [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [

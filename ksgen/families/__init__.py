@@ -62,7 +62,7 @@ def takes_job(
     family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
 ) -> bool:
     """Whether a family serves the kernel on such a device, and takes the batch."""
-    return family.serves(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned))
+    return family.supports(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned))
 
 
 def families_for(

@@ -50,12 +50,12 @@ class Family(Generic[ConstantsT]):
         tiling = self.tilings[type(constants)]
         return getattr(tiling, "of", tiling)(kernel, constants)  # most tilings cache their last sizes
 
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+    def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         raise NotImplementedError
 
     def runs(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
         """Whether it serves the kernel with constants of this kind."""
-        return self.serves(kernel, limits)
+        return self.supports(kernel, limits)
 
     def is_default(self, kernel: KernelSpec, batch: int) -> bool:
         """Whether launchers may choose the family without wisdom, for batches like this one."""
@@ -189,9 +189,11 @@ class PackingFamily(Family[ConstantsT]):
         return Geometry(shape.grid(batch), shape.threads, shape.shared_bytes)
 
 
-def not_served(family: Family[Any], kernel: KernelSpec) -> ConstantsError:
+def unsupported(family: Family[Any], kernel: KernelSpec) -> ConstantsError:
     """Error for a default of a kernel that the family does not serve."""
-    return ConstantsError(f"{kernel.name}: {family.name} does not serve it on such a device (it is for: {family.why})")
+    return ConstantsError(
+        f"{kernel.name}: {family.name} does not support it on such a device (it is for: {family.why})"
+    )
 
 
 def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT, limits: Limits | None = None) -> None:

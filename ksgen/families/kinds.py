@@ -4,7 +4,7 @@ from typing import Any
 
 from ksgen.families.base import Limits
 from ksgen.families.expected import MIN_SAVING, expected_us, plain_pays
-from ksgen.families.family import Family, not_served
+from ksgen.families.family import Family, unsupported
 from ksgen.spec import KernelSpec
 
 
@@ -26,11 +26,11 @@ class OfKinds(Family[Any]):
         """Tilings that serve a kernel on such a device."""
         return [each for each in self.asked if self.suits(each, kernel, limits)]
 
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+    def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         return bool(self.able(kernel, limits))
 
     def runs(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
-        return self.serves(kernel, limits) and self.tilings[type(constants)] in self.able(kernel, limits)
+        return self.supports(kernel, limits) and self.tilings[type(constants)] in self.able(kernel, limits)
 
     def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> Any:
         """Default of one tiling."""
@@ -42,7 +42,7 @@ class OfKinds(Family[Any]):
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> Any:
         """Default of the tiling that is expected to be the fastest."""
         if not (found := self.defaults(kernel, limits, batch)):
-            raise not_served(self, kernel)
+            raise unsupported(self, kernel)
 
         def cost(constants: Any) -> float:
             us = expected_us(self, kernel, limits, batch, constants)

@@ -122,7 +122,7 @@ def _has_no_chains(kernel: KernelSpec, limits: Limits, batch: int) -> str:
     family = family_for(alone, limits, batch)
     return (
         ""
-        if family.serves(kernel, limits)
+        if family.supports(kernel, limits)
         else f"{family.name} serves each factor, but not all in one launch; it is for: {family.why}"
     )
 

@@ -280,7 +280,7 @@ _OPTIONS: dict[str, Form] = {
     "bias": About("Whether a bias is added to the product.", OneOrMore(Flag())),
     "activation": About("Activation after the bias.", OneOrMore(Word(ACTIVATIONS))),
     "residual": About("Whether a residual is added after the activation.", OneOrMore(Flag())),
-    "gradients": About("Whether training is served too: the gradients of weights and of x.", OneOrMore(Flag())),
+    "gradients": About("Whether training is supported too: the gradients of weights and of x.", OneOrMore(Flag())),
     "stride": About("dense, or any: x, y and residual may be slices of larger arrays.", OneOrMore(Word(STRIDES))),
     "weights": About("Storage of weights: that of y, eight bits, or bfloat16.", OneOrMore(Word(WEIGHTS))),
     "inputs": About("How x is stored: as y is, or in eight bits as the weights are.", OneOrMore(Word(INPUTS))),

@@ -94,7 +94,7 @@ def make_pool(
     return Pool(job, candidates, tuple(times[each] for each in candidates), len(first), tuple(known[-MOST_OTHERS:]))
 
 
-def served_families(job: Job, limits: Limits) -> list[str]:
+def supported_families(job: Job, limits: Limits) -> list[str]:
     """Families that can serve a kernel at its batch on a device, for arrays as the device allocates them.
 
     On a processor these are the families that are made for it, without those of GPUs that serve everywhere.

@@ -17,7 +17,7 @@ from ksgen.spec.kernel import is_word
 from ksgen.tuning.engine import Engine, LocalEngine
 from ksgen.tuning.job import Candidate, Job
 from ksgen.tuning.model import Machine, predict_us
-from ksgen.tuning.pool import list_space, make_pool, served_families
+from ksgen.tuning.pool import list_space, make_pool, supported_families
 from ksgen.tuning.search import AGAIN, Budget, Progress, Search, Setting, Tuned
 from ksgen.tuning.strategies import STRATEGIES, TRIAL
 from ksgen.tuning.trials import Trial, TrialStore
@@ -99,11 +99,11 @@ class Tuner:
     def families(self, job: Job) -> list[str]:
         """The families that are searched for a job."""
         if self.options.family is None:
-            return served_families(job, self.limits)
+            return supported_families(job, self.limits)
         family = family_named(self.options.family)
         if not takes_job(family, job.kernel, self.limits, job.batch):
             raise KsgenError(
-                f"{job}: {family.name} does not serve it on {self.engine.facts.name} (it is for: {family.why})"
+                f"{job}: {family.name} does not support it on {self.engine.facts.name} (it is for: {family.why})"
             )
         return [family.name]
 

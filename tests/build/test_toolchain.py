@@ -43,7 +43,7 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setattr(toolchain, "USUAL_TOOLKITS", ())
     monkeypatch.setattr(toolchain, "_packaged_toolkits", list)
     monkeypatch.setattr(toolchain, "_has_nvrtc", lambda: False)
-    monkeypatch.setattr(install, "served_cuda", lambda: 0)
+    monkeypatch.setattr(install, "supported_cuda", lambda: 0)
     return bare
 
 
@@ -257,7 +257,7 @@ def test_a_cached_binary_serves_where_no_compiler_works(two_toolkits, tmp_path):
 def test_a_compiler_newer_than_the_driver_comes_last(two_toolkits, monkeypatch, served, taken):
     """A driver loads binaries of its own CUDA's major version, and of those before."""
     two_toolkits(action=MAKE)
-    monkeypatch.setattr(install, "served_cuda", lambda: served)
+    monkeypatch.setattr(install, "supported_cuda", lambda: served)
     assert find_compiler().version == taken
     assert version_of_built() == taken
 
@@ -265,7 +265,7 @@ def test_a_compiler_newer_than_the_driver_comes_last(two_toolkits, monkeypatch, 
 def test_a_compiler_newer_than_the_driver_is_better_than_none(two_toolkits, monkeypatch):
     _, usual = two_toolkits(action=MAKE)
     usual.unlink()
-    monkeypatch.setattr(install, "served_cuda", lambda: 12020)
+    monkeypatch.setattr(install, "supported_cuda", lambda: 12020)
     assert version_of_built() == "13.0.88"
 
 

@@ -46,7 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[pytest.Mon
 
 def with_driver(monkeypatch: pytest.MonkeyPatch, served: int) -> None:
     for module in (install, doctor):
-        monkeypatch.setattr(module, "served_cuda", lambda: served)
+        monkeypatch.setattr(module, "supported_cuda", lambda: served)
 
 
 def found(target: str = "sm_90a") -> dict[str, Finding]:
@@ -191,7 +191,7 @@ def test_the_driver(served: int, said: list[bool], monkeypatch: pytest.MonkeyPat
         (
             "2.9.0+cu130",
             12040,
-            "built for CUDA 13, and the driver serves 12.4",
+            "built for CUDA 13, and the driver supports 12.4",
             "update the driver, or install torch's build for CUDA 12",
         ),
     ],

@@ -191,11 +191,11 @@ def test_of_a_spec_what_the_family_serves_is_tuned(home: Path) -> None:
     spec = ("--spec", str(home / "training.yaml"), "--batch", "70", "--device", "opencl:0", "--budget", "1")
     tuned = tune(*spec, "--family", "vector_gradient", "--json")
     assert [each["job"] for each in json.loads(tuned.stdout)["kernels"]] == ["gradient"]
-    assert "left out, as vector_gradient does not serve them here: 2 of 3 kernels" in tuned.stderr
+    assert "left out, as vector_gradient does not support them here: 2 of 3 kernels" in tuned.stderr
     for arguments in ((*spec, "--family", "mma"), (*SMALL, "--family", "gradient")):
         refused = tune(*arguments)
         assert isinstance(refused.exception, KsgenError)
-        assert f"{arguments[-1]} does not serve it on" in str(refused.exception)
+        assert f"{arguments[-1]} does not support it on" in str(refused.exception)
 
 
 @pytest.mark.slow
@@ -302,7 +302,7 @@ def test_mistakes(arguments: tuple[str, ...], error: type[KsgenError], message: 
 def test_mistakes_about_the_device(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments, message in (
         (("--family", "magic"), "unknown kernel family 'magic'"),
-        (("--family", "mma"), "mma does not serve it on "),
+        (("--family", "mma"), "mma does not support it on "),
         (("--batch", str(10**12)), "checking ks_2x24x9x3_float32_bsf takes 2160031.4 GB"),
     ):
         assert message in str(tune(*SMALL, *arguments).exception)

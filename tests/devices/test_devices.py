@@ -111,7 +111,7 @@ def test_the_same_device_comes_back_at_every_call(machine):
     ],
 )
 def test_an_unavailable_device_is_reported_with_the_remedy(machine, asked, told, monkeypatch):
-    monkeypatch.setattr(devices, "served_cuda", lambda: 13000)
+    monkeypatch.setattr(devices, "supported_cuda", lambda: 13000)
     machine(opencl=["Radeon", "EPYC"])
     with pytest.raises(DeviceError, match=told):
         find_device(asked)
@@ -119,7 +119,7 @@ def test_an_unavailable_device_is_reported_with_the_remedy(machine, asked, told,
 
 @pytest.mark.parametrize("asked", ["cuda", "cuda:1", "pycuda", "driver"])
 def test_a_machine_without_a_driver_says_that_first_of_all(machine, monkeypatch, asked):
-    monkeypatch.setattr(devices, "served_cuda", lambda: 0)
+    monkeypatch.setattr(devices, "supported_cuda", lambda: 0)
     machine(native=["EPYC"])
     with pytest.raises(
         DeviceError, match=r"^no CUDA device: this machine has no NVIDIA driver; install it, or take native or opencl$"

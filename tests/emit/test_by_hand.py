@@ -14,7 +14,7 @@ from ksgen.families import family_named
 from ksgen.measure.verify import tolerance
 from ksgen.spec import Epilogue
 from tests.driver import NotHereError, environment, run
-from tests.support.kernels import JOB_OF, PATTERNS, kernel_of, serves, source_of
+from tests.support.kernels import JOB_OF, PATTERNS, kernel_of, source_of, supports
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = re.compile(r"^//   (\w+)<<<(.+?), (\d+)(?:, (\d+))?>>>\((.*?)\)", re.MULTILINE)
@@ -67,7 +67,7 @@ def test_a_head_says_what_launchers_do(family: str, precision: str, batch: int |
     kernels = [
         kernel_of(pattern, precision, layout, batch=batch) for pattern in PATTERNS.values() for layout in ("bsf", "bsl")
     ]
-    kernels = [kernel for kernel in kernels if serves(family, kernel)]
+    kernels = [kernel for kernel in kernels if supports(family, kernel)]
     if not kernels:
         pytest.skip(f"{family} serves no {precision}")
     for source in (source_of(family, kernel) for kernel in kernels):

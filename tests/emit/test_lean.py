@@ -65,7 +65,7 @@ def texts(family: str) -> Iterator[Source]:
         others = [[Pattern(1, 24, first[0].in_features, 1)]] if is_group else []
         kernel = KernelSpec([[*first, Pattern(*shape)], *others], precision, layout, epilogue, job=job)
         for limits in TARGETS:
-            if FAMILIES[family].serves(kernel, limits):
+            if FAMILIES[family].supports(kernel, limits):
                 constants = FAMILIES[family].default(kernel, limits)
                 is_plain = family == "simt" or isinstance(constants, GradientConstants)
                 for dialect in ("opencl",) if limits.is_cpu else ("cuda", "opencl") if is_plain else ("cuda",):

@@ -195,7 +195,7 @@ def rendered(family: str) -> Iterator[str]:
     ]
     kernels += [*gradients, *(each for each in chains if each.precision != "tf32x3"), *groups]
     for kernel, limit in product(kernels, limits):
-        if FAMILIES[family].serves(kernel, limit):
+        if FAMILIES[family].supports(kernel, limit):
             yield render(
                 kernel,
                 FAMILIES[family].default(kernel, limit),

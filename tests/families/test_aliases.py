@@ -189,7 +189,7 @@ def test_what_a_device_cannot_run_has_no_default(alias: str) -> None:
     kernel = kernel_of(alias)
     with pytest.raises(
         ConstantsError,
-        match=rf"^{kernel.name}: {family_named(alias).name} does not serve it on such a device \(it is for: ",
+        match=rf"^{kernel.name}: {family_named(alias).name} does not support it on such a device \(it is for: ",
     ):
         family_named(alias).default(kernel, cuda_limits("sm_75"))
 

@@ -46,21 +46,21 @@ def test_which_kernels_it_serves(kernel: KernelSpec) -> None:
         assert [family.name for family in families_for(each, CPU)][:2] == ["amx", "vector"]
         names = [family_for(each, CPU, batch).name for batch in (None, 4096, 5, 4, 1)]
         assert names == (["amx"] * 3 if precision == "bfloat16" else ["vector"] * 3) + ["vector"] * 2
-        assert not FAMILY.serves(each, replace(CPU, tiles=tuple({"bf16", "f16"} - {tiles})))
+        assert not FAMILY.supports(each, replace(CPU, tiles=tuple({"bf16", "f16"} - {tiles})))
     others = (
         replace(kernel, precision="float32"),
         replace(kernel, stride="any"),
         replace(kernel, precision="bfloat16", weights="int8"),
     )
-    assert not any(FAMILY.serves(each, CPU) for each in others)
-    assert not FAMILY.serves(kernel, replace(CPU, is_cpu=False))
+    assert not any(FAMILY.supports(each, CPU) for each in others)
+    assert not FAMILY.supports(kernel, replace(CPU, is_cpu=False))
 
 
 def test_neither_gradients_nor_groups_nor_other_layouts_of_y() -> None:
     kernel = chain_of(TWO, "bf16x6")
-    assert not FAMILY.serves(replace(kernel_of((2, 9, 5, 3), "bf16x6"), job="gradient"), CPU)
-    assert not FAMILY.serves(replace(kernel, out_layout="bsl"), CPU)
-    assert not FAMILY.serves(replace(kernel, chains=(*kernel.chains, TWO)), CPU)
+    assert not FAMILY.supports(replace(kernel_of((2, 9, 5, 3), "bf16x6"), job="gradient"), CPU)
+    assert not FAMILY.supports(replace(kernel, out_layout="bsl"), CPU)
+    assert not FAMILY.supports(replace(kernel, chains=(*kernel.chains, TWO)), CPU)
 
 
 def test_by_name_it_takes_any_batch() -> None:
@@ -68,7 +68,7 @@ def test_by_name_it_takes_any_batch() -> None:
     for batch in (3, 500):
         assert choice_by_name("amx", kernel, batch, CPU).constants == FAMILY.default(kernel, CPU, batch)
     with pytest.raises(
-        ConstantsError, match=r"amx does not serve it on this device \(it is for: matrix tiles, of one layer of dense"
+        ConstantsError, match=r"amx does not support it on this device \(it is for: matrix tiles, of one layer of dense"
     ):
         choice_by_name("amx", replace(kernel, stride="any"), 500, CPU)
     with pytest.raises(KsgenError, match="amx has no CUDA text; accepted: dialect=opencl"):

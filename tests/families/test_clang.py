@@ -76,7 +76,7 @@ def matrix() -> Iterator[object]:
             kernel = KernelSpec([CHAIN], precision, layout, Epilogue(bias=True), weights=weights)
         else:
             kernel = KernelSpec(PATTERN, precision, layout, job=job, weights=weights)
-        for family in (name for name in ON_PROCESSORS[job] if family_named(name).serves(kernel, limits)):
+        for family in (name for name in ON_PROCESSORS[job] if family_named(name).supports(kernel, limits)):
             yield pytest.param(family, kernel, id=f"{family} {job} {precision} {layout} {weights}")
 
 
@@ -89,8 +89,8 @@ def test_agrees_with_float64(family: str, kernel: KernelSpec, clang: HostCompile
         if "fma" not in processor_features():
             pytest.skip("emulated tiles need an x86 processor with FMA")
         device.limits = replace(device.limits, tiles=("bf16", "f16"))
-    if not family_named(family).serves(kernel, limits_of(device)):
-        pytest.skip(f"{family} does not serve it here")
+    if not family_named(family).supports(kernel, limits_of(device)):
+        pytest.skip(f"{family} does not support it here")
     assert measure(device, kernel, BATCH, runs=0, family=family).passed
 
 

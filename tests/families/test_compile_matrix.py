@@ -213,12 +213,12 @@ def test_a_sample_has_all_there_is_in_each_layout(monkeypatch: pytest.MonkeyPatc
 def test_a_sample_goes_on_until_one_is_served_and_asks_no_further() -> None:
     asked: list[KernelSpec] = []
 
-    def serves(kernel: KernelSpec) -> bool:
+    def supports(kernel: KernelSpec) -> bool:
         asked.append(kernel)
         return kernel.pattern.a > 1
 
     wanted = [KernelSpec(Pattern(a, 8, 8, 1), "float32", layout) for a in (1, 2, 3) for layout in LAYOUTS]
-    assert [(each.pattern.a, each.layout) for each in sampled(wanted, serves)] == [(2, layout) for layout in LAYOUTS]
+    assert [(each.pattern.a, each.layout) for each in sampled(wanted, supports)] == [(2, layout) for layout in LAYOUTS]
     assert asked == wanted[:4]
 
 

@@ -10,7 +10,7 @@ from ksgen.families import cuda_limits
 from ksgen.spec import Epilogue, stratified
 from tests.emulator import is_installed
 from tests.support.counting import compared, count_kernel
-from tests.support.kernels import SERVED, batch_for, kernel_of, serves, source_of
+from tests.support.kernels import SERVED, batch_for, kernel_of, source_of, supports
 
 TOLERANCE = 0.02
 BATCH, RAGGED = 256, 200  # the second fills no tile, and in batch-size-last with 16 bits no sector
@@ -31,7 +31,7 @@ def _cases() -> list[Any]:
         turns = [pattern for at, pattern in enumerate(LATER) if precisions[at % len(precisions)] == precision]
         for pattern in (*QUICK, *turns):
             is_quick = pattern in QUICK and FIRST[family, layout] == precision
-            if serves(family, kernel_of(pattern, precision, layout)):
+            if supports(family, kernel_of(pattern, precision, layout)):
                 cases.append(
                     pytest.param(family, pattern, precision, layout, marks=[] if is_quick else [pytest.mark.slow])
                 )
@@ -65,7 +65,9 @@ def test_what_the_cost_model_says_moved_is_what_moves(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "layout"), FIRST)
 def test_so_it_is_of_a_batch_that_fills_no_tile(family: str, layout: str) -> None:
-    pattern = next(each for each in (*QUICK, *LATER) if serves(family, kernel_of(each, FIRST[family, layout], layout)))
+    pattern = next(
+        each for each in (*QUICK, *LATER) if supports(family, kernel_of(each, FIRST[family, layout], layout))
+    )
     check_counts(family, pattern, FIRST[family, layout], layout, RAGGED)
 
 

@@ -103,9 +103,9 @@ def test_copies_of_launchers_exchange_too() -> None:
 def test_other_families_leave_them_to_these() -> None:
     limits = cuda_limits("sm_90a")
     single = KernelSpec(Pattern(4, 64, 64, 2, store="i.j.k"), "bfloat16", "bsf")
-    assert {name for name, family in FAMILIES.items() if family.serves(single, limits)} == {"simt", "mma", "gemv"}
+    assert {name for name, family in FAMILIES.items() if family.supports(single, limits)} == {"simt", "mma", "gemv"}
     chain = KernelSpec(patterns_of(CHAINS[0]), "bfloat16", "bsf")
-    assert {name for name, family in FAMILIES.items() if family.serves(chain, limits)} <= {"simt", "mma"}
+    assert {name for name, family in FAMILIES.items() if family.supports(chain, limits)} <= {"simt", "mma"}
 
 
 def test_what_reads_exchanged_outputs_is_refused() -> None:

@@ -33,8 +33,8 @@ from tests.support.kernels import (
     kernel_of,
     patterns_of,
     ragged_of,
-    serves,
     source_of,
+    supports,
 )
 
 RAGGED = PATTERNS["flat"]
@@ -124,7 +124,7 @@ def test_no_race_and_no_access_outside(family: str, precision: str, layout: str,
         : 2 if sanitize == "race" else 1
     ]:
         kernel = kernel_of(pattern, precision, layout, Epilogue(True, "gelu", True))
-        if serves(family, kernel):
+        if supports(family, kernel):
             kernels.check(source_of(family, kernel), batch, run)
 
 
@@ -147,7 +147,7 @@ def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(family: str, 
         (family, precision, layout, name)
         for family, precision, layout in SERVED
         for name in ("rest", "flat", "blocks")
-        if serves(family, kernel_of(patterns_of(family, precision)[name], precision, layout))
+        if supports(family, kernel_of(patterns_of(family, precision)[name], precision, layout))
     ],
 )
 def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str, name: str) -> None:
@@ -163,7 +163,7 @@ def test_the_space_holds_only_what_fits_and_is_right(family: str) -> None:
         job_of(family, kernel_of((1, 64, 64, 4), precision, layout))
         for precision, layout in product(PRECISIONS, LAYOUTS)
     )
-    kernel = next(each for each in kernels_of_all if serves(family, each))
+    kernel = next(each for each in kernels_of_all if supports(family, each))
     found = list(VARIANTS[family].space(kernel, LIMITS))
     assert len(found) > 100
     for constants in found[:: len(found) // 50]:
@@ -195,8 +195,8 @@ def test_families_that_need_wisdom_are_no_default_and_those_that_cannot_take_a_b
     waiting = {name for name, family in FAMILIES.items() if not family.by_default}
     assert waiting == set()
     kernel = kernel_of(ALIGNED["blocks"], "float16", "bsl")
-    assert family_named("wgmma_shared").serves(kernel, LIMITS)
-    assert not family_named("wgmma_shared").serves(kernel, cuda_limits("sm_100"))
+    assert family_named("wgmma_shared").supports(kernel, LIMITS)
+    assert not family_named("wgmma_shared").supports(kernel, cuda_limits("sm_100"))
     assert family_for(kernel, LIMITS, 4096).name == "wgmma"
     monkeypatch.setattr(FAMILIES["wgmma"], "by_default", False)
     assert family_for(kernel, LIMITS, 4096).name == "mma"
@@ -263,7 +263,7 @@ def by_maps(
     if family == "wgmma_permuted":
         b, d = 8 * -(-b // 8), max(2, d)
     kernel = kernel_of((a, b, c, d), precision, layout)
-    assume(serves(family, kernel))
+    assume(supports(family, kernel))
     return kernel, draw(st.sampled_from(list(VARIANTS[family].space(kernel, LIMITS))))
 
 
@@ -276,7 +276,7 @@ def cases(draw: st.DrawFn, family: str) -> tuple[KernelSpec, Any, int]:
     if family.startswith("wgmma"):
         return *draw(by_maps(family, precision, layout, pattern)), draw(st.integers(1, 140))
     kernel = job_of(family, kernel_of(pattern, precision, layout))
-    assume(serves(family, kernel))
+    assume(supports(family, kernel))
     constants, *others = defaults(family, kernel)
     for name in draw(st.lists(st.sampled_from([field.name for field in fields(constants)]), max_size=8)):
         values = [getattr(each, name) for each in (constants, *others)]

@@ -112,6 +112,6 @@ def test_every_family_is_over_its_shape_and_gradients_pack_nothing() -> None:
         kernels = (
             replace(KERNEL, precision=precision, job=job) for precision, job in product(("float32", "float16"), JOBS)
         )
-        jobs = {kernel.job for kernel in kernels if family.serves(kernel, LIMITS)}
+        jobs = {kernel.job for kernel in kernels if family.supports(kernel, LIMITS)}
         if jobs:
             assert isinstance(family, PackingFamily) == (jobs == {"multiply"}), family.name

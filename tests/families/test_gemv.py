@@ -249,9 +249,9 @@ def test_what_it_serves() -> None:
     assert FEW in families_for(kernel, LIMITS, 1, aligned=False)
     assert FEW in families_for(kernel, LIMITS, 4096)  # right for every batch, and for none of those the default
     for limits in (cuda_limits("sm_75"), replace(LIMITS, is_cpu=True)):
-        assert not FEW.serves(kernel, limits)
-    assert not FEW.serves(replace(kernel, job="gradient"), LIMITS)
-    assert not FEW.serves(replace(kernel, precision="complex64"), LIMITS)
+        assert not FEW.supports(kernel, limits)
+    assert not FEW.supports(replace(kernel, job="gradient"), LIMITS)
+    assert not FEW.supports(replace(kernel, precision="complex64"), LIMITS)
 
 
 @pytest.mark.exhaustive

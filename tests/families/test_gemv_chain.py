@@ -194,10 +194,10 @@ def test_what_it_serves() -> None:
     kernel = chain_of(GPT2, "float16", "bsf")
     assert FAMILY in families_for(kernel, LIMITS, 1)
     for limits in (cuda_limits("sm_75"), replace(LIMITS, is_cpu=True), replace(LIMITS, shared_bytes=1000)):
-        assert not FAMILY.serves(kernel, limits)
+        assert not FAMILY.supports(kernel, limits)
     for chains in (RAGGED[:2], (*EVEN, *EVEN)):
-        assert not FAMILY.serves(KernelSpec(chains, "float16", "bsf"), LIMITS)
-    assert not FAMILY.serves(chain_of(GPT2, "complex64", "bsf"), LIMITS)
+        assert not FAMILY.supports(KernelSpec(chains, "float16", "bsf"), LIMITS)
+    assert not FAMILY.supports(chain_of(GPT2, "complex64", "bsf"), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_what_it_serves() -> None:
 )
 def test_a_default_where_it_does_not_serve_is_refused(chains: Any, shared_bytes: int) -> None:
     kernel = KernelSpec(chains, "float16", "bsf")
-    said = rf"^{kernel.name}: gemv does not serve it on such a device \(it is for: small batches, as in decoding"
+    said = rf"^{kernel.name}: gemv does not support it on such a device \(it is for: small batches, as in decoding"
     with pytest.raises(ConstantsError, match=said):
         FAMILY.default(kernel, replace(LIMITS, shared_bytes=shared_bytes), 1)
 
@@ -227,7 +227,7 @@ def test_it_is_chosen_for_few_entries_alone(precision: str) -> None:
     chosen = family_of_chain(kernel, LIMITS, 25088)
     assert chosen is None or chosen.name != "gemv"
     only = chain_of((Pattern(1, 4096, 16, 1), Pattern(1, 16, 4096, 1)), "float64", "bsf")
-    assert FAMILY.serves(only, LIMITS)
+    assert FAMILY.supports(only, LIMITS)
     assert family_of_chain(only, LIMITS, 25088) is None  # and no other has room
 
 

@@ -287,14 +287,14 @@ def test_groups_that_it_cannot_take_are_refused() -> None:
     tiles = "4 4 1, 16 1 1 4 1 1; 4 4 1, 16 1 1 4 1 1"
     with pytest.raises(ConstantsError, match="of layer 1, the second factor's a divides the first one's a"):
         check(FAMILY, group_of((WIDE, WIDE), "float16", "bsf"), GemvGroupConstants(1, tiles))
-    assert not FAMILY.serves(KernelSpec([EVEN, (*EVEN, *EVEN)], "float16", "bsf"), LIMITS)
-    assert not FAMILY.serves(group_of((WIDE, WIDE), "float16", "bsf"), LIMITS)
-    assert not FAMILY.serves(KernelSpec((EVEN, EVEN), "float16", "bsf", out_layout="bsl"), LIMITS)
+    assert not FAMILY.supports(KernelSpec([EVEN, (*EVEN, *EVEN)], "float16", "bsf"), LIMITS)
+    assert not FAMILY.supports(group_of((WIDE, WIDE), "float16", "bsf"), LIMITS)
+    assert not FAMILY.supports(KernelSpec((EVEN, EVEN), "float16", "bsf", out_layout="bsl"), LIMITS)
     kernel = group_of(QKV, "float16", "bsf")
     assert FAMILIES["gemv"] in families_for(kernel, LIMITS, 1)
     for limits in (cuda_limits("sm_75"), replace(LIMITS, is_cpu=True), replace(LIMITS, shared_bytes=100)):
-        assert not FAMILY.serves(kernel, limits)
-    assert not FAMILY.serves(group_of((EVEN, EVEN), "complex64", "bsf"), LIMITS)
+        assert not FAMILY.supports(kernel, limits)
+    assert not FAMILY.supports(group_of((EVEN, EVEN), "complex64", "bsf"), LIMITS)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])

@@ -49,7 +49,7 @@ def test_rules_on_job_layout_and_precision() -> None:
 def test_which_family_takes_a_gradient() -> None:
     def on_cores(precision: str, limits: Limits) -> bool:
         own = kernel(precision=precision)
-        assert (family_for(own, limits).name, FAMILIES["gradient"].serves(own, limits)) == ("gradient", True)
+        assert (family_for(own, limits).name, FAMILIES["gradient"].supports(own, limits)) == ("gradient", True)
         assert FAMILIES["gradient"].defaults(own, limits)[-1] == FAMILY.default(own, limits)
         return bool(FAMILIES["gradient"].default(own, limits).on_tensor_cores)
 

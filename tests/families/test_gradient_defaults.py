@@ -20,7 +20,7 @@ GPU = cuda_limits("sm_90a")
 def test_long_batches_fill_a_device_with_a_bounded_workspace(shape: tuple[int, ...], precision: str) -> None:
     for layout in LAYOUTS:
         spec = kernel(shape, precision, layout)
-        for family in (family for family in (FAMILY, TENSOR_CORES) if family.serves(spec, GPU)):
+        for family in (family for family in (FAMILY, TENSOR_CORES) if family.supports(spec, GPU)):
             constants = family.default(spec, GPU)
             few, many = (family.geometry(spec, constants, batch) for batch in (1, 2**20))
             assert few.workspace_bytes == 0

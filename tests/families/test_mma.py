@@ -269,7 +269,7 @@ def test_operands_in_parts_err_at_most_twice_as_much_as_a_sequential_sum(
     limits = cuda_limits(target)
     for c in inputs:
         each = kernel(precision, layout, Pattern(1, 32, c, d))
-        if not family_named(family).serves(each, limits):  # then another family does, at last in plain float32
+        if not family_named(family).supports(each, limits):  # then another family does, at last in plain float32
             assert c < each.arithmetic.promotion(limits.has_fine_sums).least_in or family != "mma"
             continue
         problem = make_problem(each, 64)
@@ -293,7 +293,7 @@ def test_few_inputs_are_multiplied_in_plain_float32() -> None:
         for target, least in zip(("sm_80", "sm_89", "sm_90a", "sm_120"), leasts, strict=True):
             few, enough = (kernel(precision, pattern=Pattern(1, 64, c, 4)) for c in (least - 1, least))
             assert family_for(few, cuda_limits(target)).name == "simt"
-            assert [FAMILIES["mma"].serves(each, cuda_limits(target)) for each in (few, enough)] == [False, True]
+            assert [FAMILIES["mma"].supports(each, cuda_limits(target)) for each in (few, enough)] == [False, True]
 
 
 @pytest.mark.exhaustive

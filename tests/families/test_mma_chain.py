@@ -315,16 +315,16 @@ def test_each_rule_has_two_sides(changes: dict[str, Any], says: str) -> None:
 
 
 def test_what_it_serves() -> None:
-    def serves(precision: str, patterns: tuple[Pattern, ...] = EVEN, target: str = "sm_80", **changes: Any) -> bool:
-        return FAMILY.serves(replace(chain_of(patterns, precision, "bsf"), **changes), cuda_limits(target))
+    def supports(precision: str, patterns: tuple[Pattern, ...] = EVEN, target: str = "sm_80", **changes: Any) -> bool:
+        return FAMILY.supports(replace(chain_of(patterns, precision, "bsf"), **changes), cuda_limits(target))
 
-    assert all(map(serves, ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")))
-    assert not serves("float32")
-    assert not serves("float16", target="sm_75")
-    assert serves("float16", chains=(EVEN, EVEN))
-    assert not FAMILY.serves(chain_of(EVEN[:1], "float16", "bsf", out_layout="bsl"), LIMITS)
+    assert all(map(supports, ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3", "c64_tf32x3")))
+    assert not supports("float32")
+    assert not supports("float16", target="sm_75")
+    assert supports("float16", chains=(EVEN, EVEN))
+    assert not FAMILY.supports(chain_of(EVEN[:1], "float16", "bsf", out_layout="bsl"), LIMITS)
     # a tile of 8192 features has no room
-    assert not serves("float16", (Pattern(1, 8192, 8192, 1), Pattern(1, 8192, 8192, 1)))
+    assert not supports("float16", (Pattern(1, 8192, 8192, 1), Pattern(1, 8192, 8192, 1)))
     kernel = chain_of(EVEN, "bfloat16", "bsf")
     assert [each.name for each in families_for(kernel, LIMITS, with_small_batches=False)] == ["mma"]
     assert family_for(kernel, LIMITS) is not None

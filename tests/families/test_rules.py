@@ -93,7 +93,7 @@ def broken_cases() -> Iterator[Any]:
         limits = replace(
             LIMITS, is_cpu=name.startswith(("vector", "amx", "cpu")), vector_bytes=32, tiles=("bf16", "f16")
         )
-        kernel = next(each for each in every if family.serves(each, limits))
+        kernel = next(each for each in every if family.supports(each, limits))
         constants = family.default(kernel, limits)
         for field in fields(constants):
             value = getattr(constants, field.name)

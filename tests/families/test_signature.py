@@ -61,7 +61,7 @@ def cases() -> Iterator[Case]:
     """Every family, for each layout, precision, and epilogue that it serves."""
     for name, family in VARIANTS.items():
         for kernel, limits in product(kernels(), (HOPPER, PROCESSOR)):
-            if family.serves(kernel, limits):
+            if family.supports(kernel, limits):
                 yield Case(name, kernel, limits)
 
 

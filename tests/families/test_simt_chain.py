@@ -203,16 +203,16 @@ def test_each_rule_has_two_sides(changes: dict[str, Any], says: str) -> None:
 
 
 def test_what_it_serves() -> None:
-    def serves(precision: str, patterns: tuple[Pattern, ...] = EVEN, target: str = "sm_80", **changes: Any) -> bool:
-        return FAMILY.serves(replace(chain_of(patterns, precision, "bsf"), **changes), cuda_limits(target))
+    def supports(precision: str, patterns: tuple[Pattern, ...] = EVEN, target: str = "sm_80", **changes: Any) -> bool:
+        return FAMILY.supports(replace(chain_of(patterns, precision, "bsf"), **changes), cuda_limits(target))
 
-    assert all(map(serves, ("float32", "float64", "tf32", "tf32x3", "fp16x3")))
-    assert not serves("float16")
-    assert not serves("complex64")
-    assert not serves("float32", target="sm_75")
-    assert serves("float32", chains=(EVEN, EVEN))
-    assert not serves("float32", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # 4096 features have no room
-    assert not FAMILY.serves(chain_of(EVEN, "float32", "bsf"), Limits(2**18, is_cpu=True))
+    assert all(map(supports, ("float32", "float64", "tf32", "tf32x3", "fp16x3")))
+    assert not supports("float16")
+    assert not supports("complex64")
+    assert not supports("float32", target="sm_75")
+    assert supports("float32", chains=(EVEN, EVEN))
+    assert not supports("float32", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # 4096 features have no room
+    assert not FAMILY.supports(chain_of(EVEN, "float32", "bsf"), Limits(2**18, is_cpu=True))
     kernel = chain_of(EVEN, "float32", "bsf")
     assert [each.name for each in families_for(kernel, LIMITS, with_small_batches=False)] == ["simt"]
     both = replace(kernel, precision="tf32")

@@ -25,8 +25,8 @@ from tests.support.kernels import (
     kernel_of,
     patterns_of,
     ragged_of,
-    serves,
     source_of,
+    supports,
 )
 
 CHUNK_BYTES = 16  # what a wide access moves at most
@@ -51,7 +51,7 @@ def _served() -> Iterator[tuple[str, str, str]]:
     for family, precision, layout in SERVED:
         found = patterns_of(family, precision).values()
         if JOB_OF[family] == "multiply" and any(
-            serves(family, sliced(pattern, precision, layout)) for pattern in found
+            supports(family, sliced(pattern, precision, layout)) for pattern in found
         ):
             yield family, precision, layout
 

@@ -14,7 +14,7 @@ from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests import emulator
 from tests.emulator import SimtError, is_installed, run_cuda
 from tests.ptx import render
-from tests.support.kernels import LIMITS, VARIANTS, kernel_of, patterns_of, serves
+from tests.support.kernels import LIMITS, VARIANTS, kernel_of, patterns_of, supports
 
 # Interleaving is none, element strides are one and types have whole bytes, so the rules of the other kinds are left
 # out.
@@ -90,12 +90,12 @@ def kernels_of(family: str, layout: str) -> Iterator[KernelSpec]:
     for precision in PRECISIONS:
         for pattern in patterns_of(family, precision).values():
             each = kernel_of(pattern, precision, layout, Epilogue(residual=True))
-            yield from (kernel for kernel in (each, replace(each, stride="any")) if serves(family, kernel))
+            yield from (kernel for kernel in (each, replace(each, stride="any")) if supports(family, kernel))
     for storage in ("e4m3", "e5m2"):
         each = KernelSpec(
             kernel_of((2, 40, 272, 1), "float16", layout).pattern, "float16", layout, weights=storage, inputs=storage
         )
-        yield from [each] if serves(family, each) else []
+        yield from [each] if supports(family, each) else []
 
 
 def check_maps(family: str, kernel: KernelSpec, some_constants: Iterator[Any]) -> int:

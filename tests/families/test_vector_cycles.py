@@ -16,7 +16,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Job
 from ksgen.tuning.model import Machine, predict_us
-from ksgen.tuning.pool import list_space, make_pool, served_families
+from ksgen.tuning.pool import list_space, make_pool, supported_families
 
 LIMITS = Limits(256 * 1024, 8192, 0, is_cpu=True, async_copies=False, vector_bytes=64, multiprocessors=2)
 CEILINGS = Ceilings(1e10, 2e11)
@@ -55,7 +55,7 @@ def test_a_search_chooses_among_a_few_hundred(layout: str, job: str) -> None:
     for shape in ((1, 192, 48, 2), (6, 64, 64, 1), (1, 64, 64, 64)):
         kernel = KernelSpec(Pattern(*shape), layout=layout, job=job)
         wanted = Job(kernel, BATCH)
-        (name,) = served_families(wanted, LIMITS)
+        (name,) = supported_families(wanted, LIMITS)
         assert name == ("vector" if job == "multiply" else "cpu_gradient")
         assert len(list(families_for(kernel, LIMITS, BATCH))) > 1  # others serve too, and are never better
         machine = Machine("a processor", LIMITS, 2, {name: CEILINGS})

@@ -66,7 +66,7 @@ def test_defaults_and_maps_hold_for_the_paper(step: int) -> None:
     for pattern, precision, layout in product([*paper_patterns()[::step], *odd], PRECISIONS, LAYOUTS):
         each = KernelSpec(pattern, precision, layout)
         for family in (SHARED, REGISTERS, PERMUTED):
-            if family.serves(each, GPU):
+            if family.supports(each, GPU):
                 constants = family.default(each, GPU)
                 check(family, each, constants, GPU)
                 assert all(map(conditions, family.maps(each, constants, 25088)))

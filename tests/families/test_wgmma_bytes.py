@@ -18,7 +18,7 @@ from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, numpy_type, quantize
 from ksgen.spec import STORAGES, Epilogue, KernelSpec
 from ksgen.tuning.job import Job
-from ksgen.tuning.pool import served_families
+from ksgen.tuning.pool import supported_families
 from ksgen.wisdom.store import Entry, Wisdom, dump, parse_export
 from tests.compile_matrix import SERIALISED
 from tests.emit.test_lean import unused
@@ -211,7 +211,7 @@ def test_what_is_served() -> None:
 def test_a_request_by_name_is_answered_with_its_purpose(changes: dict[str, Any], target: str) -> None:
     kernel = replace(kernel_of((1, 48, 48, 1), epilogue=PLAIN), **changes)
     said = (
-        r"at batch 64: wgmma_shared does not serve it on this device \(it is for: wgmma of sm_90a .*in bsf with d = "
+        r"at batch 64: wgmma_shared does not support it on this device \(it is for: wgmma of sm_90a .*in bsf with d = "
         r"1; there also X and "
         r"weights in e4m3 or e5m2, with y in 16 bits; rows of X in whole 16 bytes\)$"
     )
@@ -229,7 +229,7 @@ def test_wisdom_selects_it_and_a_search_looks_at_it() -> None:
     assert (found.family, found.constants, found.is_measured) == ("wgmma", entry.constants, True)
     assert choose(kernel, 500, GPU, known, aligned=False).family != "wgmma"
     assert "what wisdom has does not fit this device" in choose(kernel, 500, cuda_limits("sm_89"), known).why
-    assert served_families(Job(kernel, 512), GPU) == ["wgmma", "mma", "simt"]
+    assert supported_families(Job(kernel, 512), GPU) == ["wgmma", "mma", "simt"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ SHARED, REGISTERS, PERMUTED = map(family_named, ("wgmma_shared", "wgmma_register
 def test_what_each_kind_serves() -> None:
     def served(precision: str, layout: str, pattern: tuple[int, ...]) -> list[str]:
         own = kernel(precision, layout, pattern)
-        found = [x_from for x_from, family in (("shared", SHARED), ("registers", REGISTERS)) if family.serves(own, GPU)]
-        assert FAMILIES["wgmma"].serves(own, GPU) == bool(found)
+        found = [
+            x_from for x_from, family in (("shared", SHARED), ("registers", REGISTERS)) if family.supports(own, GPU)
+        ]
+        assert FAMILIES["wgmma"].supports(own, GPU) == bool(found)
         assert {each.x_from for each in FAMILIES["wgmma"].defaults(own, GPU)} >= set(found)
         return found
 
@@ -32,12 +34,12 @@ def test_what_each_kind_serves() -> None:
     assert served("tf32x3", "bsf", (2, 5, 40, 1)) == []  # a stage is longer than sums may go without promotion
     assert served("fp16x3", "bsl", (2, 5, 3, 7)) == served("float32", "bsf", (2, 8, 8, 4)) == []
     assert not any(
-        family.serves(kernel(), cuda_limits(target))
+        family.supports(kernel(), cuda_limits(target))
         for family in (SHARED, REGISTERS)
         for target in ("sm_80", "sm_100a")
     )
     gradients = [replace(kernel(layout=layout), job="gradient") for layout in LAYOUTS]
-    assert not any(family.serves(each, GPU) for family in (SHARED, REGISTERS) for each in gradients)
+    assert not any(family.supports(each, GPU) for family in (SHARED, REGISTERS) for each in gradients)
 
 
 @pytest.mark.slow
@@ -46,7 +48,7 @@ def test_a_kernel_that_is_served_has_a_default_and_something_to_search() -> None
     for (precision, layout), d, b, c in product(kinds, (1, 2, 3, 4, 5, 7, 8, 12, 16, 17), (1, 40), (8, 1000)):
         each = kernel(precision, layout, (2, b, c, d))
         for family in (SHARED, REGISTERS, PERMUTED):
-            if family.serves(each, GPU):
+            if family.supports(each, GPU):
                 check(family, each, family.default(each, GPU), GPU)
                 assert next(iter(family.space(each, GPU)), None), each
 

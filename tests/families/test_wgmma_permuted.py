@@ -20,7 +20,7 @@ def test_what_is_permuted() -> None:
     def served(
         pattern: tuple[int, ...], precision: str = "float16", layout: str = "bsf", target: str = "sm_90a"
     ) -> bool:
-        return PERMUTED.serves(kernel(precision, layout, pattern), cuda_limits(target))
+        return PERMUTED.supports(kernel(precision, layout, pattern), cuda_limits(target))
 
     assert served((2, 40, 24, 5))
     assert served((1, 256, 256, 64), "bfloat16")
@@ -32,7 +32,7 @@ def test_what_is_permuted() -> None:
     assert not served((2, 40, 24, 5), "tf32")
     assert not served((2, 40, 24, 5), layout="bsl")
     assert not served((2, 40, 24, 5), target="sm_80")
-    assert not PERMUTED.serves(replace(kernel(pattern=(2, 40, 24, 5)), job="gradient"), GPU)
+    assert not PERMUTED.supports(replace(kernel(pattern=(2, 40, 24, 5)), job="gradient"), GPU)
 
 
 def test_permuting_takes_launches_before_and_after_and_room_for_x_and_y() -> None:

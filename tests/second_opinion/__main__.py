@@ -23,7 +23,7 @@ from ksgen.families.mma.shape import MmaConstants
 from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.second_opinion.simulator import Simulator, SimulatorError, build
-from tests.support.kernels import PATTERNS, in_emulator, kernel_of, patterns_of, result, serves, source_of
+from tests.support.kernels import PATTERNS, in_emulator, kernel_of, patterns_of, result, source_of, supports
 
 PRECISIONS = ("float32", "float64", "float16", "bfloat16")
 OF_TENSOR_CORES = ("float16", "bfloat16", "tf32", "tf32x3", "fp16x3")
@@ -58,7 +58,7 @@ def cases() -> Iterator[Case]:
         for family in ("mma", "gradient_mma"):
             for name in ("tiny", "flat", "wide"):
                 kernels = [kernel_of(patterns_of(family, precision)[name], precision, layout) for layout in LAYOUTS]
-                yield from (Case(source_of(family, kernel)) for kernel in kernels if serves(family, kernel))
+                yield from (Case(source_of(family, kernel)) for kernel in kernels if supports(family, kernel))
     yield Case(source_of("mma", kernel_of((2, 70, 40, 16), "float16", "bsf"), RESIDENT))
     for storage, layout in (("e4m3", "bsf"), ("e5m2", "bsl")):
         yield Case(source_of("mma", in_bytes(PATTERNS["flat"], layout, storage)))

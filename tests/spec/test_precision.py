@@ -94,7 +94,7 @@ def test_a_record_agrees_with_itself(precision: Precision) -> None:
     for job in ("multiply", "chain", "gradient") if precision.families else ():
         factors = [Pattern(1, 512, 8, 1), Pattern(2, 48, 64, 4)][0 if job == "chain" else 1 :]
         assert any(
-            FAMILIES[name].serves(KernelSpec(factors, precision.name, job=job), ALL_TILES)
+            FAMILIES[name].supports(KernelSpec(factors, precision.name, job=job), ALL_TILES)
             for name in precision.families
         )
     for alias in precision.aliases:
@@ -142,7 +142,7 @@ def test_families_serve_it_by_what_its_record_says(toy: str) -> None:
     )
     assert [family.name for family in families_for(kernel, cuda_limits("sm_90a"))] == ["wgmma", "mma", "simt", "gemv"]
     # its operands are narrower
-    assert not family_named("wgmma_registers").serves(replace(kernel, layout="bsl"), cuda_limits("sm_90a"))
+    assert not family_named("wgmma_registers").supports(replace(kernel, layout="bsl"), cuda_limits("sm_90a"))
     assert operand_of(kernel, FAMILIES["mma"].default(kernel, SM_80)) == "bf16"
     assert operand_of(kernel, FAMILIES["simt"].default(kernel, SM_80)) is None
 

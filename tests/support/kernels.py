@@ -87,7 +87,7 @@ def _job(family: str) -> str | None:
         KernelSpec(Pattern(2, 64, 48, 4), precision, layout, job=job)
         for job, precision, layout in product(("multiply", "gradient"), PRECISIONS, LAYOUTS)
     )
-    return next((kernel.job for kernel in every if VARIANTS[family].serves(kernel, LIMITS)), None)
+    return next((kernel.job for kernel in every if VARIANTS[family].supports(kernel, LIMITS)), None)
 
 
 JOB_OF = {family: job for family in VARIANTS if (job := _job(family))}
@@ -108,8 +108,8 @@ def job_of(family: str, kernel: KernelSpec) -> KernelSpec:
     return replace(kernel, job=job, epilogue=PLAIN if job == "gradient" else kernel.epilogue)
 
 
-def serves(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
-    return VARIANTS[family].serves(job_of(family, kernel), limits)
+def supports(family: str, kernel: KernelSpec, limits: Limits = LIMITS) -> bool:
+    return VARIANTS[family].supports(job_of(family, kernel), limits)
 
 
 def is_proven(family: str, name: str) -> bool:
@@ -130,7 +130,7 @@ def patterns_of(family: str, precision: str) -> dict[str, tuple[int, ...]]:
 def ragged_of(family: str, precision: str, layout: str) -> tuple[int, ...]:
     """A pattern none of whose sizes its tile divides."""
     found = (patterns_of(family, precision)[name] for name in ("flat", "dense"))
-    return next(pattern for pattern in found if serves(family, kernel_of(pattern, precision, layout)))
+    return next(pattern for pattern in found if supports(family, kernel_of(pattern, precision, layout)))
 
 
 def batch_for(source: Source, batch: int) -> int:
@@ -146,8 +146,8 @@ def batches_for(source: Source) -> list[int]:
 def source_of(family: str, kernel: KernelSpec, constants: Any = None, limits: Limits = LIMITS) -> Source:
     """A family's text for its job, with its default constants unless others are given."""
     kernel = job_of(family, kernel)
-    if not serves(family, kernel, limits):
-        pytest.skip(f"{family} does not serve {kernel.name} here")
+    if not supports(family, kernel, limits):
+        pytest.skip(f"{family} does not support {kernel.name} here")
     return render(kernel, constants or VARIANTS[family].default(kernel, limits), family=family)
 
 
@@ -161,7 +161,7 @@ def _served() -> list[tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     for family, precision, layout in product(JOB_OF, PRECISIONS, LAYOUTS):
         kernels = (kernel_of(pattern, precision, layout) for pattern in patterns_of(family, precision).values())
-        if kernel := next((each for each in kernels if serves(family, each)), None):
+        if kernel := next((each for each in kernels if supports(family, each)), None):
             # any, and at once: a default is searched for
             constants = next(iter(VARIANTS[family].space(job_of(family, kernel), LIMITS)))
             found.setdefault(_body(source_of(family, kernel, constants)), (family, precision, layout))
@@ -173,7 +173,7 @@ MATRIX = [
     (*each, name)
     for each in SERVED
     for name, pattern in patterns_of(*each[:2]).items()
-    if serves(each[0], kernel_of(pattern, *each[1:]))
+    if supports(each[0], kernel_of(pattern, *each[1:]))
 ]
 
 

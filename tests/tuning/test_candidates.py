@@ -9,7 +9,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Job
 from ksgen.tuning.model import Machine
-from ksgen.tuning.pool import served_families
+from ksgen.tuning.pool import supported_families
 from ksgen.tuning.sections import table_of
 from ksgen.tuning.trials import Trial
 from tests.support.tuning_pools import pool_of
@@ -27,17 +27,17 @@ CONSTANTS = SimtConstants(64, 32, 8, 2, 8, 8, 3, 1, "async")
 
 def test_families_are_those_of_the_job_that_take_its_batch() -> None:
     kernel = KernelSpec(Pattern(1, 192, 48, 2), "float16", "bsl")
-    assert served_families(Job(kernel, 25088), H200) == ["wgmma", "mma", "simt"]
-    assert served_families(Job(kernel, 25087), H200) == ["mma", "simt"]  # rows that no tensor map describes
-    assert served_families(Job(replace(kernel, job="gradient"), 25088), H200) == ["gradient"]
+    assert supported_families(Job(kernel, 25088), H200) == ["wgmma", "mma", "simt"]
+    assert supported_families(Job(kernel, 25087), H200) == ["mma", "simt"]  # rows that no tensor map describes
+    assert supported_families(Job(replace(kernel, job="gradient"), 25088), H200) == ["gradient"]
 
 
 def test_a_processors_families_are_those_made_for_it() -> None:
     kernel = KernelSpec(Pattern(1, 192, 48, 2), "bfloat16")
     for batch in (1, 512):
-        assert served_families(Job(kernel, batch), PROCESSOR) == ["amx", "vector"]
-    assert served_families(Job(replace(kernel, precision="float32"), 512), PROCESSOR) == ["vector"]
-    assert served_families(Job(replace(kernel, job="gradient"), 512), PROCESSOR) == ["cpu_gradient"]
+        assert supported_families(Job(kernel, batch), PROCESSOR) == ["amx", "vector"]
+    assert supported_families(Job(replace(kernel, precision="float32"), 512), PROCESSOR) == ["vector"]
+    assert supported_families(Job(replace(kernel, job="gradient"), 512), PROCESSOR) == ["cpu_gradient"]
 
 
 def test_neighbours_differ_in_one_constant() -> None:

@@ -83,7 +83,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     listed = by_kind({AmxConstants: RULES, AmxChainConstants: _CHAIN_RULES})
     why = "matrix tiles, of one layer of dense arrays in one layout: processors that have them"
 
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+    def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         return (
             kernel.job != "gradient"
             and _is_one_layer(kernel)

@@ -91,8 +91,8 @@ class CpuGradient(OfKinds):
     kinds = tuple(tilings)
     listed = by_kind({VectorGradientConstants: _VECTOR_RULES, AmxGradientConstants: _TILE_RULES})
 
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return limits.is_cpu and super().serves(kernel, limits)
+    def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
+        return limits.is_cpu and super().supports(kernel, limits)
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "gradient" and (tiling is VectorGradientTiling or has_tiles_for(kernel, limits))

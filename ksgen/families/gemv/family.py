@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import by_kind, factors_hold, layer_kernels, own_of_factors, refused_factor, rule_of_tiles
-from ksgen.families.family import PackingFamily, not_served
+from ksgen.families.family import PackingFamily, unsupported
 from ksgen.families.gemv import counts, defaults, group
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, is_narrow, most_alike
 from ksgen.families.gemv.defaults import MOST_BATCH
@@ -114,7 +114,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
         "two of a layer, or several layers on one X in one launch; from sm_80 on"
     )
 
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+    def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or kernel.arithmetic.is_complex or not limits.async_copies or limits.is_cpu:
             return False
         if not kernel.is_chain:
@@ -134,8 +134,8 @@ class Gemv(PackingFamily[AnyGemvConstants]):
     # ---- constants
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyGemvConstants:
-        if not self.serves(kernel, limits):
-            raise not_served(self, kernel)
+        if not self.supports(kernel, limits):
+            raise unsupported(self, kernel)
         best: Any = group.best if kernel.is_group else defaults.best_chain if kernel.is_chain else defaults.best
         found: AnyGemvConstants = best(kernel, limits, defaults.entries_for(batch or kernel.batch))
         return found.changed(early=int(begins_early(limits.target)))

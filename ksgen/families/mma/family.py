@@ -72,7 +72,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
         "factors of layers in one launch; from sm_80 on"
     )
 
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+    def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or not limits.tensor_cores or not has_products(kernel):
             return False
         if not kernel.is_chain:

@@ -59,7 +59,7 @@ class Simt(GpuProduct[AnySimtConstants]):
         "in one launch, from sm_80 on"
     )
 
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+    def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         if not kernel.is_chain:
             return kernel.job == "multiply"
         has_copies = limits.async_copies and not limits.is_cpu and kernel.item_bytes >= LEAST_ITEM

@@ -126,7 +126,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     listed = by_kind({VectorConstants: RULES, VectorChainConstants: _CHAIN_RULES})
     why = "vector registers full of sums: processors"
 
-    def serves(self, kernel: KernelSpec, limits: Limits) -> bool:
+    def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and kernel.job != "gradient"
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyVectorConstants:

@@ -151,7 +151,7 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
         return found.us if found else None
 
     def floor_us(kernel: KernelSpec, batch: int) -> Us:
-        able = [family for family in FAMILIES.values() if family.serves(kernel, limits)]
+        able = [family for family in FAMILIES.values() if family.supports(kernel, limits)]
         each = ((family, constants) for family in able for constants in family.defaults(kernel, limits, batch))
         speeds = [speed for family, constants in each if (speed := speed_of(family, kernel, limits, constants))]
         return min(

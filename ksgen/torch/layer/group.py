@@ -160,7 +160,7 @@ class KSLinears(nn.ModuleList):
 
         On a GPU, the expectation decides; on a processor, measured times.
         """
-        if not self._is_served(x):
+        if not self._fits_one_launch(x):
             return None
         if self._first.fuse == "yes":
             return self._in_one_launch(x)
@@ -197,7 +197,7 @@ class KSLinears(nn.ModuleList):
         batch = x.numel() // layer.in_features
         return faster((job, size_of(batch), *methods), methods)
 
-    def _is_served(self, x: Tensor) -> bool:
+    def _fits_one_launch(self, x: Tensor) -> bool:
         """Whether one launch can serve x: the layers differ in their chains alone.
 
         No hook may watch them and no derivative may be recorded.

@@ -202,7 +202,7 @@ def test_layers_that_differ_are_called_one_by_one(launched: list[int], change: A
     change(own)
     together = KSLinears(own)
     with torch.no_grad():
-        assert not together._is_served(rows(MANY))
+        assert not together._fits_one_launch(rows(MANY))
 
 
 def test_other_modules_in_a_layers_place() -> None:
