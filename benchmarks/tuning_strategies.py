@@ -32,7 +32,7 @@ from ksgen.families import family_for, family_named
 from ksgen.launch.choice import Choice, choose_for_many, limits_from, limits_of
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings
-from ksgen.measure.trust import doubt, interval, take_blocks
+from ksgen.measure.trust import interval, take_blocks, why_unreliable
 from ksgen.measure.verify import Bench, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -253,7 +253,7 @@ def _beside_default(device: Device, kernel: KernelSpec, batch: int, winner: Choi
     )
     ratios = [one / other for one, other in zip(ours.values, theirs.values, strict=True)]
     low, high = interval(ratios)
-    return f"{median(ratios):.2f} ({low:.2f}-{high:.2f}){'?' if doubt(ratios, ours.others) else ''}"
+    return f"{median(ratios):.2f} ({low:.2f}-{high:.2f}){'?' if why_unreliable(ratios, ours.others) else ''}"
 
 
 def _shown(count: float | None) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.bench.models import GPT2_MEDIUM, Language, LanguageModel
-from ksgen.measure.trust import Watch, doubt, with_doubt
+from ksgen.measure.trust import Watch, why_unreliable, with_reason
 from ksgen.torch import build, convert, freeze, quantize
 
 
@@ -37,7 +37,7 @@ def decode(model: nn.Module, tokens: Tensor, count: int) -> tuple[Tensor, str]:
             tokens = torch.cat([tokens, model(tokens[:, -1:]).argmax(-1)], 1)
             taken_us.append(1e6 * (perf_counter() - begin))
     own = taken_us[2:]  # the first ones build, pack and choose
-    return tokens, with_doubt(f"{median(own) / 1e3:.2f} ms a token", doubt(own, [watch.others_share()]))
+    return tokens, with_reason(f"{median(own) / 1e3:.2f} ms a token", why_unreliable(own, [watch.others_share()]))
 
 
 def equal(model: nn.Module, tokens: Tensor) -> float:

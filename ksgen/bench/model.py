@@ -21,7 +21,7 @@ from ksgen.bench.models import VIT_S16, TransformerSize, Vision, VisionTransform
 from ksgen.bench.published import published
 from ksgen.bench.roster import LAYERS
 from ksgen.measure.quiet import keep_freed_memory, rest
-from ksgen.measure.trust import Watch, doubt, host_clock
+from ksgen.measure.trust import Watch, host_clock, why_unreliable
 from ksgen.torch.conversion.times import cuda_clock
 from ksgen.torch.layer import KSLinear, freeze, thaw
 
@@ -148,7 +148,7 @@ def measure(job: ModelJob) -> Iterator[ModelRow]:
             dense, others = seconds.pop(DENSE), watch.others_share()
             for backend, sparse in seconds.items():
                 ratios = [ours / theirs for ours, theirs in zip(sparse, dense, strict=True)]
-                why = doubt(ratios, [others] if on_processors else ())
+                why = why_unreliable(ratios, [others] if on_processors else ())
                 dense_us, sparse_us = (Spread.of([1e6 * second for second in each]) for each in (dense, sparse))
                 ratio = Spread.of(ratios)
                 yield ModelRow(name, step, precision, backend, dense_us, sparse_us, ratio, paper, others, why)
@@ -277,7 +277,10 @@ def measure_shares(
             layers, others = shape.depth * (up + down), watch.others_share()
             rounds = zip(seconds["up"], seconds["down"], seconds["whole"], strict=True)
             shares = [shape.depth * (first + second) / all_s for first, second, all_s in rounds]
-            why, paper = doubt(shares, [others] if where.type == "cpu" else ()), published()["vit_linear_share"][name]
+            why, paper = (
+                why_unreliable(shares, [others] if where.type == "cpu" else ()),
+                published()["vit_linear_share"][name],
+            )
             yield Share(name, precision, 1e6 * whole, 1e6 * layers, layers / whole, paper.get(precision), others, why)
 
 

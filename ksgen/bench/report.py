@@ -141,7 +141,7 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
     ]
     last.append(
         PageSection(
-            "Errors, and what is missing", tables=[tables.doubted(rows), tables.errors(rows), tables.absent(rows)]
+            "Errors, and what is missing", tables=[tables.unreliable(rows), tables.errors(rows), tables.absent(rows)]
         )
     )
     return [*found, *(section for section in last if any(table.rows for table in section.tables))]

@@ -18,7 +18,7 @@ from ksgen.errors import KsgenError
 from ksgen.families import present_names
 from ksgen.files import read, reading, replaced
 from ksgen.measure.roofline import share_of_floor
-from ksgen.measure.trust import doubt
+from ksgen.measure.trust import why_unreliable
 from ksgen.pattern import Pattern
 from ksgen.values import excerpt
 
@@ -127,7 +127,7 @@ def row_of(contender: LoggedContender) -> ResultRow:
         "quartile3_us": quartiles[2],
         "slowest_us": times[-1] if times else None,
         "others_share": others_share,
-        "doubt": doubt(times, others if on_processors else ()),
+        "doubt": why_unreliable(times, others if on_processors else ()),
         "share_of_floor": share_of_floor(facts.get("floor_us"), middle),
         "energy_measurements": len(joules),
         "joule": median(joules) if joules else None,

@@ -29,7 +29,7 @@ from ksgen.families import family_for, operand_of
 from ksgen.launch.choice import limits_of
 from ksgen.measure.quiet import keep_freed_memory, return_freed_memory
 from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
-from ksgen.measure.trust import LEAST_BLOCKS, doubt
+from ksgen.measure.trust import LEAST_BLOCKS, why_unreliable
 from ksgen.values import counted
 
 ACCEPTED = 2.0  # times the rounding error: baselines round at other points than our kernels
@@ -137,7 +137,12 @@ class Runner:
             return 0
         asked, most = self.protocol.measurements, int(known.facts["most_measurements"])
         done = [each[self.quantity.column] for each in known.measurements if self.quantity.column in each]
-        if len(done) >= asked and self.quantity.column == Times.column and asked >= LEAST_BLOCKS and doubt(done):
+        if (
+            len(done) >= asked
+            and self.quantity.column == Times.column
+            and asked >= LEAST_BLOCKS
+            and why_unreliable(done)
+        ):
             return int(len(done) < min(MORE * asked, most))
         return max(0, min(asked, most) - len(done))
 

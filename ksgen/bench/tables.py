@@ -96,7 +96,9 @@ def overview(rows: Sequence[ResultRow]) -> ResultTable:
         "patterns: above x1 ksgen is faster. A layer is a frozen `KSLinear`, which chooses by itself: its median over "
         "all others."
     )
-    return ResultTable.of("Ours compared with the others", columns, lines, note, in_doubt(rows), _without_floor(lines))
+    return ResultTable.of(
+        "Ours compared with the others", columns, lines, note, unreliable_note(rows), _without_floor(lines)
+    )
 
 
 def _without_floor(lines: Sequence[Sequence[object]]) -> str:
@@ -325,13 +327,13 @@ def errors(rows: Sequence[ResultRow]) -> ResultTable:
     )
 
 
-def in_doubt(rows: Sequence[ResultRow]) -> str:
+def unreliable_note(rows: Sequence[ResultRow]) -> str:
     """Sentence about the rows with unreliable times; empty if there are none."""
     count, timed = sum(bool(row.doubt) for row in rows), sum(row.median_us is not None for row in rows)
     return f"{count} of {counted(timed, 'time')} are unreliable and count in no table." if count else ""
 
 
-def doubted(rows: Sequence[ResultRow]) -> ResultTable:
+def unreliable(rows: Sequence[ResultRow]) -> ResultTable:
     """Table of unreliable times: they are in the file, but no conclusion uses them."""
     lines = []
     for row in (row for row in rows if row.doubt):

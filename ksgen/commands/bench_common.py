@@ -279,7 +279,7 @@ def print_results(
 ) -> None:
     """Print the measured rows: a few lines and tables."""
     from ksgen.bench.rows import read_rows
-    from ksgen.bench.tables import in_doubt
+    from ksgen.bench.tables import unreliable_note
 
     log = done.files[0]
     rows = read_rows(log)
@@ -293,7 +293,7 @@ def print_results(
             print_table(table)
     measured = f"{done.complete} of {counted(done.jobs, 'job')} measured on {done.device}"
     click.echo(f"{measured}; rows in {', '.join(map(str, done.files[1:]))}.")
-    if said := in_doubt(rows):
+    if said := unreliable_note(rows):
         click.echo(said)
     if done.complete < done.jobs:
         click.echo("The time limit was reached; the same command continues from here.")

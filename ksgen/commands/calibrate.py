@@ -268,7 +268,7 @@ def figures_of(found: "Calibrated") -> dict[str, Any]:
 def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
     """Print a table of kernels with their times, and a summary."""
     from ksgen.commands.tune_table import name_of
-    from ksgen.measure.trust import describe_doubts, marked
+    from ksgen.measure.trust import describe_unreliable, marked
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.job import Job
     from ksgen.wisdom.store import MOST_ATTEMPTS, file_name
@@ -296,7 +296,7 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
         mean = geometric_mean(ratios)
         click.echo(f"{mean:.2f} times as fast as the defaults (geometric mean of {counted(len(ratios), 'kernel')}).")
     doubts = [entry.doubt for entry in known]
-    if said := describe_doubts(doubts):
+    if said := describe_unreliable(doubts):
         click.echo(said)
     if still_open:
         again = "run the same command again on a quiet machine"

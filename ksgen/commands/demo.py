@@ -250,7 +250,7 @@ def _print_gpu(rows: list[dict[str, Any]], settled: str) -> None:
 
 def _print(rows: list[dict[str, Any]]) -> None:
     from ksgen.measure.roofline import NO_FLOOR
-    from ksgen.measure.trust import describe_doubts, marked
+    from ksgen.measure.trust import describe_unreliable, marked
 
     lines = []
     for row in rows:
@@ -273,5 +273,5 @@ def _print(rows: list[dict[str, Any]]) -> None:
         click.echo("No mean, as no speed-up is reliable: repeat the demo on a quiet machine.")
     if any(row["floor_us"] is None for row in rows):
         click.echo(NO_FLOOR)
-    if said := describe_doubts([row[why] for row in rows for why in ("doubt", "numpy_doubt")]):
+    if said := describe_unreliable([row[why] for row in rows for why in ("doubt", "numpy_doubt")]):
         click.echo(said)

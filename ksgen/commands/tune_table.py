@@ -10,7 +10,7 @@ from ksgen.commands.common import console
 from ksgen.commands.figures import entry_figures
 from ksgen.errors import KsgenError
 from ksgen.locks import new_lock
-from ksgen.measure.trust import describe_doubts, marked
+from ksgen.measure.trust import describe_unreliable, marked
 from ksgen.values import counted
 
 if TYPE_CHECKING:
@@ -182,5 +182,5 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
         screen.width = PIPED_COLUMNS
     if table.row_count:
         screen.print(table)
-    if said := describe_doubts(doubts):
+    if said := describe_unreliable(doubts):
         click.echo(said)

@@ -57,7 +57,7 @@ class Blocks:
 
     @property
     def doubt(self) -> str:
-        return doubt(self.values, self.others)
+        return why_unreliable(self.values, self.others)
 
     @property
     def is_known(self) -> bool:
@@ -80,7 +80,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[cut], ordered[count - 1 - cut]
 
 
-def doubt(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
+def why_unreliable(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
     """Reason why the median of blocks is unreliable, in a few words; empty if it is reliable.
 
     Values are times or ratios. `others` holds the shares of the processors that other processes took, if processors did
@@ -161,12 +161,12 @@ def marked(figure: str, why: str) -> str:
     return f"{figure}{MARK}" if why else figure
 
 
-def with_doubt(figure: str, why: str) -> str:
+def with_reason(figure: str, why: str) -> str:
     """Format a figure that stands alone, with the reason if it is unreliable."""
     return f"{marked(figure, why)} ({why})" if why else figure
 
 
-def describe_doubts(doubts: Sequence[str], thing: str = "time") -> str:
+def describe_unreliable(doubts: Sequence[str], thing: str = "time") -> str:
     """Format the note below figures, each given with its doubt or none; empty if all are reliable."""
     some = list(filter(None, doubts))
     return f"{MARK} {len(some)} of {counted(len(doubts), thing)} unreliable; the first: {some[0]}." if some else ""

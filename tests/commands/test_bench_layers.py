@@ -48,7 +48,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def reliable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every time is reliable, however loaded the machine is."""
-    monkeypatch.setattr("ksgen.bench.rows.doubt", lambda *_: "")
+    monkeypatch.setattr("ksgen.bench.rows.why_unreliable", lambda *_: "")
 
 
 def ksgen(*arguments: str) -> str:
@@ -87,7 +87,7 @@ def test_the_command_and_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
     shown = ksgen("report", "layers.jsonl", "--markdown", "-")
     assert "## Layers" in shown
-    monkeypatch.setattr("ksgen.bench.rows.doubt", lambda *_: "unsteady")
+    monkeypatch.setattr("ksgen.bench.rows.why_unreliable", lambda *_: "unsteady")
     assert "## Layers" not in ksgen("report", "layers.jsonl", "--markdown", "-")
 
 

@@ -17,14 +17,14 @@ from ksgen.measure.trust import (
     Blocks,
     Counts,
     block_of,
-    describe_doubts,
-    doubt,
+    describe_unreliable,
     interval,
     load_warning,
     marked,
     others_between,
     take_blocks,
-    with_doubt,
+    why_unreliable,
+    with_reason,
 )
 
 QUIET = [100.0, 101, 102, 101, 103, 102, 103, 104, 104, 130]
@@ -82,7 +82,7 @@ def idle_machine(seed: int, blocks: int = 12, runs: int = 91) -> tuple[list[floa
 def test_a_median_is_doubted_by_its_interval_and_by_the_load(
     blocks: list[float], others: Sequence[float | None], says: str
 ) -> None:  # fmt: skip
-    assert doubt(blocks, others) == says
+    assert why_unreliable(blocks, others) == says
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -90,7 +90,7 @@ def test_single_runs_may_spread_as_they_like(seed: int) -> None:
     singles, blocks = idle_machine(seed)
     low, _, high = quantiles(singles, n=4)
     assert high - low > 0.2 * median(singles)
-    assert doubt(blocks) == ""
+    assert why_unreliable(blocks) == ""
     low, high = interval(blocks)
     assert low <= median(blocks) <= high
     assert max(SPIKY_SINGLES) > 10 * median(SPIKY_SINGLES)
@@ -251,12 +251,15 @@ def test_counts_are_of_what_is_not_idle(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_an_unreliable_figure_is_marked_and_the_first_reason_is_reported() -> None:
     assert (marked("12 us", ""), marked("12 us", "others took 50% of the processors")) == ("12 us", "12 us?")
-    assert (with_doubt("12 us", ""), with_doubt("12 us", "others took half")) == ("12 us", "12 us? (others took half)")
-    assert describe_doubts(["", ""]) == ""
+    assert (with_reason("12 us", ""), with_reason("12 us", "others took half")) == (
+        "12 us",
+        "12 us? (others took half)",
+    )
+    assert describe_unreliable(["", ""]) == ""
     doubts = ["", "others took 50% of the processors", "the median is uncertain by 8%"]
-    assert describe_doubts(doubts) == "? 2 of 3 times unreliable; the first: others took 50% of the processors."
+    assert describe_unreliable(doubts) == "? 2 of 3 times unreliable; the first: others took 50% of the processors."
     assert (
-        describe_doubts(doubts[1:2], "ratio")
+        describe_unreliable(doubts[1:2], "ratio")
         == "? 1 of 1 ratio unreliable; the first: others took 50% of the processors."
     )
 
@@ -308,7 +311,7 @@ def test_an_unreliable_row_is_listed_and_counts_nowhere() -> None:
     assert Results(rows, "float32", 40).rewriting_share("bsf") == []
     assert tables.overview(rows).rows == ()
     assert "1 of 3 times are unreliable and count in no table." in tables.overview(rows).note
-    assert tables.doubted(rows).rows == (("1,8,8,2", "40", "float32", "bsf", "bmm", "34159?", "266", rows[1].doubt),)
+    assert tables.unreliable(rows).rows == (("1,8,8,2", "40", "float32", "bsf", "bmm", "34159?", "266", rows[1].doubt),)
     for text in (report.markdown(rows), report.page(rows)):
         assert rows[1].doubt in text
         assert "Unreliable times" in text

@@ -16,7 +16,7 @@ from torch.linalg import vector_norm
 
 from ksgen.build.background import progress_bar
 from ksgen.errors import LaunchError, PatternError
-from ksgen.measure.trust import Watch, doubt, with_doubt
+from ksgen.measure.trust import Watch, why_unreliable, with_reason
 from ksgen.pattern import Chain, Patterns
 from ksgen.torch.conversion.projection import (
     balanced,
@@ -55,7 +55,7 @@ class Factorization:
     doubt: str = ""  # why the seconds are unreliable; empty if they are reliable
 
     def __str__(self) -> str:
-        took = with_doubt(f"{self.seconds:.3g} s", self.doubt)
+        took = with_reason(f"{self.seconds:.3g} s", self.doubt)
         return f"{self.chain}: relative error {self.relative_error:.3g} by {self.method} in {took}; {self.guarantee}"
 
 
@@ -116,7 +116,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     if method == "refinement" and least:
         guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
     return Factorization(
-        chain, tuple(weights), error, least, bound, method, guarantee, seconds, doubt([seconds], [share])
+        chain, tuple(weights), error, least, bound, method, guarantee, seconds, why_unreliable([seconds], [share])
     )
 
 

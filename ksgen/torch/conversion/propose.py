@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import LaunchError, SpecError
-from ksgen.measure.trust import describe_doubts, marked
+from ksgen.measure.trust import describe_unreliable, marked
 from ksgen.pattern import Chain, Pattern, block_butterfly, dense, kaleidoscope, low_rank, square_dyadic
 from ksgen.spec import PRECISIONS, PrecisionName
 from ksgen.spec.kernel import check_word, checked_batch, checked_count
@@ -102,7 +102,7 @@ class Proposals:
             cells += [marked(_us(each.measured_us), each.doubt)] if is_measured else []
             cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []
             rows.append(cells)
-        doubts = describe_doubts([each.doubt for each in (self.dense, *self)], "measured time")
+        doubts = describe_unreliable([each.doubt for each in (self.dense, *self)], "measured time")
         return (
             f"{table_of(titles, rows, width=140)}Times at batch {self.batch}, expected by "
             f"{self.by}.{' ' * bool(doubts)}{doubts}"

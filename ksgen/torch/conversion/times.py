@@ -19,7 +19,7 @@ from ksgen.families.gpus import GPUS, gpu_of, target_of
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings, measure_ceilings
-from ksgen.measure.trust import Timer, Watch, block_of, doubt, host_clock, take_blocks
+from ksgen.measure.trust import Timer, Watch, block_of, host_clock, take_blocks, why_unreliable
 from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import gradient_of
@@ -194,4 +194,4 @@ def _floor_us(ceilings: Ceilings, kernel: KernelSpec, batch: int) -> float:
 def _ceilings(device: Device, precision: str) -> tuple[Ceilings, str]:
     """Measured rates of a processor, and why they are unreliable if other programs used it meanwhile."""
     watch = Watch()
-    return measure_ceilings(device, precision), doubt([1.0], [watch.others_share()])
+    return measure_ceilings(device, precision), why_unreliable([1.0], [watch.others_share()])

@@ -74,7 +74,7 @@ METHODS_OF_GROUPS = {
 }
 
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds per method, by job and threads
-_doubts: dict[Hashable, str] = {}  # for the same keys: why the times are unreliable; empty if they are reliable
+_unreliable: dict[Hashable, str] = {}  # for the same keys: why the times are unreliable; empty if they are reliable
 _open: set[str] = set()  # devices that were opened, as the environment names them
 _trials: dict[Hashable, MethodTrial] = {}  # trials of jobs that are being timed, for the same keys
 _unbuilt: dict[KernelSpec, str] = {}  # kernels that no compiler here could build, and why; never retried
@@ -236,19 +236,19 @@ def _is_timed(key: Hashable, methods: Iterable[str]) -> bool:
         return True
     if building.get() or not (found := settled.times_of(key, methods)):
         return False
-    _measured[key], _doubts[key] = found, ""
+    _measured[key], _unreliable[key] = found, ""
     return True
 
 
 def forget_times() -> None:
     """Time all methods again from now on."""
-    for each in (_measured, _doubts, _trials):
+    for each in (_measured, _unreliable, _trials):
         each.clear()
 
 
 def save_times() -> None:
     """Store the reliable times of this process for later ones."""
-    settled.save({key: seconds for key, seconds in _measured.items() if not _doubts[key]})
+    settled.save({key: seconds for key, seconds in _measured.items() if not _unreliable[key]})
 
 
 def _trial(key: Hashable, methods: Iterable[str]) -> MethodTrial:
@@ -263,7 +263,7 @@ def _settle(key: Hashable, trial: MethodTrial) -> bool:
         _warn_once(error)
     if not trial.is_settled(MOST_ADDED_S):
         return False
-    _measured[key], _doubts[key] = trial.seconds, trial.doubt
+    _measured[key], _unreliable[key] = trial.seconds, trial.doubt
     _trials.pop(key, None)
     return True
 
@@ -278,9 +278,9 @@ def measured(job: Hashable) -> Mapping[str, float]:
     return _measured.get((job, torch.get_num_threads()), {})
 
 
-def _describe_doubt(key: Hashable) -> str:
+def _unreliable_note(key: Hashable) -> str:
     """Remark after the times of a key: why they are unreliable; empty if they are reliable."""
-    return f"; these times are unreliable: {why}" if (why := _doubts.get(key, "")) else ""
+    return f"; these times are unreliable: {why}" if (why := _unreliable.get(key, "")) else ""
 
 
 def job_of(
@@ -321,7 +321,7 @@ def describe_times(
                 f"{words.get(name, name)} {seconds[name] * 1e6:.0f} us"
                 for name in sorted(seconds, key=seconds.__getitem__)
             ]
-            found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}{_describe_doubt(key)}")
+            found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}{_unreliable_note(key)}")
     return found
 
 
@@ -354,7 +354,7 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
         seconds = measured(job)
         first, *others = sorted(seconds, key=seconds.__getitem__)
         slower = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)
-        return BackendChoice(first, f"{seconds[first] * 1e6:.0f} us here, {slower}{_describe_doubt((job, threads))}")
+        return BackendChoice(first, f"{seconds[first] * 1e6:.0f} us here, {slower}{_unreliable_note((job, threads))}")
     if kernel in _unbuilt:
         return BackendChoice("strided", f"no kernel can be built: {_unbuilt[kernel]}")
     return _choose(kernel, batch, ("cuda", device.index) if device.type == "cuda" else "host", PLANNER.generation)

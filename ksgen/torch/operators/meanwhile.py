@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 
 from ksgen.build.background import PendingError, always_waits, deferred, is_busy
 from ksgen.errors import DeviceError, ToolchainError
-from ksgen.measure.trust import LEAST_BLOCKS, Watch, doubt
+from ksgen.measure.trust import LEAST_BLOCKS, Watch, why_unreliable
 
 Method = Callable[[], Tensor]
 Result = TypeVar("Result")
@@ -100,7 +100,7 @@ class MethodTrial:
     @property
     def doubt(self) -> str:
         # the first round also builds
-        return next(filter(None, (doubt(each[1:], self._shares) for each in self.taken_us.values())), "")
+        return next(filter(None, (why_unreliable(each[1:], self._shares) for each in self.taken_us.values())), "")
 
     def is_settled(self, most_s: float = float("inf")) -> bool:
         """Whether every method was timed often enough: twice, if one round takes longer than `most_s`."""

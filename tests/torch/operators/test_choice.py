@@ -104,7 +104,7 @@ def test_disturbed_times_decide_with_a_report(
 ) -> None:
     kernel, now = KernelSpec(Pattern(2, 9, 5, 3)), [0.0]
     monkeypatch.setattr(choice, "_measured", {})
-    monkeypatch.setattr(choice, "_doubts", {})
+    monkeypatch.setattr(choice, "_unreliable", {})
     monkeypatch.setattr(meanwhile, "perf_counter", lambda: now[0])
     monkeypatch.setattr(meanwhile, "Watch", lambda: SimpleNamespace(others_share=lambda: share))
     calls = []
@@ -127,7 +127,7 @@ def test_disturbed_times_decide_with_a_report(
     job = choice.job_of("chain", [(2, 9, 5, 3)], torch.float32, "bsf", "none", False, False)
     key = ((job, 8, "ksgen"), torch.get_num_threads())
     monkeypatch.setattr(choice, "_measured", {key: {"ksgen": 2.0}})
-    monkeypatch.setattr(choice, "_doubts", {key: said})
+    monkeypatch.setattr(choice, "_unreliable", {key: said})
     assert choice.describe_times([(2, 9, 5, 3)], torch.float32, "bsf", "none", False, 8) == [
         f"all factors: ksgen 2000000 us{told}"
     ]

@@ -24,7 +24,7 @@ JOB = (KERNEL, 8, *WAYS)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A machine whose cache is empty, and a process that has timed nothing."""
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
-    for name in ("_measured", "_doubts", "_trials"):
+    for name in ("_measured", "_unreliable", "_trials"):
         monkeypatch.setattr(choice, name, {})
     settled.forget()
     yield tmp_path
@@ -51,7 +51,7 @@ def file_of(folder: Path) -> Path:
 
 
 def test_a_later_process_takes_the_stored_times_and_runs_nothing(folder: Path) -> None:
-    choice._measured[key()], choice._doubts[key()] = {"ksgen": 2e-5, "strided": 1e-5}, ""
+    choice._measured[key()], choice._unreliable[key()] = {"ksgen": 2e-5, "strided": 1e-5}, ""
     choice.save_times()
     anew()
     assert choice.faster(JOB, dict.fromkeys(WAYS, never)) == "strided"
@@ -63,7 +63,7 @@ def test_a_later_process_takes_the_stored_times_and_runs_nothing(folder: Path) -
 def test_unreliable_times_and_methods_that_cannot_run_are_not_stored(folder: Path) -> None:
     other = (KERNEL, 4, *WAYS), torch.get_num_threads()
     choice._measured |= {key(): {"ksgen": 2e-5, "strided": float("inf")}, other: {"ksgen": 1e-5, "strided": 2e-5}}
-    choice._doubts |= {key(): "", other: "others took 50% of the processors"}
+    choice._unreliable |= {key(): "", other: "others took 50% of the processors"}
     choice.save_times()
     anew()
     assert settled.times_of(key(), WAYS) == {"ksgen": 2e-5}
