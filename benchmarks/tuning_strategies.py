@@ -101,7 +101,7 @@ def record(file: Path, batch: int, candidates: int, kernels: int, precision: str
 
 def _operand(name: str, job: Job, limits: Any) -> str | None:
     family = family_named(name)
-    operand: str | None = family.words(job.kernel, family.default(job.kernel, limits)).get("operand")
+    operand: str | None = family.variables(job.kernel, family.default(job.kernel, limits)).get("operand")
     return operand
 
 

@@ -60,7 +60,7 @@ class HostCompiler:
     def version(self) -> str:
         """First line of its version, its fixed options, and a digest of the snippets that sources compile with."""
         given = f" {shlex.join(self.command[1:])}" if self.command[1:] else ""
-        return f"{_first_line(self.command)}{given}, {_digest_of_words()}"
+        return f"{_first_line(self.command)}{given}, {_digest_of_snippets()}"
 
     def __str__(self) -> str:
         return shlex.join(self.command)
@@ -156,7 +156,7 @@ def _makes(compiler: HostCompiler, named: InstructionSet) -> bool:
 
 
 @functools.cache
-def _digest_of_words() -> str:
+def _digest_of_snippets() -> str:
     return f"words {hashlib.sha256(WORDS.read_bytes() + TILES.read_bytes() + KEEPS_REGISTERS.encode()).hexdigest()[:8]}"
 
 

@@ -15,13 +15,13 @@ from ksgen.emit.by_hand import launch_lines
 from ksgen.emit.folder import write_folder
 from ksgen.emit.templates import (
     DIALECTS,
-    VECTOR_WORDS,
-    WORDS,
+    LIBRARIES,
+    VECTOR_LIBRARIES,
     dialects_of,
-    dictionaries,
     fill,
     has_parts,
-    part_words,
+    libraries,
+    part_libraries,
     template_digest,
     template_of,
 )
@@ -124,9 +124,9 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "activated": "" if kernel.between == "none" else "activate_between",  # for intermediates
         "part": part_of(kernel.arithmetic),
         "variants": (),
-        "part_words": part_words(chosen, type(constants)),
+        "part_libraries": part_libraries(chosen, type(constants)),
         "launch_lines": launch_lines(chosen, kernel, constants, entry) if dialect == "cuda" else "",
-        **chosen.words(kernel, constants),
+        **chosen.variables(kernel, constants),
     }
     complexes = (f"complex_{kernel.job}", "complex") if kernel.arithmetic.is_complex else ()
     inputs = (f"{kernel.inputs}_inputs", "byte_inputs") if kernel.has_bytes_in else ()
@@ -142,7 +142,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     )
     variants = (*words["variants"], *numbers, *of_kernel)
     in_parts = kernel.is_chain and has_parts(template)
-    text = fill(template, words, dictionaries(chosen, type(constants), dialect, in_parts), variants)
+    text = fill(template, words, libraries(chosen, type(constants), dialect, in_parts), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 
 
@@ -187,7 +187,7 @@ def render_probe(
     words: dict[str, Any] = {"operand": operand, "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
     words |= {"product": wgmma.along_inputs if wgmma else "", "multiplier": f"include/{multiplier}.j2"}
     words |= {"entry": entry, "precision": precision, "dialect": dialect, "threads": threads, "version": __version__}
-    text = fill("probe.cu.j2", words, WORDS[dialect], (PRECISIONS[precision].sums,))
+    text = fill("probe.cu.j2", words, LIBRARIES[dialect], (PRECISIONS[precision].sums,))
     return Probe(text, entry)
 
 
@@ -195,7 +195,7 @@ def render_wait() -> Probe:
     """Kernel that keeps a CUDA GPU busy while launches are queued that `queued.py` times."""
     entry = "ks_wait"
     return Probe(
-        fill("wait.cu.j2", {"entry": entry, "version": __version__}, WORDS["cuda"], (PRECISIONS["float32"].sums,)),
+        fill("wait.cu.j2", {"entry": entry, "version": __version__}, LIBRARIES["cuda"], (PRECISIONS["float32"].sums,)),
         entry,
     )
 
@@ -204,7 +204,7 @@ def render_cache_probe(threads: int, blocks: int) -> Probe:
     """Kernel that reads an array in a CUDA GPU's second-level cache, by so many blocks per multiprocessor."""
     entry = "ks_probe_cache"
     words = {"entry": entry, "threads": threads, "blocks": blocks, "version": __version__}
-    return Probe(fill("probe_cache.cu.j2", words, WORDS["cuda"]), entry)
+    return Probe(fill("probe_cache.cu.j2", words, LIBRARIES["cuda"]), entry)
 
 
 def render_processor_probe(precision: str, limits: Limits) -> Probe:
@@ -213,7 +213,7 @@ def render_processor_probe(precision: str, limits: Limits) -> Probe:
     lanes, sums = limits.vector_bytes // (8 if is_wide else 4), 24 if limits.vector_registers == 32 else 12
     words = {"entry": entry, "precision": precision, "version": __version__, "lanes": lanes, "sums": sums}
     pairs = ("pairs",) if limits.multiplies_pairs(PRECISIONS[precision].operand) else ()
-    text = fill("probe_processor.cl.j2", words, VECTOR_WORDS, (*pairs, PRECISIONS[precision].sums))
+    text = fill("probe_processor.cl.j2", words, VECTOR_LIBRARIES, (*pairs, PRECISIONS[precision].sums))
     return Probe(text, entry, lanes * sums * (2 if pairs else 1))
 
 
@@ -221,7 +221,7 @@ def render_tiles_probe(operand: str) -> Probe:
     """Kernel that multiplies so many products per round on a processor's matrix tiles."""
     entry = f"ks_probe_tiles_{operand}"
     words = {"entry": entry, "operand": operand, "version": __version__, "sums": TILE_SUMS}
-    return Probe(fill("probe_tiles.cl.j2", words, VECTOR_WORDS), entry, 4 * TILE_SUMS * INPUTS)
+    return Probe(fill("probe_tiles.cl.j2", words, VECTOR_LIBRARIES), entry, 4 * TILE_SUMS * INPUTS)
 
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:

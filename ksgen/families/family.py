@@ -103,7 +103,7 @@ class Family(Generic[ConstantsT]):
     def constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
         raise NotImplementedError
 
-    def words(self, kernel: KernelSpec, constants: ConstantsT) -> Mapping[str, Any]:
+    def variables(self, kernel: KernelSpec, constants: ConstantsT) -> Mapping[str, Any]:
         """Further variables of its template, as a `Variables`."""
         raise NotImplementedError
 

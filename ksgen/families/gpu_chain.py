@@ -226,7 +226,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: Any) -> ProductVariables:
+    def variables(self, kernel: KernelSpec, constants: Any) -> ProductVariables:
         if not kernel.is_chain:
             return {"picture": self.picture(self.shape(kernel, constants))}
         shape = self.shape(kernel, constants)

@@ -279,7 +279,7 @@ def test_a_missing_binary_is_reported_with_the_command_that_builds_it(target: st
 def test_other_words_are_another_key(compiler: HostCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(*text(), host_target())
     before = request.key(compiler)
-    monkeypatch.setattr(host, "_digest_of_words", lambda: "words of tomorrow")
+    monkeypatch.setattr(host, "_digest_of_snippets", lambda: "words of tomorrow")
     assert request.key(compiler) != before
 
 

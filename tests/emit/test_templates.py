@@ -56,7 +56,7 @@ def test_an_unknown_word_is_named_with_where_it_stands_and_what_is_there(copied:
         render(KERNEL)
     said = str(caught.value)
     assert said.startswith("simt, ks_2x64x48x4_float32_bsf: simt.cu.j2:")
-    assert f" > include/simt/layout_bsf.j2:{line}: 'nonsense' is undefined; the words there are " in said
+    assert f" > include/simt/layout_bsf.j2:{line}: 'nonsense' is undefined; the variables there are " in said
     assert ", constexprs, " in said
 
 
@@ -65,7 +65,7 @@ def test_so_is_one_of_a_dictionary(copied: Path) -> None:
     words.write_text(words.read_text().replace("typedef float real;", "typedef {{ nonsense }} real;"))
     with pytest.raises(
         RenderError,
-        match=r"^simt, ks_\S+: include/words/numbers\.j2:\d+: 'nonsense' is undefined; the words there are ",
+        match=r"^simt, ks_\S+: include/words/numbers\.j2:\d+: 'nonsense' is undefined; the variables there are ",
     ):
         render(KERNEL)
 
@@ -120,7 +120,7 @@ def variables_of(record: Any) -> Iterator[str]:
 def test_every_variable_of_a_family_is_used_by_a_template(name: str) -> None:
     every = [path.read_text() for path in (ROOT / "templates").rglob("*.j2")]
     spelled = " ".join(each for text in every for each in re.findall(r"{[{%].*?[%}]}", text, re.DOTALL))
-    record = get_type_hints(type(FAMILIES[name]).words)["return"]
+    record = get_type_hints(type(FAMILIES[name]).variables)["return"]
     python_reads = {"variants", "constexprs"}  # and no template
     assert set(variables_of(record)) - set(re.findall(r"\w+", spelled)) - python_reads == set()
 

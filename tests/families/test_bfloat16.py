@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ksgen.build.host import find_host_compiler
-from ksgen.emit.render import WORDS, render
+from ksgen.emit.render import LIBRARIES, render
 from ksgen.emit.templates import environment, fill
 from ksgen.errors import ToolchainError
 from ksgen.families import cuda_limits, family_named
@@ -45,7 +45,7 @@ def rounded(dialect: str, x: np.ndarray, folder: Path) -> np.ndarray:
     source = fill(
         environment().from_string("{{ word_lines }}\n{{ kernel }}"),
         {"kernel": ENTRY, "boxes": []},
-        WORDS[dialect],
+        LIBRARIES[dialect],
         ("float32",),
     )
     file, library = folder / "round.cpp", folder / "round.so"

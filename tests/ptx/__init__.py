@@ -6,19 +6,19 @@ GPU agrees.
 
 from typing import Any
 
-from ksgen.emit.render import WORDS
+from ksgen.emit.render import LIBRARIES
 from ksgen.emit.templates import environment, fill
 from ksgen.families.ptx import Box
 from tests.emulator.build import KERNEL_FILE
 
-# of what the dictionaries have, a text takes what it uses
+# a text takes the snippets of the libraries that it uses
 TEXT = "{{ word_lines }}\n{{ kernel }}"
 
 
 def render(kernel: str, **words: Any) -> str:
     """The kernel's text behind the words that it uses."""
     words = {"boxes": [Box(3), Box(4)], "kernel": kernel} | words
-    return fill(environment().from_string(TEXT), words, WORDS["cuda"], ("float32",))
+    return fill(environment().from_string(TEXT), words, LIBRARIES["cuda"], ("float32",))
 
 
 def with_words(text: str) -> str:

@@ -132,7 +132,7 @@ def evicted_cycles(shape: AmxTiling, held: Held) -> float:
     return MEMORY * (sums + (lines.copied if held.weights > room else 0.0))
 
 
-_WORDS = ("outputs", "panel", "depth")  # constants of each factor, in `tiles`
+_NAMES = ("outputs", "panel", "depth")  # constants of each factor, in `tiles`
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class AmxChainConstants(Constants):
     entry_family: ClassVar[str] = "amx_chain"
 
     block: int  # rows of the batch that a work group takes at a time
-    tiles: str  # each factor's constants, named by `_WORDS`
+    tiles: str  # each factor's constants, named by `_NAMES`
     streaming: int  # 1: the layer's outputs leave by streaming stores; 0: they go into the caches
 
     @classmethod
@@ -153,7 +153,7 @@ class AmxChainConstants(Constants):
     @property
     def parsed(self) -> list[AmxConstants]:
         """Constants of each factor by itself. Intermediates are read at once, so they stay in the cache."""
-        each = ((numbers_of(self.tiles, words, _WORDS), is_last) for words, is_last in listed(self.tiles))
+        each = ((numbers_of(self.tiles, words, _NAMES), is_last) for words, is_last in listed(self.tiles))
         return [
             AmxConstants(block=self.block, parts=1, streaming=self.streaming if is_last else 0, **numbers)
             for numbers, is_last in each

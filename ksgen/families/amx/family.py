@@ -135,12 +135,12 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     def pack_geometry(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Geometry:
         return Geometry(0 if kernel.is_chain else AmxChainTiling(kernel, constants).factors[0].packed_tiles, 1, 0)
 
-    def words(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Mapping[str, Any]:
+    def variables(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Mapping[str, Any]:
         shape = AmxChainTiling(kernel, constants)
-        words = factor_words(last := shape.factors[-1])
-        return words | {
+        found = factor_variables(last := shape.factors[-1])
+        return found | {
             "is_chain": shape.is_chain,
-            "variants": words["variants"] if shape.is_chain else (*of_lanes(last), *words["variants"]),
+            "variants": found["variants"] if shape.is_chain else (*of_lanes(last), *found["variants"]),
             "picture": tile_picture(last),
             "factors": [self._factor(shape, number) for number in range(len(shape.factors))],
         }
@@ -148,15 +148,15 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     def _factor(self, shape: AmxChainTiling, number: int) -> dict[str, Any]:
         """Template variables of a chain's factor: constants and snippets, the places of its inputs and outputs."""
         own, is_last = shape.factors[number], number + 1 == len(shape.factors)
-        words, activation = factor_words(own), own.kernel.epilogue.activation
+        found, activation = factor_variables(own), own.kernel.epilogue.activation
         pitch = "0" if own.is_bsf else str(shape.pitch)  # constants know the pitch of rows of features
         places = [f"(GLOBAL stored*)(own + {shape.panels + each * shape.between})" for each in range(2)]
-        return words | {
+        return found | {
             "number": number + 1,
             "n": f"_{number + 1}" if shape.is_chain else "",
             "kernel": own.kernel,
             "constexprs": factor_constexprs(own),
-            "variants": (*of_lanes(own), activation, *words["variants"]),
+            "variants": (*of_lanes(own), activation, *found["variants"]),
             "from_there": f"{places[(number - 1) % 2]}, {pitch}" if number else "x + first * X_ENTRY, batch",
             "to_there": "y + first * Y_ENTRY, batch" if is_last else f"{places[number % 2]}, {pitch}",
         }
@@ -190,7 +190,7 @@ def of_lanes(shape: AmxTiling) -> tuple[str, ...]:
     return {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",)}.get(shape.kernel.epilogue.activation, ())
 
 
-def factor_words(shape: AmxTiling) -> dict[str, Any]:
+def factor_variables(shape: AmxTiling) -> dict[str, Any]:
     """Variables of a factor's template."""
     kernel = shape.kernel
     extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}

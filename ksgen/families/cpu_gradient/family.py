@@ -158,8 +158,8 @@ class CpuGradient(OfKinds):
             passed_bytes=parts * shape.part_bytes,
         )  # fmt: skip
 
-    def words(self, kernel: KernelSpec, constants: AnyGradientConstants) -> CpuGradientVariables:
-        found: CpuGradientVariables = self.shape(kernel, constants).words
+    def variables(self, kernel: KernelSpec, constants: AnyGradientConstants) -> CpuGradientVariables:
+        found: CpuGradientVariables = self.shape(kernel, constants).variables
         return found | {"by_tiles": isinstance(constants, AmxGradientConstants)}
 
     def constexprs(self, kernel: KernelSpec, constants: AnyGradientConstants) -> list[Constexpr]:

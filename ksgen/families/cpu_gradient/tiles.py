@@ -129,7 +129,7 @@ class AmxGradientTiling(TilePlanes):
     # ---- the source
 
     @property
-    def words(self) -> CpuGradientVariables:
+    def variables(self) -> CpuGradientVariables:
         is_split = self.products.parts > 1
         return {
             "accumulator": "lanes",

@@ -231,7 +231,7 @@ class VectorGradientTiling(Planes):
     # ---- the source
 
     @property
-    def words(self) -> CpuGradientVariables:
+    def variables(self) -> CpuGradientVariables:
         picture = tile_picture(
             "A tile of dW", self.constants, ("inputs l", "inputs l"), ("outputs (k, j)", "outputs k")
         )
@@ -248,7 +248,7 @@ class VectorGradientTiling(Planes):
             "variants": ("gradient", *(("pairs",) if self.constants.pairs else ())),
             "picture": picture,
         }
-        return cast("CpuGradientVariables", super().words) | own
+        return cast("CpuGradientVariables", super().variables) | own
 
     @property
     def constexprs(self) -> list[Constexpr]:

@@ -17,7 +17,7 @@ from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling,
 from ksgen.families.gemv.defaults import MOST_BATCH
 from ksgen.families.gemv.group import GemvGroupConstants, GemvGroupTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
-from ksgen.families.gemv.source import GemvVariables, constexprs_of, words_of
+from ksgen.families.gemv.source import GemvVariables, constexprs_of, variables_of
 from ksgen.families.gpus import begins_early
 from ksgen.families.rules import Rule, at_most, first_broken, multiple, positive, refusal
 from ksgen.families.tiles import MOST_THREADS, WARP
@@ -176,8 +176,8 @@ class Gemv(PackingFamily[AnyGemvConstants]):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: AnyGemvConstants) -> GemvVariables:
-        return words_of(self.shape(kernel, constants))
+    def variables(self, kernel: KernelSpec, constants: AnyGemvConstants) -> GemvVariables:
+        return variables_of(self.shape(kernel, constants))
 
     def constexprs(self, kernel: KernelSpec, constants: AnyGemvConstants) -> list[Constexpr]:
         return constexprs_of(self.shape(kernel, constants))

@@ -21,8 +21,8 @@ SIZES = (32, 16, 8, 4, 2, 1)  # rows of the batch per block
 REMEMBERED = 1024  # cached layers, and groups
 RANKS = 4  # constants of a layer that a search tries, for each tile of the batch and number of threads
 # words of a layer's last factor in `tiles`
-_WORDS = ("tile_out", "tile_d", "thread_out", "lanes_in", "warps_in", "steps")
-_FIRST_WORDS = ("thread_out", "lanes_in", "steps")  # words of the first factor of two
+_NAMES = ("tile_out", "tile_d", "thread_out", "lanes_in", "warps_in", "steps")
+_FIRST_NAMES = ("thread_out", "lanes_in", "steps")  # words of the first factor of two
 OfLayer = GemvConstants | GemvChainConstants
 
 
@@ -30,7 +30,7 @@ OfLayer = GemvConstants | GemvChainConstants
 class GemvGroupConstants(Constants):
     """Constants of several layers that a search may change.
 
-    `tiles` has `_WORDS` of each layer's last factor, and `_FIRST_WORDS` of the factor before it.
+    `tiles` has `_NAMES` of each layer's last factor, and `_FIRST_NAMES` of the factor before it.
     """
 
     entry_family: ClassVar[str] = "few_group"
@@ -54,9 +54,9 @@ class GemvGroupConstants(Constants):
         before: list[dict[str, int]] = []
         for words, is_last in listed(self.tiles):
             if not is_last:
-                before.append(numbers_of(self.tiles, words, _FIRST_WORDS))
+                before.append(numbers_of(self.tiles, words, _FIRST_NAMES))
                 continue
-            last = GemvConstants(self.tile_batch, **numbers_of(self.tiles, words, _WORDS))
+            last = GemvConstants(self.tile_batch, **numbers_of(self.tiles, words, _NAMES))
             found.append(GemvChainConstants.of(last, **before[-1]) if before else last)
             before = []
         return found
@@ -176,8 +176,8 @@ def _shapes(layer: KernelSpec, limits: Limits, size: int) -> Iterator[tuple[Gemv
 def _factors_of(own: OfLayer) -> list[tuple[GemvConstants, tuple[str, ...]]]:
     """Constants of each factor, and the names of those that `tiles` has."""
     if isinstance(own, GemvChainConstants):
-        return [(own.first, _FIRST_WORDS), (own.last, _WORDS)]
-    return [(own, _WORDS)]
+        return [(own.first, _FIRST_NAMES), (own.last, _NAMES)]
+    return [(own, _NAMES)]
 
 
 def _spelled(factor: tuple[GemvConstants, tuple[str, ...]]) -> str:

@@ -81,7 +81,7 @@ class GemvVariables(Variables, total=False):
     kinds: list[GemvKind]
 
 
-def words_of(shape: AnyGemvTiling) -> GemvVariables:
+def variables_of(shape: AnyGemvTiling) -> GemvVariables:
     """Template variables: the types of X and of weights, packed and read, those of an early start, and those of each
     factor.
 
@@ -108,7 +108,7 @@ def words_of(shape: AnyGemvTiling) -> GemvVariables:
     }
     if isinstance(shape, GemvChainTiling):
         return {**found, "picture": picture(shape.last), "factors": _factors(shape)}
-    return found | _words_of_layers(shape)
+    return found | _variables_of_layers(shape)
 
 
 def constexprs_of(shape: AnyGemvTiling) -> list[Constexpr]:
@@ -190,7 +190,7 @@ def _last(shape: GemvChainTiling) -> list[Constexpr]:
     return [*(known[name] for name in (*_OF_LAST, *_OF_BOTH)), between]
 
 
-def _words_of_layers(shape: GemvGroupTiling) -> GemvVariables:
+def _variables_of_layers(shape: GemvGroupTiling) -> GemvVariables:
     """Template variables of several layers; equal ones share one source."""
     kernel, kinds = shape.kernel, list(dict.fromkeys(shape.layers))
     numbers = [kinds.index(each) + 1 for each in shape.layers]

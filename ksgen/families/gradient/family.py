@@ -119,9 +119,9 @@ class Gradient(OfKinds):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: Any) -> GradientVariables:
+    def variables(self, kernel: KernelSpec, constants: Any) -> GradientVariables:
         shape = self.shape(kernel, constants)
-        own: GradientVariables = shape.own_words()
+        own: GradientVariables = shape.own_variables()
         return {**own, "sides": SIDES, "picture": shape.picture}
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:

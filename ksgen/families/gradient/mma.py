@@ -252,7 +252,7 @@ class GradientMmaTiling(Parts):
             f"{COLUMNS}.",
         )
 
-    def own_words(self) -> GradientVariables:
+    def own_variables(self) -> GradientVariables:
         operand = {"float16": "f16", "bfloat16": "bf16"}.get(self.operand, self.operand)
         load = "gradient_mma/load_registers" if self.copy == "registers" else "gradient/load_async"
         split = {"complex_split": self.kernel.arithmetic.is_complex, "split": True} if self.components == 2 else {}

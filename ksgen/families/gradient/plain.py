@@ -212,7 +212,7 @@ class GradientTiling(Parts):
             f"A warp: 8 lanes along l by 4 along k, with {own.thread_in} x {own.thread_out} sums each.",
         )
 
-    def own_words(self) -> GradientVariables:
+    def own_variables(self) -> GradientVariables:
         return {}
 
     def own_constexprs(self) -> list[Constexpr]:

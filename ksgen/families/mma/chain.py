@@ -30,12 +30,12 @@ STAGES = (4, 3, 2)
 STREAM_REGISTERS = 32
 REMEMBERED = 4096  # cached tiles of factors
 # words of a factor in `tiles`
-_WORDS = ("tile_out", "tile_in", "tile_d", "warps_batch", "warps_out", "warps_d", "promote")
+_NAMES = ("tile_out", "tile_in", "tile_d", "warps_batch", "warps_out", "warps_d", "promote")
 
 
 @dataclass(frozen=True)
 class MmaChainConstants(GpuChainConstants):
-    """Constants of several factors; `tiles` has the `_WORDS` of each."""
+    """Constants of several factors; `tiles` has the `_NAMES` of each."""
 
     entry_family: ClassVar[str] = "mma_chain"
     template: ClassVar[str] = "mma_chain"
@@ -46,7 +46,7 @@ class MmaChainConstants(GpuChainConstants):
     @property
     def parsed(self) -> list[MmaConstants]:
         return [
-            MmaConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, **each) for each in self.numbers(_WORDS)
+            MmaConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, **each) for each in self.numbers(_NAMES)
         ]
 
 
@@ -196,7 +196,7 @@ def options(kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
     """Yield the best tiles per tile of the batch, warps and length of a stage, with all stages and blocks."""
     for tile_batch, warps, stretches in product(TILES_BATCH, WARPS_OF_BLOCK, STRETCHES):
         if best := _best_of_all(kernel, limits, tile_batch, warps, stretches):
-            tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _WORDS) for own in best))
+            tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _NAMES) for own in best))
             for stages, blocks, stream in product(STAGES, BLOCKS, (0, 1)):
                 yield MmaChainConstants(tile_batch, tiles, stages, blocks, stream)
 

@@ -138,10 +138,10 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: AnyMmaConstants) -> MmaVariables:
+    def variables(self, kernel: KernelSpec, constants: AnyMmaConstants) -> MmaVariables:
         first = self.shape(kernel, constants).factors[0]
         return {
-            **super().words(kernel, constants),
+            **super().variables(kernel, constants),
             "wide_bytes": wide_bytes(first),
             "operand": first.operand,
             "of_inputs": "bytes" if kernel.has_bytes_in else "same",

@@ -31,12 +31,12 @@ REMEMBERED = 4096  # cached tiles of factors
 LANES = 128  # float32 multiply-adds per multiprocessor and cycle
 CACHE_BYTES = 24  # from the second-level cache, per multiprocessor and cycle
 BARRIER = 40  # cycles between stages in which nothing is multiplied
-_WORDS = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")  # words of a factor in `tiles`
+_NAMES = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")  # words of a factor in `tiles`
 
 
 @dataclass(frozen=True)
 class SimtChainConstants(GpuChainConstants):
-    """Constants of several factors; `tiles` has the `_WORDS` of each."""
+    """Constants of several factors; `tiles` has the `_NAMES` of each."""
 
     entry_family: ClassVar[str] = "simt_chain"
     template: ClassVar[str] = "simt_chain"
@@ -44,7 +44,7 @@ class SimtChainConstants(GpuChainConstants):
 
     @property
     def parsed(self) -> list[SimtConstants]:
-        each = self.numbers(_WORDS)
+        each = self.numbers(_NAMES)
         return [
             SimtConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, copy="async", **numbers)
             for numbers in each
@@ -139,7 +139,7 @@ def options(kernel: KernelSpec) -> Iterator[SimtChainConstants]:
             for each, ends in zip(factors, [(where.at == 0, where.is_last) for where in places(kernel)], strict=True)
         ]
         if None not in best:
-            tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _WORDS) for own in best))
+            tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _NAMES) for own in best))
             yield from (
                 SimtChainConstants(times * least, tiles, stages, blocks) for stages, blocks in product(STAGES, BLOCKS)
             )

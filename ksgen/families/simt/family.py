@@ -146,9 +146,13 @@ class Simt(GpuProduct[AnySimtConstants]):
 
     # ---- the source
 
-    def words(self, kernel: KernelSpec, constants: AnySimtConstants) -> SimtVariables:
+    def variables(self, kernel: KernelSpec, constants: AnySimtConstants) -> SimtVariables:
         group = "InputGroup" if kernel.has_bytes_in else "StoredGroup"
-        return {**super().words(kernel, constants), "x_group": group, "products": products_of(kernel, constants.copy)}
+        return {
+            **super().variables(kernel, constants),
+            "x_group": group,
+            "products": products_of(kernel, constants.copy),
+        }
 
     def picture(self, own: SimtTiling, heading: str = "") -> str:
         constants = own.constants

@@ -176,9 +176,9 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     def packs_adjoint(self, kernel: KernelSpec) -> bool:
         return not kernel.is_chain and packs_adjoint(kernel)
 
-    def words(self, kernel: KernelSpec, constants: AnyVectorConstants) -> VectorVariables:
+    def variables(self, kernel: KernelSpec, constants: AnyVectorConstants) -> VectorVariables:
         shape = VectorChainTiling(kernel, constants)
-        words = factor_words(last := shape.factors[-1])  # its activation is that of every last factor
+        found = factor_variables(last := shape.factors[-1])  # its activation is that of every last factor
         between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
         is_shifted = (
             kernel.layout == "bsl"
@@ -195,8 +195,8 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             for name, each in zip(names, shape.factors, strict=True)
         ]
         return {
-            **words,
-            "variants": (*words["variants"], *(between if kernel.between != "none" else ())),
+            **found,
+            "variants": (*found["variants"], *(between if kernel.between != "none" else ())),
             "is_chain": shape.is_chain,
             "shift": "y_pitch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0" if is_shifted else "0",
             "picture": "//\n".join(tiles),
@@ -213,7 +213,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             place = f"(GLOBAL between*)({place})"
         pitch_in = own.kernel.pattern.in_features if own.x_layout == "bsf" else shape.pitch
         pitch_out = own.kernel.pattern.out_features if own.kernel.layout == "bsf" else shape.pitch
-        return factor_words(own) | {
+        return factor_variables(own) | {
             "number": number + 1,
             "n": f"_{number + 1}" if shape.is_chain else "",
             "kernel": own.kernel,
@@ -264,11 +264,11 @@ def packs_adjoint(kernel: KernelSpec) -> bool:
     return not kernel.is_quantized and not kernel.arithmetic.is_complex
 
 
-def factor_words(shape: VectorTiling) -> VectorFactorVariables:
+def factor_variables(shape: VectorTiling) -> VectorFactorVariables:
     """Variables of a factor's template."""
     value = {1: "uchar", 2: "ushort"}.get(shape.weight_bytes, "")
     variants = variants_of(shape, shape.kernel.epilogue.activation)
-    of_planes = shape.words | _words_of_pairs(shape) if shape.constants.pairs else shape.words
+    of_planes = shape.variables | _variables_of_pairs(shape) if shape.constants.pairs else shape.variables
     return cast("VectorFactorVariables", of_planes) | {
         "weight": value if shape.kernel.is_quantized else "real",
         "given": value if shape.kernel.is_quantized else "stored",
@@ -290,7 +290,7 @@ def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
     return own.get(activation, ())
 
 
-def _words_of_pairs(shape: VectorTiling) -> PlaneVariables:
+def _variables_of_pairs(shape: VectorTiling) -> PlaneVariables:
     """Template variables for copies of inputs as pairs: the lanes that a vector of pairs takes of two vectors."""
     lanes = shape.constants.lanes
     # else a vector does not hold whole l: inputs are copied one l at a time

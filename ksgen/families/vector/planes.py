@@ -114,7 +114,7 @@ class Planes:
         )
 
     @property
-    def words(self) -> PlaneVariables:
+    def variables(self) -> PlaneVariables:
         lanes, precision = self.constants.lanes, self.kernel.arithmetic
         reals, steps = precision.reals_per_number, _transpose_steps(lanes)
         found: PlaneVariables = {
@@ -132,7 +132,7 @@ class Planes:
             "end_of_columns": "chunk + CHUNK",
             "end_of_transposed": "(count + CHUNK - 1) / CHUNK * CHUNK",
         }
-        return found | _words_of_parts(lanes) if precision.is_complex else found
+        return found | _variables_of_parts(lanes) if precision.is_complex else found
 
 
 def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple[str, str]) -> str:
@@ -149,7 +149,7 @@ def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple
     )
 
 
-def _words_of_parts(lanes: int) -> PlaneVariables:
+def _variables_of_parts(lanes: int) -> PlaneVariables:
     """Indices that pick the parts of complex numbers, which alternate in a vector.
 
     `quarter_turn` multiplies by i: it picks from a vector and its negative.

@@ -57,7 +57,7 @@ def tried(block: Block, most: int) -> Iterator[tuple[int, int]]:
     return (each for each in sizes if each[0] * each[1] <= most)
 
 
-def words(block: Block, image: str) -> WgmmaVariables:
+def variables(block: Block, image: str) -> WgmmaVariables:
     """Template variables of clusters; `image` names the layout of X in shared memory."""
     own = block.constants
     if block.cluster == 1:

@@ -180,7 +180,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
 
     # ---- sources
 
-    def words(self, kernel: KernelSpec, constants: Any) -> WgmmaVariables:
+    def variables(self, kernel: KernelSpec, constants: Any) -> WgmmaVariables:
         block = self.shape(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
         own = block.constants
@@ -190,7 +190,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             DrawnSide(own.tile_out, "outputs k", 1),
             lambda row, _: f"warpgroup {row // block.row_tiles}",
         )
-        common: WgmmaVariables = cluster.words(block, image) | {
+        common: WgmmaVariables = cluster.variables(block, image) | {
             "operand": block.operand,
             "of_inputs": "bytes" if kernel.has_bytes_in else "same",
             "wgmma": block.instruction,
@@ -200,7 +200,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             "finishes_stores": own.x_from != "registers",
             "is_permuted": own.x_from == "permuted",
         }
-        rest: WgmmaVariables = block.own_words(common["variants"])
+        rest: WgmmaVariables = block.own_variables(common["variants"])
         return common | rest
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:

@@ -92,8 +92,8 @@ class PermutedBlock(SharedBlock):
         features = 2 * self.whole.pattern.in_features + outputs * self.whole.pattern.out_features
         return batch * features * self.whole.item_bytes
 
-    def own_words(self, variants: tuple[str, ...]) -> WgmmaVariables:
-        common = super().own_words(variants)
+    def own_variables(self, variants: tuple[str, ...]) -> WgmmaVariables:
+        common = super().own_variables(variants)
         return {
             **common,
             "store": "workspace",

@@ -208,7 +208,7 @@ class RegistersBlock(Block):
 
     # ---- the source
 
-    def own_words(self, variants: tuple[str, ...]) -> WgmmaVariables:
+    def own_variables(self, variants: tuple[str, ...]) -> WgmmaVariables:
         constants, schedule = self.constants, "resident" if self.constants.resident else "streaming"
         own = {"resident": constants.resident, "promoted": constants.promote, "split": self.components == 2}
         return {

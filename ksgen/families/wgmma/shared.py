@@ -130,7 +130,7 @@ class SharedBlock(Block):
 
     # ---- the source
 
-    def own_words(self, variants: tuple[str, ...]) -> WgmmaVariables:
+    def own_variables(self, variants: tuple[str, ...]) -> WgmmaVariables:
         own = {"promoted": self.promote, "multiplied_bytes": self.kernel.has_bytes_in}
         return {
             "variants": ("plain_order", *(name for name, is_so in own.items() if is_so), *variants),
