@@ -74,7 +74,7 @@ class Energies:
     def measure(self, timed: "Timed") -> Facts:
         runs = max(LEAST_RUNS, ceil(self._seconds / timed.once_s))
         reading = self._meter.read(lambda: timed.run(runs))
-        joule = joule_a_run(reading, runs, self._idle)
+        joule = joule_per_run(reading, runs, self._idle)
         return {"joule": joule, "idle_watt": self._idle.watt, "energy_runs": runs, "energy_from": self._meter.source}
 
 
@@ -165,7 +165,7 @@ def integral(samples: list[tuple[float, float]], seconds: float) -> float:
     return between + (seconds - spanned) * (samples[0][1] + samples[-1][1]) / 2
 
 
-def joule_a_run(reading: Reading, runs: int, idle: Idle) -> float:
+def joule_per_run(reading: Reading, runs: int, idle: Idle) -> float:
     """Joules per run above idle.
 
     `EnergyError` if the measurement was too short, or used no more than idling.

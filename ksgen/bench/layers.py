@@ -50,7 +50,7 @@ def layer_contenders(job: LayerJob, device: Device, names: Sequence[str]) -> Ite
 def _ours(job: LayerJob, device: Device, name: str, arithmetic: str) -> Iterator[Contender]:
     kernel = job.kernel(arithmetic)
     launches = _launches(kernel, name)
-    lacks = next((why for each in launches if (why := _lacks(device, each, job.batch))), "")
+    lacks = next((why for each in launches if (why := _why_unavailable(device, each, job.batch))), "")
     for choices in [[]] if lacks else _choices(device, launches, job.batch):
         digests = dict.fromkeys(template_digest(each.family) for each in choices)
         yield Contender(
@@ -111,7 +111,7 @@ def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
     ]
 
 
-def _lacks(device: Device, kernel: KernelSpec, batch: int) -> str:
+def _why_unavailable(device: Device, kernel: KernelSpec, batch: int) -> str:
     """Reason why one launch is unavailable; empty if it is available."""
     if not kernel.is_chain:
         return ""

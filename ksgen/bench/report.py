@@ -115,7 +115,7 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
     shown = (
         tables.overview(products),
         tables.processors(products),
-        tables.layers_in_short(layers),
+        tables.layers_summary(layers),
         tables.setting(rows),
     )
     found = [PageSection("Charts", "" if drawn else NO_CHARTS, charts=drawn)] * with_figures

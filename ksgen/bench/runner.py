@@ -177,7 +177,7 @@ class Runner:
                 problem = job.problem(self.where, self.protocol.seed)
             except (torch.OutOfMemoryError, MemoryError) as refused:
                 for each in todo:
-                    self._say(each, ceilings[each.arithmetic], _refusal("out of memory", _one_line(refused)))
+                    self._log_contender(each, ceilings[each.arithmetic], _refusal("out of memory", _one_line(refused)))
                 return True
             ready: list[tuple[Contender, Timed, Facts]] = []
             for each in todo:
@@ -186,7 +186,7 @@ class Runner:
                 begin = monotonic()
                 fastest_s = min((timed.once_s for known, timed, _ in ready if not known.is_part), default=inf)
                 timed, facts = self._attempt(each, problem, ceilings[each.arithmetic], fastest_s)
-                self._say(each, ceilings[each.arithmetic], facts)
+                self._log_contender(each, ceilings[each.arithmetic], facts)
                 if timed:
                     ready.append((each, timed, facts))
                 self._longest[each.implementation] = max(
@@ -194,10 +194,10 @@ class Runner:
                 )
             is_done = self._in_turn([(each, timed) for each, timed, _ in ready], ceilings)
         if self.device.limits.is_cpu:
-            self._say_again(job, ready, ceilings)
+            self._log_again(job, ready, ceilings)
         return is_done
 
-    def _say_again(
+    def _log_again(
         self, job: LayerJob, ready: list[tuple[Contender, Timed, Facts]], before: dict[str, Ceilings]
     ) -> None:
         """Log contenders again with the better of the ceilings before and after them.
@@ -210,7 +210,7 @@ class Runner:
         }
         for each, _, facts in ready:
             if self.log.content.contenders[each.key].facts["status"] == OK:  # it may have failed since
-                self._say(each, after[each.arithmetic], facts | self._floor(each, after[each.arithmetic]))
+                self._log_contender(each, after[each.arithmetic], facts | self._floor(each, after[each.arithmetic]))
 
     def _in_turn(self, ready: list[tuple[Contender, Timed]], ceilings: dict[str, Ceilings]) -> bool:
         """Measure each contender once, then again, until none is missing a measurement."""
@@ -221,7 +221,7 @@ class Runner:
                 try:
                     facts = self.quantity.measure(timed)
                 except RuntimeError as refused:  # such as memory taken by others since the preparation
-                    self._say(contender, ceilings[contender.arithmetic], self._refused(refused))
+                    self._log_contender(contender, ceilings[contender.arithmetic], self._refused(refused))
                 else:
                     self.log.append("measurement", {"key": contender.key, **facts})
         return True
@@ -301,7 +301,7 @@ class Runner:
             key, pace = _pace_key(contender), once_s / multiplications
             self._paces[key] = min(pace, self._paces.get(key, pace))
 
-    def _say(self, contender: Contender, ceilings: Ceilings, facts: Facts) -> None:
+    def _log_contender(self, contender: Contender, ceilings: Ceilings, facts: Facts) -> None:
         told = {"ceiling_byte_per_s": ceilings.bytes_per_s, "ceiling_flop_per_s": ceilings.flops_per_s}
         self.log.append("contender", {**contender.facts, **told, **facts})
 

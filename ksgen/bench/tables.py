@@ -369,7 +369,7 @@ def layers_by_kind(rows: Sequence[ResultRow]) -> Iterator[tuple[Results, str, bo
         yield Results([row for row in rows if is_group == (AND in row.pattern)], precision, batch), layout, is_group
 
 
-def layers_in_short(rows: Sequence[ResultRow]) -> ResultTable:
+def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
     """Summary of layers: each contender compared with one launch, per precision, layout and batch."""
     lines = []
     for results, layout, is_group in layers_by_kind(rows):

@@ -148,12 +148,12 @@ class _Notice:
         self._what = what
         if self._timer is None:
             self._cause = cause()  # the timer has a thread of its own
-            self._timer = threading.Timer(NOTICE_S, self._tell)
+            self._timer = threading.Timer(NOTICE_S, self._warn)
             self._timer.daemon = True
             with suppress(RuntimeError):  # no thread can be started: no warning
                 self._timer.start()
 
-    def _tell(self) -> None:
+    def _warn(self) -> None:
         message = f"{self._caller} has waited {NOTICE_S:g} s for {self._what} to compile; {self._remedy}"
         warn(message, self._cause)
 

@@ -25,7 +25,7 @@ from ksgen.build.children import Children, current_children
 from ksgen.build.host import host_target
 from ksgen.build.processors import instruction_sets_here, set_of
 from ksgen.build.request import Binary, Compiler, Request, Resources, compiler_provenance, digest_of
-from ksgen.build.toolchain import Nvcc, Nvrtc, UnfitError, find_compiler, fit_for, instead_of
+from ksgen.build.toolchain import Nvcc, Nvrtc, UnfitError, find_compiler, fit_for, next_compiler
 from ksgen.errors import KsgenError, ToolchainError, warn
 from ksgen.locks import new_lock
 from ksgen.ownership import UntrustedError, own_temporary
@@ -138,7 +138,7 @@ def build(text: str, entry: str, target: str, compiler: Compiler | None = None, 
             return caches.get(request, compiler) or _compile_once(request, compiler, caches)
         except UnfitError as unfit:
             try:
-                compiler = instead_of(unfit, target)
+                compiler = next_compiler(unfit, target)
             except ToolchainError:
                 if found := caches.get(request):
                     return found

@@ -188,11 +188,11 @@ def compilers(name: str | None = None) -> list[CudaCompiler]:
 def fit_for(compiler: CudaCompiler, target: str) -> CudaCompiler:
     """The compiler, or its substitute for this target."""
     while (error := _unfit.get((compiler, target))) and compiler.is_found:
-        compiler = instead_of(error, target)
+        compiler = next_compiler(error, target)
     return compiler
 
 
-def instead_of(unfit: UnfitError, target: str) -> CudaCompiler:
+def next_compiler(unfit: UnfitError, target: str) -> CudaCompiler:
     """The next compiler of the search; warns once. Raises the error if the user named the compiler, or none is left."""
     failed = unfit.compiler
     if not failed.is_found:

@@ -83,7 +83,7 @@ def prove(
         if facts.kind != "cuda":
             raise NotNeededError(f"{facts.name}: it needs no passport; accepted: an NVIDIA GPU, such as device='cuda'")
         worker.close()  # no context waits for other processes
-        with _turn(facts, on_wait):
+        with _wait_for_turn(facts, on_wait):
             passport = load(facts) or Passport(facts.name, facts.target, facts.driver_version)
             absent = ""
             for name in wanted:
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 @contextmanager
-def _turn(device: Known, on_wait: Callable[[str], object]) -> Iterator[None]:
+def _wait_for_turn(device: Known, on_wait: Callable[[str], object]) -> Iterator[None]:
     """Wait until no other process proves this device's families; the next one finds their verdicts."""
     path = path_of(device.name)
     why = f"{device.name}: waiting for another process, which proves the families of this device"

@@ -132,7 +132,7 @@ def command(
     ]
     protocol = Protocol(methods, measurements, runs, most_seconds, seed)
     done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))
-    from ksgen.bench.tables import layers_in_short
+    from ksgen.bench.tables import layers_summary
 
     if page:
         from ksgen.bench import report
@@ -140,7 +140,7 @@ def command(
 
         done = replace(done, page=output.with_suffix(".html"))
         write(output.with_suffix(".html"), report.page(read_rows(output), machine=report.machine_of(output)))
-    print_results(done, as_json, lambda rows: [layers_in_short(rows)])
+    print_results(done, as_json, lambda rows: [layers_summary(rows)])
 
 
 def _layers(named: Sequence[str], seed: int) -> list["MeasuredLayer"]:

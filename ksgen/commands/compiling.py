@@ -11,7 +11,7 @@ from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.build.toolchain import find_compiler, parse_targets
 from ksgen.calibration.cases import cases_of
 from ksgen.commands.common import first_failure, progress
-from ksgen.devices.native import OfThreads, limits_for, open_device, threads_request, working_compiler
+from ksgen.devices.native import ThreadsCompiler, limits_for, open_device, threads_request, working_compiler
 from ksgen.emit.render import Source, render
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import Limits, cuda_limits, family_named
@@ -92,7 +92,7 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
 def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
     """Compile the code that processors need in addition to kernels, for each of their targets."""
     wanted = [
-        (threads_request(setup.target), OfThreads(setup.compiler))
+        (threads_request(setup.target), ThreadsCompiler(setup.compiler))
         for setup in _setups(arch)
         if isinstance(setup.compiler, HostCompiler)
     ]

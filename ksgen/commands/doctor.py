@@ -60,7 +60,7 @@ def command(as_json: bool) -> None:
         *_folders(),
         *_passport(),
         *_settled(),
-        *_neighbours(),
+        *_array_libraries(),
     ]
     if as_json:
         print_json([asdict(finding) for finding in findings])
@@ -319,7 +319,7 @@ def _existing(folder: Path) -> Path:
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
 
 
-def _neighbours() -> list[Finding]:
+def _array_libraries() -> list[Finding]:
     """Libraries whose arrays launchers accept, found without importing them."""
     # the first of a name is imported
     found = [(each.name.split("-cuda")[0].lower(), each.version) for each in metadata.distributions()]

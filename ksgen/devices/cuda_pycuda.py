@@ -42,10 +42,10 @@ from ksgen.devices.libcuda import (
     context_number,
     current_context,
     is_capturing,
+    lost_context_messages,
     push_context,
     refused_binary,
     relaxed_captures,
-    words_of_a_lost_context,
 )
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.values import excerpt
@@ -263,7 +263,7 @@ class PyCudaDevice(CudaDevice):
         """PyCUDA's own errors keep the driver's sentence and drop its code."""
         message = str(error) if self.is_open else _GONE
         if self.is_open and not isinstance(error, DriverError):
-            lost = CONTEXT_LOST if any(words in message for words in words_of_a_lost_context()) else ""
+            lost = CONTEXT_LOST if any(words in message for words in lost_context_messages()) else ""
             message = f"{type(error).__name__}: {message}{lost}"
         doing = f"PyCUDA on {self.name}, {doing}"
         if self.is_open and isinstance(error, DriverError):

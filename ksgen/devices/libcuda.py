@@ -314,7 +314,7 @@ def explained(status: int) -> str:
 
 
 @cache
-def words_of_a_lost_context() -> list[str]:
+def lost_context_messages() -> list[str]:
     """The driver's sentence for a lost context, for callers that were given no code."""
     return [_text("cuGetErrorString", status) for status in _STICKY]
 

@@ -91,7 +91,7 @@ def _compiler_or_none() -> HostCompiler | AbsentCompiler:
     except ToolchainError as error:
         if _built_before():
             return AbsentCompiler(str(error))
-        raise UnavailableError(f"native: {error}{_what_else_there_is()}", "") from error
+        raise UnavailableError(f"native: {error}{_bundled_alternatives()}", "") from error
 
 
 def working_compiler() -> HostCompiler:
@@ -135,7 +135,7 @@ def _built_before() -> Binary | None:
     return next((found for target in targets if (found := caches.get(threads_request(target)))), None)
 
 
-def _what_else_there_is() -> str:
+def _bundled_alternatives() -> str:
     """The end of a message: processors that bundles hold kernels for, and why none of these runs here."""
     bundles = [layer for layer in default_caches().layers if isinstance(layer, Bundle)]
     targets = {each.target for each in chain.from_iterable(bundle.entries() for bundle in bundles)}
@@ -292,7 +292,7 @@ class NativeDevice(ProcessorDevice):
 
     def _built_threads(self) -> Binary:
         request = threads_request(self.target)
-        compiler = OfThreads(self._compiler) if isinstance(self._compiler, HostCompiler) else self._compiler
+        compiler = ThreadsCompiler(self._compiler) if isinstance(self._compiler, HostCompiler) else self._compiler
         try:
             return build(request.text, request.entry, request.target, compiler)
         except ToolchainError:
@@ -349,7 +349,7 @@ def _allocated(nbytes: int) -> NativeMemory:
     return NativeMemory(memory.ctypes.data, nbytes, memory)
 
 
-class OfThreads:
+class ThreadsCompiler:
     """A compiler for the host, for sources that are C++ already."""
 
     name = "c++ threads"

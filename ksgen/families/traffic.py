@@ -28,7 +28,7 @@ def _pieces(size: int, tile: int) -> list[tuple[int, int]]:
 
 
 @cache
-def entry_bytes(features: int, d: int, tile: int, tile_d: int, item_bytes: int) -> float:
+def bytes_of_row(features: int, d: int, tile: int, tile_d: int, item_bytes: int) -> float:
     """Bytes of one row of a batch-size-first array, or of a weight's inputs, for one i.
 
     Tiles have `tile` features of `tile_d` neighbouring j.
@@ -76,5 +76,5 @@ def array_bytes(
     """Bytes of X or Y that blocks move, each with its tile of the features, of j and of the batch."""
     a, _, _, d = kernel.pattern.shape
     if kernel.layout == "bsf":
-        return a * batch * entry_bytes(features, d, tile, tile_d, item_bytes)
+        return a * batch * bytes_of_row(features, d, tile, tile_d, item_bytes)
     return a * features * d * line_bytes(batch, tile_batch, item_bytes)

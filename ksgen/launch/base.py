@@ -392,10 +392,10 @@ class BaseLauncher(Explainable):
         if self.gives_list and not isinstance(call.out, list):  # a group of one layer
             call.out = [call.out]
         if plan.maps:
-            call.instead = partial(self._instead, given, checks, call.plan, call.out, aligned)
+            call.fallback = partial(self._fallback, given, checks, call.plan, call.out, aligned)
         return call
 
-    def _instead(
+    def _fallback(
         self, given: Given, checks: ArgumentChecks, plan: Plan, out: Any, aligned: bool, error: RefusedError
     ) -> Call:
         """Prepare a call again, with its output, after the device has refused a launch of its plan."""

@@ -30,7 +30,7 @@ class Choice:
     from_wisdom: bool = False  # from a search, for any batch and any version of the template
     is_measured: bool = False  # on this device, with the current template, at a batch of this class
     is_open: bool = False  # from wisdom that the next trial measures again
-    is_instead: bool = False  # in place of a choice that the device has refused, so that no measurement changes it
+    is_fallback: bool = False  # in place of a choice that the device has refused, so that no measurement changes it
 
 
 def limits_of(device: Device) -> Limits:
@@ -144,7 +144,7 @@ def described(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, de
 
     `device` is the name by which the user asked for the device; None if it was not named.
     """
-    if choice.is_instead:
+    if choice.is_fallback:
         return choice.why
     is_settled = choice.from_wisdom and not choice.is_open
     settles = "" if is_settled else f"; settled by: {settling_command(kernel, batch, device)}"
@@ -195,7 +195,7 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
     return Choice(family.name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
 
 
-def choice_instead(
+def fallback_choice(
     choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, aligned: bool, why: str
 ) -> tuple[Choice, Limits]:
     """Choice after a device has refused one: the same without clusters, else the default of another family.
@@ -204,7 +204,7 @@ def choice_instead(
     """
     if getattr(choice.constants, "cluster_batch", 1) * getattr(choice.constants, "cluster_out", 1) > 1:
         plain = replace(choice.constants, cluster_batch=1, cluster_out=1)
-        return Choice(choice.family, plain, "the device refuses its clusters", is_instead=True), limits
+        return Choice(choice.family, plain, "the device refuses its clusters", is_fallback=True), limits
     others = replace(limits, bars=(*limits.bars, Bar(choice.family, f"refused by the device: {why}")))
     try:
         family = family_for(kernel, others, batch, aligned)
@@ -212,7 +212,7 @@ def choice_instead(
         none_is_left = str(error)
     else:
         why = f"the device refuses {choice.family}"
-        return Choice(family.name, family.default(kernel, others, batch), why, is_instead=True), others
+        return Choice(family.name, family.default(kernel, others, batch), why, is_fallback=True), others
     raise DeviceError(none_is_left)
 
 

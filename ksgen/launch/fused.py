@@ -102,10 +102,10 @@ def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse:
     if fuse == "no":
         return Verdict(False, "fuse='no'")
     if fuse == "yes":
-        lacks = _lacks(kernel, limits, kind, batch_like(kernel, batch))
+        lacks = _why_unsupported(kernel, limits, kind, batch_like(kernel, batch))
         return Verdict(not lacks, lacks or "fuse='yes'")
     if kind == "processor":
-        if has_none := _has_no_chains(kernel, limits, batch):
+        if has_none := _why_no_chains(kernel, limits, batch):
             return Verdict(False, has_none)
         why_not = FROM_END_TO_END if {kernel.layout, kernel.y_layout} == {"bsl"} else ""
         return Verdict(not why_not, why_not or "intermediates stay in the cache")
@@ -114,7 +114,7 @@ def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse:
     return _expected(kernel, limits, batch_like(kernel, batch))
 
 
-def _has_no_chains(kernel: KernelSpec, limits: Limits, batch: int) -> str:
+def _why_no_chains(kernel: KernelSpec, limits: Limits, batch: int) -> str:
     """Reason why the family of the factors has no fused launch on a processor; empty if it has one."""
     if not (kernel.arithmetic.tiles and limits.tiles):
         return ""
@@ -128,11 +128,11 @@ def _has_no_chains(kernel: KernelSpec, limits: Limits, batch: int) -> str:
 
 
 @lru_cache(REMEMBERED)
-def _lacks(kernel: KernelSpec, limits: Limits, kind: str, batch: int) -> str:
+def _why_unsupported(kernel: KernelSpec, limits: Limits, kind: str, batch: int) -> str:
     """Reason why no family serves all factors in one launch; empty if one does."""
     if limits.is_cpu:
         is_served = not kernel.arithmetic.families and any(meant_for(kernel, limits, batch))
-        return "" if is_served else _has_no_chains(kernel, limits, batch)
+        return "" if is_served else _why_no_chains(kernel, limits, batch)
     if kind != "cuda":
         return NO_FAMILY
     return "" if family_of_chain(kernel, limits, batch) else _no_room(kernel)

@@ -70,7 +70,7 @@ class Plan:
     maps: tuple[TensorMap, ...] = ()
     workspace_bytes: int = 0  # for partial results that several launches exchange
     steps: tuple[Step, ...] = ()  # the launches in order, if there are several
-    walks: bool = False  # whether any number of blocks can share the work, each in a loop
+    is_persistent: bool = False  # whether blocks are persistent: any number of them loop over the tiles
     packers: tuple["Plan", ...] = ()  # plans that pack each factor's weights, if this one does not
     result: str = field(init=False)  # the operand that a launch writes for its caller
     weights: tuple[str, ...] = field(init=False)  # operands that hold packed weights
@@ -163,7 +163,7 @@ class Plan:
         """Number of blocks of the launch that multiplies; on a processor at most its number of threads."""
         return (
             groups_for(self.grid, self.device.limits.multiprocessors)
-            if self.walks and self.device.limits.is_cpu
+            if self.is_persistent and self.device.limits.is_cpu
             else self.grid
         )
 
@@ -203,7 +203,7 @@ class Call:
     launched: bool = field(default=False, init=False)
     again: tuple[int | None, Recording] | None = field(default=None, init=False)  # threads and recording
     # prepares the call by another kernel, if the device refuses this one's tensor maps or clusters
-    instead: Callable[[RefusedError], "Call"] | None = field(default=None, init=False)
+    fallback: Callable[[RefusedError], "Call"] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         return f"Call(Launcher{self.plan.kernel.pattern.shape}: {self.plan})"
@@ -219,9 +219,9 @@ class Call:
         try:
             self._launch()
         except RefusedError as error:
-            if self.instead is None:
+            if self.fallback is None:
                 raise
-            self._become(self.instead(error))
+            self._become(self.fallback(error))
             return self()
         if self.after:
             self.after()
@@ -235,7 +235,7 @@ class Call:
         is_recorded = self.launched or self.plan.device.is_capturing(self.stream)
         self.keep = (*self.keep, *other.keep) if is_recorded else other.keep
         self.plan, self.arguments, self.stream, self.before = other.plan, other.arguments, other.stream, other.before
-        self.after, self.instead, self.launched, self.again = other.after, other.instead, False, None
+        self.after, self.fallback, self.launched, self.again = other.after, other.fallback, False, None
 
     def _launch(self) -> None:
         """Launch; from the second call on by a recording, if the device supports that."""
@@ -440,5 +440,5 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         maps=family.maps(kernel, choice.constants, batch),
         workspace_bytes=geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
         steps=(*before, multiply, *after) if before or after else (),
-        walks=bool(geometry.at_once),
+        is_persistent=bool(geometry.at_once),
     )

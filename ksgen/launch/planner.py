@@ -24,9 +24,9 @@ from ksgen.launch.choice import (
     Choice,
     built_beforehand,
     check_fit,
-    choice_instead,
     choose,
     choose_for_many,
+    fallback_choice,
     limits_of,
 )
 from ksgen.launch.plan import Loaded, Plan, check_grid, check_launchable, load, make_plan
@@ -109,7 +109,7 @@ class Planner:
         is_loaded = (device, kernel, choice.family, choice.constants) in self._loaded
         if before_loading and not is_loaded:
             before_loading()
-        make = partial(self.made, device, kernel, batch, aligned, choice)
+        make = partial(self.plan_or_fallback, device, kernel, batch, aligned, choice)
         ends = device.runtime == "opencl"
         made: Plan = outcome((generation, *key), kernel.name, make, at_once=is_loaded, must_end=ends)
         with self._guard:
@@ -132,7 +132,7 @@ class Planner:
         limits = limits_of(device)
         found = choose(kernel, batch, limits, self._wisdom_of(device), aligned)
         while why := self._refused.get((device, kernel, found.family, found.constants)):
-            found, limits = choice_instead(found, kernel, batch, limits, aligned, why)
+            found, limits = fallback_choice(found, kernel, batch, limits, aligned, why)
         return found
 
     def refuse(self, plan: Plan, why: str, aligned: bool = True) -> None:
@@ -171,7 +171,7 @@ class Planner:
             return None
         return found
 
-    def made(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
+    def plan_or_fallback(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
         """Plan of a choice; if its kernel cannot be built or launched, that of another one.
 
         Prebuilt kernels are for the target's usual card, or for any processor with some of this one's instructions.

@@ -21,7 +21,7 @@ SPAN_S = 1e-4  # between two events, whose resolution is half a hundredth of it
 LEAST_S = 1e-6  # the shortest launch that events can time
 # launches behind the kernel that waits: a queue that is full, at about a thousand entries, makes the host wait
 MOST_QUEUED = 256
-ROUNDS_A_SECOND = 3e9 / 4  # the waiting kernel's rate, at most: a multiply-add is done after four cycles, at 3 GHz
+ROUNDS_PER_SECOND = 3e9 / 4  # the waiting kernel's rate, at most: a multiply-add is done after four cycles, at 3 GHz
 FIRST_QUEUE_S, LEAST_WAIT_S = (
     2e-5,
     1e-4,
@@ -105,4 +105,4 @@ def _waiting(device: "Device") -> Callable[[float], None]:
     text = render_wait()
     kernel = device.load(build(text.text, text.entry, device.target), text.entry, 0)
     unused = device.allocate(4)
-    return lambda seconds: device.launch(kernel, 1, 1, 0, (unused, ceil(seconds * ROUNDS_A_SECOND)), None)
+    return lambda seconds: device.launch(kernel, 1, 1, 0, (unused, ceil(seconds * ROUNDS_PER_SECOND)), None)

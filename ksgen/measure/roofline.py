@@ -32,7 +32,7 @@ CACHED_BYTES = 2**19  # less than a second-level cache holds, on every GPU
 # blocks per multiprocessor at a time, and rounds of the probe: about a millisecond
 CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400
 COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
-GROUPS_A_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups per core, and rounds of each: a few milliseconds
+GROUPS_PER_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups per core, and rounds of each: a few milliseconds
 TILE_ROUNDS = 1 << 13  # the same of matrix tiles
 NO_FLOOR = "There is no share where the floor would count at memory's rate what a cache may keep between runs."
 
@@ -135,7 +135,7 @@ def _of_processor(device: "Device", precision: str) -> Ceilings:
     copy, multiply = load_probe(device, probe)
     x, y = device.allocate(PROCESSOR_COPIED_BYTES), device.allocate(PROCESSOR_COPIED_BYTES)
     groups, vectors = (
-        device.limits.multiprocessors * GROUPS_A_CORE,
+        device.limits.multiprocessors * GROUPS_PER_CORE,
         PROCESSOR_COPIED_BYTES // device.limits.vector_bytes,
     )
     # unwritten memory is a single page of zeros, which a cache would hold
@@ -156,7 +156,7 @@ def _by_tiles(device: "Device", precision: str, plain: Ceilings, y: "Buffer") ->
         return plain
     from ksgen.emit.render import render_tiles_probe
 
-    probe, groups = render_tiles_probe(tiles.operand.name), device.limits.multiprocessors * GROUPS_A_CORE
+    probe, groups = render_tiles_probe(tiles.operand.name), device.limits.multiprocessors * GROUPS_PER_CORE
     kernel = device.load(_built(device, probe), probe.entry, 0)
     seconds = device.time(lambda: device.launch(kernel, groups, 1, 0, (y, TILE_ROUNDS), None), None, runs=15, warmup=2)
     flops = 2.0 * groups * TILE_ROUNDS * probe.multiply_adds / tiles.products

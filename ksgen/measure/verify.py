@@ -424,7 +424,7 @@ def measure(
     plan = (
         PLANNER.plan_of(device, kernel, batch, choice_by_name(family, kernel, batch, limits_of(device)))
         if family
-        else PLANNER.made(device, kernel, batch, True, PLANNER.choice(device, kernel, batch))
+        else PLANNER.plan_or_fallback(device, kernel, batch, True, PLANNER.choice(device, kernel, batch))
     )
     packed = bench.pack(plan)
     try:

@@ -110,7 +110,7 @@ def begin(device: Device) -> None:
         known.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         known.child = _started(device, known.errors)
     except (OSError, KsgenError) as error:
-        _tell(device, str(error))
+        _warn(device, str(error))
 
 
 def _in_forked_child() -> None:
@@ -190,14 +190,14 @@ def _take(device: Device, known: _Standing) -> None:
             errors.seek(0)
             lines = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
         if child.returncode:
-            _tell(device, lines[-1].strip() if lines else f"the process that proves them {_end_of(child.returncode)}")
+            _warn(device, lines[-1].strip() if lines else f"the process that proves them {_end_of(child.returncode)}")
 
 
 def _end_of(status: int) -> str:
     return "was not done in time" if status == -signal.SIGALRM else f"ended with status {status}"
 
 
-def _tell(device: Device, why: str) -> None:
+def _warn(device: Device, why: str) -> None:
     warn(
         f"{device.name}: no passport, so that launchers choose no family that must be proven first: {why}; "
         f"{MAKE} tries again, KSGEN_TRIAL=off keeps launchers from trying"

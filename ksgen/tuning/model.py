@@ -28,7 +28,7 @@ from ksgen.spec import KernelSpec
 
 __all__ = ["LAUNCH_US", "Machine", "misfit", "predict_us", "resident_blocks"]
 
-FLOPS_A_CYCLE = 4  # operations of a lane of a processor's vector units: two multiply-adds
+FLOPS_PER_CYCLE = 4  # operations of a lane of a processor's vector units: two multiply-adds
 CPU_REGISTERS = 160  # by a family's estimate; further values of a thread spill to memory, and take long to compile
 
 
@@ -78,7 +78,7 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
         busy_s = (
             work.cycles
             * lanes
-            * FLOPS_A_CYCLE
+            * FLOPS_PER_CYCLE
             / ceilings.flops_per_s
             * unevenness(work.blocks / machine.multiprocessors)
         )

@@ -83,7 +83,7 @@ def _shown(section: Section, number: int, name_device: bool) -> dict[str, Any]:
         "name": section.kernel.name,
         "winner": section.winner,
         "summary": section.summary,
-        "said": section.said,
+        "sentences": section.sentences,
         "reasons": reasons(section.trials),
         "overview": _overview(section),
         "families": [

@@ -158,7 +158,7 @@ class Search:
         default = next(
             (each for each in self.trials.values() if each.candidate == self.default and each.median_us), None
         )
-        self._tell("done")
+        self._report_progress("done")
         seconds = time.monotonic() - self._begin
         return Tuned(self.job, best, default, len(self.trials), self._measured_now, seconds, not self.stop.is_set())
 
@@ -249,7 +249,7 @@ class Search:
             self._measured_now += 1
             self.store.add(trial)
         self.strategy.tell(index, trial.median_us)
-        self._tell("searching")
+        self._report_progress("searching")
 
     # ---- the finals: the best candidates, measured in turns
 
@@ -264,7 +264,7 @@ class Search:
         rounds: dict[int, list[Outcome]] = {index: [] for index in finalists}
         again, runs = self.again, replace(FINAL, seconds=self._final_s)
         while finalists and not self.stop.is_set():
-            self._tell("finals")
+            self._report_progress("finals")
             outcomes = self._measured(finalists, runs).result()
             if again and any(each.note for each in outcomes) and not self._is_late():
                 again -= 1
@@ -340,7 +340,7 @@ class Search:
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
 
-    def _tell(self, phase: str) -> None:
+    def _report_progress(self, phase: str) -> None:
         left = self.strategy.left()
         if self.budget.candidates is not None:
             left = min(left, max(0, self.budget.candidates - self._asked))

@@ -60,7 +60,7 @@ class Section:
         return time_us(self.measured[0]) / time_us(self.winner) if self.winner else 1.0
 
     @property
-    def said(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """Sentences about the winner, and about the outcomes of the candidates."""
         lines = [f"{counted(len(self.trials), 'candidate')}: {by_state(self.trials)}."]
         if self.left_out:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ksgen.bench import energy
-from ksgen.bench.energy import Energies, EnergyError, Idle, Meter, Reading, find_handle, integral, joule_a_run
+from ksgen.bench.energy import Energies, EnergyError, Idle, Meter, Reading, find_handle, integral, joule_per_run
 from tests.support.bench_energy import BUSY_WATT, IDLE_WATT, Nvml
 
 
@@ -30,17 +30,17 @@ def test_a_run_s_energy_is_what_it_takes_above_idle() -> None:
     reading = metered.read(lambda: nvml.work(4.0))
     assert reading.seconds == pytest.approx(4.0)
     assert reading.joule == pytest.approx(4 * BUSY_WATT, rel=0.05)  # the count's resolution
-    assert joule_a_run(reading, 100, idle) == pytest.approx(4 * (BUSY_WATT - IDLE_WATT) / 100, rel=0.05)
+    assert joule_per_run(reading, 100, idle) == pytest.approx(4 * (BUSY_WATT - IDLE_WATT) / 100, rel=0.05)
 
 
 def test_too_short_is_refused_with_how_long_would_do() -> None:
     with pytest.raises(EnergyError) as refused:
-        joule_a_run(Reading(200.0, 0.5, 0), 16, Idle(70.0, 0.1))
+        joule_per_run(Reading(200.0, 0.5, 0), 16, Idle(70.0, 0.1))
     assert str(refused.value) == (
         "16 runs took 0.50 s, and this GPU tells its energy every 100 ms: at least 2.0 s are needed; --seconds 4 "
         "would do"
     )
-    assert joule_a_run(Reading(200.0, 2.0, 0), 10, Idle(70.0, 0.1)) == pytest.approx(6.0)
+    assert joule_per_run(Reading(200.0, 2.0, 0), 10, Idle(70.0, 0.1)) == pytest.approx(6.0)
 
 
 def test_no_more_than_idle_is_no_result() -> None:
@@ -48,7 +48,7 @@ def test_no_more_than_idle_is_no_result() -> None:
         EnergyError,
         match=r"took 100.0 J in 4.0 s, no more than the idle GPU's 70 W: another process used it",
     ):
-        joule_a_run(Reading(100.0, 4.0, 0), 16, Idle(70.0, 0.1))
+        joule_per_run(Reading(100.0, 4.0, 0), 16, Idle(70.0, 0.1))
 
 
 def test_a_count_that_never_changes_is_refused() -> None:

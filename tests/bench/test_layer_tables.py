@@ -3,7 +3,7 @@
 import pytest
 
 from ksgen.bench.rows import ResultRow
-from ksgen.bench.tables import each_layer, layers_in_short
+from ksgen.bench.tables import each_layer, layers_summary
 from tests.support.bench_rows import row
 
 
@@ -28,7 +28,7 @@ ROWS = [
 
 
 def test_layers_in_short() -> None:
-    assert layers_in_short(ROWS).rows == (
+    assert layers_summary(ROWS).rows == (
         ("float32 bsl 16", "bmm", "2 of 2", "x4.24", "x2.00", "x9.00"),
         ("", "dense", "1 of 2", "x0.50", "x0.50", "x0.50"),
         ("float32 bsl 16 groups", "each_layer", "1 of 1", "x1.50", "x1.50", "x1.50"),

@@ -342,7 +342,7 @@ def test_a_processor_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_process_that_waits_for_another_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
-    with proof._turn(FakeGpu(), pytest.fail):  # without another process
+    with proof._wait_for_turn(FakeGpu(), pytest.fail):  # without another process
         pass
     with ExitStack() as other:
         told: list[str] = []
@@ -351,8 +351,8 @@ def test_a_process_that_waits_for_another_says_so_once(tmp_path: Path, monkeypat
             told.append(why)
             other.close()
 
-        other.enter_context(proof._turn(FakeGpu(), pytest.fail))
-        with proof._turn(FakeGpu(), end_the_other):
+        other.enter_context(proof._wait_for_turn(FakeGpu(), pytest.fail))
+        with proof._wait_for_turn(FakeGpu(), end_the_other):
             assert told == ["Fake GPU: waiting for another process, which proves the families of this device"]
 
 

@@ -25,14 +25,15 @@ def test_a_search_decides_who_won() -> None:
     assert first.winner == decided
     assert second.winner == sections_of(trials)[1].winner
     assert (
-        first.said[2] == "Shorter times were seen, but not in the finals, where candidates are measured side by side."
+        first.sentences[2]
+        == "Shorter times were seen, but not in the finals, where candidates are measured side by side."
     )
     assert first.summary[4] == f"{decided.family}: {decided.constants}"
 
 
 def test_a_note_about_the_winners_time_is_shown() -> None:
     noted = [replace(each, note="clocks moved") for each in some_trials()[:3]]
-    assert "Of its time: clocks moved." in sections_of(noted)[0].said
+    assert "Of its time: clocks moved." in sections_of(noted)[0].sentences
 
 
 @pytest.mark.parametrize(

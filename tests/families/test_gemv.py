@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
 from ksgen.families.expected import resident_blocks
-from ksgen.families.gemv.defaults import MOST_OF_BLOCK, MOST_REGISTERS, best, entries_for, expected_cycles, shapes
+from ksgen.families.gemv.defaults import MOST_OF_BLOCK, MOST_REGISTERS, best, expected_cycles, rows_for, shapes
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, stratified
@@ -201,7 +201,7 @@ def test_constants_from_wisdom_are_checked_by_name_and_type() -> None:
 
 
 def test_a_block_has_a_power_of_two_of_entries_that_holds_the_batch() -> None:
-    assert [entries_for(batch) for batch in (1, 2, 3, 9, 16, 17, 32, 33, None)] == [1, 2, 4, 16, 16, 32, 32, 32, 32]
+    assert [rows_for(batch) for batch in (1, 2, 3, 9, 16, 17, 32, 33, None)] == [1, 2, 4, 16, 16, 32, 32, 32, 32]
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

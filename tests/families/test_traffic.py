@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from ksgen.families.traffic import SECTOR, array_bytes, entry_bytes, line_bytes, run_bytes
+from ksgen.families.traffic import SECTOR, array_bytes, bytes_of_row, line_bytes, run_bytes
 from tests.support.kernels import kernel_of
 
 
@@ -29,7 +29,7 @@ def test_runs_take_whole_sectors(size: int, step: int) -> None:
     ],
 )
 def test_a_row_by_tiles(shape: tuple[int, int, int, int], expected: int) -> None:
-    assert entry_bytes(*shape, 2) == expected
+    assert bytes_of_row(*shape, 2) == expected
 
 
 def test_a_line_of_the_batch_by_tiles() -> None:
@@ -39,5 +39,5 @@ def test_a_line_of_the_batch_by_tiles() -> None:
 
 def test_an_array_is_all_of_them() -> None:
     bsf, bsl = (kernel_of((3, 48, 64, 4), "float16", layout) for layout in ("bsf", "bsl"))
-    assert array_bytes(bsf, 64, 64, 4, 100, 32, 2) == 3 * 100 * entry_bytes(64, 4, 64, 4, 2)
+    assert array_bytes(bsf, 64, 64, 4, 100, 32, 2) == 3 * 100 * bytes_of_row(64, 4, 64, 4, 2)
     assert array_bytes(bsl, 64, 64, 1, 256, 64, 2) == 3 * 64 * 4 * 256 * 2

@@ -323,7 +323,7 @@ def test_blocks_are_whole_tiles_of_every_factor() -> None:
         kernel = chain_of(tuple(Pattern(*each) for each in patterns), layout=layout)
         found = FAMILY.default(kernel, limits, batch)
         tiles = [
-            VectorTiling(factor, own).tile_entries
+            VectorTiling(factor, own).tile_rows
             for factor, own in zip(factor_kernels(kernel), found.parsed, strict=True)
         ]
         assert batch < MANY or all(found.block % each == 0 for each in tiles), (found, tiles)

@@ -102,7 +102,7 @@ def test_a_call_makes_no_plan_after_its_build(
     def refuse(*given: Any, **named: Any) -> Any:
         raise AssertionError("a plan was made")
 
-    monkeypatch.setattr(Planner, "made", refuse)
+    monkeypatch.setattr(Planner, "plan_or_fallback", refuse)
     call(ks)
     with pytest.raises(AssertionError, match="a plan was made"):  # nothing else was built
         ks.build([1], **options)
@@ -112,14 +112,14 @@ def test_a_call_makes_no_plan_after_its_build(
 def test_kernels_are_compiled_side_by_side(without_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of each factor begins before another one ends."""
     plan_anew(monkeypatch)
-    together, make, met = threading.Barrier(2), Planner.made, []
+    together, make, met = threading.Barrier(2), Planner.plan_or_fallback, []
 
     def both(self: Planner, *given: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             met.append(together.wait(timeout=60))
         return make(self, *given)
 
-    monkeypatch.setattr(Planner, "made", both)
+    monkeypatch.setattr(Planner, "plan_or_fallback", both)
     ChainLauncher((2, 6, 4, 1), (1, 4, 6, 2), fuse="no").build(64)
     assert sorted(met) == [0, 1]
 

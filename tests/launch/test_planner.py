@@ -63,7 +63,7 @@ def test_plans_of_the_background_are_not_kept_twice(gpu: FakeGpu, monkeypatch: p
 
 def test_the_background_hands_out_no_plan_of_outdated_wisdom(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     planner, made = Planner(), []
-    monkeypatch.setattr(planner, "made", lambda *_: made.append(len(made)) or f"plan {len(made)}")
+    monkeypatch.setattr(planner, "plan_or_fallback", lambda *_: made.append(len(made)) or f"plan {len(made)}")
     assert deferred_plan(planner, gpu, BATCH) is None
     finish_background()
     planner.forget()

@@ -19,7 +19,7 @@ from ksgen.families.gpus import TYPICAL
 from ksgen.launch.choice import limits_of
 from ksgen.measure import roofline
 from ksgen.measure.roofline import (
-    GROUPS_A_CORE,
+    GROUPS_PER_CORE,
     PROCESSOR_COPIED_BYTES,
     Ceilings,
     load_probe,
@@ -143,7 +143,7 @@ def test_the_ceiling_is_that_of_tiles_where_they_multiply_what_is_stored(
     monkeypatch.setattr(roofline, "PROCESSOR_ROUNDS", 64)
     seconds = iter([1.0, 1.0, 1e-9] * 3)
     monkeypatch.setattr(type(with_tiles), "time", lambda *_, **__: [next(seconds)])
-    per_product = 2.0 * with_tiles.limits.multiprocessors * GROUPS_A_CORE * 4 * 16 * 16 * 32 / 1e-9
+    per_product = 2.0 * with_tiles.limits.multiprocessors * GROUPS_PER_CORE * 4 * 16 * 16 * 32 / 1e-9
     bfloat16, six = measure_ceilings(with_tiles, "bfloat16"), measure_ceilings(with_tiles, "bf16x6")
     assert (bfloat16.flops_per_s, bfloat16.products) == (pytest.approx(per_product), 1)
     assert (six.flops_per_s, six.products) == (pytest.approx(per_product / 6), 6)

@@ -366,7 +366,7 @@ def test_the_default_is_in_the_last_round_and_gives_way_to_what_beats_it_turn_by
     search.budget, search.again = Budget(), 0
     search.trials, search._front, search._binaries, search.store = {}, [], dict.fromkeys(range(8)), store
     monkeypatch.setattr(store, "add", lambda trial: None)
-    search._tell, search._build, search._finalists = (
+    search._report_progress, search._build, search._finalists = (
         (lambda phase: None),
         (lambda indexes: None),
         lambda: list(range(8)),

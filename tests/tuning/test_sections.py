@@ -21,7 +21,7 @@ def test_a_section_is_one_job_of_the_last_template_version() -> None:
         (each for each in present if each.kernel == KERNELS[0] and each.median_us), key=lambda each: each.median_us or 0
     )
     assert list(first.by_family) == ["mma", "wgmma", "simt"]
-    assert first.said == [
+    assert first.sentences == [
         "1.87 times as fast as the first candidate; the median of 20 runs, which spread over 2.1%.",
         "39% of the floor, which is 9 µs.",
         "36 candidates: 30 measured, 6 pruned.",

@@ -33,7 +33,7 @@ BETWEEN = 2 * THIRD_LEVEL  # cycles per line of an intermediate that exceeds the
 MEMORY = 12.4  # cycles of a core per line that is copied from memory or to it
 
 
-class Held(NamedTuple):
+class Resident(NamedTuple):
     """Bytes that pass a core's second-level cache repeatedly."""
 
     kept: int  # panels, sums, prefetched inputs, and intermediates
@@ -55,7 +55,7 @@ def dots(shape: AmxTiling, batch: int) -> int:
     return divide_up(batch, ROWS) * shape.packed_tiles * shape.steps * shape.products.products
 
 
-def factor_cycles(shape: AmxTiling, held: Held, batch: int) -> float:
+def factor_cycles(shape: AmxTiling, held: Resident, batch: int) -> float:
     """Cycles of one factor, without the memory traffic of X and Y.
 
     Vectors copy inputs and store outputs between products. They take time of their own all the same, as products wait
@@ -94,10 +94,10 @@ def piece_cycles(shape: AmxTiling, batch: int) -> float:
     return PIECE * rows * divide_up(batch, shape.constants.block)
 
 
-def held_of(shape: AmxTiling) -> Held:
+def resident_of(shape: AmxTiling) -> Resident:
     """Resident bytes of a product alone, whose blocks pass over one plane's weights, or over those of all planes."""
     weights = shape.plane_weights if shape.constants.parts >= shape.planes else shape.packed_bytes
-    return Held(shape.slot * 4 + shape.ahead_bytes, weights)
+    return Resident(shape.slot * 4 + shape.ahead_bytes, weights)
 
 
 def lines_of(shape: AmxTiling) -> Lines:
@@ -114,7 +114,7 @@ def lines_of(shape: AmxTiling) -> Lines:
     )
 
 
-def dot_cycles(shape: AmxTiling, held: Held) -> float:
+def dot_cycles(shape: AmxTiling, held: Resident) -> float:
     """Cycles per product on average: its own or those of its lines of operands, and those of its sums.
 
     Lines that exceed the second-level cache come from beyond it.
@@ -125,7 +125,7 @@ def dot_cycles(shape: AmxTiling, held: Held) -> float:
     return max(DOT, own * lines.inputs + passing * (lines.copied + lines.weights)) + AGAIN * lines.again
 
 
-def evicted_cycles(shape: AmxTiling, held: Held) -> float:
+def evicted_cycles(shape: AmxTiling, held: Resident) -> float:
     """Cycles per product for written lines that leave the second-level cache before they are read again."""
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
     sums = lines.sums if shape.group_weights > room else 0.0
@@ -209,11 +209,11 @@ class AmxChainTiling(LaunchTiling):
         return round_up(divide_up(features * rows * self.kernel.item_bytes, 4), LINE_BYTES)
 
     @property
-    def held(self) -> Held:
+    def held(self) -> Resident:
         """Bytes that a block passes over: the private buffer, inputs and outputs, and the weights of all factors."""
         if not self.is_chain:
-            return held_of(self.factors[0])
-        return Held(
+            return resident_of(self.factors[0])
+        return Resident(
             self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.streaming),
             self.packed_bytes,
         )

@@ -8,7 +8,7 @@ from ksgen.families.amx.chain import (
     AmxChainConstants,
     AmxChainTiling,
     AmxFactor,
-    Held,
+    Resident,
     factor_cycles,
     multiply_cycles,
     passing_bytes,
@@ -78,8 +78,10 @@ def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
         every = product(outputs_and_depths(factor), panels)
         tried = [AmxConstants(block, outputs, 1, panel, 0, depth) for (outputs, depth), panel in every]
         options = [AmxFactor(factor, own, not best) for own in tried]
-        found = min(options, key=lambda own: factor_cycles(own, Held(kept + own.slot * 4, weights), batch))
-        best.append(replace(found.constants, panel=0) if _lie_ready(factor, found.constants.block) else found.constants)
+        found = min(options, key=lambda own: factor_cycles(own, Resident(kept + own.slot * 4, weights), batch))
+        best.append(
+            replace(found.constants, panel=0) if _are_read_in_place(factor, found.constants.block) else found.constants
+        )
     return AmxChainConstants.of(kernel, block, best, streaming)
 
 
@@ -88,7 +90,7 @@ def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
     streaming, parts = streams_outputs(kernel, batch), _planes_apart(kernel)
     most = min(MOST_ROWS if kernel.layout == "bsf" else max(BLOCKS), round_up(batch, PAIR))
     for block in dict.fromkeys(min(block, most) for block in BLOCKS):
-        panels = (0,) if _lie_ready(kernel, block) else (2, 1)
+        panels = (0,) if _are_read_in_place(kernel, block) else (2, 1)
         for (outputs, depth), panel in product(outputs_and_depths(kernel), panels):
             yield AmxConstants(block, outputs, parts, panel, streaming, depth)
 
@@ -103,7 +105,7 @@ def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
     return product(outputs, depths)
 
 
-def _lie_ready(kernel: KernelSpec, block: int) -> bool:
+def _are_read_in_place(kernel: KernelSpec, block: int) -> bool:
     """Whether rows of X can be read in place, and do not evict each other from the first-level cache."""
     apart = kernel.in_features * kernel.item_bytes
     sets = next(

@@ -12,7 +12,7 @@ from ksgen.families.base import Work
 from ksgen.families.gemv.chain_shape import First, GemvChainConstants, GemvChainTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.tiles import WARP, divide_up
-from ksgen.families.traffic import array_bytes, entry_bytes
+from ksgen.families.traffic import array_bytes, bytes_of_row
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.spec.storage import SCALE_BYTES
@@ -41,7 +41,7 @@ def run_bytes_of(
     """
     a, _, _, d = kernel.pattern.shape
     if kernel.layout == "bsl" and batch <= tile_batch:
-        return a * entry_bytes(features, d * batch, tile, tile_d * batch, size)
+        return a * bytes_of_row(features, d * batch, tile, tile_d * batch, size)
     return array_bytes(kernel, features, tile, tile_d, batch, tile_batch, size)
 
 
@@ -59,7 +59,7 @@ def row_bytes(shape: GemvTiling, outputs: int, tile_out: int, tile_d: int) -> fl
     row = shape.pieces * shape.vector
     # scales count once: for further rows of the batch, the block reads them from its own cache
     scales = a * outputs * d * SCALE_BYTES if shape.kernel.is_quantized else 0
-    return a * entry_bytes(outputs, d * row, tile_out, tile_d * row, shape.weight_bytes) + scales
+    return a * bytes_of_row(outputs, d * row, tile_out, tile_d * row, shape.weight_bytes) + scales
 
 
 def work_of(kernel: KernelSpec, constants: GemvConstants, batch: int, memory_bytes: int) -> Work:

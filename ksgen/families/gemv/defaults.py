@@ -33,7 +33,7 @@ SCHEDULERS = 4  # warps that a multiprocessor issues for at once
 REMEMBERED = 1024  # cached kernels
 
 
-def entries_for(batch: int | None) -> int:
+def rows_for(batch: int | None) -> int:
     """Rows of the batch per block: the smallest power of two that holds it; `MOST_BATCH` if it is large or unknown."""
     return next((size for size in (1, 2, 4, 8, 16) if batch and batch <= size), MOST_BATCH)
 

@@ -137,7 +137,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
         if not self.supports(kernel, limits):
             raise unsupported(self, kernel)
         best: Any = group.best if kernel.is_group else defaults.best_chain if kernel.is_chain else defaults.best
-        found: AnyGemvConstants = best(kernel, limits, defaults.entries_for(batch or kernel.batch))
+        found: AnyGemvConstants = best(kernel, limits, defaults.rows_for(batch or kernel.batch))
         return found.changed(early=int(begins_early(limits.target)))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGemvConstants]:

@@ -123,13 +123,13 @@ def has_any(kernel: KernelSpec, limits: Limits) -> bool:
 
 
 @lru_cache(REMEMBERED)
-def best(kernel: KernelSpec, limits: Limits, entries: int) -> GemvGroupConstants | None:
-    """Fastest constants for blocks of at most `entries` rows of the batch, judged by the slowest layer on its share of
+def best(kernel: KernelSpec, limits: Limits, rows: int) -> GemvGroupConstants | None:
+    """Fastest constants for blocks of at most `rows` rows of the batch, judged by the slowest layer on its share of
     the GPU. None if the layers have no number of threads in common."""
     found: tuple[tuple[float, int], GemvGroupConstants] | None = None
     layers = _with_shares(kernel, limits)
-    for size in (each for each in SIZES if each <= entries):
-        ranked = [_by_threads(layer, share, size, entries) for layer, share in layers]
+    for size in (each for each in SIZES if each <= rows):
+        ranked = [_by_threads(layer, share, size, rows) for layer, share in layers]
         for threads in _common(ranked):
             each = [of_layer[threads][0] for of_layer in ranked]
             key = max(cycles for cycles, _ in each), threads
@@ -154,13 +154,13 @@ def _common(ranked: Sequence[dict[int, tuple[tuple[float, OfLayer], ...]]]) -> l
 
 @lru_cache(REMEMBERED)
 def _by_threads(
-    layer: KernelSpec, limits: Limits, size: int, entries: int
+    layer: KernelSpec, limits: Limits, size: int, rows: int
 ) -> dict[int, tuple[tuple[float, OfLayer], ...]]:
-    """Best constants of a layer with their estimated cycles for a batch of `entries` rows, by threads per block."""
+    """Best constants of a layer with their estimated cycles for a batch of `rows` rows, by threads per block."""
     cycles_of: Any = defaults.chain_cycles if len(layer.factors) > 1 else defaults.expected_cycles
     found: dict[int, list[tuple[float, OfLayer]]] = {}
     for shape, own in _shapes(layer, limits, size):
-        found.setdefault(shape.threads, []).append((cycles_of(layer, own, limits, entries), own))
+        found.setdefault(shape.threads, []).append((cycles_of(layer, own, limits, rows), own))
     return {threads: tuple(sorted(each, key=lambda one: one[0])[:RANKS]) for threads, each in found.items()}
 
 

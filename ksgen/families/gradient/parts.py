@@ -10,7 +10,7 @@ from ksgen.families.banks import Image, line_cycles, write_cycles
 from ksgen.families.base import Constexpr, Limits, Variables, named
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_in
-from ksgen.families.traffic import SECTOR, array_bytes, entry_bytes
+from ksgen.families.traffic import SECTOR, array_bytes, bytes_of_row
 from ksgen.spec import KernelSpec
 from ksgen.values import counted
 
@@ -221,8 +221,8 @@ class Parts(Tiled):
         own, (a, b, c, d) = self.constants, self.kernel.pattern.shape
         parts = self.parts(batch)
         if parts == 1:
-            return a * b * entry_bytes(c, d, own.tile_in, own.tile_d, self.kernel.item_bytes)
-        return 2 * parts * self.part_bytes + a * b * entry_bytes(
+            return a * b * bytes_of_row(c, d, own.tile_in, own.tile_d, self.kernel.item_bytes)
+        return 2 * parts * self.part_bytes + a * b * bytes_of_row(
             c, d, gcd(own.tile_in, SUM_COLUMNS), 1, self.kernel.item_bytes
         )
 

@@ -21,7 +21,7 @@ from ksgen.spec import KernelSpec
 BLOCK_BYTES = 128 * 1024  # bytes of a block's inputs that stay in a second-level cache
 TRANSPOSED_VECTORS = 2  # per tile of transposed outputs, at most: a chunk of the batch stays near
 TRANSPOSING_VECTOR_BYTES = 32  # processors with such vectors may transpose faster although lanes are full without it
-TRANSPOSING_WORTH = 36  # multiply-adds per input or output from which on transposing pays: b * c / (b + c)
+LEAST_TRANSPOSED_INTENSITY = 36  # multiply-adds per input or output from which on transposing pays: b * c / (b + c)
 TRANSPOSED_BYTES = 800 * 1024  # bytes of a chunk's inputs and outputs that stay in a second-level cache
 FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # size of a cache; additional cost of a tile whose inputs exceed it
 # rows per block, if lanes are along the outputs: enough for each tile of weights, few enough to stay cached
@@ -33,7 +33,7 @@ STREAMING_BYTES = 1 << 20  # more bytes of outputs use streaming stores, as a se
 # weights per plane from which on planes are split if they are fewer than cores; less ends before another core begins
 SPLIT_WEIGHTS = 1 << 16
 FAR_ROWS = 12  # per block, if rows share few sets of a cache and are read in place
-SPREAD_WORTH = 96  # multiply-adds per input or output up to which spreading pays
+MOST_SPREAD_INTENSITY = 96  # multiply-adds per input or output up to which spreading pays
 # inputs of a row up to which spreading pays, in place and copied
 SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024
 SPREAD_RUN = 6  # j from which on spreading pays if inputs are copied as pairs
@@ -102,7 +102,7 @@ def _common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> 
     """
     features = max(each.pattern.in_features + each.pattern.out_features for each in places(kernel))
     held = MOST_ROWS if "bsf" not in (kernel.layout, kernel.y_layout) else min(MOST_ROWS, CHAIN_BYTES // (4 * features))
-    whole, unit = lcm(*(shape.tile_entries for shape in shapes)), lcm(*(shape.unit for shape in shapes))
+    whole, unit = lcm(*(shape.tile_rows for shape in shapes)), lcm(*(shape.unit for shape in shapes))
     if whole <= min(2 * MOST_ROWS, most):
         return max(1, min(held, most) // whole) * whole
     return max(unit, min(held, most) // unit * unit)
@@ -177,7 +177,12 @@ def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
     is_short = d < lanes or kernel.real_bytes == 4
     is_long_enough = d >= SPREAD_RUN or not multiplies_pairs(kernel, limits)
     most_bytes = SPREAD_ROW_BYTES if kernel.x_item_bytes == kernel.real_bytes else COPIED_ROW_BYTES
-    return is_short and is_long_enough and b * c < SPREAD_WORTH * (b + c) and c * d * kernel.real_bytes <= most_bytes
+    return (
+        is_short
+        and is_long_enough
+        and b * c < MOST_SPREAD_INTENSITY * (b + c)
+        and c * d * kernel.real_bytes <= most_bytes
+    )
 
 
 def spread_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
@@ -215,7 +220,7 @@ def transposing_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch:
     if kernel.layout == "bsl" or limits.vector_bytes != TRANSPOSING_VECTOR_BYTES or d < lanes or batch <= FEW:
         return False
     chunk_bytes = (b + c) * d * TRANSPOSED_VECTORS * lanes * kernel.real_bytes
-    return b * c >= TRANSPOSING_WORTH * (b + c) and chunk_bytes <= TRANSPOSED_BYTES
+    return b * c >= LEAST_TRANSPOSED_INTENSITY * (b + c) and chunk_bytes <= TRANSPOSED_BYTES
 
 
 def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:

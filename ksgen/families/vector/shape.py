@@ -221,7 +221,7 @@ class VectorTiling(Planes):
         return self.constants.height if self.is_along_outputs else self.constants.lanes
 
     @property
-    def tile_entries(self) -> int:
+    def tile_rows(self) -> int:
         """Rows of the batch per tile."""
         return self.constants.height if self.is_along_outputs else self.tile_lanes
 

@@ -19,7 +19,7 @@ MOST_BLOCKS = 8  # largest cluster that every GPU with clusters can launch
 ALONG_BATCH, ALONG_OUT = (1, 2, 4, 8), (1, 2, 3, 4, 8)
 BOX_ROWS = 8  # rows after which a box's swizzle repeats; parts are whole multiples of them
 MOST_BY_DEFAULT = 2  # blocks of a default's cluster: larger ones were not faster on an H100, in nine patterns
-WORTH_SHARING = 0.2  # least part of a block's reads through the cache that pays to share
+LEAST_SHARED = 0.2  # least part of a block's reads through the cache that pays to share
 
 
 def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
@@ -52,7 +52,7 @@ def tried(block: Block, most: int) -> Iterator[tuple[int, int]]:
     have several along the outputs if X is.
     """
     x_bytes, w_bytes = block.x_bytes, block.passes * block.w_bytes
-    least = WORTH_SHARING * (x_bytes + w_bytes)
+    least = LEAST_SHARED * (x_bytes + w_bytes)
     sizes = product(ALONG_BATCH if w_bytes >= least else (1,), ALONG_OUT if x_bytes >= least else (1,))
     return (each for each in sizes if each[0] * each[1] <= most)
 

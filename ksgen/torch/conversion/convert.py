@@ -408,7 +408,7 @@ class Report:
         replaced = counted(len(self.layers), "layer")
         return (
             f"{table}{replaced} replaced: {before:,} parameters became {after:,} in the whole model, and "
-            f"{flops_before:,} operations a row {flops_after:,} in these layers."
+            f"{flops_before:,} operations per row {flops_after:,} in these layers."
         )
 
 

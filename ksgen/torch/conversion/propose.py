@@ -87,7 +87,7 @@ class Proposals:
 
     def __str__(self) -> str:
         has_error, is_measured = any(each.factorization for each in self), any(each.measured_us for each in self)
-        titles = ["family", "chain", "parameters", "share", "operations a row", "expected, us", "training step, us"]
+        titles = ["family", "chain", "parameters", "share", "operations per row", "expected, us", "training step, us"]
         titles += [*(["measured, us"] if is_measured else []), *(["error"] if has_error else [])]
         rows = []
         for each in (self.dense, *self):
@@ -246,9 +246,9 @@ def candidates(in_features: int, out_features: int, budget: float) -> dict[str, 
     most = int(budget * in_features * out_features)
     found = {
         "low_rank": list(_low_ranks(in_features, out_features, most)),
-        "monarch": _few(_monarchs(in_features, out_features), most, "monarch"),
-        "two_factors": _few(_pairs(in_features, out_features, most), most, "two_factors"),
-        "deformable_butterfly": _few(_deformed(in_features, out_features), most, "deformable_butterfly"),
+        "monarch": _best_chains(_monarchs(in_features, out_features), most, "monarch"),
+        "two_factors": _best_chains(_pairs(in_features, out_features, most), most, "two_factors"),
+        "deformable_butterfly": _best_chains(_deformed(in_features, out_features), most, "deformable_butterfly"),
         "block_butterfly": [],
         "square_dyadic": [],
         "kaleidoscope": [],
@@ -327,7 +327,7 @@ def _triples(number: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def _few(found: Iterable[_Shapes], most: int, name: str) -> list[Chain]:
+def _best_chains(found: Iterable[_Shapes], most: int, name: str) -> list[Chain]:
     """Create only the best of a family's chains, because there are thousands for large layers."""
     able = [(shapes, count) for shapes in found if (count := sum(map(prod, shapes))) <= most]
     for used, side in WANTED:

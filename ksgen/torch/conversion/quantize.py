@@ -121,7 +121,7 @@ def quantize_model(
         raise SpecError(
             f"inputs were given with storage={storage}, which has no scales; accepted: a model without inputs"
         )
-    met = {} if inputs is None else _met(model, found, inputs)
+    met = {} if inputs is None else _received(model, found, inputs)
     new = {name: _quantized_of(name, layer, storage, per, met.get(name), x_too) for name, layer in found.items()}
     layers = tuple(_layer_report(name, layer, new[name], met.get(name)) for name, layer in found.items())
     made = {layer: new[name] for name, layer in found.items()}
@@ -145,7 +145,7 @@ def _quantized_of(
         raise LaunchError(f"layer {name}: {error}") from error
 
 
-def _met(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[str, Tensor]:
+def _received(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[str, Tensor]:
     """Inputs x that each layer receives in one call of the model."""
     met: dict[str, Tensor] = {}
 
@@ -178,7 +178,7 @@ def _layer_report(name: str, before: KSLinear, after: QuantizedKSLinear, x: Tens
     sizes = sum(each.numel() * each.element_size() for each in before.weights), after.weight_bytes
     with torch.no_grad():
         wanted = _seen_by(x, [each.float() for each in before.weights], before)
-        found = _seen_by(after.as_met(x), after.dequantized(), before)
+        found = _seen_by(after.first_input(x), after.dequantized(), before)
         error = float((found - wanted).norm() / wanted.norm().clamp_min(torch.finfo(torch.float32).tiny))
     return QuantizedLayer(name, before.chain, sizes, error, sum(after.saturated))
 

@@ -89,7 +89,7 @@ class ChainLayer:
             >>> layer(-torch.ones(1, 4), torch.ones(1, 6))
             tensor([[1., 1., 1., 1., 1., 1.]])
         """
-        y = trained.serve(self, x, residual) if torch.is_grad_enabled() else prepared.serve(self, x, residual)
+        y = trained.multiply(self, x, residual) if torch.is_grad_enabled() else prepared.multiply(self, x, residual)
         if y is not None:
             return y
         if isinstance(x, fx.Proxy):

@@ -229,7 +229,7 @@ class KSLinears(nn.ModuleList):
     def _in_one_launch(self, x: Tensor) -> Tensor:
         layers, layer = list(self._linears()), self._first
         for one in layers:
-            frozen.look_after(one, one._own_weights)
+            frozen.thaw_if_changed(one, one._own_weights)
         weights = [[operand(contiguous(each), False) for each in one.weights] for one in layers]
         bias = None if layer.bias is None else [contiguous(one.bias) for one in layers if one.bias is not None]
         is_bsf, features = layer.layout == "bsf", sum(one.out_features for one in layers)

@@ -407,7 +407,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
     def _multiplied(self, x: Tensor, residual: Tensor | None) -> Tensor:
         if not torch.compiler.is_compiling():
-            frozen.look_after(self, self._own_weights)
+            frozen.thaw_if_changed(self, self._own_weights)
         if self._parallel is not None:
             y: Tensor = self._parallel(self, x, residual)
             return y

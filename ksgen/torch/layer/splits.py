@@ -96,11 +96,11 @@ class Split:
             f"{share:.0%} of the operations"
         )
 
-    def explain(self, batch: int, entry_bytes: int, has_bias: bool) -> str:
+    def explain(self, batch: int, item_bytes: int, has_bias: bool) -> str:
         """Describe the split, and the bytes that each process sends for a batch of that size."""
-        x, y = (batch * features * entry_bytes for features in (self.chain.in_features, self.chain.out_features))
+        x, y = (batch * features * item_bytes for features in (self.chain.in_features, self.chain.out_features))
         whole = [place for place, axis in enumerate(self.axes, 1) if axis is None]
-        whole_bytes = sum(self.chain[place - 1].weight_count for place in whole) * entry_bytes
+        whole_bytes = sum(self.chain[place - 1].weight_count for place in whole) * item_bytes
         gives, takes = self.style.gives, self.style.takes
         forward = [(_step(self.given, takes), "x", x), (_step(gives, self.asked), "y", y)]
         backward = [
@@ -110,7 +110,7 @@ class Split:
             (
                 "all-reduce" if has_bias and self.finished == ROWS else "",
                 "the bias's gradient",
-                self.chain.out_features * entry_bytes,
+                self.chain.out_features * item_bytes,
             ),
         ]
         return f"{self}; forward {self._sent(forward)}; backward {self._sent(backward)}"
@@ -155,11 +155,11 @@ def split(name: str, chain: Chain, processes: int, given: str = "", asked: str =
     )
 
 
-def explain(chain: Chain, processes: int, batch: int, entry_bytes: int, has_bias: bool) -> Iterator[str]:
+def explain(chain: Chain, processes: int, batch: int, item_bytes: int, has_bias: bool) -> Iterator[str]:
     """Describe how each style would split a chain, or why it cannot."""
     for name in STYLES:
         try:
-            yield split(name, chain, processes).explain(batch, entry_bytes, has_bias)
+            yield split(name, chain, processes).explain(batch, item_bytes, has_bias)
         except PatternError as error:
             yield f"not {error}"
 

@@ -41,7 +41,7 @@ class CachedOperand:
     calls: dict[Hashable, Any] = field(default_factory=dict)
 
 
-def seen_of(tensor: Tensor) -> tuple[int, object]:
+def fingerprint_of(tensor: Tensor) -> tuple[int, object]:
     """Fingerprint of a tensor, equal as long as no write is detected.
 
     It is never equal for a tensor made in inference mode, whose writes are invisible.
@@ -55,7 +55,7 @@ _made: MutableMapping[Tensor, tuple[tuple[object, ...], Quantized]] = WeakIdKeyD
 
 def quantized_of(values: Tensor, scale: Tensor, storage: str, per: str, x_scale: float | None) -> Quantized:
     """Operand for launchers, which pack it once: the same object as long as no write to the tensors is detected."""
-    seen = (*seen_of(values), *seen_of(scale), x_scale)
+    seen = (*fingerprint_of(values), *fingerprint_of(scale), x_scale)
     kept = _made.get(values)
     if kept is None or kept[0] != seen:
         made = Quantized(Pattern(*values.shape), storage, per, values.detach(), scale.detach(), x_scale=x_scale)
@@ -380,7 +380,7 @@ class StoredWeights(ChainLayer, nn.Module):
         }
         return multiply_between(False, "auto", x, self.values, self.bias, residual, fuse=self.fuse, **options)
 
-    def as_met(self, x: Tensor | None) -> Tensor | None:
+    def first_input(self, x: Tensor | None) -> Tensor | None:
         """Input of the first factor: x itself, or in float32 the values of its eight bits."""
         if x is None or self._x_scale is None:
             return x
@@ -442,7 +442,7 @@ class StoredWeights(ChainLayer, nn.Module):
         packs.
         """
         seen = tuple(
-            [seen_of(each) for name, each in self._buffers.items() if each is not None and name != "x_saturated"]
+            [fingerprint_of(each) for name, each in self._buffers.items() if each is not None and name != "x_saturated"]
         )
         made = self._ready
         if made.seen != seen:

@@ -141,7 +141,7 @@ def _has_processor(asked: str) -> bool:
         return False
 
 
-def serve(
+def run_chosen(
     own: Launcher,
     x: Tensor,
     layout: str,
@@ -200,7 +200,7 @@ def run_fastest(
         note_unsettled()
         with deferred(may_defer):
             if timed is None:
-                y = trial.serve(methods, meanwhile)
+                y = trial.compute(methods, meanwhile)
             else:
                 y = methods[meanwhile]()
                 trial.go_on(timed)

@@ -202,7 +202,7 @@ def was_frozen(layer: nn.Module) -> bool:
     return bool(_frozen) and layer in _frozen
 
 
-def look_after(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+def thaw_if_changed(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
     """Thaw a frozen layer if a change of its weights is detected."""
     if was_frozen(layer) and not _is_transformed() and (changes := _changes(layer, weights())):
         _end(changes)

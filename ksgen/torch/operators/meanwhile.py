@@ -88,7 +88,7 @@ class MethodTrial:
         self.failed: dict[str, str] = {}  # methods that cannot run, and why
         self._last: dict[str, float] = {}  # seconds of each method's last run, disturbed or not
         self._shares: list[float | None] = []
-        self._serves = False  # whether calls of this job can be served by a method that is being timed
+        self._takes_calls = False  # whether calls of this job can be served by a method that is being timed
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -119,12 +119,12 @@ class MethodTrial:
             self._run_next(methods)
         self._shares.append(watch.others_share())
 
-    def serve(self, methods: Mapping[str, Method], meanwhile: str) -> Tensor:
+    def compute(self, methods: Mapping[str, Method], meanwhile: str) -> Tensor:
         """Serve a call by the method `meanwhile`, and time others within the ration.
 
         If `meanwhile` takes longer than `MOST_ADDED_S`, a method that is not timed yet serves the call itself.
         """
-        self._serves = True
+        self._takes_calls = True
         if self._last.get(meanwhile, 0.0) > MOST_ADDED_S:
             for name in (each for each in self._open() if each != meanwhile and self._can_be_timed(each)):
                 with suppress(PendingError, DeviceError, ToolchainError):
@@ -162,9 +162,9 @@ class MethodTrial:
     def _run_if_allowed(self, name: str, methods: Mapping[str, Method]) -> bool:
         """Run a method if the ration allows it; False if it does not, or kernels are missing."""
         expected, left = self._last.get(name, max(self._last.values(), default=0.0)), _ration.left()
-        may_serve = self._serves and name not in self._last
+        may_compute = self._takes_calls and name not in self._last
         # a full ration allows every run, since the expected time may be that of a disturbed run
-        if expected > left and (may_serve or left < MOST_ADDED_S):
+        if expected > left and (may_compute or left < MOST_ADDED_S):
             return False
         start, before = perf_counter(), _unsettled
         try:

@@ -37,8 +37,8 @@ from ksgen.torch.operators.choice import (
     is_ready,
     job_of,
     launcher,
+    run_chosen,
     run_fastest,
-    serve,
     size_of,
 )
 from ksgen.torch.operators.frozen import as_trained, derived, is_kept, operand
@@ -396,7 +396,7 @@ def _compute(
     methods = {"ksgen": by_kernels, "strided": on_views}
     if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_kept(weights):
         methods["dense"] = by_whole_matrix  # matrix tiles may multiply by zeros faster than kernels skip them
-    return serve(own, x, layout, precision, backend, methods, epilogue=epilogue)
+    return run_chosen(own, x, layout, precision, backend, methods, epilogue=epilogue)
 
 
 def _without_tangents(compute: Product) -> Product:
@@ -536,7 +536,7 @@ def _compute_weight_gradient(
     def on_views() -> Tensor:
         return products.weight_gradient(x, y_gradient, layout, a, d)
 
-    return serve(own, x, layout, precision, backend, {"ksgen": by_kernels, "strided": on_views}, job="gradient")
+    return run_chosen(own, x, layout, precision, backend, {"ksgen": by_kernels, "strided": on_views}, job="gradient")
 
 
 _weight_gradient = torch.library.custom_op(

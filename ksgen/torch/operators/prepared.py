@@ -53,7 +53,7 @@ MOST_CALLS = 256  # prepared calls per frozen layer
 LINE_BYTES = 256  # alignment of scratch memory: that of a GPU's memory, and whole lines of a processor's cache
 KEPT_BYTES = 2**22  # scratch memory that a thread keeps; more is allocated at each call
 OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")  # equal in one launch
-MET, UNFIT = "was met once", "is served by the usual path, or refused there"  # states of a shape of x
+SEEN, UNFIT = "was met once", "is served by the usual path, or refused there"  # states of a shape of x
 NAMES = tuple(map(str, range(64)))  # of a layer's weights
 
 Result = TypeVar("Result")
@@ -97,7 +97,7 @@ def _lies_in_memory(tensor: Any) -> bool:
     return bool(at) and at % (tensor.element_size() if tensor.is_cpu else MAP_ALIGNMENT) == 0
 
 
-def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:
+def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     """Output of the layer by a prepared call; None if the usual path has to serve it."""
     if torch.is_grad_enabled() or not is_direct(x, residual):
         return None
@@ -173,24 +173,24 @@ def _found(
     if found is None:
         if len(calls) >= most:
             calls.clear()
-        calls[key] = MET
-    elif found is MET:
+        calls[key] = SEEN
+    elif found is SEEN:
         calls[key] = found = _prepared(layers, x, residual, own)
     elif type(found) is Prepared and not found.is_open:
-        calls[key] = found = MET
+        calls[key] = found = SEEN
     return found if type(found) is Prepared and found.takes(x, residual, own) else None
 
 
 def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None, own: Own) -> "Prepared | str":
     if not is_ready(x.device):
-        return MET
+        return SEEN
     try:
         if len(layers) > 1 and not are_alike(layers):
             raise NotPreparedError
         for each in layers:
             _check_fits(each, x)
         job = _Job.of(layers, x, residual, own)
-        return MET if job is None else by_kernels(lambda: Prepared(layers, x, job)) or MET
+        return SEEN if job is None else by_kernels(lambda: Prepared(layers, x, job)) or SEEN
     except NotPreparedError:
         return UNFIT
 
@@ -386,11 +386,7 @@ class Prepared:
             if (method := _in_one_launch(layers, job, True)) is None:
                 raise NotPreparedError
         elif job.is_alone:
-            if (
-                layers[0].fuse == "yes"
-                or not _take_kernels(layers[0], job)
-                or (method := _in_turn(layers, job)) is None
-            ):
+            if layers[0].fuse == "yes" or not _use_kernels(layers[0], job) or (method := _in_turn(layers, job)) is None:
                 raise NotPreparedError
         else:
             self._each = self._alone(layers, x, job)
@@ -474,7 +470,7 @@ def _launcher_of(layers: Sequence[Any], job: _Job, fuse: str | None = None) -> A
     return group_launcher(tuple(map(shapes_of, layers)), first.between, first.fuse)
 
 
-def _take_kernels(layer: Any, job: _Job) -> bool:
+def _use_kernels(layer: Any, job: _Job) -> bool:
     """Whether a GPU multiplies by each factor with a kernel of ksgen, and with no product of PyTorch."""
     if layer.is_stored or layer.backend == "ksgen":
         return True

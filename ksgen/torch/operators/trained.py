@@ -22,14 +22,14 @@ from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import faster, has_kernels, is_ready, job_of, launcher, size_of
 from ksgen.torch.operators.meanwhile import by_kernels
-from ksgen.torch.operators.prepared import MET, UNFIT, Bound, NotPreparedError, Scratch, repeat_calls, scratch_memory
+from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, NotPreparedError, Scratch, repeat_calls, scratch_memory
 
 Step = Callable[..., Tensor]  # takes the layer, x, the bias and the weights
 _steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
 _refused: set[Hashable] = set()  # steps whose kernels a compiler has refused, and would again
 
 
-def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:
+def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     """Output of the layer in a training step; None if the usual path has to serve it."""
     if not torch.is_grad_enabled() or residual is not None or not prepared.is_direct(x) or not x.is_cpu:
         return None
@@ -47,8 +47,8 @@ def serve(layer: Any, x: Any, residual: Any) -> Tensor | None:
     if found is None:
         if len(_steps) >= choice.REMEMBERED:
             _steps.clear()
-        _steps[key] = MET
-    elif found is MET:
+        _steps[key] = SEEN
+    elif found is SEEN:
         _steps[key] = found = _prepared(layer, x, own)
     return found(layer, x, *own) if callable(found) else None
 
@@ -60,14 +60,14 @@ def _prepared(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
     if not is_usual or layer.backend not in prepared.BACKENDS:
         return UNFIT
     if not is_ready(x.device):
-        return MET
+        return SEEN
     if x.dtype.is_complex or not has_kernels(x.device) or is_recomputed(layer.intermediates, chain, activations):
         return UNFIT
     try:
         layer._y_shape(x)
         if own[0] is not None and own[0].shape != (layer.out_features,):
             return UNFIT
-        return by_kernels(lambda: _fastest(layer, x, own)) or MET
+        return by_kernels(lambda: _fastest(layer, x, own)) or SEEN
     except (KsgenError, NotPreparedError):
         return UNFIT
 

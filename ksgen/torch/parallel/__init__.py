@@ -70,7 +70,9 @@ class _KSParallel(ParallelStyle):
         style = STYLES[name]
         given = self.input_layouts or (Replicate() if style.takes == WHOLE else features)
         asked = self.output_layouts or (Replicate() if style.gives == SUMS else features)
-        found = split(name, layer.chain, mesh.size(), _lie(given, layer.layout), _lie(asked, layer.layout))
+        found = split(
+            name, layer.chain, mesh.size(), _placement_name(given, layer.layout), _placement_name(asked, layer.layout)
+        )
         if layer.between != "none" and 2 in found.axes[:-1]:  # sums over l are not complete before the next factor
             where = f"between={layer.between!r} comes before the sum over processes"
             raise LaunchError(
@@ -196,7 +198,7 @@ class Parallel:
         return DTensor.from_local(tensor, self.mesh, [placement], run_check=False)
 
 
-def _lie(placement: Placement, layout: str) -> str:
+def _placement_name(placement: Placement, layout: str) -> str:
     """Convert a placement of x or y to the terms of `ksgen.torch.layer.splits`."""
     if placement.is_replicate():
         return WHOLE

@@ -540,7 +540,7 @@ def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
     for dtype, within in DTYPES.items():
         own = made.to(dtype)
         with torch.no_grad():
-            met = own.as_met(x.to(dtype))
+            met = own.first_input(x.to(dtype))
             assert met is not None
             assert relative(met, x) < {"int8": 0.02, "e4m3": 0.04, "e5m2": 0.08}[storage]
             assert relative(own(x.to(dtype)), wide_of(own)(met.double())) < within
@@ -553,7 +553,7 @@ def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
     assert made.saturated_inputs == counted + x.numel()
     one = x.clone()
     one.view(-1)[:2] = torch.tensor([torch.nan, torch.inf])
-    met = made.as_met(one)
+    met = made.first_input(one)
     assert met is not None
     nan, largest = met.view(-1)[:2]
     assert nan == 0 if storage == "int8" else nan.isnan()  # in the words of docs/quantized.md
@@ -561,7 +561,7 @@ def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
     assert made.saturated_inputs == counted + x.numel() + 2
     assert f"{made.saturated_inputs} of its elements saturated so far" in made.explain(4)
     assert f"x in {storage} times" in repr(made)
-    beyond = made.as_met(2 * x)
+    beyond = made.first_input(2 * x)
     assert beyond is not None
     assert relative(beyond, (2 * x).clamp(-x.abs().max(), x.abs().max())) < 0.08
     again = layer.quantize(storage, x=3 * x, x_too=True)

@@ -207,7 +207,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_frozen_weights_are_prepared_once_and_others_at_each_call(
     way: str, layout: str, monkeypatch: pytest.MonkeyPatch, prepared: list[str]
 ) -> None:
-    monkeypatch.setattr("ksgen.torch.operators.prepared.serve", lambda *_: None)
+    monkeypatch.setattr("ksgen.torch.operators.prepared.multiply", lambda *_: None)
     layer, x = make(way, monkeypatch, layout), matrix(5, 24, layout, torch.float32)
     check(layer, x)  # "auto" times its ways
     prepared.clear()

@@ -39,7 +39,7 @@ def test_products_of_pytorch_serve_until_kernels_are_compiled(tmp_path: Path) ->
             kept = {values: prepared._calls, step: trained._steps}
             own = kept[call] if call in kept else state._frozen[layer].calls
             found = [each for key, each in own.items() if "strided" not in str(key)]  # without those of the copy
-            return found and prepared.MET not in found
+            return found and prepared.SEEN not in found
 
         def values():
             with torch.no_grad():
@@ -219,7 +219,7 @@ def test_when_calls_wait(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     else:
         seen: list[bool] = []
         monkeypatch.setattr(
-            ops, "serve", lambda own, x, *_, **__: seen.append(meanwhile.may_defer()) or x.new_empty(1, 6)
+            ops, "run_chosen", lambda own, x, *_, **__: seen.append(meanwhile.may_defer()) or x.new_empty(1, 6)
         )
         torch.ops.ksgen.multiply(
             torch.ones(1, 4), torch.ones(1, 3, 2, 2), None, None, "bsf", None, "none", False, "auto"
@@ -263,7 +263,7 @@ def test_timing_adds_no_more_than_its_ration_to_a_call(at: list[float]) -> None:
     trial, calls = meanwhile.MethodTrial(ways), 0
     while not trial.is_settled(meanwhile.MOST_ADDED_S):
         start, calls = at[0], calls + 1
-        assert trial.serve(ways, "strided") == "strided"  # results change once: when the trial is settled
+        assert trial.compute(ways, "strided") == "strided"  # results change once: when the trial is settled
         assert at[0] - start <= 0.005 + 0.05
     assert 1 < calls < 10
     assert min(map(runs.count, ways)) >= meanwhile.ROUNDS
@@ -276,7 +276,7 @@ def test_a_run_that_was_disturbed_is_repeated(at: list[float]) -> None:
     trial = meanwhile.MethodTrial(ways)
     trial._last["ksgen"] = 0.2
     for _ in range(100):
-        trial.serve(ways, "strided")
+        trial.compute(ways, "strided")
         at[0] += 1
     assert trial.is_settled()
 
@@ -286,9 +286,9 @@ def test_long_products_are_timed_as_they_serve(at: list[float]) -> None:
     pending = [True]
     ways = {"ksgen": way(at, 0.1, runs, "ksgen", pending), "strided": way(at, 0.3, runs, "strided")}
     trial = meanwhile.MethodTrial(ways)
-    assert [trial.serve(ways, "strided") for _ in range(3)] == ["strided"] * 3
+    assert [trial.compute(ways, "strided") for _ in range(3)] == ["strided"] * 3
     pending[0] = False
-    assert [trial.serve(ways, "strided") for _ in range(2)] == ["ksgen"] * 2
+    assert [trial.compute(ways, "strided") for _ in range(2)] == ["ksgen"] * 2
     assert trial.is_settled(meanwhile.MOST_ADDED_S)
     assert runs == ["strided"] * 3 + ["ksgen"] * 2
 
@@ -305,7 +305,7 @@ def test_a_first_run_that_was_disturbed_decides_nothing(at: list[float], seconds
 
     trial = meanwhile.MethodTrial(ways)
     while not trial.is_settled(meanwhile.MOST_ADDED_S):
-        trial.serve(ways | {"ksgen": disturbed}, "strided")
+        trial.compute(ways | {"ksgen": disturbed}, "strided")
         at[0] += 1
     assert trial.seconds == pytest.approx({"ksgen": seconds, "strided": 2 * seconds})
 
@@ -315,8 +315,8 @@ def test_nothing_is_timed_while_the_background_is_busy(at: list[float], monkeypa
     ways = {"ksgen": way(at, 0.001, runs, "ksgen"), "strided": way(at, 0.001, runs, "strided")}
     trial = meanwhile.MethodTrial(ways)
     monkeypatch.setattr(meanwhile, "is_busy", lambda: True)
-    trial.serve(ways, "strided")
+    trial.compute(ways, "strided")
     assert trial.taken_us == {"ksgen": [], "strided": []}
     monkeypatch.setattr(meanwhile, "is_busy", lambda: False)
     while not trial.is_settled():
-        trial.serve(ways, "strided")
+        trial.compute(ways, "strided")

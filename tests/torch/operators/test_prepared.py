@@ -32,9 +32,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 4e-2}
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What prepared calls gave, None where the usual way was taken."""
     given = []
-    serve = prepared.serve
+    multiply = prepared.multiply
     monkeypatch.setattr(prepared, "_calls", {})
-    monkeypatch.setattr(prepared, "serve", lambda *args: given.append(serve(*args)) or given[-1])
+    monkeypatch.setattr(prepared, "multiply", lambda *args: given.append(multiply(*args)) or given[-1])
     return given
 
 

@@ -107,8 +107,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> EagerGpu:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What prepared calls gave, None where the usual path was taken."""
     given: list[Any] = []
-    serve = prepared.serve
-    monkeypatch.setattr(prepared, "serve", lambda *args: given.append(serve(*args)) or given[-1])
+    multiply = prepared.multiply
+    monkeypatch.setattr(prepared, "multiply", lambda *args: given.append(multiply(*args)) or given[-1])
     return given
 
 

@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def usual(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A word for each call that goes the usual way, but of a `copy_of` a layer."""
     calls: list[str] = []
-    own = trained.serve
+    own = trained.multiply
 
     def noted(layer: Any, *given: Any) -> Tensor | None:
         y = own(layer, *given)
@@ -62,7 +62,7 @@ def usual(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             calls.append("usual")
         return y
 
-    monkeypatch.setattr(trained, "serve", noted)
+    monkeypatch.setattr(trained, "multiply", noted)
     return calls
 
 

@@ -34,13 +34,13 @@ BATCH = 5
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What prepared calls gave, None where the usual way was taken."""
     given: list[Any] = []
-    serve = prepared.serve
+    multiply = prepared.multiply
 
     def noted(*args: Any) -> Any:
-        given.append(serve(*args))
+        given.append(multiply(*args))
         return given[-1]
 
-    monkeypatch.setattr(prepared, "serve", noted)
+    monkeypatch.setattr(prepared, "multiply", noted)
     monkeypatch.setattr(prepared, "_calls", {})
     monkeypatch.setenv("KSGEN_COMPILE", "wait")
     return given
