@@ -1,4 +1,4 @@
-"""The command `ksgen`. Exit code 0: success; 1: a check failed; 2: a user's mistake, told in one line.
+"""The command `ksgen`. Exit code 0: success; 1: a check failed; 2: a user's mistake, reported in one line.
 
 Each subcommand is one module of `ksgen/commands/`, imported when it is called.
 """
@@ -83,7 +83,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without ⊗, and file names that are not text
     _print_own_warnings()
-    os.environ["KSGEN_COMPILE"] = "wait"  # commands measure kernels, and not what serves meanwhile
+    os.environ["KSGEN_COMPILE"] = "wait"  # commands measure kernels, not PyTorch's products, which replace missing ones
     try:
         cli.main(prog_name="ksgen", standalone_mode=False)
     except click.exceptions.Abort:

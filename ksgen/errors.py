@@ -52,7 +52,7 @@ class KsgenError(Exception):
 
 
 class PatternError(KsgenError, ValueError):
-    """A pattern, a chain or a named family that cannot be. A `ValueError` too, as Python raises for them."""
+    """An invalid pattern, chain or named family. A `ValueError` too, as Python raises for them."""
 
 
 class SpecError(KsgenError, ValueError):
@@ -64,7 +64,7 @@ class ConstantsError(KsgenError):
 
 
 class RenderError(KsgenError):
-    """A template that asks for a word that is not there, or that cannot be read: a mistake of ksgen's own."""
+    """A template that uses an undefined variable, or that cannot be read: a mistake of ksgen's own."""
 
 
 class ToolchainError(KsgenError):

@@ -26,7 +26,7 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 
 @cache
 def supported_cuda() -> int:
-    """The newest CUDA that this machine's driver serves (12040: 12.4); 0 without a driver. Touches no GPU."""
+    """The newest CUDA that this machine's driver supports (12040: 12.4); 0 without a driver. Touches no GPU."""
     version = ctypes.c_int()
     with suppress(OSError, AttributeError):
         load_driver().cuDriverGetVersion(ctypes.byref(version))
@@ -84,7 +84,7 @@ def load_driver() -> ctypes.CDLL:
 
 
 def install_line(extra: str) -> str:
-    """Such as `pip install -e '.[cpu]' in ksgen's checkout`."""
+    """Command that installs an extra, such as `pip install -e '.[cpu]' in ksgen's checkout`."""
     from importlib import metadata
 
     try:

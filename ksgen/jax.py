@@ -66,10 +66,10 @@ def product(
 
     The function is `multiply(x, weights, bias=None, residual=None)`. Its arguments are those of a launcher's call. In
     layout "bsf", x may have more than two dimensions, the features last. All transformations of JAX but forward-mode
-    differentiation apply. Arrays of the host are multiplied on the device that NumPy's arrays are (`KSGEN_DEVICE`).
+    differentiation apply. Host arrays are multiplied on the same device as NumPy's arrays (`KSGEN_DEVICE`).
 
     Args:
-        chain: Pattern, `Chain`, or list of patterns, from the factor that meets x first.
+        chain: Pattern, `Chain`, or list of patterns, in the order in which the factors multiply x.
         layout: Layout of x and y: "bsf" or "bsl".
         between: Activation between the factors: "none", "relu", "gelu", "gelu_tanh" or "silu".
         activation: Activation after the last factor and the bias.
@@ -167,7 +167,7 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def _composed(layer: Layer, x: Any, weights: Sequence[Any], bias: Any, residual: Any) -> Any:
-    """The same, factor by factor, with the rest in JAX."""
+    """Compute the product factor by factor; JAX adds the bias, applies activations and adds the residual."""
     batch_axis = 0 if layer.layout == "bsf" else 1
     for number, (pattern, own) in enumerate(zip(map(Pattern.read, layer.patterns), weights, strict=True), 1):
         x = _factor(pattern.natural, layer.layout, layer.precision, x, own)

@@ -14,7 +14,7 @@ __all__ = ["Call", "ChainLauncher", "GroupLauncher", "Launcher", "Weights", "use
 
 
 def use_bundle(path: str) -> None:
-    """Serve every launcher of this process from a bundle first.
+    """Prefer the binaries and wisdom of a bundle in every launcher of this process.
 
     A bundle holds binaries and wisdom, so that a machine without a compiler can launch them.
     `ksgen bundle specs/vit.yaml --arch sm_90a -o vit.ksb` writes one. The bundle that was added last is searched first.

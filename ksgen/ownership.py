@@ -136,7 +136,7 @@ def own_temporary(root: str | None = None) -> Path:
 def temporary_folder(what: str) -> Iterator[str]:
     """A folder for temporary files, removed at the end. Those that killed processes left are removed first.
 
-    It is locked as long as its process lives: what can be locked is left over.
+    It is locked as long as its process lives: a folder that can be locked is left over.
     """
     parent: Path | None = None
     with suppress(OSError):

@@ -33,7 +33,7 @@ def from_start(path: str) -> str:
 
 
 def program(word: str) -> str:
-    """The same of a program; a bare name is searched for on PATH."""
+    """Absolute path of a program that the environment names; a bare name is searched for on PATH."""
     named = os.path.expanduser(word)
     return from_start(named) if os.sep in named else named
 

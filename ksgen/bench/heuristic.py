@@ -55,7 +55,7 @@ def predictors(results: Results, layout: str) -> ResultTable:
     It has no rows for fewer than two patterns.
     """
     title = f"What predicts the gain, {results.title}, {LAYOUT_WORDS[layout]}"
-    columns, ratios = ("rule", "rank correlation with the gain", "wins foretold"), results.ratios(OURS, OTHERS, layout)
+    columns, ratios = ("rule", "rank correlation with the gain", "wins predicted"), results.ratios(OURS, OTHERS, layout)
     if len(ratios) < 2:
         return ResultTable.of(title, columns, ())
     judged, patterns, wins = judge(ratios), len(ratios), sum(ratio > 1 for _, ratio in ratios)

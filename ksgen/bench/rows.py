@@ -38,7 +38,7 @@ class ResultRow:
     arithmetic: str  # precision of the multiplications
     family: str
     constants: str
-    why: str  # these constants
+    why: str  # source of these constants
     status: str  # OK, or why it was not measured
     reason: str
     measurements: int

@@ -36,7 +36,7 @@ ACCEPTED = 2.0  # times the rounding error: baselines round at other points than
 HOPELESS, BETTER_PACE = 3.0, 10  # times the fastest contender's time; times the best pace so far, as a margin
 MORE = 3  # times the protocol's number of measurements, while a median is uncertain
 DISTURBED = 5  # factor on the time limit for a first run: a second run decides whether it is too slow
-MATRIX_UNITS = 16  # times float32's rate may a processor reach in 16 bits
+MATRIX_UNITS = 16  # a processor's rate in 16 bits is at most so many times float32's
 _BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together, on a GPU and on a processor
 
 
@@ -302,8 +302,8 @@ class Runner:
             self._paces[key] = min(pace, self._paces.get(key, pace))
 
     def _log_contender(self, contender: Contender, ceilings: Ceilings, facts: Facts) -> None:
-        told = {"ceiling_byte_per_s": ceilings.bytes_per_s, "ceiling_flop_per_s": ceilings.flops_per_s}
-        self.log.append("contender", {**contender.facts, **told, **facts})
+        measured = {"ceiling_byte_per_s": ceilings.bytes_per_s, "ceiling_flop_per_s": ceilings.flops_per_s}
+        self.log.append("contender", {**contender.facts, **measured, **facts})
 
     def _refused(self, error: Exception) -> Facts:
         """Convert a library's error to a reason. `DeviceError` if this process has lost the GPU."""

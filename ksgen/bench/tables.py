@@ -328,7 +328,7 @@ def errors(rows: Sequence[ResultRow]) -> ResultTable:
 
 
 def unreliable_note(rows: Sequence[ResultRow]) -> str:
-    """Sentence about the rows with unreliable times; empty if there are none."""
+    """Note on the rows with unreliable times; empty if there are none."""
     count, timed = sum(bool(row.doubt) for row in rows), sum(row.median_us is not None for row in rows)
     return f"{count} of {counted(timed, 'time')} are unreliable and count in no table." if count else ""
 

@@ -1,7 +1,7 @@
 """Runs slow work, such as compilation, in the background while its callers go on. Decides neither what nor when.
 
-`outcome` is the only way in. Inside `deferred` it raises `PendingError` until the background has the result. Elsewhere
-it does the work at once, and the work's own locks share what the background does already.
+`outcome` is the only entry point. Inside `deferred` it raises `PendingError` until the background has the result.
+Elsewhere it does the work at once, and the work's own locks share what the background does already.
 """
 
 import atexit

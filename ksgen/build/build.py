@@ -33,13 +33,13 @@ from ksgen.ownership import UntrustedError, own_temporary
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
 
 LOCK_SECONDS = 120.0  # how long to wait for another process that compiles the same, before doing it here too
-MOST_WAIT_S = 60  # for a compiler within this process that ends the process with an abort if it is left alone
+MOST_WAIT_S = 60  # for compilers within this process, which would abort if it ended before them
 
 Result = Binary | KsgenError
 
 # by this process, the newest first; replaced whole, since threads read it
 _in_use: tuple[weakref.ref[Bundle], ...] = ()
-_warned: set[tuple[Path, ...]] = set()  # the folders that this process has spoken about
+_warned: set[tuple[Path, ...]] = set()  # the folders that this process has warned about
 _guard = new_lock()
 
 

@@ -35,10 +35,10 @@ from ksgen.ownership import UntrustedError, check_owner
 from ksgen.values import excerpt, shown
 
 BUNDLE_FORMAT = 1
-MOST_BYTES_OF_MEMBER = 2**28  # unpacked: a few hundred bytes can say that they are terabytes
+MOST_BYTES_OF_MEMBER = 2**28  # unpacked: a few hundred bytes can claim to be terabytes
 
 _COMMENT = re.compile(rb"ksgen bundle (\d{1,9}) ([!-~]+)")
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip archive can say
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip archive can store
 # zipfile raises these for an archive whose bytes were changed.
 _ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, OSError, KeyError, ValueError, EOFError, NotImplementedError, RuntimeError,

@@ -2,7 +2,7 @@
 
 The search order is `KSGEN_CXX`, then c++, g++, clang++ on PATH, GCC before Clang, then the `ziglang` package.
 `host_words.hpp`, which defines OpenCL C in C++, is put before a source, and `host_tiles.hpp` if it uses matrix tiles.
-Behind the source follows a function per entry that loops over work groups.
+A function per entry that loops over work groups follows the source.
 """
 
 import functools

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # Linux's names for what other systems call so
+_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # Linux's names, by those of other systems
 # macOS settings that list an x86's features
 _MACOS = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")
-_LINUX_NAMES = {"avx1.0": "avx", "sse3": "pni", "lahf": "lahf_lm", "lzcnt": "abm"}  # for what macOS calls so
+_LINUX_NAMES = {"avx1.0": "avx", "sse3": "pni", "lahf": "lahf_lm", "lzcnt": "abm"}  # by macOS's names
 
 _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}

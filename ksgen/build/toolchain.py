@@ -1,12 +1,11 @@
 """Finds the compiler of CUDA binaries on this machine, and runs it. Needs no GPU, and never reads a cache.
 
-Looked for in this order: nvcc in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the usual folders of toolkits, in the
-`nvidia-cuda-nvcc` package; then NVRTC through `cuda-bindings`, which needs no host compiler. One whose binaries this
-machine's driver can load comes before one that is newer than the driver. A compiler fails here if it does not know the
-target, or its host compiler does not suit it. It gives way to the next one, unless the user named it.
+The search order is: nvcc in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the usual folders of toolkits, in the
+`nvidia-cuda-nvcc` package; then NVRTC through `cuda-bindings`, which needs no host compiler. Compilers whose binaries
+this machine's driver can load come before newer ones. A compiler fails here if it does not know the target, or its host
+compiler does not suit it. It gives way to the next one, unless the user named it.
 
-Spills are no error: they are a number in `Resources`, because whether they cost more than they save is for a
-measurement to say.
+Spills are no error, but a number in `Resources`: only a measurement shows whether they cost more than they save.
 """
 
 import ctypes
@@ -273,7 +272,7 @@ def _refusal(compiler: CudaCompiler, text: str, entry: str, target: str, log: st
 
 
 def is_of_the_machine(log: str, source: str) -> bool:
-    """Whether nvcc's first complaint is not of the source: itself, its host compiler, or their headers."""
+    """Whether nvcc's first complaint is about the machine: nvcc itself, its host compiler, or their headers."""
     line = first_error(log)
     place = re.match(r"(\S+?)[(:]\d+", line)
     return bool(

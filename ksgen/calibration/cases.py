@@ -17,7 +17,7 @@ from ksgen.tuning.job import Candidate
 
 # whole 16-byte chunks in every precision, and a rest in every tile; j in a tile and in several, and one j alone
 FACTORS = (Pattern(2, 72, 40, 8), Pattern(3, 136, 104, 1))
-SMALL = Pattern(2, 37, 13, 5)  # nothing is a multiple of anything, for families that take it
+SMALL = Pattern(2, 37, 13, 5)  # no size is a multiple of another, for families that accept it
 LAYERS = (Pattern(2, 8, 24, 1), Pattern(1, 24, 8, 2))  # 48 -> 16 -> 48
 WIDE = Pattern(2, 136, 144, 1)  # whole 16-byte chunks in eight bits
 # more than a tile, and no multiple of one; the same in rows of whole 16-byte chunks; a small batch of either kind
@@ -57,7 +57,7 @@ def cases_of(family: Family[Any], target: str) -> list[Case]:
 
 
 def _kernels(family: Family[Any], limits: Limits) -> Iterator[KernelSpec]:
-    """Kernels that the family serves: factors, gradients, chains, groups, and weights and X in other types.
+    """Kernels that the family supports: factors, gradients, chains, groups, and weights and X in other types.
 
     Families that must be proven before they are chosen take every pattern, others take turns.
     """

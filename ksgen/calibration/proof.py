@@ -61,7 +61,7 @@ def prove(
 
     Args:
         device: A device as `KSGEN_DEVICE` names it. None: the one that launchers take.
-        families: Names of families. None: all that serve the device.
+        families: Names of families. None: all that support the device.
         on_step: Called after every case, and with each verdict.
         again: Prove families again that have a verdict for this driver and these templates.
         on_wait: Called with the reason before waiting for another process that proves this device's families.
@@ -124,7 +124,7 @@ def _wait_for_turn(device: Known, on_wait: Callable[[str], object]) -> Iterator[
 
 
 def _prove(worker: Worker, name: str, facts: Facts, on_step: Callable[[ProofProgress], object]) -> Proof | None:
-    """The verdict on one family; None if it serves nothing on the device.
+    """The verdict on one family; None if it supports no kernel on the device.
 
     `ToolchainError` if none of its cases can be built or found.
     """

@@ -293,8 +293,8 @@ def print_results(
             print_table(table)
     measured = f"{done.complete} of {counted(done.jobs, 'job')} measured on {done.device}"
     click.echo(f"{measured}; rows in {', '.join(map(str, done.files[1:]))}.")
-    if said := unreliable_note(rows):
-        click.echo(said)
+    if note := unreliable_note(rows):
+        click.echo(note)
     if done.complete < done.jobs:
         click.echo("The time limit was reached; the same command continues from here.")
     click.echo(f"{done.page} shows them." if done.page else f"ksgen bench report {log} makes a page of them.")

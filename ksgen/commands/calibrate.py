@@ -296,8 +296,8 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
         mean = geometric_mean(ratios)
         click.echo(f"{mean:.2f} times as fast as the defaults (geometric mean of {counted(len(ratios), 'kernel')}).")
     doubts = [entry.doubt for entry in known]
-    if said := describe_unreliable(doubts):
-        click.echo(said)
+    if note := describe_unreliable(doubts):
+        click.echo(note)
     if still_open:
         again = "run the same command again on a quiet machine"
         click.echo(f"{counted(still_open, 'kernel')} not settled, launchers keep the defaults: {again}.")

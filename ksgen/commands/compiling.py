@@ -69,7 +69,7 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
             click.echo(
                 f"--arch {setup.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True
             )
-    wisdom = _wisdom(device_name) if device_name else Wisdom()  # only now: a mistake must be reported in one line
+    wisdom = _wisdom(device_name) if device_name else Wisdom()  # may warn, so it follows `_setups`
     wanted = [(setup, _sources_for(spec, setup, wisdom, is_own=device_name is None)) for setup in setups]
     finished: list[Compiled] = []
     with progress() as bar:

@@ -98,9 +98,9 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
 
 
 def _settle(device: str, spec: "Spec", batch: int) -> str:
-    """Let the GPU decide which families are right and which kernels are the fastest; what it proved, or why it did not.
+    """Prove the GPU's families and try the spec's kernels; return a summary, or the reason why there is none.
 
-    The demo goes on by defaults where no child process can use the GPU.
+    The demo uses defaults if no child process can use the GPU.
     """
     from ksgen.calibration.trials import opened
     from ksgen.commands.calibrate import make_passport, try_all
@@ -121,7 +121,7 @@ def _settle(device: str, spec: "Spec", batch: int) -> str:
 def bmm_us(device: "Device", kernel: KernelSpec, batch: int) -> float | None:
     """Time of PyTorch's batched product between two permutations, which is cuBLAS's on a GPU.
 
-    None where PyTorch is missing or cannot use the GPU, or has no product in this precision; and of exchanged outputs.
+    None if PyTorch is missing, cannot use the GPU, or has no product in this precision, and for exchanged outputs.
     """
     from importlib.util import find_spec as find_module
 
@@ -273,5 +273,5 @@ def _print(rows: list[dict[str, Any]]) -> None:
         click.echo("No mean, as no speed-up is reliable: repeat the demo on a quiet machine.")
     if any(row["floor_us"] is None for row in rows):
         click.echo(NO_FLOOR)
-    if said := describe_unreliable([row[why] for row in rows for why in ("doubt", "numpy_doubt")]):
-        click.echo(said)
+    if unreliable := describe_unreliable([row[why] for row in rows for why in ("doubt", "numpy_doubt")]):
+        click.echo(unreliable)

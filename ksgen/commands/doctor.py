@@ -134,7 +134,7 @@ def _host_compiler() -> Finding:
     sets = ", ".join(each.name for each in instruction_sets_here()) or "no --arch but host"
     try:
         compiler = working_compiler()
-        version = compiler.version.rpartition(",")[0]  # without the digest of ksgen's own words
+        version = compiler.version.rpartition(",")[0]  # without the digest of ksgen's own snippets
     except ToolchainError as error:
         why, _, remedy = str(error).splitlines()[0].rpartition("; ")
         return Finding(what, "", f"{why}; this {machine()} runs bundles for {sets}", remedy)
@@ -163,10 +163,10 @@ def _driver() -> list[Finding]:
     """Capabilities of NVIDIA's driver, if there is one."""
     from ksgen.devices.base import cuda_driver_version
 
-    if not (served := supported_cuda()):
+    if not (supported := supported_cuda()):
         return []
-    version = cuda_driver_version(served)
-    if served < _OLDEST_CUDA * 1000:
+    version = cuda_driver_version(supported)
+    if supported < _OLDEST_CUDA * 1000:
         why = f"{version}: it loads no binary of CUDA {_OLDEST_CUDA} or later"
         return [Finding("CUDA driver", "", why, "update it to 525 or later")]
     return [Finding("CUDA driver", version)]
@@ -329,15 +329,16 @@ def _array_libraries() -> list[Finding]:
 
 def _of_its_cuda(name: str, version: str) -> Finding:
     """A library by its version, of which PyTorch's names the CUDA that it was built for: 2.9.0+cu128."""
-    served, build = supported_cuda(), re.search(r"\+(?:cu(\d+)\d|cpu)$", version)
-    if not (served and build):
+    supported, build = supported_cuda(), re.search(r"\+(?:cu(\d+)\d|cpu)$", version)
+    if not (supported and build):
         return Finding(name, version)
     if build[1] is None:
         why = f"{version}: built without CUDA, so its tensors cannot lie on the GPU"
         return Finding(name, "", why, f"install {name}'s build for CUDA")
-    if int(build[1]) > served // 1000:
-        why = f"{version}: built for CUDA {build[1]}, and the driver supports {served // 1000}.{served % 1000 // 10}"
-        return Finding(name, "", why, f"update the driver, or install {name}'s build for CUDA {served // 1000}")
+    if int(build[1]) > supported // 1000:
+        of_driver = f"{supported // 1000}.{supported % 1000 // 10}"
+        why = f"{version}: built for CUDA {build[1]}, and the driver supports {of_driver}"
+        return Finding(name, "", why, f"update the driver, or install {name}'s build for CUDA {supported // 1000}")
     return Finding(name, version)
 
 

@@ -36,8 +36,8 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
     loaded = load(find_spec(spec))
     folder = output_folder(output, loaded)
     sources = emit(loaded, folder, dialect, family)
-    served = {source.kernel for source in sources}
-    left_out = [kernel.name for kernel in loaded.kernels if kernel not in served]
+    emitted = {source.kernel for source in sources}
+    left_out = [kernel.name for kernel in loaded.kernels if kernel not in emitted]
     if left_out:
         kernels = counted(len(loaded.kernels), "kernel")
         click.echo(

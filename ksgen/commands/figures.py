@@ -41,7 +41,7 @@ def _group_figures(kernel: KernelSpec) -> dict[str, Any]:
 
 
 def choice_figures(family: str, constants: Any) -> dict[str, Any]:
-    """Facts about the family and constants that serve the kernel."""
+    """Facts about the family and constants of the kernel."""
     return {"family": family, "constants": asdict(constants)}
 
 
@@ -60,7 +60,7 @@ def entry_figures(entry: "Entry") -> dict[str, Any]:
 
 
 def tidy(content: Any, name: str = "") -> Any:
-    """The same data with times (names or parents end in `_us`) rounded to a nanosecond."""
+    """Copy of the data with times (names or parents end in `_us`) rounded to a nanosecond."""
     if isinstance(content, dict):
         return {each: tidy(value, name if name.endswith("_us") else each) for each, value in content.items()}
     if isinstance(content, list | tuple):

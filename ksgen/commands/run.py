@@ -106,7 +106,7 @@ def command(
     check_memory(kernel, batch, limits_of(where), place)
     measured = measure(where, kernel, batch, runs, seed, family)
     apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.is_chain else []
-    warn_if_busy()  # only now: a mistake must be reported in one line
+    warn_if_busy()  # may warn, so it comes after all checks: a mistake prints one line
     why, *each_why = (each.seconds.doubt for each in (measured, *apart))
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)
@@ -213,8 +213,8 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         copied = f", with {copy_us:.1f} us at least for the copy that transposes an intermediate" if copy_us else ""
         of_each = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")
         ratio = f"{apart / cast('float', figures['median_us']):.2f} of the time of one launch"
-        said = _untrusted(why or of_each) if why or of_each else ratio
-        rows.append(("apart", f"{marked(f'{apart:.1f}', of_each)} us for one launch per factor{copied}: {said}"))
+        note = _untrusted(why or of_each) if why or of_each else ratio
+        rows.append(("apart", f"{marked(f'{apart:.1f}', of_each)} us for one launch per factor{copied}: {note}"))
     floor_us, part = cast("float | None", figures["floor_us"]), cast("float | None", figures["share_of_floor"])
     floor = "none" if floor_us is None else f"{floor_us:.1f} us"
     reached = (

@@ -61,7 +61,7 @@ def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, wanted: Wanted, device: str | None,
     png: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Describe a pattern: its size, the kernel that serves it on each device, its costs, and a picture.
+    """Describe a pattern: its size, the kernel that launchers use on each device, its costs, and a picture.
 
     Several patterns are a chain, in the order in which they multiply X; --group-with adds further chains on the same X,
     a group. For chains, groups and layers of a spec, show says whether each is one launch, and describes its patterns
@@ -244,7 +244,7 @@ def _describe_layer(layer: _Layer, batch: int, device: str | None) -> dict[str, 
 
 
 def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | None) -> dict[str, Any]:
-    """Family that serves the layer in one launch on each kind of device, where that is expected to be faster.
+    """Family that computes the layer in one launch on each kind of device, where that is expected to be faster.
 
     For a named device: whether its wisdom makes it one launch there, and why.
     """
@@ -289,7 +289,7 @@ def _print_layer(name: str, layer: _Layer, facts: dict[str, Any]) -> None:
 
 
 def _by_family(by_device: Mapping[str, str | None], words: Mapping[str | None, str]) -> str:
-    """Devices grouped by the family that serves them."""
+    """Devices grouped by the family that launchers use there."""
     devices: dict[str | None, list[str]] = {}
     for device, family in by_device.items():
         devices.setdefault(family, []).append(_CORES_TOLD if device == "processor" else device)

@@ -143,25 +143,25 @@ def _available(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Jo
 
 
 def _supported(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
-    """The jobs that --family serves, found before anything runs. Kernels of a spec may drop out; kernels named one
+    """The jobs that --family supports, found before anything runs. Kernels of a spec may drop out; kernels named one
     by one may not."""
-    served, refusal = [], None
+    supported, refusal = [], None
     for each in jobs:
         try:
             tuner.families(each)
-            served.append(each)
+            supported.append(each)
         except KsgenError as error:
             refusal = error
-    if refusal and (spec is None or not served):
+    if refusal and (spec is None or not supported):
         raise refusal
     if refusal:
-        left_out = len(jobs) - len(served)
+        left_out = len(jobs) - len(supported)
         click.echo(
             f"left out, as {tuner.options.family} does not support them here: {left_out} of "
             f"{counted(len(jobs), 'kernel')}",
             err=True,
         )
-    return served
+    return supported
 
 
 def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path | None, as_json: bool) -> None:

@@ -92,7 +92,7 @@ def _row(progress: "Progress") -> list[str]:
 
 
 def name_of(job: "Job") -> str:
-    """Name of the kernel, with the batch if it serves no other."""
+    """Name of the kernel, with the batch if it supports no other."""
     return job.kernel.short_description + ("" if job.kernel.batch is None else f" batch {job.kernel.batch}")
 
 
@@ -115,8 +115,8 @@ def share(trial: "Trial") -> str:
 
 def summary(trial: "Trial") -> str:
     part = share(trial)
-    said = f"unreliable: {trial.note}, " if trial.note else f"{part} of the floor, " if part else ""
-    return f"{time_us(trial)} us, {said}{trial.family}: {trial.constants}"
+    remark = f"unreliable: {trial.note}, " if trial.note else f"{part} of the floor, " if part else ""
+    return f"{time_us(trial)} us, {remark}{trial.family}: {trial.constants}"
 
 
 def outcome_of(tuned: "Tuned") -> str:
@@ -182,5 +182,5 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
         screen.width = PIPED_COLUMNS
     if table.row_count:
         screen.print(table)
-    if said := describe_unreliable(doubts):
-        click.echo(said)
+    if unreliable := describe_unreliable(doubts):
+        click.echo(unreliable)

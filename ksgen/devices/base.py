@@ -103,7 +103,7 @@ class Device(Protocol):
 
 
 class ProcessorDevice:
-    """What devices of OpenCL's dialect have in common: no CUDA context, and no streams of other libraries."""
+    """Shared base of devices of OpenCL's dialect: no CUDA context, and no streams of other libraries."""
 
     dialect: Literal["opencl"] = "opencl"
     supports_foreign_streams = False
@@ -149,13 +149,14 @@ class Recording(Protocol):
 
 
 def recorder(device: Device) -> Callable[[Sequence[Launch], Stream], Recording] | None:
-    """A device's own way to record launches, if it has one."""
+    """A device's own method to record launches, if it has one."""
     found: Callable[[Sequence[Launch], Stream], Recording] | None = getattr(device, "record", None)
     return found
 
 
 def record(device: Device, launches: Sequence[Launch], stream: Stream) -> Recording:
-    """On a device that shares the host's memory: by its own way, where it has one for several launches at once."""
+    """Record launches on a device that shares the host's memory: by the device's own method if it has one, else one by
+    one."""
     own = recorder(device)
     return own(launches, stream) if own else _OneByOne(device, launches, stream)
 
@@ -241,9 +242,7 @@ class Missing:
 
 
 class RefusedError(DeviceError):
-    """A launch or a tensor map that a device refuses, after which other launches may still be right; or a source whose
-    first result is wrong.
-    """
+    """A device refuses a launch or a tensor map, and may still run others; or the first result of a source is wrong."""
 
 
 class UnavailableError(DeviceError):
@@ -273,12 +272,12 @@ def cuda_driver_version(cuda_version: int) -> str:
     import re
     from pathlib import Path
 
-    served = f"CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}"
+    supported = f"CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}"
     try:
         version = re.search(r"\d{3,}(\.\d+)+", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
         version = None
-    return f"{version[0]}, {served}" if version else served
+    return f"{version[0]}, {supported}" if version else supported
 
 
 def host_memory(nbytes: int) -> HostArray:
@@ -302,7 +301,7 @@ def address_of(array: HostArray) -> int:
 
 
 def as_bytes(array: HostArray) -> HostArray:
-    """The same memory as plain bytes, since runtimes do not know bfloat16's buffer format."""
+    """View an array's memory as plain bytes, because runtimes do not know bfloat16's buffer format."""
     if not array.flags.c_contiguous:
         raise DeviceError(f"array of shape {array.shape} and strides {array.strides}: only row-major arrays are copied")
     return array.reshape(-1).view("u1")

@@ -71,7 +71,7 @@ def found() -> list[Found]:
 
 
 def open_device(index: int) -> PyCudaDevice:
-    """The same device at every call, until its context is destroyed."""
+    """Open a GPU. Every call returns the same device, until its context is destroyed."""
     if (known := _opened.get(index)) is None or not known.is_open:
         devices = _devices()
         check_index("pycuda", index, [device.name() for device in devices])

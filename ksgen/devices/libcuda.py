@@ -54,9 +54,9 @@ _CONFIGURATION = struct.Struct("7I4xQQI4x")
 _STARTS_EARLY = ctypes.create_string_buffer(struct.pack("i4xi60x", 6, 1))
 _CLUSTER = struct.Struct("i4x3I52x")  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION is 4
 _INVALID_CLUSTER_SIZE = 912
-# what a driver returns that knows no early launches: CUDA_ERROR_INVALID_VALUE, _NOT_SUPPORTED
+# status of a driver that does not support early launches: CUDA_ERROR_INVALID_VALUE, _NOT_SUPPORTED
 _NO_EARLY_LAUNCH = (1, 801)
-# what it returns for a launch or a tensor map that this GPU cannot have, and after which others may still be right:
+# status of a launch or a tensor map that this GPU does not support, but after which it may run others:
 # CUDA_ERROR_INVALID_VALUE, _LAUNCH_OUT_OF_RESOURCES, _NOT_SUPPORTED, _INVALID_CLUSTER_SIZE
 _NO_SUCH_LAUNCH = (1, 701, 801, _INVALID_CLUSTER_SIZE)
 
@@ -72,7 +72,7 @@ class DriverError(DeviceError):
         self.status = status
 
     def within(self, doing: str) -> DeviceError:
-        """The error of a launch or a tensor map: a `RefusedError` if this GPU cannot have that one."""
+        """The error of a launch or a tensor map: a `RefusedError` if this GPU does not support that one."""
         return (RefusedError if self.status in _NO_SUCH_LAUNCH else DeviceError)(f"{doing}: {self}")
 
 
@@ -163,7 +163,7 @@ def check_clusters(function: int, cluster: int, block: int, shared_bytes: int) -
 
 
 class CudaDevice:
-    """What both CUDA runtimes' devices do alike."""
+    """Shared base of both CUDA runtimes' devices."""
 
     kind: Literal["cuda"] = "cuda"
     dialect: Literal["cuda"] = "cuda"
@@ -220,8 +220,8 @@ class ArgumentBlock:
 class EarlyLaunch:
     """Early launches: the function waits for the grid before it by itself, so a launch may begin while that grid ends.
 
-    PyCUDA has no such call, and cuda-bindings' own takes as long. One launch at a time. Into a graph that cannot hold
-    it, it is plain. Where the driver refuses one, all later ones are plain too.
+    PyCUDA has no such call, and cuda-bindings' own takes as long. One launch at a time. In a graph that cannot record
+    it, the launch is a plain one. After the driver has refused one, all later ones are plain too.
     """
 
     are_refused = False  # by the driver

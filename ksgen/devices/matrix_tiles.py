@@ -1,7 +1,7 @@
 """Determines which products of 16-bit numbers this process may use: pairs in vector registers, and matrix tiles.
 
 The processor must have the instructions, the compiler must emit them, and the system must permit tiles. If one is
-missing, kernels with vector registers serve. Never runs a product.
+missing, kernels with vector registers are used. Never runs a product.
 """
 
 from functools import cache

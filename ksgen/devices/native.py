@@ -2,7 +2,7 @@
 OpenMP.
 
 A launch returns when it is done. Host memory is used in place. Only sources whose work groups are single work items run
-here, which the families for processors emit. `host_threads.cpp` distributes work groups over threads. Without a
+here, such as those of the families for processors. `host_threads.cpp` distributes work groups over threads. Without a
 compiler, binaries from a cache or a bundle for this processor's instructions are run.
 """
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 1024
 THREADS = Path(__file__).with_name("host_threads.cpp")
-# for which a binary that goes to other machines shares out work: too many groups cost less than idle cores
+# cores among which a binary for other machines divides work: too many groups cost less than idle cores
 USUAL_CORES = 16
 _LAUNCH = "ksgen_launch"
 
@@ -195,7 +195,7 @@ class _Recording:
             self._words.extend(_words(each.args))
             working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, ThreadWorkspace)]
         self._at_work = [at for at, _ in working]
-        # serves whichever thread calls
+        # memory of the calling thread
         self._workspace = max((own for _, own in working), key=lambda own: own.nbytes, default=None)
         self._steps_at, _ = self._steps.buffer_info()
 
@@ -265,7 +265,7 @@ class NativeDevice(ProcessorDevice):
         launcher(kernel.walk, at, grid, self._threads(), _openmp())
 
     def record(self, launches: Sequence[Launch], stream: Stream) -> Recording:
-        """To be launched again and again, by one call for all of them."""
+        """Record launches, which one call then repeats together."""
         for each in launches:
             _check_launch(self.name, each.kernel, each.block, stream)
         if self._launcher is None:
@@ -276,8 +276,8 @@ class NativeDevice(ProcessorDevice):
         return min(wanted_threads() or self.limits.multiprocessors, MOST_THREADS)
 
     def _start(self) -> Any:
-        """The function that shares work groups out: compiled once, and kept as kernels are."""
-        return outcome(self, "the function that shares work out among cores", self._start_here)
+        """Function that distributes work groups over threads: compiled once, and cached like kernels."""
+        return outcome(self, "the function that distributes work over cores", self._start_here)
 
     def _start_here(self) -> Any:
         with self._starting:

@@ -31,7 +31,7 @@ class KernelModule(SourceModule):  # type: ignore[misc]  # PyCUDA tells no types
 
 
 def by_pycuda(nvcc: Nvcc) -> Nvcc:
-    """The same compiler, started by `pycuda.compiler` in a separate Python process.
+    """Make the compiler start by `pycuda.compiler` in a separate Python process.
 
     So its time limit, interrupts and temporary folder work as without PyCUDA. Its messages are a log and no warning,
     and a process with a CUDA context does not fork.

@@ -44,7 +44,7 @@ class CompiledTemplates(jinja2.BytecodeCache):
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         compiled, folder = bucket.bytecode_to_string(), cache_dir() / FOLDER
-        with suppress(OSError, KsgenError):  # a cache that takes nothing: a build warns of it
+        with suppress(OSError, KsgenError):  # a cache that cannot be written to: a build warns of it
             make_folder(folder)
             with replaced(folder / bucket.key) as aside:
                 aside.write_bytes(_seal(compiled) + compiled)

@@ -1,9 +1,9 @@
 """The folder that emit writes: which of its files are emit's own, and how all of them are replaced together.
 
 `manifest.json` lists them with their SHA-256. Unlisted files are the user's and stay, as does a listed file that was
-changed since: emit refuses before it would touch one. Files are written aside and moved in one by one. From the first
-move to the last, the manifest says under `unfinished` which files of the version before may be there. Emit finishes
-what a killed one left.
+changed since: emit refuses before it would touch one. Files are written to temporary names and moved in one by one.
+Meanwhile the manifest lists under `unfinished` which files of the previous version may be there. The next emit
+completes one that was killed.
 """
 
 import fcntl
@@ -47,7 +47,7 @@ def write_folder(folder: Path, files: Mapping[str, str], facts: Mapping[str, Any
     finally:
         if is_new:
             with suppress(OSError):
-                folder.rmdir()  # refused, and rightly, unless nothing came of it
+                folder.rmdir()  # succeeds only if the folder is still empty
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def _own_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
             what = (
                 "was changed since emit wrote it"
                 if name in listed
-                else "was not written by emit, which has one of that name"
+                else "was not written by emit, which writes a file of that name"
             )
             raise KsgenError(f"{shown(path)} {what}; move it away, or {_ELSEWHERE}")
         found[name] = digest

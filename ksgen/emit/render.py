@@ -42,7 +42,7 @@ PORTABLE = {  # sources emitted without a device run on every GPU since sm_80, o
     "cuda": cuda_limits(LEAST),
     "opencl": replace(cuda_limits(LEAST), async_copies=False, tensor_cores=False),
 }
-NEWEST = cuda_limits(FULLEST)  # for a family that the portable limits do not serve
+NEWEST = cuda_limits(FULLEST)  # for families that need more than the portable limits
 DIALECT_NAMES = {"cuda": "CUDA", "opencl": "OpenCL"}
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
 PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
@@ -102,7 +102,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     added = [name for operand, wanted in extras.items() if wanted for name in each_chains(kernel, operand)]
     if dialect not in (known := dialects_of(chosen, type(constants))):
         raise KsgenError(f"{chosen.name} has no {DIALECT_NAMES[dialect]} text; accepted: dialect={known[0]}")
-    words = {
+    variables = {
         "kernel": kernel,
         "constants": constants,
         "constexprs": chosen.constexprs(kernel, constants),
@@ -140,9 +140,9 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         kernel.epilogue.activation,
         *kinds,
     )
-    variants = (*words["variants"], *numbers, *of_kernel)
+    variants = (*variables["variants"], *numbers, *of_kernel)
     in_parts = kernel.is_chain and has_parts(template)
-    text = fill(template, words, libraries(chosen, type(constants), dialect, in_parts), variants)
+    text = fill(template, variables, libraries(chosen, type(constants), dialect, in_parts), variants)
     return Source(text, entry, dialect, kernel, chosen.name, constants)
 
 
@@ -184,10 +184,16 @@ def render_probe(
     """Copy and multiply-add kernels that `roofline.py` times: plain, or on tensor cores with an `operand`."""
     entry = f"ks_probe_{precision}"
     multiplier = "probe/multiply_add" if operand is None else "wgmma/probe" if wgmma else "probe/mma"
-    words: dict[str, Any] = {"operand": operand, "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
-    words |= {"product": wgmma.along_inputs if wgmma else "", "multiplier": f"include/{multiplier}.j2"}
-    words |= {"entry": entry, "precision": precision, "dialect": dialect, "threads": threads, "version": __version__}
-    text = fill("probe.cu.j2", words, LIBRARIES[dialect], (PRECISIONS[precision].sums,))
+    variables: dict[str, Any] = {"operand": operand, "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
+    variables |= {"product": wgmma.along_inputs if wgmma else "", "multiplier": f"include/{multiplier}.j2"}
+    variables |= {
+        "entry": entry,
+        "precision": precision,
+        "dialect": dialect,
+        "threads": threads,
+        "version": __version__,
+    }
+    text = fill("probe.cu.j2", variables, LIBRARIES[dialect], (PRECISIONS[precision].sums,))
     return Probe(text, entry)
 
 
@@ -203,25 +209,25 @@ def render_wait() -> Probe:
 def render_cache_probe(threads: int, blocks: int) -> Probe:
     """Kernel that reads an array in a CUDA GPU's second-level cache, by so many blocks per multiprocessor."""
     entry = "ks_probe_cache"
-    words = {"entry": entry, "threads": threads, "blocks": blocks, "version": __version__}
-    return Probe(fill("probe_cache.cu.j2", words, LIBRARIES["cuda"]), entry)
+    variables = {"entry": entry, "threads": threads, "blocks": blocks, "version": __version__}
+    return Probe(fill("probe_cache.cu.j2", variables, LIBRARIES["cuda"]), entry)
 
 
 def render_processor_probe(precision: str, limits: Limits) -> Probe:
     """Copy and multiply-add kernels of a processor with such vector registers."""
     entry, is_wide = f"ks_probe_{precision}", PRECISIONS[precision].sums == "float64"
     lanes, sums = limits.vector_bytes // (8 if is_wide else 4), 24 if limits.vector_registers == 32 else 12
-    words = {"entry": entry, "precision": precision, "version": __version__, "lanes": lanes, "sums": sums}
+    variables = {"entry": entry, "precision": precision, "version": __version__, "lanes": lanes, "sums": sums}
     pairs = ("pairs",) if limits.multiplies_pairs(PRECISIONS[precision].operand) else ()
-    text = fill("probe_processor.cl.j2", words, VECTOR_LIBRARIES, (*pairs, PRECISIONS[precision].sums))
+    text = fill("probe_processor.cl.j2", variables, VECTOR_LIBRARIES, (*pairs, PRECISIONS[precision].sums))
     return Probe(text, entry, lanes * sums * (2 if pairs else 1))
 
 
 def render_tiles_probe(operand: str) -> Probe:
     """Kernel that multiplies so many products per round on a processor's matrix tiles."""
     entry = f"ks_probe_tiles_{operand}"
-    words = {"entry": entry, "operand": operand, "version": __version__, "sums": TILE_SUMS}
-    return Probe(fill("probe_tiles.cl.j2", words, VECTOR_LIBRARIES), entry, 4 * TILE_SUMS * INPUTS)
+    variables = {"entry": entry, "operand": operand, "version": __version__, "sums": TILE_SUMS}
+    return Probe(fill("probe_tiles.cl.j2", variables, VECTOR_LIBRARIES), entry, 4 * TILE_SUMS * INPUTS)
 
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
@@ -239,7 +245,7 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
 def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = None) -> list[Source]:
     """Write the spec's folder: one source per kernel, the manifest, the launchers. Other files there stay.
 
-    With a `family`, it writes the sources of the kernels that this family serves on some device.
+    With a `family`, it writes the sources of the kernels that this family supports on some device.
     """
     kernels = (
         spec.kernels

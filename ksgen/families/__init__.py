@@ -61,14 +61,14 @@ def present_names(names: str) -> str:
 def takes_job(
     family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
 ) -> bool:
-    """Whether a family serves the kernel on such a device, and takes the batch."""
+    """Whether a family supports the kernel on such a device, and accepts the batch."""
     return family.supports(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned))
 
 
 def families_for(
     kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, with_small_batches: bool = True
 ) -> Iterator[Family[Any]]:
-    """Yield the families that serve the kernel on such a device and take the batch.
+    """Yield the families that support the kernel on such a device and accept the batch.
 
     `aligned` says whether arrays begin at multiples of 16 bytes, `with_small_batches` whether families for small
     batches are included.
@@ -81,10 +81,10 @@ def families_for(
 def meant_for(
     kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
 ) -> Iterator[Family[Any]]:
-    """Yield the families that serve the kernel and are not barred; for small batches, also the families for them."""
+    """Yield the families that support the kernel and are not barred; for small batches, also the families for them."""
     is_small = batch_like(kernel, batch) <= SMALL[-1]
-    served = families_for(kernel, limits, batch, aligned, with_small_batches=is_small)
-    return (each for each in served if not limits.bar_of(each.name))
+    found = families_for(kernel, limits, batch, aligned, with_small_batches=is_small)
+    return (each for each in found if not limits.bar_of(each.name))
 
 
 def family_for(
@@ -93,7 +93,7 @@ def family_for(
     """Choose the family for a batch without wisdom: the one whose default is expected to be the fastest.
 
     Candidates are families chosen by default and those that the precision asks for; with `all_families`, all of them.
-    If times are unknown, the first candidate is chosen. `simt` and `gradient` serve every product and gradient.
+    If times are unknown, the first candidate is chosen. `simt` and `gradient` support every product and gradient.
     """
     wanted = kernel.arithmetic.families
     able = [
@@ -103,7 +103,7 @@ def family_for(
     ]
     if not able:
         barred = "".join(f"; {bar.family} is {bar.reason}" for bar in limits.bars)
-        what = "run all factors in one launch" if len(kernel.factors) > 1 else "serve it"
+        what = "run all factors in one launch" if len(kernel.factors) > 1 else "compute it"
         raise ConstantsError(f"{kernel.name}: no family can {what} on this device{barred}")
     if len(able) == 1 or limits.is_cpu:
         return able[0]

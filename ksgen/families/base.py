@@ -1,4 +1,5 @@
-"""What families state of kernels and devices: limits, constants of a source, launches, and demands on a device."""
+"""Types by which families describe kernels and devices: limits, constants of a source, launches, and demands on a
+device."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar

@@ -1,8 +1,8 @@
 """Shared parts of families that compute all factors of a layer in one launch: the factors as kernels, and constants
 that hold tiles of each.
 
-A chain's `tiles` is one string. It has the words of each factor; commas separate the factors of a chain, and semicolons
-the chains of a group.
+A chain's `tiles` is one string. It has the constants of each factor, separated by spaces; commas separate the factors
+of a chain, and semicolons the chains of a group.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,13 +90,13 @@ def layer_kernels(kernel: KernelSpec) -> list[KernelSpec]:
 
 
 def listed(tiles: str) -> list[tuple[str, bool]]:
-    """Words of each factor, and whether it is its chain's last."""
+    """Text of each factor's constants, and whether it is its chain's last."""
     chains = [chain.split(", ") for chain in tiles.split("; ")]
     return [(words, at == len(chain)) for chain in chains for at, words in enumerate(chain, 1)]
 
 
 def numbers_of(tiles: str, words: str, names: Sequence[str]) -> dict[str, int]:
-    """Numbers in the words of a factor, under these names."""
+    """Numbers in the text of a factor's constants, under these names."""
     try:
         return dict(zip(names, map(int, words.split()), strict=True))
     except ValueError:
@@ -104,7 +104,7 @@ def numbers_of(tiles: str, words: str, names: Sequence[str]) -> dict[str, int]:
 
 
 def tiles_of(kernel: KernelSpec, each: Iterable[str]) -> str:
-    """Value of `tiles` that holds the words of each factor."""
+    """Value of `tiles` that holds the texts of each factor's constants."""
     words = iter(each)
     return "; ".join(", ".join(islice(words, len(chain))) for chain in kernel.chains)
 

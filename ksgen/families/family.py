@@ -54,7 +54,7 @@ class Family(Generic[ConstantsT]):
         raise NotImplementedError
 
     def runs(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
-        """Whether it serves the kernel with constants of this kind."""
+        """Whether it supports the kernel with constants of this kind."""
         return self.supports(kernel, limits)
 
     def is_default(self, kernel: KernelSpec, batch: int) -> bool:
@@ -62,7 +62,7 @@ class Family(Generic[ConstantsT]):
         return self.by_default
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
-        """Whether it serves that batch, for arrays that begin at a multiple of 16 bytes (`aligned`) or anywhere."""
+        """Whether it supports that batch, for arrays that begin at a multiple of 16 bytes (`aligned`) or anywhere."""
         return True
 
     # ---- constants
@@ -190,7 +190,7 @@ class PackingFamily(Family[ConstantsT]):
 
 
 def unsupported(family: Family[Any], kernel: KernelSpec) -> ConstantsError:
-    """Error for a default of a kernel that the family does not serve."""
+    """Error for the default of a kernel that the family does not support."""
     return ConstantsError(
         f"{kernel.name}: {family.name} does not support it on such a device (it is for: {family.why})"
     )

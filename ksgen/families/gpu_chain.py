@@ -58,10 +58,10 @@ class ProductVariables(Variables, total=False):
 
 @dataclass(frozen=True)
 class GpuChainConstants(Constants):
-    """Constants that a search may change; a family defines the words that `tiles` has per factor."""
+    """Constants that a search may change; a family defines the constants that `tiles` has per factor."""
 
     tile_batch: int  # rows of the batch per block
-    tiles: str  # constants of each factor, as words
+    tiles: str  # constants of each factor, as text
     stages: int  # stages of packed weights in shared memory
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
 

@@ -46,7 +46,7 @@ class Gpu:
     rates: Rates | None = None  # None: unknown
 
 
-GPUS = {  # by compute capability, as targets write it. From sm_100 on there is no wgmma: `mma` serves, as on sm_80
+GPUS = {  # by compute capability, as targets write it. From sm_100 on there is no wgmma: `mma` is used, as on sm_80
     70: Gpu(
         96 * 1024, async_copies=False, tensor_cores=False,
         rates=Rates("V100", 80, 1.53, 800, 2200, plain=64, double=32, half=512),
@@ -87,7 +87,7 @@ OLDER = Gpu(48 * 1024, async_copies=False, tensor_cores=False)
 FIRST_EARLY = 90  # compute capability, from which on launches may begin early
 LEAST = "every GPU since sm_80"  # no target: what all of them have
 FULLEST = "sm_90a"  # a target for which every family of GPUs has kernels
-TYPICAL = ("sm_75", "sm_80", "sm_86", "sm_90a")  # one of each kind, where a page shows which family serves where
+TYPICAL = ("sm_75", "sm_80", "sm_86", "sm_90a")  # one of each kind, for pages that show which family is used where
 
 
 def gpu_of(target: str) -> Gpu:

@@ -1,4 +1,5 @@
-"""Families of several methods, each with constants of its own: the fastest one that serves is the default."""
+"""Families of several methods, each with constants of its own: the fastest one that supports a kernel is the
+default."""
 
 from typing import Any
 
@@ -9,9 +10,10 @@ from ksgen.spec import KernelSpec
 
 
 class OfKinds(Family[Any]):
-    """A family with a tiling for each kind of constants, several of which may serve a kernel.
+    """A family with a tiling for each kind of constants, several of which may support a kernel.
 
-    The first one that serves is the default if times are unknown. `only` restricts kernels, defaults and search to one.
+    The first one that supports the kernel is the default if times are unknown. `only` restricts kernels, defaults and
+    search to one.
     """
 
     def __init__(self, only: type[Any] | None = None) -> None:
@@ -19,11 +21,11 @@ class OfKinds(Family[Any]):
         self.why = "; or ".join(each.why for each in self.asked)
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
-        """Whether a tiling serves a kernel on such a device."""
+        """Whether a tiling supports a kernel on such a device."""
         raise NotImplementedError
 
     def able(self, kernel: KernelSpec, limits: Limits) -> list[Any]:
-        """Tilings that serve a kernel on such a device."""
+        """Tilings that support a kernel on such a device."""
         return [each for each in self.asked if self.suits(each, kernel, limits)]
 
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:

@@ -93,7 +93,7 @@ def figure(title: str, size: Size, extra: str, content: object = None) -> Iterat
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # whatever the user's own are
+        matplotlib.rcdefaults()  # independent of the user's settings
         matplotlib.rcParams.update(LOOK | {"svg.hashsalt": f"{title} {content!r}"})
         width, height = size.width, size.height
         drawing = Figure(figsize=(width, height))
@@ -146,7 +146,7 @@ def file_style() -> str:
 
 
 def _inline(text: str, title: str) -> str:
-    """The SVG as part of a page, with a label for screen readers. Leaves out what the page says once, names that
+    """The SVG as part of a page, with a label for screen readers. Leaves out parts that the page has once, names that
     figures would share, and invisible digits.
     """
     ElementTree.register_namespace("", _NAMESPACE)

@@ -352,7 +352,7 @@ class BaseLauncher(Explainable):
     # ---- the path
 
     def _prepared(self, given: Given, checks: ArgumentChecks) -> Call | CheckedArguments:
-        """Prepare a call as one launch; only checked arguments if several launches serve it."""
+        """Prepare a call as one launch; only checked arguments if it takes several launches."""
         arrays, own, packed, forms, out, options = given
         views = views_of(arrays, options.stream)
         fit = checks.find(self, options, views, forms)

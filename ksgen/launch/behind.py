@@ -1,9 +1,9 @@
 """Trials in the background, as `KSGEN_TRIAL=background` asks for: a child process tries kernels that calls plan without
 wisdom.
 
-Defaults serve meanwhile, and later calls take the winners. Results then change once in the last bits, so that nothing
-is begun or taken under PyTorch's deterministic algorithms, inside a trace, or while a CUDA graph records the call.
-Measures nothing itself.
+Calls use defaults meanwhile, and later calls take the winners. Results then change once in the last bits, so that
+nothing is begun or taken under PyTorch's deterministic algorithms, inside a trace, or while a CUDA graph records the
+call. Measures nothing itself.
 """
 
 import os
@@ -83,7 +83,7 @@ def _try_all(device: Device) -> None:
                 return
             with _guard:
                 _waiting.pop(device)
-            warn(f"KSGEN_TRIAL=background: {device.name}: no more trials, and defaults serve on: {error}")
+            warn(f"KSGEN_TRIAL=background: {device.name}: no more trials, so that defaults stay in use: {error}")
             return
         PLANNER.renew()
 

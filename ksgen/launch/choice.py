@@ -21,7 +21,7 @@ MOST_ENTRIES = 1 << 15  # largest batch size with its own constants
 
 @dataclass(frozen=True)
 class Choice:
-    """A family with constants that serves a kernel, and the source of the choice."""
+    """A family with constants for a kernel, and the source of the choice."""
 
     family: str
     constants: Any
@@ -30,7 +30,7 @@ class Choice:
     from_wisdom: bool = False  # from a search, for any batch and any version of the template
     is_measured: bool = False  # on this device, with the current template, at a batch of this class
     is_open: bool = False  # from wisdom that the next trial measures again
-    is_fallback: bool = False  # in place of a choice that the device has refused, so that no measurement changes it
+    is_fallback: bool = False  # replaces a choice that the device has refused, so that no measurement changes it
 
 
 def limits_of(device: Device) -> Limits:
@@ -64,7 +64,7 @@ def built_beforehand(device: Device) -> list[tuple[str, Limits]]:
 
 
 def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
-    """Choose like `choose`; without wisdom, use one choice per power of two, so that few sources serve every batch."""
+    """Choose like `choose`; without wisdom, use one choice per power of two, so that all batches share few sources."""
     choice = choose(kernel, batch, limits, wisdom, aligned)
     if choice.from_wisdom or kernel.batch or not limits.is_cpu:
         return choice

@@ -1,4 +1,4 @@
-"""Describes a launcher: the options that it states, its docstring, and which kernels serve a call and why.
+"""Describes a launcher: the options that it states, its docstring, and which kernels a call uses and why.
 
 Never launches.
 """
@@ -140,7 +140,7 @@ class Explainable:
         weights: WeightStorage | Same | None = None,
         inputs: ByteStorage | Same | None = None,
     ) -> str:
-        """Describe which family and constants serve a call on a device, whether by one launch, and why.
+        """Describe which family and constants a call uses on a device, whether in one launch, and why.
 
         None stands for the stated option. Without a stated option it stands for float32, "bsf" and unquantized arrays.
 
@@ -228,7 +228,7 @@ class Explainable:
         return parts
 
     def _describe_parts(self, layout: Layout, out_layout: Layout | None) -> str:
-        """How several launches serve a call."""
+        """Describe the launches of a call that takes several."""
         number = self.chains[0].transposing_factor + 1
         copied = f", and what factor {number} takes is transposed by a copy"
         once = copied if is_transposed(layout, out_layout) else ""

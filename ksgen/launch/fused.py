@@ -47,7 +47,7 @@ class Verdict:
 
 
 def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: bool, fuse: str = "auto") -> Plan | None:
-    """Plan of a call's launch; None if several launches serve its factors better.
+    """Plan of a call's launch; None if several launches are better for its factors.
 
     While a graph is recorded on the stream, nothing is built or loaded.
     """
@@ -66,7 +66,7 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
 def fused_plan(
     device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto", stream: Stream = None
 ) -> Plan | None:
-    """Plan of one launch for a chain, or for several on one X; None if separate launches serve them better."""
+    """Plan of one launch for a chain, or for several on one X; None if separate launches are better."""
     key, generation = (device, kernel, batch, fuse), PLANNER.generation
     if (known := PLANNER.derived.get(key, _UNKNOWN)) is not _UNKNOWN:
         found: Plan | None = known
@@ -123,13 +123,13 @@ def _why_no_chains(kernel: KernelSpec, limits: Limits, batch: int) -> str:
     return (
         ""
         if family.supports(kernel, limits)
-        else f"{family.name} serves each factor, but not all in one launch; it is for: {family.why}"
+        else f"{family.name} supports each factor, but not all in one launch; it is for: {family.why}"
     )
 
 
 @lru_cache(REMEMBERED)
 def _why_unsupported(kernel: KernelSpec, limits: Limits, kind: str, batch: int) -> str:
-    """Reason why no family serves all factors in one launch; empty if one does."""
+    """Reason why no family supports all factors in one launch; empty if one does."""
     if limits.is_cpu:
         is_served = not kernel.arithmetic.families and any(meant_for(kernel, limits, batch))
         return "" if is_served else _why_no_chains(kernel, limits, batch)
@@ -206,7 +206,7 @@ def shared_out(kernel: KernelSpec, cores: int, batch: int) -> str:
 
 
 def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[Any] | None:
-    """Family that serves all factors in one launch; None if none does."""
+    """Family that supports all factors in one launch; None if none does."""
     return family_for(kernel, limits, batch) if any(meant_for(kernel, limits, batch)) else None
 
 

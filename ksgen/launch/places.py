@@ -143,7 +143,7 @@ def _bound(
 class Workspace(NamedTuple):
     """Address of a workspace, and its owner, which must live until the last launch is enqueued.
 
-    The address is None if launches take none.
+    The address is None if launches need no workspace.
     """
 
     pointer: Any = None

@@ -168,7 +168,7 @@ class Plan:
         )
 
     def workspace(self, stream: Stream = None) -> Buffer:
-        """Workspace for launches on that stream; None if they take none.
+        """Workspace for launches on that stream; None if they need none.
 
         Freeing it waits for all launches.
         """

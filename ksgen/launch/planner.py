@@ -113,19 +113,19 @@ class Planner:
         ends = device.runtime == "opencl"
         made: Plan = outcome((generation, *key), kernel.name, make, at_once=is_loaded, must_end=ends)
         with self._guard:
-            if generation != self.generation:  # made from outdated wisdom, so only this call uses it
+            if generation != self.generation:  # derived from outdated wisdom, so only this call uses it
                 return made
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             return self._plans.setdefault(key, made)
 
     def report(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice | None = None) -> None:
-        """Call the watchers with a kernel that a call asks for, and the choice that serves it, if it is planned."""
+        """Call the watchers with a kernel that a call asks for, and the choice for it, if it is planned."""
         for each in tuple(WATCHERS):
             each(device, kernel, batch, choice)
 
     def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
-        """Family and constants that serve a kernel at a batch on a device, which has not refused them.
+        """Family and constants for a kernel at a batch on a device, which has not refused them.
 
         `DeviceError` if it has refused all families.
         """
@@ -172,7 +172,7 @@ class Planner:
         return found
 
     def plan_or_fallback(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
-        """Plan of a choice; if its kernel cannot be built or launched, that of another one.
+        """Plan of a choice, or of another one if its kernel cannot be built or launched.
 
         Prebuilt kernels are for the target's usual card, or for any processor with some of this one's instructions.
         """

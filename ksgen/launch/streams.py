@@ -132,7 +132,7 @@ def keep_for_stream(handle: Stream, views: Views) -> None:
 def in_their_context(caller: object, device: Device, stream: Stream, views: Views) -> Device:
     """Device whose CUDA context holds the arrays.
 
-    PyCUDA adopts its user's context. Other libraries use the primary one, in which the driver runtime serves them.
+    PyCUDA adopts its user's context. Other libraries use the primary one, in which the driver runtime works.
     `LaunchError` if neither works.
     """
     own = device.context

@@ -41,7 +41,7 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     compared = weights if is_gradient else entries * features
     widest = max(pattern.in_features + pattern.out_features for chain in kernel.chains for pattern in chain)
     part = min(entries * widest, max(ELEMENTS_AT_ONCE, widest))
-    # bytes an element: erfc makes Python's numbers of them
+    # bytes per element: erfc converts them to Python's numbers
     of_part = 16 if kernel.epilogue.activation == "none" else 80
     of_compared = 28  # the truth, the result and their difference in float64, and the result as it came
     of_rounding = 48 * weights * kernel.is_quantized  # float64 numbers on their way to eight bits

@@ -1,4 +1,4 @@
-"""Whether two lists of numbers grow together: Spearman's rank correlation."""
+"""Spearman's rank correlation: whether two lists of numbers grow together."""
 
 from typing import Any
 

@@ -113,7 +113,7 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
 
 
 def _cache_rate(device: "Device", x: "Buffer", y: "Buffer") -> float:
-    """Bytes a second that all multiprocessors together read from the second-level cache."""
+    """Bytes per second that all multiprocessors together read from the second-level cache."""
     from ksgen.emit.render import render_cache_probe
 
     probe = render_cache_probe(THREADS, CACHE_BLOCKS)

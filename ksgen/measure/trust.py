@@ -1,5 +1,5 @@
-"""Whether a time is reliable: by the uncertainty of its median over blocks of runs, and by the processor time that
-other processes took meanwhile.
+"""Decides whether a time is reliable, by the uncertainty of its median over blocks of runs, and by the processor time
+that other processes took meanwhile.
 
 Blocks are spread over time and taken until the median is known well enough, or the time is up. An unreliable figure
 stays, marked, and nothing is concluded from it. Never knows what it times.
@@ -167,7 +167,7 @@ def with_reason(figure: str, why: str) -> str:
 
 
 def describe_unreliable(doubts: Sequence[str], thing: str = "time") -> str:
-    """Format the note below figures, each given with its doubt or none; empty if all are reliable."""
+    """Format the note below figures, each with the reason why it is unreliable, or ""; empty if all are reliable."""
     some = list(filter(None, doubts))
     return f"{MARK} {len(some)} of {counted(len(doubts), thing)} unreliable; the first: {some[0]}." if some else ""
 

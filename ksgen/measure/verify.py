@@ -187,7 +187,8 @@ def tolerance(precision: str, terms: int) -> float:
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
-    """The same arrays for the same kernel, batch and seed; equal chains of a group have weights of their own."""
+    """Draw a problem's arrays: equal for equal kernel, batch and seed; equal chains of a group have weights of their
+    own."""
     first = _made(kernel, batch, seed, None)
     others = enumerate(layer_kernels(kernel)[1:], 1)
     return (
@@ -360,7 +361,7 @@ class Bench:
     def results(self, plan: Plan, packed: Packed | None = None) -> "list[Array]":
         """Launch once on poisoned memory, and download the results.
 
-        Without packed weights, the launch follows the packing at once, so that it must wait for it by itself.
+        Without packed weights, the launch follows the packing at once, so that it must wait for the packing by itself.
         """
         arrays = self._sets[0]
         for name in self._poison:

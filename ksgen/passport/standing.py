@@ -24,7 +24,7 @@ from ksgen.locks import new_lock
 from ksgen.passport.store import Known, load
 from ksgen.values import excerpt
 
-TRIALS = ("passport", "off", "background")  # what KSGEN_TRIAL may ask for; the first is the default
+TRIALS = ("passport", "off", "background")  # accepted values of KSGEN_TRIAL; the first is the default
 MAKE = "ksgen calibrate"  # the command that makes a passport
 FORCE = "KSGEN_PERMIT"  # families that launchers may choose, whatever the passport says
 
@@ -126,7 +126,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def trial() -> str:
-    """What launchers may start by themselves, as KSGEN_TRIAL says."""
+    """Work that launchers may start by themselves, by `KSGEN_TRIAL`."""
     asked = os.environ.get("KSGEN_TRIAL", "") or TRIALS[0]
     if asked not in TRIALS:
         raise ConstantsError(f"KSGEN_TRIAL={excerpt(asked)}; accepted: {', '.join(TRIALS)}")

@@ -58,7 +58,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Passport:
-    """What is known of the families on one device."""
+    """Verdicts on the families of one device."""
 
     device: str
     target: str

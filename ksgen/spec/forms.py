@@ -268,7 +268,7 @@ def items_of(node: Node, accepted: str) -> tuple[Node, ...]:
 
 @contextmanager
 def blaming(place: SourcePlace) -> Iterator[None]:
-    """Says where the pattern, chain or kernel stands that cannot be."""
+    """Name the place of an invalid pattern, chain or kernel in the error that the block raises."""
     try:
         yield
     except (PatternError, SpecError) as error:

@@ -170,7 +170,7 @@ class _Chains:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel; equal ones are the same kernel. Without a batch it serves every batch."""
+    """One kernel; equal specs describe the same kernel. Without a batch, it supports every batch."""
 
     # all chains that multiply X, each with an output of its own; given as a pattern, a chain, or several chains
     chains: _Chains = _Chains()
@@ -262,7 +262,7 @@ class KernelSpec:
 
     @property
     def stored(self) -> tuple[str, ...]:
-        """Words of the kernel's name for operands stored in another type than Y: the weights' type, then "inputs"."""
+        """Parts of the kernel's name for operands stored in another type than Y: the weights' type, then "inputs"."""
         return (*((self.weights,) if self.is_quantized else ()), *(("inputs",) if self.has_bytes_in else ()))
 
     @property
@@ -304,7 +304,7 @@ class KernelSpec:
 
     @property
     def is_chain(self) -> bool:
-        """Whether one launch serves several factors, or one that changes the layout."""
+        """Whether one launch computes several factors, or one factor that changes the layout."""
         return self.job == CHAIN
 
     @property
@@ -347,7 +347,7 @@ class KernelSpec:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Words of the kernel's name for all but a plain product: activation in between, epilogue, slices, job."""
+        """Parts of the kernel's name for all but a plain product: activation in between, epilogue, slices, job."""
         return (self.job,) if self.job == "gradient" else (*self._activated, *self.epilogue.words, *self._sliced)
 
     @property

@@ -1,4 +1,5 @@
-"""YAML text as nodes that know their place, so that every complaint names file, line and key. Never what the keys mean.
+"""Parses YAML text into nodes that know their place, so that every complaint names file, line and key. Never what the
+keys mean.
 
 Scalars stay text: `1,192,48,2` is no number here, and `no` no truth value. Features that specs do not need are refused.
 They are anchors and aliases (a few lines of them can stand for gigabytes), tags, further documents, and deep nesting.
@@ -17,7 +18,7 @@ from ksgen.values import excerpt
 MOST_CHARACTERS = 2**20
 MOST_EVENTS = 2**15  # events of the parser, which takes up to 40 us per event; a list or a mapping is two
 MOST_DEPTH = 8
-ROOT = "spec"  # the key of what is not under any key
+ROOT = "spec"  # the key that messages name for nodes outside of all keys
 
 _PLAIN_KEY = re.compile(r"\w{1,60}", re.ASCII)
 

@@ -49,7 +49,7 @@ class Promotion:
     batch: int = 1024  # rows of the batch after which sums of gradients leave
 
     def after(self, inputs: int) -> int:
-        """Inputs after which sums of so many in all leave; 0: never."""
+        """Number of inputs after which sums over `inputs` inputs leave the tensor cores; 0: never."""
         most = self.few if inputs <= self.few_in else self.many
         return most if inputs > most else 0
 
@@ -70,7 +70,7 @@ class Precision:
     fine: Promotion = Promotion()  # if they add 32 bytes and keep two bits
     gradient: str = ""  # the precision of its gradients; empty: its own
     tiles: TileProducts | None = None  # products of a processor's tiles; None: they have no such products
-    families: tuple[str, ...] = ()  # families of kernels that it asks for, if they serve it, whether measured or not
+    families: tuple[str, ...] = ()  # families that are candidates although launchers do not choose them by default
     is_complex: bool = False  # whether a number is a pair of real ones
     of_parts: str = ""  # how tensor cores multiply these two: a precision of real numbers
     range_note: str = ""  # accepted numbers, if they are fewer than the stored type can hold

@@ -1,4 +1,4 @@
-"""A YAML text's nodes -> kernels and layers. Never opens a file."""
+"""Reads kernels and layers from the nodes of a YAML text. Never opens a file."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -50,7 +50,7 @@ _PATTERN_SETS = {"paper": paper_patterns}
 
 @dataclass(frozen=True)
 class KernelOptions:
-    """Options whose values combine: there is a kernel for each combination."""
+    """Options whose values combine: each combination is one kernel."""
 
     precision: tuple[str, ...] = ("float32",)
     layout: tuple[str, ...] = ("bsf",)
@@ -63,7 +63,7 @@ class KernelOptions:
     weights: tuple[str, ...] = (SAME,)
     inputs: tuple[str, ...] = (SAME,)
     batch_place: SourcePlace | None = None  # place of the batches, if any
-    names_precision: bool = False  # in the text: without, arrays decide
+    names_precision: bool = False  # whether the text names one; else the arrays decide
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
         axes = (

@@ -5,8 +5,8 @@
     y = transforms.dft(360)(x)  # as numpy.fft.fft(x), in ksgen's kernels
     transforms.dft(360).chain  # 1,20,20,18 then 20,18,18,1
 
-Called on arrays of NumPy, CuPy or PyTorch. docs/transforms.md says what each is, and in which order its chain leaves
-what it computes.
+Transforms are called on arrays of NumPy, CuPy or PyTorch. docs/transforms.md defines each one, and the order of its
+chain's outputs.
 """
 
 import numpy as np

@@ -1,4 +1,5 @@
-"""Whether a GPU's clocks or temperature moved while something was timed, by NVML. Without nvidia-ml-py nothing is seen.
+"""Detects by NVML whether a GPU's clocks or temperature moved during a measurement. Without nvidia-ml-py it detects
+nothing.
 
 Reads only: clocks are never locked or set.
 """

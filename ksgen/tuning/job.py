@@ -1,4 +1,5 @@
-"""The words of a search: a job, a candidate, a device's facts, how to time, and a candidate's outcome. Runs nothing.
+"""The data types of a search: a job, a candidate, a device's facts, limits of timing, and a candidate's outcome. Runs
+nothing.
 
 All of them travel between processes.
 """

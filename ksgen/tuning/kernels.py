@@ -29,7 +29,7 @@ def kernels_of_spec(spec: Spec) -> "dict[KernelSpec, SourcePlace | None]":
     found: dict[KernelSpec, SourcePlace | None] = {}
     for kernel in (kernel for launches in spec.launches.values() for kernel in launches):
         found |= dict.fromkeys(with_layers(kernel), spec.batch_places.get(kernel))
-    # the wisdom of dense arrays serves slices
+    # slices use the wisdom of dense arrays
     return found | {replace(each, stride="dense"): spec.batch_places.get(each) for each in spec.kernels}
 
 

@@ -16,7 +16,7 @@ from ksgen.tuning.model import Machine, predict_us
 from ksgen.tuning.surrogate import Array, Points, features
 from ksgen.tuning.trials import Trial
 
-EVERYWHERE = ("simt", "gradient")  # families that serve every device
+EVERYWHERE = ("simt", "gradient")  # families that support every device
 MOST_OTHERS = 200  # trials of other kernels that are learned from: the newest
 
 
@@ -95,9 +95,9 @@ def make_pool(
 
 
 def supported_families(job: Job, limits: Limits) -> list[str]:
-    """Families that can serve a kernel at its batch on a device, for arrays as the device allocates them.
+    """Families that support a kernel at its batch on a device, for arrays as the device allocates them.
 
-    On a processor these are the families that are made for it, without those of GPUs that serve everywhere.
+    On a processor these are the families that are made for it, without those of GPUs that support every device.
     """
     found = [family.name for family in meant_for(job.kernel, limits, job.batch)]
     if limits.is_cpu:

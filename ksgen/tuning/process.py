@@ -34,7 +34,7 @@ class LostError(Exception):
 
 
 class Worker:
-    """One child. It starts at the first call, and serves one thread at a time."""
+    """One child. It starts at the first call, and works for one thread at a time."""
 
     def __init__(self, device: str | None, preload: Sequence[str] = (), limit_s: float = STEP_SECONDS) -> None:
         """`preload`: modules for the child to import first, such as one that registers a family."""

@@ -87,9 +87,7 @@ class Tuner:
             searches = [threads.submit(self._tune, job, say) for job in jobs]
             try:
                 wait(searches)
-            except (
-                BaseException
-            ) as error:  # whatever it is: without this the pool would wait for its searches, maybe for ever
+            except BaseException as error:  # any error: otherwise the pool would wait for its searches, maybe for ever
                 self.stop.set()
                 self.engine.close()
                 if not isinstance(error, KeyboardInterrupt):

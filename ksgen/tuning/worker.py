@@ -38,7 +38,7 @@ from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
 # rows of the job's own batch, all of which must be finite; of a ragged batch, all rows are compared
 MOST_COMPARED = 512
-REPEATS = 2  # launches per way of launching in a proof, whose results must have equal bits
+REPEATS = 2  # launches of each kind (early, plain) in a proof, whose results must have equal bits
 MOST_JOBS = 2  # jobs whose arrays stay on the device
 MOST_READY = 16  # candidates per job that stay loaded
 
@@ -65,7 +65,7 @@ class Arrays:
 
 
 class Bencher:
-    """The functions that a parent may call. `say("at", index)` tells which candidate is being worked on."""
+    """The functions that a parent may call. `say("at", index)` names the candidate that is being worked on."""
 
     def __init__(self, device: str | None, limit_s: float, say: Say) -> None:
         self._name, self._limit_s, self._say = device, limit_s, say

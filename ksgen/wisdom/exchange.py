@@ -1,4 +1,4 @@
-"""Wisdom between files and machines: which devices are known, how two files merge, and how they differ.
+"""Exchanges wisdom between files and machines: lists known devices, merges two files, and compares them.
 
 Compares measured times of one job. Measures nothing, and writes nothing.
 """

@@ -107,7 +107,7 @@ def test_a_file_in_the_way_of_a_new_one_is_named_and_kept(kind: str, tmp_path: P
         place.mkdir()
     else:
         place.symlink_to("mine")
-    words = "was not written by emit, which has one of that name; move it away, or name another folder with -o"
+    words = "was not written by emit, which writes a file of that name; move it away, or name another folder with -o"
     assert refusal(tmp_path) == f"{place} {words}"
 
 

@@ -292,7 +292,7 @@ def test_what_it_does_not_serve_goes_one_by_one(with_tiles: Device) -> None:
     assert is_right(kernel, np.asarray(layer(wide[:, :80], weights, precision="bf16x6")), truth_of(kernel, arrays))
     group = GroupLauncher(layer, layer)
     assert (
-        "layer by layer; amx serves each factor, but not all in one launch; it is for: matrix tiles"
+        "layer by layer; amx supports each factor, but not all in one launch; it is for: matrix tiles"
         in group.explain(200, precision="bf16x6")
     )
     for y in group(arrays["x"], [weights, weights], precision="bf16x6"):

@@ -167,7 +167,7 @@ def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any
     kernel = KernelSpec((PAIR.factors,), "bf16x6", "bsf", Epilogue())
     group = KernelSpec((PAIR.factors, PAIR.factors), "bf16x6", "bsf", Epilogue())
     says = (
-        "amx serves each factor, but not all in one launch; it is for: matrix tiles, of one layer of dense arrays "
+        "amx supports each factor, but not all in one launch; it is for: matrix tiles, of one layer of dense arrays "
         "in one layout: processors"
     )
     for other in (group, replace(kernel, stride="any"), replace(kernel, out_layout="bsl")):

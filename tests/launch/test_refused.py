@@ -85,7 +85,7 @@ def test_no_family_that_was_refused_is_taken_again(
     each = "; ".join(f"{name} is refused by the device: {name} lies" for name in ("wgmma", "mma", "simt"))
     with pytest.raises(DeviceError) as told:
         Planner().plan(gpu, kernel, BATCH)
-    assert str(told.value) == f"{kernel.name}: no family can serve it on this device; {each}"
+    assert str(told.value) == f"{kernel.name}: no family can compute it on this device; {each}"
     assert told.value.__context__ is None
 
 
@@ -116,7 +116,7 @@ def test_families_are_refused_in_turn_until_none_is_left(
     said = caplog.messages[:]
     last = planner.plan(gpu, kernel, LARGE)
     assert last.choice.family == families[-1]
-    left = r"no family can serve it on this device; wgmma is refused by the device: no room, 2; mma is .*, 3; simt is"
+    left = r"no family can compute it on this device; wgmma is refused by the device: no room, 2; mma is .*, 3; simt is"
     with pytest.raises(DeviceError, match=left):
         planner.refuse(last, "no room, 4")
     for aligned in (True, False):

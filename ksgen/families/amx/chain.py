@@ -76,7 +76,7 @@ def _item(shape: AmxTiling) -> float:
 
 
 def _repeated(shape: AmxTiling) -> float:
-    """How often inputs are copied: once by each part that has outputs of their plane."""
+    """Number of times that inputs are copied: once by each part that has outputs of their plane."""
     return max(1.0, shape.constants.parts / shape.planes)
 
 

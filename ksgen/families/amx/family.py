@@ -126,7 +126,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         )  # fmt: skip
 
     def packed_for(self, kernel: KernelSpec, constants: AnyAmxConstants) -> object:
-        # tiles cover all outputs whatever the constants: one copy of the weights serves every batch, and chains
+        # tiles cover all outputs whatever the constants: every batch, and chains, use one copy of the weights
         return None
 
     def packs_adjoint(self, kernel: KernelSpec) -> bool:

@@ -41,7 +41,7 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
 
 
 def _batch_like(kernel: KernelSpec, batch: int | None) -> int:
-    """Batch whose constants serve this one: batches between two powers of two share them, and so their source."""
+    """Batch whose constants this one uses: batches between two powers of two share them, and so their source."""
     return kernel.batch or min(MANY, 1 << ((batch or MANY) - 1).bit_length())
 
 

@@ -1,6 +1,6 @@
 """Derived sizes of a chain of two factors for small batches.
 
-They tell the elements of the intermediate that a block computes, the lanes that compute them, and the layout of shared
+These are the elements of the intermediate that a block computes, the lanes that compute them, and the layout of shared
 memory.
 """
 

@@ -198,8 +198,8 @@ def has_chain(kernel: KernelSpec, limits: Limits) -> bool:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def best_chain(kernel: KernelSpec, limits: Limits, entries: int) -> GemvChainConstants | None:
-    """Fastest constants for blocks of at most `entries` rows of the batch; None if none fit."""
-    sizes = [size for size in (32, 16, 8, 4, 2, 1) if size <= entries]
+def best_chain(kernel: KernelSpec, limits: Limits, rows: int) -> GemvChainConstants | None:
+    """Fastest constants for blocks of at most `rows` rows of the batch; None if none fit."""
+    sizes = [size for size in (32, 16, 8, 4, 2, 1) if size <= rows]
     options = (each for size in sizes for each in chain_options(kernel, limits, size))
-    return min(options, key=lambda each: (chain_cycles(kernel, each, limits, entries), each.threads), default=None)
+    return min(options, key=lambda each: (chain_cycles(kernel, each, limits, rows), each.threads), default=None)

@@ -128,7 +128,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
         return len(kernel.factors) == 2 and defaults.has_chain(kernel, limits)
 
     def packed_for(self, kernel: KernelSpec, constants: AnyGemvConstants) -> object:
-        # rows are padded to whole pieces for every tile: one copy of a factor's weights serves every batch
+        # rows are padded to whole pieces for every tile: every batch uses one copy of a factor's weights
         return constants if kernel.is_chain else None
 
     # ---- constants

@@ -20,9 +20,9 @@ from ksgen.values import cached_property
 SIZES = (32, 16, 8, 4, 2, 1)  # rows of the batch per block
 REMEMBERED = 1024  # cached layers, and groups
 RANKS = 4  # constants of a layer that a search tries, for each tile of the batch and number of threads
-# words of a layer's last factor in `tiles`
+# constants of a layer's last factor in `tiles`
 _NAMES = ("tile_out", "tile_d", "thread_out", "lanes_in", "warps_in", "steps")
-_FIRST_NAMES = ("thread_out", "lanes_in", "steps")  # words of the first factor of two
+_FIRST_NAMES = ("thread_out", "lanes_in", "steps")  # constants of the first factor of two
 OfLayer = GemvConstants | GemvChainConstants
 
 

@@ -23,7 +23,7 @@ from ksgen.families.signature import GRADIENT
 from ksgen.families.tiles import divide_up, pattern_constexprs
 from ksgen.spec import KernelSpec
 
-MOST_BLOCKS = 6  # a multiprocessor, that a search tries
+MOST_BLOCKS = 6  # per multiprocessor, that a search tries
 LONE = 1.25  # factor by which the cost of a block may be worse if it shares its multiprocessor with another
 
 

@@ -91,7 +91,7 @@ def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int,
 
 @dataclass(frozen=True)
 class GradientMmaTiling(Parts):
-    """Everything that follows from a kernel and its constants: sizes in stored elements, unless they say bytes."""
+    """Sizes derived from a kernel and its constants, in stored elements unless they say bytes."""
 
     kernel: KernelSpec
     constants: GradientMmaConstants
@@ -101,7 +101,7 @@ class GradientMmaTiling(Parts):
 
     @staticmethod
     def is_for(kernel: KernelSpec, limits: Limits) -> bool:
-        """Whether the device can multiply the kernel so."""
+        """Whether the device can compute the kernel by this tiling."""
         return limits.tensor_cores and kernel.arithmetic.operand is not None
 
     @staticmethod
@@ -161,7 +161,7 @@ class GradientMmaTiling(Parts):
 
     @property
     def sums(self) -> int:
-        """Accumulators a thread, without the plain ones that they are promoted to."""
+        """Accumulators per thread, without the plain ones to which they are promoted."""
         return 4 * self.kernel.arithmetic.reals_per_number * self.row_tiles * self.column_tiles
 
     # ---- the two operands

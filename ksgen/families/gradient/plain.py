@@ -83,7 +83,7 @@ class GradientTiling(Parts):
 
     @staticmethod
     def is_for(kernel: KernelSpec, limits: Limits) -> bool:
-        """Whether the device can multiply the kernel so."""
+        """Whether the device can compute the kernel by this tiling."""
         return True
 
     @staticmethod

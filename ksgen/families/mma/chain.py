@@ -29,7 +29,7 @@ STAGES = (4, 3, 2)
 # per thread: if X comes in stages, its addresses are computed while the sums are live; ptxas took up to 30
 STREAM_REGISTERS = 32
 REMEMBERED = 4096  # cached tiles of factors
-# words of a factor in `tiles`
+# constants of a factor in `tiles`
 _NAMES = ("tile_out", "tile_in", "tile_d", "warps_batch", "warps_out", "warps_d", "promote")
 
 

@@ -31,7 +31,7 @@ REMEMBERED = 4096  # cached tiles of factors
 LANES = 128  # float32 multiply-adds per multiprocessor and cycle
 CACHE_BYTES = 24  # from the second-level cache, per multiprocessor and cycle
 BARRIER = 40  # cycles between stages in which nothing is multiplied
-_NAMES = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")  # words of a factor in `tiles`
+_NAMES = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")  # constants of a factor in `tiles`
 
 
 @dataclass(frozen=True)

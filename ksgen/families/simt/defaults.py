@@ -43,7 +43,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     small_batch = kernel.batch is not None and kernel.batch <= 64
     warps_batch = 1 if small_batch or tile_d > 4 else 2
     more = more_registers(kernel, limits.target)
-    # warps per block: as many as the registers of a multiprocessor serve
+    # warps per block: as many as the registers of a multiprocessor allow
     warps = 8 if doubles else 12 if copy == "registers" or more else 16
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
     tile_out, thread_out = _outputs(pattern.b, most, threads=THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))

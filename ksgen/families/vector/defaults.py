@@ -21,7 +21,7 @@ from ksgen.spec import KernelSpec
 BLOCK_BYTES = 128 * 1024  # bytes of a block's inputs that stay in a second-level cache
 TRANSPOSED_VECTORS = 2  # per tile of transposed outputs, at most: a chunk of the batch stays near
 TRANSPOSING_VECTOR_BYTES = 32  # processors with such vectors may transpose faster although lanes are full without it
-LEAST_TRANSPOSED_INTENSITY = 36  # multiply-adds per input or output from which on transposing pays: b * c / (b + c)
+LEAST_TRANSPOSED_INTENSITY = 36  # least multiply-adds per input or output, b * c / (b + c), to transpose
 TRANSPOSED_BYTES = 800 * 1024  # bytes of a chunk's inputs and outputs that stay in a second-level cache
 FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # size of a cache; additional cost of a tile whose inputs exceed it
 # rows per block, if lanes are along the outputs: enough for each tile of weights, few enough to stay cached
@@ -33,7 +33,7 @@ STREAMING_BYTES = 1 << 20  # more bytes of outputs use streaming stores, as a se
 # weights per plane from which on planes are split if they are fewer than cores; less ends before another core begins
 SPLIT_WEIGHTS = 1 << 16
 FAR_ROWS = 12  # per block, if rows share few sets of a cache and are read in place
-MOST_SPREAD_INTENSITY = 96  # multiply-adds per input or output up to which spreading pays
+MOST_SPREAD_INTENSITY = 96  # most multiply-adds per input or output to spread inputs over lanes
 # inputs of a row up to which spreading pays, in place and copied
 SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024
 SPREAD_RUN = 6  # j from which on spreading pays if inputs are copied as pairs
@@ -60,7 +60,7 @@ def complex_registers(height: int, width: int, kept: int) -> int:
 
 
 def alike(batch: int) -> int:
-    """Batch whose constants serve this one. Small batches have their own, others those of the next power of two, and
+    """Batch whose constants this one uses. Small batches have their own, others those of the next power of two, and
     the largest ones share one choice."""
     return batch if batch <= FEW else min(MANY, 1 << (batch - 1).bit_length())
 

@@ -1,5 +1,5 @@
-"""The vector family fills a processor's vector registers with sums. It serves every pattern, batch and layout, and all
-factors of a layer in one launch.
+"""The vector family fills a processor's vector registers with sums. It supports every pattern, batch and layout, and
+all factors of a layer in one launch.
 
 Decides the tiles of `vector.cl.j2`; its design is docs/kernels.md. Never renders, compiles or runs. Weights are packed
 as for each factor alone.

@@ -31,7 +31,7 @@ MOST_BOX = 256  # elements of a box in one dimension
 MOST_EXTENT = 2**31 - 2**16
 MOST_STRIDE = 2**40 - 1  # bytes, of a tensor map
 REGISTERS = {  # per thread of the copying warpgroup and of the multiplying ones, by the number of the latter
-    1: (0, 0),  # as they were launched: 255
+    1: (0, 0),  # unchanged since the launch: 255
     2: (24, 240),
     3: (32, 160),
 }
@@ -65,7 +65,7 @@ class WgmmaVariables(Variables, total=False):
 
 @dataclass(frozen=True)
 class Reads:
-    """How the lanes of a warp read a tile of X."""
+    """Access of a warp's lanes to a tile of X."""
 
     is_bsf: bool
     tile_batch: int
@@ -103,7 +103,7 @@ class Block(TensorTile):
     """Sizes of a block, wherever X comes from.
 
     Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d, stages, cluster_batch, cluster_out and
-    x_from. For each x_from, a subclass says by `is_for` which kernels it serves. It has its instruction, rules,
+    x_from. For each x_from, a subclass says by `is_for` which kernels it supports. It has its instruction, rules,
     constants to choose from (`options`, `tiles`) and template variables.
     """
 

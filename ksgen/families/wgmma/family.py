@@ -1,4 +1,4 @@
-"""The family of Hopper's warpgroups: the kernels that it serves, its rules, defaults, launches and work.
+"""The family of Hopper's warpgroups: the kernels that it supports, its rules, defaults, launches and work.
 
 X reaches the tensor cores from shared memory, from registers, or from shared memory between two permutations
 (`x_from`). Decides the tiles of `wgmma.cu.j2`; its design is docs/kernels/wgmma.md. Never renders, compiles or runs.

@@ -407,8 +407,8 @@ class Report:
         (before, after), (flops_before, flops_after) = self.parameters, self.flops
         replaced = counted(len(self.layers), "layer")
         return (
-            f"{table}{replaced} replaced: {before:,} parameters became {after:,} in the whole model, and "
-            f"{flops_before:,} operations per row {flops_after:,} in these layers."
+            f"{table}{replaced} replaced: {before:,} parameters became {after:,} in the whole model; in these layers, "
+            f"{flops_before:,} operations per row became {flops_after:,}."
         )
 
 

@@ -307,7 +307,7 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# ---- refinement by L-BFGS, for chains that SVDs cannot serve, or not as well
+# ---- refinement by L-BFGS, for chains that SVDs cannot factorize, or not as well
 
 
 _STEPS_REMEMBERED = 20  # steps that make up the model of the curvature

@@ -26,7 +26,7 @@ class KSConv1x1(nn.Module):
     all that finds a `KSLinear` in a model therefore work.
 
     In layout "bsl", images are read as PyTorch stores them by default. One image is multiplied in place. Several are
-    copied, so that one launch serves all of them, and y is copied back. In layout "bsf", images are read in
+    copied, so that one launch multiplies all of them, and y is copied back. In layout "bsf", images are read in
     `torch.channels_last`, and any number is multiplied in place. x in the other format is copied.
 
     Args:

@@ -198,7 +198,7 @@ class KSLinears(nn.ModuleList):
         return faster((job, size_of(batch), *methods), methods)
 
     def _fits_one_launch(self, x: Tensor) -> bool:
-        """Whether one launch can serve x: the layers differ in their chains alone.
+        """Whether one launch can compute the outputs for x: the layers differ in their chains alone.
 
         No hook may watch them and no derivative may be recorded.
         """

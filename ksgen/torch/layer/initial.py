@@ -34,7 +34,7 @@ def initialize(name: str, init: str, chain: Chain, weights: Sequence[Tensor]) ->
 
 
 def _orthogonal(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
-    """Blocks with orthonormal columns, or rows: so are then the columns, or rows, of their product."""
+    """Blocks with orthonormal columns, or rows, which make those of their product orthonormal."""
     _check_rank(what, chain)
     widths = _widths(chain)
     if widths not in (sorted(widths), sorted(widths, reverse=True)):

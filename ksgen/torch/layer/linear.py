@@ -700,9 +700,7 @@ class QuantizedKSLinear(StoredWeights, KSLinear):
         raise LaunchError("QuantizedKSLinear.from_linear; accepted: KSLinear.from_linear(...).quantize(storage)")
 
     def quantize(self, *_: Any, **__: Any) -> "QuantizedKSLinear":
-        raise LaunchError(
-            f"{self._name()}: its weights are in {self.storage} already; accepted: the KSLinear that it was made of"
-        )
+        raise LaunchError(f"{self._name()}: its weights are in {self.storage} already; accepted: the original KSLinear")
 
 
 def checked_dtype(

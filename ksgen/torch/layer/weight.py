@@ -93,7 +93,7 @@ class Weight(Tensor):
         Draws stay if something else has written to the factors since.
         """
         if self._layer.is_stored:
-            stored = f"is made of weights in {self._layer.storage}"
+            stored = f"is derived from weights in {self._layer.storage}"
             return LaunchError(
                 f"{self._layer._name()}: {what} would write to weight, which {stored}; accepted: writes to the "
                 "KSLinear before `quantize`"

@@ -1,4 +1,4 @@
-"""Serves calls by PyTorch's products while kernels are missing or methods are not timed yet, and rations timing.
+"""Falls back to PyTorch's products while kernels are missing or methods are not timed yet, and rations timing.
 
 Kernels run only in the methods that callers pass. If `may_defer()` is False, calls compile and time at once instead.
 """
@@ -29,9 +29,10 @@ _waits: ContextVar[bool] = ContextVar("_waits", default=False)  # calls wait for
 
 
 def may_defer() -> bool:
-    """Whether PyTorch's products may serve while kernels are compiled. Results then change once in the last bits.
+    """Whether PyTorch's products may replace kernels while these are compiled. Results then change once in the last
+    bits.
 
-    They may always serve while `building`. Otherwise they may not under deterministic algorithms, in compiled programs,
+    They always may while `building`. Otherwise they may not under deterministic algorithms, in compiled programs,
     in one of several processes, or with KSGEN_COMPILE=wait.
     """
     if building.get():
@@ -52,7 +53,7 @@ def waiting() -> Iterator[None]:
 
 
 def by_kernels(run: Callable[[], Result]) -> Result | None:
-    """Result of a run by kernels; None while kernels are compiled in the background, so that PyTorch serves."""
+    """Result of a run by kernels; None while kernels are compiled in the background, so that PyTorch multiplies."""
     with suppress(PendingError), deferred(may_defer):
         return run()
     note_unsettled()
@@ -77,7 +78,7 @@ class _Ration:
 
 
 _ration = _Ration()
-_unsettled = 0  # products that PyTorch served meanwhile: a run that contains one is not timed
+_unsettled = 0  # products that PyTorch computed meanwhile: a run that contains one is not timed
 
 
 class MethodTrial:
@@ -88,7 +89,7 @@ class MethodTrial:
         self.failed: dict[str, str] = {}  # methods that cannot run, and why
         self._last: dict[str, float] = {}  # seconds of each method's last run, disturbed or not
         self._shares: list[float | None] = []
-        self._takes_calls = False  # whether calls of this job can be served by a method that is being timed
+        self._takes_calls = False  # whether a method that is being timed may compute calls
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -120,9 +121,9 @@ class MethodTrial:
         self._shares.append(watch.others_share())
 
     def compute(self, methods: Mapping[str, Method], meanwhile: str) -> Tensor:
-        """Serve a call by the method `meanwhile`, and time others within the ration.
+        """Compute a call by the method `meanwhile`, and time others within the ration.
 
-        If `meanwhile` takes longer than `MOST_ADDED_S`, a method that is not timed yet serves the call itself.
+        If `meanwhile` takes longer than `MOST_ADDED_S`, a method that is not timed yet computes the call itself.
         """
         self._takes_calls = True
         if self._last.get(meanwhile, 0.0) > MOST_ADDED_S:
@@ -191,11 +192,11 @@ class MethodTrial:
 
 
 def note_unsettled() -> None:
-    """Note that PyTorch served a product meanwhile."""
+    """Note that PyTorch computed a product meanwhile."""
     global _unsettled
     _unsettled += 1
 
 
 def times_unsettled() -> int:
-    """How often PyTorch served a product meanwhile."""
+    """Number of products that PyTorch computed meanwhile."""
     return _unsettled

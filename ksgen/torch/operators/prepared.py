@@ -1,6 +1,6 @@
 """Prepared calls of layers whose values alone are needed, which check little but x.
 
-`is_direct` is the only guard of x, and `own_of` that of the parameters. The first call of a layer at a shape takes the
+`is_direct` alone checks x, and `own_of` the parameters. The first call of a layer at a shape takes the
 usual path, which reports errors. The second call prepares. On a processor the methods are timed alternately; on a GPU
 `ksgen.torch.operators.choice` decides. Frozen layers are packed once. Other weights are read and packed at each call,
 because their changes cannot be detected reliably. A layer is a group of one. All other calls take the usual path.
@@ -53,7 +53,7 @@ MOST_CALLS = 256  # prepared calls per frozen layer
 LINE_BYTES = 256  # alignment of scratch memory: that of a GPU's memory, and whole lines of a processor's cache
 KEPT_BYTES = 2**22  # scratch memory that a thread keeps; more is allocated at each call
 OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")  # equal in one launch
-SEEN, UNFIT = "was met once", "is served by the usual path, or refused there"  # states of a shape of x
+SEEN, UNFIT = "was seen once", "takes the usual path, or is refused there"  # states of a shape of x
 NAMES = tuple(map(str, range(64)))  # of a layer's weights
 
 Result = TypeVar("Result")
@@ -65,7 +65,7 @@ _scratch = threading.local()
 
 
 class NotPreparedError(Exception):
-    """Signals that no prepared call fits; the usual path serves the call or refuses it."""
+    """Signals that no prepared call fits; the usual path computes the result or refuses the call."""
 
 
 def is_direct(x: Any, residual: Any = None) -> bool:
@@ -98,7 +98,7 @@ def _lies_in_memory(tensor: Any) -> bool:
 
 
 def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
-    """Output of the layer by a prepared call; None if the usual path has to serve it."""
+    """Output of the layer by a prepared call; None if it has to take the usual path."""
     if torch.is_grad_enabled() or not is_direct(x, residual):
         return None
     calls = layer._prepared_calls()
@@ -119,7 +119,7 @@ def unless_refused(run: Callable[..., Result], *given: Any) -> Result | None:
 
 
 def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "tuple[Prepared, Own] | None":
-    """Prepared call for all outputs of layers on this x, and what it reads; None if the usual path serves them."""
+    """Prepared call for all outputs of layers on this x, and what it reads; None if they take the usual path."""
     if torch.is_grad_enabled() or not is_direct(x) or (calls := frozen.calls_of_group(group, layers)) is None:
         return None
     own: list[Tensor | None] = []
@@ -204,7 +204,7 @@ def are_alike(layers: Sequence[Any]) -> bool:
 
 
 def _check_fits(layer: Any, x: Tensor) -> None:
-    """Raise `NotPreparedError` if no prepared call serves the layer."""
+    """Raise `NotPreparedError` if the layer supports no prepared call."""
     bias, is_usual = layer._parameters["bias"], layer.precision in (None, dtype_name(x.dtype))
     if layer.backend not in BACKENDS or not (is_usual or x.is_cuda):
         raise NotPreparedError
@@ -449,7 +449,7 @@ def _timed_fastest(layers: Sequence[Any], job: _Job, timed: Mapping[str, Callabl
 
 
 def _is_one_launch(layers: Sequence[Any], job: _Job) -> bool:
-    """Whether one launch serves all factors of all layers on a GPU."""
+    """Whether one launch computes all factors of all layers on a GPU."""
     first = layers[0]
     if first.fuse != "auto" or (job.is_alone and len(first.own_chain) == 1):
         return bool(first.fuse == "yes")

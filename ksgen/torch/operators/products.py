@@ -50,7 +50,8 @@ def chain_to_dense(chain: Chain, weights: Sequence[Tensor]) -> Tensor:
 
 
 class Exchange(NamedTuple):
-    """How a factor's outputs come into the order in which its pattern stores them: `Pattern.exchange`."""
+    """Permutation that brings a factor's outputs into the order in which its pattern stores them:
+    `Pattern.exchange`."""
 
     store: str
     shape: tuple[int, ...]

@@ -1,9 +1,9 @@
 """Prepared training steps of a layer on a processor: one call of all launches forward, and one backward.
 
 The first call at a shape takes the usual path, which reports errors. The second call prepares. The methods run forward
-and backward steps in turn, and the fastest serves: "ksgen" are the prepared calls, "bmm" PyTorch's products without
-checks, "each" the usual path. Weights are read at each call. The backward call packs those of the adjoint factors from
-the same memory. All other calls take the usual path.
+and backward steps in turn, and later calls take the fastest: "ksgen" are the prepared calls, "bmm" PyTorch's products
+without checks, "each" the usual path. Weights are read at each call. The backward call packs those of the adjoint
+factors from the same memory. All other calls take the usual path.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,7 +30,7 @@ _refused: set[Hashable] = set()  # steps whose kernels a compiler has refused, a
 
 
 def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
-    """Output of the layer in a training step; None if the usual path has to serve it."""
+    """Output of the layer in a training step; None if it has to take the usual path."""
     if not torch.is_grad_enabled() or residual is not None or not prepared.is_direct(x) or not x.is_cpu:
         return None
     if layer.is_stored or layer._exchanges or frozen.was_frozen(layer) or ops.is_saved_otherwise():

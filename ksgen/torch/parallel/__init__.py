@@ -199,7 +199,7 @@ class Parallel:
 
 
 def _placement_name(placement: Placement, layout: str) -> str:
-    """Convert a placement of x or y to the terms of `ksgen.torch.layer.splits`."""
+    """Convert a placement of x or y to the names that `ksgen.torch.layer.splits` uses."""
     if placement.is_replicate():
         return WHOLE
     return FEATURES if placement == Shard(-1 if layout == "bsf" else 0) else ROWS

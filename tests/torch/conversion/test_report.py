@@ -46,6 +46,6 @@ def test_layers_that_differ_only_in_a_number_share_a_row() -> None:
     error = f"{layers[0].relative_errors[0]:.3f}"
     assert [row[5:] for row in rows] == [[error, error]] * 3 + [["drawn", ""]]
     assert str(Report(layers, (1000, 500))).endswith(
-        "5 layers replaced: 1,000 parameters became 500 in the whole model, and 896 operations per row 672 in these "
-        "layers."
+        "5 layers replaced: 1,000 parameters became 500 in the whole model; in these layers, 896 operations "
+        "per row became 672."
     )

@@ -377,7 +377,7 @@ def test_it_says_what_it_is() -> None:
 
 
 def test_writes_to_its_weight_are_refused() -> None:
-    """They would be lost, as the weight is made of the stored values.
+    """They would be lost, as the weight is derived from the stored values.
 
     Reads of its shape, type and device make no matrix.
     """
@@ -391,7 +391,7 @@ def test_writes_to_its_weight_are_refused() -> None:
         with (
             torch.no_grad(),
             pytest.raises(
-                LaunchError, match="would write to weight, which is made of weights in int8; accepted: writes to"
+                LaunchError, match="would write to weight, which is derived from weights in int8; accepted: writes to"
             ),
         ):
             write()
@@ -613,9 +613,7 @@ def test_what_is_refused_of_x_in_eight_bits() -> None:
         LaunchError, match=r"x in eight bits has no gradients; call under torch.no_grad\(\), or quantize without x_too"
     ):
         made(x.requires_grad_())
-    with pytest.raises(
-        LaunchError, match="its weights are in int8 already; accepted: the KSLinear that it was made of"
-    ):
+    with pytest.raises(LaunchError, match="its weights are in int8 already; accepted: the original KSLinear"):
         made.quantize("int8")
     model = nn.Sequential(layer)
     with pytest.raises(SpecError, match="x_too=True without inputs; accepted: typical inputs of the model"):
