@@ -168,7 +168,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
             batch_constexpr(kernel),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
             named(constants, "BLOCK", "rows of the batch that a work group takes at a time, at most"),
-            Constexpr("UNIT", PAIR, "rows of the batch of which blocks are whole multiples"),
+            Constexpr("UNIT", PAIR, "rows of the batch per unit; blocks are whole units"),
             *row_constexprs(kernel),
             named(shape, "SLOT", "elements of a work group's private buffer", "long long"),
         ]
@@ -227,7 +227,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
     return [
         *(each for each in pattern_constexprs(kernel) if each.name != "BATCH"),
         *epilogue_constexprs(kernel),
-        Constexpr("IS_STREAMING", constants.streaming, "whether outputs leave by streaming stores"),
+        Constexpr("IS_STREAMING", constants.streaming, "whether outputs use streaming stores"),
         named(constants, "OUTPUTS", "outputs per j whose sums wait until the sums of all j are complete"),
         named(constants, "PARTS", "parts of a block's groups of outputs, one per work group"),
         named(shape, "PLANES", "planes of inputs, which are copied sequentially"),
@@ -236,7 +236,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         Constexpr("PLACES_J", divide_up(shape.run, LANES), "groups of sixteen j, which are interleaved together"),
         named(shape, "GROUPS", "groups of a plane's outputs"),
         named(shape, "TILES", "tiles of the outputs of one (i, j)"),
-        named(shape, "STEPS", "tiles along the inputs, 32 each"),
+        named(shape, "STEPS", "steps along the inputs, of 32 inputs each"),
         named(constants, "DEPTH", "steps whose inputs stay in the first-level cache for all outputs of a group"),
         named(shape, "CHUNKS", "chunks of DEPTH steps"),
         named(shape, "SHARES", "shares of a step's products, after each of which vector instructions run"),
@@ -246,7 +246,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
             "rows of the next sums that are prefetched with each share of a step",
         ),
         named(shape, "INPUTS_PASS", "whether a block's inputs of DEPTH steps exceed the first-level cache"),
-        named(shape, "WEIGHTS_PASS", "whether the weights of two tiles exceed it"),
+        named(shape, "WEIGHTS_PASS", "whether the weights of two tiles exceed the first-level cache"),
         Constexpr(
             "STEPS_IN_PLACE", in_place, "steps whose rows of X are read in place, or all steps if inputs are copied"
         ),
@@ -262,7 +262,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         Constexpr(
             "SPAN",
             LANES if shape.is_bsf and shape.square > 1 else LANES * shape.line_vectors,
-            "elements of a row of sums in these vectors, per j",
+            "elements of a row of sums in VECTORS vectors, per j",
         ),
         Constexpr("J_SUMS", shape.j_sums, "sums from one j to the next"),
         Constexpr(

@@ -154,7 +154,7 @@ class AmxGradientTiling(TilePlanes):
             *pattern_constexprs(self.kernel),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
             named(constants, "BLOCK", "rows of the batch whose sums stay in tiles, at most"),
-            Constexpr("UNIT", INPUTS, "rows of the batch of which blocks are whole multiples"),
+            Constexpr("UNIT", INPUTS, "rows of the batch per unit; blocks are whole units"),
             named(constants, "OUTPUTS", "outputs per j that are copied and multiplied together"),
             named(constants, "PARTS", "parts of the batch, at most, with sums of their own"),
             named(constants, "PIECES", "pieces of the weights, one per work group"),

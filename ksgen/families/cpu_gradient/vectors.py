@@ -260,7 +260,7 @@ class VectorGradientTiling(Planes):
             named(constants, "WIDTH", "vectors of outputs per tile" if self.is_along_outputs else "outputs per tile"),
             named(constants, "BLOCK", "rows of the batch whose sums stay in registers, at most"),
             named(self, "TOGETHER", "rows of the batch per element of a vector"),
-            named(self, "UNIT", "rows of the batch of which blocks are whole multiples"),
+            named(self, "UNIT", "rows of the batch per unit; blocks are whole units"),
             named(constants, "PARTS", "parts of the batch, at most, with sums of their own"),
             named(constants, "PIECES", "pieces of the weights, one per work group"),
             named(self, "TILES", "columns that share their inputs"),

@@ -242,9 +242,9 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             batch_constexpr(kernel),
             *epilogue_constexprs(kernel),
             named(shape.factors[0].constants, "LANES", "lanes per vector register"),
-            Constexpr("IS_STREAMING", constants.streaming, "whether outputs leave by streaming stores"),
+            Constexpr("IS_STREAMING", constants.streaming, "whether outputs use streaming stores"),
             named(constants, "BLOCK", "rows of the batch that a work group takes at a time, at most"),
-            named(shape, "UNIT", "rows of the batch of which blocks are whole multiples"),
+            named(shape, "UNIT", "rows of the batch per unit; blocks are whole units"),
             named(shape, "SLOT", "elements of a work group's private buffer", "long long"),
         ]
 
