@@ -172,10 +172,10 @@ static inline void end_tiles(const TileState before) {  // another library may r
     else if (memcmp(&before, &wanted, sizeof before)) Tiles::configure(&before);
 }
 
-// ---- vectors, woven and taken apart
+// ---- interleave and deinterleave vectors
 
 template <int FIRST, class T, int N, int... I>
-static inline Vector<T, N> weave(const Vector<T, N> a, const Vector<T, N> b, Sequence<int, I...>) {
+static inline Vector<T, N> interleave(const Vector<T, N> a, const Vector<T, N> b, Sequence<int, I...>) {
     return __builtin_shufflevector(a.raw, b.raw, (I % 2 * N + I / 2 + FIRST)...);
 }
 template <int FIRST, class T, int N, int... I>
@@ -186,12 +186,12 @@ static inline Vector<T, N> every_second(const Vector<T, N> a, const Vector<T, N>
 
 #define LANES_OF(N) host::FirstNumbers<N>()
 template <class T, int N>  // a0 b0 a1 b1 ..., of the lower halves
-static inline host::Vector<T, N> weave_low(const host::Vector<T, N> a, const host::Vector<T, N> b) {
-    return host::weave<0>(a, b, LANES_OF(N));
+static inline host::Vector<T, N> interleave_low(const host::Vector<T, N> a, const host::Vector<T, N> b) {
+    return host::interleave<0>(a, b, LANES_OF(N));
 }
 template <class T, int N>  // and of the upper halves
-static inline host::Vector<T, N> weave_high(const host::Vector<T, N> a, const host::Vector<T, N> b) {
-    return host::weave<N / 2>(a, b, LANES_OF(N));
+static inline host::Vector<T, N> interleave_high(const host::Vector<T, N> a, const host::Vector<T, N> b) {
+    return host::interleave<N / 2>(a, b, LANES_OF(N));
 }
 template <class T, int N>  // a0 a2 ... b0 b2 ...
 static inline host::Vector<T, N> evens(const host::Vector<T, N> a, const host::Vector<T, N> b) {

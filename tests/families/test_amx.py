@@ -79,7 +79,7 @@ def test_the_matrix_holds_all_there_is() -> None:
     for name in ("panel", "streaming"):
         assert {getattr(constants, name) for _, constants in rows} == ({0, 1, 2} if name == "panel" else {0, 1})
     assert {constants.parts > 1 for _, constants in rows} == {True, False}
-    assert {AmxTiling(*row).is_woven for row in rows} == {True, False}
+    assert {AmxTiling(*row).is_interleaved for row in rows} == {True, False}
     assert {AmxTiling(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
 
 

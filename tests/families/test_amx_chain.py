@@ -88,7 +88,8 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {constants.streaming for _, constants in rows} == {0, 1}
     shapes = [(at > 0, factor) for row in rows for at, factor in enumerate(AmxChainTiling(*row).factors)]
     assert {(later, factor.constants.panel) for later, factor in shapes} == set(product((False, True), (0, 1, 2)))
-    assert {factor.is_woven for _, factor in shapes} == {factor.planes_j > 1 for _, factor in shapes} == {True, False}
+    assert {factor.is_interleaved for _, factor in shapes} == {True, False}
+    assert {factor.planes_j > 1 for _, factor in shapes} == {True, False}
     assert {factor.chunks > 1 for _, factor in shapes} == {True, False}
 
 

@@ -16,7 +16,7 @@ def shape(pattern: tuple[int, ...], precision: str = "bfloat16", layout: str = "
 
 
 @pytest.mark.parametrize(
-    ("d", "run", "planes_j", "square", "is_woven"),
+    ("d", "run", "planes_j", "square", "is_interleaved"),
     [
         (1, 1, 1, 1, True),
         (3, 3, 1, 16, False),
@@ -27,9 +27,11 @@ def shape(pattern: tuple[int, ...], precision: str = "bfloat16", layout: str = "
         (100, 32, 4, 16, False),
     ],
 )
-def test_a_plane_holds_all_j_or_a_line_of_them(d: int, run: int, planes_j: int, square: int, is_woven: bool) -> None:
+def test_a_plane_holds_all_j_or_a_line_of_them(
+    d: int, run: int, planes_j: int, square: int, is_interleaved: bool
+) -> None:
     found = shape((2, 40, 40, d))
-    assert (found.run, found.planes_j, found.square, found.is_woven) == (run, planes_j, square, is_woven)
+    assert (found.run, found.planes_j, found.square, found.is_interleaved) == (run, planes_j, square, is_interleaved)
     assert shape((2, 40, 40, d), layout="bsl").planes == 2 * d
 
 

@@ -69,7 +69,7 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: AmxGradientConstants
 def test_the_matrix_holds_all_there_is() -> None:
     rows = [row.values for row in matrix()]  # type: ignore[attr-defined]
     assert {(kernel.precision, kernel.layout) for kernel, _ in rows} == set(product(PRECISIONS, LAYOUTS))
-    assert {AmxGradientTiling(*row).is_woven for row in rows} == {True, False}
+    assert {AmxGradientTiling(*row).is_interleaved for row in rows} == {True, False}
     assert {AmxGradientTiling(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
     assert {AmxGradientTiling(*row).groups > 1 for row in rows} == {True, False}
     assert {constants.pieces for _, constants in rows} == {1, 2}

@@ -196,7 +196,7 @@ def factor_variables(shape: AmxTiling) -> dict[str, Any]:
     extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
     wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     is_split = shape.products.parts > 1
-    lie = "woven" if shape.is_woven else "apart"
+    lie = "interleaved" if shape.is_interleaved else "apart"
     return {
         "accumulator": "lanes",
         "lanes": LANES,

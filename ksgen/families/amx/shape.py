@@ -105,14 +105,14 @@ class TilePlanes:
         return self.kernel.pattern.a * self.planes_j
 
     @property
-    def is_woven(self) -> bool:
+    def is_interleaved(self) -> bool:
         """Whether vectors hold whole runs of j in their stored order."""
         return self.run == self.kernel.pattern.d and LANES % self.run == 0
 
     @property
     def square(self) -> int:
         """Vectors that are interleaved with each other: all j, or as many as make a square."""
-        return self.run if self.is_woven else LANES
+        return self.run if self.is_interleaved else LANES
 
 
 @dataclass(frozen=True)
