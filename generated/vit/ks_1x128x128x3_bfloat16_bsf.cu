@@ -1,4 +1,4 @@
-// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 665661ec, spec e6e1972c
+// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 b4edab74, spec e6e1972c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -6,7 +6,7 @@
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes a tile on tensor cores: TILE_OUT outputs k x TILE_BATCH rows s of the batch, for each of TILE_D
+// Every block computes a tile on tensor cores: TILE_OUT outputs k by TILE_BATCH rows s of the batch, for each of TILE_D
 // neighbouring j of one i. Packed weights are operand A, X is operand B. The block walks over l in steps of TILE_IN: a
 // stage of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is resident, its
 // stages stay there, and the block walks over all PASSES tiles of outputs. Lanes read X in 16-byte chunks, unchanged.
@@ -90,7 +90,7 @@ constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane read
 #define UNROLL _Pragma("unroll")
 struct ALIGNED(16) Chunk { unsigned word[4]; };
 extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
-typedef long long extent;  // offsets into X and Y outgrow 32 bits
+typedef long long extent;  // offsets into X and Y can exceed 32 bits
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
 DEVICE void wait_for_block() { __syncthreads(); }
 
@@ -112,7 +112,7 @@ typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbouring j fastest: they share memory sectors
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // tiles along j vary fastest: they share sectors
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int planes = (int)(block % TILES_D);
     const int out = (int)(block / TILES_D % TILES_OUT);
@@ -178,7 +178,7 @@ void ks_1x128x128x3_bfloat16_bsf(
         _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
             const int at = pass * STEPS + step;
             copy_async_wait<STAGES - 2>();
-            wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
+            wait_for_block();  // this step's stage is complete, and all threads have read the one to be overwritten
             load_stage(at + STAGES - 1);
             multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE,
                            shared_memory + W_BASE + at % STAGES * W_BYTES);
@@ -228,7 +228,7 @@ DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
 
 typedef float real;
 DEVICE real widen(const stored value) { return float_of((unsigned int)value << 16); }
-typedef stored given;  // a weight, before it is packed
+typedef stored given;  // a weight before packing
 DEVICE real weight_of(GLOBAL const given* w, const extent at, const extent feature) { return widen(w[at]); }
 DEVICE stored narrow(const real value) { return float_to_bfloat16(value); }
 
@@ -253,7 +253,7 @@ DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VEC
         if (e < count) run.at[e] = from[e];
     return run;
 }
-// Y_VECTOR neighbours of Y in one store.
+// Store Y_VECTOR neighbours of Y by one instruction.
 DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
     constexpr int WORDS = Y_VECTOR / 2;
     const auto word = [&](const int at) {
@@ -309,8 +309,9 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
     return (q / RUN_OUT * 8 + g) * RUN_OUT + q % RUN_OUT;
 }
 
-// ---- place and read: where X lies in memory and in a stage, and which part of it a lane reads
-// X[s * x_pitch + (i * C + l) * D + j]: a line of the X tile is one batch row, a run goes along l and the tile's j.
+// ---- place and read: offsets of X in memory and in a stage, and the part of X that a lane reads
+// X[s * x_pitch + (i * C + l) * D + j]: a line of the X tile is one row of the batch, a run goes along l and the tile's
+// j.
 DEVICE bool x_is_wide(const stored* x, const extent, const extent x_pitch) {
     return X_VECTOR * sizeof(stored) >= 4 && x_pitch % X_VECTOR == 0 &&
         is_aligned(x, X_VECTOR * sizeof(stored));

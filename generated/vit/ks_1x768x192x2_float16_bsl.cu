@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float16_bsl   ksgen 0.1.0, mma.cu.j2 665661ec, spec 23ff3fd7
+// ks_1x768x192x2_float16_bsl   ksgen 0.1.0, mma.cu.j2 b4edab74, spec 23ff3fd7
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float16, batch-size-last.
 // Edit the template, not this file.
 //
@@ -6,7 +6,7 @@
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes a tile on tensor cores: TILE_OUT outputs k x TILE_BATCH rows s of the batch, for each of TILE_D
+// Every block computes a tile on tensor cores: TILE_OUT outputs k by TILE_BATCH rows s of the batch, for each of TILE_D
 // neighbouring j of one i. Packed weights are operand A, X is operand B. The block walks over l in steps of TILE_IN: a
 // stage of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is resident, its
 // stages stay there, and the block walks over all PASSES tiles of outputs. Lanes read X in 16-byte chunks, unchanged.
@@ -85,7 +85,7 @@ constexpr int VECTOR           =        8;  // rows of the batch per 16-byte chu
 #define UNROLL _Pragma("unroll")
 struct ALIGNED(16) Chunk { unsigned word[4]; };
 extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the launch
-typedef long long extent;  // offsets into X and Y outgrow 32 bits
+typedef long long extent;  // offsets into X and Y can exceed 32 bits
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
 DEVICE void wait_for_block() { __syncthreads(); }
 
@@ -107,7 +107,7 @@ typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-// outputs fastest, so that X is read from memory once
+// tiles along the outputs vary fastest, so that X is read from memory once
 DEVICE Tile find_tile(const TileIndex block, const extent batch) {
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int out = (int)(block % TILES_OUT);
@@ -172,7 +172,7 @@ void ks_1x768x192x2_float16_bsl(
         _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
             const int at = pass * STEPS + step;
             copy_async_wait<STAGES - 2>();
-            wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
+            wait_for_block();  // this step's stage is complete, and all threads have read the one to be overwritten
             load_stage(at + STAGES - 1);
             multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE,
                            shared_memory + W_BASE + at % STAGES * W_BYTES);
@@ -203,7 +203,7 @@ DEVICE void copy_async_16(void* shared, const void* global, const bool valid) { 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
                  "r"(valid ? 16 : 0) : "memory");
 }
-// sums (16 x 8) += A (16 x 16) B (16 x 8), two f16 a register; sm_80 and later.
+// sums (16 x 8) += A (16 x 16) B (16 x 8), two f16 per register; sm_80 and later.
 DEVICE void mma_f16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
                  "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
@@ -221,7 +221,7 @@ DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
 
 typedef float real;
 DEVICE real widen(const stored value) { return half_to_float(value); }
-typedef stored given;  // a weight, before it is packed
+typedef stored given;  // a weight before packing
 DEVICE real weight_of(GLOBAL const given* w, const extent at, const extent feature) { return widen(w[at]); }
 DEVICE stored narrow(const real value) { return float_to_half(value); }
 
@@ -246,7 +246,7 @@ DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VEC
         if (e < count) run.at[e] = from[e];
     return run;
 }
-// Y_VECTOR neighbours of Y in one store.
+// Store Y_VECTOR neighbours of Y by one instruction.
 DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
     constexpr int WORDS = Y_VECTOR / 2;
     const auto word = [&](const int at) {
@@ -302,7 +302,7 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
     return (q / RUN_OUT * 8 + g) * RUN_OUT + q % RUN_OUT;
 }
 
-// ---- place and read: where X lies in memory and in a stage, and which part of it a lane reads
+// ---- place and read: offsets of X in memory and in a stage, and the part of X that a lane reads
 // X[((i * C + l) * D + j) * x_pitch + s]: a line of the X tile is one l, a run goes along the batch.
 DEVICE bool x_is_wide(const stored* x, const extent batch, const extent x_pitch) {
     return batch % X_VECTOR == 0 && x_pitch % X_VECTOR == 0 && is_aligned(x, 16);

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 4ff1f35c, spec aab0fb7c
+// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 017b13a9, spec aab0fb7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -82,7 +82,7 @@ extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the 
 #define SHARED_MEMORY(NAME)                                                                               \
     static_assert(SHARED_ELEMENTS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
     real* const NAME = reinterpret_cast<real*>(shared_memory)
-typedef long long extent;  // offsets into X and Y outgrow 32 bits
+typedef long long extent;  // offsets into X and Y can exceed 32 bits
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
 
@@ -101,7 +101,7 @@ typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-// outputs fastest, so that X is read from memory once
+// tiles along the outputs vary fastest, so that X is read from memory once
 DEVICE Tile find_tile(const TileIndex block, const extent batch) {
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int out = (int)(block % TILES_OUT);
@@ -138,7 +138,7 @@ void ks_1x768x192x2_float32_bsl(
     const int lane = thread_index() % 32;
     const int lane_batch = lane / 2 % 8, lane_out = lane % 2 + lane / 16 * 2;
     const int warp = thread_index() / 32;
-    const int plane = warp / WARPS_PER_PLANE;           // the warp's j, among the tile's
+    const int plane = warp / WARPS_PER_PLANE;           // index of the warp's j among those of the tile
     // the thread's first row of the batch, within the tile
     const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;
     // the thread's first output, within the tile
@@ -195,7 +195,7 @@ DEVICE void store_words(void* to, unsigned w0, unsigned w1) {
 }
 
 DEVICE real widen(const stored value) { return value; }
-typedef stored given;  // a weight, before it is packed
+typedef stored given;  // a weight before packing
 DEVICE real weight_of(GLOBAL const given* w, const extent at, const extent feature) { return widen(w[at]); }
 DEVICE stored narrow(const real value) { return value; }
 
@@ -208,7 +208,7 @@ DEVICE real finish(real value, const stored bias, const stored residual) {
 }
 
 DEVICE void copy_element(void* to, const stored* from, const bool valid) { copy_async_4(to, from, valid); }
-// A struct of 8 or 16 bytes, in one store.
+// Store a struct of 8 or 16 bytes by one instruction.
 template <typename Whole>
 DEVICE void store_whole(void* to, const Whole whole) {
     const unsigned* const words = reinterpret_cast<const unsigned*>(&whole);
@@ -221,7 +221,7 @@ typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOu
 
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
 
-// ---- place: where things lie in this layout
+// ---- place: offsets of elements in this layout
 // X[((i * C + l) * D + j) * x_pitch + s]: the batch is contiguous. A line of the X tile is one l, a run goes along the
 // batch.
 DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, const int run) {
@@ -269,7 +269,7 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent n
 }
 DEVICE void copy_weights(real* to, const real* from) {
     const int warp = thread_index() / 32;
-    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart: an offset within the instruction
+    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart: the instruction's own offset
         const int at = ((warp * W_ROUNDS + q) * 32 + thread_index() % 32) * GROUP;
         if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) copy_async_16(to + at, from + at, true);
     }
@@ -324,7 +324,7 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
             const int read = IS_UNROLLED ? e : step % STAGES,
                 written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
-            wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
+            wait_for_block();  // this step's stage is complete, and all threads have read the one to be overwritten
             // if unrolled, the first step always copies, and the others share one condition
             if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;
@@ -348,7 +348,7 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 }
 
 // ---- store: from the sums to Y
-// Straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours.
+// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours.
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
                        const extent batch, const extent y_pitch, const int plane, const int own_batch,
                        const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual,

@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 4ff1f35c, spec a793a835
+// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 017b13a9, spec a793a835
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -90,7 +90,7 @@ extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the 
 #define SHARED_MEMORY(NAME)                                                                               \
     static_assert(SHARED_ELEMENTS * sizeof(real) <= 227 * 1024, "more shared memory than a block can have"); \
     real* const NAME = reinterpret_cast<real*>(shared_memory)
-typedef long long extent;  // offsets into X and Y outgrow 32 bits
+typedef long long extent;  // offsets into X and Y can exceed 32 bits
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
 
@@ -109,7 +109,7 @@ typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // neighbouring j fastest: they share memory sectors
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // tiles along j vary fastest: they share sectors
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int planes = (int)(block % TILES_D);
     const int out = (int)(block / TILES_D % TILES_OUT);
@@ -147,7 +147,7 @@ void ks_2x48x192x1_float32_bsf(
     const int lane = thread_index() % 32;
     const int lane_batch = lane / 2 % 8, lane_out = lane % 2 + lane / 16 * 2;
     const int warp = thread_index() / 32;
-    const int plane = warp / WARPS_PER_PLANE;           // the warp's j, among the tile's
+    const int plane = warp / WARPS_PER_PLANE;           // index of the warp's j among those of the tile
     // the thread's first row of the batch, within the tile
     const int own_batch = warp % WARPS_PER_PLANE % WARPS_BATCH * 8 * THREAD_BATCH + lane_batch * GROUP;
     // the thread's first output, within the tile
@@ -196,7 +196,7 @@ template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 DEVICE real widen(const stored value) { return value; }
-typedef stored given;  // a weight, before it is packed
+typedef stored given;  // a weight before packing
 DEVICE real weight_of(GLOBAL const given* w, const extent at, const extent feature) { return widen(w[at]); }
 DEVICE stored narrow(const real value) { return value; }
 
@@ -215,7 +215,7 @@ typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOu
 
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
 
-// ---- place: where things lie in this layout
+// ---- place: offsets of elements in this layout
 // X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one row of the batch, a run goes
 // along l and the tile's j. For each element of a run, shared memory holds the rows of the batch contiguously, so the
 // copy transposes; X_PLANE puts element (run, line) into bank GROUP * run + line.
@@ -269,7 +269,7 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent n
 }
 DEVICE void copy_weights(real* to, const real* from) {
     const int warp = thread_index() / 32;
-    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart: an offset within the instruction
+    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart: the instruction's own offset
         const int at = ((warp * W_ROUNDS + q) * 32 + thread_index() % 32) * GROUP;
         if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) copy_async_16(to + at, from + at, true);
     }
@@ -324,7 +324,7 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
             const int read = IS_UNROLLED ? e : step % STAGES,
                 written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
-            wait_for_block();  // this step's stage is complete, and the one to be overwritten has been read by all
+            wait_for_block();  // this step's stage is complete, and all threads have read the one to be overwritten
             // if unrolled, the first step always copies, and the others share one condition
             if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;
