@@ -154,7 +154,7 @@ def chain_cache_bytes(shape: GemvChainTiling, batch: int) -> float:
     first, last, own = shape.first, shape.last, shape.constants
     tiles = divide_up(batch, own.tile_batch)
     covers = last.tiles_out * last.tiles_d * first.planes_d // first.own.d  # times that all blocks together read X
-    needed = replace(first.kernel, chains=Pattern(first.kernel.pattern.a, 1, first.planes_i * first.own.c, first.own.d))
+    needed = _inputs_of(first.kernel, first.planes_i * first.own.c, first.own.d)
     x = covers * run_bytes_of(
         needed, needed.pattern.c, needed.pattern.c, first.planes_d, batch, own.tile_batch, needed.x_item_bytes
     )
@@ -162,6 +162,12 @@ def chain_cache_bytes(shape: GemvChainTiling, batch: int) -> float:
     rows = last.tiles_out * row_bytes(first, outputs, outputs, own.tile_d)
     rows += row_bytes(last, last.kernel.pattern.b, own.tile_out, own.tile_d)
     return x + tiles * rows + output_bytes(last.kernel, own.last, batch)
+
+
+@lru_cache(REMEMBERED)
+def _inputs_of(kernel: KernelSpec, c: int, d: int) -> KernelSpec:
+    """Kernel with the inputs that a block of the first factor needs, as one pattern."""
+    return replace(kernel, chains=Pattern(kernel.pattern.a, 1, c, d))
 
 
 def multiply_adds(shape: GemvChainTiling) -> int:

@@ -114,7 +114,13 @@ def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> GemvConstants:
 MOST_COPIES = 64  # copies of X per thread, at most
 
 
-def chain_options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterator[GemvChainConstants]:
+@lru_cache(maxsize=64)
+def chain_options(kernel: KernelSpec, shared_bytes: int, tile_batch: int) -> tuple[GemvChainConstants, ...]:
+    """Constants that fit the GPU. Batches of several sizes and groups compare the same ones."""
+    return tuple(_chain_options(kernel, shared_bytes, tile_batch))
+
+
+def _chain_options(kernel: KernelSpec, shared_bytes: int, tile_batch: int) -> Iterator[GemvChainConstants]:
     """Yield each tile of the second factor, with the fastest distribution of the first factor's rows over lanes."""
     found: dict[tuple[int, int], tuple[int, int, int] | None] = {}
     for last in shapes(factor_kernels(kernel)[1], tile_batch):
@@ -126,10 +132,7 @@ def chain_options(kernel: KernelSpec, limits: Limits, tile_batch: int) -> Iterat
             continue
         constants = GemvChainConstants.of(last, *first)
         shape = GemvChainTiling.of(kernel, constants)
-        if (
-            shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads)
-            and shape.shared_bytes <= limits.shared_bytes
-        ):
+        if shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads) and shape.shared_bytes <= shared_bytes:
             yield constants
 
 
@@ -194,12 +197,12 @@ def has_chain(kernel: KernelSpec, limits: Limits) -> bool:
 
     No constants are compared, so this takes milliseconds where `best_chain` takes up to a second.
     """
-    return next(chain_options(kernel, limits, 1), None) is not None
+    return next(_chain_options(kernel, limits.shared_bytes, 1), None) is not None
 
 
 @lru_cache(maxsize=REMEMBERED)
 def best_chain(kernel: KernelSpec, limits: Limits, rows: int) -> GemvChainConstants | None:
     """Fastest constants for blocks of at most `rows` rows of the batch; None if none fit."""
     sizes = [size for size in (32, 16, 8, 4, 2, 1) if size <= rows]
-    options = (each for size in sizes for each in chain_options(kernel, limits, size))
+    options = (each for size in sizes for each in chain_options(kernel, limits.shared_bytes, size))
     return min(options, key=lambda each: (chain_cycles(kernel, each, limits, rows), each.threads), default=None)

@@ -152,7 +152,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
             return
         for tile_batch in group.SIZES[::-1]:
             if kernel.is_chain:
-                yield from defaults.chain_options(kernel, limits, tile_batch)
+                yield from defaults.chain_options(kernel, limits.shared_bytes, tile_batch)
             else:
                 yield from defaults.shapes(kernel, tile_batch)
 

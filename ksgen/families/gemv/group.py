@@ -167,7 +167,8 @@ def _by_threads(
 def _shapes(layer: KernelSpec, limits: Limits, size: int) -> Iterator[tuple[GemvTiling | GemvChainTiling, OfLayer]]:
     """Constants of a layer that fit the GPU, with the sizes derived from them."""
     if len(layer.factors) > 1:
-        yield from ((GemvChainTiling(layer, own), own) for own in defaults.chain_options(layer, limits, size))
+        constants = defaults.chain_options(layer, limits.shared_bytes, size)
+        yield from ((GemvChainTiling(layer, own), own) for own in constants)
     else:
         shapes = ((GemvTiling(layer, own), own) for own in defaults.shapes(layer, size))
         yield from (each for each in shapes if each[0].shared_bytes <= limits.shared_bytes)
