@@ -4,6 +4,7 @@
 PEFT's other functions stay those of PEFT.
 """
 
+from functools import lru_cache
 from math import gcd, prod
 from typing import Any
 
@@ -13,7 +14,10 @@ from torch.autograd.function import once_differentiable
 
 from ksgen.errors import SpecError
 from ksgen.install import install_line
-from ksgen.torch.operators.ops import multiply, multiply_transposed, weight_gradient
+from ksgen.pattern import Pattern
+from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.operators import trained
+from ksgen.torch.operators.ops import multiply
 from ksgen.torch.operators.prepared import is_direct
 
 try:
@@ -94,10 +98,18 @@ class _BlockDiagonal:
         return [split.diagonal(dim1=1, dim2=3).movedim(-1, 1)]
 
 
-def _multiply_blocks(x: Tensor, blocks: Tensor) -> Tensor:
-    """Multiply x by a block-diagonal matrix, given by its blocks (count, size, size)."""
-    features = blocks.shape[0] * blocks.shape[1]
-    return multiply(x.reshape(-1, features), blocks.mT.unsqueeze(3)).view(x.shape)
+def _multiply_blocks(x: Tensor, transposed: Tensor) -> Tensor:
+    """Multiply x by a block-diagonal matrix, given by its transposed blocks (count, size, size)."""
+    count, size, _ = transposed.shape
+    rows, weights = x.reshape(-1, count * size), transposed.contiguous().unsqueeze(3)
+    y = trained.multiply_by(_layer(count, size), rows, weights) if weights.dtype == rows.dtype else None
+    return (multiply(rows, weights) if y is None else y).view(x.shape)
+
+
+@lru_cache(maxsize=64)
+def _layer(count: int, size: int) -> KSLinear:
+    """Layer of `count` blocks without memory, by which prepared steps are found."""
+    return KSLinear(Pattern(count, size, size, 1), bias=False, device="meta")
 
 
 class OFTRotation(oft.OFTRotationModule):
@@ -110,20 +122,20 @@ class OFTRotation(oft.OFTRotationModule):
         size, cayley = self.block_size, (self.use_cayley_neumann, self.num_cayley_neumann_terms)
         rows = x.to(self.weight.dtype)
         if cayley == (True, 5) and is_direct(rows):
-            y = _Rotation.apply(rows, self.weight, self.cols * size + self.rows, size)
+            transposed = _Rotations.apply(self.weight, self.cols * size + self.rows, size)
         else:
-            y = _multiply_blocks(rows, self._cayley_batch(self.weight, size, *cayley))
-        return y.to(x.dtype)
+            transposed = self._cayley_batch(self.weight, size, *cayley).mT
+        return _multiply_blocks(rows, transposed).to(x.dtype)
 
 
-class _Rotation(torch.autograd.Function):
-    """x times the blocks I + 2Q + 2Q^2 + 2Q^3 + Q^4 = (I + Q^2)(I + Q)^2 of skew-symmetric Q, which are PEFT's default.
+class _Rotations(torch.autograd.Function):
+    """Transposed blocks I + 2Q + 2Q^2 + 2Q^3 + Q^4 = (I + Q^2)(I + Q)^2 of skew-symmetric Q, which are PEFT's default.
 
-    Weights of a pattern are transposed blocks. These are the polynomial of -Q.
+    These are the polynomial of -Q.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, values: Tensor, below: Tensor, size: int) -> Tensor:
+    def forward(ctx: Any, values: Tensor, below: Tensor, size: int) -> Tensor:
         lower = values.new_zeros(len(values), size * size)
         lower[:, below] = values
         lower = lower.view(-1, size, size)
@@ -131,22 +143,17 @@ class _Rotation(torch.autograd.Function):
         square = torch.bmm(skew, skew)
         factor = torch.add(square, skew, alpha=2)
         factor.diagonal(dim1=1, dim2=2).add_(1)
-        weights = torch.baddbmm(factor, square, factor).unsqueeze(3)
-        rows = x.reshape(-1, len(values) * size)
-        ctx.save_for_backward(rows, weights, skew, square, factor, below)
-        return multiply(rows, weights).view(x.shape)
+        ctx.save_for_backward(skew, square, factor, below)
+        return torch.baddbmm(factor, square, factor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weights, skew, square, factor, below = ctx.saved_tensors
-        rows_gradient = gradient.reshape(rows.shape)
-        of_x = multiply_transposed(rows_gradient, weights).view(gradient.shape) if ctx.needs_input_grad[0] else None
-        of_weights = weight_gradient(rows, rows_gradient, *weights.shape[::3]).squeeze(3)
-        of_factor = torch.baddbmm(of_weights, square, of_weights)
-        of_square = torch.baddbmm(of_factor, of_weights, factor.mT)
+        skew, square, factor, below = ctx.saved_tensors
+        of_factor = torch.baddbmm(gradient, square, gradient)
+        of_square = torch.baddbmm(of_factor, gradient, factor.mT)
         of_skew = torch.baddbmm(of_factor, of_square + of_square.mT, skew, beta=2, alpha=-1)
-        return of_x, (of_skew - of_skew.mT).flatten(1).index_select(1, below), None, None
+        return (of_skew - of_skew.mT).flatten(1).index_select(1, below), None, None
 
 
 class BOFTLinear(boft.Linear):
@@ -200,11 +207,11 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
     for low in reversed(range(0, levels, step)):
         blocks = combine(factors, low, min(low + step, levels))
         if low == 0:
-            x = _multiply_blocks(x, _joined(blocks))
+            x = _multiply_blocks(x, _joined(blocks).mT)
         else:
             split = x.reshape(-1, blocks.shape[1] // half, 2**low, half).transpose(1, 2)
             shape = split.shape
-            split = _multiply_blocks(split.reshape(-1, x.shape[-1]), _joined(blocks)).view(shape)
+            split = _multiply_blocks(split.reshape(-1, x.shape[-1]), _joined(blocks).mT).view(shape)
             x = split.transpose(1, 2).reshape(x.shape)
     return x
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn  # noqa: E402
 import ksgen.torch.peft  # noqa: E402
 from ksgen.errors import SpecError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
+from ksgen.torch.operators import trained  # noqa: E402
 from ksgen.torch.peft import BOFTLinear, GraLoRALinear, OFTRotation, accelerate, combine, replace_extension, rotate  # noqa: E402
 
 CONFIGURATIONS: dict[str, Callable[..., Any]] = {
@@ -107,6 +108,25 @@ def test_training_is_that_of_peft(name: str) -> None:
     assert losses(ours) == pytest.approx(before, rel=1e-5)
     assert_same(theirs, ours, rtol=1e-3, atol=1e-4)  # Adam divides by the root of gradients near zero
     torch.testing.assert_close(logits(ours), logits(theirs), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("fastest", ["ksgen", "bmm", "each"])
+@pytest.mark.parametrize("name", ["oft", "boft of 2 factors"])
+def test_prepared_steps_train_like_peft(name: str, fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call at a shape takes the usual path, and later ones take the fastest method."""
+    asked: list[list[str]] = []
+
+    def faster(job: Any, methods: Any) -> str:
+        asked.append(list(methods))
+        return fastest
+
+    monkeypatch.setattr(trained, "faster", faster)
+    monkeypatch.setattr(trained, "_steps", {})
+    theirs, ours = adapted(name)
+    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-5)
+    assert_same(theirs, ours, rtol=1e-3, atol=1e-4)
+    assert asked
+    assert all(fastest in methods for methods in asked)
 
 
 @pytest.mark.parametrize("casts", [True, False])

@@ -105,16 +105,6 @@ def multiply(
     return _multiply_factor(x, weights, bias, residual, layout, precision, activation, backend)
 
 
-def multiply_transposed(y_gradient: Tensor, weights: Tensor) -> Tensor:
-    """Gradient of x in a product X K^T without epilogue, in layout "bsf"."""
-    return _product(y_gradient, weights, None, None, "bsf", None, "none", True, "auto")
-
-
-def weight_gradient(x: Tensor, y_gradient: Tensor, a: int, d: int) -> Tensor:
-    """Gradient of the weights (a, b, c, d) in a product X K^T without epilogue, in layout "bsf"."""
-    return _outer_product(x, y_gradient, a, d, "bsf", None, "auto")
-
-
 def _multiply_factor(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
     activation: str,

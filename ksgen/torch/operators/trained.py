@@ -31,13 +31,30 @@ _refused: set[Hashable] = set()  # steps whose kernels a compiler has refused, a
 
 def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     """Output of the layer in a training step; None if it has to take the usual path."""
-    if not torch.is_grad_enabled() or residual is not None or not prepared.is_direct(x) or not x.is_cpu:
+    if residual is not None or not _is_plain_step(x):
         return None
-    if layer.is_stored or layer._exchanges or frozen.was_frozen(layer) or ops.is_saved_otherwise():
-        return None  # a checkpoint's second pass must equal the first
-    if (own := prepared.own_of(layer, x, True)) is None or not all(
-        each.requires_grad for each in own[1:] if each is not None
-    ):
+    if layer.is_stored or layer._exchanges or frozen.was_frozen(layer):
+        return None
+    own = prepared.own_of(layer, x, True)
+    return None if own is None else _multiply(layer, x, own)
+
+
+def multiply_by(layer: Any, x: Any, weights: Tensor) -> Tensor | None:
+    """Product of x by weights that other operations compute; None if it has to take the usual path.
+
+    The layer has one factor, no bias, and parameters that are not read.
+    """
+    return _multiply(layer, x, [None, weights]) if _is_plain_step(x) else None
+
+
+def _is_plain_step(x: Any) -> bool:
+    if not torch.is_grad_enabled() or not prepared.is_direct(x) or not x.is_cpu:
+        return False
+    return not ops.is_saved_otherwise()  # a checkpoint's second pass must equal the first
+
+
+def _multiply(layer: Any, x: Tensor, own: Sequence[Tensor | None]) -> Tensor | None:
+    if not all(each.requires_grad for each in own[1:] if each is not None):
         return None
     bias, shapes = own[0], tuple([None if each is None else each.shape for each in own])
     asks = x.requires_grad, bias is not None and bias.requires_grad
