@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 017b13a9, spec f0d86422
+// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 dec068ac, spec f0d86422
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -269,7 +269,7 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent n
 }
 DEVICE void copy_weights(real* to, const real* from) {
     const int warp = thread_index() / 32;
-    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart: the instruction's own offset
+    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart: an immediate offset of the instruction
         const int at = ((warp * W_ROUNDS + q) * 32 + thread_index() % 32) * GROUP;
         if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) copy_async_16(to + at, from + at, true);
     }

@@ -61,7 +61,7 @@ def prove(
 
     Args:
         device: A device as `KSGEN_DEVICE` names it. None: the one that launchers take.
-        families: Names of families. None: all that support the device.
+        families: Names of families. None: all that have kernels for the device.
         on_step: Called after every case, and with each verdict.
         again: Prove families again that have a verdict for this driver and these templates.
         on_wait: Called with the reason before waiting for another process that proves this device's families.

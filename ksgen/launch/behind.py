@@ -83,7 +83,7 @@ def _try_all(device: Device) -> None:
                 return
             with _guard:
                 _waiting.pop(device)
-            warn(f"KSGEN_TRIAL=background: {device.name}: no more trials, so that defaults stay in use: {error}")
+            warn(f"KSGEN_TRIAL=background: {device.name}: no more trials; defaults stay in use: {error}")
             return
         PLANNER.renew()
 

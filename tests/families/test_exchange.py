@@ -1,4 +1,4 @@
-"""Outputs that are stored in another order of their digits: every family that serves them, alone and in chains."""
+"""Outputs that are stored in another order of their digits: every family that supports them, alone and in chains."""
 
 import copy
 import pickle

@@ -180,5 +180,5 @@ def test_a_child_that_fails_is_told_once_and_the_default_serves_on(
     trials.end()
     assert call() == default
     assert told == [
-        "KSGEN_TRIAL=background: Fake GPU: no more trials, so that defaults stay in use: no room for temporary files"
+        "KSGEN_TRIAL=background: Fake GPU: no more trials; defaults stay in use: no room for temporary files"
     ]

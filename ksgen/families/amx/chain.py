@@ -34,7 +34,7 @@ MEMORY = 12.4  # cycles of a core per line that is copied from memory or to it
 
 
 class Resident(NamedTuple):
-    """Bytes that pass a core's second-level cache repeatedly."""
+    """Bytes in a core's second-level cache: those that stay there, and weights that are read repeatedly."""
 
     kept: int  # panels, sums, prefetched inputs, and intermediates
     weights: int

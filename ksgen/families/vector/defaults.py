@@ -33,7 +33,7 @@ STREAMING_BYTES = 1 << 20  # more bytes of outputs use streaming stores, as a se
 # weights per plane from which on planes are split if they are fewer than cores; less ends before another core begins
 SPLIT_WEIGHTS = 1 << 16
 FAR_ROWS = 12  # per block, if rows share few sets of a cache and are read in place
-MOST_SPREAD_INTENSITY = 96  # most multiply-adds per input or output to spread inputs over lanes
+MOST_SPREAD_INTENSITY = 96  # inputs are spread over lanes below this number of multiply-adds per input or output
 # inputs of a row up to which spreading pays, in place and copied
 SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024
 SPREAD_RUN = 6  # j from which on spreading pays if inputs are copied as pairs

@@ -32,7 +32,7 @@ def may_defer() -> bool:
     """Whether PyTorch's products may replace kernels while these are compiled. Results then change once in the last
     bits.
 
-    They always may while `building`. Otherwise they may not under deterministic algorithms, in compiled programs,
+    While `building`, they always may. Otherwise they may not under deterministic algorithms, in compiled programs,
     in one of several processes, or with KSGEN_COMPILE=wait.
     """
     if building.get():
