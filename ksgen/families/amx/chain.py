@@ -34,7 +34,7 @@ MEMORY = 12.4  # cycles of a core per line that is copied from memory or to it
 
 
 class Resident(NamedTuple):
-    """Bytes in a core's second-level cache: those that stay there, and weights that are read repeatedly."""
+    """Bytes that stay in a core's second-level cache, and bytes of weights that are read repeatedly."""
 
     kept: int  # panels, sums, prefetched inputs, and intermediates
     weights: int
