@@ -4,13 +4,12 @@
 PEFT's other functions stay those of PEFT.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import gcd, prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ksgen.errors import SpecError
 from ksgen.install import install_line
@@ -56,21 +55,28 @@ def accelerate(model: nn.Module) -> list[str]:
         >>> accelerate(adapted.base_model.model)
         ['0', '2']
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, _LAYERS)}
-    if not layers:
+    layers = {name: _accelerated(module) for name, module in model.named_modules() if isinstance(module, _LAYERS)}
+    if not any(layers.values()):
         others = {type(each) for each in model.modules() if isinstance(each, BaseTunerLayer)}
         kinds = ", ".join(sorted(f"{each.__module__}.{each.__qualname__}" for each in others)) or "none"
         raise SpecError(
             f"no layer to accelerate; PEFT's layers in this model: {kinds}; accepted: linear layers with adapters of "
             "OFT, BOFT or GraLoRA, and embeddings with those of OFT"
         )
-    for layer in layers.values():
-        for module in layer.modules():
-            if type(module) in _FASTER:
-                module.__class__ = _FASTER[type(module)]
-                if isinstance(module, BOFTLinear):
-                    module.boft_P = None
-    return list(layers)
+    return [name for name, found in layers.items() if found]
+
+
+def _accelerated(layer: nn.Module) -> bool:
+    """Whether a layer's own forward passes or its rotations' are faster ones, which replace PEFT's here.
+
+    Subclasses from elsewhere, such as those of FSDP2, are left unchanged.
+    """
+    for module in layer.modules():
+        if type(module) in _FASTER:
+            module.__class__ = _FASTER[type(module)]
+            if isinstance(module, BOFTLinear):
+                module.boft_P = None
+    return any(type(module) in _FASTER.values() for module in layer.modules())
 
 
 def replace_extension() -> None:
@@ -94,7 +100,7 @@ class _BlockDiagonal:
 
     def backward(self, gradient: Tensor, blocks: Tensor) -> list[Tensor]:
         count, size = blocks.shape[1:3]
-        split = gradient.view(-1, count, size, count, size)
+        split = gradient.reshape(-1, count, size, count, size)
         return [split.diagonal(dim1=1, dim2=3).movedim(-1, 1)]
 
 
@@ -102,7 +108,7 @@ def _multiply_blocks(x: Tensor, transposed: Tensor) -> Tensor:
     """Multiply x by a block-diagonal matrix, given by its transposed blocks (count, size, size)."""
     count, size, _ = transposed.shape
     rows, weights = x.reshape(-1, count * size), transposed.contiguous().unsqueeze(3)
-    y = trained.multiply_by(_layer(count, size), rows, weights) if weights.dtype == rows.dtype else None
+    y = trained.multiply_by(partial(_layer, count, size), rows, weights) if weights.dtype == rows.dtype else None
     return (multiply(rows, weights) if y is None else y).view(x.shape)
 
 
@@ -136,24 +142,29 @@ class _Rotations(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, below: Tensor, size: int) -> Tensor:
-        lower = values.new_zeros(len(values), size * size)
-        lower[:, below] = values
-        lower = lower.view(-1, size, size)
-        skew = lower - lower.mT
-        square = torch.bmm(skew, skew)
-        factor = torch.add(square, skew, alpha=2)
-        factor.diagonal(dim1=1, dim2=2).add_(1)
-        ctx.save_for_backward(skew, square, factor, below)
+        ctx.size, (skew, square, factor) = size, _terms(values, below, size)
+        ctx.save_for_backward(values, below, skew, square, factor)
         return torch.baddbmm(factor, square, factor)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        skew, square, factor, below = ctx.saved_tensors
+        values, below, *terms = ctx.saved_tensors
+        # a second derivative follows: the terms depend on the values
+        skew, square, factor = _terms(values, below, ctx.size) if torch.is_grad_enabled() else terms
         of_factor = torch.baddbmm(gradient, square, gradient)
         of_square = torch.baddbmm(of_factor, gradient, factor.mT)
         of_skew = torch.baddbmm(of_factor, of_square + of_square.mT, skew, beta=2, alpha=-1)
-        return (of_skew - of_skew.mT).flatten(1).index_select(1, below), None, None
+        return (of_skew - of_skew.mT).reshape(len(values), -1).index_select(1, below), None, None
+
+
+def _terms(values: Tensor, below: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute -Q, Q^2 and (I - Q)^2 from the values of Q below its diagonals."""
+    lower = values.new_zeros(len(values), size * size).index_copy(1, below, values).view(-1, size, size)
+    skew = lower - lower.mT
+    square = torch.bmm(skew, skew)
+    factor = torch.add(square, skew, alpha=2)
+    factor.diagonal(dim1=1, dim2=2).add_(1)
+    return skew, square, factor
 
 
 class BOFTLinear(boft.Linear):
@@ -271,17 +282,20 @@ class _Update(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, down, up, inner = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative follows
+            inner = _exchanged(torch.bmm(_stacked(x, down), down))
         of_y = _stacked(gradient.contiguous(), up)
-        of_up = torch.bmm(inner.mT, of_y).mul_(ctx.scaling)
-        of_inner = _exchanged(torch.bmm(of_y, up.mT).mul_(ctx.scaling))
+        of_up = torch.bmm(inner.mT, of_y) * ctx.scaling
+        of_inner = _exchanged(torch.bmm(of_y, (up * ctx.scaling).mT))
         of_down = torch.bmm(of_inner.mT, _stacked(x, down)).mT
         of_x = None
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[1] and is_direct(gradient) and not torch.is_grad_enabled():
             of_x = torch.empty_like(x)
             torch.bmm(of_inner, down.mT, out=_stacked(of_x, down))
+        elif ctx.needs_input_grad[1]:
+            of_x = torch.bmm(of_inner, down.mT).transpose(0, 1).reshape(x.shape)
         return gradient, of_x, of_down, of_up, None
 
 

@@ -22,6 +22,7 @@ import ksgen.torch.peft  # noqa: E402
 from ksgen.errors import SpecError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.operators import trained  # noqa: E402
+from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 from ksgen.torch.peft import BOFTLinear, GraLoRALinear, OFTRotation, accelerate, combine, replace_extension, rotate  # noqa: E402
 
 CONFIGURATIONS: dict[str, Callable[..., Any]] = {
@@ -110,6 +111,7 @@ def test_training_is_that_of_peft(name: str) -> None:
     torch.testing.assert_close(logits(ours), logits(theirs), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="prepared steps are for kernels on the processor")
 @pytest.mark.parametrize("fastest", ["ksgen", "bmm", "each"])
 @pytest.mark.parametrize("name", ["oft", "boft of 2 factors"])
 def test_prepared_steps_train_like_peft(name: str, fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +261,7 @@ def test_compiled_layers(name: str) -> None:
     theirs = peft.get_peft_model(base, CONFIGURATIONS[name](target_modules=["0"], init_weights=False)).eval()
     ours, x = copy.deepcopy(theirs), torch.randn(5, 32)
     accelerate(ours)
-    y, expected = torch.compile(ours, backend="aot_eager")(x), theirs(x)
+    y, expected = torch.compile(ours, backend="aot_eager", fullgraph=True)(x), theirs(x)
     torch.testing.assert_close(y, expected)
     for model, each in ((ours, y), (theirs, expected)):
         wanted = [each for each in model.parameters() if each.requires_grad]
@@ -267,13 +269,41 @@ def test_compiled_layers(name: str) -> None:
     torch.testing.assert_close(ours.found, theirs.found, rtol=1e-4, atol=1e-4)
 
 
-def test_a_second_derivative_is_refused() -> None:
-    _, ours = adapted("oft")
-    loss = ours(input_ids=torch.arange(10)[None]).logits.square().sum()
-    weights = [each for each in ours.parameters() if each.requires_grad]
-    gradients = torch.autograd.grad(loss, weights, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        sum(each.sum() for each in gradients).backward()
+def single(name: str) -> tuple[Any, Any]:
+    """One layer of PEFT, and an accelerated copy."""
+    base = nn.Sequential(nn.Linear(32, 32))
+    theirs = peft.get_peft_model(base, CONFIGURATIONS[name](target_modules=["0"], init_weights=False)).eval()
+    ours = copy.deepcopy(theirs)
+    accelerate(ours)
+    return theirs, ours
+
+
+@pytest.mark.parametrize("name", ["oft", "boft of 2 factors", "gralora", "gralora hybrid"])
+def test_second_derivatives_and_several_gradients_at_once(name: str) -> None:
+    models, x = single(name), torch.randn(5, 32, requires_grad=True)
+    found: list[list[Tensor]] = []
+    for model in models:
+        given = [x, *(each for each in model.parameters() if each.requires_grad)]
+        torch.manual_seed(3)
+        seeds, several = [torch.randn_like(each) for each in given], torch.randn(4, 5, 32)
+        for _ in range(3):  # steps are prepared at the second call
+            y = model(x)
+            gradients = torch.autograd.grad(y.pow(3).sum(), given, create_graph=True)
+            second = torch.autograd.grad(gradients, given, seeds)
+            batched = torch.autograd.grad(model(x), given, several, is_grads_batched=True)
+        found.append([*gradients, *second, *batched])
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_subclasses_of_others_stay_as_they_are() -> None:
+    class Own(boft.Linear):  # type: ignore[misc]
+        """Such as FSDP2 makes."""
+
+    theirs, _ = single("boft")
+    theirs.base_model.model[0].__class__ = Own
+    with pytest.raises(SpecError, match=r"no layer to accelerate; PEFT's layers in this model: .*Own"):
+        accelerate(theirs)
 
 
 @pytest.mark.parametrize("of", ["embedding", "convolution"])
@@ -360,10 +390,11 @@ def test_modules_keep_their_place_in_pefts_classes() -> None:
 def test_without_the_extension_peft_builds_one_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boft, "_FBD_CUDA", None)
     with pytest.warns(UserWarning, match="boft_n_butterfly_factor to 1"):
-        model = peft.get_peft_model(llama(), CONFIGURATIONS["boft of 2 factors"](target_modules=["q_proj"]))
-    assert accelerate(model)
-    assert {len(each) for name, each in model.named_parameters() if "boft_R" in name} == {1}
-    assert losses(model, 2)
+        theirs = peft.get_peft_model(llama(), CONFIGURATIONS["boft of 2 factors"](target_modules=["q_proj"]))
+    ours = copy.deepcopy(theirs)
+    assert accelerate(ours)
+    assert {len(each) for name, each in ours.named_parameters() if "boft_R" in name} == {1}
+    assert losses(ours, 2) == pytest.approx(losses(theirs, 2), rel=1e-5)
 
 
 def test_examples_of_docstrings_and_of_the_page_run() -> None:

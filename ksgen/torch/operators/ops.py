@@ -691,7 +691,15 @@ def _is_watched(*tensors: Tensor | None) -> bool:
     """Whether a compiler, a dispatch mode or a tensor without memory has to see the operators."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
-    return not all(each is None or type(each) in (Tensor, Parameter) for each in tensors)
+    return not all(each is None or (type(each) in (Tensor, Parameter) and _has_address(each)) for each in tensors)
+
+
+def _has_address(tensor: Tensor) -> bool:
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # a gradient that stands for several
+        return False
+    return True
 
 
 def _is_recorded(*tensors: Tensor | None) -> bool:

@@ -39,12 +39,12 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     return None if own is None else _multiply(layer, x, own)
 
 
-def multiply_by(layer: Any, x: Any, weights: Tensor) -> Tensor | None:
+def multiply_by(make_layer: Callable[[], Any], x: Any, weights: Tensor) -> Tensor | None:
     """Product of x by weights that other operations compute; None if it has to take the usual path.
 
-    The layer has one factor, no bias, and parameters that are not read.
+    The layer has one factor, no bias, and parameters that are not read. Compilers do not trace how it is made.
     """
-    return _multiply(layer, x, [None, weights]) if _is_plain_step(x) else None
+    return _multiply(make_layer(), x, [None, weights]) if _is_plain_step(x) else None
 
 
 def _is_plain_step(x: Any) -> bool:

@@ -304,6 +304,16 @@ def test_vmap_of_the_operators_themselves(layout: str) -> None:
         torch.testing.assert_close(vmap(function)(*given), expected)
 
 
+def test_several_gradients_at_once() -> None:
+    layer, x = KSLinear("4,8,8,1"), torch.randn(300, 32, requires_grad=True)
+    given, seeds = [x, *layer.parameters()], torch.randn(3, 300, 32)
+    for _ in range(3):  # steps are prepared at the second call
+        found = torch.autograd.grad(layer(x), given, seeds, is_grads_batched=True)
+        wanted = zip(*(torch.autograd.grad(layer(x), given, seed) for seed in seeds), strict=True)
+        for each, own in zip(found, wanted, strict=True):
+            torch.testing.assert_close(each, torch.stack(own), rtol=1e-4, atol=1e-4)
+
+
 def test_a_hessian(path: str) -> None:
     x, weights, _, _ = tensors((2, 3, 5, 2), "bsf", requires_grad=False)
     found = jacrev(jacrev(lambda x: multiply(x, weights, backend="ksgen").square().sum()))(x[:1])
