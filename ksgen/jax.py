@@ -6,6 +6,7 @@ nothing. Gradients are products by transposed factors, and gradients of weights,
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
 }
+REMEMBERED = 1024  # launchers and what calls them
 NOWHERE = 16  # an aligned address for arrays of a trace, which have no memory yet
 
 
@@ -95,42 +97,59 @@ def product(
         Array([4., 0.], dtype=float32)
     """
     layer = Layer(tuple(map(str, Chain.read(chain))), layout, between, activation, precision, fuse)
-    own = _made(layer)
+    own = _launcher(layer)
 
     def multiply(x: jax.Array, weights: Any, bias: Any = None, residual: Any = None) -> jax.Array:
-        each = tuple(weights) if isinstance(weights, list | tuple) else (weights,)
-        shape = x.shape
-        if layout == "bsf" and len(shape) > 2:
-            x = x.reshape(-1, shape[-1])
-            residual = None if residual is None else residual.reshape(-1, residual.shape[-1])
-        if 0 in x.shape and x.ndim == 2:  # no rows
-            y = jnp.zeros(_y_shape(own, layout, x), x.dtype)
-        else:
-            _check(own, x, each, bias, residual)
-            y = _product(layer, x, each, bias, residual)
-        return y.reshape(*shape[:-1], own.chain.out_features) if len(shape) > 2 else y
+        given = weights if isinstance(weights, list | tuple) else (weights,)
+        if len(given) != len(own.factors):
+            raise LaunchError(f"{own!r}: weights={excerpt(weights)}; accepted: a list of arrays, one per factor")
+        names = "x", *own.names.weights, "bias", "residual"
+        arrays = {name: _array(own, name, each) for name, each in zip(names, (x, *given, bias, residual), strict=True)}
+        x, *each, bias, residual = arrays.values()
+        _check(own, layout, arrays)
+        shape = (*x.shape[:-1], own.chain.out_features) if layout == "bsf" else (own.chain.out_features, x.shape[1])
+        if residual is not None and residual.shape != shape:
+            raise LaunchError(f"{own!r}: got residual of shape {residual.shape}; {shape} is needed")
+        if 0 in shape:  # no rows
+            return jnp.zeros(shape, x.dtype)
+        if layout == "bsf" and x.ndim > 2:
+            x, residual = (None if rows is None else rows.reshape(-1, rows.shape[-1]) for rows in (x, residual))
+        return _product(layer, x, tuple(each), bias, residual).reshape(shape)
 
     return multiply
 
 
-def _made(layer: Layer) -> ChainLauncher:
+@lru_cache(REMEMBERED)
+def _launcher(layer: Layer) -> ChainLauncher:
     patterns, layout, between, activation, precision, fuse = layer
     return ChainLauncher(
         *patterns, between=between, fuse=fuse, layout=layout, activation=activation, precision=precision
     )
 
 
-_launcher = lru_cache(None)(_made)
+def _array(own: ChainLauncher, name: str, value: Any) -> jax.Array | None:
+    try:
+        return None if value is None and name in ("bias", "residual") else jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise LaunchError(f"{own!r}: {name}={excerpt(value)}; accepted: an array") from error
 
 
-def _check(own: ChainLauncher, x: Any, weights: Sequence[Any], bias: Any, residual: Any) -> None:
+def _check(own: ChainLauncher, layout: Layout, arrays: dict[str, Any]) -> None:
     """Raise `LaunchError` on shapes and dtypes that a launcher would refuse, while the function is traced."""
-    if len(weights) != len(own.factors):
-        raise LaunchError(f"{own!r}: weights={excerpt(weights)}; accepted: a list of arrays, one per factor")
-    names = {"x": x, **dict(zip(own.names.weights, weights, strict=True)), "bias": bias, "residual": residual}
+
+    def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a matrix with at least one row of the batch."""
+        if name not in ("x", "residual") or len(shape) < 2:
+            return shape
+        if layout == "bsf":
+            return max(1, prod(shape[:-1])), shape[-1]
+        return (shape[0], max(1, shape[1])) if len(shape) == 2 else shape
+
     views = {
-        name: ArrayView("jax", NOWHERE, each.shape, dtype_of(each.dtype, name), None, "host", None, None, True)
-        for name, each in names.items()
+        name: ArrayView(
+            "jax", NOWHERE, shape_of(name, each.shape), dtype_of(each.dtype, name), None, "host", None, None, True
+        )
+        for name, each in arrays.items()
         if each is not None
     }
     stated = own.stated
@@ -146,12 +165,18 @@ def _product(layer: Layer, x: Any, weights: tuple[Any, ...], bias: Any, residual
     if len(weights) > 1 and not _is_one_launch(own, layer, x, bias, residual):
         return _composed(layer, x, weights, bias, residual)
     added = {name: each for name, each in (("bias", bias), ("residual", residual)) if each is not None}
+    return _called(_launch_of_layer(layer), _y_shape(own, layer.layout, x), x.dtype)(x, weights, added)
+
+
+@lru_cache(REMEMBERED)
+def _launch_of_layer(layer: Layer) -> Callable[..., None]:
+    own = _launcher(layer)
 
     def launch(ctx: Any, out: Any, x: Any, weights: Any, added: Any) -> None:
         (out, x, weights, added), stream = _arrays(ctx, (out, x, list(weights), added))
         own(x, weights, out=out, stream=stream, **added)
 
-    return _called(launch, _y_shape(own, layer.layout, x), x.dtype)(x, weights, added)
+    return launch
 
 
 def _product_forward(layer: Layer, *given: Any) -> tuple[Any, Any]:
@@ -203,23 +228,13 @@ def _is_one_launch(own: ChainLauncher, layer: Layer, x: Any, bias: Any, residual
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _factor(pattern: Pattern, layout: Layout, precision: PrecisionName | None, x: Any, weights: Any) -> Any:
-    own = _factor_launcher(pattern)
-
-    def launch(ctx: Any, out: Any, x: Any, weights: Any) -> None:
-        (out, x, weights), stream = _arrays(ctx, (out, x, weights))
-        own(x, weights, out=out, stream=stream, layout=layout, precision=precision)
-
-    return _called(launch, _y_shape(own, layout, x), x.dtype)(x, weights)
+    launch, _ = _launches_of_factor(pattern, layout, precision)
+    return _called(launch, _y_shape(_factor_launcher(pattern), layout, x), x.dtype)(x, weights)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _gradient(pattern: Pattern, layout: Layout, precision: PrecisionName | None, x: Any, grad_y: Any) -> Any:
-    own = _factor_launcher(pattern)
-
-    def launch(ctx: Any, out: Any, x: Any, grad_y: Any) -> None:
-        (out, x, grad_y), stream = _arrays(ctx, (out, x, grad_y))
-        own.gradient(x, grad_y, out=out, stream=stream, layout=layout, precision=precision)
-
+    _, launch = _launches_of_factor(pattern, layout, precision)
     # launchers conjugate x, as PyTorch does, and JAX does not
     return _called(launch, pattern.shape, x.dtype)(x.conj(), grad_y)
 
@@ -247,16 +262,37 @@ _factor.defvjp(partial(_forward, _factor), _factor_backward)
 _gradient.defvjp(partial(_forward, _gradient), _gradient_backward)
 
 
-@lru_cache(None)
+@lru_cache(REMEMBERED)
 def _factor_launcher(pattern: Pattern) -> Launcher:
     return Launcher(pattern)
+
+
+@lru_cache(REMEMBERED)
+def _launches_of_factor(
+    pattern: Pattern, layout: Layout, precision: PrecisionName | None
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The product and the gradient of the weights."""
+    own = _factor_launcher(pattern)
+
+    def multiply(ctx: Any, out: Any, x: Any, weights: Any) -> None:
+        (out, x, weights), stream = _arrays(ctx, (out, x, weights))
+        own(x, weights, out=out, stream=stream, layout=layout, precision=precision)
+
+    def gradient(ctx: Any, out: Any, x: Any, grad_y: Any) -> None:
+        (out, x, grad_y), stream = _arrays(ctx, (out, x, grad_y))
+        own.gradient(x, grad_y, out=out, stream=stream, layout=layout, precision=precision)
+
+    return multiply, gradient
 
 
 # ---- calls from XLA
 
 
 def _called(launch: Callable[..., None], shape: tuple[int, ...], dtype: Any) -> Callable[..., Any]:
-    """Function of arrays that calls `launch` with their buffers when XLA runs it."""
+    """Function of arrays that calls `launch` with their buffers when XLA runs it.
+
+    JAX compiles a call again if `launch` is another object.
+    """
     called: Callable[..., Any] = buffer_callback(launch, jax.ShapeDtypeStruct(shape, dtype), vmap_method="sequential")
     return called
 

@@ -169,6 +169,33 @@ def test_no_rows(layout: Any, shape: Any, wanted: Any) -> None:
         assert multiply(jnp.zeros((3, *shape)), weights).shape == (3, *wanted)
 
 
+def test_calls_outside_of_jit_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX compiles, and keeps, a program per function that it is to call."""
+    called: list[Any] = []
+    own = ksgen.jax.buffer_callback
+
+    def noted(launch: Any, *given: Any, **options: Any) -> Any:
+        called.append(launch)
+        return own(launch, *given, **options)
+
+    monkeypatch.setattr(ksgen.jax, "buffer_callback", noted)
+    x, weights, *_ = problem(TWO)
+    for _ in range(3):
+        product(TWO)(x, weights)
+        jax.grad(lambda own: product(TWO)(x, own).sum())(weights)
+    # the product, and for each factor the product, the transposed one and the gradient
+    assert len(set(called)) <= 7 < len(called)
+
+
+def test_arrays_of_numpy_and_lists_are_converted() -> None:
+    x, (weights,), *_ = jax.tree.map(np.asarray, problem(ONE))
+    wanted = product(ONE)(jnp.asarray(x), jnp.asarray(weights))
+    wide = x.astype("float64"), weights.astype("float64")
+    for given in (wide, (jnp.asarray(x), wide[1]), (x.tolist(), weights)):
+        np.testing.assert_array_equal(product(ONE)(*given), wanted)
+    assert jax.grad(lambda own: product(ONE)(wide[0], own).sum())(wide[1]).shape == weights.shape
+
+
 def test_gradients_take_a_precision_of_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, Any]] = []
     for name in ("__call__", "gradient"):
@@ -230,6 +257,15 @@ def test_what_product_refuses(make: Callable[[], Any], kind: type[KsgenError], m
         (lambda x, weights: (x.astype("float16"), weights), "got float32 for weights and float16 for x"),
         (lambda x, weights: (x, weights, x), r"got bias of shape \(5, 8\); \(6,\) is needed"),
         (lambda x, weights: (x, weights, None, x), r"got residual of shape \(5, 8\); \(5, 6\) is needed"),
+        (
+            lambda x, weights: (jnp.ones((3, 4, 8)), weights, None, jnp.ones((4, 3, 6))),
+            r"got residual of shape \(4, 3, 6\); \(3, 4, 6\) is needed",
+        ),
+        (lambda x, weights: (x[:0], weights, None, x[:1, :6]), r"got residual of shape \(1, 6\); \(0, 6\) is needed"),
+        (lambda x, weights: (x[:, :0], weights), r"got x of shape \(5, 0\); layout bsf wants \(batch, 8\)"),
+        (lambda x, weights: (x[:0, 1:], weights), r"got x of shape \(1, 7\); layout bsf wants \(batch, 8\)"),
+        (lambda x, weights: (x[:0], weights[:1]), "weights=.*; accepted: a list of arrays, one per factor"),
+        (lambda x, weights: (x[:0].astype("int32"), weights), "x is of int32; give "),
     ],
 )
 def test_what_does_not_fit_is_refused_while_traced(change: Callable[..., Any], message: str) -> None:
