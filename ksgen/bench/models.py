@@ -104,7 +104,7 @@ LLAMA_ENDS = Language(vocabulary=128256, positions=2048)
 class Cache:
     """Keys and values of a causal model's earlier tokens. The first call may have several tokens, later ones have one.
 
-    Callers advance `length`, the number of earlier tokens.
+    Callers advance `length`, the number of earlier tokens. Raises `ValueError` for more tokens than there is room for.
     """
 
     def __init__(self, batch: int, tokens: int) -> None:
@@ -117,6 +117,11 @@ class Cache:
         if owner not in self._kept:
             self._kept[owner] = k.new_zeros(2, batch, k.shape[1], tokens, k.shape[3])
         kept, end = self._kept[owner], self.length + k.shape[2]
+        if end > tokens or (self.length and k.shape[2] > 1):
+            raise ValueError(
+                f"{k.shape[2]} tokens after {self.length} earlier ones; accepted: one token after earlier ones, and "
+                f"{tokens} in all"
+            )
         kept[0, :, :, self.length : end], kept[1, :, :, self.length : end] = k, v
         return kept[0, :, :, :end], kept[1, :, :, :end]
 
@@ -172,6 +177,8 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor, first: int) -> Tensor:
         left, right = x.chunk(2, dim=-1)
         at = slice(first, first + x.shape[-2])
+        if at.stop > len(self.cos):
+            raise ValueError(f"{at.stop} tokens; accepted: {len(self.cos)}")
         return x * self.cos[at] + torch.cat([-right, left], dim=-1) * self.sin[at]
 
 

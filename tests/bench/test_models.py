@@ -124,6 +124,22 @@ def test_tokens_are_decoded_one_by_one(name: str, is_sparse: bool) -> None:
     torch.testing.assert_close(torch.cat(decoded, dim=1), whole, rtol=1e-4, atol=1e-4)
 
 
+def test_what_a_cache_has_no_room_for_is_refused() -> None:
+    model, tokens = small("llama-1b")
+    cache = model.begin_decoding(2, 5)
+    with pytest.raises(ValueError, match=r"7 tokens after 0 earlier ones; accepted: one token .*, and 5 in all"):
+        model(tokens)
+    model(tokens[:, :4])
+    cache.length = 4
+    with pytest.raises(ValueError, match="2 tokens after 4 earlier ones"):
+        model(tokens[:, 4:6])
+    model(tokens[:, 4:5])
+    cache = model.begin_decoding(2, 20)
+    cache.length = 16
+    with pytest.raises(ValueError, match="17 tokens; accepted: 16"):
+        model(tokens[:, :1])
+
+
 def test_layers_of_queries_keys_and_values_are_a_group() -> None:
     model, _ = small("llama-1b")
     models.make_sparse(model, models.rule("llama-1b"), from_weights=False)

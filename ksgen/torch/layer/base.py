@@ -93,7 +93,7 @@ class ChainLayer:
         if y is not None:
             return y
         if isinstance(x, fx.Proxy):
-            return self._as_leaf(x, residual)
+            return as_leaf(self, self._name(), x, residual)
         if isinstance(x, Tensor) and x.layout is torch.jagged:
             return self._of_jagged(x, residual)
         check_tensors(self._name(), x=x, residual=residual)
@@ -127,14 +127,6 @@ class ChainLayer:
             return True
         # a parametrization computes the latter
         return own.precision is not None and own.precision != dtype_name(own._dtype)
-
-    def _as_leaf(self, x: fx.Proxy, residual: Any) -> fx.Proxy:
-        """Record the layer as one node of a graph that `torch.fx` traces."""
-        if not (path := x.tracer.path_of_module(self)):
-            raise LaunchError(
-                f"{self._name()} is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)"
-            )
-        return x.tracer.create_proxy("call_module", path, (x,) if residual is None else (x, residual), {})
 
     def _y_shape(self, x: Tensor) -> tuple[int, ...]:
         axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
@@ -243,3 +235,12 @@ def _trained(model: nn.Module) -> list[tuple[str, Any]]:
     return [
         (name, layer) for name, layer in model.named_modules() if isinstance(layer, ChainLayer) and not layer.is_stored
     ]
+
+
+def as_leaf(layer: nn.Module, name: str, x: fx.Proxy, residual: Any) -> fx.Proxy:
+    """Record a layer as one node of a graph that `torch.fx` traces."""
+    if not (path := x.tracer.path_of_module(layer)):
+        raise LaunchError(
+            f"{name} is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)"
+        )
+    return x.tracer.create_proxy("call_module", path, (x,) if residual is None else (x, residual), {})

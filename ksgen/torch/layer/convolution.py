@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ksgen.errors import LaunchError
 from ksgen.pattern import Pattern, Patterns
 from ksgen.spec import Layout
+from ksgen.torch.layer.base import as_leaf
 from ksgen.torch.layer.linear import KSLinear, dense_layer
 from ksgen.torch.operators.checks import check_tensors
 
@@ -85,6 +86,9 @@ class KSConv1x1(nn.Module):
             >>> layer(torch.zeros(1, 2, 1, 1), torch.ones(1, 2, 1, 1)).flatten()
             tensor([1., 1.])
         """
+        if isinstance(x, fx.Proxy):
+            return as_leaf(self, "KSConv1x1", x, residual)
+        self.linear._refuse_out_layout("a KSConv1x1")
         check_tensors("KSConv1x1", x=x, residual=residual)
         chain, is_batch = self.linear.chain, x.dim() == 4
         if x.dim() not in (3, 4) or x.shape[-3] != self.in_channels:
@@ -119,7 +123,7 @@ class KSConv1x1(nn.Module):
         A convolution with groups is Kronecker-sparse itself. Without `patterns`, its weights are copied exactly.
 
         Args:
-            conv: The convolution. Stride and dilation are 1, and there is no padding.
+            conv: The convolution. Its stride is 1, and there is no padding.
             patterns: Factors of K. None: the pattern of the groups, (groups, outputs, inputs of a group, 1).
             shuffle: True includes the channel shuffle that follows the groups in ShuffleNet. It needs `patterns=None`.
             refine: Steps of L-BFGS that follow hierarchical SVDs, like in `factorize`.
@@ -152,19 +156,21 @@ class KSConv1x1(nn.Module):
         blocks = weight.unflatten(0, (groups, -1))
         if patterns is not None:
             dense = dense_layer(torch.block_diag(*blocks), bias)
-            return cls._of(KSLinear.from_linear(dense, patterns, refine=refine, **options))
+            return cls._of(KSLinear.from_linear(dense, patterns, refine=refine, **options), conv.training)
         a, b, c = blocks.shape
         pattern = Pattern(a, b, c, 1, "k.i" if shuffle else "")
         if bias is not None and shuffle:
             bias = bias.unflatten(0, (groups, -1)).t().flatten()
-        return cls._of(KSLinear.from_weights([blocks[..., None]], bias, patterns=pattern, **options))
+        linear = KSLinear.from_weights([blocks[..., None]], bias, patterns=pattern, **options)
+        return cls._of(linear, conv.training)
 
     @classmethod
-    def _of(cls, linear: KSLinear) -> "KSConv1x1":
+    def _of(cls, linear: KSLinear, training: bool) -> "KSConv1x1":
         """Create a layer of this product."""
         linear._refuse_out_layout("a KSConv1x1")
         layer = cls(linear.chain, device="meta")
         layer.linear = linear
+        layer.train(training)
         return layer
 
     def to_conv(self) -> nn.Conv2d:

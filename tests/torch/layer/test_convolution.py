@@ -97,6 +97,13 @@ def test_from_conv_is_the_projection_of_the_matrix() -> None:
     assert (layer.linear.layout, layer.linear.activation, layer.linear.bias is conv.bias) == ("bsf", "silu", False)
 
 
+def test_from_conv_keeps_the_mode_of_training() -> None:
+    for is_training in (True, False):
+        conv = nn.Conv2d(8, 6, 1, groups=2).train(is_training)
+        assert KSConv1x1.from_conv(conv).training == KSConv1x1.from_conv(conv).linear.training == is_training
+        assert KSConv1x1.from_conv(nn.Conv2d(8, 6, 1).train(is_training), "2,3,4,1").linear.training == is_training
+
+
 def test_state_and_copies() -> None:
     layer, other = KSConv1x1("2,3,4,1"), KSConv1x1("2,3,4,1", layout="bsf")
     assert list(layer.state_dict()) == ["linear.bias", "linear.weights.0"]
@@ -114,6 +121,19 @@ def test_compiled() -> None:
     torch.testing.assert_close(compiled(x[:2]), layer(x[:2]))
 
 
+def test_torch_fx_records_it_as_a_leaf() -> None:
+    model, x = nn.Sequential(KSConv1x1("2,3,4,1"), nn.ReLU()), images(3, dtype=torch.float32)
+    traced = torch.fx.symbolic_trace(model)
+    assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
+    torch.testing.assert_close(traced(x), model(x))
+
+
+def _set_later() -> object:
+    layer = KSConv1x1("2,3,4,1")
+    layer.linear.out_layout = "bsf"
+    return layer(torch.zeros(1, 8, 2, 2))
+
+
 LAYER = KSConv1x1("2,3,4,1")
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "channels": (
@@ -127,6 +147,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "out_layout": (
         lambda: KSConv1x1("2,3,4,1", out_layout="bsf"),
         "KSLinear(2,3,4,1): out_layout='bsf' of a KSConv1x1; accepted: layers without it",
+    ),
+    "out_layout, later": (
+        _set_later,
+        "KSLinear(2,3,4,1): out_layout='bsf' of a KSConv1x1; accepted: layers without it",
+    ),
+    "leaf": (
+        lambda: torch.fx.symbolic_trace(LAYER),
+        "KSConv1x1 is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)",
     ),
     "no convolution": (
         lambda: KSConv1x1.from_conv(nn.Linear(8, 6)),
