@@ -695,10 +695,11 @@ def _is_watched(*tensors: Tensor | None) -> bool:
 
 
 def _has_address(tensor: Tensor) -> bool:
+    """Whether this is one tensor, and not a gradient that stands for several. Transforms see to their own tensors."""
     try:
         tensor.data_ptr()
-    except RuntimeError:  # a gradient that stands for several
-        return False
+    except RuntimeError:
+        return bool(torch._C._are_functorch_transforms_active())
     return True
 
 
