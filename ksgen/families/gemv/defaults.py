@@ -117,10 +117,10 @@ MOST_COPIES = 64  # copies of X per thread, at most
 @lru_cache(maxsize=64)
 def chain_options(kernel: KernelSpec, shared_bytes: int, tile_batch: int) -> tuple[GemvChainConstants, ...]:
     """Constants that fit the GPU. Batches of several sizes and groups compare the same ones."""
-    return tuple(_chain_options(kernel, shared_bytes, tile_batch))
+    return tuple(each_chain_option(kernel, shared_bytes, tile_batch))
 
 
-def _chain_options(kernel: KernelSpec, shared_bytes: int, tile_batch: int) -> Iterator[GemvChainConstants]:
+def each_chain_option(kernel: KernelSpec, shared_bytes: int, tile_batch: int) -> Iterator[GemvChainConstants]:
     """Yield each tile of the second factor, with the fastest distribution of the first factor's rows over lanes."""
     found: dict[tuple[int, int], tuple[int, int, int] | None] = {}
     for last in shapes(factor_kernels(kernel)[1], tile_batch):
@@ -197,7 +197,7 @@ def has_chain(kernel: KernelSpec, limits: Limits) -> bool:
 
     No constants are compared, so this takes milliseconds where `best_chain` takes up to a second.
     """
-    return next(_chain_options(kernel, limits.shared_bytes, 1), None) is not None
+    return next(each_chain_option(kernel, limits.shared_bytes, 1), None) is not None
 
 
 @lru_cache(maxsize=REMEMBERED)

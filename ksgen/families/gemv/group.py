@@ -3,7 +3,7 @@
 Each layer has the constants and sizes of a launch of its own. The fastest combination is chosen before any search.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ RANKS = 4  # constants of a layer that a search tries, for each tile of the batc
 _NAMES = ("tile_out", "tile_d", "thread_out", "lanes_in", "warps_in", "steps")
 _FIRST_NAMES = ("thread_out", "lanes_in", "steps")  # constants of the first factor of two
 OfLayer = GemvConstants | GemvChainConstants
+ChainOptions = Callable[[KernelSpec, int, int], Iterable[GemvChainConstants]]
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def has_any(kernel: KernelSpec, limits: Limits) -> bool:
     """Whether the layers have a number of threads in common. The first one that fits ends the search."""
     *others, last = sorted(_with_shares(kernel, limits), key=lambda each: len(each[0].factors))
     common = [{shape.threads for shape, _ in _shapes(*each, 1)} for each in others]
-    return any(all(shape.threads in threads for threads in common) for shape, _ in _shapes(*last, 1))
+    shapes = _shapes(*last, 1, defaults.each_chain_option)
+    return any(all(shape.threads in threads for threads in common) for shape, _ in shapes)
 
 
 @lru_cache(REMEMBERED)
@@ -164,11 +166,12 @@ def _by_threads(
     return {threads: tuple(sorted(each, key=lambda one: one[0])[:RANKS]) for threads, each in found.items()}
 
 
-def _shapes(layer: KernelSpec, limits: Limits, size: int) -> Iterator[tuple[GemvTiling | GemvChainTiling, OfLayer]]:
+def _shapes(
+    layer: KernelSpec, limits: Limits, size: int, chains: ChainOptions = defaults.chain_options
+) -> Iterator[tuple[GemvTiling | GemvChainTiling, OfLayer]]:
     """Constants of a layer that fit the GPU, with the sizes derived from them."""
     if len(layer.factors) > 1:
-        constants = defaults.chain_options(layer, limits.shared_bytes, size)
-        yield from ((GemvChainTiling(layer, own), own) for own in constants)
+        yield from ((GemvChainTiling(layer, own), own) for own in chains(layer, limits.shared_bytes, size))
     else:
         shapes = ((GemvTiling(layer, own), own) for own in defaults.shapes(layer, size))
         yield from (each for each in shapes if each[0].shared_bytes <= limits.shared_bytes)
