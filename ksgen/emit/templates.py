@@ -69,13 +69,13 @@ def fill(
 
 def identifiers(text: str) -> set[str]:
     """Identifiers in a source's code, without its comments and strings."""
-    return set(_IDENTIFIER.findall(_NOT_CODE.sub(" ", text)))
+    return set().union(*map(_identifiers_of_line, text.splitlines()))
 
 
-@lru_cache(maxsize=4096)
-def _identifiers_of(text: str) -> frozenset[str]:
-    """Identifiers of one block, cached because many sources share it."""
-    return frozenset(identifiers(text))
+@lru_cache(maxsize=1 << 14)
+def _identifiers_of_line(line: str) -> frozenset[str]:
+    """Identifiers of one line, cached because sources share most of their lines."""
+    return frozenset(_IDENTIFIER.findall(_NOT_CODE.sub(" ", line)))
 
 
 def constant_lines(library: str, constexprs: Iterable[Any], used: set[str], block: str = "_constants") -> str:
@@ -100,7 +100,7 @@ def _linked(
             if word in used:
                 text = _spelled(library, block, context)
                 found.insert(0, (name, text))
-                used |= _identifiers_of(text)
+                used |= identifiers(text)
     return found, used
 
 
