@@ -1,6 +1,6 @@
 # # Tutorial: add an activation
 #
-# Activations are part of the kernels: y = activation(x Kᵀ + bias) + residual. This page adds one, `quick_gelu` of CLIP,
+# Activations are part of the kernels: y = activation(x Kᵀ + bias) + residual. This page adds `quick_gelu` of CLIP,
 # in a copy of the sources. In a [checkout](../setup.md) the steps are the same.
 
 import difflib
@@ -51,11 +51,12 @@ MACRO = """{% macro quick_gelu(name, type) %}
 DEVICE {{ type }} {{ name }}({{ type }} value) { return value / (({{ type }})1 + exp(({{ type }})-1.702 * value)); }
 {% endmacro %}
 """
-edit("templates/include/words/activations.j2", "{% macro silu(name, type) %}", MACRO + "{% macro silu(name, type) %}")
+SILU = "{% macro silu(name, type) %}"
+edit("templates/include/snippets/activations.j2", SILU, MACRO + SILU)
 
 # **4. Where kernels use it**: after the last factor, and between the factors of a layer:
 
-IMPORT = '{% import "include/words/activations.j2" as activations %}\n'
+IMPORT = '{% import "include/snippets/activations.j2" as activations %}\n'
 BLOCKS = "".join(
     f'{{% block {block} %}}\n{IMPORT}{{{{ activations.quick_gelu("{function}", accumulator) }}}}{{% endblock %}}\n'
     for block, function in (
@@ -63,7 +64,7 @@ BLOCKS = "".join(
         ("activate_between__between_quick_gelu", "activate_between"),
     )
 )
-edit("templates/include/words/epilogue.j2", "{% block finish %}", BLOCKS + "{% block finish %}")
+edit("templates/include/snippets/epilogue.j2", "{% block finish %}", BLOCKS + "{% block finish %}")
 
 # **5. Its function and derivative in PyTorch**, for training and for the backends that are PyTorch's own:
 

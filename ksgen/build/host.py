@@ -1,7 +1,7 @@
 """Builds shared libraries for processors from OpenCL C sources by the host's own C++ compiler. Calls no library.
 
 The search order is `KSGEN_CXX`, then c++, g++, clang++ on PATH, GCC before Clang, then the `ziglang` package.
-`host_words.hpp`, which defines OpenCL C in C++, is put before a source, and `host_tiles.hpp` if it uses matrix tiles.
+`host_prelude.hpp`, which defines OpenCL C in C++, is put before a source, and `host_tiles.hpp` if it uses matrix tiles.
 A function per entry that loops over work groups follows the source.
 """
 
@@ -26,7 +26,7 @@ from ksgen.build.request import Binary
 from ksgen.errors import ToolchainError
 from ksgen.paths import program, variable
 
-WORDS = Path(__file__).with_name("host_words.hpp")
+PRELUDE = Path(__file__).with_name("host_prelude.hpp")
 KEEPS_REGISTERS = (
     # for sums that instructions of `asm` add to: else GCC moves half of them
     '#pragma GCC optimize("no-tree-coalesce-vars")\n'
@@ -122,7 +122,7 @@ def source_of(text: str, entries: Sequence[str]) -> str:
     walks = [f"HOST_WALK({entry})\n" for entry in entries]
     tiles = TILES.read_text(encoding="utf-8") if "tile_begin(" in text else ""
     first = KEEPS_REGISTERS if "MULTIPLY_PAIRS" in text else ""
-    return "".join((first, WORDS.read_text(encoding="utf-8"), tiles, '\nextern "C" {\n', unrolled, *walks, "}\n"))
+    return "".join((first, PRELUDE.read_text(encoding="utf-8"), tiles, '\nextern "C" {\n', unrolled, *walks, "}\n"))
 
 
 def find_host_compiler() -> HostCompiler:
@@ -157,7 +157,8 @@ def _makes(compiler: HostCompiler, named: InstructionSet) -> bool:
 
 @functools.cache
 def _digest_of_snippets() -> str:
-    return f"words {hashlib.sha256(WORDS.read_bytes() + TILES.read_bytes() + KEEPS_REGISTERS.encode()).hexdigest()[:8]}"
+    snippets = PRELUDE.read_bytes() + TILES.read_bytes() + KEEPS_REGISTERS.encode()
+    return f"prelude {hashlib.sha256(snippets).hexdigest()[:8]}"
 
 
 def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Finds templates, adds the snippets that a source uses, and reports a template that cannot be rendered.
 
-Snippet libraries (`templates/include/words/`) hold a block per name that a template may use: a function, a type, a
+Snippet libraries (`templates/include/snippets/`) hold a block per name that a template may use: a function, a type, a
 macro. A source gets the snippets that it uses, directly or through others, and only the constants that it uses. So
 nothing in it is unused. Never chooses constants.
 """
@@ -45,14 +45,14 @@ def fill(
 ) -> str:
     """Fill in the template with the snippets that it uses.
 
-    Snippets that `late_word_lines` needs first go to `word_lines`, the rest to `late_word_lines`. `constant_lines`
-    defines the `constexprs` that the source uses.
+    Snippets that `late_snippet_lines` needs first go to `snippet_lines`, the rest to `late_snippet_lines`.
+    `constant_lines` defines the `constexprs` that the source uses.
     """
     found = environment().get_template(template)
     variables = {**variables, "every_variant": tuple(variants)}
     try:
         front, _, rest = found.render(
-            {**variables, "word_lines": "", "constant_lines": "", "late_word_lines": _LATE}
+            {**variables, "snippet_lines": "", "constant_lines": "", "late_snippet_lines": _LATE}
         ).partition(_LATE)
         names, variants = list(libraries), tuple(variants)
         needed = identifiers(front)
@@ -60,9 +60,8 @@ def fill(
         early = _linked(needed, names, variants, variables)[0] if rest else entries
         late = [entry for entry in entries if entry not in early]
         constants = constant_lines(names[0], variables["constexprs"], used) if "constexprs" in variables else ""
-        return found.render(
-            {**variables, "word_lines": _lines(early), "constant_lines": constants, "late_word_lines": _lines(late)}
-        )
+        lines = {"snippet_lines": _lines(early), "constant_lines": constants, "late_snippet_lines": _lines(late)}
+        return found.render({**variables, **lines})
     except jinja2.TemplateError as error:
         raise RenderError(_report(found.name or "a text", variables, error)) from error
 
@@ -85,7 +84,7 @@ def constant_lines(library: str, constexprs: Iterable[Any], used: set[str], bloc
 
 
 def _library(name: str) -> jinja2.Template:
-    return environment().get_template(f"include/words/{name}.j2")
+    return environment().get_template(f"include/snippets/{name}.j2")
 
 
 def _linked(
@@ -184,7 +183,7 @@ def environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(root), bytecode_cache=compiled, auto_reload=False, **settings
     )
     made.filters["with_constants"] = _with_constants
-    made.filters["with_words"] = _with_snippets
+    made.filters["with_snippets"] = _with_snippets
     return made
 
 
@@ -211,7 +210,7 @@ def dialects_of(family: Family[Any], kind: type[Any]) -> tuple[str, ...]:
 
 def has_parts(template: str) -> bool:
     """Whether the template's sources of chains have parts with snippets of their own."""
-    return "with_words" in (resource("templates") / template).read_text(encoding="utf-8")
+    return "with_snippets" in (resource("templates") / template).read_text(encoding="utf-8")
 
 
 def libraries(family: Family[Any], kind: type[Any], dialect: str, in_parts: bool = False) -> tuple[str, ...]:
@@ -244,7 +243,7 @@ def template_digest(family: str) -> str:
     }
     found.update((root / "include").glob("*.j2"))
     named = {name for kind in own.kinds for dialect in dialects_of(own, kind) for name in libraries(own, kind, dialect)}
-    found.update(root / "include" / "words" / f"{name}.j2" for name in named)
+    found.update(root / "include" / "snippets" / f"{name}.j2" for name in named)
     read: set[Path] = set()
     while new := found - read:
         read |= new
@@ -262,4 +261,4 @@ def template_digest(family: str) -> str:
 def _named(paths: Iterable[Path]) -> set[str]:
     """Includes that templates name: a snippet library, or a file with its folder if the name has a variable."""
     names = {name for path in paths for name in re.findall(r'"include/([\w/.]+)', path.read_text(encoding="utf-8"))}
-    return {name if name.startswith("words/") else f"{name.partition('/')[0]}/*.j2" for name in names}
+    return {name if name.startswith("snippets/") else f"{name.partition('/')[0]}/*.j2" for name in names}

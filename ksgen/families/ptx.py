@@ -1,4 +1,4 @@
-"""Operand lists of PTX instructions that depend on a size, for `templates/include/words/ptx.j2`."""
+"""Operand lists of PTX instructions that depend on a size, for `templates/include/snippets/ptx.j2`."""
 
 from dataclasses import dataclass
 

@@ -61,11 +61,11 @@ def test_an_unknown_word_is_named_with_where_it_stands_and_what_is_there(copied:
 
 
 def test_so_is_one_of_a_dictionary(copied: Path) -> None:
-    words = copied / "include/words/numbers.j2"
+    words = copied / "include/snippets/numbers.j2"
     words.write_text(words.read_text().replace("typedef float real;", "typedef {{ nonsense }} real;"))
     with pytest.raises(
         RenderError,
-        match=r"^simt, ks_\S+: include/words/numbers\.j2:\d+: 'nonsense' is undefined; the variables there are ",
+        match=r"^simt, ks_\S+: include/snippets/numbers\.j2:\d+: 'nonsense' is undefined; the variables there are ",
     ):
         render(KERNEL)
 
@@ -85,12 +85,12 @@ def test_and_one_that_cannot_be_read(copied: Path) -> None:
 
 
 def test_a_text_takes_a_word_and_what_that_one_uses_and_no_more(copied: Path) -> None:
-    (copied / "include/words/small.j2").write_text(
+    (copied / "include/snippets/small.j2").write_text(
         "{% block first %}\nint first;\n{% endblock %}\n{% block spare %}\nint spare;\n{% endblock %}\n"
         "{% block second %}\nint second = first;\n{% endblock %}\n{% block second__long %}\nlong second;\n{% endblock "
         "%}\n"
     )
-    (copied / "small.j2").write_text('{{ word_lines }}// spare\nf("spare", second);\n')
+    (copied / "small.j2").write_text('{{ snippet_lines }}// spare\nf("spare", second);\n')
     assert (
         templates.fill("small.j2", {}, ["small"]) == 'int first;\nint second = first;\n// spare\nf("spare", second);\n'
     )
@@ -146,14 +146,14 @@ def test_each_family_has_its_template() -> None:
         ("include/gradient/sum.j2", {"gradient"}),
         ("include/gradient_mma/load_registers.j2", {"gradient"}),
         ("include/vector/tile.j2", {"vector", "cpu_gradient"}),
-        ("include/words/cuda.j2", set(FAMILIES) - ON_PROCESSORS),
-        ("include/words/opencl.j2", ON_PROCESSORS | {"simt", "gradient"}),
-        ("include/words/vector.j2", ON_PROCESSORS),
-        ("include/words/amx.j2", {"amx", "cpu_gradient"}),
-        ("include/amx/mend_none.j2", {"amx", "cpu_gradient"}),
-        ("include/cpu_gradient/tiles_mend_none.j2", {"cpu_gradient"}),
-        ("include/words/operands.j2", {"mma", "gradient", "wgmma"}),
-        ("include/words/warpgroups.j2", {"wgmma"}),
+        ("include/snippets/cuda.j2", set(FAMILIES) - ON_PROCESSORS),
+        ("include/snippets/opencl.j2", ON_PROCESSORS | {"simt", "gradient"}),
+        ("include/snippets/vector.j2", ON_PROCESSORS),
+        ("include/snippets/amx.j2", {"amx", "cpu_gradient"}),
+        ("include/amx/repair_none.j2", {"amx", "cpu_gradient"}),
+        ("include/cpu_gradient/tiles_repair_none.j2", {"cpu_gradient"}),
+        ("include/snippets/operands.j2", {"mma", "gradient", "wgmma"}),
+        ("include/snippets/warpgroups.j2", {"wgmma"}),
         ("probe.cu.j2", set()),
     ],
 )
@@ -226,12 +226,12 @@ def test_who_reads_a_text_opens_few_files(
     used: set[str] = set()
 
     def noted(entries: list[tuple[str, str]]) -> str:
-        used.update(f"include/words/{name}.j2" for name, _ in entries)
+        used.update(f"include/snippets/{name}.j2" for name, _ in entries)
         return lines(entries)
 
     monkeypatch.setattr(templates, "_lines", noted)
     for _ in rendered(family):
-        files = {each for each in opened if not each.startswith("include/words/")} | used
+        files = {each for each in opened if not each.startswith("include/snippets/")} | used
         assert len(files) <= 13, sorted(files)
         opened.clear()
         used.clear()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.emulator import Counts, SimtError, count_cuda, is_installed
 from tests.emulator.counts import GlobalTally, SharedTally
-from tests.ptx import with_words
+from tests.ptx import with_snippets
 
 pytestmark = pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 
@@ -19,7 +19,7 @@ def count(
 ) -> Counts:
     text = f'{WIDE}extern "C" __global__ void kernel({parameters}) {{ const int at = threadIdx.x; {body} }}\n'
     given = args or (np.arange(4096, dtype=np.float32), np.zeros(4096, np.float32))
-    return count_cuda(with_words(text), "kernel", grid, block, shared_bytes, list(given))
+    return count_cuda(with_snippets(text), "kernel", grid, block, shared_bytes, list(given))
 
 
 def shared_reads(address: str, kind: str = "float") -> SharedTally:

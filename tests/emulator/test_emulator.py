@@ -14,7 +14,7 @@ import pytest
 from tests.emulator import SimtError, is_installed, run_cuda
 from tests.emulator.broken import BROKEN, FAULT, Broken
 from tests.emulator.build import _digest, build_runtime
-from tests.ptx import with_words
+from tests.ptx import with_snippets
 
 pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="no g++ to run CUDA text with")
 
@@ -97,7 +97,7 @@ def run_body(
     """
     y = floats(THREADS)
     args: list[Any] = [np.arange(THREADS, dtype=np.float32), y]
-    run_cuda(with_words(kernel_text(body, before)), "kernel", 1, THREADS, shared_bytes, args, sanitize, **options)
+    run_cuda(with_snippets(kernel_text(body, before)), "kernel", 1, THREADS, shared_bytes, args, sanitize, **options)
     return y
 
 
@@ -109,17 +109,18 @@ def test_tiled_kernel_is_right(sanitize: str, order: str | int) -> None:
     x, w = rng.standard_normal((41, 64), np.float32), rng.standard_normal((32, 64), np.float32)
     y = np.full((41, 32), np.nan, np.float32)
     args: list[Any] = [x, w, y, 41, np.int32(64)]
-    run_cuda(with_words(TILED), "multiply", (3, 2), 64, TILED_SHARED_BYTES, args, sanitize, order=order)
+    run_cuda(with_snippets(TILED), "multiply", (3, 2), 64, TILED_SHARED_BYTES, args, sanitize, order=order)
     np.testing.assert_allclose(y, x.astype(np.float64) @ w.T.astype(np.float64), atol=1e-5)
 
 
 @pytest.mark.parametrize("sanitize", BUILDS)
 def test_tiled_kernel_with_too_little_shared_memory_is_caught(sanitize: str) -> None:
     x, w, y = np.ones((16, 32), np.float32), np.ones((16, 32), np.float32), np.ones((16, 16), np.float32)
+    args = [x, w, y, 16, np.int32(32)]
     with pytest.raises(
         SimtError, match="copy_async_16 to byte 5088 of the dynamic shared memory, which has 5088"
     ) as caught:
-        run_cuda(with_words(TILED), "multiply", 1, 64, TILED_SHARED_BYTES - 32, [x, w, y, 16, np.int32(32)], sanitize)
+        run_cuda(with_snippets(TILED), "multiply", 1, 64, TILED_SHARED_BYTES - 32, args, sanitize)
     assert caught.value.kind == "out-of-bounds"
     called_from = [TILED.splitlines()[line - 1] for line in caught.value.callers]
     assert any("copy_async_16(w_tile" in line for line in called_from)
@@ -129,7 +130,7 @@ def test_tiled_kernel_with_too_little_shared_memory_is_caught(sanitize: str) -> 
 def test_tiled_kernel_without_its_wait_gives_nan() -> None:
     x, y = np.ones((16, 16), np.float32), np.ones((16, 16), np.float32)
     run_cuda(
-        with_words(TILED.replace("copy_async_wait<1>();", "")),
+        with_snippets(TILED.replace("copy_async_wait<1>();", "")),
         "multiply",
         1,
         64,
@@ -146,7 +147,7 @@ def test_tiled_kernel_without_either_barrier_is_a_race(comment: str) -> None:
     broken = TILED.replace(f"    __syncthreads();{comment}\n", f"    {comment}\n", 1)
     assert broken != TILED
     with pytest.raises(SimtError, match=r"which thread .* with no barrier between") as caught:
-        run_cuda(with_words(broken), "multiply", 1, 64, TILED_SHARED_BYTES, [x, x, y, 16, np.int32(64)], "race")
+        run_cuda(with_snippets(broken), "multiply", 1, 64, TILED_SHARED_BYTES, [x, x, y, 16, np.int32(64)], "race")
     assert caught.value.kind == "race"
 
 
@@ -298,7 +299,7 @@ extern "C" __global__ void narrow(const float* x, unsigned short* half, unsigned
 def test_every_16_bit_value_widens_exactly() -> None:
     bits = np.arange(65536, dtype=np.uint16)
     half, bfloat16 = floats(65536), floats(65536)
-    run_cuda(with_words(CONVERSIONS), "widen", 64, 1024, 0, [bits, half, bfloat16])
+    run_cuda(with_snippets(CONVERSIONS), "widen", 64, 1024, 0, [bits, half, bfloat16])
     np.testing.assert_array_equal(half, bits.view(np.float16).astype(np.float32))
     np.testing.assert_array_equal(bfloat16, bits.view(ml_dtypes.bfloat16).astype(np.float32))
 
@@ -313,7 +314,7 @@ def test_narrowing_rounds_to_nearest_even() -> None:
     x = np.concatenate([x, -x])
     x = np.pad(x, (0, -len(x) % 1024))
     half, bfloat16 = np.zeros(len(x), np.uint16), np.zeros(len(x), np.uint16)
-    run_cuda(with_words(CONVERSIONS), "narrow", len(x) // 1024, 1024, 0, [x, half, bfloat16])
+    run_cuda(with_snippets(CONVERSIONS), "narrow", len(x) // 1024, 1024, 0, [x, half, bfloat16])
     with np.errstate(over="ignore", invalid="ignore"):
         np.testing.assert_array_equal(half, np.where(np.isnan(x), 0x7FFF, x.astype(np.float16).view(np.uint16)))
         expected = x.astype(ml_dtypes.bfloat16).view(np.uint16)

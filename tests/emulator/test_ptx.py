@@ -103,7 +103,7 @@ def test_each_ptx_function_has_a_case() -> None:
     """Each function over PTX is in the source of a launch, and these sources have more than 60 known instructions."""
     blocks = {
         block.partition("__")[0]
-        for block in environment().get_template("include/words/ptx.j2").blocks
+        for block in environment().get_template("include/snippets/ptx.j2").blocks
         if block[0] != "_"
     }
     texts = "\n".join(case.text for case in all_cases())

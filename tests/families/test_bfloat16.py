@@ -43,7 +43,7 @@ def rounded(dialect: str, x: np.ndarray, folder: Path) -> np.ndarray:
     except ToolchainError as error:
         pytest.skip(str(error))
     source = fill(
-        environment().from_string("{{ word_lines }}\n{{ kernel }}"),
+        environment().from_string("{{ snippet_lines }}\n{{ kernel }}"),
         {"kernel": ENTRY, "boxes": []},
         LIBRARIES[dialect],
         ("float32",),

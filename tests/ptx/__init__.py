@@ -1,5 +1,5 @@
-"""Small kernels over the functions of `templates/include/words/ptx.j2`: the emulator runs them, nvcc compiles them, a
-GPU agrees.
+"""Small kernels over the functions of `templates/include/snippets/ptx.j2`: the emulator runs them, nvcc compiles
+them, a GPU agrees.
 
 `render` makes a text of a kernel in `kernels.py`; `layouts.py` says where the elements of wgmma's operands lie.
 """
@@ -12,7 +12,7 @@ from ksgen.families.ptx import Box
 from tests.emulator.build import KERNEL_FILE
 
 # a text takes the snippets of the libraries that it uses
-TEXT = "{{ word_lines }}\n{{ kernel }}"
+TEXT = "{{ snippet_lines }}\n{{ kernel }}"
 
 
 def render(kernel: str, **words: Any) -> str:
@@ -21,6 +21,6 @@ def render(kernel: str, **words: Any) -> str:
     return fill(environment().from_string(TEXT), words, LIBRARIES["cuda"], ("float32",))
 
 
-def with_words(text: str) -> str:
+def with_snippets(text: str) -> str:
     """The text behind the functions that it uses. Its lines are counted from its own first one."""
     return render(f'#line 1 "{KERNEL_FILE}"\n{text}')

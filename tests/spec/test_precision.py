@@ -48,7 +48,7 @@ DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """The record and its blocks of a dictionary, and nothing else."""
     shutil.copytree(resource("templates"), tmp_path / "templates")
-    with (tmp_path / "templates" / "include" / "words" / "operands.j2").open("a") as operands:
+    with (tmp_path / "templates" / "include" / "snippets" / "operands.j2").open("a") as operands:
         operands.write(TOY_BLOCKS)
     monkeypatch.setitem(PRECISIONS, TOY.name, TOY)
     monkeypatch.setattr(templates, "resource", lambda name: tmp_path / name)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen.build.host import TILES, WORDS, find_host_compiler, host_target, processor_features
+from ksgen.build.host import PRELUDE, TILES, find_host_compiler, host_target, processor_features
 from ksgen.errors import ToolchainError
 
 Array = np.ndarray[Any, Any]
@@ -57,7 +57,7 @@ def needs_emulation() -> None:
 
 @cache
 def _built(define: str) -> bytes:
-    source = f"{define}\n{WORDS.read_text()}{TILES.read_text()}{CALLS}"
+    source = f"{define}\n{PRELUDE.read_text()}{TILES.read_text()}{CALLS}"
     return find_host_compiler().compile_whole(source, "tiles", host_target())
 
 

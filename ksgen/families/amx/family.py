@@ -157,8 +157,8 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
             "kernel": own.kernel,
             "constexprs": factor_constexprs(own),
             "variants": (*of_lanes(own), activation, *found["variants"]),
-            "from_there": f"{places[(number - 1) % 2]}, {pitch}" if number else "x + first * X_ENTRY, batch",
-            "to_there": "y + first * Y_ENTRY, batch" if is_last else f"{places[number % 2]}, {pitch}",
+            "from_there": f"{places[(number - 1) % 2]}, {pitch}" if number else "x + first * X_BATCH_STRIDE, batch",
+            "to_there": "y + first * Y_BATCH_STRIDE, batch" if is_last else f"{places[number % 2]}, {pitch}",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: AnyAmxConstants) -> list[Constexpr]:
@@ -193,7 +193,7 @@ def of_lanes(shape: AmxTiling) -> tuple[str, ...]:
 def factor_variables(shape: AmxTiling) -> dict[str, Any]:
     """Variables of a factor's template."""
     kernel = shape.kernel
-    extras = {"bias": "bias", "residual": "residual + first * Y_ENTRY"}
+    extras = {"bias": "bias", "residual": "residual + first * Y_BATCH_STRIDE"}
     wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     is_split = shape.products.parts > 1
     lie = "interleaved" if shape.is_interleaved else "apart"
@@ -207,7 +207,7 @@ def factor_variables(shape: AmxTiling) -> dict[str, Any]:
         "inputs_lie": lie,
         "outputs_lie": lie if shape.is_bsf else "bsl",
         "inputs_are": "rows" if shape.is_bsf else "columns",
-        "mending": kernel.layout if is_split else "none",
+        "repair": kernel.layout if is_split else "none",
         "block_arguments": "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras),
     }
 

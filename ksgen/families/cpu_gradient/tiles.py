@@ -138,7 +138,7 @@ class AmxGradientTiling(TilePlanes):
             "operand": self.products.operand.name,
             "variants": ("split",) if is_split else (),
             "inputs_lie": "interleaved" if self.is_interleaved else "apart",
-            "mending": "split" if is_split else "none",
+            "repair": "split" if is_split else "none",
             "picture": draw(
                 "Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all rows of a block.",
                 DrawnSide(PAIR, "outputs k", 2),

@@ -36,7 +36,7 @@ class CpuGradientVariables(PlaneVariables, total=False):
     # by tiles
     operand: str
     inputs_lie: str
-    mending: str
+    repair: str
 
 
 @dataclass(frozen=True)
