@@ -87,11 +87,12 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     note = (
         "A `KSLinear`, frozen for inference, is compared with the dense layer, and with the fastest of PyTorch's "
         "methods for the dense or the sparse layer. "
-        "Speed-ups are geometric means; the least and the most belong to the column before them. The floor is the "
-        "least time that memory or arithmetic takes; shares of it are medians. "
+        "Speed-ups are geometric means. The least and the most are of the speed-ups over the best of PyTorch. The "
+        "floor is the least time of memory or of arithmetic, whichever is longer. A share is the floor divided by the "
+        "time. The table has medians of it. "
         f"{where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
     )
-    picture = f"![dense, the best of PyTorch and ksgen: microseconds of eight layers]({PICTURE})"
+    picture = f"![microseconds of eight layers: the dense layer, PyTorch's fastest method, and ksgen]({PICTURE})"
     return f"{state}{picture}\n\n{table.strip()}\n\n{note}\n", draw(f"Layers on {where}", panels)
 
 
@@ -102,10 +103,10 @@ def _on_gpus(folder: Path) -> str:
         if on_gpu(rows):
             found = [f"{cells[7]} in {cells[1]} {cells[2]}" for cells in overview(rows).rows]
             sentences.append(
-                f"**{machine_of(path) or rows[0].device}**, products of the patterns of the paper cited below, "
-                f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest other method. Median "
-                f"speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results)). In bsf, X is (batch, "
-                "features); in bsl, (features, batch)."
+                f"**{machine_of(path) or rows[0].device}** ran products of the patterns of the paper cited below, "
+                f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest "
+                f"other method. Median speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results)). In "
+                "bsf, X is (batch, features); in bsl, (features, batch)."
             )
     return " ".join(sentences)
 
