@@ -1,4 +1,4 @@
-// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 ea4ffedb, spec e6e1972c
+// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 3d72e516, spec e6e1972c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -44,15 +44,15 @@ constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an a
 constexpr int TILE_BATCH       =       24;  // rows of the batch per thread block
 constexpr int TILE_OUT         =      144;  // outputs k per thread block, for each of its j
 constexpr int TILE_IN          =       32;  // inputs l per stage
-constexpr int TILE_D           =        3;  // neighbouring j per thread block, one plane each
+constexpr int TILE_D           =        3;  // neighbouring j per thread block; a plane is the part of a tile with one j
 constexpr int WARPS_BATCH      =        1;  // warps along the batch
 constexpr int WARPS_OUT        =        3;  // warps along the outputs
 constexpr int WARP_D           =        3;  // neighbouring j per warp
 constexpr int STAGES           =        3;  // stages in shared memory: of X and W, or of W alone if X is resident
 constexpr int MIN_BLOCKS       =        1;  // thread blocks that must fit a multiprocessor
 constexpr int THREADS          =       96;  // threads per block
-constexpr int X_VECTOR         =        8;  // neighbours that one copy of X moves
-constexpr int Y_VECTOR         =        2;  // neighbours that one store of Y moves
+constexpr int X_VECTOR         =        8;  // contiguous elements that one copy of X moves
+constexpr int Y_VECTOR         =        2;  // contiguous elements that one store of Y moves
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
 constexpr int LANE_INPUTS      =        4;  // inputs of one instruction that a lane holds per row of the batch
 constexpr int ELEMENT_FLOATS   =        1;  // floats per element: 2 for a complex number
@@ -131,8 +131,8 @@ DEVICE void clear_sums(Sums& sums) {
     UNROLL for (int j = 0; j < WARP_D; ++j)
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
-                UNROLL for (int half = 0; half < ELEMENT_FLOATS; ++half)
-                    UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][half][q] = 0;
+                UNROLL for (int f = 0; f < ELEMENT_FLOATS; ++f)
+                    UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][f][q] = 0;
 }
 struct Totals {
     Sums current;
@@ -217,8 +217,8 @@ DEVICE void mma_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsi
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// One wide store: nvcc may split four stores, or one of a vector type. No load in this kernel depends on it, so the
-// compiler may move loads across it.
+// One wide store in PTX, because nvcc may emit narrower ones for four scalar stores, or for one of a vector type. No
+// load in this kernel depends on it, so the compiler may move loads across it.
 DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
     asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
 }
@@ -274,15 +274,15 @@ DEVICE unsigned pack_weights(const float (&values)[2], const int) {
     return static_cast<unsigned>(narrow(values[1])) << 16 | narrow(values[0]);
 }
 DEVICE float unscaled(const float sum) { return sum; }
-DEVICE float half_of(const real value, const int) { return value; }
+DEVICE float component_of(const real value, const int) { return value; }
 // A lane's sum at row g (`row` is 0) or g + 8 (1), and at column 2t (`column` is 0) or 2t + 1 (1).
 DEVICE real sum_of(const float (&sums)[ELEMENT_FLOATS][4], const int row, const int column) {
     return unscaled(sums[0][row * 2 + column]);
 }
 // Set one word of a lane's operand: two inputs, taken from elements `first` and `second` of the chunks it has read.
 template <int WORDS>
-DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first,
-                         const int second) {
+DEVICE void set_operand_word(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first,
+                             const int second) {
     x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
 // Read operand A of one instruction: four words per lane, for each part.
@@ -304,8 +304,8 @@ DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH % WARPS_OUT * (
 DEVICE int warp_plane() { return thread_index() / 32 / (WARPS_BATCH * WARPS_OUT) * WARP_D; }
 
 // The output, counted within the warp, of a lane's sums in one half of a row tile: 0 is row g, 1 is row g + 8.
-DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
-    const int q = 2 * row_tile + half;
+DEVICE constexpr int out_of(const int g, const int row_tile, const int row_half) {
+    const int q = 2 * row_tile + row_half;
     return (q / RUN_OUT * 8 + g) * RUN_OUT + q % RUN_OUT;
 }
 
@@ -327,7 +327,7 @@ DEVICE bool run_is_inside(const Tile tile, const int first_in, const int run) {
     return first_in + run / TILE_D < C && tile.first_j + run % TILE_D < D;
 }
 DEVICE int lines_inside(const Tile tile, const int) { return tile.batch_left; }
-// Index within the stage of the input in element e of lane t's operands, for the matrix instruction of input
+// Index within the stage of the input that element e of lane t's operand holds. The instruction's inputs begin at
 // `in_stage`.
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
     // inputs that the lane holds before this one, in the current period of its order
@@ -353,11 +353,11 @@ DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMP
             }
         UNROLL for (int s = 0; s < SUPER_STEPS; ++s)
             UNROLL for (int j = 0; j < WARP_D; ++j)
-                UNROLL for (int half = 0; half < 2; ++half) {
+                UNROLL for (int k_half = 0; k_half < 2; ++k_half) {
                     // the first and the last of the lane's inputs in this word
-                    const int one = s * LANE_INPUTS + half * WORD_INPUTS / ELEMENT_FLOATS;
+                    const int one = s * LANE_INPUTS + k_half * WORD_INPUTS / ELEMENT_FLOATS;
                     const int other = one + WORD_INPUTS - 1;
-                    keep_operand(x[s][j][n], half, words, one * WARP_D + j, other * WARP_D + j);
+                    set_operand_word(x[s][j][n], k_half, words, one * WARP_D + j, other * WARP_D + j);
                 }
     }
 }
@@ -430,8 +430,8 @@ DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsig
 
 // ---- store: from the sums to Y
 // A lane has RUN_OUT neighbouring outputs with all its warp's j: a run of Y's row. It stores Y_VECTOR elements at a
-// time, and reads bias and residual as many at a time. The bias is read once for all rows of the batch. All rows of the
-// residual are read before the first one is needed.
+// time, and reads as many elements of the bias and of the residual. The bias is read once for all rows of the batch.
+// All rows of the residual are read before the first one is needed.
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent, const extent y_pitch,
                        const stored* bias, const stored* residual,
                        const extent residual_pitch) {
@@ -476,16 +476,17 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
 }
 
 // ---- pack: W (A, B, C, D) into operand A of every instruction, four words per lane, zeros beyond the ragged edges
-DEVICE float weight_at(const given* w, const extent i, const int k, const int l, const int j, const int half) {
-    return k < B && l < C && j < D ? half_of(weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j), half)
-        : 0.0f;
+DEVICE float weight_at(const given* w, const extent i, const int k, const int l, const int j,
+                       const int component) {
+    return k < B && l < C && j < D
+        ? component_of(weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j), component) : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
 void ks_1x128x128x3_bfloat16_bsf_pack(
     const given* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
-    // A lane's words of operand A are rows g and g + 8 for the lower k, then for the upper k. Complex numbers have
-    // their real parts at the lower k, and their imaginary parts at the upper k.
+    // A lane's words of operand A are rows g and g + 8 for the lower k-index of PTX, then for the upper one. Complex
+    // numbers have their real parts at the lower k-index, and their imaginary parts at the upper one.
     const int word = static_cast<int>(at % 4);
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));

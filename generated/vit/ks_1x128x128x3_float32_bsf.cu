@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 dec068ac, spec 2190bf8c
+// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 9f40520d, spec 2190bf8c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -58,7 +58,7 @@ constexpr int W_STAGE          =     1536;  // elements of weights per stage
 constexpr int STAGE            =     4704;  // elements per stage
 constexpr int SHARED_ELEMENTS  =    18816;  // elements of shared memory per block
 constexpr int X_LINES          =      128;  // lines of the X tile
-constexpr int X_VECTOR         =        1;  // neighbours that one copy of X moves
+constexpr int X_VECTOR         =        1;  // contiguous elements that one copy of X moves
 constexpr int X_LANE_RUN       =        8;  // lanes of a warp along a line
 constexpr int X_LANE_LINES     =        4;  // lines that a warp copies at once
 constexpr int X_WARPS_RUN      =        1;  // warps along a line

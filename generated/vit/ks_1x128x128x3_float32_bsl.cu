@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 dec068ac, spec 972405b4
+// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 9f40520d, spec 972405b4
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -58,7 +58,7 @@ constexpr int W_STAGE          =     1024;  // elements of weights per stage
 constexpr int STAGE            =     2048;  // elements per stage
 constexpr int SHARED_ELEMENTS  =     8192;  // elements of shared memory per block
 constexpr int X_LINES          =        8;  // lines of the X tile
-constexpr int X_VECTOR         =        4;  // neighbours that one copy of X moves
+constexpr int X_VECTOR         =        4;  // contiguous elements that one copy of X moves
 constexpr int X_LANE_RUN       =       32;  // lanes of a warp along a line
 constexpr int X_LANE_LINES     =        1;  // lines that a warp copies at once
 constexpr int X_WARPS_RUN      =        1;  // warps along a line
@@ -185,8 +185,8 @@ DEVICE void copy_async_16(void* shared, const void* global, const bool valid) { 
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-// One wide store: nvcc may split four stores, or one of a vector type. No load in this kernel depends on it, so the
-// compiler may move loads across it.
+// One wide store in PTX, because nvcc may emit narrower ones for four scalar stores, or for one of a vector type. No
+// load in this kernel depends on it, so the compiler may move loads across it.
 DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
     asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
 }

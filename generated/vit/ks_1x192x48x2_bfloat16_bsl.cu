@@ -1,4 +1,4 @@
-// ks_1x192x48x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 ea4ffedb, spec a2215122
+// ks_1x192x48x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 3d72e516, spec a2215122
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, bfloat16, batch-size-last.
 // Edit the template, not this file.
 //
@@ -44,15 +44,15 @@ constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an a
 constexpr int TILE_BATCH       =       64;  // rows of the batch per thread block
 constexpr int TILE_OUT         =      192;  // outputs k per thread block, for each of its j
 constexpr int TILE_IN          =       16;  // inputs l per stage
-constexpr int TILE_D           =        1;  // neighbouring j per thread block, one plane each
+constexpr int TILE_D           =        1;  // neighbouring j per thread block; a plane is the part of a tile with one j
 constexpr int WARPS_BATCH      =        1;  // warps along the batch
 constexpr int WARPS_OUT        =        3;  // warps along the outputs
 constexpr int WARP_D           =        1;  // neighbouring j per warp
 constexpr int STAGES           =        4;  // stages in shared memory: of X and W, or of W alone if X is resident
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
 constexpr int THREADS          =       96;  // threads per block
-constexpr int X_VECTOR         =        8;  // neighbours that one copy of X moves
-constexpr int Y_VECTOR         =        8;  // neighbours that one store of Y moves
+constexpr int X_VECTOR         =        8;  // contiguous elements that one copy of X moves
+constexpr int Y_VECTOR         =        8;  // contiguous elements that one store of Y moves
 constexpr int K_STEP           =       16;  // inputs of one matrix instruction
 constexpr int ELEMENT_FLOATS   =        1;  // floats per element: 2 for a complex number
 constexpr int WORD_INPUTS      =        2;  // inputs per word of an operand; a complex number fills two words
@@ -127,8 +127,8 @@ DEVICE void clear_sums(Sums& sums) {
     UNROLL for (int j = 0; j < WARP_D; ++j)
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
-                UNROLL for (int half = 0; half < ELEMENT_FLOATS; ++half)
-                    UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][half][q] = 0;
+                UNROLL for (int f = 0; f < ELEMENT_FLOATS; ++f)
+                    UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][f][q] = 0;
 }
 struct Totals {
     Sums current;
@@ -213,8 +213,8 @@ DEVICE void mma_bf16(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsi
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// One wide store: nvcc may split four stores, or one of a vector type. No load in this kernel depends on it, so the
-// compiler may move loads across it.
+// One wide store in PTX, because nvcc may emit narrower ones for four scalar stores, or for one of a vector type. No
+// load in this kernel depends on it, so the compiler may move loads across it.
 DEVICE void store_words(void* to, unsigned w0, unsigned w1, unsigned w2, unsigned w3) {
     asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
 }
@@ -270,15 +270,15 @@ DEVICE unsigned pack_weights(const float (&values)[2], const int) {
     return static_cast<unsigned>(narrow(values[1])) << 16 | narrow(values[0]);
 }
 DEVICE float unscaled(const float sum) { return sum; }
-DEVICE float half_of(const real value, const int) { return value; }
+DEVICE float component_of(const real value, const int) { return value; }
 // A lane's sum at row g (`row` is 0) or g + 8 (1), and at column 2t (`column` is 0) or 2t + 1 (1).
 DEVICE real sum_of(const float (&sums)[ELEMENT_FLOATS][4], const int row, const int column) {
     return unscaled(sums[0][row * 2 + column]);
 }
 // Set one word of a lane's operand: two inputs, taken from elements `first` and `second` of the chunks it has read.
 template <int WORDS>
-DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first,
-                         const int second) {
+DEVICE void set_operand_word(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first,
+                             const int second) {
     x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
 // Read operand A of one instruction: four words per lane, for each part.
@@ -300,8 +300,8 @@ DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH % WARPS_OUT * (
 DEVICE int warp_plane() { return thread_index() / 32 / (WARPS_BATCH * WARPS_OUT) * WARP_D; }
 
 // The output, counted within the warp, of a lane's sums in one half of a row tile: 0 is row g, 1 is row g + 8.
-DEVICE constexpr int out_of(const int g, const int row_tile, const int half) {
-    const int q = 2 * row_tile + half;
+DEVICE constexpr int out_of(const int g, const int row_tile, const int row_half) {
+    const int q = 2 * row_tile + row_half;
     return (q / RUN_OUT * 8 + g) * RUN_OUT + q % RUN_OUT;
 }
 
@@ -318,26 +318,27 @@ DEVICE const stored* x_at(const stored* x, const Tile tile, const extent x_pitch
 }
 DEVICE bool run_is_inside(const Tile tile, const int, const int run) { return run < tile.batch_left; }
 DEVICE int lines_inside(const Tile, const int first_in) { return C - first_in; }
-// Index within the stage of the input in element e of lane t's operands, for the matrix instruction of input
+// Index within the stage of the input that element e of lane t's operand holds. The instruction's inputs begin at
 // `in_stage`.
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) { return in_stage + 4 * e + t; }
-// A chunk is one input of VECTOR neighbouring rows of the batch: one column of each of VECTOR matrix instructions.
-// Their column 2t is chunk t, and their column 2t + 1 is chunk 4 + t, so that four lanes store neighbours.
+// A chunk is one input of VECTOR neighbouring rows of the batch. Element e of a chunk belongs to matrix instruction e.
+// Chunk t is column 2t and chunk 4 + t is column 2t + 1, so that four lanes store neighbours.
 DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage,
                            const int first) {
     const unsigned char* const own =
         stage + (warp_batch() + (lane_g() % 2 * 4 + lane_g() / 2) * VECTOR) * static_cast<int>(sizeof(stored));
     UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
-        UNROLL for (int half = 0; half < 2; half += ELEMENT_FLOATS) {  // a chunk of complex numbers has both
+        UNROLL for (int k_half = 0; k_half < 2; k_half += ELEMENT_FLOATS) {  // a chunk of complex numbers has both
             unsigned words[WORD_INPUTS * 4];
             UNROLL for (int e = 0; e < WORD_INPUTS; ++e) {
-                const int line = input_of(first, lane_t(), half * WORD_INPUTS + e);
+                const int line = input_of(first, lane_t(), k_half * WORD_INPUTS + e);
                 const Chunk chunk = *reinterpret_cast<const Chunk*>(own + line * X_PITCH + group * 8 * 16);
                 UNROLL for (int r = 0; r < 4; ++r) words[e * 4 + r] = chunk.word[r];
             }
             UNROLL for (int v = 0; v < VECTOR; ++v)
                 UNROLL for (int also = 0; also < ELEMENT_FLOATS; ++also)
-                    keep_operand(x[0][0][group * VECTOR + v], half + also, words, v, (WORD_INPUTS - 1) * VECTOR + v);
+                    set_operand_word(x[0][0][group * VECTOR + v], k_half + also, words, v,
+                                     (WORD_INPUTS - 1) * VECTOR + v);
         }
 }
 
@@ -452,16 +453,17 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
 }
 
 // ---- pack: W (A, B, C, D) into operand A of every instruction, four words per lane, zeros beyond the ragged edges
-DEVICE float weight_at(const given* w, const extent i, const int k, const int l, const int j, const int half) {
-    return k < B && l < C && j < D ? half_of(weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j), half)
-        : 0.0f;
+DEVICE float weight_at(const given* w, const extent i, const int k, const int l, const int j,
+                       const int component) {
+    return k < B && l < C && j < D
+        ? component_of(weight_of(w, ((i * B + k) * C + l) * D + j, (i * B + k) * D + j), component) : 0.0f;
 }
 ENTRY(PACK_THREADS, 1)
 void ks_1x192x48x2_bfloat16_bsl_pack(
     const given* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
-    // A lane's words of operand A are rows g and g + 8 for the lower k, then for the upper k. Complex numbers have
-    // their real parts at the lower k, and their imaginary parts at the upper k.
+    // A lane's words of operand A are rows g and g + 8 for the lower k-index of PTX, then for the upper one. Complex
+    // numbers have their real parts at the lower k-index, and their imaginary parts at the upper one.
     const int word = static_cast<int>(at % 4);
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));

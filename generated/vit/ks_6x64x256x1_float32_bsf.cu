@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 dec068ac, spec 2565d987
+// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 9f40520d, spec 2565d987
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -58,7 +58,7 @@ constexpr int W_STAGE          =      512;  // elements of weights per stage
 constexpr int STAGE            =     1568;  // elements per stage
 constexpr int SHARED_ELEMENTS  =     6272;  // elements of shared memory per block
 constexpr int X_LINES          =      128;  // lines of the X tile
-constexpr int X_VECTOR         =        1;  // neighbours that one copy of X moves
+constexpr int X_VECTOR         =        1;  // contiguous elements that one copy of X moves
 constexpr int X_LANE_RUN       =        8;  // lanes of a warp along a line
 constexpr int X_LANE_LINES     =        4;  // lines that a warp copies at once
 constexpr int X_WARPS_RUN      =        1;  // warps along a line

@@ -18,8 +18,8 @@ from ksgen.spec.storage import SCALE_BYTES, STORAGES
 from ksgen.values import cached_property
 
 CHUNK = 16  # bytes of one access of shared memory
-BANKS = 8  # chunks that shared memory serves at once, to 8 lanes
-FREE_OF_CONFLICTS = WARP // BANKS  # passes of a warp's 16-byte reads
+CHUNKS_AT_ONCE = 8  # chunks that shared memory serves at once, to 8 lanes
+FREE_OF_CONFLICTS = WARP // CHUNKS_AT_ONCE  # passes of a warp's 16-byte reads
 
 
 def wavefronts(addresses: list[int]) -> int:

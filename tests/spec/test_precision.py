@@ -34,10 +34,10 @@ TOY = Precision("toy", "float32", 4, 2.0**-8, BF16, gradient="tf32", aliases=("t
 TOY_BLOCKS = """{% block pack_weights__toy %}
 DEVICE unsigned pack_weights(const float (&values)[2], const int) { return pack_bf16(values[0], values[1]); }
 {% endblock %}
-{% block keep_operand__toy %}
+{% block set_operand_word__toy %}
 template <int WORDS>
-DEVICE void keep_operand(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first,
-    const int second) {
+DEVICE void set_operand_word(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first,
+        const int second) {
     x[0][word] = pack_bf16(__uint_as_float(words[first]), __uint_as_float(words[second]));
 }
 {% endblock %}

@@ -61,7 +61,7 @@ class GemvVariables(Variables, total=False):
     piece: str  # type of one load of weights
     of_pieces: str
     of_storage: str
-    of_inputs: str
+    input_storage: str
     starts_early: bool
     unwritten: str  # qualifier of arrays that no other launch writes
     # of several factors
@@ -94,7 +94,7 @@ def variables_of(shape: AnyGemvTiling) -> GemvVariables:
         "piece": "Values" if kernel.is_quantized else "Piece",
         "of_pieces": "X" if kernel.is_quantized else "W, or of X",
         "of_storage": "quantized" if kernel.is_quantized else "same",
-        "of_inputs": "bytes" if kernel.has_bytes_in else "same",
+        "input_storage": "bytes" if kernel.has_bytes_in else "same",
         "starts_early": bool(early),
         "unwritten": "" if early else "RESTRICT ",
     }

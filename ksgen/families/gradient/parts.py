@@ -79,7 +79,7 @@ class Side:
         yield Constexpr(f"{name}_NEXT_FEATURE", self.image.next_feature, "elements from one feature to the next")
         yield Constexpr(f"{name}_PLANE", self.image.plane, "elements from one plane to the next")
         yield Constexpr(f"{name}_LINES", plan.lines * self.together, "lines of the tile")
-        yield Constexpr(f"{name}_VECTOR", plan.vector, "neighbours that one copy moves")
+        yield Constexpr(f"{name}_VECTOR", plan.vector, "contiguous elements that one copy moves")
         yield Constexpr(f"{name}_LANE_RUN", plan.lane_run, "lanes of a warp along a line")
         yield Constexpr(
             f"{name}_LANE_LINES", plan.lane_lines, "lines that a warp copies at once, TOGETHER counted as one"

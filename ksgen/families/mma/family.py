@@ -35,7 +35,7 @@ AnyMmaConstants = MmaConstants | MmaChainConstants
 class MmaVariables(ProductVariables, total=False):
     wide_bytes: int
     operand: str
-    of_inputs: str
+    input_storage: str
     resident: bool
     streams_x: bool
 
@@ -55,7 +55,9 @@ def variants_of(shape: MmaTiling) -> tuple[str, ...]:
 
 
 def wide_bytes(shape: MmaTiling) -> int:
-    """Bytes of one copy of X_VECTOR neighbours; 16 if they are too small for an asynchronous copy."""
+    """Bytes of one wide copy of X. If they are fewer than 4, no wide copy runs, and 16 is a placeholder that
+    compiles.
+    """
     wide = shape.x_vector * shape.kernel.x_item_bytes
     return wide if wide >= LEAST_COPIED else CHUNK
 
@@ -80,10 +82,10 @@ class Mma(GpuProduct[AnyMmaConstants]):
         return all(is_precise(each, limits) for each in factor_kernels(kernel)) and self.has_chain(kernel, limits)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyMmaConstants:
-        options = self.space if kernel.is_chain else self._options
-        return fastest(self, kernel, limits, batch, lambda: options(kernel, limits))
+        candidates = self.space if kernel.is_chain else self._candidates
+        return fastest(self, kernel, limits, batch, lambda: candidates(kernel, limits))
 
-    def _options(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyMmaConstants]:
+    def _candidates(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyMmaConstants]:
         yield default(kernel, limits)
         yield from (each for each in others(kernel, limits) if self.keeps_rules(kernel, each))
 
@@ -144,7 +146,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             **super().variables(kernel, constants),
             "wide_bytes": wide_bytes(first),
             "operand": first.operand,
-            "of_inputs": "bytes" if kernel.has_bytes_in else "same",
+            "input_storage": "bytes" if kernel.has_bytes_in else "same",
             "resident": bool(first.constants.resident),
             "variants": variants_of(first),
             "streams_x": bool(getattr(constants, "stream", 0)),
@@ -156,31 +158,35 @@ class Mma(GpuProduct[AnyMmaConstants]):
     def copies_x(self, shape: MmaChainTiling, at: int) -> bool:
         return at in [copying for _, copying in shape.orders.values()]
 
-    def picture(self, own: MmaTiling, heading: str = "") -> str:
-        constants, rows, columns = own.constants, ROWS * own.row_tiles, COLUMNS * own.column_tiles
-        tiles = f"{own.tiles_out} along k, {own.tiles_d} along j, {own.kernel.pattern.a} along i"
-        of_each_j = f" for each of {own.warp_d} j" if own.warp_d > 1 else ""
+    def picture(self, tiling: MmaTiling, heading: str = "") -> str:
+        constants, rows, columns = tiling.constants, ROWS * tiling.row_tiles, COLUMNS * tiling.column_tiles
+        tiles = f"{tiling.tiles_out} along k, {tiling.tiles_d} along j, {tiling.kernel.pattern.a} along i"
+        of_each_j = f" for each of {tiling.warp_d} j" if tiling.warp_d > 1 else ""
         return draw(
             heading or f"A tile of Y. Tiles: {tiles}; along s, as many as the batch needs.",
             DrawnSide(constants.tile_out, "outputs k", constants.warps_out),
             DrawnSide(constants.tile_batch, "rows s of the batch", constants.warps_batch),
             lambda row, column: f"warp {column + constants.warps_batch * row}",
-            f"A warp: {rows} x {columns} sums{of_each_j}, by {own.row_tiles} x {own.column_tiles} instructions of "
-            f"{ROWS} x {COLUMNS}.",
+            f"A warp: {rows} x {columns} sums{of_each_j}, by {tiling.row_tiles} x {tiling.column_tiles} instructions "
+            f"of {ROWS} x {COLUMNS}.",
         )
 
-    def variants_in_chain(self, own: MmaFactor) -> tuple[str, ...]:
-        return (own.kernel.layout, *variants_of(own))
+    def variants_in_chain(self, tiling: MmaFactor) -> tuple[str, ...]:
+        return (tiling.kernel.layout, *variants_of(tiling))
 
     def constexprs_in_chain(self, shape: MmaChainTiling, at: int) -> list[Constexpr]:
-        own = shape.factors[at]
-        known = {each.name: each for each in self.constexprs_of_factor(own.kernel, own.constants)}
+        tiling = shape.factors[at]
+        known = {each.name: each for each in self.constexprs_of_factor(tiling.kernel, tiling.constants)}
         found = [known[name] for name in _OF_FACTOR if name in known]
         found += [
             Constexpr("X_PLACE", shape.x_place(at), "offset of the inputs in shared memory, in bytes"),
-            named(own, "X_PITCH", "bytes from one line of inputs to the next, free of bank conflicts"),
-            named(shape, "X_SLOT", "bytes from one stage of X to the next, if X comes in stages"),
-            named(own, "X_STAGE", "bytes from the inputs of one stage to the next"),
+            named(tiling, "X_PITCH", "bytes from one line of inputs to the next, free of bank conflicts"),
+            named(
+                shape,
+                "X_SLOT",
+                "bytes of the largest stage of X, which each slot of its ring can hold; 0 if all of X is resident",
+            ),
+            named(tiling, "X_STAGE", "bytes from one stage of resident inputs to the next"),
         ]
         if shape.places[at].is_last:
             return found
@@ -189,8 +195,8 @@ class Mma(GpuProduct[AnyMmaConstants]):
         return [
             *found,
             Constexpr(
-                "KEEP_VECTOR",
-                min(own.y_vector, after.x_vector),
+                "INTERMEDIATE_VECTOR",
+                min(tiling.y_vector, after.x_vector),
                 "neighbouring outputs that are neighbouring inputs of the next factor",
             ),
             Constexpr("NEXT_A", a, "the next factor's a"),
@@ -201,9 +207,9 @@ class Mma(GpuProduct[AnyMmaConstants]):
             Constexpr(
                 "NEXT_INPUTS",
                 after.steps * after.constants.tile_in,
-                "inputs l of the next factor's tiles, those beyond its c included",
+                "the next factor's c, rounded up to whole stages",
             ),
-            Constexpr("NEXT_SLOTS", after.slots, "inputs of all the next factor's tiles"),
+            Constexpr("NEXT_SLOTS", after.slots, "all inputs of the next factor, (i, l, j), with those of padding"),
             Constexpr(
                 "NEXT_PLACE", shape.x_place(at + 1), "offset of the next factor's inputs in shared memory, in bytes"
             ),
@@ -218,15 +224,15 @@ class Mma(GpuProduct[AnyMmaConstants]):
             named(constants, "TILE_BATCH", "rows of the batch per thread block"),
             named(constants, "TILE_OUT", "outputs k per thread block, for each of its j"),
             named(constants, "TILE_IN", "inputs l per stage"),
-            named(constants, "TILE_D", "neighbouring j per thread block, one plane each"),
+            named(constants, "TILE_D", "neighbouring j per thread block; a plane is the part of a tile with one j"),
             named(constants, "WARPS_BATCH", "warps along the batch"),
             named(constants, "WARPS_OUT", "warps along the outputs"),
             named(shape, "WARP_D", "neighbouring j per warp"),
             named(constants, "STAGES", "stages in shared memory: of X and W, or of W alone if X is resident"),
             named(constants, "MIN_BLOCKS", "thread blocks that must fit a multiprocessor"),
             named(shape, "THREADS", "threads per block"),
-            named(shape, "X_VECTOR", "neighbours that one copy of X moves"),
-            named(shape, "Y_VECTOR", "neighbours that one store of Y moves"),
+            named(shape, "X_VECTOR", "contiguous elements that one copy of X moves"),
+            named(shape, "Y_VECTOR", "contiguous elements that one store of Y moves"),
             named(shape, "K_STEP", "inputs of one matrix instruction"),
             named(shape, "LANE_INPUTS", "inputs of one instruction that a lane holds per row of the batch"),
             Constexpr("ELEMENT_FLOATS", shape.reals_per_number, "floats per element: 2 for a complex number"),
@@ -262,5 +268,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
                 named(shape, "SUPER_GROUPS", "groups of chunks that a lane reads until its order repeats"),
             ]
         if constants.promote:
-            special.append(named(constants, "PROMOTE", "inputs after which sums leave the tensor cores"))
+            special.append(
+                named(constants, "PROMOTE", "inputs after which tensor-core sums are added to plain float32 sums")
+            )
         return always + special

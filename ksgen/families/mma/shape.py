@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from ksgen.families.gpu_chain import rules_of_blocks
 from ksgen.families.operands import (
-    BANKS,
     CHUNK,
+    CHUNKS_AT_ONCE,
     FREE_OF_CONFLICTS,
     TensorTile,
     has_products,
@@ -68,7 +68,9 @@ def _wavefronts(pitch: int, strides: tuple[int, int, int]) -> int:
 @cache
 def padded_chunks(chunks: int, strides: tuple[int, int, int]) -> int:
     """Chunks per line, with the least padding that gives the fewest bank conflicts between lanes."""
-    return min(range(chunks, chunks + BANKS), key=lambda padded: (_wavefronts(CHUNK * padded, strides), padded))
+    return min(
+        range(chunks, chunks + CHUNKS_AT_ONCE), key=lambda padded: (_wavefronts(CHUNK * padded, strides), padded)
+    )
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class MmaTiling(TensorTile):
 
     @property
     def y_vector(self) -> int:
-        """Neighbours that one store of Y moves, if pointers, pitches and, in bsl, the batch allow it."""
+        """Contiguous elements that one store of Y moves, if pointers, pitches and, in bsl, the batch allow it."""
         chunk = CHUNK // self.kernel.item_bytes
         return gcd(chunk, self._whole[1], self.kernel.pattern.run) if self.is_bsf else chunk
 

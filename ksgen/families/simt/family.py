@@ -208,7 +208,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             named(shape, "STAGE", "elements per stage"),
             Constexpr("SHARED_ELEMENTS", shape.shared_reals, "elements of shared memory per block"),
             Constexpr("X_LINES", x.lines, "lines of the X tile"),
-            Constexpr("X_VECTOR", x.vector, "neighbours that one copy of X moves"),
+            Constexpr("X_VECTOR", x.vector, "contiguous elements that one copy of X moves"),
             Constexpr("X_LANE_RUN", x.lane_run, "lanes of a warp along a line"),
             Constexpr("X_LANE_LINES", x.lane_lines, "lines that a warp copies at once"),
             Constexpr("X_WARPS_RUN", x.warps_run, "warps along a line"),

@@ -44,7 +44,7 @@ class WgmmaVariables(Variables, total=False):
     """Template variables; most of them name the variant of a macro."""
 
     operand: str
-    of_inputs: str
+    input_storage: str
     wgmma: WgmmaInstruction
     product: str
     boxes: list[Box]

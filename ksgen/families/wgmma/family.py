@@ -192,7 +192,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
         )
         common: WgmmaVariables = cluster.variables(block, image) | {
             "operand": block.operand,
-            "of_inputs": "bytes" if kernel.has_bytes_in else "same",
+            "input_storage": "bytes" if kernel.has_bytes_in else "same",
             "wgmma": block.instruction,
             "picture": picture,
             "boxes": [Box(len(block.x_map[0]))],

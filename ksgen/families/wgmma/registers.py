@@ -238,7 +238,7 @@ class RegistersBlock(Block):
                 named(self, "OWN_CHUNKS", "chunks of a group that a lane reads"),
                 named(self, "GROUP_INPUTS", "inputs in them, each with its TILE_D j"),
                 named(self, "SUPER_GROUPS", "groups of chunks that a lane reads until its order repeats"),
-                named(self, "Y_VECTOR", "neighbours that one store of Y moves"),
+                named(self, "Y_VECTOR", "contiguous elements that one store of Y moves"),
             ]
         else:
             found.append(named(self, "Y_VECTOR", "rows of the batch that one store of Y moves"))

@@ -146,7 +146,7 @@ class SharedBlock(Block):
         if self.is_bsf:
             found += [
                 Constexpr("SWAPS_ROWS", 0, "whether neighbouring lanes read rows 0, 4, 1, 5 ... of eight"),
-                named(self, "Y_VECTOR", "neighbours that one store of Y moves"),
+                named(self, "Y_VECTOR", "contiguous elements that one store of Y moves"),
             ]
         if self.promote:
             found.append(named(self, "PROMOTE", "inputs after which sums leave the tensor cores"))
