@@ -99,7 +99,7 @@ def _is_own_group(group: int, user: int) -> bool:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of ksgen's, and its parents, for this user alone; check one that is there."""
+    """Make a folder of ksgen, and its parents, for this user alone; check one that is there."""
     if not folder.exists():
         if not folder.parent.exists():
             make_folder(folder.parent)

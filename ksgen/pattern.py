@@ -294,7 +294,7 @@ class Pattern:
 
     @property
     def weight_count(self) -> int:
-        """Number of free values: a*b*c*d."""
+        """Number of values on the support: a*b*c*d."""
         return self.a * self.b * self.c * self.d
 
     @property
@@ -460,7 +460,7 @@ class Chain:
 
     @property
     def weight_count(self) -> int:
-        """Number of free values of all factors."""
+        """Number of values on the supports of all factors."""
         return sum(pattern.weight_count for pattern in self.factors)
 
     @property

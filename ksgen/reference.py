@@ -27,7 +27,7 @@ def to_dense(pattern: Pattern, weights: ArrayLike) -> Float64:
 
     Args:
         pattern: Pattern of K.
-        weights: Free values (a, b, c, d).
+        weights: Values on the support, (a, b, c, d).
 
     Returns:
         K, (out_features, in_features), in float64 or complex128.
@@ -98,7 +98,7 @@ def multiply(
     Args:
         pattern: Pattern of K.
         x: Input, (batch, a*c*d) in layout "bsf", or (a*c*d, batch) in "bsl".
-        weights: Free values (a, b, c, d).
+        weights: Values on the support, (a, b, c, d).
         layout: Layout of x and y: "bsf" or "bsl".
         bias: Array (a*b*d,), or None.
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu". Complex numbers accept "none" only.

@@ -23,7 +23,7 @@ def package_of(module: str) -> str:
 
 
 def imported(source: str) -> Iterator[str]:
-    """Every module of ksgen's that a source imports, at its top or within a function."""
+    """Every module of ksgen that a source imports, at its top or within a function."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith("ksgen."))
@@ -41,7 +41,7 @@ def file_of(module: str) -> str:
 
 
 def files_imported(source: str) -> set[str]:
-    """Every file of ksgen's that a source imports, at its top or within a function, except the packages around it."""
+    """Every file of ksgen that a source imports, at its top or within a function, except the packages around it."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -19,7 +19,7 @@ from ksgen.install import install_line
 if TYPE_CHECKING:
     from ksgen.bench.timing import Timed
 
-LEAST_RUNS = 16  # runs per measurement, like in the paper
+LEAST_RUNS = 16  # runs per measurement, as in the paper
 LEAST_UPDATES = 20  # counter updates, or samples, per measurement: a resolution of 5 %
 SAMPLE_SECONDS = 0.01
 IDLE_SECONDS = 3.0

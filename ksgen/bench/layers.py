@@ -213,7 +213,7 @@ def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
 
 
 def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Multiply with a frozen `KSLinear`, which chooses its backend like in normal use."""
+    """Multiply with a frozen `KSLinear`, which chooses its backend as in normal use."""
     layer = arrays.layer
     options: dict[str, Any] = {"layout": arrays.layout, "out_layout": layer.out_layout, "fuse": layer.fuse}
     options |= {"activation": layer.epilogue.activation}

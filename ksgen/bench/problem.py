@@ -39,7 +39,7 @@ class LayerJob:
     def __post_init__(self) -> None:
         """Refuse exchanged outputs, which the other contenders do not compute."""
         if given := next((chain for chain in self.layer.chains if chain.is_exchanged), None):
-            raise KsgenError(f"{given} exchanges outputs; accepted of a job to compare: outputs in the order i.k.j")
+            raise KsgenError(f"{given} exchanges outputs; accepted for a job to compare: outputs in the order i.k.j")
 
     @property
     def comparison(self) -> Comparison:

@@ -31,7 +31,7 @@ from ksgen.spec.kernel import LayerOptions, StatedOptions, checked_batch, is_tra
 from ksgen.spec.storage import SAME, Same
 from ksgen.values import counted, excerpt, listed
 
-WITHIN_AN_ELEMENT = "an array begins within one of its elements"
+WITHIN_AN_ELEMENT = "an array's address is not a multiple of its element size"
 _NEVER = object()  # marks a plan that was never looked up
 
 
@@ -41,7 +41,7 @@ class Given(NamedTuple):
     """
 
     arrays: dict[str, Any]  # without packed weights
-    own: Sequence[Any]
+    weights: Sequence[Any]  # of each factor
     packed: Sequence[Weights]
     forms: Sequence[WeightForm]
     out: Any
@@ -49,8 +49,9 @@ class Given(NamedTuple):
 
 
 class BaseLauncher(Explainable):
-    """Multiply x by chains of Kronecker-sparse factors; `Launcher`, `ChainLauncher` and `GroupLauncher` name its
-    forms.
+    """Multiply x by chains of Kronecker-sparse factors.
+
+    It is the base class of `Launcher`, `ChainLauncher` and `GroupLauncher`.
     """
 
     accepted = "fuse='auto' or 'no'"
@@ -59,7 +60,7 @@ class BaseLauncher(Explainable):
     def _set_up(
         self, chains: tuple[Chain, ...], factors: Sequence[Any], stated: StatedOptions, options: LayerOptions
     ) -> None:
-        """Set the attributes of all forms. Without `factors`, the launcher itself is the only factor."""
+        """Set the attributes that all subclasses have. Without `factors`, the launcher itself is the only factor."""
         self.chains, self.stated, self._factors, self.options = chains, stated, tuple(factors), options
         self.between, self.fuse, self.out_layout = options.between, options.fuse, options.out_layout
         self.names, self._checks = names_of(chains), ArgumentChecks()
@@ -106,11 +107,11 @@ class BaseLauncher(Explainable):
 
         Args:
             x: Input, (batch, in_features) in layout "bsf", or (in_features, batch) in "bsl".
-            weights: Free values of K, an array (a, b, c, d); or a result of `pack` or `ksgen.quantize`. A chain takes a
-                list with one array per factor. A group takes a list with one entry per layer: such a list, or the array
-                of a layer of one factor. Quantized weights are packed once. Weights with an `x_scale` take x in eight
-                bits: a result of `ksgen.quantize_inputs`, or its bits as uint8. The dtype of y is then the `precision`,
-                else that of out, bias or residual, else float32.
+            weights: Values of K on its support, an array (a, b, c, d); or a result of `pack` or `ksgen.quantize`. A
+                chain takes a list with one array per factor. A group takes a list with one entry per layer: a list of
+                arrays, or one array if the layer has one factor. Quantized weights are packed once. Weights with an
+                `x_scale` take x in eight bits: a result of `ksgen.quantize_inputs`, or its bits as uint8. The dtype of
+                y is then the `precision`, else that of out, bias or residual, else float32.
             layout: Layout of x and y: "bsf" or "bsl". None: the launcher's, "bsf" by default.
             bias: Array (out_features,) that is added before the activation. False omits a required bias.
             activation: "none", "relu", "gelu", "gelu_tanh" or "silu", after the last factor. None: the launcher's,
@@ -123,7 +124,8 @@ class BaseLauncher(Explainable):
                 "tf32x3", "tf32" and "fp16x3" for tensor cores, and "bf16x6" for a processor's matrix tiles. complex64
                 arrays accept "c64_tf32x3" for tensor cores. In "fp16x3", an overflow of float16 is NaN, and an error
                 for host arrays.
-            out_layout: Layout of y and the residual; in a group, that of x. None: the launcher's, else that of x.
+            out_layout: Layout of y and the residual. A group accepts only the layout of x. None: the launcher's, else
+                that of x.
 
         Returns:
             y of shape (batch, out_features) in "bsf", or (out_features, batch) in "bsl", an array of the same library
@@ -175,19 +177,19 @@ class BaseLauncher(Explainable):
         """Do everything but the launch: check, build, load and pack.
 
         Use it for repeated calls on the same arrays, and before a CUDA graph records the call. The returned `Call` owns
-        the memory that its launches use. Keep it as long as a graph that recorded it.
+        the memory that its launches use. Keep the `Call` alive as long as any graph that recorded it.
 
         Args:
-            x: Input, like in a call. Launches read its contents at that time.
-            weights: Weights, like in a call.
-            layout: Layout of x and y, like in a call.
-            bias: Bias, like in a call.
-            activation: Activation, like in a call.
-            residual: Residual, like in a call.
+            x: Input, as in a call. Launches read its contents at that time.
+            weights: Weights, as in a call.
+            layout: Layout of x and y, as in a call.
+            bias: Bias, as in a call.
+            activation: Activation, as in a call.
+            residual: Residual, as in a call.
             out: Array for y. None: a new one, which every launch writes again.
             stream: Stream of the launches. None: the stream of the arrays.
-            precision: Arithmetic, like in a call.
-            out_layout: Layout of y, like in a call.
+            precision: Arithmetic, as in a call.
+            out_layout: Layout of y, as in a call.
 
         Returns:
             A `Call`: `call()` launches and returns y. It is not thread-safe. None if factors or layers are launched one
@@ -266,7 +268,7 @@ class BaseLauncher(Explainable):
         return self
 
     def _plan_all(self, where: Device, batch: int, what: Explained, job: Job, out_layout: Layout | None) -> None:
-        """Make the plans of a call's launches; `PendingError` while the background makes some of them."""
+        """Make the plans of a call's launches; `PendingError` while a background thread still makes some of them."""
         if self._is_factor(what, job, out_layout):
             PLANNER.plan(where, self._kernel_of_factor(batch, what, job), batch)
         elif (found := self._verdict(where, *what[:3], batch, out_layout, *what[3:])).is_one:
@@ -275,7 +277,7 @@ class BaseLauncher(Explainable):
             raise LaunchError(f"{self!r}: {found.why}; accepted: {self.accepted}")
         else:
             parts = self._parts_of(what, out_layout)
-            all_of(partial(part._plan_all, where, batch, own, job, own.layout) for part, own in parts)
+            all_of(partial(part._plan_all, where, batch, explained, job, explained.layout) for part, explained in parts)
 
     # ---- arguments
 
@@ -284,7 +286,7 @@ class BaseLauncher(Explainable):
         out_layout: Any,
         stream: Any,
     ) -> Given:  # fmt: skip
-        """Name the arguments of a call, with stated options for those that are None; `LaunchError` if one is
+        """Collect a call's arguments by name; None becomes the stated option. `LaunchError` if a required operand is
         missing.
         """
         stated, names = self.stated, self.names
@@ -295,9 +297,9 @@ class BaseLauncher(Explainable):
             self.out_layout if out_layout is None else out_layout,
             stream,
         )
-        own = self._weights_of_each(weights)
+        factor_weights = self._weights_of_each(weights)
         arrays, packed, forms = {"x": x}, [], []
-        for name, each in zip(names.weights, own, strict=True):
+        for name, each in zip(names.weights, factor_weights, strict=True):
             if isinstance(each, Weights):
                 packed.append(each)
                 forms.append(each.form)
@@ -310,7 +312,7 @@ class BaseLauncher(Explainable):
             self._add("residual", names.residual, residual, stated.residual, arrays)
         if out is not None:
             out = self._outs(out, options.layout, arrays)
-        return Given(arrays, own, packed, forms, out, options)
+        return Given(arrays, factor_weights, packed, forms, out, options)
 
     def _add(self, operand: str, names: Sequence[str], given: Any, is_stated: bool, arrays: dict[str, Any]) -> None:
         """Add a call's bias or residual to its arrays; False stands for none."""
@@ -333,16 +335,17 @@ class BaseLauncher(Explainable):
 
     def _weights_of_each(self, weights: Any) -> Sequence[Any]:
         """Weights of each factor; quantized ones are packed at their first call."""
-        own = listed(weights) if self.takes_lists else (weights,)
+        factor_weights = listed(weights) if self.takes_lists else (weights,)
         # an array of the first factor is iterable too, along its first axis
-        if own is None or (self.takes_lists and getattr(weights, "shape", None) == self.chains[0][0].shape):
+        if factor_weights is None or (self.takes_lists and getattr(weights, "shape", None) == self.chains[0][0].shape):
             raise LaunchError(f"{self!r}: weights={excerpt(weights)}; accepted: a list of arrays, one per factor")
-        if len(own) != len(self.names.weights):
+        if len(factor_weights) != len(self.names.weights):
             raise LaunchError(
-                f"{self!r}: got {counted(len(own), 'weight array')}; {len(self.factors)} are needed, one per factor"
+                f"{self!r}: got {counted(len(factor_weights), 'weight array')}; {len(self.factors)} are needed, one "
+                "per factor"
             )
-        taken = list(own)
-        for number, each in enumerate(own):
+        taken = list(factor_weights)
+        for number, each in enumerate(factor_weights):
             if isinstance(each, Quantized):
                 taken[number] = self.factors[number]._taken(each)
         if self.stated.weights != SAME:
@@ -352,11 +355,11 @@ class BaseLauncher(Explainable):
     # ---- the path
 
     def _prepared(self, given: Given, checks: ArgumentChecks) -> Call | CheckedArguments:
-        """Prepare a call as one launch; only checked arguments if it takes several launches."""
-        arrays, own, packed, forms, out, options = given
+        """Prepare a call as one launch; return the checked arguments instead if it takes several launches."""
+        arrays, factor_weights, packed, forms, out, options = given
         views = views_of(arrays, options.stream)
         fit = checks.find(self, options, views, forms)
-        is_aligned = check_memory(self, views, self.names, {} if out is None else self._unread(own))
+        is_aligned = check_memory(self, views, self.names, {} if out is None else self._packed_memory(factor_weights))
         if fit.kernel is None:
             return self._several(fit, fit.why)
         device, stream, views = where_to_work(
@@ -380,7 +383,9 @@ class BaseLauncher(Explainable):
                 return self._several(
                     fit, verdict(device, fit.kernel, fit.batch, self.fuse).why if self.fuse == "yes" else ""
                 )
-            each_factor = zip(plan.packers or (plan,), own, self.names.weights, self._factors or (self,))  # noqa: B905  # a gradient has none
+            packers, factors = plan.packers or (plan,), self._factors or (self,)
+            # not strict, because a gradient has no weights
+            each_factor = zip(packers, factor_weights, self.names.weights, factors)  # noqa: B905
             weights = [
                 packed_in(packer, each, views.get(name), factor.buffers, stream)
                 for packer, each, name, factor in each_factor
@@ -403,12 +408,12 @@ class BaseLauncher(Explainable):
         if given.out is None:
             arrays = dict(given.arrays)
             given = given._replace(arrays=arrays, out=self._outs(out, given.options.layout, arrays))
-        call: Any = self._prepared(given, checks)  # one factor is one launch by every family
+        call: Any = self._prepared(given, checks)  # never several launches: only plans of one factor have tensor maps
         prepared: Call = call
         _keep_memory(prepared, given.options.stream)
         return prepared
 
-    def _unread(self, own: Sequence[Any]) -> Mapping[str, ArrayView]:
+    def _packed_memory(self, weights: Sequence[Any]) -> Mapping[str, ArrayView]:
         """Memory of packed weights that launches may read after they wrote an output."""
         return {}
 
@@ -437,7 +442,7 @@ class BaseLauncher(Explainable):
 
     def _one_by_one(self, given: Given, fit: CheckedArguments) -> Any:
         """Launch the factors sequentially; bias, activation and residual follow the last one."""
-        (arrays, own, _, _, out, options), (chain,) = given, self.chains
+        (arrays, factor_weights, _, _, out, options), (chain,) = given, self.chains
         x, transposing = (
             arrays["x"],
             chain.transposing_factor if is_transposed(options.layout, options.out_layout) else len(chain),
@@ -447,7 +452,7 @@ class BaseLauncher(Explainable):
             check_transposable(self, found)
         if len(chain) > 1:
             self._check_intermediates(found, options.stream)
-        for number, (factor, weights) in enumerate(zip(self.factors, own, strict=True)):
+        for number, (factor, weights) in enumerate(zip(self.factors, factor_weights, strict=True)):
             if number == transposing:
                 x = transposed(x, options.stream)
             layout = options.layout if number < transposing else options.out_layout
@@ -476,5 +481,7 @@ class BaseLauncher(Explainable):
 
 
 def _keep_memory(call: Call, stream: Any) -> None:
-    """Keep a call's stream and storages: a tensor may get other memory, and a stream dies with its object."""
+    """Keep a call's stream and storages alive. A tensor may be moved to other memory, and a stream ends with its
+    object.
+    """
     call.keep += (stream, *map(storage_of, call.keep[0].values()))

@@ -125,10 +125,10 @@ class GroupLauncher(BaseLauncher):
 
     # ---- the path
 
-    def _unread(self, own: Sequence[Any]) -> Mapping[str, ArrayView]:
+    def _packed_memory(self, weights: Sequence[Any]) -> Mapping[str, ArrayView]:
         return {
             name: each.lies_in
-            for name, each in zip(self.names.weights, own, strict=True)
+            for name, each in zip(self.names.weights, weights, strict=True)
             if isinstance(each, Weights) and each.lies_in
         }
 

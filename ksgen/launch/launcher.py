@@ -139,7 +139,7 @@ class Launcher(BaseLauncher):
         """Compute the gradient of the weights of y = launcher(x, weights).
 
         Sums are in float32 at least and in a fixed order: the same arrays give the same bits. For complex numbers, x is
-        conjugated, like in PyTorch.
+        conjugated, as in PyTorch.
 
         Args:
             x: Input of the product, (batch, a*c*d) in layout "bsf", or (a*c*d, batch) in "bsl".
@@ -147,7 +147,7 @@ class Launcher(BaseLauncher):
             layout: Layout of x and grad_y: "bsf" or "bsl". None: the launcher's.
             out: Array (a, b, c, d) for the result. None: a new one.
             stream: Stream to launch on. None: the stream of the arrays.
-            precision: Arithmetic of the products, like in a call.
+            precision: Arithmetic of the products, as in a call.
 
         Returns:
             The gradient, an array (a, b, c, d) of the same library and dtype as x.

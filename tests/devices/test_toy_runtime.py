@@ -26,7 +26,7 @@ NAMES = ("Abacus", "Slide Rule")
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module, and its line in the table; nothing else of ksgen's knows it."""
+    """The module, and its line in the table; nothing else of ksgen knows it."""
     module = ModuleType("ksgen.devices.toy")
     opened: dict[int, FakeGpu] = {}
 

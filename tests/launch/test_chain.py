@@ -239,7 +239,8 @@ def test_fuse_says_how_many_launches_of_host_arrays(monkeypatch: pytest.MonkeyPa
     assert ChainLauncher(factors[0], fuse="yes")(draw(3, 30), weights[:1]).shape == (3, 54)
     shifted = np.frombuffer(bytes(1) + draw(3, 30).tobytes(), np.uint8)[1:].view(np.float32).reshape(3, 30)
     with pytest.raises(
-        LaunchError, match=r"fuse='yes'\): an array begins within one of its elements; accepted: fuse='auto' or 'no'"
+        LaunchError,
+        match=r"fuse='yes'\): an array's address is not a multiple of its element size; accepted: fuse='auto' or 'no'",
     ):
         layer(shifted, weights)
     with pytest.raises(LaunchError, match="2,9,5,3 then 1,4,18,3: fuse='maybe'; accepted: auto, yes, no"):

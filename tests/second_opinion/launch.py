@@ -1,6 +1,6 @@
 """One launch on the simulator, in a process of its own: `launch.py FOLDER`, where job and arrays lie.
 
-Imports nothing of ksgen's.
+Imports nothing of ksgen.
 """
 
 import ctypes
