@@ -33,9 +33,11 @@ from ksgen.wisdom.store import Entry
 FIRST = Runs(seconds=1.0)  # limits of the first timing of each candidate
 HOPELESS = 1.5  # a candidate is dropped if its first blocks all take more than so many times the best time
 FINALISTS = 6
-CLOSE = 1.2  # finalists take at most so many times the best time
+# a candidate enters the finals if it takes at most so many times the best time; guesses always do
+CLOSE = 1.2
 FINAL = Runs(seconds=1.0)  # limits of the timing of a finalist, per round
-FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0  # share of a time budget reserved for the finals, and its limit: three rounds
+# share of a time budget reserved for the finals, and the most seconds for them: about three rounds
+FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0
 AGAIN = 2  # disturbed rounds that a job repeats; later ones count, marked as unreliable
 WAIT_SECONDS = 0.1  # interval of checks whether to stop
 
@@ -125,7 +127,10 @@ class Setting:
 
 
 class Search:
-    """The search for one job. Trials in `known` are not measured again. The winner is compared with `default`."""
+    """The search for one job.
+
+    Candidates in `known` are not measured again before the finals. The winner is compared with `default`.
+    """
 
     def __init__(
         self, pool: Pool, strategy: Strategy, setting: Setting, known: Mapping[Candidate, Trial], default: Candidate
@@ -135,7 +140,7 @@ class Search:
         self.budget, self.stop, self.say, self.again = setting.budget, setting.stop, setting.say, setting.again
         self.job = pool.job
         self.trials: dict[int, Trial] = {}  # trials of the completed candidates
-        self._front: list[int] = []  # candidates of the last round of the finals
+        self._last_round: list[int] = []  # candidates of the last round of the finals
         self._binaries: dict[int, Binary] = {}
         self._begin = time.monotonic()
         self._asked = self._measured_now = 0
@@ -279,16 +284,16 @@ class Search:
                 (each for each in finalists if self.trials[each].median_us),
                 key=lambda each: self.trials[each].median_us or 0,
             )
-            self._front = finalists
+            self._last_round = finalists
             if len(finalists) <= 2:
                 break
             half = finalists[: -(-len(finalists) // 2)]
             finalists = half if default in half or default not in finalists else [*half[:-1], default]
-        if default in self._front and not is_faster(rounds[self._front[0]][-1], rounds[default][-1]):
-            self._front = [default]
+        if default in self._last_round and not is_faster(rounds[self._last_round[0]][-1], rounds[default][-1]):
+            self._last_round = [default]
 
     def _finalists(self) -> list[int]:
-        """The fastest candidates, and the guesses, the constants that launchers would use without this search."""
+        """The fastest candidates, and all guesses: the known entry and the defaults."""
         timed = sorted((trial.median_us, index) for index, trial in self.trials.items() if trial.median_us is not None)
         if not timed:
             return []
@@ -314,7 +319,7 @@ class Search:
         timed = [
             trial
             for index, trial in self.trials.items()
-            if trial.median_us is not None and (not self._front or index in self._front)
+            if trial.median_us is not None and (not self._last_round or index in self._last_round)
         ]
         # reliable ones first
         return min(timed, key=lambda trial: (bool(trial.note), trial.median_us or 0), default=None)

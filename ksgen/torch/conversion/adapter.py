@@ -1,4 +1,4 @@
-"""Kronecker-sparse adapters: trained in parallel to frozen dense layers, and merged into them after training."""
+"""Kronecker-sparse adapters: trained in parallel with frozen dense layers, and merged into them after training."""
 
 from typing import Any
 

@@ -93,7 +93,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     """
     chain = Chain.read(chain)
     if chain.is_exchanged:
-        raise PatternError(f"{chain} exchanges outputs; accepted of a chain to factorize: outputs in the order i.k.j")
+        raise PatternError(f"{chain} exchanges outputs; accepted for a chain to factorize: outputs in the order i.k.j")
     matrix = _checked(weight, chain, refine)
     check_flags(progress=progress)
     method, guarantee, bound = _method(chain)

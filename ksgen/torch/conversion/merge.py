@@ -40,7 +40,7 @@ def optimize(
     """Merge neighbouring factors where that is faster: fewer factors, each with more weights, and the same matrix K.
 
     A merged factor has the smallest Kronecker-sparse support that holds the product. Its kernel reads more weights, and
-    an intermediate less is written and read. For each number of factors the cost model selects the best merge. The
+    one intermediate less is written and read. For each number of factors the cost model selects the best merge. The
     three with the least expected times are then timed as frozen layers, in turns, and the fastest is returned if it
     saves a twentieth.
 
@@ -70,7 +70,7 @@ def optimize(
         layer = KSLinear(chain, bias=False, device=device, dtype=dtype, precision=precision)
         merged = _fastest(layer, batch, precision)
         return chain if merged is layer else merged.chain
-    if given.between != "none" or given.is_stored or given.split is not None:
+    if given.between != "none" or given.has_stored_type or given.split is not None:
         raise LaunchError(
             f"{given._name()} cannot be merged; accepted: a KSLinear that one process has whole, without between and "
             "with unquantized weights"
@@ -80,7 +80,7 @@ def optimize(
 
 def _fastest(layer: KSLinear, batch: int | None, precision: str) -> KSLinear:
     if layer.chain.is_exchanged:
-        raise PatternError(f"{layer.chain} exchanges outputs; accepted of a chain to merge: outputs in i.k.j")
+        raise PatternError(f"{layer.chain} exchanges outputs; accepted for a chain to merge: outputs in i.k.j")
     where, dtype = layer.weights[0].device, layer.weights[0].dtype
     clock = clock_of(where, precision)
     rows = checked_batch((CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
@@ -93,9 +93,10 @@ def _fastest(layer: KSLinear, batch: int | None, precision: str) -> KSLinear:
 
 
 def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[list[int]]:
-    """Numbers of neighbours to merge, of at most `TIMED` merges with the least expected times.
+    """At most `TIMED` merges with the least expected times.
 
-    Each has another number of factors. Without a model, the weights that are read stand for the time.
+    A merge is a list with the number of neighbours per new factor, and no two have the same number of factors. Without
+    a model, the weights that are read stand for the time.
     """
     count = len(chain)
 
@@ -126,9 +127,9 @@ def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
     weights, patterns, first = list[Tensor](), list[Pattern](), 0
     with torch.no_grad():
         for size in sizes:
-            own = Chain(layer.chain.factors[first : first + size])
-            patterns.append(covering(own.factors))
-            matrix = chain_to_dense(own, list(layer.weights)[first : first + size])
+            neighbours = Chain(layer.chain.factors[first : first + size])
+            patterns.append(covering(neighbours.factors))
+            matrix = chain_to_dense(neighbours, list(layer.weights)[first : first + size])
             weights.append(on_support(matrix, patterns[-1]))
             first += size
     options = {name: getattr(layer, name) for name in layer._settable if name not in ("between", "intermediates")}

@@ -7,8 +7,9 @@ its SVD truncated to that many terms. If the pair is chainable, all ranks are eq
 
 A longer chain is split into its last factor and the product of the others, repeatedly. If it is chainable, that product
 is itself Kronecker-sparse. Columns split off are orthonormal within a block, so the squared errors of the splits add
-up. None is above that of the nearest product, so the error is at most sqrt(splits) times the least one. If it is not
-chainable, the product only lies on a Kronecker-sparse support, and nothing bounds the error from above.
+up. No split has a larger squared error than the nearest product, so the error is at most sqrt(splits) times the least
+one. If it is not chainable, the product only lies on a Kronecker-sparse support, and nothing bounds the error from
+above.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -96,8 +97,8 @@ def covering(factors: Sequence[Pattern]) -> Pattern:
 def least_squared_error(matrix: Tensor, chain: Chain) -> float:
     """Lower bound on the squared error of any product of the chain's factors.
 
-    Every cut of the chain into two products gives a bound, namely the error of the nearest product of two. The largest
-    counts.
+    Every cut of the chain into two products gives a bound, namely the error of the nearest product of two. The result
+    is the largest bound.
     """
     whole, values = _dense(matrix)
     cuts = range(1, len(chain))
@@ -136,7 +137,8 @@ def balanced(weights: Sequence[Tensor]) -> list[Tensor]:
 def _scale(columns: Tensor, rows: Tensor) -> Tensor:
     """The factor for columns; rows are divided by it.
 
-    Both then have the root of their lengths' product, or the least length.
+    Both then have the geometric mean of their lengths. A column has at least `_LEAST_LENGTH` times the largest mean,
+    and its row shrinks accordingly.
     """
     lengths = (columns * rows).sqrt()
     if not lengths.any():

@@ -159,7 +159,7 @@ def propose(
         batch: Batch size of the times. None: 25088 on a GPU and 1568 on a processor.
         precision: Arithmetic of the products, such as "float16".
         weight: Matrix (out_features, in_features) to approximate, or None.
-        measure: True times the chains as `KSLinear` against `nn.Linear` on the device.
+        measure: Whether to time the chains, as `KSLinear`, and the `nn.Linear` on the device.
         most: Number of chains per family.
 
     Returns:

@@ -105,7 +105,7 @@ def quantize_model(
     if (keys := ("*",) if names is None else listed(names)) is None:
         raise SpecError(f"names={excerpt(names)}; accepted: a list of layers' names, or of patterns of names")
     every = {name: layer for name, layer in model.named_modules() if isinstance(layer, KSLinear)}
-    there = {name: layer for name, layer in every.items() if not layer.is_stored}
+    there = {name: layer for name, layer in every.items() if not layer.has_stored_type}
     found = {name: layer for name, layer in there.items() if any(fnmatchcase(name, str(key)) for key in keys)}
     if every and not there:
         raise SpecError("every KSLinear of the model is quantized already; accepted: the model before it was quantized")

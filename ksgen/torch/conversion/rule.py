@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
 def described(module: nn.Module) -> RuleEntry | None:
     """Rule entry that describes a layer; None if the layer has no chains."""
     parts = list(module) if isinstance(module, KSLinears) else [module]
-    if not parts or not all(isinstance(part, KSLinear) and not part.is_stored for part in parts):
+    if not parts or not all(isinstance(part, KSLinear) and not part.has_stored_type for part in parts):
         return None
     first, *others = (RuleEntry(part.chain, len(parts), _options_of(part)) for part in parts)
     if any(other != first for other in others):

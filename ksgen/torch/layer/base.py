@@ -28,7 +28,7 @@ class ChainLayer:
     out_layout: Layout | None = None
     _kind = "KSLinear"  # in messages: FSDP2 gives the class another name
     _exchanges: tuple[Exchange | None, ...] = ()  # of the factors, if one of them exchanges its outputs
-    is_stored = False  # whether its weights are stored in another type than x
+    has_stored_type = False  # whether its weights are stored in another type than x
     _parallel: Any = None  # split over processes: a `ksgen.torch.parallel.Parallel`
     __call__: Callable[..., Any]  # inherited from nn.Module
     _multiplied: Callable[[Tensor, Tensor | None], Tensor]  # takes checked tensors
@@ -98,8 +98,9 @@ class ChainLayer:
             return self._of_jagged(x, residual)
         check_tensors(self._name(), x=x, residual=residual)
         if self._needs_kernels() and not torch.compiler.is_compiling():
-            return self._patiently_multiplied(x, residual)
-        # PyTorch writes the next line into exported programs, and shows it if one is loaded too early.
+            return self._multiplied_by_kernels(x, residual)
+        # PyTorch copies the next line into exported programs, and quotes it if one is loaded before
+        # `import ksgen.torch`.
         return self._multiplied(x, residual)  # needs: import ksgen.torch
 
     def __prepare_scriptable__(self) -> Never:
@@ -109,8 +110,11 @@ class ChainLayer:
             "torch.compile"
         )
 
-    def _patiently_multiplied(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Multiply by kernels, which nothing replaces while they are compiled."""
+    def _multiplied_by_kernels(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Multiply by kernels, for which PyTorch's products cannot stand in.
+
+        They are waited for. During a build, missing ones are noted instead, and y is zeros.
+        """
         if not building.get():
             with awaited(self._name(), "layer.build(batch=...) compiles beforehand, in parallel"):
                 return self._multiplied(x, residual)
@@ -123,9 +127,9 @@ class ChainLayer:
     def _needs_kernels(self) -> bool:
         """Whether the layer waits for its kernels, because PyTorch has no such product or its user asked for them."""
         own: Any = self
-        if own.is_stored or own.backend == "ksgen" or own.fuse == "yes":
+        if own.has_stored_type or own.backend == "ksgen" or own.fuse == "yes":
             return True
-        # a parametrization computes the latter
+        # `_dtype` comes last, because a parametrization computes the weights that it reads
         return own.precision is not None and own.precision != dtype_name(own._dtype)
 
     def _y_shape(self, x: Tensor) -> tuple[int, ...]:
@@ -206,7 +210,7 @@ def freeze(model: nn.Module) -> list[str]:
     """
     return [
         name
-        for name, layer in _trained(model)
+        for name, layer in _trainable_layers(model)
         if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())
     ]
 
@@ -227,13 +231,15 @@ def thaw(model: nn.Module) -> list[str]:
         >>> freeze(model), thaw(model), thaw(model)
         (['0'], ['0'], [])
     """
-    return [name for name, layer in _trained(model) if frozen.thaw(layer)]
+    return [name for name, layer in _trainable_layers(model) if frozen.thaw(layer)]
 
 
-def _trained(model: nn.Module) -> list[tuple[str, Any]]:
+def _trainable_layers(model: nn.Module) -> list[tuple[str, Any]]:
     """Layers with trainable weights, by name: only these need an explicit freeze."""
     return [
-        (name, layer) for name, layer in model.named_modules() if isinstance(layer, ChainLayer) and not layer.is_stored
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, ChainLayer) and not layer.has_stored_type
     ]
 
 

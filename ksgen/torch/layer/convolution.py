@@ -126,7 +126,7 @@ class KSConv1x1(nn.Module):
             conv: The convolution. Its stride is 1, and there is no padding.
             patterns: Factors of K. None: the pattern of the groups, (groups, outputs, inputs of a group, 1).
             shuffle: True includes the channel shuffle that follows the groups in ShuffleNet. It needs `patterns=None`.
-            refine: Steps of L-BFGS that follow hierarchical SVDs, like in `factorize`.
+            refine: Steps of L-BFGS that follow hierarchical SVDs, as in `factorize`.
             **options: Options of `KSConv1x1`. Device and dtype are those of the convolution by default.
 
         Returns:

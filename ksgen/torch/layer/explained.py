@@ -16,11 +16,11 @@ from ksgen.torch.operators.prepared import BACKENDS, shapes_of
 
 def explained(layer: Any, batch: int, processes: int) -> str:
     """Explain how a layer multiplies: one line per factor of this process, and lines about the whole layer."""
-    if layer.is_stored:
+    if layer.has_stored_type:
         if processes > 1:
             raise LaunchError(
-                f"{layer._name()}: processes={processes}; accepted of weights in {layer.storage}: 1, as no style "
-                "splits them"
+                f"{layer._name()}: processes={processes}; accepted for weights in {layer.storage}: 1, because no "
+                "style splits them"
             )
         return _explained_stored(layer, batch)
     chain, lines, split, first, has_bias = layer.own_chain, [], layer.split, layer.weights[0], layer.bias is not None
@@ -93,5 +93,7 @@ def _explained_stored(layer: Any, batch: int) -> str:
             options |= {"inputs": layer._inputs} if number == 1 else {}
             lines.append(f"{stored}; {launcher(*each.shape).explain(batch, precision=kind, **options)}")
         else:
-            lines.append(f"{stored}; PyTorch multiplies by what they stand for, as ksgen has no kernels on {device}")
+            lines.append(
+                f"{stored}; PyTorch multiplies by the dequantized weights, because ksgen has no kernels on {device}"
+            )
     return "\n".join(lines)

@@ -112,7 +112,7 @@ class KSLinears(nn.ModuleList):
     @property
     def _are_plain(self) -> bool:
         """Whether all layers store their weights in the type of x, as one launch requires."""
-        return all(isinstance(layer, ChainLayer) and not layer.is_stored for layer in self)
+        return all(isinstance(layer, ChainLayer) and not layer.has_stored_type for layer in self)
 
     @property
     def _are_alike(self) -> bool:
@@ -219,7 +219,8 @@ class KSLinears(nn.ModuleList):
             return False
         layer, features = layers[0], x.shape[-1] if layers[0].layout == "bsf" else x.shape[0]
         is_usual = layer.fuse != "no" and layer.backend in ("auto", "ksgen") and features == layer.in_features
-        is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))  # else each needs its own on CPUs
+        # on CPUs, layers with another precision than x are launched one by one
+        is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))
         if x.dim() < 2 or not is_usual or any(tensor is not None and tensor.dtype != x.dtype for tensor in tensors):
             return False
         if place == "cpu" and layer.fuse == "auto":  # otherwise its launcher runs one launch per factor
@@ -266,7 +267,7 @@ def _dense(layer: Any, number: int) -> Tensor:
         return layer.weight
     raise LaunchError(
         f"layer {number} of the group is a {type(layer).__name__}, whose matrix is not known; accepted: layers of "
-        "ksgen's, and nn.Linear"
+        "ksgen, and nn.Linear"
     )
 
 
@@ -278,7 +279,7 @@ def _place_of(tensor: Tensor) -> str:
 def group(layers: Sequence[Any]) -> KSLinears:
     """Combine layers that take the same x into one module; `LaunchError` on any that do not."""
     given = list(layers)
-    if not given or not all(isinstance(layer, ChainLayer) and not layer.is_stored for layer in given):
+    if not given or not all(isinstance(layer, ChainLayer) and not layer.has_stored_type for layer in given):
         raise LaunchError(f"layers={given!r}; accepted: a list of KSLinear, one or more")
     if len({layer.in_features for layer in given}) > 1:
         taken = ", ".join(str(layer.in_features) for layer in given)

@@ -19,7 +19,8 @@ _EXACT = 1e-9  # largest relative error, in float64, of a product that counts as
 
 
 def initialize(name: str, init: str, chain: Chain, weights: Sequence[Tensor]) -> None:
-    """Write values other than "uniform" to the weights; `LaunchError` if no product of the chain has them.
+    """Initialize the weights by `init`, which is not "uniform"; `LaunchError` if the chain cannot represent that
+    matrix.
 
     `name` is that of the layer in messages.
     """
@@ -47,7 +48,7 @@ def _orthogonal(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
 
 
 def _orthogonal_blocks(pattern: Pattern, like: Tensor) -> Tensor:
-    """Draw uniformly, from the Haar measure."""
+    """Draw blocks with orthonormal columns, or rows if b < c, uniformly (from the Haar measure)."""
     a, b, c, d = pattern.shape
     dtype = torch.complex128 if like.is_complex() else torch.float64
     columns, triangles = torch.linalg.qr(torch.randn(a, d, max(b, c), min(b, c), dtype=dtype, device=like.device))

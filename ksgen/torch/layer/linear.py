@@ -72,7 +72,7 @@ class KSLinear(ChainLayer, nn.Linear):
         bias: Whether the layer has a bias (out_features,).
         activation: Activation of y: "none", "relu", "gelu", "gelu_tanh" or "silu".
         precision: Arithmetic of the products, such as "tf32x3" for float32 weights. None: that of the weights.
-        device: Device of the parameters, like in `nn.Linear`.
+        device: Device of the parameters, as in `nn.Linear`.
         dtype: Dtype of the parameters. None: that of the precision, else PyTorch's default.
         init: Initial weights: "uniform" draws as the paper does. "orthogonal", "identity" and "fourier" make K such a
             matrix, if the chain can represent one.
@@ -120,7 +120,8 @@ class KSLinear(ChainLayer, nn.Linear):
     intermediates: Intermediates = "keep"
     init: Init = "uniform"
     _settable: Collection[str] = tuple(OPTIONS)  # options that may be set later
-    _fixed: Mapping[str, str] = {"chain": "a new KSLinear"}  # attributes that cannot be set: alternatives
+    # attributes that cannot be set, each with the alternative for messages
+    _fixed: Mapping[str, str] = {"chain": "a new KSLinear"}
 
     def __init__(
         self,
@@ -175,7 +176,8 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             weights: Tensors (a, b, c, d), one per factor, in the order in which they multiply x.
             bias: Tensor (out_features,), or None for a layer without a bias.
-            patterns: Factors, if one of them exchanges its outputs. None: the shapes of the weights.
+            patterns: Patterns of the factors, needed if one stores its outputs in another order (`Pattern.store`).
+                None: the weights' shapes.
             **options: Options of `KSLinear`. Device and dtype are those of the first tensor by default.
 
         Returns:
@@ -257,7 +259,7 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             linear: The dense layer.
             patterns: Factors of K, in any form that `KSLinear` accepts.
-            refine: Steps of L-BFGS that follow hierarchical SVDs, like in `factorize`.
+            refine: Steps of L-BFGS that follow hierarchical SVDs, as in `factorize`.
             **options: Options of `KSLinear`. Device and dtype are those of the dense layer by default.
 
         Returns:
@@ -285,7 +287,7 @@ class KSLinear(ChainLayer, nn.Linear):
     def to_linear(self) -> nn.Linear:
         """Convert to an `nn.Linear` with the same matrix and bias.
 
-        Features come last in its x, like in layout "bsf".
+        Features come last in its x, as in layout "bsf".
 
         Returns:
             The dense layer, with copies of the values.
@@ -478,10 +480,10 @@ class KSLinear(ChainLayer, nn.Linear):
             >>> from ksgen.torch import KSLinear
             >>> layer = KSLinear("1,3,2,2").eval().build(batch=[1, 4])
         """
-        dtype = torch.float32 if self.is_stored else self._dtype
+        dtype = torch.float32 if self.has_stored_type else self._dtype
         sizes = [(checked_batch(each), self.in_features) for each in listed(batch) or [batch]]
         shapes = sizes if self.layout == "bsf" else [size[::-1] for size in sizes]
-        device = next(self.buffers() if self.is_stored else self.parameters()).device
+        device = next(self.buffers() if self.has_stored_type else self.parameters()).device
         build_calls(self, [((torch.zeros(shape, dtype=dtype, device=device),), {}) for shape in shapes])
         return self
 
@@ -541,7 +543,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
         Training thaws the layer, except a layer with stored weights, which are not trained.
         """
-        if mode and not self.is_stored:
+        if mode and not self.has_stored_type:
             self.thaw()
         super().train(mode)
         return self
@@ -572,16 +574,16 @@ class KSLinear(ChainLayer, nn.Linear):
             tensor([[2., 2., 2., 2., 2., 2.]])
         """
         self._refuse_out_layout("a quantized layer")
-        own = dtype_name(self._dtype)
+        dtype = dtype_name(self._dtype)
         if (
             isinstance(storage, str)
             and storage in STORED
             and not STORED[storage].is_scaled
-            and own not in x_precisions(storage)
+            and dtype not in x_precisions(storage)
         ):
-            already = f", or this one, whose weights are {own}" if own == storage else ""
+            already = f", or this one, whose weights are {dtype}" if dtype == storage else ""
             wanted = f"a layer of {', '.join(x_precisions(storage))}{already}"
-            raise LaunchError(f"{self._name()}: weights of {own} in {storage}; accepted: {wanted}")
+            raise LaunchError(f"{self._name()}: weights of {dtype} in {storage}; accepted: {wanted}")
         if type(x_too) is not bool:
             raise LaunchError(f"{self._name()}: x_too={excerpt(x_too)}; accepted: True or False")
         if x_too and x is None:
@@ -593,7 +595,7 @@ class KSLinear(ChainLayer, nn.Linear):
             raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that one process has whole")
         if self._exchanges:
             raise LaunchError(f"{self._name()}: outputs are exchanged; a layer can be quantized only with order i.k.j")
-        if self.precision not in (None, own):
+        if self.precision not in (None, dtype):
             raise LaunchError(f"{self._name()}: precision={self.precision}; a layer can be quantized only with None")
         with torch.inference_mode(False), torch.no_grad():  # writes to tensors created in inference mode are invisible
             rows = None if x is None else self._calibration_rows(x)

@@ -28,7 +28,9 @@ class Style:
     def axes(self, chain: Chain) -> tuple[int | None, ...]:
         """Axis along which each factor is split; None if the factor is replicated.
 
-        Features of a process are contiguous. So k and l are split where a = 1, and all other factors along a.
+        Features of a process are contiguous. If x and y are both split, all factors are split along a. Otherwise one
+        factor with a = 1 is split along k or l. Factors on the side of the split features are split along a, others are
+        replicated.
         """
         if self.takes == self.gives:
             return (0,) * len(chain)

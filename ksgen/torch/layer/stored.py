@@ -229,7 +229,7 @@ class StoredWeights(ChainLayer, nn.Module):
     """
 
     _kind = "QuantizedKSLinear"
-    is_stored = True
+    has_stored_type = True
     storage: str
     per: str
     activation: str

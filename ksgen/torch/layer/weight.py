@@ -39,7 +39,8 @@ class Weight(Tensor):
 
     @staticmethod
     def __new__(cls, layer: Any) -> "Weight":
-        first, shape = (layer.values if layer.is_stored else layer.weights)[0], (layer.out_features, layer.in_features)
+        first = (layer.values if layer.has_stored_type else layer.weights)[0]
+        shape = (layer.out_features, layer.in_features)
         made: Weight = Tensor._make_wrapper_subclass(cls, shape, dtype=layer._dtype, device=first.device)
         made._layer = layer
         return made
@@ -63,7 +64,7 @@ class Weight(Tensor):
     @property
     def _factors(self) -> list[Tensor]:
         """Tensors that an initializer's draws write to; none if the layer stores its weights in another type."""
-        return [] if self._layer.is_stored else list(self._layer.weights)
+        return [] if self._layer.has_stored_type else list(self._layer.weights)
 
     @classmethod
     def __torch_function__(
@@ -92,7 +93,7 @@ class Weight(Tensor):
 
         Draws stay if something else has written to the factors since.
         """
-        if self._layer.is_stored:
+        if self._layer.has_stored_type:
             stored = f"is derived from weights in {self._layer.storage}"
             return LaunchError(
                 f"{self._layer._name()}: {what} would write to weight, which {stored}; accepted: writes to the "
@@ -127,7 +128,7 @@ class Weight(Tensor):
     @contextmanager
     def _writing(self) -> Iterator[list[Tensor]]:
         """Provide the factors for writing, and store their values: a refused write right after it restores them."""
-        if self._layer.is_stored:
+        if self._layer.has_stored_type:
             raise self._refusal("an initializer")
         factors = self._factors
         if self._drawn is None or self._drawn[1] != _writes(factors):
@@ -242,7 +243,7 @@ def _fill(weight: Weight, val: float = 0.0, *, value: float | None = None) -> We
 
 
 def _require_gradient(weight: Weight, requires_grad: bool = True) -> Weight:
-    if requires_grad and weight._layer.is_stored:
+    if requires_grad and weight._layer.has_stored_type:
         raise weight._refusal("training")
     for each in weight._factors:
         each.requires_grad_(requires_grad)

@@ -57,7 +57,7 @@ def _may_take_more(product: Node) -> bool:
 
 
 def _fuse(graph: Graph, product: Node) -> None:
-    """Replace the last of the steps that follow the product by a product that includes them."""
+    """Replace a product and the steps that follow it by one product with an epilogue."""
     end, given, views = product, list(product.args), list[Node]()
     while given[_RESIDUAL] is None and (step := _only_user(end)) is not None:
         if step.target in _VIEWS:

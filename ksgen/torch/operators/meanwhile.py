@@ -24,7 +24,8 @@ MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds, and seconds after which no more 
 MOST_ADDED_S = 0.04  # most seconds that timing adds to calls at once
 SHARE = 0.2  # largest share of the time that timing takes on average
 
-building: ContextVar[bool] = ContextVar("building", default=False)  # calls only find what is missing, and time at once
+# True while `build` runs: calls find missing kernels, and methods are timed without the ration
+building: ContextVar[bool] = ContextVar("building", default=False)
 _waits: ContextVar[bool] = ContextVar("_waits", default=False)  # calls wait for their kernels
 
 
@@ -192,11 +193,11 @@ class MethodTrial:
 
 
 def note_unsettled() -> None:
-    """Note that PyTorch computed a product meanwhile."""
+    """Count a product that PyTorch computed while kernels were missing."""
     global _unsettled
     _unsettled += 1
 
 
 def times_unsettled() -> int:
-    """Number of products that PyTorch computed meanwhile."""
+    """Number of products that PyTorch computed while kernels were missing."""
     return _unsettled

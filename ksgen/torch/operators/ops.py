@@ -66,11 +66,11 @@ def multiply(
     """Compute activation(X K^T + bias) + residual, differentiably.
 
     While gradients are recorded, the activation is a separate operation, whose input is stored for the backward pass,
-    like in `torch.nn`. Otherwise it runs inside the kernel. Under autocast, all tensors are cast to its dtype.
+    as in `torch.nn`. Otherwise it runs inside the kernel. Under autocast, all tensors are cast to its dtype.
 
     Args:
         x: Input, (batch, a*c*d) in layout "bsf", or (a*c*d, batch) in "bsl".
-        weights: Free values of K, (a, b, c, d).
+        weights: Values of K on its support, (a, b, c, d).
         bias: Tensor (a*b*d,), or None.
         residual: Tensor like y that is added after the activation, or None.
         layout: Layout of x, y and the residual: "bsf" or "bsl".

@@ -141,7 +141,7 @@ def own_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | No
         return None
     found: list[Any] = [parameters["bias"]]
     if has_weights:
-        if layer.is_stored or "weights" not in layer._modules:
+        if layer.has_stored_type or "weights" not in layer._modules:
             return None
         weights, factors = layer._modules["weights"]._parameters, layer.chain.factors
         found += [weights.get(name) for name in NAMES[: len(weights)]]
@@ -396,7 +396,7 @@ class Prepared:
 
     def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Step:
         first, methods = layers[0], dict[str, Step]()
-        only_kernels = first.backend == "ksgen" or first.is_stored
+        only_kernels = first.backend == "ksgen" or first.has_stored_type
         if job.is_alone and len(first.own_chain) == 1 and job.out_layout is None:
             return _factor(job, _packed(first, job)[0], _Factor(first, job, 0, first.layout, only_kernels))
         if method := _in_one_launch(layers, job, only_kernels):
@@ -454,7 +454,7 @@ def _is_one_launch(layers: Sequence[Any], job: _Job) -> bool:
     if first.fuse != "auto" or (job.is_alone and len(first.own_chain) == 1):
         return bool(first.fuse == "yes")
     epilogue = Epilogue(job.own[0] is not None, first.activation, job.residual is not None)
-    more: dict[str, Any] = {"weights": first.storage, "inputs": first._inputs} if first.is_stored else {}
+    more: dict[str, Any] = {"weights": first.storage, "inputs": first._inputs} if first.has_stored_type else {}
     if job.is_alone:
         more["out_layout"] = job.out_layout
     wanted = first.precision or dtype_name(job.x.dtype)
@@ -472,7 +472,7 @@ def _launcher_of(layers: Sequence[Any], job: _Job, fuse: str | None = None) -> A
 
 def _use_kernels(layer: Any, job: _Job) -> bool:
     """Whether a GPU multiplies by each factor with a kernel of ksgen, and with no product of PyTorch."""
-    if layer.is_stored or layer.backend == "ksgen":
+    if layer.has_stored_type or layer.backend == "ksgen":
         return True
     wanted, last = layer.precision or dtype_name(job.x.dtype), len(layer.own_chain)
     for number, pattern in enumerate(layer.own_chain, 1):
@@ -690,7 +690,7 @@ def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
 def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     """Fastest method for one factor."""
     layout, layer, methods = job.layout, factor.layer, dict[str, Step]()
-    pattern, is_last, is_stored = layer.own_chain[factor.place], factor.is_last, layer.is_stored
+    pattern, is_last, has_stored_type = layer.own_chain[factor.place], factor.is_last, layer.has_stored_type
     activation, has_bias = (layer.activation, job.own[0] is not None) if is_last else (layer.between, False)
     given: dict[str, Any] = {"bias": job.own[0] if is_last else None, "activation": activation}
     numbers = [job.first_weight + factor.place] if job.weights else []
@@ -698,7 +698,7 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **given):
         places = {call.call.plan.result: 2, "bias": job.first_bias}
         methods["ksgen"] = _Launches(job, [call], [places], job.scratch())
-    if factor.only_kernels or is_stored:
+    if factor.only_kernels or has_stored_type:
         if not methods:
             raise NotPreparedError
         return methods["ksgen"]
@@ -717,7 +717,7 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     by_pytorch("bmm", products.blocks_of, lambda x, blocks: products.permuted_multiply(x, blocks, layout, a, d))
     if job.weights:  # reads the parameters without a permuted copy
         by_pytorch("einsum", lambda own: own, lambda x, own: PRODUCTS["einsum"].multiply(x, own, layout, pattern))
-    elif job.x.element_size() == 2 and exchange is None:  # like in `ksgen.torch.operators.ops`
+    elif job.x.element_size() == 2 and exchange is None:  # as in `ksgen.torch.operators.ops`
         methods["dense"] = _by_whole_matrix(factor.prepare(products.to_dense), layout, has_bias, activation)
     kind = job_of(
         _kind(job),

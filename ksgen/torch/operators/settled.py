@@ -1,7 +1,8 @@
 """Stores the times of a processor's methods, so that `backend="auto"` does not time them in each process.
 
-`ksgen.torch.calibrate` writes the file, next to the cache. It counts for one device, compiler, PyTorch and set of
-templates. Unreliable times are not stored. What cannot be read is ignored: methods are then timed as without it.
+`ksgen.torch.calibrate` writes the file, next to the cache. It is valid for one device, compiler, version of PyTorch,
+version of ksgen and set of templates. Unreliable times are not stored. What cannot be read is ignored: methods are then
+timed as without it.
 """
 
 import json
@@ -29,7 +30,7 @@ MOST_BYTES = 2**26
 
 
 def times_of(key: Hashable, methods: Iterable[str]) -> dict[str, float]:
-    """Stored seconds of a job's methods, by a key that names them; empty if they are unknown here."""
+    """Stored seconds of a job's methods by name; empty if none are stored, or if one of them is not among `methods`."""
     found = _stored(os.environ.get("KSGEN_DEVICE", ""), cache_dir()).get(repr(key), {})
     return found if found and found.keys() <= set(methods) else {}
 
@@ -50,7 +51,7 @@ def save(times: Mapping[Hashable, Mapping[str, float]]) -> Path | None:
 
 
 def forget() -> None:
-    """Read the file again from now on."""
+    """Drop the content in memory, so that the next look-up reads the file again."""
     _stored.cache_clear()
 
 

@@ -33,7 +33,7 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     """Output of the layer in a training step; None if it has to take the usual path."""
     if residual is not None or not _is_plain_step(x):
         return None
-    if layer.is_stored or layer._exchanges or frozen.was_frozen(layer):
+    if layer.has_stored_type or layer._exchanges or frozen.was_frozen(layer):
         return None
     own = prepared.own_of(layer, x, True)
     return None if own is None else _multiply(layer, x, own)

@@ -49,7 +49,7 @@ class _KSParallel(ParallelStyle):
         if isinstance(module, KSLinears):
             for each in module:
                 self._apply(each, device_mesh)
-        elif isinstance(module, KSLinear) and not module.is_stored:
+        elif isinstance(module, KSLinear) and not module.has_stored_type:
             self._split(module, device_mesh)
         else:
             raise LaunchError(

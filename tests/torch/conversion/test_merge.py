@@ -100,7 +100,7 @@ def test_what_cannot_be_merged() -> None:
         optimize(KSLinear(square_dyadic(8), between="relu"))
     with pytest.raises(LaunchError, match="cannot be merged"):
         optimize(KSLinear(square_dyadic(8)).quantize("int8"))
-    with pytest.raises(PatternError, match=r"1,8,8,8@j.k exchanges outputs; accepted of a chain to merge"):
+    with pytest.raises(PatternError, match=r"1,8,8,8@j.k exchanges outputs; accepted for a chain to merge"):
         optimize(["8,8,8,1", "1,8,8,8@j.k"])
     with pytest.raises(SpecError, match="batch=0; accepted"):
         optimize(square_dyadic(8), batch=0)

@@ -102,7 +102,7 @@ def test_nothing_is_changed_where_inputs_miss_a_layer() -> None:
     model = Half()
     with pytest.raises(SpecError, match="inputs do not reach missed; accepted: inputs that reach every layer"):
         quantize(model, "int8", inputs=torch.randn(2, 48))
-    assert not model.met.is_stored
+    assert not model.met.has_stored_type
     assert not model.met._forward_pre_hooks
     assert quantize(model, "int8", names=["met"], inputs=[torch.randn(2, 48)]).layers[0].name == "met"
 

@@ -98,7 +98,7 @@ def test_what_it_refuses() -> None:
     layer = KSLinear("1,16,16,4@j.k")
     with pytest.raises(LaunchError, match=r"outputs are exchanged; a layer can be quantized only with order i.k.j"):
         layer.quantize("int8")
-    with pytest.raises(PatternError, match=r"1,16,16,4@j.k exchanges outputs; accepted of a chain to factorize"):
+    with pytest.raises(PatternError, match=r"1,16,16,4@j.k exchanges outputs; accepted for a chain to factorize"):
         factorize(torch.eye(64), "1,16,16,4@j.k")
     with pytest.raises(LaunchError, match=r"init='identity' for 1,16,16,4@j.k, whose outputs are exchanged; accepted:"):
         KSLinear("1,16,16,4@j.k", init="identity")

@@ -353,7 +353,7 @@ def test_without_kernels_pytorch_multiplies(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(f"ksgen.torch.{module}.has_kernels", lambda device: False)
     with torch.no_grad():
         assert relative(made(x), wide_of(made)(x.double())) < 2e-6
-    assert "PyTorch multiplies by what they stand for, as ksgen has no kernels on cpu" in made.explain(1)
+    assert "PyTorch multiplies by the dequantized weights, because ksgen has no kernels on cpu" in made.explain(1)
 
 
 def test_it_says_what_it_is() -> None:
@@ -436,7 +436,10 @@ def test_it_is_a_layer_as_others_are() -> None:
     assert described(made) is None
     refused: list[tuple[Any, str]] = [
         (made.reset_parameters, "weights in int8 are not trained; train the KSLinear, and quantize it then"),
-        (partial(made.explain, processes=2), "processes=2; accepted of weights in int8: 1, as no style splits them"),
+        (
+            partial(made.explain, processes=2),
+            "processes=2; accepted for weights in int8: 1, because no style splits them",
+        ),
         (
             partial(KSBlockwise()._apply, made, None),
             "KSBlockwise: got QuantizedKSLinear; accepted: a KSLinear, or a group of them",
