@@ -231,7 +231,7 @@ def row_constexprs(kernel: KernelSpec, result: str = "Y") -> list[Constexpr]:
     features = {"X": ("X", kernel.in_features), "Y": (result, kernel.pattern.out_features)}
     return [
         Constexpr(
-            f"{letter}_ENTRY", count if kernel.layout == "bsf" else 1,
+            f"{letter}_BATCH_STRIDE", count if kernel.layout == "bsf" else 1,
             f"elements from one row of the batch of {array} to the next", "long long",
         )
         for letter, (array, count) in features.items()
