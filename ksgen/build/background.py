@@ -1,7 +1,8 @@
 """Runs slow work, such as compilation, in the background while its callers go on. Decides neither what nor when.
 
-`outcome` is the only entry point. Inside `deferred` it raises `PendingError` until the background has the result.
-Elsewhere it does the work at once, and the work's own locks share what the background does already.
+All work is requested by `outcome`. Inside `deferred` it raises `PendingError` until the background has the result.
+Elsewhere it does the work at once. If the background is doing the same work, the work's own locks make the caller wait
+for it.
 """
 
 import atexit
@@ -22,7 +23,8 @@ from ksgen.locks import new_lock
 from ksgen.values import excerpt
 
 MOST_WORKERS = 16
-FORK_WAIT_S = 5.0  # how long a fork waits for work that imports modules, whose locks a child would find taken for ever
+# seconds that a fork waits for work that imports modules: a child would find their import locks taken for ever
+FORK_WAIT_S = 5.0
 NOTICE_S = 2.0  # seconds of waiting until a caller gets a warning with the reason
 Result = TypeVar("Result")
 
@@ -174,8 +176,8 @@ def outcome(
     """Result of some work, or its error; `PendingError` while the background does it for a caller that defers.
 
     `what` names the work in warnings. `at_once` says that the work takes no time, as others have done its slow part.
-    `imports` says that it may import modules, and `must_end` that the process cannot end before it. The caller keeps
-    the result: it is handed out once.
+    `imports` says that it may import modules. `must_end` says that the exit of the process waits up to `MOST_WAIT_S`
+    for it. The caller keeps the result: it is handed out once.
     """
     if at_once:
         _background.drop(key)
@@ -195,7 +197,7 @@ def outcome(
 
 
 def all_of(works: Iterable[Callable[[], Result]]) -> tuple[Result, ...]:
-    """Results of several works. All missing ones begin before `PendingError` is raised."""
+    """Results of several pieces of work. All missing ones begin before `PendingError` is raised."""
     found, pending = [], None
     for work in works:
         try:
@@ -236,7 +238,7 @@ def progress_bar(is_wanted: bool, title: str, total: int) -> Iterator[Callable[[
 
 
 def finish_jobs() -> int:
-    """Wait for all unfinished jobs, with a progress bar on a terminal; how many they were."""
+    """Wait for all unfinished jobs, with a progress bar on a terminal, and return their number."""
     jobs = unfinished()
     with progress_bar(bool(jobs), "compiling", len(jobs)) as advance:
         for job in jobs:
@@ -246,7 +248,7 @@ def finish_jobs() -> int:
 
 
 def finished(works: Sequence[Callable[[], Result]]) -> tuple[Result, ...]:
-    """Results of several works. All that is missing is done in the background, in parallel, and waited for."""
+    """Results of several pieces of work. All that is missing is done in the background, in parallel, and waited for."""
     with deferred(lambda: True):
         while True:
             try:

@@ -76,7 +76,7 @@ def batches_in(text: str) -> tuple[int, ...]:
 REPLACED = "an older one is replaced"  # in the help of every option that names a file to write
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 device_option = click.option(
-    "--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, opencl, opencl:1, or part of a name."
+    "--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, native, opencl, opencl:1, or part of a name."
 )
 arch_option = click.option(
     "--arch",

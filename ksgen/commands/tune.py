@@ -66,7 +66,7 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
     "--report",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help=f"Page with curves and tables to write; {REPLACED}.",
+    help=f"Write a page with curves and tables to this file; {REPLACED}.",
 )
 @json_option
 def command(
@@ -97,7 +97,7 @@ def command(
     kernels: dict[KernelSpec, SourcePlace | None]  # each with the place of its batch in the spec
     if chain or layer.is_asked_for:
         given = ", ".join(["--chain"] * chain + layer.given)
-        refusal = f"{given}: accepted: a layer's patterns, two or more, without --spec and --job gradient"
+        refusal = f"{given}: accepted: a layer's patterns, two or more, with neither --spec nor --job gradient"
         if spec:
             raise SpecError(refusal)
         kernels = dict.fromkeys(layer.kernels(wanted, Epilogue(), refusal))
@@ -111,8 +111,8 @@ def command(
     engine = open_engine(device, scheduler)
     store = TrialStore()
     try:
-        entries = batch or default_batch(engine.facts.limits)
-        jobs = [job_of(kernel, entries) for kernel in kernels]
+        rows = batch or default_batch(engine.facts.limits)
+        jobs = [job_of(kernel, rows) for kernel in kernels]
         tuner = Tuner(engine, store, options)
         for each, place in zip(jobs, kernels.values(), strict=True):
             check_memory(each.kernel, each.batch, tuner.limits, place)
@@ -128,7 +128,9 @@ def command(
 
 
 def _available(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
-    """Launches without layers of a spec that cannot be one launch on this device; a named layer raises an error."""
+    """The jobs, except layers of a spec that cannot be one launch here. A layer named on the command line raises an
+    error.
+    """
     from ksgen.tuning.kernels import why_not_one
 
     found = []
@@ -221,5 +223,6 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
         rows.append((name_of(each.job), str(each.job.batch), *figures, ", ".join(each.notes)))
     print_columns(("kernel", "batch", "median, us", "uncertainty", "measurement to measurement", ""), rows)
     return click.echo(
-        "uncertainty: of the median of one measurement; measurement to measurement: smallest to largest median of ten."
+        "uncertainty: width of the interval of one median; measurement to measurement: range of ten medians; both "
+        "relative."
     )

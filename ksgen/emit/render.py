@@ -45,7 +45,7 @@ PORTABLE = {  # sources emitted without a device run on every GPU since sm_80, o
 NEWEST = cuda_limits(FULLEST)  # for families that need more than the portable limits
 DIALECT_NAMES = {"cuda": "CUDA", "opencl": "OpenCL"}
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last"}
-PROBE_AT_ONCE = 8  # products of a probe's warpgroup in one group
+PROBE_AT_ONCE = 8  # products that a probe's warpgroup commits as one wgmma group
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Source:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
-    def pack_entry(self) -> str:
+    def second_entry(self) -> str:
         """Name of the second entry: it packs weights, or adds the parts of their gradient."""
         return self.entry_of("sum" if self.kernel.job == "gradient" else "pack")
 
@@ -78,7 +78,7 @@ class Source:
         """Names of all entries in the source."""
         geometry = family_named(self.family).geometry(self.kernel, self.constants, self.kernel.batch or 1)
         passes = [self.entry_of(each.name) for each in (*geometry.before, *geometry.after)]
-        second = [self.pack_entry] if not self.kernel.is_chain else []
+        second = [self.second_entry] if not self.kernel.is_chain else []
         adjoint = [self.adjoint_entry] if family_named(self.family).packs_adjoint(self.kernel) else []
         return list(dict.fromkeys([self.entry, *second, *adjoint, *passes]))
 
@@ -87,7 +87,10 @@ class Source:
 
 
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
-    """Source of the kernel with these constants; without any, with the family's default for all its GPUs."""
+    """Source of the kernel with these constants.
+
+    Without any, it has the family's default for the portable limits, or for the newest GPU if those do not suffice.
+    """
     if not is_word(dialect, DIALECTS):
         raise KsgenError(f"unknown dialect {excerpt(dialect)}; accepted: {', '.join(DIALECTS)}")
     if constants is None:
@@ -101,7 +104,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     added = [name for operand, wanted in extras.items() if wanted for name in each_chains(kernel, operand)]
     if dialect not in (known := dialects_of(chosen, type(constants))):
-        raise KsgenError(f"{chosen.name} has no {DIALECT_NAMES[dialect]} text; accepted: dialect={known[0]}")
+        raise KsgenError(f"{chosen.name} has no {DIALECT_NAMES[dialect]} source; accepted: dialect={known[0]}")
     variables = {
         "kernel": kernel,
         "constants": constants,
@@ -117,7 +120,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "extra_pitches": ", residual_pitch" if kernel.epilogue.residual else ", 0",
         "pitch_parameters": _pitch_parameters(kernel),
         "pitch_lines": "" if kernel.is_strided else _pitch_lines(kernel),
-        # the type of X, where that of weights before they are packed is too
+        # type of X: `given`, that of weights before packing, if X has eight bits too; else `stored`
         "x_stored": "given" if kernel.has_bytes_in else "stored",
         "widen_x": "widen_input" if kernel.has_bytes_in else "widen",
         "accumulator": "real",
@@ -224,7 +227,7 @@ def render_processor_probe(precision: str, limits: Limits) -> Probe:
 
 
 def render_tiles_probe(operand: str) -> Probe:
-    """Kernel that multiplies so many products per round on a processor's matrix tiles."""
+    """Kernel that computes four products of matrix tiles per round on a processor."""
     entry = f"ks_probe_tiles_{operand}"
     variables = {"entry": entry, "operand": operand, "version": __version__, "sums": TILE_SUMS}
     return Probe(fill("probe_tiles.cl.j2", variables, VECTOR_LIBRARIES), entry, 4 * TILE_SUMS * INPUTS)

@@ -430,7 +430,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         grid=multiply.grid,
         block=multiply.block,
         shared_bytes=multiply.shared_bytes,
-        pack_handle=loaded.handles.get(source.pack_entry),
+        pack_handle=loaded.handles.get(source.second_entry),
         pack_grid=packing.grid,
         pack_block=packing.block,
         adjoint_handle=loaded.handles.get(source.adjoint_entry),

@@ -80,7 +80,7 @@ def check_head(source: Source, batch: int) -> None:
     told, geometry = read(source, batch), family.geometry(kernel, constants, batch)
     *launched, given = told[source.entry]
     assert launched == [geometry.grid, geometry.block, geometry.shared_bytes], source.entry
-    other, second = told.get(source.pack_entry), family.pack_geometry(kernel, constants)
+    other, second = told.get(source.second_entry), family.pack_geometry(kernel, constants)
     if kernel.job == "gradient":
         assert given == ["x", "grad_y", "grad", "workspace", "batch"]
         assert (other is not None) >= bool(geometry.after)

@@ -178,11 +178,11 @@ def test_the_entry_carries_a_hash_where_the_constants_are_not_the_default() -> N
 def test_bad_constants_and_dialects_are_refused() -> None:
     with pytest.raises(ConstantsError, match="ks_2x64x48x4_float32_bsf: tile_d=8 must be at most d=4; try 4"):
         render(KERNEL, replace(CONSTANTS, tile_d=8))
-    with pytest.raises(KsgenError, match="vector has no CUDA text; accepted: dialect=opencl"):
+    with pytest.raises(KsgenError, match="vector has no CUDA source; accepted: dialect=opencl"):
         render(KernelSpec((Pattern(2, 16, 6, 1), Pattern(2, 8, 8, 2))), family="vector")
     for family in ("mma", "simt"):
         chain = KernelSpec((Pattern(2, 32, 16, 1), Pattern(2, 16, 16, 2)))
-        with pytest.raises(KsgenError, match=f"{family} has no OpenCL text; accepted: dialect=cuda"):
+        with pytest.raises(KsgenError, match=f"{family} has no OpenCL source; accepted: dialect=cuda"):
             render(chain if family == "simt" else replace(KERNEL, precision="float16"), family=family, dialect="opencl")
     with pytest.raises(
         ConstantsError,

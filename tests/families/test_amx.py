@@ -344,7 +344,7 @@ def sanitized(
         "SIZE_PACKED": FAMILY.packed_bytes(kernel, constants), "SIZE_WORKSPACE": geometry.group_bytes * groups,
         "BATCH_GIVEN": batch,
         "PACK_GROUPS": FAMILY.pack_geometry(kernel, constants).grid, "GROUPS_GIVEN": groups,
-        "MULTIPLY": f"{source.entry}__walk", "PACK": f"{source.pack_entry}__walk",
+        "MULTIPLY": f"{source.entry}__walk", "PACK": f"{source.second_entry}__walk",
     }  # fmt: skip
     text = source_of(source.text.replace(*change) if change[0] else source.text, source.entries)
     (folder / "k.cpp").write_text(

@@ -71,7 +71,7 @@ def test_by_name_it_takes_any_batch() -> None:
         ConstantsError, match=r"amx does not support it on this device \(it is for: matrix tiles, of one layer of dense"
     ):
         choice_by_name("amx", replace(kernel, stride="any"), 500, CPU)
-    with pytest.raises(KsgenError, match="amx has no CUDA text; accepted: dialect=opencl"):
+    with pytest.raises(KsgenError, match="amx has no CUDA source; accepted: dialect=opencl"):
         render(kernel, family="amx", dialect="cuda")
 
 

@@ -264,7 +264,7 @@ def test_a_gradient_has_a_name_a_digest_and_a_file_of_its_own() -> None:
         in (Path(__file__).parents[2] / "generated/vit/ks_6x64x64x1_float32_bsf.cu").read_text()
     )
     assert (gradient.flops(100), gradient.bytes(100)) == (multiply.flops(100), multiply.bytes(100))
-    assert render(gradient).pack_entry == "ks_6x64x64x1_float32_bsf_gradient_sum"
+    assert render(gradient).second_entry == "ks_6x64x64x1_float32_bsf_gradient_sum"
 
 
 def test_what_a_job_cannot_be() -> None:

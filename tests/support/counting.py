@@ -36,7 +36,7 @@ def count_kernel(source: Source, batch: int, timeout_s: int = 300) -> tuple[Coun
     run = Counting(timeout_s)
     result(make_problem(source.kernel, batch_for(source, batch)), source, run)
     if source.kernel.job == "multiply":
-        del run.by_entry[source.pack_entry]
+        del run.by_entry[source.second_entry]
     return run.by_entry.pop(source.entry), sum(run.by_entry.values(), Counts())
 
 

@@ -274,10 +274,10 @@ def pack(problem: Problem, source: Source, run: Run) -> Array:
     family, kernel = family_named(source.family), problem.kernel
     packed = shifted(np.full(family.packed_bytes(kernel, source.constants), 0xFF, np.uint8))
     geometry = family.pack_geometry(kernel, source.constants)
-    run(source, source.pack_entry, geometry, [as_bits(problem.given[-1]), packed])
+    run(source, source.second_entry, geometry, [as_bits(problem.given[-1]), packed])
     if source.text not in _whole:  # what nothing wrote differs where other memory was there before
         again = shifted(np.zeros(packed.size, np.uint8))
-        run(source, source.pack_entry, geometry, [as_bits(problem.given[-1]), again])
+        run(source, source.second_entry, geometry, [as_bits(problem.given[-1]), again])
         assert (again == packed).all(), "packing left bytes unwritten"
         _whole.add(source.text)
     return packed
