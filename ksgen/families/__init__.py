@@ -1,4 +1,4 @@
-"""The registry of kernel families: a family is one module here, its templates, and one line below."""
+"""The registry of kernel families: a family is one package here, its templates, and one line below."""
 
 from collections.abc import Iterator
 from dataclasses import replace

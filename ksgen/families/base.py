@@ -61,7 +61,7 @@ class Limits:
         return (self.shared_bytes + RESERVED_SHARED_BYTES) // blocks - RESERVED_SHARED_BYTES
 
 
-CLUSTERED = 16  # least multiprocessors of a GPC on an H100; a cluster lies within one GPC
+LEAST_GPC_MULTIPROCESSORS = 16  # on an H100; a cluster lies within one GPC
 MAP_ALIGNMENT = 16  # bytes, of an array that a tensor map describes
 RESERVED_SHARED_BYTES = 1024  # taken by each resident block in addition to its own
 
@@ -130,7 +130,7 @@ def blocks_at_once(multiprocessors: int, cluster: int) -> int:
     """
     if cluster <= 2:
         return max(1, multiprocessors // cluster) * cluster
-    return max(1, multiprocessors // CLUSTERED * (CLUSTERED // cluster)) * cluster
+    return max(1, multiprocessors // LEAST_GPC_MULTIPROCESSORS * (LEAST_GPC_MULTIPROCESSORS // cluster)) * cluster
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Work(NamedTuple):
     # bytes that a GPU's shared memory could have moved in addition to `shared_bytes` in the same cycles
     returned_bytes: int = 0
     passed_bytes: int = 0  # read and written by the launches before and after, which multiply nothing
-    # bytes that a GPU's second-level cache could have moved in the time that parts of sectors take, in addition
+    # further bytes that a GPU's second-level cache could have moved in the time lost to partial sectors
     scattered_bytes: int = 0
     # stages that all blocks copy and multiply; 0: not counted, and all copies are assumed to be asynchronous
     stages: int = 0

@@ -40,7 +40,7 @@ COPYING_WARPS = 4  # warps of a block that copy while the others multiply by wgm
 LARGE = 25088  # a batch that fills every GPU
 SMALL = (1, 2, 4, 8, 16, 32)  # largest batches of the smallest classes; a small-batch family has constants for each
 CLASSES = (256, 2048)  # largest batches of the next classes; larger and unknown batches are in the last one
-MIN_SAVING = 0.02  # share of the time that constants must save to replace the rule's
+MIN_SAVING = 0.02  # share of the time that constants must save to replace the heuristic default
 # the same for constants of smaller batches alone, which have their own source, binary and packed weights
 MIN_CLASS_SAVING = 0.1
 LEAST_US = 1.0  # microseconds that they must save in addition
@@ -320,9 +320,9 @@ def fastest(
     """Choose the fastest of the options by `gpu_us`; `prediction` decides among those within MIN_SAVING of it, if the
     kernel's instructions were counted.
 
-    The first option is a rule's. It is chosen unless others save the share `min_saving`, and if the target's rates are
-    unknown. Options are compared once per class of batches. `row` names the row of counted instructions, if it is not
-    the family's.
+    The first option is the heuristic default. It is chosen unless others save the share `min_saving`, and if the
+    target's rates are unknown. Options are compared once per class of batches. `row` names the row of counted
+    instructions, if it is not the family's.
     """
     speed = speed_of(family, kernel, limits)
     if speed is None:

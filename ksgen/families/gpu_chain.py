@@ -179,7 +179,7 @@ def rules_of_chain(
         Rule("job is chain", lambda k, c: k.is_chain),
         rule_of_tiles(rules),
         Rule(
-            "tiles has as many warps for all factors",
+            "tiles has the same number of warps for all factors",
             lambda k, c: len({each.threads for each in shape(k, c).factors}) == 1,
         ),
         Rule("min_blocks is at least 1", lambda k, c: c.min_blocks >= 1),

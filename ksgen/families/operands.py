@@ -118,13 +118,13 @@ class TensorTile(Moved, Tiled):
         raise NotImplementedError
 
     @property
-    def scales(self) -> int:
+    def scales_offset(self) -> int:
         """Bytes of packed weights before their scales, which operands in eight bits have."""
         return self.tiles_of_batch * self.steps * self.w_bytes
 
     @property
     def packed_bytes(self) -> int:
-        return self.scales + (SCALE_BYTES * self.kernel.pattern.out_features if self.kernel.has_bytes_in else 0)
+        return self.scales_offset + (SCALE_BYTES * self.kernel.pattern.out_features if self.kernel.has_bytes_in else 0)
 
     # ---- how a lane reads X
 

@@ -14,7 +14,7 @@ from ksgen.errors import ConstantsError
 from ksgen.spec import KernelSpec
 
 ConstantsT = TypeVar("ConstantsT")
-FARTHEST = 512  # from a number that does not hold, to those that are tried in its place
+FARTHEST = 512  # largest distance from a refused number to the numbers that are tried in its place
 _OF_KERNELS = ("precision", "layout", "job")  # first words that a sentence may have instead of a constant
 _WORD = re.compile(r"\w+")
 

@@ -1,10 +1,10 @@
 """Instructions that a GPU's warps issue for a kernel: a table, counted in the machine code of the families' kernels.
 
-`TABLE` was fitted to the main loops of 300 kernels for sm_80 and sm_90a: defaults of stratified patterns, and
-constants drawn from the options; those of `simt` to 46 defaults for sm_90a. The two targets share rows, though counts
-of `mma` in bfloat16 and batch-size-first differ by a third. Loops are counted unchanged: they contain the copies of
-aligned rows and of unaligned ones, except those of `simt`, which has a loop for each. `python -m tests.compile_matrix`
-compares the table with the machine code. A family or precision without a row is bounded by its products alone.
+`TABLE` was fitted to the main loops of 300 kernels for sm_80 and sm_90a: defaults of stratified patterns, and constants
+drawn from the options; those of `simt` to 46 defaults for sm_90a. The two targets share rows, though counts of `mma` in
+bfloat16 and batch-size-first differ by a third. All instructions of a loop count. It contains the copies of aligned
+rows and of unaligned ones, except in `simt`, which has a loop for each. `python -m tests.compile_matrix` compares the
+table with the machine code. A family or precision without a row is bounded by its products alone.
 """
 
 from dataclasses import dataclass

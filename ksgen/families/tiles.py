@@ -154,7 +154,7 @@ class Sized:
 
 
 class Tiled(Sized):
-    """Sizes of a kernel that its tiles have under its constants."""
+    """Sizes of a kernel's tiles under its constants."""
 
     constants: Any  # has tile_in, tile_out and tile_d
 

@@ -299,7 +299,7 @@ GOOD = MmaChainConstants(32, "48 64 1 2 1 1 0, 64 16 2 1 2 1 0", 3, 1)
             {"tiles": "48 64 1 2 1 1 0, 40 16 2 1 2 1 0"},
             r"of factor 2, tile_out=40 must be a multiple of 16 \* warps_out = 32",
         ),
-        ({"tiles": "48 64 1 2 1 1 0, 64 16 2 1 4 1 0"}, "tiles has as many warps for all factors"),
+        ({"tiles": "48 64 1 2 1 1 0, 64 16 2 1 4 1 0"}, "tiles has the same number of warps for all factors"),
         ({"stages": 1}, "stages=1 must be at least 2; try 2"),
         ({"min_blocks": 0}, "min_blocks=0 must be at least 1; try 1"),
         ({"min_blocks": 30}, "min_blocks blocks have at most 1536 threads: 1920"),

@@ -87,7 +87,7 @@ def test_packed_weights_of_few_entries_stay_in_eight_bits() -> None:
                 kernel = replace(plain, weights=weights)
                 packed = few.packed_bytes(kernel, few.default(kernel, LIMITS, batch))
                 assert packed == few.packed_bytes(plain, few.default(plain, LIMITS, batch)) // share + 4 * 768 * 2
-                assert GemvTiling(kernel, few.default(kernel, LIMITS, batch)).scales == 768 * 192 * 2
+                assert GemvTiling(kernel, few.default(kernel, LIMITS, batch)).scales_offset == 768 * 192 * 2
                 assert kernel.bytes(batch) < plain.bytes(batch)
 
 

@@ -185,7 +185,7 @@ GOOD = SimtChainConstants(32, "48 8 1 4 3, 64 8 1 4 4", 3, 2)
         ({"tiles": "48 8 1 4 3"}, "tiles holds what each factor's own rules allow: 1 for 2 factors"),
         ({"tiles": "48 8 1 4 3, 64 8 1 4"}, "'64 8 1 4' is not tile_out, tile_in, tile_d, thread_batch, thread_out"),
         ({"tiles": "48 8 1 4 3, 60 8 1 4 4"}, r"of factor 2, tile_out=60 must be a multiple of 4 \* thread_out = 16"),
-        ({"tiles": "48 8 1 4 3, 32 8 1 4 4"}, "tiles has as many warps for all factors"),
+        ({"tiles": "48 8 1 4 3, 32 8 1 4 4"}, "tiles has the same number of warps for all factors"),
         (
             {"tiles": "48 8 1 4 3, 64 9 1 4 4"},
             "tiles has a tile_in that divides c and a tile_d that divides d, from a chain's factor 2 on",

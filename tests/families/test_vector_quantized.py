@@ -87,7 +87,7 @@ def test_packed_weights_stay_in_eight_bits(along: str) -> None:
         shape = VectorTiling(replace(plain, weights=storage), constants)
         whole = VectorTiling(plain, constants).packed_bytes
         assert whole / 4 < shape.packed_bytes <= whole / 4 + 1.1 * 4 * 6 * 64
-    assert VectorTiling(plain, constants).slot == VectorTiling(replace(plain, weights="int8"), constants).widened
+    assert VectorTiling(plain, constants).slot == VectorTiling(replace(plain, weights="int8"), constants).widened_offset
 
 
 def test_what_serves_them() -> None:

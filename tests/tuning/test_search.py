@@ -331,7 +331,7 @@ def test_a_reliable_time_wins_over_a_shorter_unreliable_one(times: dict[int, tup
     search.trials = {
         index: SimpleNamespace(median_us=median_us, note=note) for index, (median_us, note) in times.items()
     }
-    search._front = [0, 1]
+    search._last_round = [0, 1]
     assert search._best() is search.trials[best]
 
 
@@ -364,7 +364,7 @@ def test_the_default_is_in_the_last_round_and_gives_way_to_what_beats_it_turn_by
     search: Any = object.__new__(Search)
     search.stop, search.pool, search.default = threading.Event(), SimpleNamespace(candidates=list(range(8))), 0
     search.budget, search.again = Budget(), 0
-    search.trials, search._front, search._binaries, search.store = {}, [], dict.fromkeys(range(8)), store
+    search.trials, search._last_round, search._binaries, search.store = {}, [], dict.fromkeys(range(8)), store
     monkeypatch.setattr(store, "add", lambda trial: None)
     search._report_progress, search._build, search._finalists = (
         (lambda phase: None),

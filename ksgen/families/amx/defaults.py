@@ -71,7 +71,7 @@ def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
     least = [AmxConstants(block, PAIR, 1, 1, 0, 1) for _ in factors]
     shape = AmxChainTiling(kernel, AmxChainConstants.of(kernel, block, least, 0))
     streaming, weights = streams_outputs(factors[-1], batch), shape.packed_bytes
-    kept = shape.places * shape.between * 4 + passing_bytes(kernel, block, streaming)
+    kept = shape.intermediate_buffers * shape.between * 4 + passing_bytes(kernel, block, streaming)
     best: list[AmxConstants] = []
     for factor in factors:
         panels = (2, 1) if least_of(factor).planes > 1 else (1,)

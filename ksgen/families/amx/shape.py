@@ -1,5 +1,6 @@
-"""Sizes derived from a kernel by matrix tiles and its constants: tiles, planes, groups of outputs, and the private
-buffer of a work group."""
+"""Sizes of a kernel that multiplies by matrix tiles, derived from its constants: tiles, planes, groups of outputs, and
+the private buffer of a work group.
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ TILE_ITEMS = ROWS * INPUTS
 TILE_SUMS = ROWS * LANES
 PAIR = 2 * ROWS  # rows, or columns, of the two by two tiles that are multiplied at a time
 LINE_BYTES = 64  # bytes per cache line
-MOST_RUN = 48  # j of a plane that holds all j, at most
+MOST_RUN = 48  # largest d for which a plane holds all j
 FIRST_LEVEL_BYTES = 42 * 1024  # for inputs, weights and sums, of 48 KB
 SUMS_BYTES = 4 * PAIR * PAIR  # of two by two tiles
 
@@ -51,7 +52,7 @@ def has_tiles_for(kernel: KernelSpec, limits: Limits) -> bool:
 
 
 def are_timed(kernel: KernelSpec) -> bool:
-    """Whether a machine has timed tiles of a kernel's operands: launchers take others by wisdom or by name."""
+    """Whether tiles of a kernel's operands were ever timed. If not, launchers use them only by wisdom or by name."""
     tiles = kernel.arithmetic.tiles
     return tiles is not None and tiles.operand is BF16
 
@@ -143,14 +144,14 @@ class AmxTiling(TilePlanes):
 
     @property
     def inputs_pass(self) -> bool:
-        """Whether a block's inputs of DEPTH steps exceed the first-level cache before they are read again."""
+        """Whether a block's inputs of DEPTH steps leave the first-level cache before they are read again."""
         tiles = (self.constants.block + PAIR) // ROWS * self.constants.depth
         sums = self.constants.block // PAIR * SUMS_BYTES
         return tiles * self.tile_bytes + sums > FIRST_LEVEL_BYTES
 
     @property
     def weights_pass(self) -> bool:
-        """Whether the weights of two tiles exceed the first-level cache while the inputs of two tiles pass."""
+        """Whether the weights of two tiles leave the first-level cache while the inputs of two tiles pass."""
         tiles = 2 * PAIR // ROWS * self.constants.depth * self.tile_bytes
         return self.constants.block > PAIR and tiles + 2 * SUMS_BYTES > FIRST_LEVEL_BYTES
 

@@ -11,7 +11,7 @@ from ksgen.families.base import Constexpr, named
 from ksgen.families.cpu_gradient.vectors import CpuGradientVariables
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
-from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_BYTES, TASK
+from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_RATE, TASK
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 
@@ -123,7 +123,7 @@ class AmxGradientTiling(TilePlanes):
         sharing = max(1.0, constants.pieces / self.planes)  # pieces that each copy a plane's inputs
         copied = ALONG * batch * (sharing * pattern.in_features + pattern.out_features)
         added = parts * self.part / 8
-        multiplied = max(DOT * self.dots(batch), inputs / SECOND_LEVEL_BYTES) + sums / SECOND_LEVEL_BYTES
+        multiplied = max(DOT * self.dots(batch), inputs / SECOND_LEVEL_RATE) + sums / SECOND_LEVEL_RATE
         return multiplied + copied + added + TASK * (blocks + parts * constants.pieces) + LAUNCH
 
     # ---- the source

@@ -12,7 +12,7 @@ from ksgen.families.vector.cycles import (
     ELEMENT,
     FIRST_LEVEL_BYTES,
     LAUNCH,
-    SECOND_LEVEL_BYTES,
+    SECOND_LEVEL_RATE,
     TASK,
     TILE,
     TRANSPOSE,
@@ -158,7 +158,9 @@ class VectorGradientTiling(Planes):
 
     @property
     def pitch(self) -> int:
-        """Elements from one column of rows of the batch to the next, if lanes are along the batch."""
+        """Elements from one copied feature to the next, if lanes are along the batch. A feature's rows of the block are
+        neighbours.
+        """
         return self._spread(self.block_rows)
 
     def _spread(self, elements: int) -> int:
@@ -225,7 +227,7 @@ class VectorGradientTiling(Planes):
         copied = moved * (ELEMENT if is_scattered else (TRANSPOSE if self.is_transposed else COPY) / lanes)
         parts = self.parts(batch)
         added = parts * self.part / lanes * 2
-        each = tiles * (steps * tile.step + after * tile.sums + TILE) + missed / SECOND_LEVEL_BYTES + copied
+        each = tiles * (steps * tile.step + after * tile.sums + TILE) + missed / SECOND_LEVEL_RATE + copied
         return blocks * each + added + TASK * (blocks + parts * constants.pieces) + LAUNCH
 
     # ---- the source
@@ -290,6 +292,6 @@ class VectorGradientTiling(Planes):
                 named(self, "X_ROW", "elements from one row of the batch to the next"),
             ]
         return [
-            named(self, "PITCH", "elements from one column of rows of the batch to the next"),
+            named(self, "PITCH", "elements from one copied feature to the next"),
             Constexpr("SCOPE", self.scope if self.is_transposed else 1, "blocks on the diagonal per plane"),
         ]

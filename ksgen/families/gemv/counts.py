@@ -27,7 +27,7 @@ def cache_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> flo
     outputs = output_bytes(kernel, constants, batch)
     return (
         shape.tiles_out * inputs
-        + divide_up(batch, own.tile_batch) * row_bytes(shape, b, own.tile_out, own.tile_d)
+        + divide_up(batch, own.tile_batch) * weight_bytes_moved(shape, b, own.tile_out, own.tile_d)
         + outputs
     )
 
@@ -53,7 +53,7 @@ def output_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> fl
     )
 
 
-def row_bytes(shape: GemvTiling, outputs: int, tile_out: int, tile_d: int) -> float:
+def weight_bytes_moved(shape: GemvTiling, outputs: int, tile_out: int, tile_d: int) -> float:
     """Bytes of all weights and their scales, read once in tiles of `tile_out` outputs k by `tile_d` neighbouring j."""
     a, _, _, d = shape.kernel.pattern.shape
     row = shape.pieces * shape.vector
@@ -159,8 +159,8 @@ def chain_cache_bytes(shape: GemvChainTiling, batch: int) -> float:
         needed, needed.pattern.c, needed.pattern.c, first.planes_d, batch, own.tile_batch, needed.x_item_bytes
     )
     outputs = first.kernel.pattern.b
-    rows = last.tiles_out * row_bytes(first, outputs, outputs, own.tile_d)
-    rows += row_bytes(last, last.kernel.pattern.b, own.tile_out, own.tile_d)
+    rows = last.tiles_out * weight_bytes_moved(first, outputs, outputs, own.tile_d)
+    rows += weight_bytes_moved(last, last.kernel.pattern.b, own.tile_out, own.tile_d)
     return x + tiles * rows + output_bytes(last.kernel, own.last, batch)
 
 

@@ -107,7 +107,7 @@ def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> GemvConstants:
         return expected_cycles(kernel, each, limits, tile_batch), GemvTiling.of(kernel, each).threads
 
     found = min(shapes(kernel, tile_batch), key=cost, default=None)
-    # with so few rows, too few threads copy X
+    # with so few rows of weights, a block has too few threads to copy X for that many rows of the batch
     return best(kernel, limits, tile_batch // 2) if found is None else found
 
 

@@ -63,14 +63,14 @@ class GemvTiling(Tiled):
         return self.kernel.weight_item_bytes
 
     @property
-    def scales(self) -> int:
+    def scales_offset(self) -> int:
         """Bytes of packed weights before their scales, if they have scales."""
         return divide_up(self.rows * self.pieces * self.vector * self.weight_bytes, ACCESS) * ACCESS
 
     @property
     def packed_bytes(self) -> int:
         if self.kernel.is_quantized:
-            return self.scales + SCALE_BYTES * self.rows
+            return self.scales_offset + SCALE_BYTES * self.rows
         return self.rows * self.pieces * self.vector * self.weight_bytes
 
     @property

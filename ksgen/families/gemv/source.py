@@ -278,5 +278,10 @@ def constexprs_of_factor(shape: GemvTiling) -> list[Constexpr]:
         named(shape, "PART", "sums per tile"),
         Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
         given_scales(kernel),
-        Constexpr("SCALES", shape.scales // shape.weight_bytes, "packed weights in front of their scales", "long long"),
+        Constexpr(
+            "SCALES",
+            shape.scales_offset // shape.weight_bytes,
+            "packed weights in front of their scales",
+            "long long",
+        ),
     ]

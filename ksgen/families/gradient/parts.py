@@ -58,7 +58,9 @@ class SideImage:
 
 
 def lane_runs(run: int, vector: int, item_bytes: int) -> list[int]:
-    """Numbers of lanes that may copy a line together, the most first: a memory sector, if the line is as long."""
+    """Numbers of lanes that may copy a line together, the most first. They copy at least a memory sector, if a line has
+    one.
+    """
     found = sorted({power_of_two_in(run // vector, most) for most in (2, 4, 8, 16, 32)}, reverse=True)
     return [lanes for lanes in found if lanes * vector * item_bytes >= SECTOR] or found[:1]
 
@@ -165,7 +167,10 @@ class Parts(Tiled):
         return divide_up(LEAST_BATCH, self.constants.tile_batch)
 
     def parts_for(self, limits: Limits) -> int:
-        """Parts that fill the device: their sums are at most those of twice as many warps, under 40 MB."""
+        """Parts that fill the device.
+
+        Several parts have fewer than twice `GPU_WARPS` warps, whose sums take under 40 MB.
+        """
         return divide_up(CPU_BLOCKS, self.tiles) if limits.is_cpu else divide_up(GPU_WARPS, self.tiles * self.warps)
 
     def part_steps(self, batch: int) -> int:

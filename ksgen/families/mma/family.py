@@ -258,7 +258,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             named(shape, "SHARED_BYTES", "bytes of shared memory per block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
             given_scales(kernel),
-            named(shape, "SCALES", "bytes of packed weights before their scales", "long long"),
+            Constexpr("SCALES", shape.scales_offset, "bytes of packed weights before their scales", "long long"),
         ]
         special = [named(shape, "VECTOR", "rows of the batch per 16-byte chunk")]
         if kernel.layout == "bsf":

@@ -67,7 +67,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
 def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
     """Take four stages if the loop can be unrolled by four and not by three, and as many blocks still fit.
 
-    Not in batch-size-first where ptxas takes more registers: it takes all of them for such a loop.
+    In batch-size-first, targets on which ptxas takes more registers keep three: it takes all registers for such a loop.
     """
     deeper = SimtTiling(kernel, chosen.changed(stages=4))
     takes_all = kernel.layout == "bsf" and more_registers(kernel, limits.target) > 0

@@ -12,7 +12,7 @@ from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
 LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
-# instructions that find the address of a copy; none where its distance from another one's is a constant of some bytes
+# instructions that compute the address of a copy; it needs none at a constant distance from another copy
 ADDRESS = 2
 
 
@@ -20,7 +20,8 @@ ADDRESS = 2
 class RunPlan(CopyPlan):
     """Walk in which the warps divide the lines or the runs among themselves, whichever takes fewer instructions."""
 
-    repeats: int  # distances along a run, in elements, that are the same from everywhere: multiples of this
+    # steps along a run that are multiples of this, in elements, have the same distance in memory everywhere
+    repeats: int
 
     @property
     def warps_run(self) -> int:

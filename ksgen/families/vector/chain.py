@@ -50,7 +50,7 @@ class LaunchTiling:
         return int(self.factors[0].constants.parts)
 
     @property
-    def places(self) -> int:
+    def intermediate_buffers(self) -> int:
         """Number of buffers for intermediates: one, or two of which a factor reads one and writes the other."""
         return min(2, max(map(len, self.kernel.chains)) - 1)
 
@@ -62,7 +62,7 @@ class LaunchTiling:
     @property
     def slot(self) -> int:
         """Elements of a work group's private buffer."""
-        return self.panels + self.places * self.between
+        return self.panels + self.intermediate_buffers * self.between
 
     @property
     def registers(self) -> int:

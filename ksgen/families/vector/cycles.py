@@ -17,14 +17,14 @@ LATENCY = 4  # cycles until a sum can be added to again
 AT_ONCE = 2  # vector operations, and loads, per cycle
 # size of a first-level cache; lines at this distance share one set
 FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096
-SECOND_LEVEL_BYTES, BEYOND_BYTES = 64, 8  # per cycle, from the second-level cache and from the memory behind it
+SECOND_LEVEL_RATE, BEYOND_RATE = 64, 8  # bytes per cycle, from the second-level cache and from the memory behind it
 SECOND_LEVEL = 1024 * 1024  # bytes that it holds, without outputs and weights
 TILE, TASK, LAUNCH = 12, 300, 5000  # additional cycles to begin a tile, a block of the batch, a launch
 COPY, TRANSPOSE = 4, 80  # cycles per vector that is copied in a cache, or transposed with its neighbours
 RAGGED = 200  # cycles per vector that is stored element by element, if a block ends within a tile
 ELEMENT = 8  # cycles per element that is moved by itself, to another line than its neighbours
 EXPOSED = 0.3  # share of the shorter of memory's and the cores' time that the longer one does not hide
-HIDDEN = 0.75  # share of a multiply-add's time that loads do not hide
+NOT_HIDDEN = 0.75  # share of a multiply-add's time that loads do not hide
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Tile:
         operations = (self.products * self.height * self.width + self.shuffles) / AT_ONCE
         loads = (self.height + self.width) / AT_ONCE
         spilled = max(0, self.height * self.width + min(self.height, self.width) + 1 - self.registers)
-        return max(operations, HIDDEN * operations + loads, LATENCY) + 2 * spilled
+        return max(operations, NOT_HIDDEN * operations + loads, LATENCY) + 2 * spilled
 
     @property
     def sums(self) -> int:
@@ -91,11 +91,11 @@ def _missed(shape: VectorTiling, block: int) -> float:
         chunk = shape.inputs * shape.tile_lanes * shape.real_bytes
         planes = divide_up(shape.columns, shape.tiles)
         again = 1 if chunk + weights <= FIRST_LEVEL_BYTES else shape.tiles
-        return tiles * (shape.columns * weights / SECOND_LEVEL_BYTES + planes * chunk * again / _rate(chunk))
+        return tiles * (shape.columns * weights / SECOND_LEVEL_RATE + planes * chunk * again / _rate(chunk))
     row = row_bytes(shape)
     if shape.columns_at_once > 1:
         planes = divide_up(shape.columns, shape.tiles)
-        return (shape.columns * weights * tiles + planes * block * row) / SECOND_LEVEL_BYTES
+        return (shape.columns * weights * tiles + planes * block * row) / SECOND_LEVEL_RATE
     tile_rows = shape.constants.height * row
     weights_again = 1 if weights + tile_rows <= FIRST_LEVEL_BYTES else tiles
     held = block * row + weights <= FIRST_LEVEL_BYTES and not conflicts(shape)
@@ -106,13 +106,13 @@ def _missed(shape: VectorTiling, block: int) -> float:
     )
     rate = _rate(block * (row if shape.constants.panel else shape.kernel.in_features * shape.real_bytes))
     return (
-        shape.columns * weights * weights_again / SECOND_LEVEL_BYTES + (planes * block * row * rows_again + lost) / rate
+        shape.columns * weights * weights_again / SECOND_LEVEL_RATE + (planes * block * row * rows_again + lost) / rate
     )
 
 
 def _rate(held_bytes: int) -> int:
     """Bytes per cycle of reads that repeat."""
-    return SECOND_LEVEL_BYTES if held_bytes <= SECOND_LEVEL else BEYOND_BYTES
+    return SECOND_LEVEL_RATE if held_bytes <= SECOND_LEVEL else BEYOND_RATE
 
 
 def row_bytes(shape: VectorTiling) -> int:

@@ -110,8 +110,9 @@ def _common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> 
 
 def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
     lanes = lanes_of(kernel, limits)
-    along_outputs = (batch < lanes // 2 or not kernel.is_exchanged) and (  # those are stored one by one
-        are_few(kernel, limits, lanes, batch)
+    # exchanged outputs along the lanes are stored one by one
+    along_outputs = (batch < lanes // 2 or not kernel.is_exchanged) and (
+        is_small_batch(kernel, limits, lanes, batch)
         or spread_is_faster(kernel, limits, lanes)
         or (prefers_outputs(kernel, lanes, batch) and not transposing_is_faster(kernel, limits, lanes, batch))
     )
@@ -133,17 +134,17 @@ def multiplies_pairs(kernel: KernelSpec, limits: Limits) -> bool:
     return limits.multiplies_pairs(kernel.arithmetic.operand) and kernel.pattern.c > 1 and not kernel.is_quantized
 
 
-def are_few(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
-    """Whether the batch is too small to transpose its inputs, and its vectors have a period (`few_sizes`)."""
+def is_small_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
+    """Whether the batch is too small to transpose its inputs, and its vectors have a period (`small_batch_sizes`)."""
     d = kernel.pattern.d
-    if not few_sizes(kernel, limits):
+    if not small_batch_sizes(kernel, limits):
         return False
     if kernel.layout == "bsl":
         return batch < lanes // 2
     return batch <= (2 * lanes if 2 * d > lanes else lanes // 2)
 
 
-def few_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
+def small_batch_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
     """(height, width) of tiles for small batches whose vectors of outputs have a period (`period_of`).
 
     Tiles are wide, because each vector of inputs takes a shuffle.
@@ -225,12 +226,12 @@ def transposing_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch:
 
 def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
     _, b, _, d = kernel.pattern.shape
-    few = are_few(kernel, limits, lanes, batch)
+    few = is_small_batch(kernel, limits, lanes, batch)
     is_spread = few or spread_is_faster(kernel, limits, lanes)
     vectors = divide_up(b * d if is_spread or d <= lanes else b * lanes, lanes)
     if few:  # the fewest vectors for the core with the most columns; narrow tiles shuffle more often
         cores = limits.multiprocessors
-        sizes = [(height, width) for height, width in few_sizes(kernel, limits) if height == min(2, batch)]
+        sizes = [(height, width) for height, width in small_batch_sizes(kernel, limits) if height == min(2, batch)]
         height, width = min(sizes, key=lambda size: (divide_up(divide_up(vectors, size[1]), cores) * size[1], -size[1]))
     elif is_spread:
         height, width = min(spread_sizes(kernel, limits), key=lambda size: _spread_cost(kernel, limits, size, vectors))
@@ -254,8 +255,8 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
 def reads_far_rows(limits: Limits) -> bool:
     """Whether rows that share few sets of a cache are read in place.
 
-    Measured on an EPYC (Zen 4), where copying them costs more. Processors with AVX-512 BF16 and without tiles read in
-    place, like this one; others copy.
+    Measured on an EPYC (Zen 4), where copying them costs more. Processors with AVX-512 BF16 and without matrix tiles
+    read in place, like this one; others copy.
     """
     return bool(limits.dots) and not limits.tiles
 

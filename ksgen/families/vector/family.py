@@ -17,7 +17,7 @@ from ksgen.families.signature import each_chains, layout_of
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.vector.chain import ProcessorProduct, VectorChainConstants, VectorChainTiling, output_reads
 from ksgen.families.vector.cycles import multiply_cycles
-from ksgen.families.vector.defaults import default, few_sizes, multiplies_pairs, spread_sizes, tile_sizes
+from ksgen.families.vector.defaults import default, multiplies_pairs, small_batch_sizes, spread_sizes, tile_sizes
 from ksgen.families.vector.planes import PlaneVariables, lanes_of, round_up, tile_picture
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
 from ksgen.spec import KernelSpec
@@ -151,7 +151,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             pairs, ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
         ):
             for height, width in dict.fromkeys(
-                (*tile_sizes(kernel, limits), *few_sizes(kernel, limits), *spread_sizes(kernel, limits))
+                (*tile_sizes(kernel, limits), *small_batch_sizes(kernel, limits), *spread_sizes(kernel, limits))
             ):
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(
@@ -331,9 +331,11 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         named(shape, "TILES", "tiles that share their inputs"),
         named(shape, "COLUMNS", "tiles of all outputs"),
         named(shape, "COLUMN", f"{values} from one tile's packed weights to the next"),
-        named(shape, "SCALES", "values of a tile's packed weights before their scales"),
+        Constexpr("SCALES", shape.scales_offset, "values of a tile's packed weights before their scales"),
         given_scales(kernel),
-        named(shape, "WIDENED", "offset of a tile's widened weights in the private buffer", "long long"),
+        Constexpr(
+            "WIDENED", shape.widened_offset, "offset of a tile's widened weights in the private buffer", "long long"
+        ),
         named(shape, "X_STEP", "elements from one l to the next"),
         Constexpr("AHEAD_LINES", ahead.lines, "cache lines of the next inputs that a tile prefetches"),
         Constexpr("AHEAD_RUN", ahead.run, "prefetched lines per row"),
@@ -341,7 +343,9 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         Constexpr("AHEAD_STEP", ahead.step, "inputs that are multiplied between two prefetches"),
         Constexpr("AHEAD_EACH", ahead.each, "lines per prefetch"),
         named(shape, "WAITS", "whether a tile's outputs wait, and are stored while the next tile is multiplied"),
-        named(shape, "WAITING", "offset of a tile's waiting outputs in the private buffer", "long long"),
+        Constexpr(
+            "WAITING", shape.waiting_offset, "offset of a tile's waiting outputs in the private buffer", "long long"
+        ),
         named(shape, "WAITING_STEP", "inputs that are multiplied between two stores of waiting outputs"),
         named(shape, "WAITING_EACH", "vectors per store"),
     ]
@@ -374,7 +378,7 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         named(shape, "IS_SPLIT", "whether work groups take parts of a plane, and store outputs one by one"),
         Constexpr(
             "TRANSPOSED",
-            shape.transposed if kernel.layout == "bsf" else 0,
+            shape.transposed_offset if kernel.layout == "bsf" else 0,
             "offset of a chunk's outputs in the private buffer",
         ),
     ]

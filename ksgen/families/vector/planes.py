@@ -106,8 +106,8 @@ class Planes:
     # ---- variables of the templates
 
     @property
-    def mask(self) -> str:
-        """The type of a list of lanes."""
+    def mask_type(self) -> str:
+        """OpenCL type of a vector of lane numbers, the mask of a shuffle."""
         precision = self.kernel.arithmetic
         return (
             f"{'ulong' if precision.sums == 'float64' else 'uint'}{self.constants.lanes * precision.reals_per_number}"
@@ -122,8 +122,8 @@ class Planes:
             "lanes": lanes,
             "layout": self.kernel.layout,
             "columns_from": self.columns_from,
-            "spread": spread(self.run, lanes, self.mask, precision, self.period) if self.is_along_outputs else [],
-            "mask": self.mask,
+            "spread": spread(self.run, lanes, self.mask_type, precision, self.period) if self.is_along_outputs else [],
+            "mask": self.mask_type,
             "turns": [(half, _of_parts(low, reals), _of_parts(high, reals)) for half, low, high in steps],
             "of_pairs": "",
             "firsts": "",
@@ -186,7 +186,7 @@ def period_of(d: int, lanes: int) -> int:
 
 
 def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) -> list[str]:
-    """Statements that make the first vectors of a period, `each`, of the inputs `at`. A complex number is two
+    """Statements that fill `each`, the first vectors of a period, from the inputs at `at`. A complex number is two
     neighbours.
 
     If d is less than the lanes and does not divide them, they read as many inputs as there are lanes, which must exist.

@@ -11,10 +11,11 @@ from ksgen.values import cached_property
 
 LINE_BYTES = 64  # per line of a cache
 MOST_LANES = 16  # lanes of a vector, in float32
-# bytes of a plane's weights that stay in a second-level cache while all rows of a block are multiplied
 PACKED_AT_ONCE = 2**14  # bytes, half of a first-level cache
+# bytes of a plane's weights that stay in a second-level cache while all rows of a block are multiplied
 PLANE_BYTES = 512 * 1024
-EXCHANGED_BYTES = 512 * 1024  # bytes of a plane's inputs and outputs, at most, so that exchanged vectors are neighbours
+# most bytes of a plane's inputs and outputs if blocks are added to it so that exchanged vectors are neighbours
+EXCHANGED_BYTES = 512 * 1024
 CONFLICTING_BYTES = 1024  # rows whose distance is a multiple of this share few sets of a first-level cache
 
 
@@ -154,10 +155,10 @@ class VectorTiling(Planes):
         if not self.kernel.is_quantized:
             return self.column_weights
         scales = SCALE_BYTES * (self.column_weights // self.inputs)
-        return round_up(self.scales * self.weight_bytes + scales, ALIGNMENT) // self.weight_bytes
+        return round_up(self.scales_offset * self.weight_bytes + scales, ALIGNMENT) // self.weight_bytes
 
     @property
-    def scales(self) -> int:
+    def scales_offset(self) -> int:
         """Values of a column before its scales, padded to whole vectors; 0 if weights have no scales."""
         return round_up(self.column_weights, MOST_LANES) if self.kernel.is_quantized else 0
 
@@ -265,8 +266,10 @@ class VectorTiling(Planes):
 
     @cached_property
     def scope(self) -> int:
-        """Blocks on the diagonal per plane; so many, if outputs are exchanged, that vectors of a plane's outputs are
-        neighbours where they are stored.
+        """Blocks on the diagonal per plane.
+
+        If outputs are exchanged, there are so many that vectors of a plane's outputs are neighbours in memory, if that
+        number fits.
         """
         if not self.kernel.is_exchanged:
             return super().scope
@@ -279,8 +282,10 @@ class VectorTiling(Planes):
 
     @cached_property
     def plane_digits(self) -> list[dict[str, int]]:
-        """Digits of a plane's outputs, in the order in which they are stored: the outputs after each, its size, and how
-        many outputs (i, k, j) of the plane each value counts.
+        """Digits of a plane's outputs, in the order in which they are stored.
+
+        Each has its size, and its weight in two indices: that of stored outputs (`after`), and that of (i, k, j)
+        (`outputs`).
         """
         _, b, _, d = self.kernel.pattern.shape
         units = {"i": b * d, "k": d, "j": 1}
@@ -329,12 +334,12 @@ class VectorTiling(Planes):
     # ---- the private buffer of a work group
 
     @property
-    def transposed(self) -> int:
+    def transposed_offset(self) -> int:
         """Offset of a chunk's outputs that are still to be transposed, behind its inputs."""
         return self.scope * self.inputs * self.kernel.pattern.d * self.tile_lanes
 
     @property
-    def waiting(self) -> int:
+    def waiting_offset(self) -> int:
         """Offset of a tile's waiting outputs, behind everything else.
 
         With an epilogue, their raw sums are right before them.
@@ -346,7 +351,7 @@ class VectorTiling(Planes):
             used = rows * self.x_row + self.constants.lanes
         elif self.transposes:
             outputs = round_up(self.scope * b * d, self.constants.lanes) if self.kernel.layout == "bsf" else 0
-            used = self.transposed + outputs * self.tile_lanes
+            used = self.transposed_offset + outputs * self.tile_lanes
         else:
             used = self.inputs * self.tile_lanes
         return round_up(used, LINE_BYTES) + (self.kept if self.waits and self.kernel.epilogue.words else 0)
@@ -356,14 +361,14 @@ class VectorTiling(Planes):
         return round_up(self.waiting_vectors * self.constants.lanes, LINE_BYTES)
 
     @property
-    def widened(self) -> int:
+    def widened_offset(self) -> int:
         """Offset of a column's weights of eight bits after they are widened, with their scales: behind all else."""
-        return self.waiting + (self.kept if self.waits else 0)
+        return self.waiting_offset + (self.kept if self.waits else 0)
 
     @property
     def slot(self) -> int:
         widens = self.kernel.is_quantized and not self.is_along_outputs  # else each weight is widened in a register
-        return self.widened + (round_up(self.scales + self.constants.height, LINE_BYTES) if widens else 0)
+        return self.widened_offset + (round_up(self.scales_offset + self.constants.height, LINE_BYTES) if widens else 0)
 
 
 def lie_in_pairs(kernel: KernelSpec) -> bool:

@@ -13,7 +13,7 @@ from math import gcd, lcm
 from typing import Any, ClassVar
 
 from ksgen.families.base import MAP_ALIGNMENT, Geometry, Limits, TensorMap, Variables
-from ksgen.families.gpus import REGISTERS as MULTIPROCESSOR
+from ksgen.families.gpus import REGISTERS as MULTIPROCESSOR_REGISTERS
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, TensorTile, wavefronts
 from ksgen.families.ptx import Box, WgmmaInstruction
 from ksgen.families.signature import PRODUCT
@@ -94,7 +94,7 @@ class Reads:
             yield [self.chunk_at(self.row_of(g), (4 * group + t) * self.chunks + q) for g, t in lanes]
 
 
-@cache  # the constants to choose from share a few of them
+@cache  # many constants share few different `Reads`
 def are_free_of_conflicts(reads: Reads) -> bool:
     return all(wavefronts(offsets) == FREE_OF_CONFLICTS for offsets in reads.offsets())
 
@@ -259,7 +259,8 @@ class Block(TensorTile):
     def fits_registers(self) -> bool:
         """Whether the multiprocessor has all warpgroups' registers; otherwise setmaxnreg would wait for ever."""
         own, theirs = REGISTERS[self.groups]
-        return WARPGROUP * (own + self.groups * theirs) <= min(MULTIPROCESSOR, LAUNCHED[self.groups] * self.threads)
+        most = min(MULTIPROCESSOR_REGISTERS, LAUNCHED[self.groups] * self.threads)
+        return WARPGROUP * (own + self.groups * theirs) <= most
 
     # ---- costs measured on an H100
 

@@ -242,6 +242,6 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             named(block, "SHARED_BYTES", "bytes of shared memory per block"),
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
             given_scales(kernel),
-            named(block, "SCALES", "bytes of packed weights in front of their scales", "long long"),
+            Constexpr("SCALES", block.scales_offset, "bytes of packed weights in front of their scales", "long long"),
             *block.own_constexprs(),
         ]
