@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ksgen.build.host import ENTRY, WORDS, HostCompiler, host_target, source_of
+from ksgen.build.host import ENTRY, PRELUDE, HostCompiler, host_target, source_of
 from ksgen.build.processors import INSTRUCTION_SETS, machine, processor_features
 from ksgen.devices.native import NativeDevice, limits_for
 from ksgen.emit.render import render
@@ -139,7 +139,7 @@ extern "C" void narrow(const float* x, unsigned short* y, long count) { for (lon
 )
 def test_float16_is_converted_as_numpy_does(undefined: str, clang: HostCompiler, tmp_path: Path) -> None:
     """Each float16, and floats at and next to the middle between two of them."""
-    (tmp_path / "k.cpp").write_text(WORDS.read_text() + CALLS)
+    (tmp_path / "k.cpp").write_text(PRELUDE.read_text() + CALLS)
     command = [*clang.command, *clang.options(host_target()), *undefined.split(), "k.cpp", "-o", "k.so"]
     subprocess.run(command, cwd=tmp_path, check=True)
     library = ctypes.CDLL(str(tmp_path / "k.so"))

@@ -356,7 +356,7 @@ def test_constants_with_equal_longest_terms_are_ranked_by_the_prediction() -> No
         kernel = KernelSpec(pattern, precision)
         speed = model.speed_of(own, kernel, limits)
         assert speed is not None
-        listed = own._options(kernel, limits) if family == "mma" else RegistersBlock.options(own, kernel, limits)
+        listed = own._candidates(kernel, limits) if family == "mma" else RegistersBlock.options(own, kernel, limits)
         options, chosen = list(listed), own.default(kernel, limits)
         longest = {each: model.gpu_us(speed, own, kernel, each, model.LARGE) for each in options}
         tied = [each for each in options if longest[each] <= (1 + model.MIN_SAVING) * min(longest.values())]
