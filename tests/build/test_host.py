@@ -48,7 +48,7 @@ def test_which_compiler_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("KSGEN_CXX", f"{own} -m64")
     assert find_host_compiler().command == (str(own), "-m64")
-    assert find_host_compiler().version.startswith("own 1.0 -m64, words ")
+    assert find_host_compiler().version.startswith("own 1.0 -m64, prelude ")
     monkeypatch.delenv("KSGEN_CXX")
     assert find_host_compiler().command == (str(usual),)
     assert "-mprefer-vector-width=512" not in find_host_compiler().options(host_target())
@@ -98,7 +98,7 @@ def test_tests_of_what_calls_kernels_have_a_hasty_compiler(tmp_path: Path, monke
     given = ["-O3", "-fPIC", "a kernel.cpp", "-O2", "-march=native"]
     said = subprocess.run([made, *given], capture_output=True, text=True, check=True).stdout.splitlines()
     assert said == ["-m64", "-O1", "-fPIC", "a kernel.cpp", "-O1", "-march=native"]
-    assert HostCompiler((str(made),)).version.startswith("real 1.0 by -O1, words ")
+    assert HostCompiler((str(made),)).version.startswith("real 1.0 by -O1, prelude ")
 
 
 def test_ziglang_serves_where_nothing_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
