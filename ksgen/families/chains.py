@@ -28,13 +28,13 @@ class FactorPlace:
     is_last: bool
 
 
-def places(kernel: KernelSpec) -> list[FactorPlace]:
-    chains = enumerate(kernel.chains)
-    return [
+@lru_cache(1024)
+def places(kernel: KernelSpec) -> tuple[FactorPlace, ...]:
+    return tuple(
         FactorPlace(pattern, number, at, at + 1 == len(chain))
-        for number, chain in chains
+        for number, chain in enumerate(kernel.chains)
         for at, pattern in enumerate(chain)
-    ]
+    )
 
 
 def transposes(kernel: KernelSpec, at: FactorPlace) -> bool:
@@ -89,10 +89,11 @@ def layer_kernels(kernel: KernelSpec) -> list[KernelSpec]:
 # ---- tiles
 
 
-def listed(tiles: str) -> list[tuple[str, bool]]:
+@lru_cache(4096)
+def listed(tiles: str) -> tuple[tuple[str, bool], ...]:
     """Text of each factor's constants, and whether it is its chain's last."""
     chains = [chain.split(", ") for chain in tiles.split("; ")]
-    return [(words, at == len(chain)) for chain in chains for at, words in enumerate(chain, 1)]
+    return tuple((words, at == len(chain)) for chain in chains for at, words in enumerate(chain, 1))
 
 
 def numbers_of(tiles: str, words: str, names: Sequence[str]) -> dict[str, int]:
@@ -109,8 +110,9 @@ def tiles_of(kernel: KernelSpec, each: Iterable[str]) -> str:
     return "; ".join(", ".join(islice(words, len(chain))) for chain in kernel.chains)
 
 
-def factors_hold(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec, Any]]) -> bool:
-    """Whether the constants of each factor keep its rules."""
+@lru_cache(4096)
+def factors_hold(rules: tuple[Rule[Any], ...], each: tuple[tuple[KernelSpec, Any], ...]) -> bool:
+    """Whether the constants of each factor keep its rules, cached because many combinations have equal factors."""
     return all(first_broken(rules, *own) is None for own in each)
 
 
@@ -122,9 +124,9 @@ def refused_factor(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec
     return ""
 
 
-def own_of_factors(kernel: KernelSpec, constants: Any) -> list[tuple[KernelSpec, Any]]:
+def own_of_factors(kernel: KernelSpec, constants: Any) -> tuple[tuple[KernelSpec, Any], ...]:
     """Each factor as a kernel of its own, with its constants; a kernel of one factor is its own."""
-    return list(zip(factor_kernels(kernel) if kernel.is_chain else [kernel], constants.parsed, strict=True))
+    return tuple(zip(factor_kernels(kernel) if kernel.is_chain else [kernel], constants.parsed, strict=True))
 
 
 def rule_of_tiles(rules: tuple[Rule[Any], ...]) -> Rule[Any]:

@@ -7,13 +7,23 @@ packed as for each factor alone.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 from ksgen.families.base import Constexpr, Limits, Variables, named
-from ksgen.families.chains import FactorPlace, is_single, listed, numbers_of, own_of_factors, places, rule_of_tiles
+from ksgen.families.chains import (
+    FactorPlace,
+    is_single,
+    listed,
+    numbers_of,
+    own_of_factors,
+    places,
+    rule_of_tiles,
+    tiles_of,
+)
 from ksgen.families.family import PackingFamily
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule, at_most
@@ -23,6 +33,7 @@ from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
 BLOCKS = (3, 2, 1)  # blocks per multiprocessor that a search tries
+REMEMBERED = 4096  # cached tiles of factors
 
 
 class LayerVariables(TypedDict):
@@ -65,15 +76,25 @@ class GpuChainConstants(Constants):
     stages: int  # stages of packed weights in shared memory
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
 
-    @property
-    @abstractmethod
-    def parsed(self) -> list[Any]:
-        """Constants of each factor by itself."""
+    names: ClassVar[tuple[str, ...]]  # of a factor's constants in `tiles`
+    of_factor: ClassVar[Callable[..., Any]]  # makes a factor's constants from these and `tile_batch`
 
-    def numbers(self, names: Sequence[str]) -> Iterator[dict[str, int]]:
-        """Yield the numbers that `tiles` has for each factor, under these names."""
-        for words, _ in listed(self.tiles):
-            yield numbers_of(self.tiles, words, names)
+    @property
+    def parsed(self) -> tuple[Any, ...]:
+        """Constants of each factor by itself."""
+        return _parsed(type(self), self.tile_batch, self.tiles)
+
+    @classmethod
+    def tiles_with(cls, kernel: KernelSpec, each: Iterable[Any]) -> str:
+        """Value of `tiles` for factors with these constants."""
+        return tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in cls.names) for own in each))
+
+
+@lru_cache(REMEMBERED)
+def _parsed(kind: Any, tile_batch: int, tiles: str) -> tuple[Any, ...]:
+    """Constants of each factor, cached because all combinations of other constants share them."""
+    each = (numbers_of(tiles, words, kind.names) for words, _ in listed(tiles))
+    return tuple(kind.of_factor(tile_batch=tile_batch, **numbers) for numbers in each)
 
 
 ConstantsT = TypeVar("ConstantsT")
@@ -91,8 +112,8 @@ class GpuChainShape(Sized, Generic[FactorT]):
     @abstractmethod
     def factors(self) -> list[FactorT]: ...
 
-    @cached_property
-    def places(self) -> list[FactorPlace]:
+    @property
+    def places(self) -> tuple[FactorPlace, ...]:
         """Position of each factor in the chains."""
         return places(self.kernel)
 
@@ -204,7 +225,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
             return super().fits(kernel, constants, limits)
         if self.shape(kernel, constants).shared_bytes > limits.shared_bytes_for(constants.min_blocks):
             return False
-        if any(self.shared_bytes(*own) > limits.shared_bytes for own in own_of_factors(kernel, constants)):
+        if _shared_bytes_alone(self, own_of_factors(kernel, constants)) > limits.shared_bytes:
             return False
         return self.keeps_rules(kernel, constants)
 
@@ -293,6 +314,12 @@ class GpuProduct(PackingFamily[ConstantsT]):
             named(shape, "THREADS", "threads per block"),
             *shape.constexprs,
         ]
+
+
+@lru_cache(REMEMBERED)
+def _shared_bytes_alone(family: GpuProduct[Any], each: tuple[tuple[KernelSpec, Any], ...]) -> int:
+    """Most shared memory of a factor alone, cached because combinations of other constants share it."""
+    return max(family.shared_bytes(*own) for own in each)
 
 
 def layers_of(kernel: KernelSpec) -> list[LayerVariables]:

@@ -27,11 +27,11 @@ class Words:
 
 
 def test_each_factor_has_its_place_and_the_last_of_a_chain_its_epilogue() -> None:
-    assert places(GROUP) == [
+    assert places(GROUP) == (
         FactorPlace(FIRST, 0, 0, False),
         FactorPlace(SECOND, 0, 1, True),
         FactorPlace(OTHER, 1, 0, True),
-    ]
+    )
     assert factor_kernels(GROUP) == [
         KernelSpec(pattern, "float16", "bsl", epilogue)
         for pattern, epilogue in ((FIRST, Epilogue()), (SECOND, ALL), (OTHER, ALL))
@@ -47,7 +47,7 @@ def test_the_activation_between_is_that_of_all_but_the_last() -> None:
 def test_tiles_are_one_word() -> None:
     tiles = tiles_of(GROUP, ["1 2", "3 4", "5 6"])
     assert tiles == "1 2, 3 4; 5 6"
-    assert listed(tiles) == [("1 2", False), ("3 4", True), ("5 6", True)]
+    assert listed(tiles) == (("1 2", False), ("3 4", True), ("5 6", True))
 
 
 def test_the_rule_of_tiles_says_whose_rule_is_broken() -> None:

@@ -6,17 +6,17 @@ in its shared memory.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Limits, named
-from ksgen.families.chains import factor_kernels, own_of_factors, places, tiles_of
-from ksgen.families.gpu_chain import BLOCKS, GpuChainConstants, GpuChainShape, ends_of, rules_of_chain
+from ksgen.families.chains import FactorPlace, factor_kernels, own_of_factors, places
+from ksgen.families.gpu_chain import BLOCKS, REMEMBERED, GpuChainConstants, GpuChainShape, ends_of, rules_of_chain
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTiling, padded_chunks
 from ksgen.families.operands import CHUNK
-from ksgen.families.rules import Rule
+from ksgen.families.rules import Rule, first_broken
 from ksgen.families.tiles import MOST_THREADS
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
@@ -28,9 +28,6 @@ STRETCHES = (1, 2, 4)  # multiples of the inputs after which the lanes' order re
 STAGES = (4, 3, 2)
 # per thread: if X comes in stages, its addresses are computed while the sums are live; ptxas took up to 30
 STREAM_REGISTERS = 32
-REMEMBERED = 4096  # cached tiles of factors
-# constants of a factor in `tiles`
-_NAMES = ("tile_out", "tile_in", "tile_d", "warps_batch", "warps_out", "warps_d", "promote")
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,12 @@ class MmaChainConstants(GpuChainConstants):
     template: ClassVar[str] = "mma_chain"
     on_tensor_cores: ClassVar[bool] = True
 
-    stream: int = 0  # 1: X comes in stages, again for each tile of the first factor's outputs; 0: all of X is resident
+    names: ClassVar[tuple[str, ...]] = (
+        "tile_out", "tile_in", "tile_d", "warps_batch", "warps_out", "warps_d", "promote",
+    )  # fmt: skip
+    of_factor: ClassVar[Any] = partial(MmaConstants, stages=2, min_blocks=1)
 
-    @property
-    def parsed(self) -> list[MmaConstants]:
-        return [
-            MmaConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, **each) for each in self.numbers(_NAMES)
-        ]
+    stream: int = 0  # 1: X comes in stages, again for each tile of the first factor's outputs; 0: all of X is resident
 
 
 @dataclass(frozen=True)
@@ -92,14 +88,22 @@ class MmaFactor(MmaTiling):
         return (self.x_pitch, *others)  # nothing more, if features keep their order
 
 
+@lru_cache(REMEMBERED)
+def _factors(
+    each: tuple[tuple[KernelSpec, MmaConstants], ...], places: tuple[FactorPlace, ...], streamed: int
+) -> list[MmaFactor]:
+    """Sizes of each factor, cached because combinations of other constants share them."""
+    return [MmaFactor(*own, streamed * (where.at == 0)) for own, where in zip(each, places, strict=True)]
+
+
 @dataclass(frozen=True)
 class MmaChainTiling(GpuChainShape[MmaFactor]):
     """Sizes of a chain, in bytes."""
 
     @cached_property
     def factors(self) -> list[MmaFactor]:
-        each = zip(own_of_factors(self.kernel, self.constants), self.places, strict=True)
-        return [MmaFactor(*own, self.constants.stages * self.constants.stream * (where.at == 0)) for own, where in each]
+        streamed = self.constants.stages * self.constants.stream
+        return _factors(own_of_factors(self.kernel, self.constants), self.places, streamed)
 
     @property
     def buffer_sizes(self) -> list[list[int]]:
@@ -196,7 +200,7 @@ def options(kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
     """Yield the best tiles per tile of the batch, warps and length of a stage, with all stages and blocks."""
     for tile_batch, warps, stretches in product(TILES_BATCH, WARPS_OF_BLOCK, STRETCHES):
         if best := _best_of_all(kernel, limits, tile_batch, warps, stretches):
-            tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _NAMES) for own in best))
+            tiles = MmaChainConstants.tiles_with(kernel, best)
             for stages, blocks, stream in product(STAGES, BLOCKS, (0, 1)):
                 yield MmaChainConstants(tile_batch, tiles, stages, blocks, stream)
 
@@ -219,7 +223,6 @@ def _best_of_all(kernel: KernelSpec, limits: Limits, tile_batch: int, warps: int
     return best
 
 
-@lru_cache(REMEMBERED)
 def best_of_factor(
     kernel: KernelSpec,
     promote: int,
@@ -233,22 +236,18 @@ def best_of_factor(
     Tiles have `tile_batch` rows of the batch and `warps` warps. A stage has at most `stretches` times the inputs after
     which the lanes' order repeats. If `orders` are given, the tile reads X in one of them.
     """
-
-    def cost(own: MmaConstants) -> tuple[float, ...]:
-        shape = MmaFactor(kernel, own)
-        padding = shape.multiply_adds / (kernel.pattern.weight_count * tile_batch)
-        return (padding * (1 + 1 / shape.row_tiles + 1 / shape.column_tiles), shape.block_stages, -shape.sums)
-
-    found = _tiles_of_factor(kernel, promote, tile_batch, warps, stretches)
-    return min((own for own in found if not orders or MmaFactor(kernel, own).order in orders), key=cost, default=None)
+    tiles = _tiles_of_factor(kernel, promote, tile_batch, warps)
+    fitting = (shape for count, shape in tiles if count <= stretches and (not orders or shape.order in orders))
+    return next((shape.constants for shape in fitting), None)
 
 
-def _tiles_of_factor(
-    kernel: KernelSpec, promote: int, tile_batch: int, warps: int, stretches: int
-) -> Iterator[MmaConstants]:
+@lru_cache(REMEMBERED)
+def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: int) -> list[tuple[int, MmaFactor]]:
+    """All tiles with their stretches per stage, those with the least cost first."""
     chunk, whole = CHUNK // kernel.item_bytes, planes(kernel)
     unit = COLUMNS * (1 if kernel.layout == "bsf" else chunk)
     threads = [each for each in (*WARPS, (1, 8, 1), (2, 4, 1)) if each[0] * each[1] * each[2] == warps]
+    found = []
     for (along_batch, along_out, along_d), rows in product(dict.fromkeys(threads), (1, 2, 3, 4)):
         if tile_batch % (unit * along_batch):
             continue
@@ -259,11 +258,13 @@ def _tiles_of_factor(
             tile_batch, ROWS * rows * along_out, 0, warp_d * along_d, along_batch, along_out, 2, promote, 1, along_d
         )
         least = MmaFactor(kernel, own).super_in
-        for count in range(1, stretches + 1):
-            found = own.changed(tile_in=count * least)
-            shape = MmaFactor(kernel, found)
+        for count in range(1, STRETCHES[-1] + 1):
+            shape = MmaFactor(kernel, own.changed(tile_in=count * least))
             fits = (
                 shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS and shape.threads <= MOST_THREADS
             )
-            if fits and all(rule.holds(kernel, found) for rule in RULES):
-                yield found
+            if fits and first_broken(RULES, kernel, shape.constants) is None:
+                padding = shape.multiply_adds / (kernel.pattern.weight_count * tile_batch)
+                per_product = padding * (1 + 1 / shape.row_tiles + 1 / shape.column_tiles)
+                found.append(((per_product, shape.block_stages, -shape.sums), count, shape))
+    return [(count, shape) for _, count, shape in sorted(found, key=lambda each: each[0])]

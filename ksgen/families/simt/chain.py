@@ -6,15 +6,15 @@ in its shared memory.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, named
-from ksgen.families.chains import factor_kernels, own_of_factors, places, tiles_of
-from ksgen.families.gpu_chain import BLOCKS, GpuChainConstants, GpuChainShape, rules_of_chain
-from ksgen.families.rules import Rule
+from ksgen.families.chains import FactorPlace, factor_kernels, own_of_factors, places
+from ksgen.families.gpu_chain import BLOCKS, REMEMBERED, GpuChainConstants, GpuChainShape, rules_of_chain
+from ksgen.families.rules import Rule, first_broken
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, RULES, SimtConstants, SimtTiling
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
@@ -27,28 +27,20 @@ WARPS = (4, 8, 16)  # per block
 MOST_STAGE = (4096, 8192, 16384)  # bytes per stage, at most
 STAGES = (8, 6, 4, 3, 2)
 MOST_IN = 32  # inputs per stage, at most
-REMEMBERED = 4096  # cached tiles of factors
 LANES = 128  # float32 multiply-adds per multiprocessor and cycle
 CACHE_BYTES = 24  # from the second-level cache, per multiprocessor and cycle
 BARRIER = 40  # cycles between stages in which nothing is multiplied
-_NAMES = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")  # constants of a factor in `tiles`
 
 
 @dataclass(frozen=True)
 class SimtChainConstants(GpuChainConstants):
-    """Constants of several factors; `tiles` has the `_NAMES` of each."""
+    """Constants of several factors; `tiles` has the `names` of each."""
 
     entry_family: ClassVar[str] = "simt_chain"
     template: ClassVar[str] = "simt_chain"
     copy: ClassVar[str] = "async"
-
-    @property
-    def parsed(self) -> list[SimtConstants]:
-        each = self.numbers(_NAMES)
-        return [
-            SimtConstants(tile_batch=self.tile_batch, stages=2, min_blocks=1, copy="async", **numbers)
-            for numbers in each
-        ]
+    names: ClassVar[tuple[str, ...]] = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")
+    of_factor: ClassVar[Any] = partial(SimtConstants, stages=2, min_blocks=1, copy="async")
 
 
 @dataclass(frozen=True)
@@ -78,14 +70,19 @@ class SimtFactor(SimtTiling):
         return super().copy_cycles if self.is_first else divide_up(self.w_stage * self.real_bytes, CYCLE_BYTES)
 
 
+@lru_cache(REMEMBERED)
+def _factors(each: tuple[tuple[KernelSpec, SimtConstants], ...], places: tuple[FactorPlace, ...]) -> list[SimtFactor]:
+    """Sizes of each factor, cached because combinations of other constants share them."""
+    return [SimtFactor(*own, is_first=where.at == 0) for own, where in zip(each, places, strict=True)]
+
+
 @dataclass(frozen=True)
 class SimtChainTiling(GpuChainShape[SimtFactor]):
     """Sizes of a chain, in elements of the sums' type."""
 
     @cached_property
     def factors(self) -> list[SimtFactor]:
-        each = zip(own_of_factors(self.kernel, self.constants), self.places, strict=True)
-        return [SimtFactor(*own, is_first=where.at == 0) for own, where in each]
+        return _factors(own_of_factors(self.kernel, self.constants), self.places)
 
     @property
     def buffer_sizes(self) -> list[list[int]]:
@@ -139,13 +136,12 @@ def options(kernel: KernelSpec) -> Iterator[SimtChainConstants]:
             for each, ends in zip(factors, [(where.at == 0, where.is_last) for where in places(kernel)], strict=True)
         ]
         if None not in best:
-            tiles = tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in _NAMES) for own in best))
+            tiles = SimtChainConstants.tiles_with(kernel, best)
             yield from (
                 SimtChainConstants(times * least, tiles, stages, blocks) for stages, blocks in product(STAGES, BLOCKS)
             )
 
 
-@lru_cache(REMEMBERED)
 def best_of_factor(
     kernel: KernelSpec, ends: tuple[bool, bool], tile_batch: int, warps: int, most: int
 ) -> SimtConstants | None:
@@ -154,25 +150,19 @@ def best_of_factor(
     Tiles have `tile_batch` rows of the batch, `warps` warps and stages of at most `most` bytes. `ends` says whether the
     factor reads X, and whether it writes Y.
     """
-    is_first, is_last = ends
-
-    def cost(own: SimtConstants) -> tuple[float, ...]:
-        shape = SimtFactor(kernel, own, is_first)
-        stages = shape.block_stages
-        multiplying = stages * shape.multiply_adds * (kernel.real_bytes // 4) / LANES
-        moved = is_first * shape.tiles_out * shape.x_bytes_moved(tile_batch) + is_last * shape.y_bytes_moved(tile_batch)
-        cycles = max(multiplying, shape.inside(stages)[1]) + stages * BARRIER + moved / CACHE_BYTES
-        return (cycles, shape.stage, own.thread_batch * own.thread_out)
-
-    return min(_tiles_of_factor(kernel, is_first, tile_batch, warps, most), key=cost, default=None)
+    tiles = _tiles_of_factor(kernel, *ends, tile_batch, warps)
+    return next((own for (_, stage, _), own in tiles if stage * kernel.real_bytes <= most), None)
 
 
+@lru_cache(REMEMBERED)
 def _tiles_of_factor(
-    kernel: KernelSpec, is_first: bool, tile_batch: int, warps: int, most: int
-) -> Iterator[SimtConstants]:
+    kernel: KernelSpec, is_first: bool, is_last: bool, tile_batch: int, warps: int
+) -> list[tuple[tuple[float, int, int], SimtConstants]]:
+    """All tiles with stages of at most `MOST_STAGE` bytes, those that take a block the fewest cycles first."""
     c, d = kernel.pattern.c, kernel.pattern.d
     planes = [1] if kernel.layout == "bsl" else [each for each in range(1, warps + 1) if d % each == 0]
     inputs = [each for each in range(1, MOST_IN + 1) if c % each == 0 or (is_first and each in (8, 16))]
+    found = []
     for groups, thread_out, tile_d in product(GROUPS_BATCH, THREADS_OUT, planes):
         thread_batch = groups * 16 // kernel.real_bytes
         warps_out, over = divmod(warps * LANES_BATCH * thread_batch, tile_batch * tile_d)
@@ -182,6 +172,13 @@ def _tiles_of_factor(
             own = SimtConstants(
                 tile_batch, LANES_OUT * thread_out * warps_out, tile_in, tile_d, thread_batch, thread_out, 2, 1, "async"
             )
-            stage = SimtFactor(kernel, own, is_first).stage
-            if stage * kernel.real_bytes <= most and all(rule.holds(kernel, own) for rule in RULES):
-                yield own
+            shape = SimtFactor(kernel, own, is_first)
+            if shape.stage * kernel.real_bytes > MOST_STAGE[-1] or first_broken(RULES, kernel, own):
+                continue
+            stages = shape.block_stages
+            multiplying = stages * shape.multiply_adds * (kernel.real_bytes // 4) / LANES
+            moved = is_first * shape.tiles_out * shape.x_bytes_moved(tile_batch)
+            moved += is_last * shape.y_bytes_moved(tile_batch)
+            cycles = max(multiplying, shape.inside(stages)[1]) + stages * BARRIER + moved / CACHE_BYTES
+            found.append(((cycles, shape.stage, thread_batch * thread_out), own))
+    return sorted(found, key=lambda each: each[0])
