@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hasty import compiles_hastily
 from tests.support.program import SMALL
+
+__all__ = ["compiles_hastily"]
 
 
 @pytest.fixture

@@ -17,8 +17,11 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.families.test_vector_chain import arrays_of, truth_of
 from tests.support.gpu_chains import chain_of, check_against_factors
+from tests.support.hasty import compiles_hastily
 from tests.support.kernels import check as check_result
 from tests.support.kernels import in_emulator, source_of
+
+__all__ = ["compiles_hastily"]
 
 EVERY = Epilogue(bias=True, activation="relu", residual=True)
 # a divided k, whose blocks on the diagonal have whole vectors of neighbours together, or have not; whole vectors of
@@ -37,7 +40,7 @@ def patterns_of(chain: tuple[str, ...]) -> tuple[Pattern, ...]:
 
 @pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("text", PATTERNS)
+@pytest.mark.parametrize("text", [pytest.param(PATTERNS[0], marks=pytest.mark.optimized), *PATTERNS[1:]])
 def test_vectors_of_a_processor(text: str, layout: str) -> None:
     """One row, few rows, and whole blocks with a rest take different paths."""
     pattern = Pattern.parse(text)
@@ -55,7 +58,7 @@ def test_vectors_of_a_processor(text: str, layout: str) -> None:
 
 @pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize("fuse", ["yes", "no"])
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("chain", [*CHAINS[:2], pytest.param(CHAINS[2], marks=pytest.mark.optimized)])
 def test_chains_on_a_processor(chain: tuple[str, ...], fuse: Any) -> None:
     patterns = patterns_of(chain)
     launcher = ChainLauncher(*patterns, between="relu", fuse=fuse)

@@ -13,11 +13,16 @@ from ksgen.devices import find_device, opencl
 from ksgen.errors import DeviceError
 from tests.support.compilers import hasty
 
+_compilers: dict[str, HostCompiler] = {}  # by level; one of each per process
 
-@pytest.fixture(scope="module", autouse=True)
-def compiles_hastily(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compile hastily in this process, which found its processor before, and in processes that it starts."""
-    with _compiling(tmp_path_factory, "-O1"):
+
+@pytest.fixture(autouse=True)
+def compiles_hastily(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compile hastily in this process, which found its processor before, and in processes that it starts.
+
+    Tests marked `optimized` are exceptions.
+    """
+    with nullcontext() if request.node.get_closest_marker("optimized") else _compiling(tmp_path_factory, "-O1"):
         yield
 
 
@@ -45,8 +50,8 @@ def _compiling(folders: pytest.TempPathFactory, level: str) -> Iterator[None]:
         except DeviceError:
             pass  # there is no compiler: tests that need one say so
         else:
-            program = str(hasty(folders.mktemp("compiler"), level))
-            compiler = HostCompiler((program,))
-            patch.setattr(processor, "compiler", lambda: compiler)
-            patch.setenv("KSGEN_CXX", shlex.quote(program))
+            if level not in _compilers:
+                _compilers[level] = HostCompiler((str(hasty(folders.mktemp("compiler"), level)),))
+            patch.setattr(processor, "compiler", lambda: _compilers[level])
+            patch.setenv("KSGEN_CXX", shlex.join(_compilers[level].command))
         yield

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from ksgen.tuning.process import Worker
+from tests.support.hasty import compiles_hastily
+
+__all__ = ["compiles_hastily"]
 
 
 @pytest.fixture(scope="module")
