@@ -23,7 +23,7 @@ from ksgen.values import excerpt
 MOST_SECONDS = 10**6
 COMPILE_SECONDS = 300.0  # a kernel takes one; a source that takes minutes has unrolled itself to death
 KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
-IDLE_S = 1.0  # how long compilers in the background take idle cores only; where none is idle, they would never end
+IDLE_S = 3.0  # how long compilers in the background take idle cores only; where none is idle, they would never end
 # They would change the code behind the cache key's back.
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
@@ -152,7 +152,8 @@ def _finish_on_idle_cores(child: subprocess.Popen[str], group: int, seconds: flo
         return
     if not (_schedule(group, os.SCHED_IDLE) and _schedule(group, os.SCHED_OTHER)):
         return
-    _schedule(child.pid, os.SCHED_IDLE)  # before it starts others, which inherit it
+    for each in _members(group):  # what it starts from now on inherits it
+        _schedule(each, os.SCHED_IDLE)
     try:
         child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
