@@ -311,8 +311,24 @@ def _step(method: Product, given: Sequence[Tensor | None]) -> Tensor:
     """Run a product and its gradients on detached tensors, outside the recorded graph."""
     apart = [None if each is None else each.detach().requires_grad_(each.requires_grad) for each in given]
     y = method(*apart)
-    torch.autograd.grad(y, [each for each in apart if each is not None and each.requires_grad], y.detach())
+    torch.autograd.grad(_OwnGradient.apply(y), [each for each in apart if each is not None and each.requires_grad])
     return y
+
+
+class _OwnGradient(torch.autograd.Function):
+    """A scalar whose gradient with respect to y is y. If `torch.autograd.grad` were given that gradient, PyTorch would
+    import a package for half a second.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        ctx.save_for_backward(y)
+        return y.new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return y.detach()
 
 
 def autocast(*given: Any) -> Any:

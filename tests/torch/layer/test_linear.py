@@ -640,6 +640,16 @@ torch.export.load(sys.argv[1])
     assert "needs: import ksgen.torch" in done.stderr
 
 
+def test_a_first_training_step_imports_nothing_that_takes_long() -> None:
+    """`torch.autograd.grad` imports sympy, which takes half a second, where it is given gradients."""
+    program = (
+        "import sys, torch; from ksgen.torch import KSLinear; KSLinear('2,4,3,2')(torch.ones(70, 12)).sum().backward()"
+        "; print('sympy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
+
+
 def test_a_graph_of_fx_has_the_layer_as_a_leaf() -> None:
     class Added(nn.Module):
         def __init__(self) -> None:
