@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -308,15 +308,15 @@ def describe_times(
 
     They cover frozen layers and several factors together.
     """
-    patterns = list(patterns)
+    patterns, measured = list(patterns), cast("dict[Any, dict[str, float]]", _measured)
     found = []
     for (kind, name), residual in product(KINDS.items(), (False, True)):
         job = job_of(kind, patterns, dtype, layout, activation, bias, residual, between), size_of(batch)
         words = METHODS_OF_LAYERS if len(patterns) > 1 else {}
         words = METHODS_OF_GROUPS if kind in OF_GROUPS else METHODS_OF_STEPS if kind in OF_STEPS else words
-        for key, seconds in [
-            (key, each) for key, each in _measured.items() if key == ((*job, *each), torch.get_num_threads())
-        ]:
+        threads, size = torch.get_num_threads(), len(job)
+        # a key ends with the names of the methods, in another order than stored times
+        for key, seconds in [(key, each) for key, each in measured.items() if key == ((*job, *key[0][size:]), threads)]:
             times = [
                 f"{words.get(name, name)} {seconds[name] * 1e6:.0f} us"
                 for name in sorted(seconds, key=seconds.__getitem__)

@@ -39,9 +39,9 @@ def save(times: Mapping[Hashable, Mapping[str, float]]) -> Path | None:
     """Add times to the file, and return its path; None without a device or a folder to write to, with a warning."""
     try:
         stamp = _stamp()
-        path = _path(stamp)
+        path = _path()
         with replaced_in_turn(path) as aside:
-            known = _read(path, stamp) | {repr(key): _finite(seconds) for key, seconds in times.items()}
+            known = _read(path) | {repr(key): _finite(seconds) for key, seconds in times.items()}
             aside.write_text(json.dumps({"stamp": stamp, "seconds": known}, indent=0, sort_keys=True))
     except (OSError, KsgenError) as error:
         warn(f"times of PyTorch's methods are not stored, so that each process takes them again: {error}")
@@ -59,8 +59,7 @@ def forget() -> None:
 def _stored(asked: str, folder: Path) -> dict[str, dict[str, float]]:
     """The file's content for the device that the environment names, read once per process."""
     with suppress(DeviceError):
-        stamp = _stamp()
-        return _read(_path(stamp), stamp)
+        return _read(_path())
     return {}
 
 
@@ -78,14 +77,18 @@ def _stamp() -> dict[str, str]:
     }
 
 
-def _path(stamp: Mapping[str, str]) -> Path:
-    return cache_dir() / f"methods-{file_name(stamp['device'])}"
+def _path() -> Path:
+    return cache_dir() / f"methods-{file_name(find_device().name)}"
 
 
-def _read(path: Path, stamp: Mapping[str, str]) -> dict[str, dict[str, float]]:
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    """Content of the file if it has the stamp of this process.
+
+    The stamp takes 50 ms, so that it is made only if there is a file.
+    """
     with suppress(OSError, ValueError, RecursionError):
         content: Any = json.loads(read(path, MOST_BYTES, is_own=True))
-        if isinstance(content, dict) and content.get("stamp") == stamp and isinstance(content.get("seconds"), dict):
+        if isinstance(content, dict) and isinstance(content.get("seconds"), dict) and content.get("stamp") == _stamp():
             return {key: each for key, each in content["seconds"].items() if _is_times(each)}
     return {}
 

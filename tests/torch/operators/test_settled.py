@@ -60,6 +60,25 @@ def test_a_later_process_takes_the_stored_times_and_runs_nothing(folder: Path) -
     assert (told.backend, told.why) == ("strided", "10 us here, ksgen 20 us")
 
 
+def test_stored_times_are_explained_like_measured_ones(folder: Path) -> None:
+    """The file has the methods in another order."""
+    patterns, options = [(1, 6, 4, 2)], (torch.float32, "bsf", "none", False)
+    job = choice.job_of("chain", patterns, *options, False), choice.size_of(8), "one", "each"
+    stored = job, torch.get_num_threads()
+    choice._measured[stored], choice._unreliable[stored] = {"one": 1e-5, "each": 2e-5}, ""
+    lines = choice.describe_times(patterns, *options, 8)
+    assert len(lines) == 1
+    choice.save_times()
+    anew()
+    assert choice._is_timed(stored, ("one", "each"))
+    assert choice.describe_times(patterns, *options, 8) == lines
+
+
+def test_without_a_file_nothing_is_asked_that_takes_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settled, "_stamp", never)
+    assert settled.times_of(key(), WAYS) == {}
+
+
 def test_unreliable_times_and_methods_that_cannot_run_are_not_stored(folder: Path) -> None:
     other = (KERNEL, 4, *WAYS), torch.get_num_threads()
     choice._measured |= {key(): {"ksgen": 2e-5, "strided": float("inf")}, other: {"ksgen": 1e-5, "strided": 2e-5}}
