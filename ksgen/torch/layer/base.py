@@ -26,12 +26,12 @@ class ChainLayer:
     chain: Chain
     layout: Layout
     out_layout: Layout | None = None
-    _kind = "KSLinear"  # in messages: FSDP2 gives the class another name
-    _exchanges: tuple[Exchange | None, ...] = ()  # of the factors, if one of them exchanges its outputs
-    has_stored_type = False  # whether its weights are stored in another type than x
+    _kind = "KSLinear"  # class name in messages, because FSDP2 renames the class
+    _exchanges: tuple[Exchange | None, ...] = ()  # one per factor; empty if no factor exchanges its outputs
+    has_stored_type = False  # whether the weights are stored in another type than that of x
     _parallel: Any = None  # split over processes: a `ksgen.torch.parallel.Parallel`
     __call__: Callable[..., Any]  # inherited from nn.Module
-    _multiplied: Callable[[Tensor, Tensor | None], Tensor]  # takes checked tensors
+    _multiplied: Callable[[Tensor, Tensor | None], Tensor]  # computes y from x and a residual that were checked
 
     @property
     def in_features(self) -> int:
@@ -59,7 +59,7 @@ class ChainLayer:
         return self.chain if self.split is None else self.split.own
 
     def _refuse_out_layout(self, what: str) -> None:
-        """Raise `LaunchError` if y has another layout than x, for a use that does not support it."""
+        """Raise `LaunchError` if y has another layout than x; `what` names the use that does not support this."""
         if self.out_layout is not None:
             raise LaunchError(f"{self._name()}: out_layout={self.out_layout!r} of {what}; accepted: layers without it")
 
@@ -99,38 +99,41 @@ class ChainLayer:
         check_tensors(self._name(), x=x, residual=residual)
         if self._needs_kernels() and not torch.compiler.is_compiling():
             return self._multiplied_by_kernels(x, residual)
-        # PyTorch copies the next line into exported programs, and quotes it if one is loaded before
-        # `import ksgen.torch`.
+        # PyTorch copies the next line into exported programs. Its error message quotes the line if a program is loaded
+        # before `import ksgen.torch`.
         return self._multiplied(x, residual)  # needs: import ksgen.torch
 
     def __prepare_scriptable__(self) -> Never:
-        """Refuse `torch.jit.script`, which calls this method: it compiles no code that chooses between backends."""
+        """Refuse `torch.jit.script`, which calls this method first.
+
+        TorchScript cannot compile code that chooses between backends.
+        """
         raise LaunchError(
             f"{self._name()}: torch.jit.script cannot compile it; accepted: torch.jit.trace, torch.export or "
             "torch.compile"
         )
 
     def _multiplied_by_kernels(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Multiply by kernels, for which PyTorch's products cannot stand in.
+        """Multiply by kernels that PyTorch's products cannot replace.
 
-        They are waited for. During a build, missing ones are noted instead, and y is zeros.
+        The call waits until the kernels are compiled. During `build`, it notes missing kernels and returns zeros.
         """
         if not building.get():
             with awaited(self._name(), "layer.build(batch=...) compiles beforehand, in parallel"):
                 return self._multiplied(x, residual)
         try:
             return self._multiplied(x, residual)
-        except PendingError:  # `build` calls again, and needs the shape only
+        except PendingError:  # `build` calls again, and needs only the shape of y
             note_unsettled()
             return x.new_zeros(self._y_shape(x))
 
     def _needs_kernels(self) -> bool:
         """Whether the layer waits for its kernels, because PyTorch has no such product or its user asked for them."""
-        own: Any = self
-        if own.has_stored_type or own.backend == "ksgen" or own.fuse == "yes":
+        layer: Any = self
+        if layer.has_stored_type or layer.backend == "ksgen" or layer.fuse == "yes":
             return True
-        # `_dtype` comes last, because a parametrization computes the weights that it reads
-        return own.precision is not None and own.precision != dtype_name(own._dtype)
+        # `_dtype` is read last, because a parametrization computes the weights at each access
+        return layer.precision is not None and layer.precision != dtype_name(layer._dtype)
 
     def _y_shape(self, x: Tensor) -> tuple[int, ...]:
         axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
@@ -146,19 +149,20 @@ class ChainLayer:
         return (*batch, chain.out_features) if self.y_layout == "bsf" else (chain.out_features, *batch)
 
     def _checked_y_shape(self, x: Tensor, residual: Tensor | None) -> tuple[int, ...]:
-        """Shape of y; `LaunchError` on a residual of another shape."""
+        """Shape of y; `LaunchError` if the residual has another shape."""
         y_shape = self._y_shape(x)
         if residual is not None and residual.shape != y_shape:
             shapes = f"got residual of shape {tuple(residual.shape)} with x of shape {tuple(x.shape)}"
             raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
         return y_shape
 
-    def _as_matrix(self, given: Tensor, layout: str | None = None) -> Tensor:
-        """Flatten all dimensions except the features into one batch, in the layout of x unless another is given."""
+    def _as_matrix(self, tensor: Tensor, layout: str | None = None) -> Tensor:
+        """Flatten all dimensions except the features into one batch dimension. `layout` is that of x by default."""
         is_bsf = (layout or self.layout) == "bsf"
-        if given.dim() < 2:
-            return given[None] if is_bsf else given[:, None]
-        return given.flatten(0, -2) if is_bsf else given.flatten(1)  # reshape(-1) fails if `vmap` maps over nothing
+        if tensor.dim() < 2:
+            return tensor[None] if is_bsf else tensor[:, None]
+        # not reshape(-1, ...), which fails if the dimension that `vmap` maps over is empty
+        return tensor.flatten(0, -2) if is_bsf else tensor.flatten(1)
 
     def _of_jagged(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Multiply the concatenated rows of sequences of unequal lengths."""
@@ -168,25 +172,26 @@ class ChainLayer:
             )
         if x._ragged_idx == x.dim() - 1:
             raise LaunchError(
-                f"{self._name()}: x is jagged in its last dimension, {tuple(x.shape)}; accepted: features there"
+                f"{self._name()}: x is jagged in its last dimension, {tuple(x.shape)}; accepted: features in that "
+                "dimension"
             )
         if residual is not None and (
             getattr(residual, "layout", None) != torch.jagged or residual.shape[:-1] != x.shape[:-1]
         ):
             raise LaunchError(f"{self._name()}: x is a jagged tensor; accepted: a residual with the same offsets")
         y = self(x.values(), None if residual is None else residual.values())
-        known = {}  # before PyTorch 2.5
-        if hasattr(x, "_maybe_min_seqlen"):
-            known = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}
+        extremes = {}
+        if hasattr(x, "_maybe_min_seqlen"):  # since PyTorch 2.5
+            extremes = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}
         return torch.nested.nested_tensor_from_jagged(
-            y, x.offsets(), lengths=x.lengths(), jagged_dim=x._ragged_idx, **known
+            y, x.offsets(), lengths=x.lengths(), jagged_dim=x._ragged_idx, **extremes
         )
 
 
 def freeze(model: nn.Module) -> list[str]:
-    """Declare that the weights of a model's layers stay unchanged, so that packed forms are cached until they thaw.
+    """Declare that the weights of a model's layers stay unchanged: packed forms are cached until the layers thaw.
 
-    A visible write thaws them, with a warning: a write that PyTorch counts, a move, a load, or an optimizer's step.
+    A visible write thaws a layer, with a warning: a write that PyTorch counts, a move, a load, or an optimizer's step.
     `train()` thaws silently. Writes through `.data`, NumPy, a collective or a CUDA graph's replay are invisible: thaw
     first. Copies of a frozen layer are not frozen.
 
@@ -235,7 +240,7 @@ def thaw(model: nn.Module) -> list[str]:
 
 
 def _trainable_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Layers with trainable weights, by name: only these need an explicit freeze."""
+    """Names and layers with trainable weights. Layers with stored weights always cache, and need no freeze."""
     return [
         (name, layer)
         for name, layer in model.named_modules()

@@ -1,6 +1,6 @@
 """Compiles the kernels of a model before its first call, in parallel.
 
-Chooses no kernel: calls of the model find them.
+The model's own calls determine which kernels these are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_leaves
 from ksgen.build.background import PendingError, deferred, finish_jobs
 from ksgen.torch.operators.meanwhile import building, note_unsettled, times_unsettled
 
-LAST_CALLS = 2  # calls in a row that must find nothing missing: the second call prepares a frozen layer
+LAST_CALLS = (
+    2  # consecutive calls that must find nothing missing; two, because a frozen layer prepares at its second call
+)
 
 
 def build(model: nn.Module, *x: Any, **options: Any) -> None:
@@ -42,7 +44,7 @@ def build(model: nn.Module, *x: Any, **options: Any) -> None:
 
 
 def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
-    """Build like `build`, for several calls together: their positional arguments, and those by name."""
+    """Build like `build`, for several calls together, each with positional arguments and arguments by name."""
     rounds_left = LAST_CALLS
     token = building.set(True)
     try:
@@ -52,7 +54,7 @@ def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[s
                 for x, options in calls:
                     try:
                         _call(model, x, options)
-                    except PendingError:  # of an operator that nothing replaces
+                    except PendingError:  # PyTorch's products cannot replace the missing kernel
                         note_unsettled()
                 rounds_left = LAST_CALLS if finish_jobs() or before != times_unsettled() else rounds_left - 1
     finally:
@@ -60,12 +62,13 @@ def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[s
 
 
 def _call(model: nn.Module, x: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Call the model. In training mode, gradients of its parameters are computed too, and dropped."""
     if not model.training:
         with torch.no_grad():
             model(*x, **options)
         return
     with torch.enable_grad():
         y = [each for each in tree_leaves(model(*x, **options)) if isinstance(each, Tensor) and each.requires_grad]
-        wanted = [each for each in model.parameters() if each.requires_grad]
-        if y and wanted:
-            torch.autograd.grad(y, wanted, [torch.ones_like(each) for each in y], allow_unused=True)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        if y and trained:
+            torch.autograd.grad(y, trained, [torch.ones_like(each) for each in y], allow_unused=True)

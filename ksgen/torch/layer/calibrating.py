@@ -21,7 +21,7 @@ from ksgen.tuning.search import Progress
 def calibrate(
     model: nn.Module, *x: Any, progress: Callable[[Progress], None] | None = None, **options: Any
 ) -> list[Calibrated]:
-    """Try a few candidates of each kernel of a model's call, and time its methods, once for this machine.
+    """Try a few candidates of each kernel of a model's call, and time the call's methods, once for this machine.
 
     The winners go into the user's wisdom, marked as trials: `ksgen tune` replaces them. On a processor, the times of
     ksgen's and PyTorch's methods are stored too, and later processes read them instead of timing their first calls.
@@ -53,15 +53,15 @@ def calibrate(
     """
     jobs = jobs_of(lambda: build(model, *x, **options))
     found = []
-    for where, own in jobs.items():
-        with opened(f"{where.runtime}:{where.index}") as calibration:
-            found += calibration.run_all(list(own), progress)
+    for device, jobs_of_device in jobs.items():
+        with opened(f"{device.runtime}:{device.index}") as calibration:
+            found += calibration.run_all(list(jobs_of_device), progress)
     settle(lambda: build(model, *x, **options))
     return found
 
 
 def jobs_of(call: Callable[[], None]) -> dict[Device, dict[Job, None]]:
-    """Kernels of a call per device, with the kernels that they are compared with."""
+    """Collect the jobs of a call per device: its kernels, and the kernels that they are compared with."""
     jobs: dict[Device, dict[Job, None]] = {}
 
     def note(device: Device, kernel: KernelSpec, batch: int, choice: Choice | None) -> None:
@@ -76,7 +76,7 @@ def jobs_of(call: Callable[[], None]) -> dict[Device, dict[Job, None]]:
 
 
 def settle(call: Callable[[], None]) -> None:
-    """Time the methods of a call with the winners, and store the times."""
+    """Time the methods of a call with the fastest kernels that were found, and store the times."""
     forget_times()
     call()
     save_times()
@@ -84,6 +84,7 @@ def settle(call: Callable[[], None]) -> None:
 
 @contextmanager
 def _watched(watcher: Callable[[Device, KernelSpec, int, Choice | None], None]) -> Iterator[None]:
+    """Pass every kernel that launchers ask for to the watcher."""
     WATCHERS.append(watcher)
     try:
         yield

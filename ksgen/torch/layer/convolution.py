@@ -12,7 +12,7 @@ from ksgen.torch.layer.base import as_leaf
 from ksgen.torch.layer.linear import KSLinear, dense_layer
 from ksgen.torch.operators.checks import check_tensors
 
-# Axes of (N, C, H, W) in the order in which a layout reads features and batch; then the way back.
+# Permutation of (N, C, H, W) to a layout's order of batch and features, and the inverse permutation.
 _AXES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "bsf": ((0, 2, 3, 1), (0, 3, 1, 2)),
     "bsl": ((1, 0, 2, 3), (1, 0, 2, 3)),
@@ -23,8 +23,8 @@ _FORMATS: dict[str, torch.memory_format] = {"bsf": torch.channels_last, "bsl": t
 class KSConv1x1(nn.Module):
     """Convolution with a kernel of 1x1, in which K, a product of Kronecker-sparse factors, multiplies the channels.
 
-    `linear` is the `KSLinear` that multiplies and has the parameters. `freeze`, `build`, `calibrate`, `explain` and
-    all that finds a `KSLinear` in a model therefore work.
+    `linear` is the `KSLinear` that multiplies and has the parameters. So `freeze`, `build`, `calibrate` and others find
+    it in a model.
 
     In layout "bsl", images are read as PyTorch stores them by default. One image is multiplied in place. Several are
     copied, so that one launch multiplies all of them, and y is copied back. In layout "bsf", images are read in
@@ -34,7 +34,7 @@ class KSConv1x1(nn.Module):
         patterns: Factors of K, in any form that `KSLinear` accepts.
         bias: Whether the layer has a bias (out_channels,).
         layout: "bsl" for images in PyTorch's default format, or "bsf" for `torch.channels_last`. y has the same.
-        **options: Options of `KSLinear`, such as `activation`, but `out_layout`.
+        **options: Options of `KSLinear` except `out_layout`, such as `activation`.
 
     Raises:
         PatternError: The patterns are invalid or do not fit each other.
@@ -99,12 +99,12 @@ class KSConv1x1(nn.Module):
             raise LaunchError(
                 f"KSConv1x1({chain}): got residual of shape {tuple(residual.shape)}; {tuple(y_shape)} is needed"
             )
-        there, back = _AXES[self.linear.layout]
+        permutation, inverse = _AXES[self.linear.layout]
 
         def rows(images: Tensor) -> Tensor:
-            return (images if is_batch else images[None]).permute(there).contiguous()
+            return (images if is_batch else images[None]).permute(permutation).contiguous()
 
-        y: Tensor = self.linear(rows(x), None if residual is None else rows(residual)).permute(back)
+        y: Tensor = self.linear(rows(x), None if residual is None else rows(residual)).permute(inverse)
         y = y.contiguous(memory_format=_FORMATS[self.linear.layout])
         return y if is_batch else y[0]
 
@@ -166,7 +166,7 @@ class KSConv1x1(nn.Module):
 
     @classmethod
     def _of(cls, linear: KSLinear, training: bool) -> "KSConv1x1":
-        """Create a layer of this product."""
+        """Create a layer that multiplies by this `KSLinear`."""
         linear._refuse_out_layout("a KSConv1x1")
         layer = cls(linear.chain, device="meta")
         layer.linear = linear
@@ -200,7 +200,7 @@ class KSConv1x1(nn.Module):
 
 
 def _check_conv(conv: nn.Module) -> None:
-    """Raise `LaunchError` if the module is no convolution that a product at each pixel computes."""
+    """Raise `LaunchError` if the module is no convolution that multiplies each pixel by one matrix."""
     if not isinstance(conv, nn.Conv2d):
         raise LaunchError(f"KSConv1x1.from_conv: got {type(conv).__name__}; accepted: an nn.Conv2d")
     wanted = {"kernel_size": (1, 1), "stride": (1, 1)}

@@ -15,7 +15,7 @@ from ksgen.torch.operators.prepared import BACKENDS, shapes_of
 
 
 def explained(layer: Any, batch: int, processes: int) -> str:
-    """Explain how a layer multiplies: one line per factor of this process, and lines about the whole layer."""
+    """Explain how a layer multiplies: one line per factor on this process, and lines about the whole layer."""
     if layer.has_stored_type:
         if processes > 1:
             raise LaunchError(
@@ -25,7 +25,7 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         return _explained_stored(layer, batch)
     chain, lines, split, first, has_bias = layer.own_chain, [], layer.split, layer.weights[0], layer.bias is not None
     last = Epilogue() if split is not None and split.is_finished_later else Epilogue(has_bias, layer.activation)
-    kind = layer.precision or dtype_name(first.dtype)
+    precision = layer.precision or dtype_name(first.dtype)
     for number, (pattern, weights) in enumerate(zip(chain, layer.weights, strict=True), start=1):
         epilogue = last if number == len(chain) else Epilogue(activation=layer.between)
         layout = layer.layout if number <= chain.transposing_factor else layer.y_layout
@@ -34,11 +34,18 @@ def explained(layer: Any, batch: int, processes: int) -> str:
     patterns = shapes_of(layer)
     is_stated = first.device.type == "cuda" or layer.fuse != "auto"  # on processors, times of "auto" follow below
     if (len(chain) > 1 or layer.out_layout) and is_stated and layer.backend in BACKENDS:
-        found = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
+        verdict = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
         if first.device.type == "cuda":
-            own = chain_launcher(patterns, layer.between, layer.fuse)
-            found = is_one_launch(own, first.device, kind, layer.layout, last, batch, out_layout=layer.out_layout)
-        lines.insert(0, f"{'one launch' if found.is_one else 'one launch per factor'}: {found.why}")
+            verdict = is_one_launch(
+                chain_launcher(patterns, layer.between, layer.fuse),
+                first.device,
+                precision,
+                layer.layout,
+                last,
+                batch,
+                out_layout=layer.out_layout,
+            )
+        lines.insert(0, f"{'one launch' if verdict.is_one else 'one launch per factor'}: {verdict.why}")
     if layer.backend in BACKENDS and layer.precision is None:
         lines += describe_times(
             patterns,
@@ -60,21 +67,25 @@ def explained(layer: Any, batch: int, processes: int) -> str:
 
 
 def _explained_stored(layer: Any, batch: int) -> str:
-    """Explain a layer with quantized weights, for x of the bias's type, or float32 without a bias.
+    """Explain a layer with quantized weights, for x of the bias's dtype, or of float32 without a bias.
 
     The lines say whether one launch runs all factors, how each factor's weights are stored, and its kernel.
     """
     device = layer.values[0].device
-    kind: Any = "float32" if layer.bias is None else dtype_name(layer.bias.dtype)
+    precision: Any = "float32" if layer.bias is None else dtype_name(layer.bias.dtype)
     last = Epilogue(layer.bias is not None, layer.activation)
-    lines, apart = list[str](), [""] * (len(layer.chain) == 1)  # explanation per factor, if each has its own launch
+    # `apart` describes the launch of each factor; it is empty if one launch runs several factors
+    lines, apart = list[str](), [""] * (len(layer.chain) == 1)
     if has_kernels(device) and len(layer.chain) > 1:
-        own, one = (
-            chain_launcher(layer._shapes, layer.between, layer.fuse),
-            {"weights": layer.storage, "inputs": layer._inputs},
+        explanation = chain_launcher(layer._shapes, layer.between, layer.fuse).explain(
+            batch,
+            precision=precision,
+            layout=layer.layout,
+            epilogue=last,
+            weights=layer.storage,
+            inputs=layer._inputs,
         )
-        whole = own.explain(batch, precision=kind, layout=layer.layout, epilogue=last, **one)
-        first, *apart = whole.splitlines()
+        first, *apart = explanation.splitlines()
         lines.append(first)
     scales = describe_scales(layer.storage, layer.per)
     for number, (each, count) in enumerate(zip(layer.chain, layer.saturated, strict=True), 1):
@@ -91,7 +102,7 @@ def _explained_stored(layer: Any, batch: int) -> str:
             epilogue = last if number == len(layer.chain) else Epilogue(activation=layer.between)
             options: dict[str, Any] = {"layout": layer.layout, "epilogue": epilogue, "weights": layer.storage}
             options |= {"inputs": layer._inputs} if number == 1 else {}
-            lines.append(f"{stored}; {launcher(*each.shape).explain(batch, precision=kind, **options)}")
+            lines.append(f"{stored}; {launcher(*each.shape).explain(batch, precision=precision, **options)}")
         else:
             lines.append(
                 f"{stored}; PyTorch multiplies by the dequantized weights, because ksgen has no kernels on {device}"

@@ -38,8 +38,8 @@ class KSLinears(nn.ModuleList):
 
     def forward(self, x: Tensor) -> Tensor:
         if (found := self._prepared(x)) is not None:
-            call, own = found
-            if (y := prepared.unless_refused(call.run, x, None, own)) is not None:
+            call, parameters = found
+            if (y := prepared.unless_refused(call.run, x, None, parameters)) is not None:
                 return y
         whole = self._whole(x)
         return self._each(x) if whole is None else whole
@@ -47,9 +47,9 @@ class KSLinears(nn.ModuleList):
     def parts(self, x: Tensor) -> Sequence[Tensor]:
         """Outputs per layer: slices of one tensor if one launch computed them all."""
         if (found := self._prepared(x)) is not None:
-            call, own = found
-            if (ready := prepared.unless_refused(call.parts, x, own)) is not None:
-                return ready
+            call, parameters = found
+            if (outputs := prepared.unless_refused(call.parts, x, parameters)) is not None:
+                return outputs
         if (whole := self._whole(x)) is None:
             return [layer(x) for layer in self]
         axis = -1 if self._first.layout == "bsf" else 0
@@ -63,7 +63,7 @@ class KSLinears(nn.ModuleList):
     def freeze(self) -> Self:
         """Freeze every layer, like `KSLinear.freeze`.
 
-        On a processor, calls of the group are then prepared, like those of a single layer.
+        On a processor, calls of the group are then prepared, like calls of a single layer.
         """
         freeze(self)
         return self
@@ -83,7 +83,7 @@ class KSLinears(nn.ModuleList):
     def explain(self, batch: int = 1024) -> str:
         """Explain each layer, and whether one launch runs all of them.
 
-        On a processor, it also gives the measured time of one launch.
+        On a processor, the text includes the measured time of one launch.
         """
         lines = [
             f"{number}. {line}" for number, each in enumerate(self, 1) for line in _explained(each, batch).splitlines()
@@ -92,12 +92,12 @@ class KSLinears(nn.ModuleList):
             return "\n".join(lines)
         layer = self._first
         if _place_of(layer.weights[0]) == "cuda" and len(self) > 1:
-            found = Verdict(False, "the layers differ in more than their chains")
+            verdict = Verdict(False, "the layers differ in more than their chains")
             if self._are_alike:
-                found = self._verdict(
+                verdict = self._verdict(
                     layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch
                 )
-            lines.insert(0, f"{'one launch' if found.is_one else 'layer by layer'}: {found.why}")
+            lines.insert(0, f"{'one launch' if verdict.is_one else 'layer by layer'}: {verdict.why}")
         shapes = list(map(prepared.shapes_of, self._linears()))
         times = describe_times(
             shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between
@@ -116,7 +116,7 @@ class KSLinears(nn.ModuleList):
 
     @property
     def _are_alike(self) -> bool:
-        """Whether the layers differ in their chains alone."""
+        """Whether the layers differ only in their chains."""
         return prepared.are_alike(list(self._linears()))
 
     @property
@@ -124,12 +124,13 @@ class KSLinears(nn.ModuleList):
         return next(self._linears())
 
     def _linears(self) -> Iterator[Any]:
-        """Layers of the group, if they are plain."""
+        """Layers of the group, untyped; callers check that all are plain."""
         return iter(self)
 
     def _each(self, x: Tensor) -> Tensor:
-        split = [each._parallel for each in self if isinstance(each, ChainLayer)]
-        if len(self) > 1 and any(each is not None and each.gives_own_features for each in split):
+        """Outputs of the layers, called one by one, and concatenated."""
+        splits = [each._parallel for each in self if isinstance(each, ChainLayer)]
+        if len(self) > 1 and any(each is not None and each.gives_own_features for each in splits):
             # Concatenating one process's features of each layer would not give a contiguous shard of the full output.
             raise LaunchError(
                 "a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()"
@@ -140,7 +141,7 @@ class KSLinears(nn.ModuleList):
     def _axis(self) -> int:
         """Axis of concatenation.
 
-        Layer options are checked again, because they may have been set after grouping.
+        The layers' options are checked again, because they may have been set after grouping.
         """
         self._check_has_layers()
         chains = [layer for layer in self if isinstance(layer, ChainLayer)]
@@ -158,7 +159,7 @@ class KSLinears(nn.ModuleList):
     def _whole(self, x: Tensor) -> Tensor | None:
         """All outputs by one launch; None if that is not supported or not faster.
 
-        On a GPU, the expectation decides; on a processor, measured times.
+        On a GPU, times of a search decide, else expected times. On a processor, both methods are timed here.
         """
         if not self._fits_one_launch(x):
             return None
@@ -198,16 +199,16 @@ class KSLinears(nn.ModuleList):
         return faster((job, size_of(batch), *methods), methods)
 
     def _fits_one_launch(self, x: Tensor) -> bool:
-        """Whether one launch can compute the outputs for x: the layers differ in their chains alone.
+        """Whether one launch can compute all outputs for x.
 
-        No hook may watch them and no derivative may be recorded.
+        The layers may differ only in their chains, no hook may observe them, and no derivative may be recorded.
         """
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor) or not self._are_plain:
             return False
-        place, least = _place_of(x), 1
-        if place == "cpu" and self._first.fuse == "auto":  # smaller x is faster with each layer's prepared call
-            least = least_rows(torch.get_num_threads(), self._first.layout) * self._first.in_features
-        if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least:
+        place, least_elements = _place_of(x), 1
+        if place == "cpu" and self._first.fuse == "auto":  # for a smaller x, prepared calls of each layer are faster
+            least_elements = least_rows(torch.get_num_threads(), self._first.layout) * self._first.in_features
+        if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least_elements:
             return False
         layers = list(self._linears())
         if _are_watched(layers):
@@ -223,26 +224,26 @@ class KSLinears(nn.ModuleList):
         is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))
         if x.dim() < 2 or not is_usual or any(tensor is not None and tensor.dtype != x.dtype for tensor in tensors):
             return False
-        if place == "cpu" and layer.fuse == "auto":  # otherwise its launcher runs one launch per factor
+        if place == "cpu" and layer.fuse == "auto":  # on another verdict, the launcher would launch each layer
             return self._verdict(x.device, dtype_name(x.dtype), x.numel() // layer.in_features).is_one
         return True
 
     def _in_one_launch(self, x: Tensor) -> Tensor:
-        layers, layer = list(self._linears()), self._first
-        for one in layers:
-            frozen.thaw_if_changed(one, one._own_weights)
-        weights = [[operand(contiguous(each), False) for each in one.weights] for one in layers]
-        bias = None if layer.bias is None else [contiguous(one.bias) for one in layers if one.bias is not None]
-        is_bsf, features = layer.layout == "bsf", sum(one.out_features for one in layers)
-        rows = layer._as_matrix(x)
+        layers, first = list(self._linears()), self._first
+        for layer in layers:
+            frozen.thaw_if_changed(layer, layer._own_weights)
+        weights = [[operand(contiguous(each), False) for each in layer.weights] for layer in layers]
+        bias = None if first.bias is None else [contiguous(layer.bias) for layer in layers if layer.bias is not None]
+        is_bsf, features = first.layout == "bsf", sum(layer.out_features for layer in layers)
+        rows = first._as_matrix(x)
         out = rows.new_empty((rows.shape[0], features) if is_bsf else (features, rows.shape[1]))
-        options: dict[str, Any] = {"layout": layer.layout, "activation": layer.activation, "precision": layer.precision}
+        options: dict[str, Any] = {"layout": first.layout, "activation": first.activation, "precision": first.precision}
         self._own_launcher()(rows_of(rows), weights, bias=bias, out=out, **options)
         return out.view((*x.shape[:-1], features) if is_bsf else (features, *x.shape[1:]))
 
 
 def _are_watched(layers: Sequence[Any]) -> bool:
-    """Whether hooks observe a layer's calls, or a layer has another `forward` than a `KSLinear`."""
+    """Whether hooks observe calls of a layer, or a layer overrides the `forward` of `KSLinear`."""
     return any(each._forward_hooks or each._forward_pre_hooks or not _is_usual(each) for each in layers)
 
 
@@ -251,7 +252,7 @@ def _is_usual(layer: Any) -> bool:
 
 
 def _explained(layer: Any, batch: int) -> str:
-    """Explanation of any module: other modules may replace a layer."""
+    """Explain any module of a group, because other modules may replace a layer."""
     return (
         str(layer.explain(batch))
         if hasattr(layer, "explain")
@@ -261,8 +262,8 @@ def _explained(layer: Any, batch: int) -> str:
 
 def _dense(layer: Any, number: int) -> Tensor:
     if hasattr(layer, "to_dense"):
-        found: Tensor = layer.to_dense()
-        return found
+        matrix: Tensor = layer.to_dense()
+        return matrix
     if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
         return layer.weight
     raise LaunchError(
@@ -277,7 +278,7 @@ def _place_of(tensor: Tensor) -> str:
 
 
 def group(layers: Sequence[Any]) -> KSLinears:
-    """Combine layers that take the same x into one module; `LaunchError` on any that do not."""
+    """Combine layers that take the same x into one module; `LaunchError` on layers that cannot be combined."""
     given = list(layers)
     if not given or not all(isinstance(layer, ChainLayer) and not layer.has_stored_type for layer in given):
         raise LaunchError(f"layers={given!r}; accepted: a list of KSLinear, one or more")

@@ -15,14 +15,13 @@ from ksgen.transforms.radices import butterfly
 
 Init = Literal["uniform", "orthogonal", "identity", "fourier"]
 INITS: tuple[Init, ...] = get_args(Init)
-_EXACT = 1e-9  # largest relative error, in float64, of a product that counts as equal
+_EXACT = 1e-9  # a product in float64 with at most this relative error counts as exact
 
 
 def initialize(name: str, init: str, chain: Chain, weights: Sequence[Tensor]) -> None:
-    """Initialize the weights by `init`, which is not "uniform"; `LaunchError` if the chain cannot represent that
-    matrix.
+    """Initialize the weights by `init`, which is not "uniform"; `LaunchError` if the chain cannot represent the matrix.
 
-    `name` is that of the layer in messages.
+    `name` names the layer in messages.
     """
     with torch.no_grad():
         values = _VALUES[init](f"{name}: init={init!r}", chain, weights[0])
@@ -35,7 +34,7 @@ def initialize(name: str, init: str, chain: Chain, weights: Sequence[Tensor]) ->
 
 
 def _orthogonal(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
-    """Blocks with orthonormal columns, or rows, which make those of their product orthonormal."""
+    """Draw blocks with orthonormal columns or rows, so that the product's columns or rows are orthonormal, too."""
     _check_rank(what, chain)
     widths = _widths(chain)
     if widths not in (sorted(widths), sorted(widths, reverse=True)):
@@ -68,7 +67,7 @@ def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
         return [like.new_empty(pattern.shape) for pattern in chain]
     found = factorize(torch.eye(chain.out_features, chain.in_features, dtype=torch.float64, device=like.device), chain)
     if found.relative_error > _EXACT:
-        nearest = f"no product of it is nearer than {found.least_error:.2g} (relative error)"
+        nearest = f"products of these factors have a relative error of at least {found.least_error:.2g}"
         raise LaunchError(
             f"{what}: {nearest}; accepted: chains that connect each input with the output of the same number"
         )
@@ -76,8 +75,10 @@ def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
 
 
 def _fourier(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
-    """Unitary weights. A chain whose first factor has d = 1 takes x with reversed digits, any other chain returns y
-    with reversed digits."""
+    """Compute unitary weights of a Fourier transform.
+
+    A chain whose first factor has d = 1 takes x with reversed digits. Any other chain returns y with reversed digits.
+    """
     if not like.is_complex():
         raise LaunchError(f"{what} with {like.dtype}; accepted: dtype=torch.complex64 or torch.complex128")
     radices = tuple(pattern.b for pattern in chain)

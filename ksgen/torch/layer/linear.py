@@ -74,8 +74,8 @@ class KSLinear(ChainLayer, nn.Linear):
         precision: Arithmetic of the products, such as "tf32x3" for float32 weights. None: that of the weights.
         device: Device of the parameters, as in `nn.Linear`.
         dtype: Dtype of the parameters. None: that of the precision, else PyTorch's default.
-        init: Initial weights: "uniform" draws as the paper does. "orthogonal", "identity" and "fourier" make K such a
-            matrix, if the chain can represent one.
+        init: Initial weights: "uniform" draws within +-1/sqrt(c), as the paper does. "orthogonal", "identity" and
+            "fourier" make K an orthogonal, identity or Fourier matrix, if the chain can represent it.
 
     Advanced:
         between: Activation after each factor but the last, from the same list.
@@ -120,7 +120,7 @@ class KSLinear(ChainLayer, nn.Linear):
     intermediates: Intermediates = "keep"
     init: Init = "uniform"
     _settable: Collection[str] = tuple(OPTIONS)  # options that may be set later
-    # attributes that cannot be set, each with the alternative for messages
+    # attributes that cannot be set, each with the alternative that messages name
     _fixed: Mapping[str, str] = {"chain": "a new KSLinear"}
 
     def __init__(
@@ -218,12 +218,12 @@ class KSLinear(ChainLayer, nn.Linear):
     def from_structure(
         cls, structure: Structure, state: Mapping[str, Tensor | None] | None = None, **options: Any
     ) -> "KSLinear":
-        """Create a layer of a structured matrix, with copies of its authors' parameters if they are given.
+        """Create a layer of a structured matrix, with copies of the parameters of its authors' layer if they are given.
 
         Args:
             structure: A structure such as `ksgen.structures.blast(...)`.
-            state: The parameters by name: those of `structure.shapes`, and "bias" if there is one. None: they are
-                drawn with the authors' scales, or by `init` as those of any `KSLinear`.
+            state: The parameters by name, as in `structure.shapes`, and "bias" if the layer has one. None: they are
+                drawn with the authors' scales, or by `init` if it is given.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
         Returns:
@@ -287,7 +287,7 @@ class KSLinear(ChainLayer, nn.Linear):
     def to_linear(self) -> nn.Linear:
         """Convert to an `nn.Linear` with the same matrix and bias.
 
-        Features come last in its x, as in layout "bsf".
+        The dense layer takes x with features last, as in layout "bsf".
 
         Returns:
             The dense layer, with copies of the values.
@@ -302,8 +302,8 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         if self.activation != "none":
             raise LaunchError(
-                f"{self._name()}: an nn.Linear has no activation={self.activation!r}; apply it apart, and set it to "
-                "'none' first"
+                f"{self._name()}: an nn.Linear has no activation={self.activation!r}; apply it separately, and set it "
+                "to 'none' first"
             )
         return dense_layer(self.to_dense(), self.bias).train(self.training)
 
@@ -340,7 +340,7 @@ class KSLinear(ChainLayer, nn.Linear):
     def weight(self) -> Tensor:
         """Lazy matrix K, dense only when its values are read.
 
-        A compiler gets a plain tensor instead, and removes it if it is unused.
+        PyTorch's compilers get a plain tensor instead, and remove its computation if it is unused.
         """
         return self.to_dense() if torch.compiler.is_compiling() else Weight(self)
 
@@ -352,14 +352,17 @@ class KSLinear(ChainLayer, nn.Linear):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight":  # for a parameter, PyTorch would report that the attribute exists
+        if name == "weight":  # with a parameter as value, PyTorch would only report that the attribute exists
             object.__setattr__(self, name, value)
         if name in OPTIONS and name not in self._settable:  # such an attribute would have no effect
-            raise LaunchError(f"{self._name()}: {name} is not an option of it; accepted: {', '.join(self._settable)}")
+            raise LaunchError(
+                f"{self._name()}: {name} is not an option of this layer; accepted: {', '.join(self._settable)}"
+            )
         if name in OPTIONS:
             options = {each: getattr(self, each) for each in OPTIONS} | {name: value}
-            is_of_weights = name == "precision" or self.precision is None  # a cast may invalidate it; calls report it
-            checked_dtype(self.chain, self.bias is not None, self._dtype if is_of_weights else None, **options)
+            # a cast of the weights may have invalidated an earlier precision, which calls report
+            checks_weights = name == "precision" or self.precision is None
+            checked_dtype(self.chain, self.bias is not None, self._dtype if checks_weights else None, **options)
             if self._parallel is not None and options["out_layout"] not in (None, options["layout"]):
                 raise LaunchError(
                     f"{self._name()}: {name}={value!r} would transpose y of a layer that is split; accepted: y in the "
@@ -376,7 +379,7 @@ class KSLinear(ChainLayer, nn.Linear):
         return self.weights[0].dtype
 
     def _set(self, name: str, value: Any) -> None:
-        """Set an option that was checked."""
+        """Set an option that was checked. An `out_layout` equal to `layout` becomes None."""
         super().__setattr__(name, value)
         if name in ("layout", "out_layout") and self.out_layout == self.layout:
             super().__setattr__("out_layout", None)
@@ -384,7 +387,7 @@ class KSLinear(ChainLayer, nn.Linear):
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register a parameter, but refuse PyTorch's `ColwiseParallel`.
 
-        It would treat the factors as the dense weight of an `nn.Linear`.
+        That style would treat the factors as the dense weight of an `nn.Linear`.
         """
         if name.startswith("weights."):
             raise LaunchError(
@@ -394,9 +397,9 @@ class KSLinear(ChainLayer, nn.Linear):
         super().register_parameter(name, param)
 
     def reset_parameters(self) -> None:
-        """Initialise the weights as `init` says, and draw the bias in +-1/sqrt(in_features) like `nn.Linear`.
+        """Initialise the weights by `init`, and draw the bias within +-1/sqrt(in_features) like `nn.Linear`.
 
-        "uniform" draws in +-1/sqrt(c), the bounds of the paper.
+        "uniform" draws within +-1/sqrt(c), the bounds of the paper.
         """
         check_words(init=(self.init, INITS))
         if self.init == "uniform":
@@ -427,12 +430,12 @@ class KSLinear(ChainLayer, nn.Linear):
             options |= {"out_layout": self.out_layout, "transposing_factor": self.own_chain.transposing_factor}
         if self._exchanges:
             options["exchanges"] = self._exchanges
-        again = self.intermediates != "keep" and is_recomputed(
+        recompute = self.intermediates != "keep" and is_recomputed(
             self.intermediates, self.own_chain, (self.between, activation)
         )
-        y = multiply_between(again, self.backend, rows, weights, bias, added, **options)
+        y = multiply_between(recompute, self.backend, rows, weights, bias, added, **options)
         if torch.jit.is_tracing():
-            return y.reshape(y_shape)  # records the shape's origin; the operator below records constants
+            return y.reshape(y_shape)  # a trace records how sizes follow from x; `shaped` would record constants
         return y if y.shape == y_shape else shaped(y, y_shape, activation)
 
     @staticmethod
@@ -442,14 +445,14 @@ class KSLinear(ChainLayer, nn.Linear):
         One launch computes all of them if that is faster and no gradient is recorded.
 
         Args:
-            layers: `KSLinear` layers that take as many features. One launch needs equal options.
+            layers: `KSLinear` layers with equal `in_features`. One launch needs equal options.
 
         Returns:
-            A `KSLinears` module: `parts(x)` gives concatenated outputs, and `parts.parts(x)` a sequence with one output
-            per layer.
+            A `KSLinears` module: a call returns the concatenated outputs, and `parts(x)` a sequence with one output per
+            layer.
 
         Raises:
-            LaunchError: The list holds no layers, or layers that take different features.
+            LaunchError: The list holds no layers, or layers with different `in_features`.
 
         Examples:
             >>> import torch
@@ -488,10 +491,10 @@ class KSLinear(ChainLayer, nn.Linear):
         return self
 
     def freeze(self) -> Self:
-        """Declare that the weights stay unchanged, so that packed forms are cached until they thaw.
+        """Declare that the weights stay unchanged, so that packed forms are cached until the layer thaws.
 
-        A visible write ends it, with a warning: a write that PyTorch counts, a move, a load, or an optimizer's step.
-        `train()` ends it silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay is invisible:
+        A visible write thaws it, with a warning: a write that PyTorch counts, a move, a load, or an optimizer's step.
+        `train()` thaws it silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay is invisible:
         thaw first. Copies of a frozen layer are not frozen.
 
         Returns:
@@ -541,7 +544,7 @@ class KSLinear(ChainLayer, nn.Linear):
     def train(self, mode: bool = True) -> Self:
         """Set training mode like any module.
 
-        Training thaws the layer, except a layer with stored weights, which are not trained.
+        Training mode thaws the layer, unless its weights are stored, because stored weights are not trained.
         """
         if mode and not self.has_stored_type:
             self.thaw()
@@ -555,10 +558,10 @@ class KSLinear(ChainLayer, nn.Linear):
 
         Args:
             storage: "int8", "e4m3", "e5m2", or "bfloat16" for x of float32.
-            per: What has a scale of its own: "factor", "i" (a diagonal block) or "output". bfloat16 has no scales.
+            per: Unit with a scale of its own: "factor", "i" (a diagonal block) or "output". bfloat16 has no scales.
             x: Inputs of this layer for calibration: scales then minimise the change of the factors' outputs.
-            x_too: True stores x in eight bits too before the first factor. Its single scale is the smallest one at
-                which none of the given `x` saturates.
+            x_too: True quantizes x to eight bits too before the first factor. x has a single scale, the smallest one
+                at which no element of the given `x` saturates.
 
         Returns:
             A `QuantizedKSLinear`, a `KSLinear` whose weights are not trained.
@@ -589,7 +592,7 @@ class KSLinear(ChainLayer, nn.Linear):
         if x_too and x is None:
             raise LaunchError(
                 f"{self._name()}: x_too=True without x; accepted: typical inputs of the layer as x, which determine "
-                "its scale"
+                "the scale of x"
             )
         if self.split is not None:
             raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that one process has whole")
@@ -612,18 +615,18 @@ class KSLinear(ChainLayer, nn.Linear):
         return stored.train(self.training)
 
     def _calibration_rows(self, x: Tensor) -> Tensor:
-        """Rows of x for the calibration of scales, as a matrix."""
+        """At most `CALIBRATED_ROWS` rows of x for the calibration of scales, as a matrix."""
         check_tensors(self._name(), x=x)
         self._y_shape(x)  # refuses other features
         rows = self._as_matrix(x.detach())
         return rows[:CALIBRATED_ROWS] if self.layout == "bsf" else rows[:, :CALIBRATED_ROWS]
 
     def _packed(self) -> list[Any]:
-        """Weights per factor in the form that launchers accept; packed once if they are frozen."""
+        """Weights per factor in the form that launchers accept; packed only once if the layer is frozen."""
         return [operand(each, False) for each in self.weights]
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
-        """Whether the weights multiply x of this type."""
+        """Whether the weights multiply x of this dtype without a cast."""
         return all(each.dtype == dtype for each in self.weights)
 
     def _prepared_calls(self) -> dict[Hashable, Any] | None:
@@ -676,8 +679,8 @@ class QuantizedKSLinear(StoredWeights, KSLinear):
     `KSLinear.quantize` creates it. `values_1`, `scale_1` and so on are buffers, in the order in which factors multiply
     x. x is float32; for weights in eight bits it may also be float16 or bfloat16.
 
-    With an `x_scale`, a buffer too, x is quantized like the weights before the first factor. `x_saturated` then counts
-    the elements beyond the range.
+    If there is a buffer `x_scale`, x is quantized like the weights before the first factor. A buffer `x_saturated` then
+    counts the elements of x beyond the range.
     """
 
     backend, precision = "auto", None
@@ -710,16 +713,16 @@ def checked_dtype(
     activation: str,
     between: str, fuse: str, intermediates: str, out_layout: str | None,
 ) -> torch.dtype:  # fmt: skip
-    """Type of the weights, by default that of the precision.
+    """Check all options, alone and in combination, and return the dtype of the weights.
 
-    Raises an error on an option that is not accepted, alone or in combination.
+    The dtype is that of the precision by default.
     """
     check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
     if between != "none" and len(chain) < 2:
         raise LaunchError(f"KSLinear({chain}): between={between!r} with one factor; accepted: 'none', or two or more")
     check_words(layout=(layout, LAYOUTS))
     check_words(out_layout=(layout if out_layout is None else out_layout, LAYOUTS))
-    for pattern in chain:  # refuses unknown words, and sizes beyond memory
+    for pattern in chain:  # `KernelSpec` refuses unknown words, and sizes beyond memory
         KernelSpec(pattern, "float32" if precision is None else precision, layout, Epilogue(bias, activation))
     if dtype is None:
         dtype = torch.get_default_dtype() if precision is None else getattr(torch, PRECISIONS[precision].dtype)
@@ -733,9 +736,9 @@ def checked_dtype(
 
 
 def _draw(parameter: Tensor, bound: float) -> None:
-    """Draw values uniformly within these bounds.
+    """Draw values uniformly within +-bound.
 
-    Both parts of a complex number are drawn, so that its variance equals that of a real one.
+    Both parts of a complex number are drawn within a smaller bound, so that its variance equals that of a real number.
     """
     parts, bound = (
         (torch.view_as_real(parameter.detach()), bound / sqrt(2)) if parameter.is_complex() else (parameter, bound)

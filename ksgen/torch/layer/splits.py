@@ -12,8 +12,9 @@ from ksgen.errors import PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.values import counted, spanned
 
-WHOLE, FEATURES, ROWS, SUMS = "whole", "features", "rows", "sums"  # placement: replicated, sharded, or terms of a sum
-# axes of a factor's weights: blocks, their outputs, their inputs
+# placements of x and y: replicated, sharded along features, sharded along rows of the batch, or terms of a sum
+WHOLE, FEATURES, ROWS, SUMS = "whole", "features", "rows", "sums"
+# axes of a factor's weights: blocks, outputs of a block, inputs of a block
 AXES = {None: "whole", 0: "along a", 1: "along k", 2: "along l"}
 
 
@@ -22,15 +23,15 @@ class Style:
     """A style of tensor parallelism: placements of x and y, and the axes that it splits."""
 
     name: str
-    takes: str
-    gives: str
+    takes: str  # placement of x
+    gives: str  # placement of y
 
     def axes(self, chain: Chain) -> tuple[int | None, ...]:
         """Axis along which each factor is split; None if the factor is replicated.
 
-        Features of a process are contiguous. If x and y are both split, all factors are split along a. Otherwise one
-        factor with a = 1 is split along k or l. Factors on the side of the split features are split along a, others are
-        replicated.
+        Features of a process are contiguous. If x and y are both sharded, all factors are split along a. Otherwise one
+        factor with a = 1 is split along k or l. Factors between it and the sharded features are split along a, all
+        others are replicated.
         """
         if self.takes == self.gives:
             return (0,) * len(chain)
@@ -124,15 +125,15 @@ class Split:
         return " and ".join(traffic) or "sends nothing"
 
     def _bytes(self, step: str, size: int) -> float:
-        """Bytes that a process sends in a ring: its part once to every other process, twice for an all-reduce."""
+        """Bytes that each process sends, by ring algorithms, for an array of `size` bytes over all processes."""
         others = (self.processes - 1) / self.processes * size
         return {"all-reduce": 2 * others, "all-to-all": others / self.processes}.get(step, others)
 
 
 def split(name: str, chain: Chain, processes: int, given: str = "", asked: str = "") -> Split:
-    """Split a chain in that style; `PatternError` if it does not divide.
+    """Split a chain in that style; `PatternError` if `processes` does not divide all axes that are split.
 
-    x and y have the style's placements by default.
+    `given` is the placement of x, and `asked` that of y. By default, they are the style's placements.
     """
     if chain.is_exchanged:
         raise PatternError(f"{name} of {chain}, whose outputs are exchanged; accepted: outputs in the order i.k.j")
@@ -145,7 +146,7 @@ def split(name: str, chain: Chain, processes: int, given: str = "", asked: str =
             size = f"{'abc'[axis]}={chain[place].shape[axis]}"
             fit = [str(each) for each in range(2, common + 1) if common % each == 0][:8]
             accepted = (
-                f"accepted: {', '.join(fit)} processes" if fit else "no number of processes divides all that it splits"
+                f"accepted: {', '.join(fit)} processes" if fit else "no number of processes divides all split axes"
             )
             raise PatternError(
                 f"{name} over {processes} processes splits factor {place + 1}, {chain[place]}, {AXES[axis]}, and "
@@ -158,7 +159,7 @@ def split(name: str, chain: Chain, processes: int, given: str = "", asked: str =
 
 
 def explain(chain: Chain, processes: int, batch: int, item_bytes: int, has_bias: bool) -> Iterator[str]:
-    """Describe how each style would split a chain, or why it cannot."""
+    """Describe how each style would split a chain, or why the style cannot."""
     for name in STYLES:
         try:
             yield split(name, chain, processes).explain(batch, item_bytes, has_bias)
@@ -175,9 +176,9 @@ def _step(source: str, target: str) -> str:
     return "all-gather" if target == WHOLE else "all-to-all"
 
 
-def _gradient(lie: str) -> str:
-    """Placement of the gradient: the gradient of a term is that of the sum."""
-    return WHOLE if lie == SUMS else lie
+def _gradient(placement: str) -> str:
+    """Placement of the gradient of an array: each term of a sum has the gradient of the sum."""
+    return WHOLE if placement == SUMS else placement
 
 
 def _size(count: float) -> str:

@@ -1,7 +1,7 @@
-"""Layers with stored weights in eight bits, or in bfloat16 for x in float32: their buffers and products.
+"""Layers whose weights are stored in eight bits, or in bfloat16 for x in float32: their buffers and products.
 
-The buffers move, load and are saved with the layer. Kernels multiply by the values unchanged. Gradients of x flow
-through the dequantized values; the weights have none.
+The buffers move, load and are saved with the layer. Kernels multiply by the stored values directly. Gradients of x flow
+through the dequantized values; the weights have no gradients.
 """
 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
@@ -31,41 +31,39 @@ MOST_TRIES = 8  # attempts of a call while another thread writes to the weights
 
 @dataclass(eq=False)
 class CachedOperand:
-    """Data derived from buffers in a known state: operands of launchers, and prepared calls.
+    """Data derived from buffers in a known state: operands of launchers, and prepared calls."""
 
-    A call is None if the usual path is used for it.
-    """
-
-    seen: tuple[tuple[int, object], ...]
-    parts: list[Quantized] = field(default_factory=list)
-    calls: dict[Hashable, Any] = field(default_factory=dict)
+    seen: tuple[tuple[int, object], ...]  # fingerprints of the buffers
+    parts: list[Quantized] = field(default_factory=list)  # one operand per factor
+    calls: dict[Hashable, Any] = field(default_factory=dict)  # prepared calls, or the state of a shape without one
 
 
 def fingerprint_of(tensor: Tensor) -> tuple[int, object]:
     """Fingerprint of a tensor, equal as long as no write is detected.
 
-    It is never equal for a tensor made in inference mode, whose writes are invisible.
+    Fingerprints of a tensor made in inference mode are never equal, because its writes are invisible.
     """
     writes = writes_to(tensor)
     return tensor.data_ptr(), object() if writes is None else writes
 
 
-_made: MutableMapping[Tensor, tuple[tuple[object, ...], Quantized]] = WeakIdKeyDictionary()  # by the tensor of values
+# operands by their tensor of values, each with the fingerprints of its tensors
+_operands: MutableMapping[Tensor, tuple[tuple[object, ...], Quantized]] = WeakIdKeyDictionary()
 
 
 def quantized_of(values: Tensor, scale: Tensor, storage: str, per: str, x_scale: float | None) -> Quantized:
     """Operand for launchers, which pack it once: the same object as long as no write to the tensors is detected."""
     seen = (*fingerprint_of(values), *fingerprint_of(scale), x_scale)
-    kept = _made.get(values)
-    if kept is None or kept[0] != seen:
+    cached = _operands.get(values)
+    if cached is None or cached[0] != seen:
         made = Quantized(Pattern(*values.shape), storage, per, values.detach(), scale.detach(), x_scale=x_scale)
-        kept = _made[values] = seen, made
-    return kept[1]
+        cached = _operands[values] = seen, made
+    return cached[1]
 
 
 def forget(values: Tensor) -> None:
-    """Pack these values again at the next call."""
-    _made.pop(values, None)
+    """Drop the operand with these values, so that the next call packs them again."""
+    _operands.pop(values, None)
 
 
 def _despite_writes(use: Callable[[], Tensor]) -> Tensor:
@@ -82,7 +80,7 @@ def _despite_writes(use: Callable[[], Tensor]) -> Tensor:
 
 
 def multiply_stored(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, precision: str) -> Tensor:
-    """Output of the layer as a matrix in this precision, using its stored weights."""
+    """Output of a layer with stored weights, as a matrix in this precision."""
     tensors = (x, bias, residual)
     needs_gradient = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
     if needs_gradient or not is_plain(*tensors) or not x.numel() or not has_kernels(x.device):
@@ -96,26 +94,28 @@ def multiply_stored(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor
         "residual": residual,
         "precision": precision,
     }
-    own = chain_launcher(layer._shapes, layer.between, layer.fuse)
+    launch = chain_launcher(layer._shapes, layer.between, layer.fuse)
     if x.device.type == "cuda" and layer.fuse == "auto" and len(layer.chain) > 1:
-        return _despite_writes(lambda: on_gpu(layer, own, x, layer._ready_parts(), options))
-    return _despite_writes(lambda: own(x, layer._ready_parts(), **options))
+        return _despite_writes(lambda: on_gpu(layer, launch, x, layer._ready_parts(), options))
+    return _despite_writes(lambda: launch(x, layer._ready_parts(), **options))
 
 
-def on_gpu(layer: Any, own: ChainLauncher, x: Tensor, parts: Sequence[Quantized], options: Mapping[str, Any]) -> Tensor:
+def on_gpu(
+    layer: Any, launch: ChainLauncher, x: Tensor, parts: Sequence[Quantized], options: Mapping[str, Any]
+) -> Tensor:
     """Run all factors in one launch if that is faster, else one by one.
 
     If the fused kernel cannot be built, the factors run one by one from then on.
     """
     epilogue = Epilogue(options["bias"] is not None, layer.activation, options["residual"] is not None)
     batch = x.shape[0 if layer.layout == "bsf" else 1]
-    one = {"precision": options["precision"], "layout": layer.layout, "epilogue": epilogue, "batch": batch}
-    if is_one_launch(own, x.device, **one, weights=layer.storage, inputs=layer._inputs).is_one:
+    asked = {"precision": options["precision"], "layout": layer.layout, "epilogue": epilogue, "batch": batch}
+    if is_one_launch(launch, x.device, **asked, weights=layer.storage, inputs=layer._inputs).is_one:
         try:
-            whole: Tensor = own(x, parts, **options)
-            return whole
+            fused: Tensor = launch(x, parts, **options)
+            return fused
         except ToolchainError as error:
-            disable_fusion(own, error)
+            disable_fusion(launch, error)
     y: Tensor = chain_launcher(layer._shapes, layer.between, "no")(x, parts, **options)
     return y
 
@@ -164,12 +164,12 @@ def _compute(
         "residual": rows_of(residual),
         "precision": dtype_name(kind),
     }
-    own, rows, what = launcher(*values.shape), rows_of(x), (values, scale, storage, per, x_scale)
-    return _despite_writes(lambda: own(rows, quantized_of(*what), layout=layout, activation=activation, **options))
+    launch, rows, stored = launcher(*values.shape), rows_of(x), (values, scale, storage, per, x_scale)
+    return _despite_writes(lambda: launch(rows, quantized_of(*stored), layout=layout, activation=activation, **options))
 
 
 def _kind_of(x: Tensor, x_scale: float | None, precision: str | None) -> torch.dtype:
-    """The dtype of y: x's own, unless x is in eight bits."""
+    """Dtype of y: that of x, or of `precision` if x is in eight bits (float32 by default)."""
     found: torch.dtype = x.dtype if x_scale is None else getattr(torch, precision or "float32")
     return found
 
@@ -225,7 +225,7 @@ _operator.register_autograd(_backward, setup_context=_keep)
 class StoredWeights(ChainLayer, nn.Module):
     """A layer with buffers `values_1`, `scale_1` and so on instead of trainable weights.
 
-    Derived data is cached until a write to them is detected.
+    Data derived from the buffers is cached until a write to one of them is detected.
     """
 
     _kind = "QuantizedKSLinear"
@@ -252,7 +252,7 @@ class StoredWeights(ChainLayer, nn.Module):
         self._forget()
 
     def _forget(self) -> None:
-        """Drop cached data derived from buffers: it belongs to this process, and is never saved or copied."""
+        """Drop the data derived from buffers, which belongs to this process and is never saved or copied."""
         self._ready = CachedOperand(())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class StoredWeights(ChainLayer, nn.Module):
     def thaw(self) -> Self:
         """Pack again at the next call.
 
-        Needed after an invisible write; `KSLinear.freeze` lists these.
+        This is needed after an invisible write; `KSLinear.freeze` lists such writes.
         """
         for values in self.values:
             forget(values)
@@ -299,13 +299,13 @@ class StoredWeights(ChainLayer, nn.Module):
 
     @property
     def saturated(self) -> list[int]:
-        """Number of weights per factor beyond the range, which became the largest value."""
+        """Number of weights per factor that exceeded the largest value and were clipped to it."""
         found: list[int] = self.get_buffer("saturated_of_each").tolist()
         return found
 
     @property
     def saturated_inputs(self) -> int:
-        """Number of elements of x beyond the range, in all calls so far."""
+        """Number of elements of x that exceeded the largest value, in all calls so far."""
         return 0 if self._x_scale is None else int(self.get_buffer("x_saturated"))
 
     @property
@@ -314,7 +314,7 @@ class StoredWeights(ChainLayer, nn.Module):
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self.values, *self.scales))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move values and scales without a cast: `model.bfloat16()` concerns x."""
+        """Move buffers without a cast: calls such as `model.bfloat16()` cast only the bias."""
         kept = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)
         for name, before in kept.items():
@@ -325,18 +325,20 @@ class StoredWeights(ChainLayer, nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         *_, error_messages = others
-        for name, own in self._buffers.items():
-            given = state_dict.get(prefix + name)
-            if own is not None and isinstance(given, Tensor) and given.dtype != own.dtype:  # PyTorch would cast it
-                kinds = f"is {dtype_name(given.dtype)}, and this layer's {dtype_name(own.dtype)}"
-                error_messages.append(f"{prefix}{name} {kinds}; quantize the layer as that one was")
+        for name, buffer in self._buffers.items():
+            saved = state_dict.get(prefix + name)
+            # PyTorch would cast another dtype
+            if buffer is not None and isinstance(saved, Tensor) and saved.dtype != buffer.dtype:
+                kinds = f"is {dtype_name(saved.dtype)}, and this layer's {dtype_name(buffer.dtype)}"
+                error_messages.append(f"{prefix}{name} {kinds}; quantize the layer to the storage of the saved one")
                 return
         super()._load_from_state_dict(state_dict, prefix, *others)
         self._read_x_scale()
 
     def _read_x_scale(self) -> None:
-        if self._x_scale is not None and not (own := self.get_buffer("x_scale")).is_meta:
-            self._x_scale = float(own)
+        """Update the number `_x_scale` from its buffer."""
+        if self._x_scale is not None and not (buffer := self.get_buffer("x_scale")).is_meta:
+            self._x_scale = float(buffer)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         if requires_grad:
@@ -357,10 +359,10 @@ class StoredWeights(ChainLayer, nn.Module):
     def _multiplied(self, x: Tensor, residual: Tensor | None) -> Tensor:
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
-        given = rows, added
-        rows, bias, added, own_kind = autocast(rows, self.bias, added, dtype_name(rows.dtype))
-        if not STORED[self.storage].is_scaled and own_kind is None and rows.dtype != torch.float32:
-            return self._cast_multiply(*given).reshape(y_shape)
+        before_cast = rows, added
+        rows, bias, added, kind_if_uncast = autocast(rows, self.bias, added, dtype_name(rows.dtype))
+        if not STORED[self.storage].is_scaled and kind_if_uncast is None and rows.dtype != torch.float32:
+            return self._cast_multiply(*before_cast).reshape(y_shape)
         self._check_kinds(rows, bias, added)
         kind = dtype_name(rows.dtype)
         if self._x_scale is not None:
@@ -370,7 +372,7 @@ class StoredWeights(ChainLayer, nn.Module):
     def _cast_multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Multiply like a float32 layer under autocast.
 
-        x and the weights, which have no scales, are cast to autocast's type.
+        x and the weights, which have no scales, are cast to autocast's dtype.
         """
         options: dict[str, Any] = {
             "layout": self.layout,
@@ -381,16 +383,16 @@ class StoredWeights(ChainLayer, nn.Module):
         return multiply_between(False, "auto", x, self.values, self.bias, residual, fuse=self.fuse, **options)
 
     def first_input(self, x: Tensor | None) -> Tensor | None:
-        """Input of the first factor: x itself, or in float32 the values of its eight bits."""
+        """Input of the first factor: x unchanged, or the float32 values that x has in eight bits."""
         if x is None or self._x_scale is None:
             return x
         return self._in_bytes(x, None).float() * self._x_scale
 
     def _in_bytes(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Quantize x like the weights, and count the elements beyond the range.
+        """Quantize x like the weights, and count the elements beyond the range, which are clipped.
 
-        They become the largest value. NaN counts too: floats keep it, and integers store 0. x over the scale is rounded
-        to float32 first: rounding only once would take one more pass over x.
+        NaN is counted, too: floating-point storages keep NaN, and integers store 0. x / scale is rounded to float32
+        before it is rounded to eight bits: a single rounding would take one more pass over x.
         """
         if torch.is_grad_enabled() and (x.requires_grad or (residual is not None and residual.requires_grad)):
             raise LaunchError(
@@ -398,14 +400,14 @@ class StoredWeights(ChainLayer, nn.Module):
                 "x_too"
             )
         if not torch.compiler.is_compiling():
-            self._ready_now()  # checks whether the scale was written to
+            self._ready_now()  # updates `_x_scale` if its buffer was written to
         assert self._x_scale is not None
         how = STORAGES[self.storage]
         with torch.no_grad():
             wide = x.float() / self._x_scale
             self.get_buffer("x_saturated").add_((~(wide.abs() <= how.largest * ROUNDED)).sum())  # counts NaN too
-            kept = wide.clamp(-how.largest, how.largest)
-            return (kept.round().nan_to_num(0.0) if how.mantissa is None else kept).to(getattr(torch, how.dtype))
+            clipped = wide.clamp(-how.largest, how.largest)
+            return (clipped.round().nan_to_num(0.0) if how.mantissa is None else clipped).to(getattr(torch, how.dtype))
 
     def _check_kinds(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
         if accepted := refused_x_precision(self.storage, kind := dtype_name(x.dtype)):
@@ -419,12 +421,12 @@ class StoredWeights(ChainLayer, nn.Module):
 
     @property
     def _x_scales(self) -> list[float | None]:
-        """Scale of each factor's x; None except for the first one, which may take eight bits."""
+        """Scale of each factor's input. Only the first factor may take eight bits; all others have None."""
         return [self._x_scale] + [None] * (len(self.chain) - 1)
 
     @property
     def _inputs(self) -> str:
-        """Storage of the x that the first factor takes."""
+        """Storage of the first factor's input."""
         return SAME if self._x_scale is None else self.storage
 
     @property
@@ -438,22 +440,22 @@ class StoredWeights(ChainLayer, nn.Module):
     def _ready_now(self) -> CachedOperand:
         """Data derived from the buffers' current state, rebuilt after a write, move or replacement.
 
-        It is stored before anything is packed, so that a thaw during another thread's first call drops what that call
-        packs.
+        The record is stored before anything is packed. A thaw during another thread's first call therefore drops what
+        that call packs.
         """
         seen = tuple(
             [fingerprint_of(each) for name, each in self._buffers.items() if each is not None and name != "x_saturated"]
         )
-        made = self._ready
-        if made.seen != seen:
+        ready = self._ready
+        if ready.seen != seen:
             self._read_x_scale()
-            made = self._ready = CachedOperand(seen)
-        if not made.parts:
+            ready = self._ready = CachedOperand(seen)
+        if not ready.parts:
             every = zip(self.values, self.scales, self._x_scales, strict=True)
-            made.parts = [
+            ready.parts = [
                 quantized_of(values, scale, self.storage, self.per, x_scale) for values, scale, x_scale in every
             ]
-        return made
+        return ready
 
     def _ready_parts(self) -> list[Quantized]:
         return self._ready_now().parts
@@ -469,7 +471,7 @@ class StoredWeights(ChainLayer, nn.Module):
         """Calls that were prepared with these buffers; None if x is quantized first."""
         return None if self._x_scale is not None else self._ready_now().calls
 
-    # ---- words
+    # ---- descriptions
 
     def _factors(self) -> Sequence[Tensor]:
         return self.dequantized()

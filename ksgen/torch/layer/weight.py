@@ -1,8 +1,8 @@
 """`layer.weight` of a `KSLinear`: the matrix that an `nn.Linear` would have, dense only when its values are read.
 
-Shape, type and device are known without the values. Random draws and zeros reach the factors. Other writes are refused,
-including writes to views of the values. An initializer is several writes, such as a draw and a truncation. If one of
-them is refused, the factors return to their state before the first.
+Shape, dtype and device are known without the values. Random draws and fills with zero write to the factors. Other
+writes are refused, including writes to views of the values. An initializer may consist of several writes, such as a
+draw and a truncation. If one of these is refused, the factors return to their state before the first one.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,24 +18,25 @@ from ksgen.errors import LaunchError
 from ksgen.launch.weights import writes_to
 
 _ATTRIBUTES = "shape dtype device layout ndim is_meta is_cuda is_cpu is_sparse is_quantized is_nested itemsize nbytes"
-_KNOWN = {
+_KNOWN = {  # functions whose results need no values
     *(getattr(Tensor, name).__get__ for name in (*_ATTRIBUTES.split(), "grad", "grad_fn")),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.element_size, Tensor.get_device),
     *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.__len__),
 }
 _OPERATORS = "setitem iadd isub imul itruediv ifloordiv imatmul ipow set"
 _WRITES = {f"__{name}__" for name in _OPERATORS.split()}
-_NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}  # to values
+_NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}  # functions named like writes that change no values
 
 
 class Weight(Tensor):
     """Lazy matrix (out_features, in_features).
 
-    Each use computes its values from the factors, to which gradients flow back.
+    Each use computes the values from the factors, to which gradients flow back.
     """
 
     _layer: Any
-    _drawn: tuple[list[Tensor], list[object]] | None = None  # factors before this object's draws; write counts since
+    # copies of the factors before the draws of this object, and write counts of the factors after them
+    _drawn: tuple[list[Tensor], list[object]] | None = None
 
     @staticmethod
     def __new__(cls, layer: Any) -> "Weight":
@@ -53,7 +54,7 @@ class Weight(Tensor):
 
     @property
     def _is_hf_initialized(self) -> bool:
-        """Flag by which transformers recognises loaded weights, which it then does not initialise."""
+        """Flag of transformers for weights that were loaded, and are therefore not initialised."""
         return all(getattr(each, "_is_hf_initialized", False) for each in self._factors)
 
     @_is_hf_initialized.setter
@@ -74,8 +75,9 @@ class Weight(Tensor):
         if function in _KNOWN:
             return super().__torch_function__(function, types, given, named)
         written = given[0] if given else named.get("tensor")
-        if isinstance(written, Weight) and (own := _OWN.get(function) or _DRAWS.get(getattr(function, "__name__", ""))):
-            return own(written, *given[1:], **{word: each for word, each in named.items() if word != "tensor"})
+        handler = _HANDLERS.get(function) or _DRAWS.get(getattr(function, "__name__", ""))
+        if isinstance(written, Weight) and handler:
+            return handler(written, *given[1:], **{word: each for word, each in named.items() if word != "tensor"})
         _refuse_writes(function, given, named)
         with torch._C.DisableTorchFunctionSubclass():
             given, named = tree_map(_values, (given, named))
@@ -89,9 +91,9 @@ class Weight(Tensor):
         return operator(*tree_map(_dense, given), **tree_map(_dense, named or {}))
 
     def _refusal(self, what: str) -> LaunchError:
-        """Build the error for a write, and undo draws by this object.
+        """Build the error for a write, and undo the draws of this object.
 
-        Draws stay if something else has written to the factors since.
+        The draws stay if other code has written to the factors since.
         """
         if self._layer.has_stored_type:
             stored = f"is derived from weights in {self._layer.storage}"
@@ -115,19 +117,19 @@ class Weight(Tensor):
     def _draw(self, deviation: float, is_uniform: bool, generator: Any) -> Self:
         """Draw the factors so that outputs vary as with a dense weight of this standard deviation."""
         with self._writing() as factors:
-            of_each = (self._layer.in_features**0.5 * deviation) ** (1 / len(factors))
+            gain = (self._layer.in_features**0.5 * deviation) ** (1 / len(factors))  # of each factor
             for factor in factors:
-                own = of_each / sqrt(factor.shape[2] * (2 if factor.is_complex() else 1))
-                each = torch.view_as_real(factor) if factor.is_complex() else factor
+                std = gain / sqrt(factor.shape[2] * (2 if factor.is_complex() else 1))
+                values = torch.view_as_real(factor) if factor.is_complex() else factor
                 if is_uniform:
-                    each.uniform_(-sqrt(3) * own, sqrt(3) * own, generator=generator)
+                    values.uniform_(-sqrt(3) * std, sqrt(3) * std, generator=generator)
                 else:
-                    each.normal_(0, own, generator=generator)
+                    values.normal_(0, std, generator=generator)
         return self
 
     @contextmanager
     def _writing(self) -> Iterator[list[Tensor]]:
-        """Provide the factors for writing, and store their values: a refused write right after it restores them."""
+        """Provide the factors for writing, and copy them before. A refused write directly afterwards restores them."""
         if self._layer.has_stored_type:
             raise self._refusal("an initializer")
         factors = self._factors
@@ -165,7 +167,7 @@ def _values(value: Any) -> Any:
 def _called(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Call a function on values.
 
-    Results that share their memory are values too, except copies.
+    Results that share memory with the values become `_Values`, too; pickles and copies do not.
     """
     if function in (Tensor.__reduce_ex__, Tensor.__deepcopy__):
         return function(given[0].as_subclass(Tensor), *given[1:])
@@ -195,18 +197,20 @@ def _refuse_writes(function: Any, given: tuple[Any, ...], named: dict[str, Any])
         if isinstance(each, _Values) and name == "__set__" and function != Tensor.data.__set__:  # such as requires_grad
             continue
         if isinstance(each, Weight | _Values):
-            own = each._weight if isinstance(each, _Values) else each
-            raise own._refusal(f"{name}(out=...)" if each is named.get("out") else name)
+            weight = each._weight if isinstance(each, _Values) else each
+            raise weight._refusal(f"{name}(out=...)" if each is named.get("out") else name)
 
 
 def _memory(tensor: Tensor) -> object:
+    """Key that tensors on the same storage share."""
     try:
         return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # under a transform, or sparse
+    except (RuntimeError, NotImplementedError):  # under a transform, or sparse: no storage
         return id(tensor)
 
 
 def _writes(factors: list[Tensor]) -> list[object]:
+    """Identity and write count of each factor."""
     return [(id(each), writes_to(each)) for each in factors]
 
 
@@ -258,7 +262,7 @@ _DRAWS: dict[str, Callable[..., Any]] = {  # by name: methods, and functions of 
     "fill_": _fill,
     "zero_": _fill,
 }
-_OWN: dict[Any, Callable[..., Any]] = {
+_HANDLERS: dict[Any, Callable[..., Any]] = {
     Tensor.requires_grad_: _require_gradient,
     Tensor.requires_grad.__set__: _require_gradient,
     Tensor.requires_grad.__get__: lambda weight: any(each.requires_grad for each in weight._factors),

@@ -120,7 +120,7 @@ def test_it_is_drawn_again_after_the_meta_device_and_in_converted_models() -> No
         (
             "2,3,2,1",
             "identity",
-            r"no product of it is nearer than [0-9.]+ \(relative error\); accepted: chains that connect",
+            r"products of these factors have a relative error of at least [0-9.]+; accepted: chains that connect",
         ),
         (
             ["6,4,4,1", "1,8,8,3", "4,12,6,1"],

@@ -270,7 +270,7 @@ def test_from_a_linear_layer_and_back() -> None:
     assert again.bias is not linear.bias
     assert make(bias=False, layout="bsl").eval().to_linear().bias is None
     assert not make().eval().to_linear().training
-    with pytest.raises(LaunchError, match=r"an nn\.Linear has no activation='gelu'; apply it apart"):
+    with pytest.raises(LaunchError, match=r"an nn\.Linear has no activation='gelu'; apply it separately"):
         make(activation="gelu").to_linear()
     with pytest.raises(LaunchError, match=r"KSLinear\.from_linear: got Conv1d; accepted: an nn\.Linear"):
         KSLinear.from_linear(nn.Conv1d(3, 3, 1), CHAIN)
@@ -374,7 +374,7 @@ def test_jagged_tensors_that_do_not_fit() -> None:
 def test_jagged_tensors_of_ragged_features() -> None:
     x = torch.nested.nested_tensor([torch.randn(10, 24), torch.randn(14, 24)], layout=torch.jagged).transpose(1, 2)
     with pytest.raises(
-        LaunchError, match=r"x is jagged in its last dimension, \(2, 24, j\d+\); accepted: features there"
+        LaunchError, match=r"x is jagged in its last dimension, \(2, 24, j\d+\); accepted: features in that dimension"
     ):
         make()(x)
 

@@ -50,8 +50,7 @@ def test_the_axes_and_what_each_process_has(
             "KSBlockwise",
             UP,
             2,
-            "factor 2, 1,768,192,2, along a, and 2 does not divide a=1; no number of processes divides all that it "
-            "splits",
+            "factor 2, 1,768,192,2, along a, and 2 does not divide a=1; no number of processes divides all split axes",
         ),
         (
             "KSBlockwise",

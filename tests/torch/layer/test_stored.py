@@ -138,7 +138,7 @@ def test_an_option_of_the_layer_that_it_was_derived_from_is_refused() -> None:
         "intermediates": "recompute",
     }.items():
         with pytest.raises(
-            LaunchError, match=f"{name} is not an option of it; accepted: layout, activation, between, fuse"
+            LaunchError, match=f"{name} is not an option of this layer; accepted: layout, activation, between, fuse"
         ):
             setattr(made, name, value)
         assert getattr(made, name, None) != value
@@ -281,7 +281,7 @@ def test_a_write_a_load_and_a_move_are_seen() -> None:
         other.load_state_dict(made.state_dict())
         torch.testing.assert_close(other(x), before, rtol=0, atol=0)
         with pytest.raises(
-            RuntimeError, match="values_1 is int8, and this layer's float8_e4m3fn; quantize the layer as that one was"
+            RuntimeError, match="values_1 is int8, and this layer's float8_e4m3fn; quantize the layer to the"
         ):
             layer.quantize("e4m3").load_state_dict(made.state_dict())
         made.scale_2.mul_(2)
