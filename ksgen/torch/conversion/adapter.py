@@ -13,7 +13,7 @@ from ksgen.torch.layer.linear import KSLinear, dense_layer
 class KSAdapter(nn.Module):
     """Layer that computes y = base(x) + x K^T with a frozen base.
 
-    K is a product of Kronecker-sparse factors and starts as zero.
+    K is a product of Kronecker-sparse factors and is initially zero.
     """
 
     def __init__(self, base: nn.Linear, rule: RuleEntry, **options: Any) -> None:
@@ -55,7 +55,8 @@ class KSAdapter(nn.Module):
 def adapt(model: nn.Module, rule: Rule, **options: Any) -> list[str]:
     """Freeze a model and add a trainable adapter to every `nn.Linear` that a rule names.
 
-    `rule` has the forms that `convert` accepts; `options` go to the adapters' `KSLinear`. Returns the layers' names.
+    `rule` has the forms that `convert` accepts. `options` are options of the adapters' `KSLinear`. Returns the names of
+    the layers.
     """
     wanted = read_rule(rule)
     found = find_layers(model, wanted, adapted=True)
@@ -69,7 +70,7 @@ def adapt(model: nn.Module, rule: Rule, **options: Any) -> list[str]:
 
 
 def merge(model: nn.Module) -> list[str]:
-    """Replace a model's adapters by dense layers that include them. Returns their names."""
+    """Replace a model's adapters by dense layers that include them. Returns the names of these layers."""
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, KSAdapter) and name]
     merged = {module: module.to_linear() for _, module in found}
     for name, module in list(model.named_modules(remove_duplicate=False)):

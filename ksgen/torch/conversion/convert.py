@@ -28,9 +28,10 @@ from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.checks import check_flags, dtype_name
 from ksgen.values import counted, excerpt, listed
 
-CHAINS_PER_FAMILY = 9  # those with the least expected time
-NEAR = 1.03  # chains within this factor of the least error compete by the time of a training step
-FEW_OUTPUTS = 16  # layers with at most so many stay dense unless named; heads and embeddings, found by name, too
+CHAINS_PER_FAMILY = 9  # candidates per family: the chains with the least expected time
+NEAR = 1.03  # among chains within this factor of the least error, the fastest training step decides
+FEW_OUTPUTS = 16  # layers with at most this many outputs stay dense unless they are named, like heads and embeddings
+# full names of heads and embeddings
 HEAD_OR_EMBEDDING = re.compile(
     r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?"
     r"|(.*\.)?(classifier|score)(\..*)?|fc"
@@ -52,12 +53,12 @@ def convert(
     Args:
         model: Module whose layers are replaced.
         rule: Mapping of names to chains, a spec or its path, or the path of a .json file of `save_rule`. A name with a
-            dot or one of *?[ is a shell pattern for the full name, such as `blocks.*.up`. Any other is one component of
-            a name, such as `up`. The first match counts. A spec gives its `layers`, with their `between`, `fuse` and
+            dot or one of *?[ is a shell pattern for the full name, such as `blocks.*.up`. Any other name is one
+            component, such as `up`. The first match counts. A spec gives its `layers`, with their `between`, `fuse` and
             `out_layout`. With a `budget`: a list of names and patterns, or None for all layers except tied ones, heads,
             embeddings, and layers with at most 16 outputs.
-        budget: Share of the dense weights. `propose` then finds a chain per layer: among the nearest, the one with the
-            fastest training step. Only that one is factorized.
+        budget: Largest share of the dense weights. `propose` then finds a chain per layer: among the nearest, the one
+            with the fastest training step. Only that one is factorized.
         from_weights: False draws the new weights at random.
         refine: Steps of L-BFGS of `factorize`.
         progress: True shows a progress bar on a terminal.
@@ -108,7 +109,7 @@ def put(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def read_rule(rule: Any) -> dict[str, RuleEntry]:
-    """Convert a rule in any accepted form to chains with counts."""
+    """Convert a rule in any accepted form to a `RuleEntry` per name."""
     if isinstance(rule, str | Path):
         rule = load_rule(rule) if str(rule).endswith(".json") else load(rule)
     chains: Any = _layers_of(rule) if isinstance(rule, Spec) else rule
@@ -121,9 +122,9 @@ def read_rule(rule: Any) -> dict[str, RuleEntry]:
 
 
 def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
-    """Layers and groups of a spec, with their options.
+    """Rule entries of the layers and groups of a spec.
 
-    `SpecError` on groups whose chains differ: a rule cannot express them.
+    `SpecError` on groups whose chains differ, because a rule cannot express them.
     """
     found = {}
     for name, chains in spec.chains_of.items():
@@ -138,7 +139,7 @@ def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
 
 
 def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool, progress: bool) -> dict[str, RuleEntry]:
-    """Select a chain per layer: the fastest training step among those within `NEAR` of the least error."""
+    """Select a chain per layer: the one with the fastest training step whose error is within `NEAR` of the least."""
     if isinstance(names, str | Path | Mapping | Spec):
         raise SpecError(
             f"rule={excerpt(names)} with budget={excerpt(budget)}; accepted: a list of layers' names, or none for all"
@@ -146,7 +147,7 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool, p
     keys = listed(names) if names is not None else ("*",)
     head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models have this method
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    offers = cache(partial(propose, budget=budget, most=CHAINS_PER_FAMILY))  # layers of a model share a few shapes
+    offers = cache(partial(propose, budget=budget, most=CHAINS_PER_FAMILY))  # cached: layers share a few shapes
     choices: dict[str, tuple[Tensor, list[tuple[float, RuleEntry]]]] = {}
     for name, layer in _layers(model):
         if not name or not any(_fits(key, name) for key in keys or ()):
@@ -173,13 +174,15 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool, p
             f"{excerpt([name for name, _ in _layers(model)])}"
         )
     found: dict[str, RuleEntry] = {}
-    steps = sum(entry.count for _, some in choices.values() for _, entry in some) if from_weights else 0
+    steps = sum(entry.count for _, candidates in choices.values() for _, entry in candidates) if from_weights else 0
     with progress_bar(progress and from_weights, "choosing chains", steps) as advance:
-        for name, (weight, some) in choices.items():
-            errors = _errors(weight, [entry for _, entry in some], advance) if from_weights else [0.0] * len(some)
+        for name, (weight, candidates) in choices.items():
+            errors = [0.0] * len(candidates)
+            if from_weights:
+                errors = _errors(weight, [entry for _, entry in candidates], advance)
             near = [
                 (us, error, entry)
-                for (us, entry), error in zip(some, errors, strict=True)
+                for (us, entry), error in zip(candidates, errors, strict=True)
                 if error <= NEAR * min(errors)
             ]
             *_, found[name] = min(near, key=lambda each: each[:2])
@@ -189,10 +192,10 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool, p
 def _choices(weight: Tensor, offers: Callable[..., Proposals]) -> list[tuple[float, RuleEntry]]:
     """Time of a training step and rule entry of every candidate for a layer.
 
-    Candidates are the chains whose step is expected to be faster than the dense layer's, whose time is a lower bound.
-    If there are none, or times are unknown, all chains are candidates. A layer with three times as many outputs as
-    inputs, such as fused q, k and v, may also become three chains side by side. One chain is nearer if the parts use
-    the same components of x, three chains if they do not.
+    Candidates are the chains whose expected training step is faster than the lower bound on the dense layer's. If there
+    are none, or times are unknown, all chains are candidates. A layer with three times as many outputs as inputs, such
+    as fused q, k and v, may also become three chains side by side. One chain is nearer if the parts use the same
+    components of x, three chains if they do not.
     """
     rows, columns = weight.shape
     found: list[tuple[float, RuleEntry]] = []
@@ -233,16 +236,16 @@ def _fits(key: str, name: str) -> bool:
 def find_layers(
     model: nn.Module, wanted: Mapping[str, RuleEntry], adapted: bool = False
 ) -> dict[nn.Module, tuple[list[str], str]]:
-    """Find the layers to replace, each with all its names and the rule's key for it.
+    """Find the layers to replace. Each comes with all its names and with the key of the rule that matches it.
 
     With `adapted`, the layers stay in the model, so tied weights are allowed.
     """
     named = list(model.named_modules(remove_duplicate=False))
-    there = [(name, layer.chain) for name, module in named if (layer := described(module))]
+    replaced = [(name, entry.chain) for name, module in named if (entry := described(module))]
     layers = _layers(model)
-    for key, layer in wanted.items():
+    for key, entry in wanted.items():
         if not any(_fits(key, name) for name, _ in layers) and not any(
-            _fits(key, name) and layer.chain == each for name, each in there
+            _fits(key, name) and entry.chain == chain for name, chain in replaced
         ):
             raise SpecError(
                 f"rule {excerpt(key)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}"
@@ -281,10 +284,10 @@ def _check_not_tied(model: nn.Module, found: Mapping[nn.Module, tuple[list[str],
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(name)
     for layer, (names, _) in found.items():
-        for own, parameter in layer.named_parameters():
-            if others := sorted(set(owners[id(parameter)]) - {f"{name}.{own}" for name in names}):
+        for kind, parameter in layer.named_parameters():  # kind: weight or bias
+            if others := sorted(set(owners[id(parameter)]) - {f"{name}.{kind}" for name in names}):
                 raise SpecError(
-                    f"{names[0]}.{own} is tied to {', '.join(others)}; untie it, or leave {names[0]} out of the rule"
+                    f"{names[0]}.{kind} is tied to {', '.join(others)}; untie it, or leave {names[0]} out of the rule"
                 )
 
 
@@ -308,7 +311,7 @@ def _dense_weight(layer: nn.Module) -> Tensor:
 def _sparse(
     name: str, layer: nn.Module, wanted: RuleEntry, from_weights: bool, refine: int, options: dict[str, Any]
 ) -> tuple[nn.Module, tuple[Factorization, ...]]:
-    """Build the new layer; returns it with the factorizations of its weights."""
+    """Build the layer or group that replaces a dense layer. Also returns the factorizations of the weights."""
     weight, bias = _dense_weight(layer), layer.bias
     if weight.is_meta and from_weights:
         raise SpecError(f"{name} is on the meta device, so that it has no weights; accepted: from_weights=False")
@@ -350,9 +353,9 @@ def _parameter_count(module: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Replaced:
-    """One layer before and after.
+    """One layer before and after its replacement.
 
-    Operations are multiplications and additions per row of x.
+    `flops` counts multiplications and additions per row of x.
     """
 
     name: str
@@ -413,7 +416,7 @@ class Report:
 
 
 def _alike(layers: tuple[Replaced, ...]) -> list[tuple[str, list[Replaced]]]:
-    """Group layers of one chain whose names differ only in numbers, with * for the numbers."""
+    """Group layers of equal chains whose names differ only in numbers; the group's name has * for each number."""
     groups: dict[tuple[str, Chain, int], list[Replaced]] = {}
     for layer in layers:
         groups.setdefault((re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name), layer.chain, layer.count), []).append(

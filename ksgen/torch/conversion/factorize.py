@@ -34,7 +34,7 @@ from ksgen.torch.operators.checks import check_flags, check_tensors
 from ksgen.values import excerpt, whole_number
 
 LEAST_STEPS = 100  # least steps of refinement, if SVDs give no bound
-STARTS = 3  # starting points of refinement then: the SVDs' factors, and random ones
+STARTS = 3  # starting points of that refinement: the factors from SVDs, and random ones
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Factorization:
     chain: Chain
     weights: tuple[Tensor, ...] = field(repr=False)
     relative_error: float  # Frobenius norm of the difference, over that of the matrix
-    least_error: float  # lower bound on the error of any product of these factors; 0 if no other is known
-    bound: float  # proven: relative_error <= bound * the smallest error; inf if nothing is proven
+    least_error: float  # lower bound on the error of any product of these factors; 0 if no larger one is known
+    bound: float  # proven: relative_error <= bound * the smallest possible error; inf if nothing is proven
     method: str  # support, projection, hierarchical or refinement
-    guarantee: str  # in words
+    guarantee: str  # what is proven about the error, in words
     seconds: float
     doubt: str = ""  # why the seconds are unreliable; empty if they are reliable
 
@@ -71,7 +71,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     Args:
         weight: Matrix (out_features, in_features), as in an `nn.Linear`.
         chain: Factors of the product: a `ksgen.Chain`, a list of patterns, or one pattern.
-        refine: Steps of L-BFGS, from 0 up.
+        refine: Steps of L-BFGS, from 0 up. Chains of one or two factors ignore them.
         progress: True shows a progress bar on a terminal.
 
     Returns:
@@ -121,7 +121,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
 
 
 def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], None] = lambda: None) -> list[float]:
-    """Compute the relative error of `factorize` for several chains, without weights where SVDs are exact.
+    """Compute the relative errors of `factorize` for several chains, without weights if SVDs alone give the error.
 
     On a processor, each thread computes one chain at a time. `advance` is called after each chain.
     """
@@ -146,7 +146,7 @@ def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], Non
 
 
 def _scaled(matrix: Tensor) -> tuple[Tensor, int]:
-    """The matrix times a power of two, so that no square overflows, and the exponent of its inverse."""
+    """Scale a matrix by 2^-exponent, so that no square overflows. Also returns the exponent."""
     exponent = frexp(float(vector_norm(matrix, inf)))[1]
     return _times_power(matrix, -exponent), exponent
 
@@ -154,9 +154,9 @@ def _scaled(matrix: Tensor) -> tuple[Tensor, int]:
 def _begin(
     matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None]
 ) -> tuple[list[list[Tensor]], list[float]]:
-    """Initial weights, and squared errors that no product goes below.
+    """Compute the weights of each starting point, and lower bounds on the squared error of any product.
 
-    The weights need no further steps if SVDs give a bound.
+    If SVDs give a guarantee, there is one starting point, which needs no refinement.
     """
     if method == "support":
         return [[on_support(matrix, chain[0])]], []
@@ -169,7 +169,7 @@ def _begin(
 
 
 def _times_power(values: Tensor, exponent: float) -> Tensor:
-    """Multiply the values by 2^exponent, in two steps because the power itself may overflow their type."""
+    """Multiply the values by 2^exponent, in two steps because 2^exponent itself may overflow."""
     half = exponent // 2
     return values * 2.0**half * 2.0 ** (exponent - half)
 
@@ -177,11 +177,11 @@ def _times_power(values: Tensor, exponent: float) -> Tensor:
 def _method(chain: Chain) -> tuple[str, str, float]:
     """The method, its guarantee in words, and its error bound."""
     if len(chain) == 1:
-        return "support", "the nearest there is", 1.0
+        return "support", "the nearest product", 1.0
     if len(chain) == 2:
         ranks = " and ".join(map(str, block_ranks(chain[1], chain[0])))
         note = "" if chain.is_chainable else f", though the chain is not chainable: its blocks have ranks {ranks}"
-        return "projection", f"the nearest there is{note}", 1.0
+        return "projection", f"the nearest product{note}", 1.0
     if chain.is_chainable:
         bound = sqrt(len(chain) - 1)
         return "hierarchical", f"at most {bound:.2f} times the error of the nearest", bound

@@ -1,4 +1,4 @@
-"""Merges neighbouring factors of a chain into denser ones, where that is faster on a device, with the same product."""
+"""Merges neighbouring factors of a chain into denser ones if that is faster on a device. The product stays the same."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -37,18 +37,18 @@ def optimize(
     device: Any = None,
     precision: PrecisionName = "float32",
 ) -> KSLinear | Chain:
-    """Merge neighbouring factors where that is faster: fewer factors, each with more weights, and the same matrix K.
+    """Merge neighbouring factors if that is faster: fewer factors, each with more weights, and the same matrix K.
 
-    A merged factor has the smallest Kronecker-sparse support that holds the product. Its kernel reads more weights, and
-    one intermediate less is written and read. For each number of factors the cost model selects the best merge. The
-    three with the least expected times are then timed as frozen layers, in turns, and the fastest is returned if it
-    saves a twentieth.
+    A merged factor has the smallest Kronecker-sparse support that contains the product. Its kernel reads more weights,
+    and one intermediate less is written and read. For each number of factors the cost model selects the best merge. The
+    three with the least expected times are then timed alternately, as frozen layers. The fastest is returned if it
+    saves a twentieth of the time.
 
     Args:
         given: A `KSLinear` for inference, or the factors of a chain in any form that `KSLinear` accepts.
         batch: Batch size of the times. None: 25088 on a GPU and 1568 on a processor.
         device: Device of PyTorch for a chain. None: the processor. A layer is timed on its own device.
-        precision: Arithmetic of a chain's products. A layer has its own.
+        precision: Arithmetic of a chain's products. For a layer, its own precision is used.
 
     Returns:
         A new `KSLinear` with merged weights or a merged `Chain`; the given layer or chain if no merge is faster.
@@ -93,10 +93,10 @@ def _fastest(layer: KSLinear, batch: int | None, precision: str) -> KSLinear:
 
 
 def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[list[int]]:
-    """At most `TIMED` merges with the least expected times.
+    """Select at most `TIMED` merges with the least expected times.
 
-    A merge is a list with the number of neighbours per new factor, and no two have the same number of factors. Without
-    a model, the weights that are read stand for the time.
+    A merge is a list of sizes: the number of neighbouring factors that each new factor replaces. All merges differ in
+    their number of factors. If the cost model knows no time, the number of weights is used as the cost.
     """
     count = len(chain)
 
@@ -106,7 +106,7 @@ def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[
         us = clock.kernel_us(KernelSpec(pattern, precision), batch)
         return float(pattern.weight_count) if us is None else us
 
-    # best[factors][end]: least time of the factors before `end` as so many merged ones, and their sizes
+    # best[m][end]: least cost of the factors before `end`, merged into m factors, and the sizes of these
     best: list[list[tuple[float, list[int]]]] = [[(0.0 if not end else inf, []) for end in range(count + 1)]]
     for _ in range(count - 1):
         shorter = best[-1]

@@ -22,7 +22,7 @@ except ImportError as error:
 
 @register_quantization_config(METHOD)
 class RuleConfig(QuantizationConfigMixin):
-    """The rule as config.json stores it."""
+    """Rule in the form that config.json stores."""
 
     def __init__(self, layers: Any = None, **_: Any) -> None:
         self.quant_method = METHOD
@@ -31,7 +31,7 @@ class RuleConfig(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class RuleQuantizer(HfQuantizer):
-    """Replace the layers that the rule names, before their weights are loaded."""
+    """Quantizer of transformers that replaces the layers named by the rule, before their weights are loaded."""
 
     requires_calibration = False
     is_trainable = True
@@ -56,6 +56,6 @@ def for_names(rule: Mapping[str, RuleEntry], model: Any) -> dict[str, RuleEntry]
     prefix, names = f"{model.base_model_prefix}.", {name for name, _ in model.named_modules()}
     found = {}
     for name, layer in rule.items():
-        if there := next((each for each in (name, prefix + name, name.removeprefix(prefix)) if each in names), ""):
-            found[there] = layer
+        if match := next((each for each in (name, prefix + name, name.removeprefix(prefix)) if each in names), ""):
+            found[match] = layer
     return found

@@ -27,9 +27,9 @@ from torch.nn.functional import pad
 from ksgen.pattern import Chain, Pattern, are_chainable
 from ksgen.torch.operators.products import to_dense
 
-# Squared singular values below this part of the largest are noise of float64's sums, and less than float32 can hold.
+# Squared singular values below this share of the largest are rounding noise, and below float32's resolution.
 _NOISE = 1e-14
-# Least length of a column in balanced factors, relative to the longest; its row shrinks accordingly. Inner features
+# Least length of a column in balanced factors, relative to the longest; its row shrinks accordingly. So inner features
 # that the matrix does not need remain trainable, because the gradient of a row scales with its column.
 _LEAST_LENGTH = 1e-3
 _REMEMBERED = 64  # cached pairs of patterns: the layers of a model share a few
@@ -83,7 +83,7 @@ def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
 def product(left: Pattern, right: Pattern) -> Pattern:
     """The smallest Kronecker-sparse support that contains the support of left @ right.
 
-    For a chainable pair, both are equal.
+    For a chainable pair, both supports are equal.
     """
     a, d = gcd(left.a, right.a), gcd(left.d, right.d)
     return Pattern(a, left.out_features // (a * d), right.in_features // (a * d), d)
@@ -111,7 +111,7 @@ def _dense(matrix: Tensor) -> tuple[Pattern, Tensor]:
 
 
 def block_ranks(left: Pattern, right: Pattern) -> list[int]:
-    """The distinct ranks of the blocks of left @ right."""
+    """Return the distinct ranks of the blocks of left @ right, in ascending order."""
     ranks: list[int] = _reached(left, right, torch.device("cpu"))[2].unique().tolist()
     return ranks
 
@@ -135,10 +135,10 @@ def balanced(weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _scale(columns: Tensor, rows: Tensor) -> Tensor:
-    """The factor for columns; rows are divided by it.
+    """Number that multiplies each column and divides its row.
 
-    Both then have the geometric mean of their lengths. A column has at least `_LEAST_LENGTH` times the largest mean,
-    and its row shrinks accordingly.
+    Column and row then both have the geometric mean of their lengths. A column has at least `_LEAST_LENGTH` times the
+    largest mean, and its row shrinks accordingly.
     """
     lengths = (columns * rows).sqrt()
     if not lengths.any():
@@ -149,10 +149,10 @@ def _scale(columns: Tensor, rows: Tensor) -> Tensor:
 
 
 def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
-    """The nearest left @ right to the full matrix: weights of both, and the squared error.
+    """Split a matrix on the support `whole` into the nearest left @ right: weights of both, and the squared error.
 
-    Columns of left are orthonormal. The full matrix has a*d dense blocks; each is split separately, into parts of left
-    and right.
+    Columns of left are orthonormal. The matrix has a*d dense blocks. Each is split separately, into parts of left and
+    right.
     """
     a, _, _, d = whole.shape
     left_parts, right_parts, error = _split_dense(_stacked(values, whole), _part(left, a, d), _part(right, a, d))
@@ -162,12 +162,12 @@ def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tup
 
 @lru_cache(_REMEMBERED)
 def _part(pattern: Pattern, a: int, d: int) -> Pattern:
-    """One of the pattern's a*d equal parts."""
+    """Pattern of one of a*d equal parts of a pattern."""
     return Pattern(pattern.a // a, pattern.b, pattern.c, pattern.d // d)
 
 
 def _stacked(values: Tensor, whole: Pattern) -> Tensor:
-    """The dense blocks of a full matrix."""
+    """Dense blocks (a*d, b, c) of a matrix with these values on the support `whole`."""
     a, b, c, d = whole.shape
     return values.permute(0, 3, 1, 2).reshape(a * d, b, c)
 
@@ -184,15 +184,16 @@ def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, 
 
 
 def _lost(squares: Tensor, ranks: Tensor) -> float:
-    """Squared error of blocks with these squared singular values, if each keeps as many terms as its rank."""
+    """Squared error of blocks with these squared singular values, each truncated to its rank."""
     is_lost = torch.arange(squares.shape[-1], device=squares.device) >= ranks[:, None]
     return float((squares * is_lost).sum())
 
 
 def _blocks_of(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
-    """Blocks of dense matrices that left @ right reaches, with their ranks, and the squares outside of them.
+    """Blocks of dense matrices that left @ right reaches.
 
-    In between are the block and the term per inner feature, as in `_reached`.
+    Returns the blocks, their ranks, the block and the term per inner feature as in `_reached`, and the sum of squares
+    outside the blocks.
     """
     count = len(stack)
     used, block, ranks, term = _reached(left, right, stack.device)
@@ -210,14 +211,14 @@ def _blocks_of(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Te
 def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Describe how inner features reach blocks, which are pairs of left's (i, j) and right's (i, j).
 
-    Returns the reached blocks, the index among them per inner feature, the rank per block, and the term within its
-    block per inner feature.
+    Returns the reached blocks, the index of its block among these per inner feature, the rank per block, and the term
+    within its block per inner feature.
     """
     inner = torch.arange(left.in_features, device=device)
     row_block = inner // (left.c * left.d) * left.d + inner % left.d
     column_block = inner // (right.b * right.d) * right.d + inner % right.d
-    both = row_block * (right.a * right.d) + column_block
-    used, block, ranks = torch.unique(both, return_inverse=True, return_counts=True)
+    pair = row_block * (right.a * right.d) + column_block
+    used, block, ranks = torch.unique(pair, return_inverse=True, return_counts=True)
     order = torch.argsort(block, stable=True)
     first = ranks.cumsum(0) - ranks
     term = torch.empty_like(inner).scatter(0, order, inner - first[block[order]])
@@ -225,7 +226,7 @@ def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tenso
 
 
 def nearest_of_rank(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Orthonormal columns (..., b, rank) and rows (..., rank, c) whose product is nearest.
+    """Compute orthonormal columns (..., b, rank) and rows (..., rank, c) whose product is nearest to each block.
 
     Also returns all squared singular values. If the rank is above b or c, the last terms are zero.
     """
@@ -266,7 +267,7 @@ def _by_svd(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
     """Decompose via the eigenvectors of the smaller Gram matrix in float64.
 
-    The loss against an SVD is below float32's resolution.
+    The loss of accuracy against an SVD is below float32's resolution.
     """
     wide = blocks.double()
     has_less_rows = blocks.shape[-2] <= blocks.shape[-1]
@@ -283,7 +284,7 @@ def _by_gram_matrix(blocks: Tensor, kept: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues in descending order, and eigenvectors.
+    """Compute eigenvalues in descending order, and eigenvectors.
 
     2 x 2 matrices are solved by a rotation, because LAPACK handles one matrix per call.
     """
@@ -300,7 +301,7 @@ def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Let PyTorch use one thread per thread of ours."""
+    """Limit PyTorch's operators to one thread, for callers that run them in a pool of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -309,10 +310,10 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# ---- refinement by L-BFGS, for chains that SVDs cannot factorize, or not as well
+# ---- refinement by L-BFGS, for chains that SVDs do not factorize to the nearest product
 
 
-_STEPS_REMEMBERED = 20  # steps that make up the model of the curvature
+_STEPS_REMEMBERED = 20  # latest steps from which L-BFGS estimates the curvature
 
 
 def product_of(weights: Sequence[Tensor]) -> Tensor:
@@ -326,7 +327,7 @@ def _joined(left: Tensor, right: Tensor) -> Tensor:
     if not are_chainable(Pattern(a, b, c, d), Pattern(right_a, right_b, right_c, right_d)):
         dense = torch.einsum("iklj,iljn->ikjn", left, to_dense(right).reshape(a, c, d, -1))
         return dense.flatten(0, 2)[None, :, :, None]
-    wide, tall = right_a // a, d // right_d  # an inner feature is i, one of wide, term, one of tall, j
+    wide, tall = right_a // a, d // right_d  # inner features have the index (i, w, r, t, j), w < wide and t < tall
     lefts = left.reshape(a, b, wide, -1, tall, right_d)
     rights = right.reshape(a, wide, -1, tall, right_c, right_d)
     return torch.einsum("ikwrtj,iwrtlj->iktwlj", lefts, rights).reshape(a, b * tall, wide * right_c, right_d)
@@ -349,9 +350,9 @@ def drawn(matrix: Tensor, chain: Chain, seed: int) -> list[Tensor]:
 
 
 def refined(matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable[[], None]) -> list[Tensor]:
-    """Improve the weights by that many L-BFGS steps in the matrix's type.
+    """Improve the weights by L-BFGS steps in the matrix's dtype.
 
-    Returns the given weights if the steps gain nothing. `advance` is called after each step.
+    Returns the given weights if the steps do not reduce the error. `advance` is called after each step.
     """
     energy = matrix.square().sum()
     if not steps or not energy:

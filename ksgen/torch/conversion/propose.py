@@ -22,7 +22,7 @@ from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.checks import check_flags, check_tensors
 from ksgen.values import excerpt
 
-LOOKED_AT = 3  # chains factorized or measured per family, as a multiple of the listed ones
+LOOKED_AT = 3  # chains that are factorized or measured per family, as a multiple of the chains listed
 DENSE = "nn.Linear"
 
 
@@ -154,12 +154,12 @@ def propose(
         in_features: Features of x.
         out_features: Features of y.
         budget: Largest share of the dense layer's weights, above 0 and up to 1.
-        device: Device of PyTorch, or a CUDA target, such as "sm_90a", which stands for its usual card. None: a GPU if
+        device: Device of PyTorch, or a CUDA target, such as "sm_90a", which means its usual card. None: a GPU if
             PyTorch has one, else the processor.
-        batch: Batch size of the times. None: 25088 on a GPU and 1568 on a processor.
+        batch: Batch size for the times. None: 25088 on a GPU and 1568 on a processor.
         precision: Arithmetic of the products, such as "float16".
         weight: Matrix (out_features, in_features) to approximate, or None.
-        measure: Whether to time the chains, as `KSLinear`, and the `nn.Linear` on the device.
+        measure: Whether to time the chains on the device, as `KSLinear`, and the `nn.Linear`.
         most: Number of chains per family.
 
     Returns:
@@ -214,7 +214,7 @@ def propose(
 
 
 def _rank(proposal: Proposal) -> tuple[float, float]:
-    """Sort key, the best first: error if it is known, then time."""
+    """Sort key that puts the best first: error if it is known, then time."""
     return proposal.relative_error or 0.0, proposal.us
 
 
@@ -232,17 +232,18 @@ def _measured(rows: list[Proposal], batch: int, precision: PrecisionName, where:
 # ---- chains per family within a budget
 
 
-SIDES = (64, 32, 16, 8, 4, 1)  # sides of blocks to prefer, within the budget: kernels move full vectors
-LEAST_KEPT = 0.8  # share of the affordable inner features that a better side must keep
-WANTED = (  # for large families, the first criterion that any member meets: share of the budget, least block side
+SIDES = (64, 32, 16, 8, 4, 1)  # block sides in descending preference, because kernels move full vectors
+LEAST_KEPT = 0.8  # least share of the affordable inner features that a preferred side must keep
+# criteria for large families: least share of the budget, and least block side; the first that any chain meets counts
+WANTED = (
     (0.75, 16), (0.75, 8), (0.5, 16), (0.5, 8), (0.75, 4), (0.5, 4), (0.0, 1),
 )  # fmt: skip
-MOST_OF_A_FAMILY = 48  # chains with the fewest features of intermediates, which are written and read again
+MOST_OF_A_FAMILY = 48  # chains kept: those whose intermediates, which are written and read, have the fewest features
 _Shapes = tuple[tuple[int, int, int, int], ...]  # patterns of a chain's factors
 
 
 def candidates(in_features: int, out_features: int, budget: float) -> dict[str, list[Chain]]:
-    """Chains with at most that share of the dense weights, by family."""
+    """Chains with at most the share `budget` of the dense weights, by family."""
     most = int(budget * in_features * out_features)
     found = {
         "low_rank": list(_low_ranks(in_features, out_features, most)),
@@ -282,16 +283,17 @@ def _low_ranks(in_features: int, out_features: int, most: int) -> Iterator[Chain
 
 
 def _even(most: int, a: int, d: int) -> int:
-    """The largest number up to `most`, or nearly, whose a-th and d-th parts are multiples of a good side.
+    """The largest number up to `most` that is a multiple of a times a side and of d times the same side.
 
-    0 if there is none.
+    The side is the first of `SIDES` whose number is at least a share `LEAST_KEPT` of `most`, else 1. The result is 0 if
+    no multiple is small enough.
     """
-    found = 0
+    number = 0
     for side in SIDES:
-        found = most // lcm(side * a, side * d) * lcm(side * a, side * d)
-        if found >= LEAST_KEPT * most:
-            return found
-    return found
+        number = most // lcm(side * a, side * d) * lcm(side * a, side * d)
+        if number >= LEAST_KEPT * most:
+            return number
+    return number
 
 
 def _monarchs(in_features: int, out_features: int) -> Iterator[_Shapes]:
@@ -303,8 +305,8 @@ def _monarchs(in_features: int, out_features: int) -> Iterator[_Shapes]:
 def _pairs(in_features: int, out_features: int, most: int) -> Iterator[_Shapes]:
     """Pairs (a, b, c, 1) then (1, b, c, d), as in the paper's layers.
 
-    For every a and d, the pair has as many inner features as the budget allows. The least a and d are two: with one of
-    them 1, a factor is dense, as in low rank.
+    For every a and d, the pair has as many inner features as the budget allows. The least a and d are two: with a = 1
+    or d = 1, one factor would be dense, as in low rank.
     """
     for a, d in product(divisors(in_features)[1:], divisors(out_features)[1:]):
         if inner := _even(most // (in_features // a + out_features // d), a, d):
@@ -328,13 +330,15 @@ def _triples(number: int) -> list[tuple[int, int, int]]:
 
 
 def _best_chains(found: Iterable[_Shapes], most: int, name: str) -> list[Chain]:
-    """Create only the best of a family's chains, because there are thousands for large layers."""
-    able = [(shapes, count) for shapes in found if (count := sum(map(prod, shapes))) <= most]
+    """Create only the best of a family's chains, because large layers have thousands."""
+    affordable = [(shapes, count) for shapes in found if (count := sum(map(prod, shapes))) <= most]
     for used, side in WANTED:
-        some = [
-            shapes for shapes, count in able if count >= used * most and min(min(b, c) for _, b, c, _ in shapes) >= side
+        best = [
+            shapes
+            for shapes, count in affordable
+            if count >= used * most and min(min(b, c) for _, b, c, _ in shapes) >= side
         ]
-        if some:
-            some.sort(key=lambda shapes: sum(a * b * d for a, b, _, d in shapes))
-            return [Chain(tuple(Pattern(*each) for each in shapes), name) for shapes in some[:MOST_OF_A_FAMILY]]
+        if best:
+            best.sort(key=lambda shapes: sum(a * b * d for a, b, _, d in shapes))
+            return [Chain(tuple(Pattern(*each) for each in shapes), name) for shapes in best[:MOST_OF_A_FAMILY]]
     return []

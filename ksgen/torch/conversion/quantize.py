@@ -1,4 +1,4 @@
-"""`quantize`: replace every `KSLinear` of a model by one with weights in eight bits, and report the change."""
+"""`quantize`: replace every `KSLinear` of a model by one with stored weights, such as int8, and report the change."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,9 @@ class QuantizedLayer:
     name: str
     chain: Chain
     bytes: tuple[int, int]  # bytes of the weights, before and after
-    error: float  # relative, Frobenius norm: of y if x was given, else of K, or with `between` of all weights
-    saturated: int
+    # relative error in the Frobenius norm: of y if x was given, else of K, or of all weights if there is a `between`
+    error: float
+    saturated: int  # weights that exceeded the largest value and were clipped to it
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,18 @@ def quantize_model(
     inputs: Any = None,
     x_too: bool = False,
 ) -> QuantizedReport:
-    """Replace every `KSLinear` of a model by one with weights in eight bits, for inference, in place.
+    """Replace every `KSLinear` of a model by one with weights in eight bits or bfloat16, for inference, in place.
 
     If anything is wrong, the model stays unchanged.
 
     Args:
         model: Module whose layers are replaced. A single layer has its own method, `KSLinear.quantize`.
         storage: "int8", "e4m3", "e5m2", or "bfloat16" for x of float32.
-        per: What has a scale of its own: "factor", "i" (a diagonal block) or "output". bfloat16 has no scales.
+        per: Unit with a scale of its own: "factor", "i" (a diagonal block) or "output". bfloat16 has no scales.
         names: Names of layers, or shell patterns of names. None: all.
         inputs: Arguments of a call of the model for calibration: a tensor, or a list of arguments. Each layer's scales
             then fit the x that it receives.
-        x_too: True stores x in eight bits too before a layer's first factor. Its scale is calibrated on `inputs`.
+        x_too: True quantizes x to eight bits too before a layer's first factor, with a scale calibrated on `inputs`.
 
     Returns:
         A `QuantizedReport`. `print` shows a table with bytes and errors.
@@ -105,12 +106,14 @@ def quantize_model(
     if (keys := ("*",) if names is None else listed(names)) is None:
         raise SpecError(f"names={excerpt(names)}; accepted: a list of layers' names, or of patterns of names")
     every = {name: layer for name, layer in model.named_modules() if isinstance(layer, KSLinear)}
-    there = {name: layer for name, layer in every.items() if not layer.has_stored_type}
-    found = {name: layer for name, layer in there.items() if any(fnmatchcase(name, str(key)) for key in keys)}
-    if every and not there:
+    unquantized = {name: layer for name, layer in every.items() if not layer.has_stored_type}
+    found = {name: layer for name, layer in unquantized.items() if any(fnmatchcase(name, str(key)) for key in keys)}
+    if every and not unquantized:
         raise SpecError("every KSLinear of the model is quantized already; accepted: the model before it was quantized")
     if not found:
-        raise SpecError(f"names={excerpt(names)} name no KSLinear of the model; its layers: {excerpt(list(there))}")
+        raise SpecError(
+            f"names={excerpt(names)} name no KSLinear of the model; its layers: {excerpt(list(unquantized))}"
+        )
     if "" in found:
         raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear.quantize")
     if x_too and inputs is None:
@@ -121,21 +124,21 @@ def quantize_model(
         raise SpecError(
             f"inputs were given with storage={storage}, which has no scales; accepted: a model without inputs"
         )
-    met = {} if inputs is None else _received(model, found, inputs)
-    new = {name: _quantized_of(name, layer, storage, per, met.get(name), x_too) for name, layer in found.items()}
-    layers = tuple(_layer_report(name, layer, new[name], met.get(name)) for name, layer in found.items())
-    made = {layer: new[name] for name, layer in found.items()}
+    received = {} if inputs is None else _received(model, found, inputs)
+    new = {name: _quantized_of(name, layer, storage, per, received.get(name), x_too) for name, layer in found.items()}
+    layers = tuple(_layer_report(name, layer, new[name], received.get(name)) for name, layer in found.items())
+    new_of = {layer: new[name] for name, layer in found.items()}
     for name, layer in list(model.named_modules(remove_duplicate=False)):  # a layer with several names stays shared
-        if layer in made:
-            put(model, name, made[layer])
+        if layer in new_of:
+            put(model, name, new_of[layer])
     write_stored(model, found, storage)
-    return QuantizedReport(storage, per, bool(met), layers)
+    return QuantizedReport(storage, per, bool(received), layers)
 
 
 def _quantized_of(
     name: str, layer: KSLinear, storage: WeightStorage, per: Per, x: Tensor | None, x_too: bool
 ) -> QuantizedKSLinear:
-    """Quantize one layer of a model; errors name it.
+    """Quantize one layer of a model; errors name the layer.
 
     `x` is the layer's input in the calibration call.
     """
@@ -146,13 +149,13 @@ def _quantized_of(
 
 
 def _received(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[str, Tensor]:
-    """Inputs x that each layer receives in one call of the model."""
-    met: dict[str, Tensor] = {}
+    """First input x of each layer in one call of the model, as rows for calibration."""
+    received: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def keep(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             assert isinstance(layer, KSLinear)
-            met.setdefault(name, layer._calibration_rows(given[0] if given else named["x"]).clone())
+            received.setdefault(name, layer._calibration_rows(given[0] if given else named["x"]).clone())
 
         return keep
 
@@ -166,27 +169,27 @@ def _received(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> 
             each.training = was_training
         for handle in handles:
             handle.remove()
-    if missing := sorted(set(layers) - set(met)):
+    if missing := sorted(set(layers) - set(received)):
         raise SpecError(
-            f"inputs do not reach {', '.join(missing)}; accepted: inputs that reach every layer, or names of those "
-            "that they reach"
+            f"inputs do not reach {', '.join(missing)}; accepted: inputs that reach every layer, or names of the "
+            "layers that they reach"
         )
-    return met
+    return received
 
 
 def _layer_report(name: str, before: KSLinear, after: QuantizedKSLinear, x: Tensor | None) -> QuantizedLayer:
     sizes = sum(each.numel() * each.element_size() for each in before.weights), after.weight_bytes
     with torch.no_grad():
-        wanted = _seen_by(x, [each.float() for each in before.weights], before)
-        found = _seen_by(after.first_input(x), after.dequantized(), before)
-        error = float((found - wanted).norm() / wanted.norm().clamp_min(torch.finfo(torch.float32).tiny))
+        exact = _compared(x, [each.float() for each in before.weights], before)
+        quantized = _compared(after.first_input(x), after.dequantized(), before)
+        error = float((quantized - exact).norm() / exact.norm().clamp_min(torch.finfo(torch.float32).tiny))
     return QuantizedLayer(name, before.chain, sizes, error, sum(after.saturated))
 
 
-def _seen_by(x: Tensor | None, weights: Sequence[Tensor], like: KSLinear) -> Tensor:
-    """The output for x with these weights.
+def _compared(x: Tensor | None, weights: Sequence[Tensor], like: KSLinear) -> Tensor:
+    """Values for the error of a report: the output for x, or without x the matrix K.
 
-    Without x, the matrix K; with an activation `between` the weights themselves, because there is no K.
+    A layer with an activation `between` has no K. Without x, its values are all weights.
     """
     if x is None and like.between != "none":
         return torch.cat([each.flatten() for each in weights])

@@ -1,6 +1,6 @@
 """Rules that name a model's layers and their chains: derived from a model, saved with its weights, and loaded again.
 
-A rule is a small JSON file or, for a transformers model, a part of its config.json. `convert` replaces layers by it.
+A rule is a small JSON file or, for a transformers model, a part of its config.json. `convert` applies it to a model.
 """
 
 import json
@@ -21,15 +21,16 @@ from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import OPTIONS, KSLinear
 from ksgen.values import excerpt, shown, whole_number
 
-METHOD = "ksgen"  # the name in config.json
-_MOST_BYTES = 2**26
+METHOD = "ksgen"  # name of the quantization method in config.json
+_MOST_BYTES = 2**26  # largest rule file that is read
 
 
 @dataclass(frozen=True)
 class RuleEntry:
     """Rule entry for a layer of `count` chains side by side, such as q, k and v.
 
-    Each chain computes its part of the outputs. `options` go to its `KSLinear` and yield to the options of `convert`.
+    Each chain computes its part of the outputs. `options` are options of every chain's `KSLinear`; those of `convert`
+    take precedence.
     """
 
     chain: Chain
@@ -50,7 +51,7 @@ def __getattr__(name: str) -> Any:
 
 
 def described(module: nn.Module) -> RuleEntry | None:
-    """Rule entry that describes a layer; None if the layer has no chains."""
+    """Rule entry that describes a layer or a group; None if it has no chains, or stores its weights in another type."""
     parts = list(module) if isinstance(module, KSLinears) else [module]
     if not parts or not all(isinstance(part, KSLinear) and not part.has_stored_type for part in parts):
         return None
@@ -87,6 +88,7 @@ def as_json(rule: Mapping[str, RuleEntry]) -> dict[str, Any]:
 
 
 def from_json(written: object, where: str) -> dict[str, RuleEntry]:
+    """Read a rule from JSON values, which `as_json` wrote; `where` names their source in messages."""
     if not isinstance(written, dict):
         raise SpecError(f"{where}: {excerpt(written)} is no rule; accepted: what save_rule writes")
     rule = {}
@@ -108,7 +110,7 @@ def from_json(written: object, where: str) -> dict[str, RuleEntry]:
 
 
 def exactly(rule: Mapping[str, RuleEntry]) -> dict[str, RuleEntry]:
-    """Convert names to patterns that match these names and no others."""
+    """Convert names to shell patterns that match these names and no others."""
     patterns = {escape(name): layer for name, layer in rule.items()}
     return {
         each if set(each) & set("[.") else f"[{each[0]}]{each[1:]}": layer for each, layer in patterns.items() if each
@@ -190,6 +192,7 @@ def _config_of(model: nn.Module) -> Any:
 
 
 def _method(config: Any) -> str | None:
+    """Quantization method that a config names; None if the model is not quantized."""
     given = getattr(config, "quantization_config", None)
     method = given.get("quant_method") if isinstance(given, dict) else getattr(given, "quant_method", None)
     return None if method is None else str(getattr(method, "value", method))

@@ -1,4 +1,4 @@
-"""Time of a chain on a device: expected, by the cost model, or measured as a layer against `nn.Linear`.
+"""Time of a chain on a device: expected by the cost model, or measured as a layer next to `nn.Linear`.
 
 Chooses no chain.
 """
@@ -33,17 +33,17 @@ Us = float | None  # microseconds; None if unknown
 
 @dataclass(frozen=True)
 class Clock:
-    """Known times on one device."""
+    """Expected times on one device."""
 
     where: torch.device | None  # device on which layers can be timed; None for a target
     by: str  # source of the times
-    kernel_us: Callable[[KernelSpec, int], Us]
+    kernel_us: Callable[[KernelSpec, int], Us]  # of a kernel at a batch size
     floor_us: Callable[[KernelSpec, int], Us]  # lower bound on a kernel's time
 
     def chain_us(self, chain: Chain, precision: str, batch: int) -> Us:
         """Expected time of all factors.
 
-        One fused launch counts if the device has such kernels and it is expected to be faster.
+        It is that of one fused launch if the device has a kernel for it that is expected to be faster.
         """
         apart = _sum(self.kernel_us(KernelSpec(pattern, precision), batch) for pattern in chain)
         if len(chain) == 1:
@@ -72,7 +72,7 @@ class Clock:
 
 
 def _step_kernels(chain: Chain, precision: str) -> Iterator[KernelSpec]:
-    """Kernels of a training step: per factor the product and the gradients of its X and its weights."""
+    """Kernels of a training step: per factor the product and the gradients of X and of the weights."""
     backward = gradient_of(precision)
     for pattern in chain:
         yield KernelSpec(pattern, precision)
@@ -82,14 +82,14 @@ def _step_kernels(chain: Chain, precision: str) -> Iterator[KernelSpec]:
 
 def _sum(times: Iterable[Us]) -> Us:
     """Total of the times; None if one of them is unknown."""
-    each = list(times)
-    return None if None in each else sum(us for us in each if us is not None)
+    listed = list(times)
+    return None if None in listed else sum(us for us in listed if us is not None)
 
 
 def clock_of(device: Any, precision: str) -> Clock:
     """Clock for a tensor's device, or for the usual card of a CUDA target, such as `sm_90a`.
 
-    On a processor, its rates are measured first.
+    For a processor, its rates are measured first.
     """
     if isinstance(device, str) and device.startswith("sm_"):
         if gpu_of(device).rates is None:
@@ -152,8 +152,8 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
 
     def floor_us(kernel: KernelSpec, batch: int) -> Us:
         able = [family for family in FAMILIES.values() if family.supports(kernel, limits)]
-        each = ((family, constants) for family in able for constants in family.defaults(kernel, limits, batch))
-        speeds = [speed for family, constants in each if (speed := speed_of(family, kernel, limits, constants))]
+        pairs = ((family, constants) for family in able for constants in family.defaults(kernel, limits, batch))
+        speeds = [speed for family, constants in pairs if (speed := speed_of(family, kernel, limits, constants))]
         return min(
             (_floor_us(Ceilings(each.bytes_per_s, each.flops_per_s), kernel, batch) for each in speeds), default=None
         )
@@ -167,7 +167,7 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
 
 
 def _of_processor(where: torch.device, device: Device, ceilings: Ceilings, why: str) -> Clock:
-    """Clock for a processor. `why` says why the rates are unreliable; empty if they are reliable."""
+    """Clock for a processor. `why` is the reason why its rates are unreliable; empty if they are reliable."""
     limits = limits_of(device)
 
     def kernel_us(kernel: KernelSpec, batch: int) -> Us:
@@ -192,6 +192,6 @@ def _floor_us(ceilings: Ceilings, kernel: KernelSpec, batch: int) -> float:
 
 @cache
 def _ceilings(device: Device, precision: str) -> tuple[Ceilings, str]:
-    """Measured rates of a processor, and why they are unreliable if other programs used it meanwhile."""
+    """Measure the rates of a processor. Also returns why they are unreliable, if other programs used it meanwhile."""
     watch = Watch()
     return measure_ceilings(device, precision), why_unreliable([1.0], [watch.others_share()])

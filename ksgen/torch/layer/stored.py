@@ -305,7 +305,7 @@ class StoredWeights(ChainLayer, nn.Module):
 
     @property
     def saturated_inputs(self) -> int:
-        """Number of elements of x that exceeded the largest value, in all calls so far."""
+        """Number of elements of x that exceeded the largest value or were NaN, in all calls so far."""
         return 0 if self._x_scale is None else int(self.get_buffer("x_saturated"))
 
     @property

@@ -1,7 +1,7 @@
 """Tensor parallelism: `KSLinear` split over the processes of a mesh, with styles for PyTorch's `parallelize_module`.
 
-`ksgen.torch.layer.splits` computes the split. Here its weights become DTensors, and each process multiplies by its
-shards.
+`ksgen.torch.layer.splits` computes the split. This module makes the layer's weights DTensors, and each process
+multiplies by its shards.
 """
 
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ class _KSParallel(ParallelStyle):
 class KSBlockwise(_KSParallel):
     """Split every factor along a.
 
-    Features of x and y are sharded; nothing is sent.
+    Features of x and y are sharded, and processes exchange nothing.
     """
 
 
@@ -120,8 +120,8 @@ class Parallel:
     mesh: DeviceMesh
     given: Placement  # placement of x, if it is a plain tensor
     asked: Placement  # placement of y
-    features: Shard  # placement of features in the split
-    gives_local: bool
+    features: Shard  # placement of x or y with sharded features
+    gives_local: bool  # whether y is a plain tensor, not a DTensor
 
     def __deepcopy__(self, memo: Any) -> "Parallel":
         return self
@@ -152,7 +152,8 @@ class Parallel:
         y = whole.to_local()
         if residual is not None and residual.shape != y.shape:
             raise LaunchError(
-                f"{layer._name()}: got residual of shape {tuple(residual.shape)}; {tuple(y.shape)} is needed, as of y"
+                f"{layer._name()}: got residual of shape {tuple(residual.shape)}; {tuple(y.shape)}, the shape of y, is "
+                "needed"
             )
         y, bias, residual, _ = autocast(y, bias, residual, None)
         rows, added = layer._as_matrix(y), None if residual is None else layer._as_matrix(residual)
@@ -163,7 +164,7 @@ class Parallel:
 
     @property
     def gives_own_features(self) -> bool:
-        """Whether y is a plain tensor of this process's features."""
+        """Whether y is a plain tensor that holds only the features of this process."""
         return self.gives_local and self.asked == self.features
 
     def _shards_features(self, placement: Placement, x: Tensor) -> bool:
@@ -172,12 +173,12 @@ class Parallel:
     def _shard(self, parameter: Any, is_term: bool = True) -> Tensor:
         """Shard of a parameter on this process.
 
-        If the parameter is replicated and each process has a term of its gradient, the gradient is summed.
+        If the parameter is replicated and each process computes a term of its gradient, the terms are summed.
         """
         if not isinstance(parameter, DTensor):
             raise LaunchError(
-                f"a split KSLinear has a parameter that is a {type(parameter).__name__}; accepted: DTensors, as its "
-                "style made"
+                f"a split KSLinear has a parameter that is a {type(parameter).__name__}; accepted: the DTensors "
+                "that its style created"
             )
         if not (torch.is_grad_enabled() and parameter.requires_grad) or not (
             is_term and parameter.placements == (Replicate(),)
@@ -186,7 +187,10 @@ class Parallel:
         return parameter.redistribute(placements=parameter.placements).to_local(grad_placements=[Partial()])
 
     def _own_part(self, tensor: Any, given: Placement, wanted: Placement) -> Tensor:
-        """Shard of x or of a residual on this process, in the wanted placement."""
+        """Shard of x or of a residual on this process, in the wanted placement.
+
+        `given` is the placement of a plain tensor; a DTensor has a placement already.
+        """
         is_term = wanted.is_replicate() and self.split.style.takes == WHOLE
         if not isinstance(tensor, DTensor):
             if given == wanted and not (is_term and torch.is_grad_enabled() and tensor.requires_grad):
@@ -211,9 +215,9 @@ def _placement_name(placement: Placement, layout: str) -> str:
 def shard_placement(parameter: nn.Parameter, count: int | None = None) -> Shard | None:
     """First dimension that divides evenly, for `fully_shard(model, shard_placement_fn=shard_placement)`.
 
-    `count` processes share it; by default all processes, unless the mesh shards over fewer. FSDP2's own choice is the
-    first dimension, which is a: often 1, so that one process would hold the full factor. It stays the choice (None) if
-    it has at least `count` elements, or if no other dimension divides.
+    `count` is the number of processes that share the parameter, by default all. Pass it if the mesh shards over fewer.
+    FSDP2 shards the first dimension, which is a: often 1, so that one process would hold the full factor. That
+    dimension stays the choice (None) if it has at least `count` elements, or if no other dimension divides.
     """
     count = torch.distributed.get_world_size() if count is None else count
     if parameter.dim() == 0 or parameter.shape[0] >= count:

@@ -185,9 +185,9 @@ def test_values_at_both_ends_of_their_type(chain: Chain, dtype: "torch.dtype", e
 
 def test_the_papers_down_projection_is_named_and_the_nearest() -> None:
     found = factorize(random_matrix(chain_of(PAIRS[1])), PAIRS[1])
-    assert found.guarantee == "the nearest there is, though the chain is not chainable: its blocks have ranks 21 and 22"
+    assert found.guarantee == "the nearest product, though the chain is not chainable: its blocks have ranks 21 and 22"
     assert str(found).startswith("6,64,256,1 then 1,128,128,3: relative error 0.79")
-    assert factorize(random_matrix(chain_of(PAIRS[0])), PAIRS[0]).guarantee == "the nearest there is"
+    assert factorize(random_matrix(chain_of(PAIRS[0])), PAIRS[0]).guarantee == "the nearest product"
 
 
 def test_one_factor_takes_the_entries_on_its_support() -> None:
