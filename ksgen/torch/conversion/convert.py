@@ -30,8 +30,8 @@ from ksgen.values import counted, excerpt, listed
 
 CHAINS_PER_FAMILY = 9  # candidates per family: the chains with the least expected time
 NEAR = 1.03  # among chains within this factor of the least error, the fastest training step decides
-FEW_OUTPUTS = 16  # layers with at most this many outputs stay dense unless they are named, like heads and embeddings
-# full names of heads and embeddings
+FEW_OUTPUTS = 16  # layers with at most this many outputs stay dense unless a rule names them
+# full names of heads and embeddings, which stay dense likewise
 HEAD_OR_EMBEDDING = re.compile(
     r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?"
     r"|(.*\.)?(classifier|score)(\..*)?|fc"

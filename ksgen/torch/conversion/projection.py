@@ -211,8 +211,8 @@ def _blocks_of(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Te
 def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Describe how inner features reach blocks, which are pairs of left's (i, j) and right's (i, j).
 
-    Returns the reached blocks, the index of its block among these per inner feature, the rank per block, and the term
-    within its block per inner feature.
+    Returns the reached blocks, each inner feature's index among these, the rank of each block, and each inner feature's
+    term within its block.
     """
     inner = torch.arange(left.in_features, device=device)
     row_block = inner // (left.c * left.d) * left.d + inner % left.d

@@ -159,7 +159,7 @@ def propose(
         batch: Batch size for the times. None: 25088 on a GPU and 1568 on a processor.
         precision: Arithmetic of the products, such as "float16".
         weight: Matrix (out_features, in_features) to approximate, or None.
-        measure: Whether to time the chains on the device, as `KSLinear`, and the `nn.Linear`.
+        measure: Whether to time the chains, as `KSLinear`, and the dense layer on the device.
         most: Number of chains per family.
 
     Returns:
@@ -193,24 +193,24 @@ def propose(
             "as cpu"
         )
     batch = checked_batch((CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
-    rows = [
+    proposals = [
         Proposal(
             DENSE, whole, clock.dense_us(whole, precision, batch), step_us=clock.dense_step_us(whole, precision, batch)
         )
     ]
     for family, chains in candidates(whole.in_features, whole.out_features, budget).items():
-        some = sorted((Proposal(family, chain, clock.chain_us(chain, precision, batch)) for chain in chains), key=_rank)
-        rows += some[: most if weight is None and not measure else LOOKED_AT * most]
-    rows[1:] = [replace(each, step_us=clock.step_us(each.chain, precision, batch)) for each in rows[1:]]
+        best = sorted((Proposal(family, chain, clock.chain_us(chain, precision, batch)) for chain in chains), key=_rank)
+        proposals += best[: most if weight is None and not measure else LOOKED_AT * most]
+    proposals[1:] = [replace(each, step_us=clock.step_us(each.chain, precision, batch)) for each in proposals[1:]]
     if weight is not None:
-        rows[1:] = [replace(each, factorization=factorize(weight, each.chain)) for each in rows[1:]]
+        proposals[1:] = [replace(each, factorization=factorize(weight, each.chain)) for each in proposals[1:]]
     if measure:
-        rows = _measured(rows, batch, precision, clock.where)
+        proposals = _measured(proposals, batch, precision, clock.where)
     listed: list[Proposal] = []
-    for each in sorted(rows[1:], key=_rank):
+    for each in sorted(proposals[1:], key=_rank):
         if sum(other.family == each.family for other in listed) < most:
             listed.append(each)
-    return Proposals(rows[0], tuple(listed), batch, clock.by, tuple(rows[1:]))
+    return Proposals(proposals[0], tuple(listed), batch, clock.by, tuple(proposals[1:]))
 
 
 def _rank(proposal: Proposal) -> tuple[float, float]:
@@ -218,15 +218,17 @@ def _rank(proposal: Proposal) -> tuple[float, float]:
     return proposal.relative_error or 0.0, proposal.us
 
 
-def _measured(rows: list[Proposal], batch: int, precision: PrecisionName, where: torch.device | None) -> list[Proposal]:
-    """Add measured times to proposals. Weights and x are random."""
+def _measured(
+    proposals: list[Proposal], batch: int, precision: PrecisionName, where: torch.device | None
+) -> list[Proposal]:
+    """Add measured times to proposals, of which the first is the dense layer. Weights and x are random."""
     dtype = getattr(torch, PRECISIONS[precision].dtype)
     options = {"device": where, "dtype": dtype}
-    whole = rows[0].chain
+    whole = proposals[0].chain
     layers: list[nn.Module] = [nn.Linear(whole.in_features, whole.out_features, bias=False, **options)]
-    layers += [KSLinear(each.chain, bias=False, precision=precision, **options).freeze() for each in rows[1:]]
+    layers += [KSLinear(each.chain, bias=False, precision=precision, **options).freeze() for each in proposals[1:]]
     times = measured_us(layers, torch.randn(batch, whole.in_features, **options))
-    return [replace(each, measured_us=us, doubt=why) for each, (us, why) in zip(rows, times, strict=True)]
+    return [replace(each, measured_us=us, doubt=why) for each, (us, why) in zip(proposals, times, strict=True)]
 
 
 # ---- chains per family within a budget

@@ -112,8 +112,10 @@ def from_json(written: object, where: str) -> dict[str, RuleEntry]:
 def exactly(rule: Mapping[str, RuleEntry]) -> dict[str, RuleEntry]:
     """Convert names to shell patterns that match these names and no others."""
     patterns = {escape(name): layer for name, layer in rule.items()}
-    return {
-        each if set(each) & set("[.") else f"[{each[0]}]{each[1:]}": layer for each, layer in patterns.items() if each
+    return {  # brackets around the first character make a name of one component a pattern of full names
+        pattern if set(pattern) & set("[.") else f"[{pattern[0]}]{pattern[1:]}": layer
+        for pattern, layer in patterns.items()
+        if pattern
     }
 
 

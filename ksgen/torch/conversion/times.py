@@ -43,7 +43,7 @@ class Clock:
     def chain_us(self, chain: Chain, precision: str, batch: int) -> Us:
         """Expected time of all factors.
 
-        It is that of one fused launch if the device has a kernel for it that is expected to be faster.
+        The time of one fused launch counts if the device has such a kernel that is expected to be faster.
         """
         apart = _sum(self.kernel_us(KernelSpec(pattern, precision), batch) for pattern in chain)
         if len(chain) == 1:

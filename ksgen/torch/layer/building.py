@@ -21,7 +21,7 @@ LAST_CALLS = (
 def build(model: nn.Module, *x: Any, **options: Any) -> None:
     """Compile all kernels of a call of a model now, in parallel, and time them for `backend="auto"`.
 
-    Later calls on such arguments use the fastest methods at once. The model is called a few times: random numbers and
+    Later calls with such shapes use the fastest methods at once. The model is called a few times: random numbers and
     the running statistics of batch norms advance, as in any call. In training mode, gradients are computed too, but not
     stored. A terminal shows a progress bar.
 

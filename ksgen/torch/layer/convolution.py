@@ -26,9 +26,9 @@ class KSConv1x1(nn.Module):
     `linear` is the `KSLinear` that multiplies and has the parameters. So `freeze`, `build`, `calibrate` and others find
     it in a model.
 
-    In layout "bsl", images are read as PyTorch stores them by default. One image is multiplied in place. Several are
-    copied, so that one launch multiplies all of them, and y is copied back. In layout "bsf", images are read in
-    `torch.channels_last`, and any number is multiplied in place. x in the other format is copied.
+    In layout "bsl", images are read as PyTorch stores them by default. One image is multiplied without a copy. Several
+    are copied, so that one launch multiplies all of them, and y is copied back. In layout "bsf", images are read in
+    `torch.channels_last`, and any number is multiplied without a copy. x in the other format is copied.
 
     Args:
         patterns: Factors of K, in any form that `KSLinear` accepts.

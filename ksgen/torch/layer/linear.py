@@ -194,13 +194,13 @@ class KSLinear(ChainLayer, nn.Linear):
             >>> layer.chain[0]
             Pattern(a=1, b=3, c=2, d=2)
         """
-        if not (given := listed(weights)):
+        if not (tensors := listed(weights)):
             raise PatternError(f"weights={excerpt(weights)}; accepted: one tensor of shape (a, b, c, d) or more")
         check_tensors(
-            "KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(given)}
+            "KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(tensors)}
         )
-        options = {"device": given[0].device, "dtype": given[0].dtype} | options
-        shapes = [tuple(each.shape) for each in given]
+        options = {"device": tensors[0].device, "dtype": tensors[0].dtype} | options
+        shapes = [tuple(each.shape) for each in tensors]
         layer = cls(shapes if patterns is None else patterns, bias=bias is not None, **options)
         if (needed := [pattern.shape for pattern in layer.chain]) != shapes:
             raise LaunchError(f"{layer._name()}: got weights of shapes {excerpt(shapes)}; {needed} are needed")
@@ -209,7 +209,7 @@ class KSLinear(ChainLayer, nn.Linear):
                 f"{layer._name()}: got bias of shape {tuple(bias.shape)}; {tuple(layer.bias.shape)} is needed"
             )
         with torch.no_grad():
-            for parameter, value in zip([*layer.weights, layer.bias], [*given, bias], strict=True):
+            for parameter, value in zip([*layer.weights, layer.bias], [*tensors, bias], strict=True):
                 if value is not None:
                     parameter.copy_(value)
         return layer
@@ -248,9 +248,9 @@ class KSLinear(ChainLayer, nn.Linear):
                     if name in scales:
                         weights.normal_(std=scales[name])
             return layer
-        given = dict(state)
-        bias = given.pop("bias", None)
-        return cls.from_weights(structure.from_state(given), bias, patterns=structure.chain, **options)
+        parameters = dict(state)
+        bias = parameters.pop("bias", None)
+        return cls.from_weights(structure.from_state(parameters), bias, patterns=structure.chain, **options)
 
     @classmethod
     def from_linear(cls, linear: nn.Module, patterns: Patterns, *, refine: int = 0, **options: Any) -> "KSLinear":
@@ -280,9 +280,9 @@ class KSLinear(ChainLayer, nn.Linear):
             raise LaunchError(
                 f"KSLinear.from_linear: between={excerpt(options['between'])} makes it nonlinear; accepted: 'none'"
             )
-        found = factorize(linear.weight.detach(), patterns, refine=refine)
+        factorization = factorize(linear.weight.detach(), patterns, refine=refine)
         options = {"device": linear.weight.device, "dtype": linear.weight.dtype} | options
-        return cls.from_weights(found.weights, linear.bias, **options)
+        return cls.from_weights(factorization.weights, linear.bias, **options)
 
     def to_linear(self) -> nn.Linear:
         """Convert to an `nn.Linear` with the same matrix and bias.

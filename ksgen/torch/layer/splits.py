@@ -68,9 +68,9 @@ class Split:
     @property
     def own(self) -> Chain:
         """Chain that each process multiplies by."""
-        return Chain(tuple(self._own(*each) for each in zip(self.chain, self.axes, strict=True)))
+        return Chain(tuple(self._shard(*each) for each in zip(self.chain, self.axes, strict=True)))
 
-    def _own(self, pattern: Pattern, axis: int | None) -> Pattern:
+    def _shard(self, pattern: Pattern, axis: int | None) -> Pattern:
         shape = list(pattern.shape)
         if axis is not None:
             shape[axis] //= self.processes
@@ -101,14 +101,14 @@ class Split:
 
     def explain(self, batch: int, item_bytes: int, has_bias: bool) -> str:
         """Describe the split, and the bytes that each process sends for a batch of that size."""
-        x, y = (batch * features * item_bytes for features in (self.chain.in_features, self.chain.out_features))
+        x_bytes, y_bytes = (batch * size * item_bytes for size in (self.chain.in_features, self.chain.out_features))
         whole = [place for place, axis in enumerate(self.axes, 1) if axis is None]
         whole_bytes = sum(self.chain[place - 1].weight_count for place in whole) * item_bytes
         gives, takes = self.style.gives, self.style.takes
-        forward = [(_step(self.given, takes), "x", x), (_step(gives, self.asked), "y", y)]
+        forward = [(_step(self.given, takes), "x", x_bytes), (_step(gives, self.asked), "y", y_bytes)]
         backward = [
-            (_step(self.asked, _gradient(gives)), "y's gradient", y),
-            (_step(SUMS if takes == WHOLE else takes, _gradient(self.given)), "x's gradient", x),
+            (_step(self.asked, _gradient(gives)), "y's gradient", y_bytes),
+            (_step(SUMS if takes == WHOLE else takes, _gradient(self.given)), "x's gradient", x_bytes),
             ("all-reduce" if whole else "", f"the gradient of {_factors(whole)}", whole_bytes),
             (
                 "all-reduce" if has_bias and self.finished == ROWS else "",

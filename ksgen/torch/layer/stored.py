@@ -125,7 +125,7 @@ def by_operators(
 ) -> Tensor:
     """Multiply by PyTorch operators, which compilers and autograd see.
 
-    With `is_apart`, PyTorch computes each factor's epilogue.
+    With `is_apart`, PyTorch computes each factor's epilogue in separate operations.
     """
     layout, last = layer.layout, len(layer.chain) - 1
     for number, (values, scale, x_scale) in enumerate(zip(layer.values, layer.scales, layer._x_scales, strict=True)):
@@ -147,6 +147,7 @@ def _compute(
     activation: Activation,
     storage: str, per: str, x_scale: float | None = None, precision: str | None = None,
 ) -> Tensor:  # fmt: skip
+    """Multiply by one factor, with a kernel of ksgen, or on other devices with PyTorch and dequantized weights."""
     kind = _kind_of(x, x_scale, precision)
     if not x.numel():
         return _empty(x, values, layout, kind)

@@ -68,22 +68,26 @@ class _KSParallel(ParallelStyle):
             raise LaunchError(f"{name}: a mesh of {mesh.ndim} dimensions; accepted: one dimension, such as mesh['tp']")
         features = Shard(-1 if layer.layout == "bsf" else 0)
         style = STYLES[name]
-        given = self.input_layouts or (Replicate() if style.takes == WHOLE else features)
-        asked = self.output_layouts or (Replicate() if style.gives == SUMS else features)
-        found = split(
-            name, layer.chain, mesh.size(), _placement_name(given, layer.layout), _placement_name(asked, layer.layout)
+        of_x = self.input_layouts or (Replicate() if style.takes == WHOLE else features)
+        of_y = self.output_layouts or (Replicate() if style.gives == SUMS else features)
+        chain_split = split(
+            name, layer.chain, mesh.size(), _placement_name(of_x, layer.layout), _placement_name(of_y, layer.layout)
         )
-        if layer.between != "none" and 2 in found.axes[:-1]:  # sums over l are not complete before the next factor
+        if (
+            layer.between != "none" and 2 in chain_split.axes[:-1]
+        ):  # sums over l are not complete before the next factor
             where = f"between={layer.between!r} comes before the sum over processes"
             raise LaunchError(
                 f"{name}: {layer._name()}: {where}; accepted: KSBlockwise or KSColwise, or a layer without it"
             )
         layer.thaw()
-        for number, (axis, weights) in enumerate(zip(found.axes, list(layer.weights), strict=True)):
+        for number, (axis, weights) in enumerate(zip(chain_split.axes, list(layer.weights), strict=True)):
             layer.weights[number] = self._distributed(weights, mesh, Replicate() if axis is None else Shard(axis))
         if layer.bias is not None:
-            layer.bias = self._distributed(layer.bias, mesh, Shard(0) if found.finished == FEATURES else Replicate())
-        layer._parallel = Parallel(found, mesh, given, asked, features, self.use_local_output)
+            layer.bias = self._distributed(
+                layer.bias, mesh, Shard(0) if chain_split.finished == FEATURES else Replicate()
+            )
+        layer._parallel = Parallel(chain_split, mesh, of_x, of_y, features, self.use_local_output)
 
     def _distributed(self, tensor: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
         source = {"src_data_rank": self.src_data_rank} if hasattr(self, "src_data_rank") else {}  # since PyTorch 2.7
@@ -99,14 +103,14 @@ class KSBlockwise(_KSParallel):
 
 
 class KSColwise(_KSParallel):
-    """Split the last factor with a = 1 along k, and those after it along a.
+    """Split the last factor with a = 1 along k, and the factors after it along a.
 
     x is replicated, and the features of y are sharded.
     """
 
 
 class KSRowwise(_KSParallel):
-    """Split the first factor with a = 1 along l, and those before it along a.
+    """Split the first factor with a = 1 along l, and the factors before it along a.
 
     Features of x are sharded; y is summed over processes.
     """
