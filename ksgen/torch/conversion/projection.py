@@ -226,7 +226,7 @@ def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tenso
 
 
 def nearest_of_rank(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute orthonormal columns (..., b, rank) and rows (..., rank, c) whose product is nearest to each block.
+    """Compute orthonormal columns (..., b, rank), and rows (..., rank, c), whose product is nearest to each block.
 
     Also returns all squared singular values. If the rank is above b or c, the last terms are zero.
     """

@@ -22,7 +22,7 @@ from ksgen.torch.layer.linear import OPTIONS, KSLinear
 from ksgen.values import excerpt, shown, whole_number
 
 METHOD = "ksgen"  # name of the quantization method in config.json
-_MOST_BYTES = 2**26  # largest rule file that is read
+_MOST_BYTES = 2**26  # size of the largest rule file that is read
 
 
 @dataclass(frozen=True)

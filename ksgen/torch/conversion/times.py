@@ -35,7 +35,7 @@ Us = float | None  # microseconds; None if unknown
 class Clock:
     """Expected times on one device."""
 
-    where: torch.device | None  # device on which layers can be timed; None for a target
+    where: torch.device | None  # device on which layers can be timed; None for a CUDA target
     by: str  # source of the times
     kernel_us: Callable[[KernelSpec, int], Us]  # of a kernel at a batch size
     floor_us: Callable[[KernelSpec, int], Us]  # lower bound on a kernel's time

@@ -13,9 +13,8 @@ from torch.utils._pytree import tree_leaves
 from ksgen.build.background import PendingError, deferred, finish_jobs
 from ksgen.torch.operators.meanwhile import building, note_unsettled, times_unsettled
 
-LAST_CALLS = (
-    2  # consecutive calls that must find nothing missing; two, because a frozen layer prepares at its second call
-)
+# consecutive calls that must find nothing missing; two, because a frozen layer prepares at its second call
+LAST_CALLS = 2
 
 
 def build(model: nn.Module, *x: Any, **options: Any) -> None:
