@@ -221,7 +221,7 @@ def _rank(proposal: Proposal) -> tuple[float, float]:
 def _measured(
     proposals: list[Proposal], batch: int, precision: PrecisionName, where: torch.device | None
 ) -> list[Proposal]:
-    """Add measured times to proposals, of which the first is the dense layer. Weights and x are random."""
+    """Add measured times to proposals; the first is the dense layer. Weights and x are random."""
     dtype = getattr(torch, PRECISIONS[precision].dtype)
     options = {"device": where, "dtype": dtype}
     whole = proposals[0].chain
