@@ -56,7 +56,7 @@ class KSLinears(nn.ModuleList):
         parts: Sequence[Tensor] = whole.split([layer.out_features for layer in self._linears()], dim=axis)
         return parts
 
-    def _prepared(self, x: Tensor) -> tuple[prepared.Prepared, prepared.Own] | None:
+    def _prepared(self, x: Tensor) -> tuple[prepared.Prepared, prepared.Parameters] | None:
         layers: list[Any] = list(self._modules.values())
         return None if _are_watched(layers) else prepared.of_group(self, layers, x)
 

@@ -1,9 +1,10 @@
 """Inductor's timing of ksgen's operator next to PyTorch's own products: `torch.compile(model, options=AUTOTUNING)`.
 
-A pass over the graph replaces `ksgen::multiply` by `ksgen::timed_multiply`, the same operator without an argument of
-the name `layout`, which inductor takes for its own. Inductor then times the operator and the alternatives, on any
-device, and inlines an alternative that is faster. Only products with `backend="auto"` in the tensors' own precision
-are replaced. AUTOTUNING is an option and not registered at import: importing inductor takes seconds.
+A pass over the graph replaces `ksgen::multiply` by `ksgen::timed_multiply`. This is the same operator with `order` in
+place of the argument `layout`, because inductor has an argument of that name itself. Inductor then times the operator
+and the alternatives, on any device, and inlines an alternative that is faster. Only products with `backend="auto"` in
+the tensors' own precision are replaced. AUTOTUNING is an option and not registered at import: importing inductor takes
+seconds.
 """
 
 from typing import Any
@@ -24,7 +25,7 @@ except ImportError as error:
 from ksgen.torch.operators import ops, products
 from ksgen.torch.operators.checks import dtype_name
 
-DENSE_ELEMENTS = 2**22  # most elements of K for which its dense matrix competes
+DENSE_ELEMENTS = 2**22  # most elements of K, zeros included, for which its dense matrix competes
 _MULTIPLY = torch.ops.ksgen.multiply.default
 _BIAS, _RESIDUAL, _PRECISION, _BACKEND = 2, 3, 5, 8  # positions among the operator's arguments
 
@@ -90,6 +91,6 @@ AUTOTUNING = {"max_autotune": True, "post_grad_custom_pre_pass": TimedProducts()
 def _may_be_timed(product: Node) -> bool:
     """Whether PyTorch's products may replace this one. Inductor would take a residual without a bias for the bias."""
     given: Any = product.args
-    own = dtype_name(product.meta["val"].dtype)
-    is_ordered = given[_RESIDUAL] is None or given[_BIAS] is not None
-    return is_ordered and given[_BACKEND] == "auto" and given[_PRECISION] in (None, own)
+    dtype = dtype_name(product.meta["val"].dtype)
+    is_unambiguous = given[_RESIDUAL] is None or given[_BIAS] is not None
+    return is_unambiguous and given[_BACKEND] == "auto" and given[_PRECISION] in (None, dtype)

@@ -21,7 +21,7 @@ from ksgen.spec.kernel import pattern_as_list
 from ksgen.torch.operators import products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_fuse, dtype_name
 from ksgen.torch.operators.choice import BackendChoice, choose, has_kernels, launcher
-from ksgen.torch.operators.frozen import derived, is_kept
+from ksgen.torch.operators.frozen import derived, is_cached
 from ksgen.torch.operators.ops import autocast, is_plain, is_transformed, multiply, multiply_chain, transposed_at
 from ksgen.torch.operators.products import (
     Exchange,
@@ -61,7 +61,7 @@ class Backend:
                 raise
             kind = (
                 ", for frozen weights in inference mode"
-                if torch.is_inference_mode_enabled() and is_kept(weights)
+                if torch.is_inference_mode_enabled() and is_cached(weights)
                 else ""
             )
             raise LaunchError(
@@ -160,18 +160,19 @@ def multiply_all_by(
 ) -> Tensor:  # fmt: skip
     """Multiply by factors sequentially.
 
-    Bias, activation and residual belong to the last one, `between` to the others. All tensors are cast and checked
+    Bias, activation and residual belong to the last factor, `between` to the others. All tensors are cast and checked
     here, once.
     """
     check_fuse(fuse, backend)
     x, bias, residual, *weights, precision = autocast(x, bias, residual, *weights, precision)
     every = transposed_at(transposing_factor, weights, layout, out_layout)
-    check(x, weights, bias, residual, layout, precision, [] if out_layout is None else [own for *_, own in every])
+    layouts = [] if out_layout is None else [layout_of_factor for *_, layout_of_factor in every]
+    check(x, weights, bias, residual, layout, precision, layouts)
     check_backend(backend, precision, x.dtype)
     for each in (between, activation):
         check_activation(each, x.dtype)
     if backend in ("auto", "ksgen", "strided"):
-        whole: dict[str, Any] = {
+        options: dict[str, Any] = {
             "activation": activation,
             "between": between,
             "fuse": fuse,
@@ -187,13 +188,13 @@ def multiply_all_by(
             out_layout=out_layout,
             transposing_factor=transposing_factor,
             exchanges=exchanges,
-            **whole,
+            **options,
         )
     orders = exchanges or (None,) * len(weights)
-    for number, ((prepare, each, own), exchange) in enumerate(zip(every, orders, strict=True), 1):
-        own_bias, behind, added = (bias, activation, residual) if number == len(every) else (None, between, None)
-        y = exchanged(BACKENDS[backend](prepare(x), each, own), exchange, own)
-        x = finish(y, own_bias, behind, added, own)
+    for number, ((prepare, each, layout_of_factor), exchange) in enumerate(zip(every, orders, strict=True), 1):
+        epilogue = (bias, activation, residual) if number == len(every) else (None, between, None)
+        y = exchanged(BACKENDS[backend](prepare(x), each, layout_of_factor), exchange, layout_of_factor)
+        x = finish(y, *epilogue, layout_of_factor)
     return x
 
 
@@ -216,14 +217,14 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
 
 Intermediates = Literal["keep", "recompute", "auto"]
 INTERMEDIATES: tuple[str, ...] = get_args(Intermediates)
-Activations = tuple[str, str]  # after each factor but the last, and after the last
+Activations = tuple[str, str]  # activation after each factor but the last, and activation after the last
 
 
 def between(chain: Chain, activations: Activations) -> int:
     """Values stored per row of the batch in addition to x: intermediates and inputs of activations."""
     *first, last = chain
-    within, behind = activations
-    return sum(each.out_features for each in first) * (1 + (within != "none")) + last.out_features * (behind != "none")
+    inner, outer = activations
+    return sum(each.out_features for each in first) * (1 + (inner != "none")) + last.out_features * (outer != "none")
 
 
 def is_recomputed(intermediates: str, chain: Chain, activations: Activations) -> bool:

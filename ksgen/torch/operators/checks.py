@@ -75,20 +75,20 @@ def check(
 ) -> None:  # fmt: skip
     """Raise `LaunchError` for the first tensor that does not fit the weights.
 
-    `weights` has one tensor per factor, in the order in which they multiply x. `layouts` gives the layout of each
-    factor's x and y, if they differ from that of x.
+    `weights` has one tensor per factor, in the order in which they multiply x. `layouts` has the layout of each
+    factor's x and y, if some differ from `layout`.
     """
     shape = tuple(x.shape)
     for number, each in enumerate(weights):
         if each.dim() != 4:
             raise LaunchError(f"got weights of shape {tuple(each.shape)}; (a, b, c, d) is needed")
         a, b, c, d = each.shape
-        own, before = (layouts[number], layouts[number - 1] if number else layout) if layouts else (layout, layout)
-        shape = shape if own == before else shape[::-1]
-        if len(shape) != 2 or shape[1 if own == "bsf" else 0] != a * c * d:
-            wanted = f"(batch, {a * c * d})" if own == "bsf" else f"({a * c * d}, batch)"
-            raise LaunchError(f"multiply by {a},{b},{c},{d}: got x of shape {shape}; layout {own} wants {wanted}")
-        shape = (shape[0], a * b * d) if own == "bsf" else (a * b * d, shape[1])
+        now, before = (layouts[number], layouts[number - 1] if number else layout) if layouts else (layout, layout)
+        shape = shape if now == before else shape[::-1]
+        if len(shape) != 2 or shape[1 if now == "bsf" else 0] != a * c * d:
+            wanted = f"(batch, {a * c * d})" if now == "bsf" else f"({a * c * d}, batch)"
+            raise LaunchError(f"multiply by {a},{b},{c},{d}: got x of shape {shape}; layout {now} wants {wanted}")
+        shape = (shape[0], a * b * d) if now == "bsf" else (a * b * d, shape[1])
     for name, given, needed in (("bias", bias, (a * b * d,)), ("residual", residual, shape)):
         if given is not None and given.shape != needed:
             raise LaunchError(
@@ -120,7 +120,7 @@ def check_activation(activation: str, dtype: Any, word: str = "activation") -> N
 
 
 def check_backend(backend: str, precision: str | None, dtype: Any) -> None:
-    """Raise `SpecError` if the backend lacks the precision: PyTorch's products support only that of the tensors."""
+    """Raise `SpecError` if the backend lacks the precision: PyTorch's products support only the tensors' own."""
     if precision not in (None, dtype_name(dtype)) and backend not in ("auto", "ksgen"):
         raise SpecError(
             f"precision={excerpt(precision)} with backend={excerpt(backend)}; only ksgen's kernels have it: "

@@ -35,11 +35,11 @@ from ksgen.torch.operators.meanwhile import (
     note_unsettled,
 )
 
-_not_one: dict[Any, str] = {}  # layers for which a fused launch failed, and why
+_fusion_errors: dict[Any, str] = {}  # by layer or group: why its fused launch could not be built
 KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices that kernels support, if ksgen finds a matching device
 REMEMBERED = 4096  # cached choices: one per kernel and batch size
 
-KINDS = {
+KINDS = {  # kinds of jobs that are timed, and their names in reports
     "prepared": "frozen",
     "called": "without gradients",
     "step": "training step",
@@ -54,7 +54,7 @@ KINDS = {
 OF_STEPS = ("step", "first step")
 OF_GROUPS = ("group", "prepared group")
 
-METHODS_OF_LAYERS = {  # for several factors, in words
+METHODS_OF_LAYERS = {  # names of the methods in reports, for several factors
     "ksgen": "one launch",
     "in turn": "one launch per factor by one call",
     "apart": "one launch per factor",
@@ -75,7 +75,7 @@ METHODS_OF_GROUPS = {
 
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds per method, by job and threads
 _unreliable: dict[Hashable, str] = {}  # for the same keys: why the times are unreliable; empty if they are reliable
-_open: set[str] = set()  # devices that were opened, as the environment names them
+_open: set[str] = set()  # values of KSGEN_DEVICE whose devices are open
 _trials: dict[Hashable, MethodTrial] = {}  # trials of jobs that are being timed, for the same keys
 _unbuilt: dict[KernelSpec, str] = {}  # kernels that no compiler here could build, and why; never retried
 
@@ -117,7 +117,7 @@ def has_kernels(device: Any) -> bool:
 def is_ready(device: Any) -> bool:
     """Whether the device of a tensor is open. Otherwise the background opens it, while PyTorch multiplies.
 
-    `build` waits for the device. If it were opened during a call, only the last products of the call would get kernels.
+    `build` waits for the device. Otherwise only the last products of the call that it builds would request kernels.
     """
     asked = os.environ.get("KSGEN_DEVICE", "")
     if device.type != "cpu" or asked in _open:
@@ -131,9 +131,9 @@ def is_ready(device: Any) -> bool:
 
 @cache
 def _has_processor(asked: str) -> bool:
-    """Whether host arrays are multiplied on the processor, in place.
+    """Whether ksgen multiplies host arrays in place, on the processor.
 
-    On a machine with a GPU, only if the user asks for it.
+    On a machine with a GPU, it does so only if the user selects the processor by KSGEN_DEVICE.
     """
     try:
         return find_device(asked).shares_host
@@ -142,17 +142,17 @@ def _has_processor(asked: str) -> bool:
 
 
 def run_chosen(
-    own: Launcher,
+    factor: Launcher,
     x: Tensor,
     layout: str,
     precision: str | None,
     backend: str,
     methods: Mapping[str, Method],
-    **what: Any,
+    **options: Any,
 ) -> Tensor:
-    """Run one of the methods "ksgen" and "strided", chosen by `backend`.
+    """Run the method that `backend` names; for "auto", the one chosen for this kernel and batch size.
 
-    `what` holds the epilogue, or a job other than a product.
+    "strided" runs on devices without kernels. `options` hold the epilogue, or a job other than a product.
     """
     if backend == "auto" and precision in (None, dtype_name(x.dtype)) and not is_ready(x.device):
         note_unsettled()
@@ -161,7 +161,8 @@ def run_chosen(
         return methods["strided"]()
     if backend != "auto":
         return methods[backend]()
-    kernel, batch = _kernel(own, precision or dtype_name(x.dtype), layout, **what), x.shape[0 if layout == "bsf" else 1]
+    kernel = _kernel(factor, precision or dtype_name(x.dtype), layout, **options)
+    batch = x.shape[0 if layout == "bsf" else 1]
     if is_measured_here(kernel, x.device):
         return run_fastest((kernel, size_of(batch), *methods), methods, "strided")
     chosen = choose(kernel, batch, x.device).backend
@@ -190,9 +191,9 @@ def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
 def run_fastest(
     job: Hashable, methods: Mapping[str, Method], meanwhile: str, timed: Mapping[str, Method] | None = None
 ) -> Tensor:
-    """Product by the fastest method, or by `meanwhile` until all were compiled and timed.
+    """Run the fastest method, or the method `meanwhile` until all are compiled and timed.
 
-    `timed` are runs that are timed in place of the methods.
+    `timed` has runs of the same names that are timed in place of the methods.
     """
     key = job, torch.get_num_threads()
     if not _is_timed(key, methods) and may_defer():
@@ -214,8 +215,8 @@ def faster(job: Hashable, methods: Mapping[str, Method]) -> str:
     """Name of the fastest method on this processor.
 
     The methods are timed alternately at the first call of a job, unless `calibrate` has timed them. The shortest time
-    of each counts. If calls do not wait, timing is spread over several of them, and `PendingError` is raised until the
-    fastest is known.
+    of each method counts. If calls may defer work, timing is spread over several calls, and `PendingError` is raised
+    until the fastest method is known.
     """
     key = job, torch.get_num_threads()
     if not _is_timed(key, methods):
@@ -234,20 +235,20 @@ def _is_timed(key: Hashable, methods: Iterable[str]) -> bool:
     """Whether the times of a job's methods are known, from this process or from a calibration of this machine."""
     if key in _measured:
         return True
-    if building.get() or not (found := settled.times_of(key, methods)):
+    if building.get() or not (stored := settled.times_of(key, methods)):
         return False
-    _measured[key], _unreliable[key] = found, ""
+    _measured[key], _unreliable[key] = stored, ""
     return True
 
 
 def forget_times() -> None:
-    """Time all methods again from now on."""
-    for each in (_measured, _unreliable, _trials):
-        each.clear()
+    """Forget the times that this process measured or read."""
+    for cache_of_times in (_measured, _unreliable, _trials):
+        cache_of_times.clear()
 
 
 def save_times() -> None:
-    """Store the reliable times of this process for later ones."""
+    """Store the reliable times of this process for later processes."""
     settled.save({key: seconds for key, seconds in _measured.items() if not _unreliable[key]})
 
 
@@ -258,7 +259,7 @@ def _trial(key: Hashable, methods: Iterable[str]) -> MethodTrial:
 
 
 def _settle(key: Hashable, trial: MethodTrial) -> bool:
-    """Store the times of a trial that is complete."""
+    """Store the times of a trial if it is complete, and return whether it is."""
     for error in trial.failed.values():
         _warn_once(error)
     if not trial.is_settled(MOST_ADDED_S):
@@ -290,7 +291,7 @@ def job_of(
 ) -> Hashable:  # fmt: skip
     """Key under which the methods for one or several factors are timed.
 
-    For a group, `patterns` holds those of each layer. `kind` is one of `KINDS`.
+    `kind` is one of `KINDS`. For a group, `patterns` has one sequence of patterns per layer.
     """
     return (kind, *map(tuple, patterns), dtype, layout, activation, bias, residual, between)
 
@@ -306,7 +307,7 @@ def describe_times(
 ) -> list[str]:
     """Lines with the measured times of a layer's methods, the fastest first.
 
-    They cover frozen layers and several factors together.
+    There is one line per kind of job that was timed, such as a training step, with or without a residual.
     """
     patterns, measured = list(patterns), cast("dict[Any, dict[str, float]]", _measured)
     found = []
@@ -332,19 +333,19 @@ def size_of(batch: int) -> int:
 
 @lru_cache(REMEMBERED)
 def _kernel(
-    own: Launcher,
+    factor: Launcher,
     precision: str,
     layout: str,
     epilogue: tuple[bool, str, bool] = (False, "none", False),
     job: str = "multiply",
 ) -> KernelSpec:
-    return KernelSpec(own.pattern, precision, layout, Epilogue(*epilogue), job=job)
+    return KernelSpec(factor.pattern, precision, layout, Epilogue(*epilogue), job=job)
 
 
 def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
-    """Choose kernels if a search measured this one, else use the heuristic of `Pattern.predicts`.
+    """Choose ksgen's kernels if a search measured this kernel, else by expected times and `Pattern.predicts`.
 
-    `device` is a tensor's. On a processor, the faster method is chosen once both were timed.
+    `device` is a tensor's. On a processor, the fastest method is chosen once all are timed.
     """
     if is_measured_here(kernel, device):
         jobs = [(kernel, size_of(batch), *methods) for methods in (("ksgen", "strided", "dense"), ("ksgen", "strided"))]
@@ -364,13 +365,13 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
 def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> BackendChoice:
     try:
         device = device_for(place)
-        found = PLANNER.choice(device, kernel, batch)
+        planned = PLANNER.choice(device, kernel, batch)
     except DeviceError as error:
         return BackendChoice("strided", f"no kernel can be launched: {error}")
-    if found.is_measured:
-        return BackendChoice("ksgen", found.why)
+    if planned.is_measured:
+        return BackendChoice("ksgen", planned.why)
     limits = limits_of(device)
-    if library_us(kernel, limits, batch) < default_us(family_named(found.family), kernel, limits, batch):
+    if library_us(kernel, limits, batch) < default_us(family_named(planned.family), kernel, limits, batch):
         return BackendChoice(
             "strided",
             f"no family uses the tensor cores of {device.name}, "
@@ -380,45 +381,45 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Back
 
 
 def is_one_launch(
-    own: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int, *,
+    fused: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int, *,
     out_layout: str | None = None, weights: str = SAME, inputs: str = SAME,
 ) -> Verdict:  # fmt: skip
     """Whether one launch runs a layer's factors, or several layers, on a tensor's device, and why.
 
     The answer is always no after the build of that launch has failed.
     """
-    if own in _not_one:
-        return Verdict(False, f"one launch for all is not available: {_not_one[own]}")
-    more: dict[str, Any] = {"out_layout": out_layout} if isinstance(own, ChainLauncher) else {}
+    if fused in _fusion_errors:
+        return Verdict(False, f"one launch for all is not available: {_fusion_errors[fused]}")
+    more: dict[str, Any] = {"out_layout": out_layout} if isinstance(fused, ChainLauncher) else {}
     if weights != SAME:
         more |= {"weights": weights, "inputs": inputs}
     try:
         where: Any = device_for(("cuda", device.index) if device.type == "cuda" else "host")  # hashed by identity
-        return _verdict(own, where, precision, layout, epilogue, batch, tuple(more.items()), PLANNER.generation)
-    except DeviceError as error:  # separate factors report the cause
+        return _verdict(fused, where, precision, layout, epilogue, batch, tuple(more.items()), PLANNER.generation)
+    except DeviceError as error:  # the separate launches will report it
         return Verdict(False, str(error))
 
 
 @lru_cache(REMEMBERED)
-def _verdict(own: Any, device: Any, *job: Any) -> Verdict:
+def _verdict(fused: Any, device: Any, *job: Any) -> Verdict:
     *others, more, _ = job
-    found: Verdict = own._verdict(device, *others, **dict(more))
-    return found
+    verdict: Verdict = fused._verdict(device, *others, **dict(more))
+    return verdict
 
 
-def disable_fusion(own: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
+def disable_fusion(fused: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
     """Disable the fused launch for this layer or group from now on; warns once."""
-    _not_one[own] = str(error)
-    warn(f"{own._title} takes one launch per {own.parts}, because one launch for all is not available: {error}")
+    _fusion_errors[fused] = str(error)
+    warn(f"{fused._title} takes one launch per {fused.parts}, because one launch for all is not available: {error}")
 
 
-def is_fusion_disabled(own: ChainLauncher | GroupLauncher) -> bool:
-    """Whether the fused launch of this layer or group has failed."""
-    return own in _not_one
+def is_fusion_disabled(fused: ChainLauncher | GroupLauncher) -> bool:
+    """Whether the fused launch of this layer or group could not be built."""
+    return fused in _fusion_errors
 
 
 def by_heuristic(kernel: KernelSpec) -> BackendChoice:
-    """Choice for a kernel that was never measured on its device."""
+    """Choose for a kernel that was never measured on its device."""
     if kernel.precision != kernel.dtype:
         return BackendChoice("ksgen", f"PyTorch has no {kernel.precision} of its own for a single product")
     pattern, gain = kernel.pattern, kernel.pattern.predicts()

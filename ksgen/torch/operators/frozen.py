@@ -33,17 +33,17 @@ class _Kept:
     forms: dict[Make, Any] = field(default_factory=dict)
     is_in_graph: bool = False  # whether a CUDA graph may read its forms
 
-    def form(self, make: Make, unkept: Make) -> Any:
+    def form(self, make: Make, uncached: Make) -> Any:
         """Compute make(weights) once, complete for every stream.
 
-        Inside a graph capture the result is not cached, because only replays would compute it.
+        During a graph capture, the result is that of uncached(weights) and not cached: only replays will compute it.
         """
         tensor, is_recorded = self.seen.tensor, _is_recorded(self.device)
         self.is_in_graph |= is_recorded
         if make in self.forms:
             return self.forms[make]
         if is_recorded:
-            return unkept(tensor)
+            return uncached(tensor)
         with torch.inference_mode(False), torch.no_grad():
             made = make(tensor.detach())
         if self.device.type == "cuda":
@@ -78,27 +78,27 @@ _kept: WeakValueDictionary[int, _Kept] = WeakValueDictionary()  # by the id of t
 _in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # thawed memory that graphs still read
 
 
-def derived(weights: Tensor, make: Make, unkept: Make | None = None) -> Any:
+def derived(weights: Tensor, make: Make, uncached: Make | None = None) -> Any:
     """Compute make(weights), once for frozen weights.
 
-    For others, or if a derivative is recorded, compute unkept(weights) at each call.
+    For other weights, or if a derivative is recorded, compute uncached(weights), by default `make`, at each call.
     """
-    unkept = unkept or make
+    uncached = uncached or make
     if torch.compiler.is_compiling() or not _kept or (torch.is_grad_enabled() and weights.requires_grad):
-        return unkept(weights)
+        return uncached(weights)
     kept = _kept.get(id(weights))
     if kept is None or not kept.layers or _is_transformed():
-        return unkept(weights)
+        return uncached(weights)
     if what := kept.seen.what_happened():
         _end([(kept, what)])
-        return unkept(weights)
-    return kept.form(make, unkept)
+        return uncached(weights)
+    return kept.form(make, uncached)
 
 
 def calls_of(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> dict[Hashable, Any] | None:
     """Prepared calls of a frozen layer with unchanged weights; None for other layers."""
-    own = _as_frozen(layer, weights)
-    return None if own is None else own.calls
+    frozen = _as_frozen(layer, weights)
+    return None if frozen is None else frozen.calls
 
 
 def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashable, Any] | None:
@@ -108,28 +108,28 @@ def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashab
     """
     found: list[_Frozen] = []
     for layer in layers:
-        own = _as_frozen(layer, layer._modules["weights"]._parameters) if "weights" in layer._modules else None
-        if own is None:
+        frozen = _as_frozen(layer, layer._modules["weights"]._parameters) if "weights" in layer._modules else None
+        if frozen is None:
             return None
-        found.append(own)
-    kept = _groups.get(group)
-    if kept is None or kept.layers != found:  # for other layers, or for these before they thawed
-        kept = _groups[group] = _Group(found)
-    return kept.calls
+        found.append(frozen)
+    record = _groups.get(group)
+    if record is None or record.layers != found:  # of other layers, or of these before they thawed
+        record = _groups[group] = _Group(found)
+    return record.calls
 
 
 def _as_frozen(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> _Frozen | None:
     """Record of a frozen layer with unchanged weights; None for other layers."""
-    own = _frozen.get(layer) if _frozen else None
-    if own is None or tuple(weights) != own.parameters:  # pruning or a parametrization renames weights
+    frozen = _frozen.get(layer) if _frozen else None
+    if frozen is None or tuple(weights) != frozen.parameters:  # pruning or a parametrization renames weights
         return None
-    for tensor, kept in zip(weights.values(), own.weights.values(), strict=True):
+    for tensor, kept in zip(weights.values(), frozen.weights.values(), strict=True):
         if tensor is not kept.seen.tensor or kept.seen.what_happened():
             return None
-    return own
+    return frozen
 
 
-def is_kept(weights: Tensor) -> bool:
+def is_cached(weights: Tensor) -> bool:
     """Whether data derived from the weights is cached, because they belong to a frozen layer."""
     kept = _kept.get(id(weights)) if _kept else None
     return kept is not None and bool(kept.layers) and not _is_transformed()
@@ -138,8 +138,8 @@ def is_kept(weights: Tensor) -> bool:
 def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
     """Cache data derived from a layer's weights from now on. Returns whether the layer is frozen.
 
-    The weights must be plain tensors of the layer. PyTorch counts no writes to tensors made in inference mode: these
-    are never cached, and a warning says so.
+    The weights must be plain tensors of the layer. PyTorch counts no writes to tensors made in inference mode: a layer
+    with such a tensor is not frozen, and a warning says so.
     """
     if is_frozen(layer, weights):
         return True
@@ -187,8 +187,8 @@ def thaw(layer: nn.Module) -> bool:
             torch.cuda.synchronize(kept.device)  # other streams may still read them
     for reference in _groups.keyrefs():  # a snapshot: other threads may add groups meanwhile
         group = reference()
-        its = None if group is None else _groups.get(group)
-        if group is not None and its and frozen in its.layers:
+        record = None if group is None else _groups.get(group)
+        if group is not None and record and frozen in record.layers:
             _groups.pop(group, None)
     return True
 
@@ -209,7 +209,7 @@ def thaw_if_changed(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]
 
 
 def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kept, str]]:
-    """Weights of a frozen layer that have changed, and how."""
+    """Weights of a frozen layer that have changed, each with a description of the change."""
     found = []
     for name, kept in _frozen[layer].weights.items():
         replaced = "" if weights.get(name) is kept.seen.tensor else "was replaced by another tensor"
@@ -219,7 +219,7 @@ def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kep
 
 
 def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
-    """Thaw the layers whose weights changed; the warnings follow after all of them."""
+    """Thaw the layers whose weights changed, and then warn about each of them."""
     messages = {}
     for kept, what in changes:
         for layer in list(kept.layers):
@@ -236,7 +236,7 @@ def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
 
 @cache
 def _watch_optimizers() -> None:
-    """Watch optimizer steps from the first frozen layer on: PyTorch does not count those of fused optimizers."""
+    """Watch optimizer steps from the first frozen layer on: PyTorch does not count the writes of fused optimizers."""
     register_optimizer_step_post_hook(_after_step)
 
 
@@ -250,7 +250,7 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _address_of(tensor: Tensor) -> int:
-    """Address of the tensor's storage, which may contain frozen weights; 0 if it has none."""
+    """Address of the tensor's storage, which may contain frozen weights; 0 if the tensor has no storage."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except RuntimeError:  # sparse, or on several devices
@@ -258,7 +258,7 @@ def _address_of(tensor: Tensor) -> int:
 
 
 def _is_gathered(tensor: Tensor) -> bool:
-    """Whether FSDP2 gathered a parameter into this tensor, and will again: PyTorch counts none of these writes."""
+    """Whether FSDP2 gathers a parameter into this tensor again and again: PyTorch counts none of these writes."""
     if "torch.distributed.fsdp" not in sys.modules:
         return False
     try:
@@ -276,7 +276,7 @@ def _is_gathered(tensor: Tensor) -> bool:
 
 
 def _is_transformed() -> bool:
-    """Whether a transform, a mode or a trace is active: results then have their own types."""
+    """Whether a transform, a mode or a trace is active: results may then be tensors of other types."""
     is_watched = torch.jit.is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
     return bool(is_watched or torch._C._are_functorch_transforms_active())
 
@@ -292,15 +292,15 @@ def _is_recorded(device: torch.device) -> bool:
 def operand(weights: Tensor, transposed: bool) -> Any:
     """Operand of a launcher for weights (a, b, c, d), or for the adjoint (a, c, b, d).
 
-    Gradients of x need the adjoint. Frozen weights are packed once; others before each launch.
+    Gradients of x need the adjoint. Frozen weights are packed once, other weights before each launch.
     """
-    return derived(weights, _pack_transposed, _transpose) if transposed else derived(weights, _pack, lambda own: own)
+    return derived(weights, _pack_transposed, _transpose) if transposed else derived(weights, _pack, lambda raw: raw)
 
 
 def as_trained(weights: Tensor) -> Tensor:
     """Detach weights that take gradients.
 
-    They are about to change, so nothing cached for them may be used, frozen or not.
+    They are about to change, so nothing cached for them may be used, even if they are frozen.
     """
     return weights.detach() if weights.requires_grad else weights
 

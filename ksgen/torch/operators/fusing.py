@@ -41,7 +41,7 @@ class EpilogueFusion(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         for node in list(graph.nodes):
-            if node.target is _MULTIPLY and _may_take_more(node):
+            if node.target is _MULTIPLY and _takes_epilogue(node):
                 _fuse(graph, node)
         graph.eliminate_dead_code()
 
@@ -52,7 +52,8 @@ class EpilogueFusion(CustomGraphPass):
 FUSING = {"pre_grad_custom_pass": EpilogueFusion()}
 
 
-def _may_take_more(product: Node) -> bool:
+def _takes_epilogue(product: Node) -> bool:
+    """Whether an activation or a sum after the product may become part of it."""
     return product.args[_RESIDUAL] is None and product.args[_BACKEND] != "strided" and not _value(product).requires_grad
 
 
@@ -89,8 +90,8 @@ def _added(step: Node, end: Node) -> Node | None:
     others = [each for each in step.args if each is not end]
     if len(others) != 1 or not isinstance(others[0], Node) or not isinstance(value := _value(others[0]), torch.Tensor):
         return None
-    mine = _value(end)
-    return others[0] if (value.shape, value.dtype, value.device) == (mine.shape, mine.dtype, mine.device) else None
+    last = _value(end)
+    return others[0] if (value.shape, value.dtype, value.device) == (last.shape, last.dtype, last.device) else None
 
 
 def _only_user(node: Node) -> Node | None:

@@ -19,22 +19,22 @@ from ksgen.measure.trust import LEAST_BLOCKS, Watch, why_unreliable
 Method = Callable[[], Tensor]
 Result = TypeVar("Result")
 ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
-LONG_ROUNDS = 2  # rounds of timing where one takes longer than the ration
+LONG_ROUNDS = 2  # rounds of timing if one round takes longer than the ration
 MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds, and seconds after which no more than ROUNDS are run
-MOST_ADDED_S = 0.04  # most seconds that timing adds to calls at once
+MOST_ADDED_S = 0.04  # most seconds that timing adds at once, to one call or to calls in quick succession
 SHARE = 0.2  # largest share of the time that timing takes on average
 
-# True while `build` runs: calls find missing kernels, and methods are timed without the ration
+# True while `build` runs: calls request their missing kernels, and methods are timed without the ration
 building: ContextVar[bool] = ContextVar("building", default=False)
 _waits: ContextVar[bool] = ContextVar("_waits", default=False)  # calls wait for their kernels
 
 
 def may_defer() -> bool:
-    """Whether PyTorch's products may replace kernels while these are compiled. Results then change once in the last
-    bits.
+    """Whether PyTorch's products may replace kernels while these are compiled.
 
-    While `building`, they always may. Otherwise they may not under deterministic algorithms, in compiled programs,
-    in one of several processes, or with KSGEN_COMPILE=wait.
+    Results then change once in their last bits. While `building`, PyTorch's products always may replace kernels.
+    Otherwise they may not under deterministic algorithms, in compiled programs, in one of several processes, or with
+    KSGEN_COMPILE=wait.
     """
     if building.get():
         return True
@@ -62,7 +62,7 @@ def by_kernels(run: Callable[[], Result]) -> Result | None:
 
 
 class _Ration:
-    """Seconds that timing may take: `MOST_ADDED_S` at once, and `SHARE` of the time on average."""
+    """Token bucket of seconds for timing: `MOST_ADDED_S` at once, and `SHARE` of the time on average."""
 
     def __init__(self) -> None:
         self._left, self._at = MOST_ADDED_S, monotonic()
@@ -79,7 +79,7 @@ class _Ration:
 
 
 _ration = _Ration()
-_unsettled = 0  # products that PyTorch computed meanwhile: a run that contains one is not timed
+_unsettled = 0  # products that PyTorch computed in place of kernels: a run that contains one is not timed
 
 
 class MethodTrial:
@@ -90,7 +90,7 @@ class MethodTrial:
         self.failed: dict[str, str] = {}  # methods that cannot run, and why
         self._last: dict[str, float] = {}  # seconds of each method's last run, disturbed or not
         self._shares: list[float | None] = []
-        self._takes_calls = False  # whether a method that is being timed may compute calls
+        self._takes_calls = False  # whether a timed method may compute the result of a call
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -106,11 +106,11 @@ class MethodTrial:
 
     def is_settled(self, most_s: float = float("inf")) -> bool:
         """Whether every method was timed often enough: twice, if one round takes longer than `most_s`."""
-        if not (open_methods := self._open()):
+        if not (runnable := self._runnable()):
             return True
-        rounds = min(len(self.taken_us[name]) for name in open_methods)
-        once = sum(min(self.taken_us[name], default=0.0) for name in open_methods) / 1e6
-        if rounds >= LONG_ROUNDS and once > most_s:  # a single run may have been disturbed
+        rounds = min(len(self.taken_us[name]) for name in runnable)
+        once = sum(min(self.taken_us[name], default=0.0) for name in runnable) / 1e6
+        if rounds >= LONG_ROUNDS and once > most_s:  # one round is not enough: its runs may have been disturbed
             return True
         return rounds >= MOST_ROUNDS or (rounds >= ROUNDS and rounds * once > LONG_S)
 
@@ -128,7 +128,7 @@ class MethodTrial:
         """
         self._takes_calls = True
         if self._last.get(meanwhile, 0.0) > MOST_ADDED_S:
-            for name in (each for each in self._open() if each != meanwhile and self._can_be_timed(each)):
+            for name in (each for each in self._runnable() if each != meanwhile and self._can_be_timed(each)):
                 with suppress(PendingError, DeviceError, ToolchainError):
                     return self._run(name, methods[name])
         y = self._run(meanwhile, methods[meanwhile])
@@ -137,7 +137,7 @@ class MethodTrial:
 
     def go_on(self, methods: Mapping[str, Method]) -> None:
         """Time methods within the ration. Kernels that are missing are compiled in the background first."""
-        pending = [name for name in self._unmet() if not self._run_if_allowed(name, methods)]
+        pending = [name for name in self._never_run() if not self._run_if_allowed(name, methods)]
         if pending or is_busy():
             return
         watch = Watch()
@@ -145,24 +145,25 @@ class MethodTrial:
             pass
         self._shares.append(watch.others_share())
 
-    def _open(self) -> list[str]:
+    def _runnable(self) -> list[str]:
         return [name for name in self.taken_us if name not in self.failed]
 
-    def _unmet(self) -> list[str]:
-        return [name for name in self._open() if name not in self._last]
+    def _never_run(self) -> list[str]:
+        return [name for name in self._runnable() if name not in self._last]
 
     def _can_be_timed(self, name: str) -> bool:
         return name not in self._last or (len(self.taken_us[name]) < LONG_ROUNDS and not is_busy())
 
     def _next(self) -> str:
-        return min(self._open(), key=lambda name: len(self.taken_us[name]))
+        """The method with the fewest times."""
+        return min(self._runnable(), key=lambda name: len(self.taken_us[name]))
 
     def _run_next(self, methods: Mapping[str, Method]) -> None:
         with suppress(DeviceError, ToolchainError):
             self._run(name := self._next(), methods[name])
 
     def _run_if_allowed(self, name: str, methods: Mapping[str, Method]) -> bool:
-        """Run a method if the ration allows it; False if it does not, or kernels are missing."""
+        """Run a method; False if the ration does not allow that, or if kernels are missing."""
         expected, left = self._last.get(name, max(self._last.values(), default=0.0)), _ration.left()
         may_compute = self._takes_calls and name not in self._last
         # a full ration allows every run, since the expected time may be that of a disturbed run

@@ -5,8 +5,8 @@
     y = multiply(x, W)                   the gradient of x is multiply(dy, W, transposed), of W weight_gradient(x, dy)
     W = weight_gradient(x, y)            the gradient of x is multiply(y, dW, transposed), of y multiply(x, dW)
 
-For complex numbers, "transposed" is the adjoint, with the conjugates of the weights, and W has the conjugate of x:
-PyTorch's gradients. Both run in ksgen's kernels, or in `ksgen.torch.operators.products` if
+For complex numbers, "transposed" means the adjoint, with conjugated weights, and `weight_gradient` conjugates x, as
+PyTorch defines gradients. Both operators run in ksgen's kernels, or in `ksgen.torch.operators.products` if
 `ksgen.torch.operators.choice` selects it. Operands are matrices: (batch, features) in layout "bsf", (features, batch)
 in "bsl". Forward-mode derivatives are products too, by the product rule.
 """
@@ -41,7 +41,7 @@ from ksgen.torch.operators.choice import (
     run_fastest,
     size_of,
 )
-from ksgen.torch.operators.frozen import as_trained, derived, is_kept, operand
+from ksgen.torch.operators.frozen import as_trained, derived, is_cached, operand
 from ksgen.torch.operators.meanwhile import by_kernels, waiting
 from ksgen.torch.operators.products import ACTIVATIONS, Exchange, exchanged, finish
 
@@ -111,7 +111,7 @@ def _multiply_factor(
     backend: str,
 ) -> Tensor:  # fmt: skip
     """Multiply like `multiply`, with tensors that were cast and checked."""
-    given = x, weights, bias, residual
+    operands = x, weights, bias, residual
 
     def by_functions(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         if activation != "none" and (_needs_gradient(x, weights, bias) or _is_forward_mode()):
@@ -122,17 +122,17 @@ def _multiply_factor(
     def by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         return multiply_by_pytorch(x, weights, bias, residual, layout, activation)
 
-    if _is_traced() or (backend != "strided" and not _is_watched(*given) and _lacks_kernels(x, precision, backend)):
-        return by_pytorch(*given)
-    if backend == "auto" and _is_small_step(*given, layout, precision):
+    if _is_traced() or (backend != "strided" and not _is_watched(*operands) and _lacks_kernels(x, precision, backend)):
+        return by_pytorch(*operands)
+    if backend == "auto" and _is_small_step(*operands, layout, precision):
         methods = dict(zip(STEP_METHODS, (by_functions, by_pytorch), strict=True))
         added = bias is not None, residual is not None
         job = step_job(
             weights.shape, x.shape[0 if layout == "bsf" else 1], x.dtype, layout, activation, *added, x.requires_grad
         )
-        timed = {name: partial(_step, method, given) for name, method in methods.items()}
-        return run_fastest(job, {name: partial(method, *given) for name, method in methods.items()}, "bmm", timed)
-    return by_functions(*given)
+        timed = {name: partial(_step, method, operands) for name, method in methods.items()}
+        return run_fastest(job, {name: partial(method, *operands) for name, method in methods.items()}, "bmm", timed)
+    return by_functions(*operands)
 
 
 def _lacks_kernels(x: Tensor, precision: str | None, backend: str) -> bool:
@@ -153,7 +153,7 @@ def step_job(
 ) -> Hashable:
     """Key under which a small training step is timed.
 
-    `wants_x` says whether x has a gradient.
+    `wants_x` says whether the gradient of x is computed.
     """
     kind = "trained" if wants_x else "trained first"
     return (job_of(kind, [shape], dtype, layout, activation, bias, residual), size_of(batch), *STEP_METHODS)
@@ -175,31 +175,33 @@ def multiply_chain(
 ) -> Tensor:  # fmt: skip
     """Multiply by several factors, with `between` as the activation of all but the last.
 
-    Tensors were cast and checked. One launch runs all factors if it is faster, or if `fuse` asks for it, and only the
-    values are needed. `out_layout` is the layout of y, if it differs from that of x. `transposing_factor` is
-    the index of the first factor with it. `exchanges` are those of the factors, if a factor exchanges its outputs.
+    Tensors were cast and checked. If only the values are needed, one launch runs all factors where it is faster or
+    `fuse` asks for it. `out_layout` is the layout of y, if it differs from that of x. `transposing_factor` is the index
+    of the first factor whose X and Y have `out_layout`. `exchanges` has one entry per factor; it is empty if no factor
+    exchanges its outputs.
     """
-    is_one_alone = len(weights) == 1 and out_layout is None and not exchanges
+    is_single = len(weights) == 1 and out_layout is None and not exchanges
     orders = exchanges or (None,) * len(weights)
 
     def multiplied(
-        rows: Tensor, each: Tensor, exchange: Exchange | None, own: Layout, *, bias: Tensor | None = None,
+        rows: Tensor, each: Tensor, exchange: Exchange | None, layout: Layout, *, bias: Tensor | None = None,
         residual: Tensor | None = None, activation: Activation,
     ) -> Tensor:  # fmt: skip
         if exchange is None:
-            return _multiply_factor(rows, each, bias, residual, own, precision, activation, backend)
-        y = _multiply_factor(rows, each, None, None, own, precision, "none", backend)
-        return finish(exchanged(y, exchange, own), bias, activation, residual, own)
+            return _multiply_factor(rows, each, bias, residual, layout, precision, activation, backend)
+        y = _multiply_factor(rows, each, None, None, layout, precision, "none", backend)
+        return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
 
     def one_by_one() -> Tensor:
         *first, last = zip(transposed_at(transposing_factor, weights, layout, out_layout), orders, strict=True)
         rows = x
-        for (prepare, each, own), exchange in first:
-            rows = multiplied(prepare(rows), each, exchange, own, activation=between)
-        (prepare, each, own), exchange = last
-        return multiplied(prepare(rows), each, exchange, own, bias=bias, residual=residual, activation=activation)
+        for (prepare, each, factor_layout), exchange in first:
+            rows = multiplied(prepare(rows), each, exchange, factor_layout, activation=between)
+        (prepare, each, factor_layout), exchange = last
+        options: dict[str, Any] = {"bias": bias, "residual": residual, "activation": activation}
+        return multiplied(prepare(rows), each, exchange, factor_layout, **options)
 
-    if is_one_alone or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
+    if is_single or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
         return one_by_one()
     if fuse == backend == "auto" and precision in (None, dtype_name(x.dtype)) and not is_ready(x.device):
         return one_by_one()
@@ -211,7 +213,7 @@ def multiply_chain(
             )
         return one_by_one()
     patterns = tuple((*each.shape, *(order[:1] if order else ())) for each, order in zip(weights, orders, strict=True))
-    own, batch = chain_launcher(patterns, between, fuse), x.shape[0 if layout == "bsf" else 1]
+    chain, batch = chain_launcher(patterns, between, fuse), x.shape[0 if layout == "bsf" else 1]
     wanted = precision or dtype_name(x.dtype)
     if not x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(x.dtype)):
         return one_by_one()
@@ -223,22 +225,22 @@ def multiply_chain(
             "precision": precision,
         }
         ready = [operand(contiguous(each), False) for each in weights]
-        y: Tensor = own(rows_of(x), ready, layout=layout, out_layout=out_layout, activation=activation, **extras)
+        y: Tensor = chain(rows_of(x), ready, layout=layout, out_layout=out_layout, activation=activation, **extras)
         return y
 
     if fuse == "yes" or (backend == "ksgen" and x.device.type == "cpu"):
         return by_launcher()
     added = bias is not None, residual is not None
     epilogue = Epilogue(added[0], activation, added[1])
-    is_one = is_one_launch(own, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one
+    is_one = is_one_launch(chain, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one
     if x.device.type == "cuda":
-        if is_one or (exchanges and not is_fusion_disabled(own)):
+        if is_one or (exchanges and not is_fusion_disabled(chain)):
             must_wait = wanted != dtype_name(x.dtype) or backend != "auto"
             try:
                 if (y := by_launcher() if must_wait else by_kernels(by_launcher)) is not None:
                     return y
             except ToolchainError as error:
-                disable_fusion(own, error)
+                disable_fusion(chain, error)
         return one_by_one()
     job = job_of("chain", patterns, x.dtype, layout_word(layout, out_layout), activation, *added, between)
     methods = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
@@ -260,13 +262,13 @@ def transposed_at(
         return rows
 
     transposes = is_transposed(layout, out_layout)
-    own = [
+    layouts = [
         out_layout or layout if transposes and number >= transposing_factor else layout
         for number in range(len(weights))
     ]
     return [
         (transposed if transposes and number == transposing_factor else unchanged, *each)
-        for number, each in enumerate(zip(weights, own, strict=True))
+        for number, each in enumerate(zip(weights, layouts, strict=True))
     ]
 
 
@@ -296,9 +298,9 @@ def is_saved_otherwise() -> bool:
 
 
 def shaped(y: Tensor, shape: Sequence[int], activation: str) -> Tensor:
-    """Give the matrix y that shape, as a tensor of its own: FSDP2 takes no view.
+    """Reshape the matrix y, to a tensor that is no view for autograd: FSDP2 does not accept views.
 
-    After relu it is a view, so that PyTorch detects writes to y, which the gradient reads.
+    After relu, the result is a view, so that PyTorch detects writes to y: the gradient reads y.
     """
     y = y.contiguous()
     if activation == "relu" and y.requires_grad:
@@ -309,9 +311,9 @@ def shaped(y: Tensor, shape: Sequence[int], activation: str) -> Tensor:
 
 def _step(method: Product, given: Sequence[Tensor | None]) -> Tensor:
     """Run a product and its gradients on detached tensors, outside the recorded graph."""
-    apart = [None if each is None else each.detach().requires_grad_(each.requires_grad) for each in given]
-    y = method(*apart)
-    torch.autograd.grad(_OwnGradient.apply(y), [each for each in apart if each is not None and each.requires_grad])
+    detached = [None if each is None else each.detach().requires_grad_(each.requires_grad) for each in given]
+    y = method(*detached)
+    torch.autograd.grad(_OwnGradient.apply(y), [each for each in detached if each is not None and each.requires_grad])
     return y
 
 
@@ -351,9 +353,9 @@ def autocast(*given: Any) -> Any:
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast the tensor to that type.
 
-    A weight in training is cast once per autocast region, like the weights of PyTorch's own layers. PyTorch exposes its
-    cache only to operators. So the weight, which has the shape of a convolution's, is passed to a convolution of an
-    empty input.
+    A weight in training is cast once per autocast region, like the weights of PyTorch's own layers. Only PyTorch's
+    operators can use its cache of cast weights. So a convolution of an empty input casts the weight, which has four
+    dimensions like the weight of a convolution.
     """
     is_cached = (
         type(tensor) is Parameter
@@ -363,7 +365,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     )
     if tensor.dtype == dtype or not is_cached or _is_watched(tensor) or is_transformed() or _is_traced():
         return tensor.to(dtype)
-    if is_saved_otherwise():  # reading it would trigger a checkpoint's recomputation
+    if is_saved_otherwise():  # reading the saved weight would trigger a checkpoint's recomputation
         return tensor.to(dtype)
     convolved = functional.conv2d(tensor.new_empty(0, *tensor.shape[1:], dtype=dtype), tensor)
     cast: Tensor = convolved.grad_fn._saved_weight
@@ -381,13 +383,13 @@ def _compute(
     if not x.numel():
         return _empty(x, weights, layout, transposed)
     a, b, c, d = weights.shape
-    own = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
+    factor = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
     epilogue = (bias is not None, activation, residual is not None)
 
     def by_kernels() -> Tensor:
         options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
         options |= {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual)}
-        product: Tensor = own(x, operand(weights, transposed), **options)
+        product: Tensor = factor(x, operand(weights, transposed), **options)
         return product
 
     def on_views() -> Tensor:
@@ -400,13 +402,13 @@ def _compute(
         return finish(products.by_whole_matrix(x, matrix, layout), bias, activation, residual, layout)
 
     methods = {"ksgen": by_kernels, "strided": on_views}
-    if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_kept(weights):
+    if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_cached(weights):
         methods["dense"] = by_whole_matrix  # matrix tiles may multiply by zeros faster than kernels skip them
-    return run_chosen(own, x, layout, precision, backend, methods, epilogue=epilogue)
+    return run_chosen(factor, x, layout, precision, backend, methods, epilogue=epilogue)
 
 
 def _without_tangents(compute: Product) -> Product:
-    """Wrap an operator's body to refuse forward-mode derivatives, which it cannot see and would drop.
+    """Wrap an operator's body to refuse forward-mode derivatives, which it would silently drop.
 
     Results of compiled programs must not change between calls, so the operator waits for its kernels.
     """
@@ -507,11 +509,11 @@ def _multiply_batched(
 ) -> tuple[Tensor, int]:
     """Rule for `vmap`: fold the mapped dimension into the batch.
 
-    If weights or biases differ, it is folded into a instead, as more blocks.
+    If weights or biases are mapped too, the dimension is folded into a instead, as more blocks.
     """
     layout, count = options[0], info.batch_size
-    if not count:  # nothing to compute, and the length of the folded dimension is unknown
-        each_x, each_weights = (_each(given, dim) for given, dim in zip((x, weights), in_dims[:2], strict=True))
+    if not count:  # nothing to compute, and `unflatten` cannot infer a length from no elements
+        each_x, each_weights = (_empty_slice(given, dim) for given, dim in zip((x, weights), in_dims[:2], strict=True))
         return _empty(each_x, each_weights, layout, options[3]).expand(0, -1, -1), 0
     of_x, of_weights, of_bias, of_residual = in_dims[:4]
     axis = 0 if layout == "bsf" else 1
@@ -532,17 +534,18 @@ def _compute_weight_gradient(
     shape = _weight_shape(x, y_gradient, a, d, layout)
     if not x.numel():
         return x.new_zeros(shape)
-    own = launcher(*shape)
+    factor = launcher(*shape)
     options: dict[str, Any] = {"layout": layout, "precision": precision}
 
     def by_kernels() -> Tensor:
-        gradient: Tensor = own.gradient(x, y_gradient, **options)
+        gradient: Tensor = factor.gradient(x, y_gradient, **options)
         return gradient
 
     def on_views() -> Tensor:
         return products.weight_gradient(x, y_gradient, layout, a, d)
 
-    return run_chosen(own, x, layout, precision, backend, {"ksgen": by_kernels, "strided": on_views}, job="gradient")
+    methods = {"ksgen": by_kernels, "strided": on_views}
+    return run_chosen(factor, x, layout, precision, backend, methods, job="gradient")
 
 
 _weight_gradient = torch.library.custom_op(
@@ -578,7 +581,7 @@ _weight_gradient.register_autograd(_backward_of_weights, setup_context=_keep_for
 
 
 def _forward_of_weights(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: Any) -> Tensor:
-    """Forward-mode derivative of the weight gradient. `ctx` stores what the backward pass needs."""
+    """Forward-mode derivative of the weight gradient."""
     options = (*ctx.shape, ctx.layout, ctx.precision, ctx.backend)
     of_x = None if x_tangent is None else _outer_product(x_tangent, ctx.y_gradient, *options)
     return _sum([of_x, None if y_tangent is None else _outer_product(ctx.x, y_tangent, *options)])
@@ -598,7 +601,7 @@ def _weight_gradient_batched(
     """Rule for `vmap`: fold the mapped dimension into a, for instance the samples of per-sample gradients."""
     axis = 1 if layout == "bsf" else 0
     if not info.batch_size:
-        each_x, each_y = (_each(given, dim) for given, dim in zip((x, y_gradient), in_dims[:2], strict=True))
+        each_x, each_y = (_empty_slice(given, dim) for given, dim in zip((x, y_gradient), in_dims[:2], strict=True))
         return x.new_empty((0, *_weight_shape(each_x, each_y, a, d, layout))), 0
     x, y_gradient = (
         _folded(each, of_each, info.batch_size, axis)
@@ -607,7 +610,7 @@ def _weight_gradient_batched(
     return call(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
 
 
-# ---- calls: as operators if a compiler or a mode is watching, else as functions, which cost less
+# ---- calls: of operators if a compiler or a mode is watching, else of autograd functions, which have less overhead
 
 
 def _multiply_trained(x: Tensor, weights: Tensor, *others: Any) -> Tensor:
@@ -682,9 +685,9 @@ def _product_of_pytorch(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
     activation: str, transposed: bool, backend: str,
 ) -> Tensor:  # fmt: skip
-    """Multiply with operators that PyTorch can transform while it watches them.
+    """Multiply with PyTorch's operators, for a transform within a compiled program or a dispatch mode.
 
-    It would take forward-mode derivatives of ksgen's operators as zero.
+    PyTorch would take forward-mode derivatives of ksgen's operators as zero.
     """
     blocks = products.blocks_of(weights.transpose(1, 2).conj() if transposed else weights)
     return finish(
@@ -711,7 +714,10 @@ def _is_watched(*tensors: Tensor | None) -> bool:
 
 
 def _has_address(tensor: Tensor) -> bool:
-    """Whether this is one tensor, and not a gradient that stands for several. Transforms see to their own tensors."""
+    """Whether the tensor has memory, unlike a batch of gradients (`is_grads_batched`).
+
+    Tensors of torch.func transforms count as having memory, because transforms are handled separately.
+    """
     try:
         tensor.data_ptr()
     except RuntimeError:
@@ -720,7 +726,7 @@ def _has_address(tensor: Tensor) -> bool:
 
 
 def _is_recorded(*tensors: Tensor | None) -> bool:
-    """Whether a derivative may follow, or a transform is active, which sees only functions."""
+    """Whether a derivative may follow, or a transform is active."""
     return _needs_gradient(*tensors) or is_transformed()
 
 
@@ -747,8 +753,8 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
-def _each(tensor: Tensor, dim: int | None) -> Tensor:
-    """One slice of a tensor that `vmap` maps over, without its values."""
+def _empty_slice(tensor: Tensor, dim: int | None) -> Tensor:
+    """Uninitialised slice of a tensor that `vmap` maps over."""
     return tensor if dim is None else tensor.new_empty(tensor.movedim(dim, 0).shape[1:])
 
 
@@ -794,9 +800,9 @@ def _flops_of_weight_gradient(
 
 
 def rows_of(tensor: Any) -> Any:
-    """Convert a matrix to the form that kernels accept: gaps only between rows.
+    """Copy a matrix unless kernels accept it, with gaps only between rows.
 
-    Slices are thus read in place. None stays None.
+    Slices of columns are thus read in place. None stays None.
     """
     if tensor is None or (tensor.stride(1) == 1 and tensor.stride(0) >= tensor.shape[1]):
         return None if tensor is None else _resolved(tensor)
@@ -809,7 +815,7 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def _resolved(tensor: Tensor) -> Tensor:
-    """Materialise the values of a tensor that PyTorch only marks as conjugated or negated."""
+    """Compute the values of a tensor that PyTorch only marks as conjugated or negated."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 

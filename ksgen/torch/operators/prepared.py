@@ -1,9 +1,10 @@
-"""Prepared calls of layers whose values alone are needed, which check little but x.
+"""Prepared calls of layers while no gradient is recorded. They check little but x.
 
-`is_direct` alone checks x, and `own_of` the parameters. The first call of a layer at a shape takes the
-usual path, which reports errors. The second call prepares. On a processor the methods are timed alternately; on a GPU
-`ksgen.torch.operators.choice` decides. Frozen layers are packed once. Other weights are read and packed at each call,
-because their changes cannot be detected reliably. A layer is a group of one. All other calls take the usual path.
+`is_direct` checks x, and `parameters_of` the parameters. The first call of a layer at a shape takes the usual path,
+which reports errors. The second call prepares. On a processor, the methods are timed alternately; on a GPU,
+`ksgen.torch.operators.choice` decides. Weights of frozen layers are packed once. Other weights are read and packed at
+each call, because their changes cannot be detected reliably. A single layer counts as a group of one. All other calls
+take the usual path.
 """
 
 import threading
@@ -48,17 +49,20 @@ from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.products import finish
 
 BACKENDS = ("auto", "ksgen")  # backends with prepared calls
-TRIED_COLUMNS = 64  # per thread: from there on, one launch is timed in batch-size-last, where launchers choose none
+# least columns of X per thread for which one launch is timed in batch-size-last; launchers never choose one there
+TRIED_COLUMNS = 64
 MOST_CALLS = 256  # prepared calls per frozen layer
-LINE_BYTES = 256  # alignment of scratch memory: that of a GPU's memory, and whole lines of a processor's cache
+LINE_BYTES = 256  # alignment of scratch memory: that of GPU allocations, and whole cache lines of a processor
 KEPT_BYTES = 2**22  # scratch memory that a thread keeps; more is allocated at each call
-OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")  # equal in one launch
+# options that must be equal for all layers of one launch
+OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")
 SEEN, UNFIT = "was seen once", "takes the usual path, or is refused there"  # states of a shape of x
-NAMES = tuple(map(str, range(64)))  # of a layer's weights
+NAMES = tuple(map(str, range(64)))  # names of a layer's weights
 
 Result = TypeVar("Result")
-Own = Sequence[Tensor | None]  # parameters that a call reads: the bias of each layer, then weights that are not frozen
-Step = Callable[[Tensor, Tensor | None, Own], Tensor]  # takes x and the residual as matrices
+# parameters that a call reads: the bias of each layer, then weights that are not frozen
+Parameters = Sequence[Tensor | None]
+Step = Callable[[Tensor, Tensor | None, Parameters], Tensor]  # takes x and the residual as matrices
 options_of = attrgetter(*OPTIONS)
 _calls: dict[Hashable, Any] = {}  # prepared calls of layers that are not frozen: equal layers share them
 _scratch = threading.local()
@@ -69,7 +73,7 @@ class NotPreparedError(Exception):
 
 
 def is_direct(x: Any, residual: Any = None) -> bool:
-    """Whether x and a residual lie unchanged in memory, without a trace, mode, transform, autocast or graph capture."""
+    """Whether x and residual are plain tensors, and no trace, mode, transform, autocast or graph capture is active."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state():  # a trace records every shape that is read
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
@@ -84,17 +88,17 @@ def is_direct(x: Any, residual: Any = None) -> bool:
 
 
 def _lies_in_memory(tensor: Any) -> bool:
-    """Whether this is a plain tensor whose address tells where its values are."""
+    """Whether this is a plain tensor whose values lie unchanged at its address."""
     kind = type(tensor)
     if (kind is not Tensor and kind is not nn.Parameter) or not (tensor.is_cpu or tensor.is_cuda):
         return False
     if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj() or tensor.is_nested:
         return False
     try:
-        at = tensor.data_ptr()  # 0 if empty or released; foreign memory may be misaligned
-    except RuntimeError:  # a gradient that stands for several
+        address = tensor.data_ptr()  # 0 if empty or released; foreign memory may be misaligned
+    except RuntimeError:  # a batch of gradients, as with `is_grads_batched`
         return False
-    return bool(at) and at % (tensor.element_size() if tensor.is_cpu else MAP_ALIGNMENT) == 0
+    return bool(address) and address % (tensor.element_size() if tensor.is_cpu else MAP_ALIGNMENT) == 0
 
 
 def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
@@ -104,42 +108,42 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     calls = layer._prepared_calls()
     if calls is None and frozen.was_frozen(layer):  # its weights changed: the usual path reports it
         return None
-    if (own := own_of(layer, x, calls is None)) is None:
+    if (parameters := parameters_of(layer, x, calls is None)) is None:
         return None
-    found = _found(calls, (layer,), x, residual, own)
-    return None if found is None else unless_refused(found.run, x, residual, own)
+    call = _found(calls, (layer,), x, residual, parameters)
+    return None if call is None else unless_refused(call.run, x, residual, parameters)
 
 
-def unless_refused(run: Callable[..., Result], *given: Any) -> Result | None:
+def unless_refused(run: Callable[..., Result], *arguments: Any) -> Result | None:
     """Result of a prepared call; None if the device refuses a launch: the usual path then takes another kernel."""
     try:
-        return run(*given)
+        return run(*arguments)
     except RefusedError:
         return None
 
 
-def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "tuple[Prepared, Own] | None":
-    """Prepared call for all outputs of layers on this x, and what it reads; None if they take the usual path."""
+def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "tuple[Prepared, Parameters] | None":
+    """Prepared call of a group's layers on this x, and the parameters that it reads; None: take the usual path."""
     if torch.is_grad_enabled() or not is_direct(x) or (calls := frozen.calls_of_group(group, layers)) is None:
         return None
-    own: list[Tensor | None] = []
+    parameters: list[Tensor | None] = []
     for layer in layers:
-        if (each := own_of(layer, x, False)) is None:
+        if (of_layer := parameters_of(layer, x, False)) is None:
             return None
-        own += each
-    found = _found(calls, layers, x, None, own)
-    return None if found is None else (found, own)
+        parameters += of_layer
+    call = _found(calls, layers, x, None, parameters)
+    return None if call is None else (call, parameters)
 
 
-def own_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | None:
+def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | None:
     """Parameters of a layer that a call reads; None if one of them is not plain memory like x.
 
-    Pruning and parametrizations compute a parameter at each access. They leave none of its name.
+    Pruning and parametrizations compute a parameter at each access. They remove the stored one of that name.
     """
-    parameters = layer._parameters
-    if "bias" not in parameters or layer._parallel is not None:
+    stored = layer._parameters
+    if "bias" not in stored or layer._parallel is not None:
         return None
-    found: list[Any] = [parameters["bias"]]
+    found: list[Any] = [stored["bias"]]
     if has_weights:
         if layer.has_stored_type or "weights" not in layer._modules:
             return None
@@ -159,29 +163,38 @@ def own_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | No
 
 
 def _found(
-    calls: dict[Hashable, Any] | None, layers: Sequence[Any], x: Tensor, residual: Tensor | None, own: Own
+    calls: dict[Hashable, Any] | None,
+    layers: Sequence[Any],
+    x: Tensor,
+    residual: Tensor | None,
+    parameters: Parameters,
 ) -> "Prepared | None":
+    """Prepared call for these arrays; None if there is none yet, or if the usual path has to be taken.
+
+    `calls` are those of frozen layers. None: the layers are not frozen.
+    """
     options = options_of(layers[0]) if len(layers) == 1 else tuple(map(options_of, layers))
-    of_weights: Hashable = None
+    shapes: Hashable = None
     if calls is None:
-        of_weights = tuple([None if each is None else each.shape for each in own])
+        shapes = tuple([None if each is None else each.shape for each in parameters])
     stream = current_stream(x.get_device()) if x.is_cuda else None
     threads, most = torch.get_num_threads(), choice.REMEMBERED if calls is None else MOST_CALLS
     calls = _calls if calls is None else calls
-    key = x.shape, x.dtype, x.get_device(), stream, residual is None, options, of_weights, threads, PLANNER.generation
+    key = x.shape, x.dtype, x.get_device(), stream, residual is None, options, shapes, threads, PLANNER.generation
     found = calls.get(key)  # read once: another thread may drop all of them
     if found is None:
         if len(calls) >= most:
             calls.clear()
         calls[key] = SEEN
     elif found is SEEN:
-        calls[key] = found = _prepared(layers, x, residual, own)
+        calls[key] = found = _prepared(layers, x, residual, parameters)
     elif type(found) is Prepared and not found.is_open:
         calls[key] = found = SEEN
-    return found if type(found) is Prepared and found.takes(x, residual, own) else None
+    return found if type(found) is Prepared and found.takes(x, residual, parameters) else None
 
 
-def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None, own: Own) -> "Prepared | str":
+def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters) -> "Prepared | str":
+    """Prepare a call; `SEEN` if it has to be tried again later, `UNFIT` if none can be prepared."""
     if not is_ready(x.device):
         return SEEN
     try:
@@ -189,16 +202,16 @@ def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None, own: Ow
             raise NotPreparedError
         for each in layers:
             _check_fits(each, x)
-        job = _Job.of(layers, x, residual, own)
+        job = _Job.of(layers, x, residual, parameters)
         return SEEN if job is None else by_kernels(lambda: Prepared(layers, x, job)) or SEEN
     except NotPreparedError:
         return UNFIT
 
 
 def are_alike(layers: Sequence[Any]) -> bool:
-    """Whether layers differ in their chains alone.
+    """Whether layers differ only in their chains and weights.
 
-    False if y has another layout than x, which groups refuse.
+    False if y has another layout than x, because groups refuse that.
     """
     return len({(options_of(each), each.bias is None) for each in layers}) == 1 and layers[0].out_layout is None
 
@@ -220,10 +233,10 @@ def shapes_of(layer: Any) -> tuple[tuple[Any, ...], ...]:
 
 
 class _Job(NamedTuple):
-    """Operands of a prepared call: a matrix x, outputs, which are slices of one y, and parameters.
+    """Operands of a prepared call: a matrix x, outputs that are slices of one y, and parameters.
 
-    A batch of one is a row in both layouts. Arrays are numbered: x, the residual, the outputs, the parameters that
-    each call reads, and then scratch memory.
+    A batch of one is a row in both layouts. Arrays are numbered in this order: x, the residual, the outputs, the
+    parameters that each call reads, and scratch memory.
     """
 
     layout: Layout
@@ -232,11 +245,11 @@ class _Job(NamedTuple):
     residual: Tensor | None
     y: Tensor
     outs: Sequence[Tensor]
-    own: Own
+    parameters: Parameters
 
     @classmethod
-    def of(cls, layers: Sequence[Any], x: Tensor, residual: Tensor | None, own: Own) -> "_Job | None":
-        """Build the operands; None if this residual is refused."""
+    def of(cls, layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters) -> "_Job | None":
+        """Build the operands; None if the residual does not fit, which the usual path reports."""
         first = layers[0]
         y_shape = _y_shape(layers, x)
         if residual is not None and (residual.dtype != x.dtype or residual.shape != y_shape):
@@ -247,7 +260,7 @@ class _Job(NamedTuple):
         if rows.shape[0 if layout == "bsf" else 1] == 1:
             layout, out_layout, rows = "bsf", None, rows.reshape(1, -1)
             added = None if added is None else added.reshape(1, -1)
-        return cls.one(layout, out_layout, rows, added, [each.out_features for each in layers], own)
+        return cls.one(layout, out_layout, rows, added, [each.out_features for each in layers], parameters)
 
     @classmethod
     def one(
@@ -257,11 +270,12 @@ class _Job(NamedTuple):
         x: Tensor,
         residual: Tensor | None,
         features: Sequence[int],
-        own: Own,
+        parameters: Parameters,
     ) -> "_Job":
+        """Build the operands from matrices, with a new y. `features` are the features of each output."""
         batch, axis = x.shape[0 if layout == "bsf" else 1], 1 if (out_layout or layout) == "bsf" else 0
         y = x.new_empty((batch, sum(features)) if axis else (sum(features), batch))
-        return cls(layout, out_layout, x, residual, y, y.split(list(features), axis), own)
+        return cls(layout, out_layout, x, residual, y, y.split(list(features), axis), parameters)
 
     @property
     def batch(self) -> int:
@@ -275,7 +289,7 @@ class _Job(NamedTuple):
     @property
     def weights(self) -> Sequence[Tensor]:
         """Weights that each call reads; none if they are frozen."""
-        found: Any = self.own[len(self.outs) :]
+        found: Any = self.parameters[len(self.outs) :]
         weights: Sequence[Tensor] = found
         return weights
 
@@ -289,7 +303,7 @@ class _Job(NamedTuple):
         return self.first_bias + len(self.outs)
 
     def scratch(self) -> "Scratch":
-        return Scratch(self.first_bias + len(self.own))
+        return Scratch(self.first_bias + len(self.parameters))
 
 
 class Scratch:
@@ -304,11 +318,11 @@ class Scratch:
         return self._first + len(self._bytes) - 1
 
     def enlarge(self, number: int, nbytes: int) -> None:
-        at = number - self._first
-        self._bytes[at] = max(self._bytes[at], nbytes)
+        index = number - self._first
+        self._bytes[index] = max(self._bytes[index], nbytes)
 
     def offsets(self) -> list[int]:
-        """Offset of each piece, and the number of all bytes."""
+        """Offset of each piece in bytes, and then the size of all pieces."""
         return list(accumulate((-(-each // LINE_BYTES) * LINE_BYTES for each in self._bytes), initial=0))
 
 
@@ -327,14 +341,15 @@ def scratch_memory(x: Tensor, nbytes: int) -> Tensor:
 
 def _y_shape(layers: Sequence[Any], x: Tensor) -> torch.Size:
     first = layers[0]
-    whole, features = first._y_shape(x), sum(each.out_features for each in layers)  # refuses other features
-    return torch.Size((*whole[:-1], features) if first.y_layout == "bsf" else (features, *whole[1:]))
+    y_shape = first._y_shape(x)  # raises an error if the features of x do not fit
+    features = sum(each.out_features for each in layers)
+    return torch.Size((*y_shape[:-1], features) if first.y_layout == "bsf" else (features, *y_shape[1:]))
 
 
 class Prepared:
-    """activation(X K^T + bias) + residual of layers on one x, side by side, by the fastest method for a shape.
+    """Prepared call that computes activation(X K^T + bias) + residual of layers on one x, side by side.
 
-    Holds the packed weights of frozen layers, and no other array.
+    It uses the fastest method for the shape of x. It holds the packed weights of frozen layers, and no other array.
     """
 
     def __init__(self, layers: Sequence[Any], x: Tensor, job: _Job) -> None:
@@ -344,44 +359,47 @@ class Prepared:
         self._residual_shape, self._is_viewed = job.y.shape, job.y.shape != self._y_shape
         self._axis, self._features = -1 if first.layout == "bsf" else 0, [each.out_features for each in layers]
         self._bias_shapes = [(each,) for each in self._features]
-        self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest
-        self._launch: RepeatedCalls | None = None  # of a GPU, whose context a user may detach
+        self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest method
+        self._launch: RepeatedCalls | None = None  # on a GPU, whose context a user may detach
         self._step = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
 
     @property
     def is_open(self) -> bool:
-        """Whether the device of its launches still works."""
+        """Whether the device of the launches still works."""
         return (self._launch is None or self._launch.is_open) and all(each.is_open for each in self._each)
 
-    def takes(self, x: Tensor, residual: Tensor | None, own: Own) -> bool:
+    def takes(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> bool:
         """Whether this call accepts these arrays: biases and the residual have the shapes that it was prepared for."""
-        for each, shape in zip(own[: self._biases], self._bias_shapes, strict=True):
+        for each, shape in zip(parameters[: self._biases], self._bias_shapes, strict=True):
             if (each is not None) != self._has_bias or (each is not None and each.shape != shape):
                 return False
         if x.is_cuda and not (x.is_contiguous() and (residual is None or residual.is_contiguous())):
             return False  # kernels read slices in place
         return residual is None or (residual.dtype == self._dtype and residual.shape == self._y_shape)
 
-    def run(self, x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
+    def run(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         if self._each:
-            return torch.cat(self.parts(x, own), self._axis)
+            return torch.cat(self.parts(x, parameters), self._axis)
         added = None if residual is None else _rows(residual, self._residual_shape)
-        y = self._step(_rows(x, self._x_shape), added, own)
+        y = self._step(_rows(x, self._x_shape), added, parameters)
         return y.view(self._y_shape) if self._is_viewed else y
 
-    def parts(self, x: Tensor, own: Own) -> list[Tensor]:
+    def parts(self, x: Tensor, parameters: Parameters) -> list[Tensor]:
         """Outputs per layer: slices of one tensor if one call computed them all."""
         if self._each:
-            return [each.run(x, None, [bias]) for each, bias in zip(self._each, own, strict=True)]
-        return list(self.run(x, None, own).split(self._features, self._axis))
+            return [each.run(x, None, [bias]) for each, bias in zip(self._each, parameters, strict=True)]
+        return list(self.run(x, None, parameters).split(self._features, self._axis))
 
     def _alone(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "list[Prepared]":
-        """Prepared calls of a group's layers."""
-        every = ((each, _Job.of([each], x, None, [bias])) for each, bias in zip(layers, job.own, strict=True))
+        """One prepared call per layer of a group."""
+        every = ((each, _Job.of([each], x, None, [bias])) for each, bias in zip(layers, job.parameters, strict=True))
         return [Prepared([each], x, one) for each, one in every if one]
 
     def _by_rule(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Step:
-        """Method on a GPU: one launch where that is expected to be faster, else one per factor by one call."""
+        """Method on a GPU: one launch, if that is expected to be faster.
+
+        Otherwise it is one call with one launch per factor, or one prepared call per layer of a group.
+        """
         if _is_one_launch(layers, job):
             if (method := _in_one_launch(layers, job, True)) is None:
                 raise NotPreparedError
@@ -395,6 +413,7 @@ class Prepared:
         return method
 
     def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Step:
+        """Method on a processor: the fastest of those that are timed."""
         first, methods = layers[0], dict[str, Step]()
         only_kernels = first.backend == "ksgen" or first.has_stored_type
         if job.is_alone and len(first.own_chain) == 1 and job.out_layout is None:
@@ -410,16 +429,16 @@ class Prepared:
         if job.is_alone and not (methods and only_kernels):
             methods["each"] = _each_factor(first, job, only_kernels)
         timed: dict[str, Callable[[], Tensor]] = {
-            name: partial(method, job.x, job.residual, job.own) for name, method in methods.items()
+            name: partial(method, job.x, job.residual, job.parameters) for name, method in methods.items()
         }
         if not job.is_alone:
             alone = self._alone(layers, x, job)
-            pairs = list(zip(alone, job.own, strict=True))
+            pairs = list(zip(alone, job.parameters, strict=True))
             timed["each"] = lambda: torch.cat([each.run(x, None, [bias]) for each, bias in pairs], self._axis)
         name = _timed_fastest(layers, job, timed)
         if name not in methods:
             self._each = alone
-        return methods.get(name, lambda x, *_: x)  # the latter is never called
+        return methods.get(name, lambda x, *_: x)  # the default is never called
 
 
 def _rows(tensor: Tensor, shape: torch.Size) -> Tensor:
@@ -430,7 +449,7 @@ def _rows(tensor: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _kind(job: _Job) -> str:
-    """Kind under which methods are timed."""
+    """Kind of the job, one of `choice.KINDS`."""
     return "called" if job.weights else "prepared"
 
 
@@ -441,8 +460,8 @@ def _timed_fastest(layers: Sequence[Any], job: _Job, timed: Mapping[str, Callabl
     layout, added = layout_word(first.layout, first.out_layout), (first.bias is not None, job.residual is not None)
     patterns: Any = shapes[0] if job.is_alone else shapes
     kind = _kind(job) if job.is_alone else "prepared group"
-    own = job_of(kind, patterns, job.x.dtype, layout, first.activation, *added, first.between)
-    return faster((own, size_of(job.batch), *timed), timed)
+    timed_job = job_of(kind, patterns, job.x.dtype, layout, first.activation, *added, first.between)
+    return faster((timed_job, size_of(job.batch), *timed), timed)
 
 
 # ---- what a GPU runs
@@ -453,7 +472,7 @@ def _is_one_launch(layers: Sequence[Any], job: _Job) -> bool:
     first = layers[0]
     if first.fuse != "auto" or (job.is_alone and len(first.own_chain) == 1):
         return bool(first.fuse == "yes")
-    epilogue = Epilogue(job.own[0] is not None, first.activation, job.residual is not None)
+    epilogue = Epilogue(job.parameters[0] is not None, first.activation, job.residual is not None)
     more: dict[str, Any] = {"weights": first.storage, "inputs": first._inputs} if first.has_stored_type else {}
     if job.is_alone:
         more["out_layout"] = job.out_layout
@@ -471,13 +490,13 @@ def _launcher_of(layers: Sequence[Any], job: _Job, fuse: str | None = None) -> A
 
 
 def _use_kernels(layer: Any, job: _Job) -> bool:
-    """Whether a GPU multiplies by each factor with a kernel of ksgen, and with no product of PyTorch."""
+    """Whether a GPU multiplies by every factor with a kernel of ksgen."""
     if layer.has_stored_type or layer.backend == "ksgen":
         return True
     wanted, last = layer.precision or dtype_name(job.x.dtype), len(layer.own_chain)
     for number, pattern in enumerate(layer.own_chain, 1):
-        own = (job.own[0] is not None, layer.activation, job.residual is not None)
-        epilogue = own if number == last else (False, layer.between, False)
+        of_last = (job.parameters[0] is not None, layer.activation, job.residual is not None)
+        epilogue = of_last if number == last else (False, layer.between, False)
         kernel = choice._kernel(launcher(*pattern_as_list(pattern)), wanted, job.layout, epilogue)
         if choice.choose(kernel, job.batch, job.x.device).backend != "ksgen":
             return False
@@ -488,12 +507,12 @@ def _use_kernels(layer: Any, job: _Job) -> bool:
 
 
 class Bound(NamedTuple):
-    """A launcher's prepared call, its packed weights, and the numbers of weights that each call packs."""
+    """A launcher's prepared call, its packed weights, and the array numbers of weights that are packed at each call."""
 
     call: Call
     packed: Sequence[Weights]
     numbers: Sequence[int]
-    are_adjoint: bool = False  # whether each call packs the weights of the adjoint factor
+    are_adjoint: bool = False  # whether the weights are packed for the adjoint factor
 
 
 def _packed(layer: Any, job: _Job) -> list[Any]:
@@ -501,7 +520,7 @@ def _packed(layer: Any, job: _Job) -> list[Any]:
     if job.weights:
         return list(job.weights)
     packed: list[Any] = layer._packed()
-    if not all(isinstance(each, Weights) for each in packed):  # the weights have thawed
+    if not all(isinstance(each, Weights) for each in packed):  # the layer was thawed meanwhile
         raise NotPreparedError
     return packed
 
@@ -512,23 +531,23 @@ def _call(
     x: Tensor,
     weights: Any,
     numbers: Sequence[int] = (),
-    **given: Any,
+    **options: Any,
 ) -> Bound | None:
-    """Prepare a call whose launches copy nothing; None if there is none.
+    """Prepare a call whose launches copy no array; None if the launcher has no such call.
 
-    Arguments that launchers refuse are left to the usual path.
+    Raises `NotPreparedError` if the launcher refuses the arguments: the usual path reports the error.
     """
-    given = {name: each for name, each in given.items() if each is not None}
+    options = {name: each for name, each in options.items() if each is not None}
     try:
-        call = prepare(x, weights, layout=job.layout, **given)
+        call = prepare(x, weights, layout=job.layout, **options)
     except (DeviceError, ToolchainError):
         return None
     except KsgenError as error:
         raise NotPreparedError from error
     if call is None or (job.x.is_cpu and not call.plan.device.shares_host):
         return None
-    nested = weights if isinstance(weights, list) else [weights]  # of a group: a list per layer
-    flat = [each for own in nested for each in (own if isinstance(own, list) else [own])]
+    nested = weights if isinstance(weights, list) else [weights]  # one list per layer of a group
+    flat = [each for layer in nested for each in (layer if isinstance(layer, list) else [layer])]
     return Bound(call, [] if numbers else flat, numbers)
 
 
@@ -537,27 +556,27 @@ def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_La
     first, weights = layers[0], [_packed(each, job) for each in layers]
     if first.fuse == "no":
         return None
-    biases = None if job.own[0] is None else list(job.own[: len(layers)])
-    given: dict[str, Any] = {"activation": first.activation, "residual": job.residual, "precision": first.precision}
+    biases = None if job.parameters[0] is None else list(job.parameters[: len(layers)])
+    options: dict[str, Any] = {"activation": first.activation, "residual": job.residual, "precision": first.precision}
     if not job.is_alone:
-        own = _launcher_of(layers, job)
-        found = _call(own.prepare, job, job.x, weights, out=list(job.outs), bias=biases, **given)
+        group = _launcher_of(layers, job)
+        found = _call(group.prepare, job, job.x, weights, out=list(job.outs), bias=biases, **options)
     else:
         is_tried = first.fuse == "auto" and job.layout == "bsl" and not only_kernels
         is_tried &= job.batch >= TRIED_COLUMNS * torch.get_num_threads()
         chain = _launcher_of(layers, job, "yes" if is_tried else None)
         prepare = partial(chain.prepare, out_layout=job.out_layout)
-        bias, numbers = job.own[0], [job.first_weight + at for at in range(len(job.weights))]
+        bias, numbers = job.parameters[0], [job.first_weight + index for index in range(len(job.weights))]
         try:
-            found = _call(prepare, job, job.x, weights[0], numbers, out=job.y, bias=bias, **given)
+            found = _call(prepare, job, job.x, weights[0], numbers, out=job.y, bias=bias, **options)
         except NotPreparedError:
-            if not is_tried:  # otherwise one launch is unavailable
+            if not is_tried:  # otherwise one launch was only a trial
                 raise
             return None
     if found is None:
         return None
-    outs = {name: 2 + at for at, name in enumerate(each_chains(found.call.plan.kernel, "y"))}
-    added = {name: job.first_bias + at for at, name in enumerate(each_chains(found.call.plan.kernel, "bias"))}
+    outs = {name: 2 + index for index, name in enumerate(each_chains(found.call.plan.kernel, "y"))}
+    added = {name: job.first_bias + index for index, name in enumerate(each_chains(found.call.plan.kernel, "bias"))}
     return _Launches(job, [found], [{**outs, **added}], job.scratch())
 
 
@@ -567,43 +586,44 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
         return None
     found: list[Bound] = []
     places: list[dict[str, int]] = []
-    scratch, passed = job.scratch(), list[int]()  # numbers of intermediates; layers share their memory
+    # array numbers of the intermediates, whose memory the layers share
+    scratch, intermediates = job.scratch(), list[int]()
     for number, (layer, out) in enumerate(zip(layers, job.outs, strict=True)):
         chain, weights = chain_launcher(shapes_of(layer), layer.between, layer.fuse), _packed(layer, job)
         bias = job.first_bias + number
         last: Mapping[str, Any] = {
-            "bias": job.own[number],
+            "bias": job.parameters[number],
             "activation": layer.activation,
             "residual": job.residual,
             "out": out,
         }
-        if len(weights) > 1 and not job.is_alone and (whole := _call(chain.prepare, job, job.x, weights, **last)):
-            found.append(whole)
-            places.append({whole.call.plan.result: 2 + number, "bias": bias})
+        if len(weights) > 1 and not job.is_alone and (fused := _call(chain.prepare, job, job.x, weights, **last)):
+            found.append(fused)
+            places.append({fused.call.plan.result: 2 + number, "bias": bias})
             continue
-        x, at = job.x, 0
-        for place, (factor, own) in enumerate(zip(chain.factors, weights, strict=True)):
-            given, goes_to, is_last = last, 2 + number, place + 1 == len(weights)
+        x, x_number = job.x, 0
+        for place, (factor, weight) in enumerate(zip(chain.factors, weights, strict=True)):
+            options, y_number, is_last = last, 2 + number, place + 1 == len(weights)
             if not is_last:
-                to = x.new_empty(checks.y_shape(factor.pattern, job.layout, job.batch))
-                if place == len(passed):
-                    passed.append(scratch.add(0))
-                goes_to = passed[place]
-                scratch.enlarge(goes_to, to.numel() * to.element_size())
-                given = {"activation": layer.between, "out": to}
+                y = x.new_empty(checks.y_shape(factor.pattern, job.layout, job.batch))
+                if place == len(intermediates):
+                    intermediates.append(scratch.add(0))
+                y_number = intermediates[place]
+                scratch.enlarge(y_number, y.numel() * y.element_size())
+                options = {"activation": layer.between, "out": y}
             numbers = [job.first_weight + place] if job.weights else []
-            if (call := _call(factor.prepare, job, x, own, numbers, precision=layer.precision, **given)) is None:
+            if (call := _call(factor.prepare, job, x, weight, numbers, precision=layer.precision, **options)) is None:
                 return None
             found.append(call)
-            places.append({"x": at, call.call.plan.result: goes_to} | ({"bias": bias} if is_last else {}))
-            x, at = given["out"], goes_to
+            places.append({"x": x_number, call.call.plan.result: y_number} | ({"bias": bias} if is_last else {}))
+            x, x_number = options["out"], y_number
     return _Launches(job, found, places, scratch)
 
 
 def repeat_calls(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> RepeatedCalls:
     """Combine launches, and reserve memory for the weights that they pack.
 
-    `places` maps the operands of each to numbers of arrays. By default, x has number 0 and the residual 1.
+    `places` maps the operands of each call to array numbers. By default, x has number 0 and the residual 1.
     """
     placed: list[RepeatedCall] = []
     for (call, _, numbers, are_adjoint), place in zip(bound, places, strict=True):
@@ -620,19 +640,22 @@ def repeat_calls(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], sc
 
 
 class _Launches:
-    """Launches of one prepared call, with one new y. It is a `Step`."""
+    """`Step` that runs the launches of one prepared call, with a new y each time."""
 
-    def __init__(self, job: _Job, own: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> None:
+    def __init__(
+        self, job: _Job, bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch
+    ) -> None:
         size = job.y.element_size()
-        self.launch = repeat_calls(own, places, scratch)
+        self.launch = repeat_calls(bound, places, scratch)
         self._shape, self._outs = job.y.shape, [out.storage_offset() * size for out in job.outs]
         *self._begins, self._bytes = scratch.offsets()
 
-    def __call__(self, x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         y = x.new_empty(self._shape)
-        at = y.data_ptr()
-        arrays = [x.data_ptr(), 0 if residual is None else residual.data_ptr(), *[at + each for each in self._outs]]
-        arrays += [0 if each is None else each.data_ptr() for each in own]
+        y_begin = y.data_ptr()
+        arrays = [x.data_ptr(), 0 if residual is None else residual.data_ptr()]
+        arrays += [y_begin + each for each in self._outs]
+        arrays += [0 if each is None else each.data_ptr() for each in parameters]
         if self._bytes:
             memory = scratch_memory(x, self._bytes)  # lives until the launches are enqueued
             begin = memory.data_ptr()
@@ -648,22 +671,22 @@ class _Factor(NamedTuple):
     """One factor of a layer's job."""
 
     layer: Any
-    job: _Job  # of the layer
+    job: _Job  # operands of the whole layer
     place: int
-    layout_of_job: str  # under which its times are looked up
+    layout_of_job: str  # layout in the key of its times
     only_kernels: bool
 
     @property
     def is_last(self) -> bool:
         return self.place + 1 == len(self.layer.own_chain)
 
-    def prepare(self, make: Callable[[Tensor], Tensor]) -> Callable[[Own], Tensor]:
+    def prepare(self, make: Callable[[Tensor], Tensor]) -> Callable[[Parameters], Tensor]:
         """Function that returns make(weights) at each call; computed only once if the weights are frozen."""
         if self.job.weights:
-            at = 1 + self.place
-            return lambda own: make(own[at])
+            index = 1 + self.place
+            return lambda parameters: make(parameters[index])
         made = derived(self.layer.weights[self.place], make)
-        return lambda own: made
+        return lambda _: made
 
 
 def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
@@ -673,16 +696,16 @@ def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
     for number, (pattern, (prepare, weights, layout)) in enumerate(zip(layer.own_chain, every, strict=True)):
         factor, x = _Factor(layer, job, number, layout, only_kernels), prepare(x)
         added = job.residual if factor.is_last else None
-        own = _Job.one(layout, None, x, added, [pattern.out_features], job.own)
-        steps.append((prepare, _factor(own, weights, factor)))
+        factor_job = _Job.one(layout, None, x, added, [pattern.out_features], job.parameters)
+        steps.append((prepare, _factor(factor_job, weights, factor)))
         if not factor.is_last:
-            x = steps[-1][1](x, None, job.own)
+            x = steps[-1][1](x, None, job.parameters)
     *first, (prepare_last, last) = steps
 
-    def each_alone(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
+    def each_alone(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         for prepare, step in first:
-            x = step(prepare(x), None, own)
-        return last(prepare_last(x), residual, own)
+            x = step(prepare(x), None, parameters)
+        return last(prepare_last(x), residual, parameters)
 
     return each_alone
 
@@ -691,11 +714,11 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     """Fastest method for one factor."""
     layout, layer, methods = job.layout, factor.layer, dict[str, Step]()
     pattern, is_last, has_stored_type = layer.own_chain[factor.place], factor.is_last, layer.has_stored_type
-    activation, has_bias = (layer.activation, job.own[0] is not None) if is_last else (layer.between, False)
-    given: dict[str, Any] = {"bias": job.own[0] if is_last else None, "activation": activation}
+    activation, has_bias = (layer.activation, job.parameters[0] is not None) if is_last else (layer.between, False)
+    options: dict[str, Any] = {"bias": job.parameters[0] if is_last else None, "activation": activation}
     numbers = [job.first_weight + factor.place] if job.weights else []
     prepare, exchange = launcher(*pattern_as_list(pattern)).prepare, products.exchange_of(pattern)
-    if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **given):
+    if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **options):
         places = {call.call.plan.result: 2, "bias": job.first_bias}
         methods["ksgen"] = _Launches(job, [call], [places], job.scratch())
     if factor.only_kernels or has_stored_type:
@@ -706,9 +729,9 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     def by_pytorch(name: str, make: Callable[[Tensor], Tensor], product: Callable[[Tensor, Tensor], Tensor]) -> None:
         ready = factor.prepare(make)
 
-        def step(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
-            y = products.exchanged(product(x, ready(own)), exchange, layout)
-            return finish(y, own[0] if has_bias else None, activation, residual, layout)
+        def step(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+            y = products.exchanged(product(x, ready(parameters)), exchange, layout)
+            return finish(y, parameters[0] if has_bias else None, activation, residual, layout)
 
         methods[name] = step
 
@@ -716,7 +739,7 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     by_pytorch("strided", products.by_matrix, lambda x, matrices: products.multiply(x, matrices, layout))
     by_pytorch("bmm", products.blocks_of, lambda x, blocks: products.permuted_multiply(x, blocks, layout, a, d))
     if job.weights:  # reads the parameters without a permuted copy
-        by_pytorch("einsum", lambda own: own, lambda x, own: PRODUCTS["einsum"].multiply(x, own, layout, pattern))
+        by_pytorch("einsum", lambda raw: raw, lambda x, raw: PRODUCTS["einsum"].multiply(x, raw, layout, pattern))
     elif job.x.element_size() == 2 and exchange is None:  # as in `ksgen.torch.operators.ops`
         methods["dense"] = _by_whole_matrix(factor.prepare(products.to_dense), layout, has_bias, activation)
     kind = job_of(
@@ -728,16 +751,18 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
         has_bias,
         job.residual is not None,
     )
-    timed = {name: partial(method, job.x, job.residual, job.own) for name, method in methods.items()}
+    timed = {name: partial(method, job.x, job.residual, job.parameters) for name, method in methods.items()}
     return methods[faster((kind, size_of(job.batch), *methods), timed)]
 
 
-def _by_whole_matrix(ready: Callable[[Own], Tensor], layout: str, has_bias: bool, activation: str) -> Step:
-    def in_rows(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
-        y = functional.linear(x, ready(own), own[0] if has_bias else None)
+def _by_whole_matrix(ready: Callable[[Parameters], Tensor], layout: str, has_bias: bool, activation: str) -> Step:
+    """Multiply by the dense matrix K, which `ready` returns."""
+
+    def in_rows(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+        y = functional.linear(x, ready(parameters), parameters[0] if has_bias else None)
         return finish(y, None, activation, residual, layout)
 
-    def in_columns(x: Tensor, residual: Tensor | None, own: Own) -> Tensor:
-        return finish(ready(own) @ x, own[0] if has_bias else None, activation, residual, layout)
+    def in_columns(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+        return finish(ready(parameters) @ x, parameters[0] if has_bias else None, activation, residual, layout)
 
     return in_rows if layout == "bsf" else in_columns

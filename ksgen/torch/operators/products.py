@@ -1,9 +1,9 @@
-"""Products and weight gradients by PyTorch's batched products, as an expert writes them: on views if memory allows.
+"""Products and weight gradients by PyTorch's batched products, as an expert writes them: on views where possible.
 
-There is one matrix of b x c per block, a*d in all: `by_matrix` is (a, d, b, c). A batched product reads and writes
-blocks of X and Y in place if they are views. They are in batch-size-last, and in batch-size-first with d = 1. In
-batch-size-first with d > 1 the elements of a block are not contiguous, so X and Y are permuted. `multiply` and
-`weight_gradient` write to their own memory and are not differentiable; `permuted_multiply` and
+K has a*d blocks, each a matrix of b x c: `by_matrix` returns them as (a, d, b, c). A batched product reads and writes
+blocks of X and Y in place if they are views. Blocks are views in batch-size-last, and in batch-size-first with d = 1.
+In batch-size-first with d > 1 the elements of a block are not contiguous, so X and Y are permuted. `multiply` and
+`weight_gradient` write into preallocated memory and are not differentiable; `permuted_multiply` and
 `permuted_weight_gradient` are.
 """
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ksgen.pattern import Chain, Pattern
 
-# elements of X per product on views; below, one product of permuted copies costs less than several calls
+# least elements of X per product on views; with fewer, one product of permuted copies costs less than several calls
 LEAST_ELEMENTS = 2**14
 
 
@@ -59,7 +59,7 @@ class Exchange(NamedTuple):
 
 
 def exchange_of(pattern: Pattern) -> Exchange | None:
-    """The exchange of a factor's outputs; None if they stay in the order (i, k, j)."""
+    """Exchange of a factor's outputs; None if they stay in the order (i, k, j)."""
     return Exchange(pattern.store, *pattern.exchange()) if pattern.is_exchanged else None
 
 
@@ -110,7 +110,7 @@ def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) ->
     Plain PyTorch, differentiable.
     """
     _, b, c = blocks.shape
-    if layout == "bsf":  # (a*d, batch, features of a block): the layout of the product nearest to that of Y
+    if layout == "bsf":  # as (a*d, batch, features of a block), whose product is nearest to the memory layout of Y
         rows = x.reshape(-1, a, c, d).permute(1, 3, 0, 2).reshape(a * d, -1, c)
         y = torch.bmm(rows, blocks.transpose(1, 2)).view(a, d, -1, b).permute(2, 0, 3, 1)
         return y.reshape(-1, a * b * d).contiguous()
@@ -142,9 +142,9 @@ def permuted_back(blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
 
 
 def _has_views(x: Tensor, layout: str, a: int, d: int) -> bool:
-    """Whether a product per view of blocks is fast enough.
+    """Whether to multiply on views of the blocks, because that is possible and faster than on permuted copies.
 
-    On processors, products of 16-bit views are far slower than copies.
+    On processors, products of 16-bit views are far slower than those of copies.
     """
     if not x.is_cuda and x.element_size() < 4:
         return False
@@ -176,7 +176,7 @@ _aten = torch.ops.aten
 @dataclass(frozen=True)
 class Activation:
     apply: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]  # takes gradient and input; differentiable itself
+    backward: Callable[[Tensor, Tensor], Tensor]  # takes the gradient and the input; is differentiable, too
 
 
 ACTIVATIONS = {

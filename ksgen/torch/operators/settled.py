@@ -1,8 +1,8 @@
 """Stores the times of a processor's methods, so that `backend="auto"` does not time them in each process.
 
-`ksgen.torch.calibrate` writes the file, next to the cache. It is valid for one device, compiler, version of PyTorch,
-version of ksgen and set of templates. Unreliable times are not stored. What cannot be read is ignored: methods are then
-timed as without it.
+`ksgen.torch.calibrate` writes the file into the folder of the cache. The file is valid for one device, compiler,
+version of PyTorch, version of ksgen and set of templates. Unreliable times are not stored. A file that cannot be read
+is ignored, and methods are timed again.
 """
 
 import json
@@ -40,9 +40,9 @@ def save(times: Mapping[Hashable, Mapping[str, float]]) -> Path | None:
     try:
         stamp = _stamp()
         path = _path()
-        with replaced_in_turn(path) as aside:
-            known = _read(path) | {repr(key): _finite(seconds) for key, seconds in times.items()}
-            aside.write_text(json.dumps({"stamp": stamp, "seconds": known}, indent=0, sort_keys=True))
+        with replaced_in_turn(path) as new_file:
+            stored = _read(path) | {repr(key): _finite(seconds) for key, seconds in times.items()}
+            new_file.write_text(json.dumps({"stamp": stamp, "seconds": stored}, indent=0, sort_keys=True))
     except (OSError, KsgenError) as error:
         warn(f"times of PyTorch's methods are not stored, so that each process takes them again: {error}")
         return None
@@ -51,13 +51,13 @@ def save(times: Mapping[Hashable, Mapping[str, float]]) -> Path | None:
 
 
 def forget() -> None:
-    """Drop the content in memory, so that the next look-up reads the file again."""
+    """Drop the file's content from memory, so that the next look-up reads the file again."""
     _stored.cache_clear()
 
 
 @cache
 def _stored(asked: str, folder: Path) -> dict[str, dict[str, float]]:
-    """The file's content for the device that the environment names, read once per process."""
+    """Times in the file of the device `asked`, the value of KSGEN_DEVICE; read once per process."""
     with suppress(DeviceError):
         return _read(_path())
     return {}

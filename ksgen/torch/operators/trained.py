@@ -1,9 +1,9 @@
-"""Prepared training steps of a layer on a processor: one call of all launches forward, and one backward.
+"""Prepared training steps of a layer on a processor: one call for all launches forward, and one backward.
 
-The first call at a shape takes the usual path, which reports errors. The second call prepares. The methods run forward
-and backward steps in turn, and later calls take the fastest: "ksgen" are the prepared calls, "bmm" PyTorch's products
-without checks, "each" the usual path. Weights are read at each call. The backward call packs those of the adjoint
-factors from the same memory. All other calls take the usual path.
+The first call at a shape takes the usual path, which reports errors. The second call prepares. It times forward and
+backward passes of all methods alternately, and later calls take the fastest method. Method "ksgen" uses the prepared
+calls, "bmm" PyTorch's products without checks, and "each" the usual path. Weights are read at each call. The backward
+call packs the weights of the adjoint factors from the same memory. All other calls take the usual path.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,7 +26,7 @@ from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, NotPreparedError,
 
 Step = Callable[..., Tensor]  # takes the layer, x, the bias and the weights
 _steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
-_refused: set[Hashable] = set()  # steps whose kernels a compiler has refused, and would again
+_refused: set[Hashable] = set()  # steps whose kernels a compiler could not build; never retried
 
 
 def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
@@ -35,14 +35,15 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
         return None
     if layer.has_stored_type or layer._exchanges or frozen.was_frozen(layer):
         return None
-    own = prepared.own_of(layer, x, True)
-    return None if own is None else _multiply(layer, x, own)
+    parameters = prepared.parameters_of(layer, x, True)
+    return None if parameters is None else _multiply(layer, x, parameters)
 
 
 def multiply_by(make_layer: Callable[[], Any], x: Any, weights: Tensor) -> Tensor | None:
     """Product of x by weights that other operations compute; None if it has to take the usual path.
 
-    The layer has one factor, no bias, and parameters that are not read. Compilers do not trace how it is made.
+    `make_layer` returns a layer with one factor and no bias, whose parameters are not read. Compiled programs never
+    call it, so that they do not trace how a layer is created.
     """
     return _multiply(make_layer(), x, [None, weights]) if _is_plain_step(x) else None
 
@@ -53,25 +54,25 @@ def _is_plain_step(x: Any) -> bool:
     return not ops.is_saved_otherwise()  # a checkpoint's second pass must equal the first
 
 
-def _multiply(layer: Any, x: Tensor, own: Sequence[Tensor | None]) -> Tensor | None:
-    if not all(each.requires_grad for each in own[1:] if each is not None):
+def _multiply(layer: Any, x: Tensor, parameters: prepared.Parameters) -> Tensor | None:
+    if not all(each.requires_grad for each in parameters[1:] if each is not None):
         return None
-    bias, shapes = own[0], tuple([None if each is None else each.shape for each in own])
-    asks = x.requires_grad, bias is not None and bias.requires_grad
+    bias, shapes = parameters[0], tuple([None if each is None else each.shape for each in parameters])
+    needs_gradients = x.requires_grad, bias is not None and bias.requires_grad
     options = prepared.options_of(layer), layer.intermediates
-    key = x.shape, x.dtype, asks, options, shapes, torch.get_num_threads(), PLANNER.generation
+    key = x.shape, x.dtype, needs_gradients, options, shapes, torch.get_num_threads(), PLANNER.generation
     found = _steps.get(key)
     if found is None:
         if len(_steps) >= choice.REMEMBERED:
             _steps.clear()
         _steps[key] = SEEN
     elif found is SEEN:
-        _steps[key] = found = _prepared(layer, x, own)
-    return found(layer, x, *own) if callable(found) else None
+        _steps[key] = found = _prepared(layer, x, parameters)
+    return found(layer, x, *parameters) if callable(found) else None
 
 
-def _prepared(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
-    """The fastest method, if it is not the usual path."""
+def _prepared(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
+    """The fastest method; `UNFIT` if that is the usual path, `SEEN` if it is not known yet."""
     chain, activations = layer.chain, (layer.between, layer.activation)
     is_usual = layer.precision in (None, dtype_name(x.dtype)) and layer.out_layout is None and layer.fuse != "yes"
     if not is_usual or layer.backend not in prepared.BACKENDS:
@@ -82,17 +83,18 @@ def _prepared(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
         return UNFIT
     try:
         layer._y_shape(x)
-        if own[0] is not None and own[0].shape != (layer.out_features,):
+        if parameters[0] is not None and parameters[0].shape != (layer.out_features,):
             return UNFIT
-        return by_kernels(lambda: _fastest(layer, x, own)) or SEEN
+        return by_kernels(lambda: _fastest(layer, x, parameters)) or SEEN
     except (KsgenError, NotPreparedError):
         return UNFIT
 
 
-def _fastest(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
+def _fastest(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
+    """Time the methods, and return the fastest; `UNFIT` if that is the usual path."""
     kind = "step" if x.requires_grad else "first step"
     job = job_of(
-        kind, prepared.shapes_of(layer), x.dtype, layer.layout, layer.activation, own[0] is not None, False,
+        kind, prepared.shapes_of(layer), x.dtype, layer.layout, layer.activation, parameters[0] is not None, False,
         layer.between,
     ), size_of(x.numel() // layer.in_features)  # fmt: skip
     methods: dict[str, Step] = {"each": _by_the_usual_path}
@@ -100,12 +102,12 @@ def _fastest(layer: Any, x: Tensor, own: Sequence[Any]) -> Step | str:
         methods["bmm"] = _by_pytorch
     if layer.between == layer.activation == "none" and (job, PLANNER.generation) not in _refused:
         try:
-            methods["ksgen"] = Trained(layer, x, own)
+            methods["ksgen"] = Trained(layer, x, parameters)
         except ToolchainError:
             _refused.add((job, PLANNER.generation))
         except (DeviceError, NotPreparedError):
             pass
-    given = x, *own
+    given = x, *parameters
     timed = {name: partial(ops._step, partial(method, layer), given) for name, method in methods.items()}
     name = faster((*job, *methods), timed)
     return UNFIT if name == "each" else methods[name]
@@ -121,27 +123,27 @@ def _by_pytorch(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) ->
     is_matrix = x.dim() == 2
     rows = x if is_matrix else layer._as_matrix(x)
     for number, each in enumerate(weights):
-        own = (bias, None, layout, layer.activation) if number == last else (None, None, layout, layer.between)
-        rows = ops.multiply_by_pytorch(rows, each, *own)
+        others = (bias, None, layout, layer.activation) if number == last else (None, None, layout, layer.between)
+        rows = ops.multiply_by_pytorch(rows, each, *others)
     return rows if is_matrix else ops.shaped(rows, layer._y_shape(x), layer.activation)
 
 
 class Trained:
-    """Products of a layer without activations: one call of its launches forward, and one backward. It is a `Step`.
+    """`Step` of a layer without activations: one call for all launches forward, and one backward.
 
-    Holds no array.
+    It holds no array.
     """
 
-    def __init__(self, layer: Any, x: Tensor, own: Sequence[Any]) -> None:
+    def __init__(self, layer: Any, x: Tensor, parameters: Sequence[Any]) -> None:
         self.layout, self.factors = layer.layout, [launcher(*each.shape) for each in layer.chain]
         rows = layer._as_matrix(x.detach()).contiguous()
         batch = rows.shape[0 if self.layout == "bsf" else 1]
         with torch.no_grad():
-            self._between = [rows.new_empty(y_shape(each.pattern, self.layout, batch)) for each in self.factors]
-            self._forward = _Launches(self._calls_forward(rows, own))
-            self._backward = _Launches(self._calls_backward(rows, own, x.requires_grad))
-        self._shapes = [each.shape for each in self._between]
-        self._between = []
+            self._outputs = [rows.new_empty(y_shape(each.pattern, self.layout, batch)) for each in self.factors]
+            self._forward = _Launches(self._calls_forward(rows, parameters))
+            self._backward = _Launches(self._calls_backward(rows, parameters, x.requires_grad))
+        self._shapes = [each.shape for each in self._outputs]
+        self._outputs = []  # only the preparation needs arrays
 
     def __call__(self, layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
         is_matrix = x.dim() == 2
@@ -149,47 +151,50 @@ class Trained:
         y: Tensor = _TrainedProduct.apply(self, rows.contiguous(), bias, *weights)
         return y if is_matrix else ops.shaped(y, layer._y_shape(x), layer.activation)
 
-    def _bound(self, prepare: Callable[..., Call | None], *given: Any, **options: Any) -> Call:
-        call = prepare(*given, **options)
+    def _bound(self, prepare: Callable[..., Call | None], *arguments: Any, **options: Any) -> Call:
+        call = prepare(*arguments, **options)
         if call is None or not call.plan.device.shares_host:
             raise NotPreparedError
         return call
 
-    def _calls_forward(self, x: Tensor, own: Sequence[Any]) -> "_Calls":
-        """Arrays: x, the bias, the weights of each factor, and then each factor's output."""
-        bias, *weights = own
+    def _calls_forward(self, x: Tensor, parameters: Sequence[Any]) -> "_Calls":
+        """Prepare the calls. Arrays are numbered: x, the bias, the weights of each factor, each factor's output."""
+        bias, *weights = parameters
         calls, last = _Calls(2 + 2 * len(weights)), len(weights) - 1
-        for number, (factor, each, y) in enumerate(zip(self.factors, weights, self._between, strict=True)):
+        for number, (factor, each, y) in enumerate(zip(self.factors, weights, self._outputs, strict=True)):
             options: dict[str, Any] = {"layout": self.layout, "out": y, "bias": bias if number == last else None}
             call = self._bound(factor.prepare, x, each, **options)
-            at = 2 + len(weights) + number
-            places = {"x": at - 1 if number else 0, "bias": 1, call.plan.result: at}
+            y_number = 2 + len(weights) + number
+            places = {"x": y_number - 1 if number else 0, "bias": 1, call.plan.result: y_number}
             calls.add(Bound(call, (), [2 + number]), places)
             x = y
         return calls
 
-    def _calls_backward(self, x: Tensor, own: Sequence[Any], wants_x: bool) -> "_Calls":
-        """Arrays: the input of each factor, the weights, the gradient of y, those of the weights, and that of x."""
-        _, *weights = own
-        inputs, count = [x, *self._between[:-1]], len(weights)
-        calls, inner, at = _Calls(3 * count + 2), self._between[-1], 2 * count
+    def _calls_backward(self, x: Tensor, parameters: Sequence[Any], wants_x: bool) -> "_Calls":
+        """Prepare the calls, with arrays of the same shape in place of the gradients of each factor's X and Y.
+
+        Arrays are numbered: each factor's input, the weights, the gradients of y, of the weights and of x.
+        """
+        _, *weights = parameters
+        inputs, count = [x, *self._outputs[:-1]], len(weights)
+        calls, y_gradient, y_number = _Calls(3 * count + 2), self._outputs[-1], 2 * count
         for number in reversed(range(count)):
             a, b, c, d = self.factors[number].pattern.shape
             gradient = x.new_empty((a, b, c, d))
-            call = self.factors[number]._gradient_call(inputs[number], inner, self.layout, gradient, None, None)
+            call = self.factors[number]._gradient_call(inputs[number], y_gradient, self.layout, gradient, None, None)
             if not call.plan.device.shares_host:
                 raise NotPreparedError
-            calls.add(Bound(call, (), ()), {"x": number, "grad_y": at, call.plan.result: 2 * count + 1 + number})
+            calls.add(Bound(call, (), ()), {"x": number, "grad_y": y_number, call.plan.result: 2 * count + 1 + number})
             if number or wants_x:
                 call = self._bound(
-                    launcher(a, c, b, d).prepare, inner, x.new_empty((a, c, b, d)), layout=self.layout,
+                    launcher(a, c, b, d).prepare, y_gradient, x.new_empty((a, c, b, d)), layout=self.layout,
                     out=inputs[number],
                 )  # fmt: skip
                 if call.plan.adjoint_handle is None:
                     raise NotPreparedError
-                to = calls.scratch.add(inputs[number].nbytes) if number else 3 * count + 1
-                calls.add(Bound(call, (), [count + number], True), {"x": at, call.plan.result: to})
-                inner, at = inputs[number], to
+                x_number = calls.scratch.add(inputs[number].nbytes) if number else 3 * count + 1
+                calls.add(Bound(call, (), [count + number], True), {"x": y_number, call.plan.result: x_number})
+                y_gradient, y_number = inputs[number], x_number
         return calls
 
     def forward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -209,7 +214,7 @@ class Trained:
 
 
 class _Calls:
-    """Prepared calls of one step, and where their arrays are."""
+    """Prepared calls of one direction, the array numbers of their operands, and their scratch memory."""
 
     def __init__(self, arrays: int) -> None:
         self.bound, self.places, self.scratch = list[Bound](), list[Mapping[str, int]](), Scratch(arrays)
@@ -238,9 +243,9 @@ class _TrainedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, trained: Trained, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
-        *between, y = trained.forward(x, bias, weights)
+        *intermediates, y = trained.forward(x, bias, weights)
         ctx.trained, ctx.threads = trained, torch.get_num_threads()
-        ctx.save_for_backward(x, bias, *weights, *between)
+        ctx.save_for_backward(x, bias, *weights, *intermediates)
         return y
 
     @staticmethod
@@ -261,16 +266,16 @@ class _TrainedProduct(torch.autograd.Function):
 def _by_autograd(
     layout: str, given: Sequence[Tensor | None], gradient: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients of the same product by PyTorch: to be differentiated again, or of several gradients of y at once."""
+    """Gradients by PyTorch's own operators: for second derivatives, batches of gradients and other thread counts."""
     is_recorded = torch.is_grad_enabled()
     with torch.enable_grad():
         if not is_recorded:
-            asks = zip(given, wanted, strict=True)
-            given = [None if each is None else each.detach().requires_grad_(wants) for each, wants in asks]
+            pairs = zip(given, wanted, strict=True)
+            given = [None if each is None else each.detach().requires_grad_(wants) for each, wants in pairs]
         y, bias, *weights = given
         for number, each in enumerate(weights, 1):
             added = bias if number == len(weights) else None
             y = ops.multiply_by_pytorch(y, each, added, None, layout, "none")
-        own = [each for each, wants in zip(given, wanted, strict=True) if wants]
-        found = iter(torch.autograd.grad(y, own, gradient, create_graph=is_recorded))
+        sources = [each for each, wants in zip(given, wanted, strict=True) if wants]
+        found = iter(torch.autograd.grad(y, sources, gradient, create_graph=is_recorded))
     return [next(found) if wants else None for wants in wanted]

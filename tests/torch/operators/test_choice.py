@@ -151,7 +151,7 @@ def test_a_layer_that_cannot_be_one_launch_warns_once(monkeypatch: pytest.Monkey
     own: Any = type(
         "Own", (), {"_title": "a chain", "parts": "factor", "_verdict": lambda *_: Verdict(True, "it is faster")}
     )()
-    monkeypatch.setattr(choice, "_not_one", {})
+    monkeypatch.setattr(choice, "_fusion_errors", {})
     monkeypatch.setattr(choice, "device_for", lambda place: place)
     job: Any = (own, device, "float16", "bsf", Epilogue(), 64)
     assert choice.is_one_launch(*job).is_one
@@ -162,7 +162,7 @@ def test_a_layer_that_cannot_be_one_launch_warns_once(monkeypatch: pytest.Monkey
         choice.disable_fusion(own, ToolchainError("no compiler"))
     found = choice.is_one_launch(*job)
     assert (found.is_one, found.why) == (False, "one launch for all is not available: no compiler")
-    monkeypatch.setattr(choice, "_not_one", {})
+    monkeypatch.setattr(choice, "_fusion_errors", {})
     asked: list[Any] = []
     noting: Any = type(
         "Own", (), {"_verdict": lambda *job, **more: asked.append((job[2:], more)) or Verdict(True, "it is faster")}
