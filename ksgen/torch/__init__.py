@@ -1,6 +1,7 @@
 """ksgen in PyTorch: the layer `KSLinear`, its product `multiply`, and conversions of dense matrices and models.
 
-The conversions are `factorize`, `propose`, `convert` and `quantize`. Only the benchmarks import this package.
+The conversions are `factorize`, `propose`, `convert` and `quantize`. In ksgen, only benchmarks and commands import this
+package.
 """
 
 import sys
@@ -80,14 +81,15 @@ class _Places(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = import_module(PLACES[spec.name])
-        spec.loader_state = module.__spec__  # the import replaces it
+        spec.loader_state = module.__spec__  # importing overwrites this attribute; `exec_module` restores it
         return module
 
     def exec_module(self, module: Any) -> None:
         module.__spec__ = module.__spec__.loader_state
 
 
-for _name, _place in PLACES.items():  # modules loaded already: importing them later would hide a function of that name
+# Register loaded modules now: importing one later would hide a function of the same name, such as `convert`.
+for _name, _place in PLACES.items():
     if _place in sys.modules:
         sys.modules[_name] = sys.modules[_place]
         globals().setdefault(_name.rpartition(".")[2], sys.modules[_place])

@@ -1,7 +1,7 @@
 """Faster forward passes of PEFT's OFT, BOFT and GraLoRA layers.
 
-`accelerate` gives PEFT's modules subclasses of their own classes. Parameters, configurations, checkpoints, merging and
-PEFT's other functions stay those of PEFT.
+`accelerate` replaces the classes of PEFT's modules by subclasses. Parameters, configurations, checkpoints, merging and
+PEFT's other functions remain unchanged.
 """
 
 from functools import lru_cache, partial
@@ -28,7 +28,7 @@ except ImportError as error:
     raise ImportError(f"ksgen.torch.peft needs PEFT 0.19 or later: {install_line('peft')}", name=error.name) from error
 
 __all__ = ["accelerate", "replace_extension"]
-# BOFT factors are multiplied with each other up to this size of a block; smaller blocks are multiplied together
+# BOFT factors are combined up to blocks of the largest size; blocks below the smallest size are joined to larger ones
 LARGEST_BLOCK, SMALLEST_BLOCK = 64, 16
 
 
@@ -41,7 +41,7 @@ def accelerate(model: nn.Module) -> list[str]:
         model: Model of PEFT, or a module that contains PEFT's layers.
 
     Returns:
-        Names of the layers, those of earlier calls included.
+        Names of all layers with faster forward passes, including those of earlier calls.
 
     Raises:
         SpecError: The model has no such layer.
@@ -63,11 +63,11 @@ def accelerate(model: nn.Module) -> list[str]:
             f"no layer to accelerate; PEFT's layers in this model: {kinds}; accepted: linear layers with adapters of "
             "OFT, BOFT or GraLoRA, and embeddings with those of OFT"
         )
-    return [name for name, found in layers.items() if found]
+    return [name for name, is_accelerated in layers.items() if is_accelerated]
 
 
 def _accelerated(layer: nn.Module) -> bool:
-    """Whether a layer's own forward passes or its rotations' are faster ones, which replace PEFT's here.
+    """Replace the forward passes of a layer and of its rotations. Return whether any of them is a faster one now.
 
     Subclasses from elsewhere, such as those of FSDP2, are left unchanged.
     """
@@ -82,8 +82,8 @@ def _accelerated(layer: nn.Module) -> bool:
 def replace_extension() -> None:
     """Let PEFT build several factors of BOFT without its CUDA extension.
 
-    Where the extension cannot be compiled, PEFT builds one factor and warns. Call this before PEFT builds or loads a
-    model. It replaces the extension in the whole process, by PyTorch's operations.
+    If the extension cannot be compiled, PEFT builds only one factor and warns. Call this function before PEFT builds or
+    loads a model. It replaces the extension by PyTorch's operations in the whole process.
 
     Examples:
         >>> from ksgen.torch.peft import replace_extension
@@ -93,7 +93,7 @@ def replace_extension() -> None:
 
 
 class _BlockDiagonal:
-    """PEFT's CUDA extension in PyTorch: blocks (factors, count, size, size) on the diagonals of matrices."""
+    """Replacement of PEFT's CUDA extension: puts blocks (factors, count, size, size) on the diagonals of matrices."""
 
     def forward(self, blocks: Tensor) -> list[Tensor]:
         return [torch.stack([torch.block_diag(*each) for each in blocks])]
@@ -114,7 +114,7 @@ def _multiply_blocks(x: Tensor, transposed: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _layer(count: int, size: int) -> KSLinear:
-    """Layer of `count` blocks without memory, by which prepared steps are found."""
+    """Layer of `count` blocks on the meta device; prepared steps are looked up by its options."""
     return KSLinear(Pattern(count, size, size, 1), bias=False, device="meta")
 
 
@@ -135,9 +135,9 @@ class OFTRotation(oft.OFTRotationModule):
 
 
 class _Rotations(torch.autograd.Function):
-    """Transposed blocks I + 2Q + 2Q^2 + 2Q^3 + Q^4 = (I + Q^2)(I + Q)^2 of skew-symmetric Q, which are PEFT's default.
+    """Transposes of PEFT's default rotations I + 2Q + 2Q^2 + 2Q^3 + Q^4 = (I + Q^2)(I + Q)^2.
 
-    These are the polynomial of -Q.
+    Q is skew-symmetric, so the transpose is the same polynomial of -Q.
     """
 
     @staticmethod
@@ -158,7 +158,7 @@ class _Rotations(torch.autograd.Function):
 
 
 def _terms(values: Tensor, below: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute -Q, Q^2 and (I - Q)^2 from the values of Q below its diagonals."""
+    """Compute -Q, Q^2 and (I - Q)^2. `values` are those of -Q at the flat indices `below`, under its diagonals."""
     lower = values.new_zeros(len(values), size * size).index_copy(1, below, values).view(-1, size, size)
     skew = lower - lower.mT
     square = torch.bmm(skew, skew)
@@ -210,8 +210,9 @@ class BOFTLinear(boft.Linear):
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
     """Multiply x by BOFT's factors (levels, blocks, size, size), the last one first.
 
-    Level i multiplies the low digit u of a feature's index together with bit i above it. So the product of levels
-    low to high - 1 has blocks over these bits and u, and is one product after the bits below are moved in front.
+    A feature's index has a low digit u < size / 2, and bits above it. Level i mixes features that differ only in u and
+    in bit i. So the product of levels low to high - 1 has blocks over these bits and u. It is one product of diagonal
+    blocks, after the bits below `low` are moved to the front.
     """
     levels, _, size, _ = factors.shape
     half, step = size // 2, max(1, (LARGEST_BLOCK // size).bit_length())
@@ -228,7 +229,7 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def combine(factors: Tensor, low: int, high: int) -> Tensor:
-    """Multiply the factors of levels low to high - 1 with each other: blocks (count, size, size) in one matrix."""
+    """Combine the factors of levels low to high - 1 into one, with blocks (count, size, size)."""
     half, below = factors.shape[-1] // 2, 2**low
     blocks = factors[low]
     for level in range(low + 1, high):
@@ -242,9 +243,9 @@ def combine(factors: Tensor, low: int, high: int) -> Tensor:
 def _joined(blocks: Tensor) -> Tensor:
     """Join neighbouring blocks smaller than `SMALLEST_BLOCK` to larger ones, with zeros between them."""
     count, size, _ = blocks.shape
-    each = gcd(count, max(1, SMALLEST_BLOCK // size))
-    split = blocks.reshape(-1, each, size, size).permute(0, 2, 3, 1)
-    return torch.diag_embed(split, dim1=1, dim2=3).reshape(count // each, each * size, each * size)
+    joined = gcd(count, max(1, SMALLEST_BLOCK // size))
+    split = blocks.reshape(-1, joined, size, size).permute(0, 2, 3, 1)
+    return torch.diag_embed(split, dim1=1, dim2=3).reshape(count // joined, joined * size, joined * size)
 
 
 class GraLoRALinear(gralora.Linear):
@@ -270,7 +271,7 @@ class GraLoRALinear(gralora.Linear):
 
 
 class _Update(torch.autograd.Function):
-    """y += scaling * (x A) B, with k diagonal blocks in A and in B, and an exchange of digits between them."""
+    """y += scaling * (x A) B, with k diagonal blocks in A and in B, and `_exchanged` between the two products."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, x: Tensor, down: Tensor, up: Tensor, scaling: float) -> Tensor:
@@ -300,13 +301,16 @@ class _Update(torch.autograd.Function):
 
 
 def _stacked(rows: Tensor, blocks: Tensor) -> Tensor:
-    """View of contiguous rows, one matrix per block."""
+    """View of contiguous rows as (blocks, batch, features of a block)."""
     *batch, features = rows.shape
     return rows.view(prod(batch), len(blocks), features // len(blocks)).transpose(0, 1)
 
 
 def _exchanged(inner: Tensor) -> Tensor:
-    """Swap the block that a value came from and the block that it goes to; it is its own inverse."""
+    """Swap two digits of each value: the block of A that computed it, and the block of B that reads it.
+
+    The function is its own inverse.
+    """
     count, rows, rank = inner.shape
     return inner.view(count, rows, count, rank // count).transpose(0, 2).reshape(count, rows, rank)
 

@@ -27,7 +27,7 @@ RADIX = 32  # largest product of several primes, unless the caller names another
 def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
     """Create the discrete Fourier transform: `numpy.fft.fft`, or `numpy.fft.ifft`.
 
-    The digits of the chain's outputs are reversed. A call's factors store them in order.
+    The chain's outputs are in digit-reversed order. In a call, the factors store them in the order of frequencies.
 
     Args:
         n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
@@ -55,7 +55,7 @@ def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
 def rdft(n: int, *, radix: int = RADIX) -> Transform:
     """Create the Fourier transform of real numbers: `numpy.fft.rfft`.
 
-    An even n uses a chain of half the size on pairs of neighbours.
+    For an even n, the chain has half the size, and pairs of neighbours are its complex inputs.
 
     Args:
         n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
@@ -80,7 +80,7 @@ def rdft(n: int, *, radix: int = RADIX) -> Transform:
 def irdft(n: int, *, radix: int = RADIX) -> Transform:
     """Create the inverse Fourier transform to real numbers: `numpy.fft.irfft(y, n)`.
 
-    An even n uses a chain of half the size.
+    For an even n, the chain has half the size.
 
     Args:
         n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
@@ -105,7 +105,7 @@ def irdft(n: int, *, radix: int = RADIX) -> Transform:
 def dct(n: int, *, radix: int = RADIX) -> Transform:
     """Create the cosine transform `scipy.fft.dct(x, type=2)`.
 
-    It is a real Fourier transform of x in another order, and one multiplication per frequency.
+    It consists of a real Fourier transform of the reordered x, and of one multiplication per frequency.
 
     Args:
         n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
@@ -160,7 +160,7 @@ def hadamard(n: int, *, radix: int = RADIX) -> Transform:
         radix: Largest block size of a factor that combines several primes, 7 to 1024.
 
     Returns:
-        `Transform` of n real or complex numbers, in the order of the chain.
+        `Transform` of n real or complex numbers, whose outputs are in the order of the chain.
 
     Raises:
         PatternError: `n` is no power of two.
@@ -211,8 +211,8 @@ def daubechies(
 ) -> Transform:
     """Create a Daubechies wavelet transform: `pywt.wavedec(x, f"db{taps // 2}", "periodization", levels)`, joined.
 
-    Outputs are the means, then the levels, the coarsest first. The chain is the factor of the finest levels. Coarser
-    levels are further transforms.
+    Outputs are the means, then the levels, the coarsest first. The chain is one factor for the finest levels. Coarser
+    levels are a further transform of the means.
 
     Args:
         n: Number of points, which each level halves: an even number up to 2^24.
@@ -236,9 +236,9 @@ def daubechies(
     """
     taps, inverse = wavelets.checked_taps(taps), checked_inverse(inverse)
     size, levels = wavelets.checked_levels(n, taps, levels)
-    own = wavelets.within(taps, levels, checked_radix(radix))
+    finest = wavelets.levels_of_factor(taps, levels, checked_radix(radix))
     rest = None
-    if own < levels:
-        rest = daubechies(size >> own, taps=taps, levels=levels - own, inverse=inverse, radix=radix)
+    if finest < levels:
+        rest = daubechies(size >> finest, taps=taps, levels=levels - finest, inverse=inverse, radix=radix)
     make, name = (to_windows, "idaubechies") if inverse else (of_windows, "daubechies")
-    return make(f"{name}({size}, taps={taps}, levels={levels})", size, taps, own, rest)
+    return make(f"{name}({size}, taps={taps}, levels={levels})", size, taps, finest, rest)

@@ -10,7 +10,7 @@ Weights = tuple[NDArray[Any], ...]
 
 
 def fourier(radices: tuple[int, ...], is_inverse: bool) -> Weights:
-    """Fourier matrices per digit, times the roots of unity between the digit and the remaining ones."""
+    """Fourier matrices per digit, times the roots of unity (twiddle factors) between it and the remaining digits."""
     found, done, left = [], 1, prod(radices)
     for radix in radices:
         whole, left = left, left // radix
@@ -23,7 +23,7 @@ def fourier(radices: tuple[int, ...], is_inverse: bool) -> Weights:
 
 
 def hadamard(radices: tuple[int, ...]) -> Weights:
-    """Sylvester's matrix per digit: minus one where k and l share an odd number of bits."""
+    """Sylvester's matrix per digit: minus one if output k and input l share an odd number of set bits, else one."""
     found, done, left = [], 1, prod(radices)
     for radix in radices:
         left //= radix
@@ -35,7 +35,7 @@ def hadamard(radices: tuple[int, ...]) -> Weights:
 
 
 def haar(levels: int) -> Weights:
-    """Sums and differences of neighbours, then of neighbouring sums, each stored in place of its two inputs."""
+    """Sums and differences of neighbours, then of neighbouring sums, stored in place of the two inputs."""
     found = []
     for level in range(levels):
         weights = np.zeros((1 << levels - level - 1, 2, 2, 1 << level))
@@ -45,11 +45,11 @@ def haar(levels: int) -> Weights:
     return tuple(found)
 
 
-def _roots(numbers: NDArray[Any], of: int, is_inverse: bool) -> NDArray[Any]:
-    """exp(-2 pi i number / of), with exact multiples of a quarter turn."""
-    turns = numbers % of
-    angles = 2 * np.pi / of * turns
+def _roots(numbers: NDArray[Any], period: int, is_inverse: bool) -> NDArray[Any]:
+    """exp(-2 pi i number / period), exact at multiples of a quarter turn; the conjugates if `is_inverse`."""
+    numbers = numbers % period
+    angles = 2 * np.pi / period * numbers
     roots = np.cos(angles) - 1j * np.sin(angles)
-    quarters, rest = np.divmod(4 * turns, of)
+    quarters, rest = np.divmod(4 * numbers, period)
     roots = np.where(rest == 0, np.array([1, -1j, -1, 1j])[quarters], roots)
     return roots.conj() if is_inverse else roots

@@ -15,7 +15,7 @@ class Library:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.of: Any = sys.modules[name]
+        self.module: Any = sys.modules[name]
 
     def dtype_of(self, x: Any) -> str:
         return str(x.dtype.name)
@@ -39,48 +39,48 @@ class Library:
         return self.cast(x, known.get(dtype, "complex128" if self.is_complex(x) else "float64"))
 
     def as_numbers(self, x: Any, is_complex: bool) -> Any:
-        """Contiguous array of floating-point numbers; if `is_complex`, complex128 for float64 and else complex64."""
+        """Contiguous floating-point array. If `is_complex`, float64 becomes complex128, and other floats complex64."""
         x = self.as_floats(x)
         if is_complex and not self.is_complex(x):
             x = self.cast(x, "complex128" if self.dtype_of(x) == "float64" else "complex64")
         return self.contiguous(x)
 
     def contiguous(self, x: Any) -> Any:
-        return self.of.ascontiguousarray(x)
+        return self.module.ascontiguousarray(x)
 
     def moved(self, x: Any) -> Any:
         """x with its first axis moved to the end."""
-        return self.of.moveaxis(x, 0, -1)
+        return self.module.moveaxis(x, 0, -1)
 
     def moved_back(self, x: Any) -> Any:
-        return self.of.ascontiguousarray(self.of.moveaxis(x, -1, 0))
+        return self.module.ascontiguousarray(self.module.moveaxis(x, -1, 0))
 
     def taken(self, x: Any, order: Any) -> Any:
         """Columns of x in the given order."""
-        return self.of.take(x, order, 1)
+        return self.module.take(x, order, 1)
 
     def joined(self, *parts: Any) -> Any:
         """Columns of all parts, concatenated."""
-        return self.of.concatenate(parts, 1)
+        return self.module.concatenate(parts, 1)
 
     def reversed(self, x: Any) -> Any:
         return x[:, ::-1]
 
     def on_device_of(self, like: Any, array: Any) -> Any:
         """A NumPy array copied to the device and type of `like`; whole numbers keep their type."""
-        array = self.of.asarray(array)
+        array = self.module.asarray(array)
         return array if array.dtype.kind == "i" else array.astype(like.dtype)
 
     def pairs(self, x: Any) -> Any:
-        """Neighbouring real numbers as complex ones."""
+        """Pairs of neighbouring real numbers as complex numbers."""
         x = self.contiguous(x)
-        # complex numbers begin at a multiple of their size there
+        # CuPy needs complex numbers at multiples of their size
         if self.name == "cupy" and x.data.ptr % (2 * x.itemsize):
             x = x.copy()
         return x.view("complex64" if self.dtype_of(x) == "float32" else "complex128")
 
     def parts(self, x: Any) -> Any:
-        """Complex numbers as neighbouring real ones."""
+        """Complex numbers as pairs of neighbouring real numbers, the inverse of `pairs`."""
         return self.contiguous(x).view("float32" if self.dtype_of(x) == "complex64" else "float64")
 
 
@@ -91,7 +91,7 @@ class PyTorch(Library):
         return str(x.dtype).removeprefix("torch.")
 
     def cast(self, x: Any, dtype: str) -> Any:
-        return x.to(getattr(self.of, dtype))
+        return x.to(getattr(self.module, dtype))
 
     def contiguous(self, x: Any) -> Any:
         return x.resolve_conj().resolve_neg().contiguous()
@@ -106,22 +106,22 @@ class PyTorch(Library):
         return x.index_select(1, order)
 
     def joined(self, *parts: Any) -> Any:
-        return self.of.cat(parts, 1)
+        return self.module.cat(parts, 1)
 
     def reversed(self, x: Any) -> Any:
         return x.flip(1)
 
     def on_device_of(self, like: Any, array: Any) -> Any:
-        tensor = self.of.from_numpy(array)
+        tensor = self.module.from_numpy(array)
         return tensor.to(like.device) if array.dtype.kind == "i" else tensor.to(like.device, like.dtype)
 
     def pairs(self, x: Any) -> Any:
         x = self.contiguous(x)
-        x = x.clone() if x.storage_offset() % 2 else x  # complex numbers begin at a multiple of their size
-        return self.of.view_as_complex(x.unflatten(1, (-1, 2)))
+        x = x.clone() if x.storage_offset() % 2 else x  # PyTorch needs complex numbers at multiples of their size
+        return self.module.view_as_complex(x.unflatten(1, (-1, 2)))
 
     def parts(self, x: Any) -> Any:
-        return self.of.view_as_real(x.resolve_conj()).flatten(1)
+        return self.module.view_as_real(x.resolve_conj()).flatten(1)
 
 
 def library_of(x: Any, caller: str) -> Library:

@@ -1,4 +1,4 @@
-"""Splits a size into radices: products of the primes 2, 3, 5 and 7, as few as the largest radix allows."""
+"""Splits a size into few radices: products of the primes 2, 3, 5 and 7 up to a largest radix."""
 
 from itertools import count
 from math import prod
@@ -40,12 +40,15 @@ def checked_inverse(inverse: object) -> bool:
 
 
 def radices(n: int, most: int) -> tuple[int, ...]:
-    """Fewest radices of at most `most` each, with the smallest possible maximum. A size of 1 has the radix 1."""
+    """Radices of at most `most`, in descending order. A size of 1 has the radix 1.
+
+    A greedy distribution of the primes makes them few and similar, not always the fewest or with the least maximum.
+    """
     primes = [prime for prime in reversed(PRIMES) for _ in range(_power(n, prime))]
     for parts in count(1):
         if found := _shared_out(tuple(primes), parts, most):
             return tuple(sorted(found, reverse=True))
-    raise AssertionError  # each prime by itself is at most the largest radix
+    raise AssertionError  # never reached: each prime alone is at most the largest radix
 
 
 def butterfly(found: tuple[int, ...], name: str) -> Chain:
@@ -59,7 +62,7 @@ def butterfly(found: tuple[int, ...], name: str) -> Chain:
 
 
 def _shared_out(primes: tuple[int, ...], parts: int, most: int) -> list[int] | None:
-    """Distribute primes over products, each to the smallest so far; None if one product exceeds `most`."""
+    """Multiply each prime into the smallest product so far; None if one product exceeds `most`."""
     products = [1] * parts
     for prime in primes:
         place = products.index(min(products))

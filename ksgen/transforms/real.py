@@ -9,10 +9,10 @@ import numpy as np
 from ksgen.transforms.library import Library
 from ksgen.transforms.transform import Transform
 
-Complex = Callable[[int], Transform]
+MakeComplex = Callable[[int], Transform]  # creates the complex transform of a size
 
 
-def of_real(name: str, n: int, dft: Complex) -> Transform:
+def of_real(name: str, n: int, dft: MakeComplex) -> Transform:
     """Fourier transform of real numbers. For an even n, symmetry separates the spectra of even and odd places."""
     if n % 2:
         return replace(dft(n), name=name, is_real=True, after=lambda library, y: y[:, : n // 2 + 1])
@@ -28,8 +28,8 @@ def of_real(name: str, n: int, dft: Complex) -> Transform:
     return replace(dft(half), name=name, size=n, is_real=True, before=_as_pairs, after=after)
 
 
-def to_real(name: str, n: int, inverse: Complex) -> Transform:
-    """Inverse of `of_real`; imaginary parts of the first frequency and an even n's last count as zero."""
+def to_real(name: str, n: int, inverse: MakeComplex) -> Transform:
+    """Inverse of `of_real`. Imaginary parts of the first frequency, and of the last one for an even n, are ignored."""
     if n % 2:
 
         def mirror(library: Library, x: Any) -> Any:
@@ -50,7 +50,7 @@ def to_real(name: str, n: int, inverse: Complex) -> Transform:
 
 
 def of_cosines(name: str, n: int, rdft: Transform) -> Transform:
-    """Cosine transform by a Fourier transform of even places and reversed odd ones, with phases."""
+    """Cosine transform: a Fourier transform of the even places and then the reversed odd ones, times phases."""
     order = np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)[::-1]]).astype(np.int64)
     phases = 2 * np.exp(-0.5j * np.pi * np.arange(n // 2 + 1) / n)
 
@@ -67,7 +67,7 @@ def of_cosines(name: str, n: int, rdft: Transform) -> Transform:
 
 
 def of_hartley(name: str, n: int, rdft: Transform) -> Transform:
-    """Hartley transform by a real Fourier transform; the upper frequencies are conjugates of the lower."""
+    """Hartley transform by a real Fourier transform; the upper frequencies are conjugates of the lower ones."""
 
     def after(library: Library, y: Any) -> Any:
         y = rdft.after(library, y) if rdft.after else y

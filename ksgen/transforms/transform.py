@@ -16,7 +16,7 @@ from ksgen.spec.kernel import check_word
 from ksgen.transforms.library import Library, library_of
 from ksgen.values import cached_property
 
-Step = Callable[[Library, Any], Any]  # on (batch, features)
+Step = Callable[[Library, Any], Any]  # maps an array (batch, features) to another one
 Options = ParamSpec("Options")
 
 
@@ -24,16 +24,16 @@ Options = ParamSpec("Options")
 class Transform:
     """Fast transform y = transform(x), which is a chain of Kronecker-sparse factors with exact weights.
 
-    The chain's outputs have an order of their own: `order` holds the index of each output among them. A call stores
-    them in the transform's order. Real transforms add steps before and after the chain. Two objects are equal only if
-    they are the same object.
+    The chain's outputs may be in another order: `order` holds the index of each of the transform's outputs among the
+    chain's outputs. A call stores them in the transform's order. Real transforms add steps before and after the chain.
+    Two objects are equal only if they are the same object.
 
     Attributes:
         name: Name in messages, such as "dft(360)".
         chain: Patterns of the factors.
         weights: Weights of each factor in float64 or complex128, as `KSLinear.from_weights` accepts them.
-        digits: Digits of the outputs' numbers, which the chain gives in reversed order.
-        places: Positions of the outputs if they have another order.
+        digits: Radices of an output's index, if the chain reverses its digits; else empty.
+        places: Index of each output among the chain's outputs, if these are in yet another order; else None.
         size: Number of inputs if it differs from the chain's; else 0.
         is_real: Whether x must be real.
         before: Step before the chain, or None.
@@ -53,15 +53,15 @@ class Transform:
     name: str
     chain: Chain
     weights: tuple[NDArray[Any], ...] = field(repr=False)
-    # digits of the outputs' numbers, which come out with the last one first
+    # radices of an output's index, whose digits the chain reverses
     digits: tuple[int, ...] = field(default=(), repr=False)
-    # places of the outputs, if they come out in another order
+    # index of each output among the chain's, for other orders than reversed digits
     places: NDArray[Any] | None = field(default=None, repr=False)
     size: int = 0  # number of inputs, if it differs from the chain's
-    is_real: bool = False  # whether it takes real numbers alone
+    is_real: bool = False  # whether x must be real
     before: Step | None = field(default=None, repr=False)
     after: Step | None = field(default=None, repr=False)
-    # repeats the call that made it, for copies and pickles
+    # repeats the call that created the transform, for copies and pickles
     made: Callable[[], "Transform"] | None = field(default=None, repr=False)
     _ready: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -126,21 +126,23 @@ class Transform:
 
     @cached_property
     def _in_order(self) -> tuple[ChainLauncher, Sequence[NDArray[Any]]]:
-        """Launcher and weights of a call. Where digits would come out reversed, each factor but the last stores its
-        digit behind those to come, and before the earlier ones, as Stockham's algorithm does.
+        """Launcher and weights of a call.
+
+        If the chain reverses digits, factors store their outputs in another order, as Stockham's algorithm does. Each
+        factor but the last stores its digit after those of later factors and before those of earlier factors.
         """
         if not self.digits:
             return ChainLauncher(self.chain), self.weights
         patterns, weights = list[Pattern](), list[NDArray[Any]]()
-        for (done, radix, _, left), own in zip((each.shape for each in self.chain), self.weights, strict=True):
+        for (done, radix, _, left), weight in zip((each.shape for each in self.chain), self.weights, strict=True):
             store = f"j1:{left}.k.j2:{done}" if left > 1 else ""
             patterns.append(Pattern(1, radix, radix, left * done, store))
-            moved = own.transpose(1, 2, 3, 0)  # the digits that are done come last
+            moved = weight.transpose(1, 2, 3, 0)  # digits of earlier factors come last
             weights.append(np.ascontiguousarray(moved).reshape(patterns[-1].shape))
         return ChainLauncher(*patterns), weights
 
     def _on(self, library: Library, like: Any, name: Any, array: NDArray[Any]) -> Any:
-        """A NumPy array of this transform on the device of x, cached per device and type."""
+        """A NumPy array of this transform on the device of `like`, cached per device and type."""
         key = (library.name, str(getattr(like, "device", "")), str(like.dtype), name)
         if key not in self._ready:
             self._ready[key] = library.on_device_of(like, array)
@@ -148,7 +150,7 @@ class Transform:
 
 
 def made_again(make: Callable[Options, Transform]) -> Callable[Options, Transform]:
-    """Make a function's transforms copyable and picklable as the call that made them."""
+    """Decorate a function so that its transforms are copied and pickled as the call that created them."""
 
     @wraps(make)
     def with_call(*arguments: Options.args, **options: Options.kwargs) -> Transform:

@@ -1,7 +1,8 @@
 """Filters of Daubechies' orthonormal wavelets, and one factor for several levels of overlapping windows.
 
-A level's filters are longer than its step, so windows overlap: inputs are first gathered, once per window that has
-them. A factor then multiplies contiguous windows. Computes in whole numbers and float64; knows no devices.
+A level's filters are longer than its step, so windows overlap: inputs are first gathered, once per window that
+contains them. A factor then multiplies contiguous windows. Computes in integers, fractions and float64; knows no
+devices.
 """
 
 from fractions import Fraction
@@ -17,7 +18,7 @@ from ksgen.transforms.radices import MOST_FEATURES
 from ksgen.values import excerpt, whole_number
 
 MOST_TAPS = 20
-CORRECTIONS = 4  # iterations that correct filters, which are as exact as float64 by then
+CORRECTIONS = 4  # Newton iterations that correct filters, enough for the precision of float64
 
 Array = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -31,14 +32,17 @@ def checked_taps(taps: object) -> int:
 
 
 def checked_levels(n: object, taps: int, levels: object) -> tuple[int, int]:
-    """Size and number of levels; by default as many as halve an even size with their window within it."""
+    """Check and return the size and the number of levels.
+
+    By default, there are as many levels as halve an even number and leave at least taps - 1 means; at least one.
+    """
     size = whole_number(n)
     if size is None or size % 2 or not 2 <= size <= MOST_FEATURES:
         raise PatternError(f"n={excerpt(n)}; accepted: an even number up to {MOST_FEATURES}")
     halvings = (size & -size).bit_length() - 1
     if levels is None:
-        within = (size // (taps - 1)).bit_length() - 1
-        return size, max(1, min(halvings, within))
+        fitting = (size // (taps - 1)).bit_length() - 1
+        return size, max(1, min(halvings, fitting))
     count = whole_number(levels)
     if count is None or not 1 <= count <= halvings:
         raise PatternError(
@@ -49,7 +53,7 @@ def checked_levels(n: object, taps: int, levels: object) -> tuple[int, int]:
 
 @cache
 def lowpass(taps: int) -> tuple[float, ...]:
-    """Minimum-phase filter of the means, equal to PyWavelets' `rec_lo` with rounded float64 numbers."""
+    """Minimum-phase filter of the means, equal to PyWavelets' `rec_lo`, rounded to float64."""
     half = taps // 2
     roots = np.roots([comb(half - 1 + power, power) for power in reversed(range(half))])
     halves = 1 - 2 * roots
@@ -60,20 +64,21 @@ def lowpass(taps: int) -> tuple[float, ...]:
 
 
 def _corrected(found: list[Fraction]) -> tuple[float, ...]:
-    """Refine a filter by Newton's steps from its exact residuals.
+    """Refine a filter by Newton's method, with exact residuals of its defining equations.
 
-    The defining equations: the filter is orthogonal to its even shifts, and the alternating filter has taps / 2
-    vanishing moments.
+    The equations: the filter is orthogonal to its even shifts, and the alternating filter has taps / 2 vanishing
+    moments.
     """
     taps, half = len(found), len(found) // 2
+    shifts = range(0, taps, 2)
     moments = [[(-1) ** at * Fraction(2 * at - taps + 1, taps) ** power for at in range(taps)] for power in range(half)]
     for _ in range(CORRECTIONS):
-        apart = [sum(found[at] * found[at + 2 * by] for at in range(taps - 2 * by)) - (by == 0) for by in range(half)]
+        products = [sum(found[at] * found[at + by] for at in range(taps - by)) - (by == 0) for by in shifts]
         vanishing = [sum(weight * each for weight, each in zip(row, found, strict=True)) for row in moments]
         padded = [Fraction(0)] * taps + found + [Fraction(0)] * taps
-        slopes = [[padded[taps + at + 2 * by] + padded[taps + at - 2 * by] for at in range(taps)] for by in range(half)]
-        step = np.linalg.solve(np.array([*slopes, *moments], float), -np.array([*apart, *vanishing], float))
-        found = [each + Fraction(float(by)) for each, by in zip(found, step, strict=True)]
+        slopes = [[padded[taps + at + by] + padded[taps + at - by] for at in range(taps)] for by in shifts]
+        step = np.linalg.solve(np.array([*slopes, *moments], float), -np.array([*products, *vanishing], float))
+        found = [each + Fraction(float(change)) for each, change in zip(found, step, strict=True)]
     return tuple(map(float, found))
 
 
@@ -82,8 +87,11 @@ def window_of(taps: int, levels: int) -> int:
     return (taps - 1) * ((1 << levels) - 1) + 1
 
 
-def within(taps: int, levels: int, most: int) -> int:
-    """Number of levels in the finest factor: the most whose windows have at most `most` entries, and at least one."""
+def levels_of_factor(taps: int, levels: int, most: int) -> int:
+    """Number of levels in the factor of the finest levels: the most whose windows fit, and at least one.
+
+    Windows fit if those of the transform and of its inverse have at most `most` entries.
+    """
     return max(
         [
             1,
@@ -97,15 +105,15 @@ def within(taps: int, levels: int, most: int) -> int:
 
 
 def analysis(taps: int, levels: int) -> Array:
-    """Matrix from a window to its coefficients, (2^levels, window): the mean's, then levels from the coarsest."""
+    """Matrix (2^levels, window) from a window to its coefficients: the mean, then the levels from the coarsest on."""
     low = np.array(lowpass(taps))
     high = low[::-1] * (-1.0) ** np.arange(taps)
     mean, details = np.ones(1), []
     for level in range(levels):
-        apart = np.zeros((2, (taps - 1) * 2**level + 1))
-        apart[:, :: 2**level] = low, high
-        details.append(np.convolve(apart[1], mean))
-        mean = np.convolve(apart[0], mean)
+        upsampled = np.zeros((2, (taps - 1) * 2**level + 1))
+        upsampled[:, :: 2**level] = low, high
+        details.append(np.convolve(upsampled[1], mean))
+        mean = np.convolve(upsampled[0], mean)
     found, centre = np.zeros((2**levels, window_of(taps, levels))), taps // 2 - 1
     found[0] = mean
     for level, detail in enumerate(details, 1):
@@ -129,7 +137,7 @@ def places(n: int, levels: int) -> Numbers:
 
 
 def synthesis(taps: int, levels: int) -> Array:
-    """Matrix from coefficients of neighbouring windows to the entries of one step, (2^levels, windows x 2^levels)."""
+    """Matrix (2^levels, windows x 2^levels) from coefficients of neighbouring windows to the entries of one step."""
     block, step = analysis(taps, levels), 2**levels
     found = np.zeros((step, len(_back(taps, levels)), step))
     for number, by in enumerate(_back(taps, levels)):
@@ -141,7 +149,7 @@ def synthesis(taps: int, levels: int) -> Array:
 
 
 def neighbours(n: int, taps: int, levels: int) -> Numbers:
-    """Indices of the ordered coefficients that each step of the inverse reads."""
+    """Indices of the coefficients, in the order of `places`, that each step of the inverse reads."""
     of_window = np.empty(n, np.int64)
     of_window[places(n, levels)] = np.arange(n)
     blocks = of_window.reshape(-1, 2**levels)
@@ -155,6 +163,6 @@ def _before(taps: int, levels: int) -> int:
 
 
 def _back(taps: int, levels: int) -> range:
-    """Offsets of the windows that contain any entry of a step."""
+    """Offsets, relative to a step's window, of the windows that contain an entry of the step."""
     step, before = 2**levels, _before(taps, levels)
     return range(-((window_of(taps, levels) - 1 - before) // step), (before + step - 1) // step + 1)

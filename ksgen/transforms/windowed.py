@@ -1,5 +1,7 @@
-"""Transforms of overlapping windows: entries are gathered, then one factor multiplies all windows. Coarser levels are
-separate transforms of the means."""
+"""Transforms of overlapping windows: entries are gathered, then one factor multiplies all windows.
+
+Coarser levels are a separate transform of the means.
+"""
 
 from typing import Any
 
@@ -13,7 +15,7 @@ from ksgen.transforms.transform import Step, Transform
 
 
 def of_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None) -> Transform:
-    """Transform from entries to coefficients."""
+    """Create a transform from entries to coefficients; `rest` transforms the means by the coarser levels."""
     means = n >> levels
 
     def after(library: Library, y: Any) -> Any:
@@ -24,7 +26,7 @@ def of_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None
 
 
 def to_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None) -> Transform:
-    """Transform from coefficients back to entries."""
+    """Create the inverse of `of_windows`, from coefficients to entries."""
     means, gathered = n >> levels, _gathered(wavelets.neighbours(n, taps, levels))
 
     def before(library: Library, x: Any) -> Any:
@@ -40,7 +42,7 @@ def _gathered(order: NDArray[np.int64]) -> Step:
 def _transform(
     name: str, n: int, block: NDArray[Any], before: Step, after: Step | None = None, places: NDArray[Any] | None = None
 ) -> Transform:
-    """Transform with one factor, which has the same block for each step."""
+    """Create a transform with one factor, whose blocks are all equal to `block`, one per step."""
     step, window = block.shape
     weights = np.broadcast_to(block[None, :, :, None], (n // step, step, window, 1)).copy()
     chain = Chain((Pattern(*weights.shape),), name.partition("(")[0])
