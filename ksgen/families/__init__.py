@@ -29,7 +29,7 @@ FAMILIES: dict[str, Family[Any]] = {
     family.name: family for family in (Amx(), Vector(), CpuGradient(), Wgmma(), Mma(), Simt(), Gemv(), Gradient())
 }
 
-# earlier names, which callers and files may still give, with the families that have their kernels now
+# earlier names of families, which callers and files may still use, and the families that replace them
 ALIASES: dict[str, Family[Any]] = {
     "few": FAMILIES["gemv"],
     "few_chain": FAMILIES["gemv"],
@@ -53,7 +53,7 @@ def family_named(name: str) -> Family[Any]:
 
 
 def present_names(names: str) -> str:
-    """Replace earlier names in a list of families, which commas separate; unknown names stay."""
+    """Replace earlier names in a comma-separated list of families; unknown names stay."""
     present = (ALIASES[name].name if name in ALIASES else name for name in names.split(", "))
     return ", ".join(dict.fromkeys(present))
 
@@ -61,14 +61,14 @@ def present_names(names: str) -> str:
 def takes_job(
     family: Family[Any], kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
 ) -> bool:
-    """Whether a family supports the kernel on such a device, and accepts the batch."""
+    """Whether a family supports the kernel on a device with these limits, and accepts the batch."""
     return family.supports(kernel, limits) and (batch is None or family.takes(kernel, batch, aligned))
 
 
 def families_for(
     kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, with_small_batches: bool = True
 ) -> Iterator[Family[Any]]:
-    """Yield the families that support the kernel on such a device and accept the batch.
+    """Yield the families that support the kernel on a device with these limits, and accept the batch.
 
     `aligned` says whether arrays begin at multiples of 16 bytes, `with_small_batches` whether families for small
     batches are included.
@@ -81,10 +81,13 @@ def families_for(
 def meant_for(
     kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
 ) -> Iterator[Family[Any]]:
-    """Yield the families that support the kernel and are not barred; for small batches, also the families for them."""
+    """Yield the families that support the kernel and are not barred on the device.
+
+    Families for small batches are among them only if the batch is small.
+    """
     is_small = batch_like(kernel, batch) <= SMALL[-1]
-    found = families_for(kernel, limits, batch, aligned, with_small_batches=is_small)
-    return (each for each in found if not limits.bar_of(each.name))
+    families = families_for(kernel, limits, batch, aligned, with_small_batches=is_small)
+    return (family for family in families if not limits.bar_of(family.name))
 
 
 def family_for(
@@ -93,45 +96,44 @@ def family_for(
     """Choose the family for a batch without wisdom: the one whose default is expected to be the fastest.
 
     Candidates are families chosen by default and those that the precision asks for; with `all_families`, all of them.
-    If times are unknown, the first candidate is chosen. `simt` and `gradient` support every product and gradient.
+    On processors, and if times are unknown, the first candidate is chosen. `simt` supports every product of one factor,
+    and `gradient` every gradient.
     """
     wanted = kernel.arithmetic.families
-    able = [
-        each
-        for each in meant_for(kernel, limits, batch, aligned)
-        if each.is_default(kernel, batch_like(kernel, batch)) or all_families or each.name in wanted
+    candidates = [
+        family
+        for family in meant_for(kernel, limits, batch, aligned)
+        if family.is_default(kernel, batch_like(kernel, batch)) or all_families or family.name in wanted
     ]
-    if not able:
+    if not candidates:
         barred = "".join(f"; {bar.family} is {bar.reason}" for bar in limits.bars)
         what = "run all factors in one launch" if len(kernel.factors) > 1 else "compute it"
         raise ConstantsError(f"{kernel.name}: no family can {what} on this device{barred}")
-    if len(able) == 1 or limits.is_cpu:
-        return able[0]
+    if len(candidates) == 1 or limits.is_cpu:
+        return candidates[0]
 
     def cost(family: Family[Any]) -> float:
         us = default_us(family, kernel, limits, batch)
         return us * (1 + MIN_SAVING) if plain_pays(family, kernel, limits) else us
 
-    return min(able, key=cost)
+    return min(candidates, key=cost)
 
 
 def faster_family(
     name: str, kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, constants: Any = None
 ) -> tuple[Family[Any], float] | None:
-    """Find the family with the fastest default, and its speed relative to the default of the family `name`, or to
-    constants of that family.
+    """Find the family with the fastest default, and its speed-up over the family `name`.
 
-    None if it is not faster by more than MIN_SAVING, or if times are unknown. Barred families count too. This looks at
-    every family's search space, which takes up to a second.
+    The latter has `constants`, or its default if there are none. The result is None if the speed-up is at most 1 +
+    MIN_SAVING, or if times are unknown. Barred families count too. This looks at every family's search space, which
+    takes up to a second.
     """
     named, all_allowed = family_named(name), replace(limits, bars=())
-    able = (named, *meant_for(kernel, all_allowed, batch, aligned))
-    us = {each: default_us(each, kernel, all_allowed, batch) for each in able}
-    found, own = (
-        min(us, key=us.__getitem__),
-        expected_us(named, kernel, all_allowed, batch, constants) if constants else us[named],
-    )
-    return (found, own / us[found]) if own > us[found] * (1 + MIN_SAVING) > 0 else None
+    candidates = (named, *meant_for(kernel, all_allowed, batch, aligned))
+    us = {family: default_us(family, kernel, all_allowed, batch) for family in candidates}
+    fastest = min(us, key=us.__getitem__)
+    named_us = expected_us(named, kernel, all_allowed, batch, constants) if constants else us[named]
+    return (fastest, named_us / us[fastest]) if named_us > us[fastest] * (1 + MIN_SAVING) > 0 else None
 
 
 def family_of(constants: Any) -> Family[Any]:

@@ -1,8 +1,8 @@
 """Cycles that a GPU's shared memory takes to serve the lanes of a warp.
 
 128 bytes go in or out per cycle: each of 32 banks moves one word of four bytes. So eight lanes are served at a time if
-each wants 16 bytes, and 16 lanes if each wants eight. Reads serve twice as many if all lanes n and n ^ 1, or all lanes
-n and n ^ 2, have the same address.
+each accesses 16 bytes, and 16 lanes if each accesses eight. Reads serve twice as many lanes if all lanes n and n ^ 1,
+or all lanes n and n ^ 2, have the same address.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,12 +30,12 @@ def write_cycles(addresses: Sequence[int], size: int) -> int:
 
 @dataclass(frozen=True)
 class Image:
-    """Layout of a tile in shared memory, in elements: lines along which the neighbouring j of a feature alternate."""
+    """Layout of a tile in shared memory, in elements. A line has all j of one feature, then those of the next one."""
 
     planes: int  # neighbouring j, each with its own plane
-    plane: int
-    next_line: int
-    next_run: int  # from one feature, or row of the batch, of a line to the next
+    plane: int  # from one plane to the next
+    next_line: int  # from one line to the next
+    next_run: int  # along a line, from one feature, or row of the batch, to the next
     element_bytes: int
     chunk: int = 0  # elements per chunk, if feature f has its chunk n at n ^ (f / 2 % 4); 0: chunks are in order
 
@@ -52,15 +52,17 @@ def image_cycles(
 ) -> int:
     """Cycles of one access by a warp.
 
-    Groups of `lane_run` lanes are `vector` elements apart along a line, and further groups are on the next lines.
+    `lane_run` lanes share a line, on which they are `vector` elements apart; further lanes are on the next lines. The
+    first lane is at element `first` of line `first_line`.
     """
 
-    def at(line: int, run: int) -> int:
+    def address(line: int, run: int) -> int:
         feature = run // image.planes
         along = (line * image.next_line) ^ (feature // 2 % 4 * image.chunk)
         return (run % image.planes * image.plane + along + feature * image.next_run) * image.element_bytes
 
-    return access([at(first_line + lane // lane_run, first + lane % lane_run * vector) for lane in range(WARP)], size)
+    lanes = [(first_line + lane // lane_run, first + lane % lane_run * vector) for lane in range(WARP)]
+    return access([address(line, run) for line, run in lanes], size)
 
 
 @cache
@@ -79,8 +81,8 @@ def line_cycles(
     The first line is `line`.
     """
     starts = [first + each for first in range(0, run, lane_run * vector) for each in range(0, vector, at_once)]
-    alike = image.planes * (8 if image.chunk else 1)  # starts at this distance have the same conflicts
-    return sum(image_cycles(access, image, lane_run, vector, size, start % alike, line) for start in starts)
+    period = image.planes * (8 if image.chunk else 1)  # starts at this distance have the same conflicts
+    return sum(image_cycles(access, image, lane_run, vector, size, start % period, line) for start in starts)
 
 
 def _cycles(addresses: Sequence[int], unit: int, lanes: int) -> int:
@@ -91,7 +93,7 @@ def _cycles(addresses: Sequence[int], unit: int, lanes: int) -> int:
 
 
 def _busiest(units: Iterable[int], unit: int) -> int:
-    """Largest number of these units that want the same banks."""
+    """Largest number of these units that lie in the same banks."""
     places = CYCLE_BYTES // unit
     wanted = [0] * places
     for each in units:

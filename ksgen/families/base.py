@@ -16,27 +16,27 @@ class Bar(NamedTuple):
 
     family: str
     reason: str
-    is_disabled: bool = False  # it was found wrong there, so that it is refused by name too
+    is_disabled: bool = False  # its results were wrong on the device, so it is also refused if it is named
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Resources that one block may use on a device."""
+    """Resources and instructions of a device, and the families that are barred on it."""
 
-    shared_bytes: int
-    threads: int = 1024
+    shared_bytes: int  # per block, at most
+    threads: int = 1024  # per block, at most
     registers: int = REGISTERS  # 32-bit registers per multiprocessor; 0: not applicable
     is_cpu: bool = False
     vector_bytes: int = 16  # width of a processor's vector registers
     tiles: tuple[str, ...] = ()  # operands that a processor's matrix tiles multiply, by `Operand.name`
-    dots: tuple[str, ...] = ()  # operands that its vectors multiply in pairs, by `Operand.name`
-    has_arm_vectors: bool = False  # whether its vectors are ARM's, which has 32 vector registers
-    multiprocessors: int = 1  # a processor's cores; for a CUDA target without a device at hand, those of its usual card
+    dots: tuple[str, ...] = ()  # operands that a processor's vectors multiply in pairs, by `Operand.name`
+    has_arm_vectors: bool = False  # whether a processor's vectors are ARM's, which has 32 vector registers
+    multiprocessors: int = 1  # on a processor, its cores; for a CUDA target without a device, those of its usual card
     async_copies: bool = True  # cp.async
     tensor_cores: bool = False  # for 16-bit and tf32 operands with float32 sums
-    warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over
-    target: str = ""  # name of a CUDA target, under which its rates are known
-    bars: tuple[Bar, ...] = ()  # families that launchers may not choose on this very device
+    warpgroups: bool = False  # wgmma, tensor maps, setmaxnreg
+    target: str = ""  # name of a CUDA target, the key of its rates
+    bars: tuple[Bar, ...] = ()  # families that launchers may not choose on this device
 
     def bar_of(self, family: str) -> Bar | None:
         """The bar of a family; None if launchers may choose it."""
@@ -53,23 +53,23 @@ class Limits:
         return 32 if self.has_arm_vectors or self.vector_bytes >= 64 else 16
 
     def multiplies_pairs(self, operand: Operand | None) -> bool:
-        """Whether a processor has an instruction that multiplies two of such operands at a time."""
+        """Whether a processor's vectors multiply this operand in pairs; False for None."""
         return operand is not None and operand.name in self.dots
 
     def shared_bytes_for(self, blocks: int) -> int:
-        """Bytes of shared memory that each block may use if so many blocks share a multiprocessor."""
+        """Bytes of shared memory that each block may use if `blocks` blocks share a multiprocessor."""
         return (self.shared_bytes + RESERVED_SHARED_BYTES) // blocks - RESERVED_SHARED_BYTES
 
 
-LEAST_GPC_MULTIPROCESSORS = 16  # on an H100; a cluster lies within one GPC
-MAP_ALIGNMENT = 16  # bytes, of an array that a tensor map describes
-RESERVED_SHARED_BYTES = 1024  # taken by each resident block in addition to its own
+LEAST_GPC_MULTIPROCESSORS = 16  # of an H100's smallest GPC; a cluster lies within one GPC
+MAP_ALIGNMENT = 16  # bytes: alignment of an array that a tensor map describes
+RESERVED_SHARED_BYTES = 1024  # per resident block, in addition to those that the block uses
 
 
 def cuda_limits(target: str) -> Limits:
     """Limits of a CUDA target.
 
-    An unknown target gets those that all GPUs since sm_80 have in common, or all GPUs before it.
+    An unknown target gets the limits that all GPUs since sm_80 have in common; an older one, those of all older GPUs.
     """
     gpu = gpu_of(target)
     return Limits(
@@ -96,7 +96,7 @@ class Constexpr:
 
 
 def named(source: object, name: str, comment: str, type_: str = "int") -> Constexpr:
-    """Constant that is named like an attribute of `source`."""
+    """Constant whose value is an attribute of `source`: its name in lower case."""
     return Constexpr(name, getattr(source, name.lower()), comment, type_)
 
 
@@ -106,18 +106,18 @@ class Geometry(NamedTuple):
     grid: int
     block: int
     shared_bytes: int
-    workspace_bytes: int = 0  # global memory, apart from the arrays, in which launches leave what later ones read
+    workspace_bytes: int = 0  # global memory in addition to the arrays, for results that later launches read
     at_once: int = 0  # persistent blocks per multiprocessor; 0: one block per tile
-    group_bytes: int = 0  # global memory, apart from the arrays, per launched block
-    # blocks that run at the same time and access each other's shared memory: the grid is whole clusters
+    group_bytes: int = 0  # global memory in addition to the arrays, per launched block
+    # blocks per cluster: they run at the same time and access each other's shared memory; the grid is whole clusters
     cluster: int = 1
-    # the source waits for the previous grid itself, so a launch may begin before that grid ends
+    # whether the kernel itself waits for the previous grid, so that a launch may begin before that grid ends
     starts_early: bool = False
     before: tuple["Pass", ...] = ()  # launches of the source's other entries, with the same arguments
     after: tuple["Pass", ...] = ()
 
     def launched(self, multiprocessors: int) -> int:
-        """Blocks of a launch, as whole clusters. Persistent blocks are at most as many as the multiprocessors hold."""
+        """Number of blocks to launch, in whole clusters; at most as many persistent blocks as run at the same time."""
         if not self.at_once:
             return self.grid
         return min(self.grid, self.at_once * blocks_at_once(multiprocessors, self.cluster))
@@ -126,7 +126,8 @@ class Geometry(NamedTuple):
 def blocks_at_once(multiprocessors: int, cluster: int) -> int:
     """Number of blocks that run at the same time in clusters, one per multiprocessor; at least one cluster.
 
-    A cluster lies within one GPC. A cluster that does not fit runs after all others. Pairs always fit.
+    A cluster lies within one GPC, so clusters of more than two blocks are counted per GPC. A cluster too many would
+    run after all others.
     """
     if cluster <= 2:
         return max(1, multiprocessors // cluster) * cluster
@@ -137,7 +138,7 @@ def blocks_at_once(multiprocessors: int, cluster: int) -> int:
 class Pass:
     """A launch before or after another one."""
 
-    name: str  # suffix of the kernel's name in the entry's name
+    name: str  # suffix of the launched entry's name, such as `sum`
     geometry: Geometry
 
 
@@ -157,7 +158,7 @@ class TensorMap:
 
 
 class Work(NamedTuple):
-    """Demands of one launch on a device, whose times the cost model estimates."""
+    """Demands of one launch on a device, from which the cost model estimates its time."""
 
     blocks: int
     memory_bytes: int  # X, weights in the type in which they are stored, and Y, each once
@@ -178,7 +179,7 @@ class Work(NamedTuple):
 
 
 class Modelled(Protocol[ConstantsT_contra]):
-    """Interface that the cost model reads: of a family, or of another project's kernel that is compared with ours."""
+    """Interface to the cost model: of a family, or of another project's kernel that is compared with ours."""
 
     name: str
     by_warpgroups: bool  # whether the kernel uses wgmma, and not mma.sync

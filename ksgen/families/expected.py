@@ -1,5 +1,5 @@
-"""Expected time of a kernel under given constants: its family's work over the GPU's rates. Chooses the fastest of
-several constants by it.
+"""Expected time of a kernel under given constants: its family's work over the GPU's rates. Chooses the constants with
+the least expected time.
 
 `gpu_us` orders constants to choose from. `prediction` gives a time with the band in which known times lie, and breaks
 ties. A table (`slots.py`) has counts of compiled instructions. There are no terms for barriers. Measures nothing.
@@ -24,7 +24,7 @@ CACHE_RATE = 2.0  # rate of a GPU's second-level cache over its memory's, if unk
 GHZ = 1.7  # clock of multiprocessors, if unknown
 SHARED_BYTES = 128  # bytes per cycle of one multiprocessor's shared memory
 ENOUGH_WARPS = 8  # per multiprocessor, so that one multiplies while another waits
-MANY_WAVES = 8  # beyond, blocks that end late hardly count
+MANY_WAVES = 8  # with more waves, blocks that end late hardly count
 WAIT_S = 1e-6  # from the request for a stage until it arrives, on a busy GPU
 LAUNCH_US = 1.2
 MOST_GRID = 2**31 - 1  # blocks per launch
@@ -33,7 +33,7 @@ SYNCHRONOUS = 0.4
 # measured times over the sum of the terms: 5th percentile, median, 95th percentile
 TAKEN = (0.93, 1.18, 1.78)
 FITTED = "sm_90a"  # target of the GPU whose measured times SLOWER follows
-# times over the terms' sum, where their median is not near 1; float16 is assumed to be like bfloat16
+# measured times over the terms' sum, for kernels whose median is not near 1; float16 is assumed to be like bfloat16
 SLOWER = {("mma", "tf32x3", "bsf"): 1.5, ("mma", "bfloat16", "bsf"): 1.1, ("mma", "float16", "bsf"): 1.1}
 PARTITIONS = 4  # partitions of a multiprocessor, each with its own registers and scheduler
 COPYING_WARPS = 4  # warps of a block that copy while the others multiply by wgmma
@@ -41,9 +41,9 @@ LARGE = 25088  # a batch that fills every GPU
 SMALL = (1, 2, 4, 8, 16, 32)  # largest batches of the smallest classes; a small-batch family has constants for each
 CLASSES = (256, 2048)  # largest batches of the next classes; larger and unknown batches are in the last one
 MIN_SAVING = 0.02  # share of the time that constants must save to replace the heuristic default
-# the same for constants of smaller batches alone, which have their own source, binary and packed weights
+# the same for constants of a class of smaller batches, which have their own source, binary and packed weights
 MIN_CLASS_SAVING = 0.1
-LEAST_US = 1.0  # microseconds that they must save in addition
+LEAST_US = 1.0  # microseconds that these constants must save, too
 REMEMBERED = 4096  # cached choices
 
 ConstantsT = TypeVar("ConstantsT")
@@ -59,7 +59,7 @@ class Speed:
     bytes_per_s: float  # copied: read plus written
     cache_bytes_per_s: float  # rate of the second-level cache
     shared_bytes_per_s: float  # rate of one multiprocessor's shared memory
-    flops_per_s: float  # a multiply-add is two; each of several products that stand for one counts
+    flops_per_s: float  # a multiply-add is two; all products of a split operand count
 
     @property
     def instructions_per_s(self) -> float:
@@ -68,13 +68,13 @@ class Speed:
 
 
 def resident_blocks(target: str, limits: Limits, threads: int, registers: int, shared_bytes: int) -> int:
-    """Blocks that share one multiprocessor; 0: not even one fits."""
+    """Blocks that fit one multiprocessor at the same time; 0: not even one fits."""
     warps = -(-threads // WARP)
     gpu = gpu_of(target)
     blocks = min(gpu.blocks, gpu.threads // threads)
     if registers:
-        of_a_warp = -(-registers * WARP // 256) * 256  # allocated in units
-        blocks = min(blocks, limits.registers // PARTITIONS // of_a_warp * PARTITIONS // warps)
+        per_warp = -(-registers * WARP // 256) * 256  # allocated in units of 256
+        blocks = min(blocks, limits.registers // PARTITIONS // per_warp * PARTITIONS // warps)
     while blocks > 0 and shared_bytes > limits.shared_bytes_for(blocks):
         blocks -= 1
     return blocks
@@ -96,23 +96,23 @@ def shared_rate(rates: Rates | None) -> float:
 
 
 def memory_rate(rates: Rates, limits: Limits) -> float:
-    """Bytes per second, in proportion to the multiprocessors of the usual card."""
+    """Bytes per second of the usual card's memory, in proportion to the multiprocessors."""
     return rates.memory_gb_s * 1e9 * limits.multiprocessors / rates.multiprocessors
 
 
 def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits, constants: Any = None) -> Speed | None:
     """Rates of the target's usual card, in proportion to its multiprocessors; None if they are unknown.
 
-    Without constants, in the instructions of the family's first class of constants.
+    Without constants, the rate of multiply-adds is that of the family's first class of constants.
     """
     rates = gpu_of(limits.target).rates
     if rates is None:
         return None
-    a_cycle: float = rates.double if kernel.arithmetic.sums == "float64" else rates.plain
+    per_cycle: float = rates.double if kernel.arithmetic.sums == "float64" else rates.plain
     if (constants or family.kinds[0]).on_tensor_cores and (operand := multiplied_by(kernel, family.by_warpgroups)):
         of_operand = {1: 2 * rates.half, 2: rates.half}.get(operand.item_bytes, rates.tf32)
-        a_cycle = of_operand * (rates.warpgroup_gain if family.by_warpgroups else 1)
-    flops = 2 * a_cycle * rates.ghz * 1e9 * limits.multiprocessors
+        per_cycle = of_operand * (rates.warpgroup_gain if family.by_warpgroups else 1)
+    flops = 2 * per_cycle * rates.ghz * 1e9 * limits.multiprocessors
     memory = memory_rate(rates, limits)
     return Speed(
         limits.target, limits, limits.multiprocessors, memory, memory * cache_rate(rates), shared_rate(rates), flops
@@ -120,25 +120,25 @@ def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits, constant
 
 
 class Terms(NamedTuple):
-    """Seconds that each part of a GPU needs for a kernel, if it waits for no other."""
+    """Seconds that each part of a GPU needs for a kernel, if it never waits for another part."""
 
     moving: float  # memory, or the second-level cache if that takes longer
     inside: float  # the multiprocessors, all equally busy: multiply-adds, issue slots, reads of shared memory, waits
-    passed: float  # moved before and after, while nothing is multiplied
+    passed: float  # memory, in the launches before and after, which multiply nothing
     launches: int
     exposed: float  # share of the shorter of moving and inside that the longer one does not hide
     blocks_each: float  # per multiprocessor
     waves: float  # rounds of the blocks that fit at a time, at least one
-    ends: float  # waits of each wave for its first stage; a persistent block loads that of its next tile ahead
+    ends: float  # waits of each wave for its first stage; a persistent block loads its next tile's first stage ahead
 
     @property
     def apart(self) -> float:
-        """Seconds before and after the kernel: passes and launches."""
+        """Seconds outside the kernel: the launches before and after it, and the cost of every launch."""
         return self.passed + self.launches * LAUNCH_US * 1e-6
 
 
 def multiplying_warps(family: Modelled[Any], geometry: Geometry) -> int:
-    """Warps of a block, without those that copy for wgmma."""
+    """Warps of a block that multiply: all but those that copy for wgmma."""
     return -(-geometry.block // WARP) - COPYING_WARPS * family.by_warpgroups
 
 
@@ -161,8 +161,8 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
     inside_s = max(multiply_s, shared_s, issued / (speed.multiprocessors * speed.instructions_per_s))
     idle = sqrt(max(1.0, ENOUGH_WARPS / (resident * warps)))
     waiting_s = work.waits * WAIT_S / resident
-    each = work.blocks / speed.multiprocessors
-    waves = max(1.0, each / resident)
+    blocks_each = work.blocks / speed.multiprocessors
+    waves = max(1.0, blocks_each / resident)
     through_cache = work.cache_bytes + work.scattered_bytes
     return Terms(
         moving=max(work.memory_bytes / speed.bytes_per_s, through_cache / speed.cache_bytes_per_s),
@@ -170,7 +170,7 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
         passed=work.passed_bytes / speed.bytes_per_s,
         launches=1 + len(geometry.before) + len(geometry.after),
         exposed=SYNCHRONOUS * work.synchronous / max(1, work.stages),
-        blocks_each=each,
+        blocks_each=blocks_each,
         waves=waves,
         ends=WAIT_S * (1 if geometry.at_once else waves),
     )
@@ -180,7 +180,7 @@ def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: A
     """Longest of the times of memory, cache, shared memory, multiply-adds, issue slots and waits, to order constants
     by.
 
-    Infinite if the kernel cannot be launched. Hardly any kernel is faster than that.
+    Infinite if the kernel cannot be launched. Hardly any kernel is faster than this bound.
     """
     return _longest_us(terms_of(speed, family, kernel, constants, batch), slower(speed, family, kernel))
 
@@ -193,7 +193,7 @@ def _longest_us(terms: Terms | None, slower: float) -> float:
 
 
 def slower(speed: Speed, family: Modelled[Any], kernel: KernelSpec) -> float:
-    """Factor by which an H100's times exceed the terms' sum; 1 if their median is near 1 or unknown."""
+    """Factor by which an H100's times exceed the terms' sum; 1 if the median of this factor is near 1 or unknown."""
     if speed.target != FITTED or kernel.is_chain:
         return 1.0
     return SLOWER.get((family.name, kernel.precision, kernel.layout), 1.0)
@@ -273,9 +273,10 @@ def expected_us(
 
 
 def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits, constants: Any = None) -> bool:
-    """Whether plain multiply-adds are as fast as tensor cores, if all products that replace one are counted.
+    """Whether plain multiply-adds are at least as fast as tensor cores, which multiply all parts of split operands.
 
-    Without constants, tensor cores as used by the family's first class of constants."""
+    Without constants, the family's first class of constants says how tensor cores are used. False if they are not.
+    """
     speed, rates = speed_of(family, kernel, limits, constants), gpu_of(limits.target).rates
     if speed is None or rates is None or not (constants or family.kinds[0]).on_tensor_cores:
         return False
@@ -289,8 +290,8 @@ def is_outpaced(kernel: KernelSpec, limits: Limits) -> bool:
 
 
 def library_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
-    """Least microseconds of a library's product on tensor cores that no family here uses; infinite if it has no such
-    advantage.
+    """Least microseconds of a library's product on tensor cores that no family here uses; infinite for other
+    targets and precisions.
 
     Interleaved j need two permutations, and each step of an epilogue a pass over Y.
     """
@@ -300,11 +301,11 @@ def library_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
     pattern, like = kernel.pattern, batch_like(kernel, batch)
     x_bytes, y_bytes = (like * features * kernel.item_bytes for features in (pattern.in_features, pattern.out_features))
     permuted = 2 * (x_bytes + y_bytes) if kernel.layout == "bsf" and pattern.d > 1 else 0
-    passed = permuted + 2 * len(kernel.epilogue.words) * y_bytes
+    passed_bytes = permuted + 2 * len(kernel.epilogue.words) * y_bytes
     launches = 1 + (2 if permuted else 0) + len(kernel.epilogue.words)
     bytes_per_s = memory_rate(rates, limits)
     flops_per_s = 2 * rates.half * rates.ghz * 1e9 * limits.multiprocessors * SHARE_OF_PEAK
-    taken = max(kernel.bytes(like) / bytes_per_s, kernel.flops(like) / flops_per_s) + passed / bytes_per_s
+    taken = max(kernel.bytes(like) / bytes_per_s, kernel.flops(like) / flops_per_s) + passed_bytes / bytes_per_s
     return taken * 1e6 + launches * LAUNCH_US
 
 
@@ -320,9 +321,9 @@ def fastest(
     """Choose the fastest of the options by `gpu_us`; `prediction` decides among those within MIN_SAVING of it, if the
     kernel's instructions were counted.
 
-    The first option is the heuristic default. It is chosen unless others save the share `min_saving`, and if the
-    target's rates are unknown. Options are compared once per class of batches. `row` names the row of counted
-    instructions, if it is not the family's.
+    The first option is the heuristic default. It is chosen if no other option saves the share `min_saving`, or if the
+    target's rates are unknown. Options are compared once per class of batches. `row` is the name under which
+    instructions were counted, if it is not the family's.
     """
     speed = speed_of(family, kernel, limits)
     if speed is None:
@@ -334,9 +335,9 @@ def fastest(
             _found.clear()
         batches = (like,) if large in _found else tuple(dict.fromkeys((LARGE, like)))
         listed: dict[ConstantsT, list[Terms | None]] = {}
-        for option in options():  # each at all batches in turn, while sizes that its rules have computed are cached
+        for option in options():  # each at all batches in turn, while the sizes that its rules computed are cached
             if option not in listed:
-                listed[option] = [terms_of(speed, family, kernel, option, each) for each in batches]
+                listed[option] = [terms_of(speed, family, kernel, option, size) for size in batches]
         slow, is_counted = slower(speed, family, kernel), issued_by(row, kernel, speed.target) is not None
         every, terms_at = list(listed), dict(zip(batches, zip(*listed.values(), strict=True), strict=True))
 
@@ -344,15 +345,15 @@ def fastest(
             terms = terms_at[batch]
             us = [_longest_us(each, slow) for each in terms]
             least = min(us)
-            within = [at for at, each in enumerate(us) if each <= (1 + MIN_SAVING) * least]
-            tied = within if is_counted else [us.index(least)]
-            predicted = {at: _predicted_us(terms[at], slow) for at in (*tied, first)} if is_counted else us
-            found = min(tied, key=predicted.__getitem__)
+            near = [number for number, its_us in enumerate(us) if its_us <= (1 + MIN_SAVING) * least]
+            tied = near if is_counted else [us.index(least)]
+            predicted = {number: _predicted_us(terms[number], slow) for number in (*tied, first)} if is_counted else us
+            winner = min(tied, key=predicted.__getitem__)
 
             def is_better(times: Mapping[int, float] | Sequence[float]) -> bool:
-                return times[found] < min((1 - min_saving) * times[first], times[first] - least_us)
+                return times[winner] < min((1 - min_saving) * times[first], times[first] - least_us)
 
-            return found if is_better(us) or is_better(predicted) else first
+            return winner if is_better(us) or is_better(predicted) else first
 
         chosen = every.index(_found[large]) if large in _found else best(LARGE, 0, min_saving, 0.0)
         _found[large] = every[chosen]

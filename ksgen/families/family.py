@@ -1,7 +1,7 @@
 """Base classes of kernel families: constants with rules, a resource model, defaults, a search space, launches.
 
-Their answers are derived from the shape of a kernel, and a family overrides what differs. A family decides; it never
-compiles, runs or renders.
+The base classes derive resources and launches from a kernel's tiling, and a family overrides what differs. A family
+decides; it never compiles, runs or renders.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,12 +17,12 @@ from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
 ConstantsT = TypeVar("ConstantsT")
-PITCH_REGISTERS = 8  # per thread, if the call gives the pitch between rows of features: up to 7 were seen
+PITCH_REGISTERS = 8  # per thread, if the call gives the pitch between rows of the batch: up to 7 were seen
 
 
 def more_registers(kernel: KernelSpec, target: str) -> int:
-    """Registers per thread of plain multiply-adds, in addition to those that its shape counts."""
-    # in bsl, the batch is such a pitch anyway
+    """Registers per thread of plain multiply-adds, in addition to those that the kernel's tiling counts."""
+    # in bsl, the kernel has a pitch in any case: the batch
     pitches = PITCH_REGISTERS if kernel.is_strided and kernel.layout == "bsf" else 0
     return pitches + (gpu_of(target).more_registers if kernel.real_bytes == 4 else 0)
 
@@ -30,7 +30,7 @@ def more_registers(kernel: KernelSpec, target: str) -> int:
 class Family(Generic[ConstantsT]):
     """One method to compute a kernel. `name` is its key in wisdom, and the stem of its first template.
 
-    Unless a family says otherwise, its kernels compute each address themselves, and take any batch and any alignment.
+    Unless a family overrides it, its kernels use no tensor maps, and accept any batch and any alignment.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Family(Generic[ConstantsT]):
     # classes of constants: of one factor, and of chains or of other methods; each says by `on_tensor_cores` whether
     # tensor cores multiply, and not plain instructions
     kinds: tuple[type[ConstantsT], ...]
-    tilings: ClassVar[dict[Any, Any]]  # classes of sizes, by class of constants
+    tilings: ClassVar[dict[Any, Any]]  # classes of derived sizes, by class of constants
     listed: tuple[Rule[ConstantsT], ...]
     signature: tuple[str, ...] = PRODUCT
-    by_default = True  # whether launchers may choose it without wisdom; says nothing of what was measured
+    by_default = True  # whether launchers may choose it without wisdom; says nothing about measurements
     for_small_batches = False  # whether it is meant for small batches: larger ones use it only by wisdom or by name
     by_warpgroups = False  # whether the kernel uses wgmma, and not mma.sync
 
     def shape(self, kernel: KernelSpec, constants: ConstantsT) -> Any:
-        """Sizes derived from a kernel and its constants, with `registers` per thread and `shared_bytes` of a block."""
+        """Tiling: sizes derived from the constants, with `registers` per thread and `shared_bytes` per block."""
         tiling = self.tilings[type(constants)]
         return getattr(tiling, "of", tiling)(kernel, constants)  # most tilings cache their last sizes
 
@@ -54,7 +54,7 @@ class Family(Generic[ConstantsT]):
         raise NotImplementedError
 
     def runs(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
-        """Whether it supports the kernel with constants of this kind."""
+        """Whether the family supports the kernel with constants of this class."""
         return self.supports(kernel, limits)
 
     def is_default(self, kernel: KernelSpec, batch: int) -> bool:
@@ -62,7 +62,7 @@ class Family(Generic[ConstantsT]):
         return self.by_default
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
-        """Whether it supports that batch, for arrays that begin at a multiple of 16 bytes (`aligned`) or anywhere."""
+        """Whether it accepts that batch, for arrays that begin at a multiple of 16 bytes (`aligned`) or anywhere."""
         return True
 
     # ---- constants
@@ -74,10 +74,10 @@ class Family(Generic[ConstantsT]):
         return first_broken(self._rules_of(type(constants)), kernel, constants) is None
 
     def _rules_of(self, kind: type[Any]) -> tuple[Rule[Any], ...]:
-        """Rules that constants of a class have to keep, cached because a search tests thousands."""
+        """Rules that constants of a class have to keep, cached because a search tests thousands of constants."""
         if kind not in self._rules_by_kind:
-            own = [each.own or (kind, each) for each in self.rules()]
-            self._rules_by_kind[kind] = tuple(rule for of, rule in own if of is kind)
+            pairs = [rule.own or (kind, rule) for rule in self.rules()]
+            self._rules_by_kind[kind] = tuple(rule for kind_of_rule, rule in pairs if kind_of_rule is kind)
         return self._rules_by_kind[kind]
 
     @cached_property
@@ -110,7 +110,7 @@ class Family(Generic[ConstantsT]):
     # ---- launches
 
     def operands(self, kernel: KernelSpec, constants: ConstantsT) -> tuple[str, ...]:
-        """Arguments of a launch that are arrays or pitches, in order: `signature.py`."""
+        """Names of a launch's arguments that are arrays or pitches, in order (`signature.py`)."""
         return operands_of(self.signature, kernel)
 
     def maps(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> tuple[TensorMap, ...]:
@@ -125,15 +125,15 @@ class Family(Generic[ConstantsT]):
         raise NotImplementedError
 
     def packed_for(self, kernel: KernelSpec, constants: ConstantsT) -> object:
-        """Key of the packed weights apart from the kernel: equal keys mean equal bytes."""
+        """Key of the packed weights, in addition to the kernel: equal keys mean equal bytes."""
         return constants
 
     def packs_adjoint(self, kernel: KernelSpec) -> bool:
-        """Whether the source has an entry `_pack_adjoint`: it packs the weights of the adjoint factor for this one."""
+        """Whether the source has an entry `_pack_adjoint`, which packs the weights from those of the adjoint factor."""
         return False
 
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        """Bytes that the second entry writes: packed weights; or reads: a gradient's partial sums."""
+        """Bytes of packed weights, which the second entry writes; of a gradient's partial sums, which it reads."""
         raise NotImplementedError
 
     # ---- resources
@@ -151,14 +151,14 @@ class Family(Generic[ConstantsT]):
 
 
 class PackingFamily(Family[ConstantsT]):
-    """A family that multiplies by packed weights, a block per tile; gradients have none to pack.
+    """A family of products by packed weights, with one block per tile.
 
-    A chain's source packs nothing: its weights are packed as for each factor alone. Shapes have a `grid`, `threads` per
-    block, `packed_bytes`, and the `word_bytes` that a thread of the packing kernel writes.
+    A chain's source packs nothing, because its weights are packed as for each factor alone. Tilings have a `grid`,
+    `threads` per block, `packed_bytes`, and the `word_bytes` that a thread of the packing kernel writes.
     """
 
     def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
-        """Whether `min_blocks` blocks fit a multiprocessor; one block, if the constants have no such number."""
+        """Whether `min_blocks` blocks fit a multiprocessor; without this constant, whether one block does."""
         shape, blocks = self.shape(kernel, constants), getattr(constants, "min_blocks", 1)
         if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
             return False

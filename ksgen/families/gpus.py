@@ -18,13 +18,13 @@ class Rates:
     card: str
     multiprocessors: int
     ghz: float  # clock of the multiprocessors
-    memory_gb_s: float  # copied, read plus written: nine tenths of what is published
+    memory_gb_s: float  # of a copy, read plus written: nine tenths of the published bandwidth
     cache_gb_s: float  # rate of the second-level cache
     plain: int = 128  # float32 multiply-adds per multiprocessor and cycle
     double: int = 2  # the same in float64
-    # by mma.sync on 16-bit operands, summed in float32; dense. Before sm_80 on float16 alone, and by no family here
+    # the same by mma.sync on dense 16-bit operands with float32 sums; before sm_80 on float16, and by no family here
     half: int = 0
-    tf32: int = 0  # the same on tf32 operands
+    tf32: int = 0  # the same by mma.sync on tf32 operands
     warpgroup_gain: float = 1.0  # speed of wgmma over mma.sync
 
 
@@ -39,10 +39,9 @@ class Gpu:
     tensor_cores: bool = True  # for 16-bit and tf32 operands with float32 sums
     # tensor cores add 32 bytes of products at a time, not 16, and keep two bits below float32's last, not one
     fine_sums: bool = False
-    warpgroups: bool = False  # wgmma, tensor maps, registers that warps hand over: with the suffix alone
+    warpgroups: bool = False  # wgmma, tensor maps, setmaxnreg: only with the suffix
     suffix: str = ""  # suffix of the target that has all of the GPU's instructions
-    # per thread of float32 multiply-adds, that ptxas takes in addition to those on other targets
-    more_registers: int = 0
+    more_registers: int = 0  # per thread, that ptxas takes for float32 multiply-adds in addition to other targets
     rates: Rates | None = None  # None: unknown
 
 
@@ -82,10 +81,10 @@ GPUS = {  # by compute capability, as targets write it. From sm_100 on there is 
 }  # fmt: skip
 # limits of every GPU since sm_80, for those that are not in the table
 PORTABLE = Gpu(99 * 1024, threads=1536, blocks=16)
-# the same for older ones, and for what is no CUDA target
+# limits of every older GPU, also used for a name that is not a CUDA target
 OLDER = Gpu(48 * 1024, async_copies=False, tensor_cores=False)
-FIRST_EARLY = 90  # compute capability, from which on launches may begin early
-LEAST = "every GPU since sm_80"  # no target: what all of them have
+FIRST_EARLY = 90  # first compute capability on which launches may begin early
+LEAST = "every GPU since sm_80"  # not a target: the limits that all of these GPUs have
 FULLEST = "sm_90a"  # a target for which every family of GPUs has kernels
 TYPICAL = ("sm_75", "sm_80", "sm_86", "sm_90a")  # one of each kind, for pages that show which family is used where
 

@@ -12,8 +12,8 @@ from ksgen.spec import KernelSpec
 class OfKinds(Family[Any]):
     """A family with a tiling for each kind of constants, several of which may support a kernel.
 
-    The first one that supports the kernel is the default if times are unknown. `only` restricts kernels, defaults and
-    search to one.
+    If times are unknown, the first one that supports the kernel is the default. `only`, a class of constants, restricts
+    kernels, defaults and search to its tiling.
     """
 
     def __init__(self, only: type[Any] | None = None) -> None:
@@ -21,11 +21,11 @@ class OfKinds(Family[Any]):
         self.why = "; or ".join(each.why for each in self.asked)
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
-        """Whether a tiling supports a kernel on such a device."""
+        """Whether a tiling supports a kernel on a device with these limits."""
         raise NotImplementedError
 
     def able(self, kernel: KernelSpec, limits: Limits) -> list[Any]:
-        """Tilings that support a kernel on such a device."""
+        """Tilings that support a kernel on a device with these limits."""
         return [each for each in self.asked if self.suits(each, kernel, limits)]
 
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:

@@ -1,8 +1,8 @@
 """Shared parts of tensor-core families: the operands of an instruction, and the chunks of X that are a lane's fragment.
 
-A lane reads X in 16-byte chunks, in its stored order. In batch-size-first, a group of chunks holds whole inputs with
-all j of the tile. The four lanes of a row of the batch take four consecutive groups, and packed weights follow that
-order.
+A lane reads X in 16-byte chunks, in the order in which X is stored. In batch-size-first, a group of chunks holds whole
+inputs with all j of the tile. The four lanes of a row of the batch take four consecutive groups, and packed weights
+follow that order.
 """
 
 from math import lcm
@@ -23,14 +23,14 @@ FREE_OF_CONFLICTS = WARP // CHUNKS_AT_ONCE  # passes of a warp's 16-byte reads
 
 
 def wavefronts(addresses: list[int]) -> int:
-    """Passes of shared memory for one 16-byte read per lane, each at its own address: 4 are free of conflicts."""
+    """Passes of shared memory for one 16-byte read per lane, at these addresses; 4 if there are no bank conflicts."""
     return write_cycles(addresses, CHUNK)
 
 
 def is_precise(kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether operands in parts give the kernel float32's precision.
+    """Whether the kernel has enough inputs for split operands to be as precise as float32.
 
-    If not, plain float32 is as fast, because memory bounds both.
+    With fewer inputs, plain float32 is as fast, because memory bounds both.
     """
     return kernel.pattern.c >= kernel.arithmetic.promotion(limits.has_fine_sums).least_in
 
@@ -53,20 +53,20 @@ def multiplies_bytes(kernel: KernelSpec) -> bool:
 
 
 def has_products(kernel: KernelSpec) -> bool:
-    """Whether tensor cores have products for what a kernel multiplies."""
+    """Whether tensor cores multiply the kernel's operands."""
     return multiplies_bytes(kernel) if kernel.has_bytes_in else kernel.arithmetic.operand is not None
 
 
 def multiplied_by(kernel: KernelSpec, by_warpgroups: bool) -> Operand | None:
     """Operand that sets the rate of a kernel's products.
 
-    Warpgroups multiply X in eight bits natively, others mostly as float16.
+    Warpgroups multiply X in eight bits natively; `mma.sync` mostly multiplies it as float16.
     """
     return (tensor_operand(kernel) if by_warpgroups else F16) if kernel.has_bytes_in else kernel.arithmetic.operand
 
 
 class TensorTile(Moved, Tiled):
-    """Sizes derived from a kernel's precision and layout and its tile's j."""
+    """Sizes derived from a kernel's precision, its layout and the number of j per tile."""
 
     kernel: KernelSpec
 
@@ -97,12 +97,12 @@ class TensorTile(Moved, Tiled):
 
     @property
     def lane_inputs(self) -> int:
-        """Inputs of one instruction that a lane holds of each of its columns."""
+        """Inputs of one instruction that a lane holds per column."""
         return self.k_step // 4
 
     @property
     def word_inputs(self) -> int:
-        """Inputs per word of a lane's operand; 1 also if the word is half of one."""
+        """Inputs per word of a lane's operand; 1 also for a complex input, which fills two words."""
         return self.lane_inputs * self.reals_per_number // 2
 
     @property
@@ -145,7 +145,7 @@ class TensorTile(Moved, Tiled):
 
     @cached_property
     def super_in(self) -> int:
-        """Inputs after which the lanes' order repeats: whole instructions and whole groups."""
+        """Inputs after which the order in which lanes read repeats: whole instructions and whole groups."""
         return max(self.k_step, 4 * self.group_inputs) if self.is_bsf else self.k_step
 
     @cached_property

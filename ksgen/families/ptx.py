@@ -7,7 +7,7 @@ from ksgen.spec.precision import OPERANDS
 
 @dataclass(frozen=True)
 class Box:
-    """Part of an array that one copy by a tensor map moves: its corner has a coordinate for each dimension."""
+    """Part of an array that one copy by a tensor map moves; its corner has one coordinate per dimension."""
 
     dimensions: int
 
@@ -32,7 +32,7 @@ class Box:
 class WgmmaInstruction:
     """sums (64 x columns) = A (64 x k) B (k x columns) by a warpgroup, A in registers or in shared memory."""
 
-    operand: str  # in PTX's words: one of OPERANDS
+    operand: str  # its name in PTX: a key of OPERANDS
     columns: int  # a multiple of 8, up to 256
     a_in_registers: bool
 
@@ -51,7 +51,7 @@ class WgmmaInstruction:
 
     @property
     def multiply_adds(self) -> int:
-        """A thread's share of one product."""
+        """Multiply-adds of one instruction per thread."""
         return 64 * self.columns * self.k // 128
 
     @property
@@ -60,7 +60,7 @@ class WgmmaInstruction:
 
     @property
     def transposed(self) -> tuple[str, ...]:
-        """Template parameters that transpose an operand in shared memory, which only 16-bit operands may be."""
+        """Template parameters that say which operands in shared memory are transposed; only 16-bit operands can be."""
         if OPERANDS[self.operand].item_bytes != 2:
             return ()
         return ("TRANSPOSES_B",) if self.a_in_registers else ("TRANSPOSES_A", "TRANSPOSES_B")

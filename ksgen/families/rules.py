@@ -15,27 +15,27 @@ from ksgen.spec import KernelSpec
 
 ConstantsT = TypeVar("ConstantsT")
 FARTHEST = 512  # largest distance from a refused number to the numbers that are tried in its place
-_OF_KERNELS = ("precision", "layout", "job")  # first words that a sentence may have instead of a constant
+_OF_KERNELS = ("precision", "layout", "job")  # subjects of a sentence that are not constants but the kernel's
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
 class Rule(Generic[ConstantsT]):
-    """A sentence that must hold of a kernel's constants, and the test of it.
+    """A sentence about a kernel's constants that must be true, and its test.
 
-    Near values that would hold are found by the tests themselves, so that no rule says twice what it accepts.
+    The values that a refusal suggests are found by the tests, so that each rule states only once what it accepts.
     """
 
-    says: str  # "tile_out is a multiple of 4 * thread_out": a constant first where one is to blame
+    says: str  # "tile_out is a multiple of 4 * thread_out": begins with the constant to blame, if there is one
     holds: Callable[[KernelSpec, ConstantsT], bool]
-    # the value of the rule's last words for these constants, such as 32
+    # the value that the sentence's last words have for these constants, such as 32
     comes_to: Callable[[KernelSpec, ConstantsT], object] | None = None
-    # of a family with several classes of constants: the rule of one class, and that class
+    # in a family with several classes of constants: the class that the rule is for, and its rule of that class alone
     own: "tuple[type[Any], Rule[Any]] | None" = None
 
 
 def positive(says: str, *left_out: str) -> Rule[Any]:
-    """Rule that every number among the constants is at least 1, but those left out."""
+    """Rule that every number among the constants is at least 1, except for those in `left_out`."""
     return Rule(
         says, lambda k, c: all(v >= 1 for name, v in vars(c).items() if name not in left_out and type(v) is not str)
     )
@@ -71,7 +71,7 @@ def first_broken(
 class BrokenRuleError(ConstantsError):
     """A broken rule.
 
-    Its message is composed when it is read, so that a search that drops constants does not wait for messages.
+    The message is composed only when it is read, so that a search does not wait for messages that it drops.
     """
 
     def __init__(self, rules: Sequence[Rule[Any]], rule: Rule[Any], kernel: KernelSpec, constants: Any) -> None:
@@ -83,7 +83,7 @@ class BrokenRuleError(ConstantsError):
         return f"{self._name}: {self._found()}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ConstantsError, (str(self),)  # the rules are functions, which no process hands to another
+        return ConstantsError, (str(self),)  # rules have functions, which cannot be pickled
 
 
 def refusal(
@@ -96,24 +96,24 @@ def refusal(
     comes_to = "" if rule.comes_to is None else str(rule.comes_to(kernel, constants))
     if is_ and subject in _OF_KERNELS:
         return f"{subject}={getattr(kernel, subject)} must be {rest}{f': {comes_to}' if comes_to else ''}"
-    named = (
+    mentioned = (
         []
         if subject.startswith("every ")
         else [name for name in dict.fromkeys(_WORD.findall(rule.says)) if name in values]
     )
-    helps, found = next(_near(rules, rule, kernel, constants, named or values), ("", []))
+    repaired, accepted = next(_near(rules, rule, kernel, constants, mentioned or values), ("", []))
     if is_ and subject in values:
         text = (
             f"{subject}={values[subject]} must be "
             f"{f'{rest} = {comes_to}' if comes_to else _with_values(rest, values, kernel)}"
-            f"{f'; got {helps}={values[helps]}' if comes_to and helps not in ('', subject) else ''}"
+            f"{f'; got {repaired}={values[repaired]}' if comes_to and repaired not in ('', subject) else ''}"
         )
     else:
-        shown = named or ([helps] if helps else [] if comes_to else values)
+        shown = mentioned or ([repaired] if repaired else [] if comes_to else values)
         got = ", ".join(f"{name}={values[name]}" for name in shown)
         text = f"{rule.says}{f': {comes_to}' if comes_to else ''}{f'; got {got}' if got else ''}"
-    listed = " or ".join(map(str, found))
-    return text if not found else f"{text}; try {listed if helps == subject else f'{helps}={listed}'}"
+    listed = " or ".join(map(str, accepted))
+    return text if not accepted else f"{text}; try {listed if repaired == subject else f'{repaired}={listed}'}"
 
 
 def _with_values(text: str, values: dict[str, Any], kernel: KernelSpec) -> str:
@@ -130,21 +130,21 @@ def _near(
     constants: ConstantsT,
     names: Iterable[str],
 ) -> Iterator[tuple[str, list[int]]]:
-    """Yield the constants that can repair the broken rule alone, with the nearest accepted numbers below and above.
+    """Yield each constant whose change alone repairs the broken rule, with the nearest accepted numbers on both sides.
 
     Numbers must keep all rules; if none does, the rules up to the broken one.
     """
 
-    def nearest(name: str, numbers: range, asked: Sequence[Rule[ConstantsT]]) -> list[int]:
-        does = (n for n in numbers if first_broken(asked, kernel, replace(constants, **{name: n})) is None)  # type: ignore[type-var]
-        return [*islice(does, 1)]
+    def nearest(name: str, numbers: range, tests: Sequence[Rule[ConstantsT]]) -> list[int]:
+        kept = (n for n in numbers if first_broken(tests, kernel, replace(constants, **{name: n})) is None)  # type: ignore[type-var]
+        return [*islice(kept, 1)]
 
     for name in names:
         value = getattr(constants, name)
         if not isinstance(value, int):
             continue
         below, above = range(value - 1, max(value - FARTHEST, 0) - 1, -1), range(value + 1, value + FARTHEST + 1)
-        for asked in (rules, rules[: rules.index(rule) + 1]):
-            if found := nearest(name, below, asked) + nearest(name, above, asked):
-                yield name, found
+        for tests in (rules, rules[: rules.index(rule) + 1]):
+            if accepted := nearest(name, below, tests) + nearest(name, above, tests):
+                yield name, accepted
                 break

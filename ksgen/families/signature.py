@@ -31,12 +31,12 @@ def each_chains(kernel: KernelSpec, operand: str) -> tuple[str, ...]:
 
 
 def numbered(operand: str, chains: int) -> tuple[str, ...]:
-    """Names of an operand that each of so many chains has; one chain's has the plain name."""
+    """Names of an operand that each chain has: numbered from 1 if there are several chains, else the plain name."""
     return tuple(f"{operand}_{number}" for number in range(1, chains + 1)) if chains > 1 else (operand,)
 
 
 def features_of(kernel: KernelSpec) -> dict[str, int]:
-    """Number of features of each array that has a row per row of the batch, or per feature."""
+    """Number of features of X, of each Y and of each residual, by operand."""
     found, rows = {"x": kernel.in_features}, ("y", "residual") if kernel.epilogue.residual else ("y",)
     for array in rows:
         found |= {
@@ -55,12 +55,12 @@ def pitches_of(kernel: KernelSpec) -> dict[str, str]:
 
 
 def layout_of(kernel: KernelSpec, array: str) -> str:
-    """Layout of X, or of Y and what is added to it."""
+    """Layout of X, or of an output or residual."""
     return kernel.layout if array == "x" else kernel.y_layout
 
 
 def weights_of(kernel: KernelSpec) -> tuple[str, ...]:
-    """Operands that hold packed weights, from the factor that reads X on."""
+    """Names of the operands that hold packed weights, chain by chain, in the order in which factors multiply."""
     if kernel.is_chain:
         return tuple(f"weights_{number}" for number in range(1, sum(map(len, kernel.chains)) + 1))
     return () if kernel.job == "gradient" else ("weights",)

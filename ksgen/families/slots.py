@@ -1,10 +1,10 @@
 """Instructions that a GPU's warps issue for a kernel: a table, counted in the machine code of the families' kernels.
 
 `TABLE` was fitted to the main loops of 300 kernels for sm_80 and sm_90a: defaults of stratified patterns, and constants
-drawn from the options; those of `simt` to 46 defaults for sm_90a. The two targets share rows, though counts of `mma` in
-bfloat16 and batch-size-first differ by a third. All instructions of a loop count. It contains the copies of aligned
-rows and of unaligned ones, except in `simt`, which has a loop for each. `python -m tests.compile_matrix` compares the
-table with the machine code. A family or precision without a row is bounded by its products alone.
+drawn from the options. The rows of `simt` were fitted to 46 defaults for sm_90a. The two targets share rows, though
+counts of `mma` in bfloat16 and batch-size-first differ by a third. All instructions of a loop count. A loop contains
+the copies of aligned rows and those of unaligned rows; `simt` has a loop for each. `python -m tests.compile_matrix`
+compares the table with the machine code. The issue slots of a family or precision without a row are not counted.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from ksgen.spec import KernelSpec
 class Issued:
     """Instructions of a warp."""
 
-    per_product: float  # itself, and reads and conversions of its operands
-    per_stage: float  # to copy it, to wait for it and to find the next one
-    per_output: float  # instructions of a lane to place and to store an output
+    per_product: float  # the product itself, and reads and conversions of its operands
+    per_stage: float  # to copy a stage, to wait for it and to find the next one
+    per_output: float  # of a lane, to place and to store an output
 
 
 TABLE = {  # by family, precision and layout
@@ -35,12 +35,12 @@ TABLE = {  # by family, precision and layout
     ("wgmma_registers", "tf32x3", "bsl"): Issued(12.4, 33, 9.0),
     ("wgmma_shared", "bfloat16", "bsl"): Issued(10.8, 37, 4.0),
 }
-ALIKE = {"float16": "bfloat16"}  # precisions whose kernels differ in the type of their instructions alone
+ALIKE = {"float16": "bfloat16"}  # precisions that share a row, because their instructions differ only in type
 PAIRS = ("sm_100", "sm_103")  # targets on which one instruction multiplies and adds two float32
 
 
 def issued_by(family: str, kernel: KernelSpec, target: str) -> Issued | None:
-    """The row of a kernel; None if its machine code was not counted."""
+    """Row of the table for a kernel; None if the machine code of such kernels was not counted."""
     if kernel.is_chain:
         return None
     precision = kernel.dtype if family == "simt" else kernel.precision  # plain multiply-adds split no operands
@@ -51,12 +51,12 @@ def issued_by(family: str, kernel: KernelSpec, target: str) -> Issued | None:
 
 
 def in_loop(issued: Issued, work: Work, warps: int) -> float:
-    """Instructions of all blocks in their main loops, for blocks of so many warps that multiply."""
+    """Instructions of all blocks in their main loops, for blocks with `warps` warps that multiply."""
     return issued.per_product * work.products + issued.per_stage * work.stages * warps
 
 
 def instructions(family: str, kernel: KernelSpec, target: str, work: Work, warps: int, batch: int) -> float:
-    """Instructions of all blocks; 0 if the kernel's machine code was not counted."""
+    """Instructions of all blocks; 0 if the table has no row for the kernel."""
     issued = issued_by(family, kernel, target)
     outputs = batch * kernel.pattern.out_features / WARP
     return in_loop(issued, work, warps) + issued.per_output * outputs if issued else 0.0

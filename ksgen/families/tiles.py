@@ -16,7 +16,7 @@ MOST_THREADS = 1024  # per block, on every CUDA device
 PACK_THREADS = 256  # per block of a packing kernel
 
 ConstantsT = TypeVar("ConstantsT")
-# earlier names of constants, which files may have; entries are still named by them
+# earlier names of constants, which files may have, by present name; names of entries are still derived from them
 EARLIER_NAMES = {"streaming": "past"}
 
 
@@ -32,19 +32,20 @@ def power_of_two_in(value: int, most: int) -> int:
 class Constants:
     """A family's constants: a frozen dataclass of numbers and words."""
 
-    entry_family: ClassVar[str] = ""  # earlier name of their family, by which entries are still named; empty: its name
+    # earlier name of the family, by which entries (functions of the source) are still named; empty: the family's name
+    entry_family: ClassVar[str] = ""
     on_tensor_cores: ClassVar[bool] = False  # whether tensor cores multiply, and not plain instructions
-    not_in_entries: ClassVar[tuple[str, ...]] = ()  # constants that an entry's earlier name says already
-    template: ClassVar[str] = ""  # stem of their sources' template; empty: their family's name
+    not_in_entries: ClassVar[tuple[str, ...]] = ()  # constants that `entry_family` implies
+    template: ClassVar[str] = ""  # stem of the template; empty: the family's name
 
     @property
     def parsed(self) -> Sequence[Any]:
-        """Constants of each factor by itself: these, unless they are a chain's."""
+        """Constants of each factor by itself; a chain has several, other constants are the only ones."""
         return [self]
 
     @property
     def in_entries(self) -> dict[str, Any]:
-        """Values from which the hash in an entry's name is derived, by the names that the constants had first."""
+        """Values from which the hash in an entry's name is derived, by the first names of the constants."""
         return {
             EARLIER_NAMES.get(name, name): value
             for name, value in vars(self).items()
@@ -53,12 +54,12 @@ class Constants:
 
     def changed(self, **values: Any) -> Self:
         """Copy with some constants changed, in a third of the time of `dataclasses.replace`."""
-        found = vars(self) | values
-        if len(found) != len(vars(self)):
+        all_values = vars(self) | values
+        if len(all_values) != len(vars(self)):
             raise TypeError(f"{type(self).__name__} has no {', '.join(values.keys() - vars(self).keys())}")
-        made = object.__new__(type(self))
-        vars(made).update(found)
-        return made
+        copy = object.__new__(type(self))
+        vars(copy).update(all_values)
+        return copy
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in vars(self).items())
@@ -67,8 +68,8 @@ class Constants:
 def read_constants(family: str, kinds: Sequence[type[ConstantsT]], values: Mapping[str, Any]) -> ConstantsT:
     """Read a family's constants from names and values, as the first class that has these names or had them earlier.
 
-    `ConstantsError` if none does, or if a type does not match. A constant with a default may be missing: values from
-    before the constant existed meant its default.
+    `ConstantsError` if none does, or if a type does not match. A constant with a default may be missing, because values
+    that are older than the constant mean its default.
     """
     given, present = values, {earlier: name for name, earlier in EARLIER_NAMES.items()}
     values = {present.get(name, name): value for name, value in given.items()}
@@ -129,12 +130,12 @@ class CopyPlan:
 
     @property
     def warp_steps(self) -> int:
-        """Steps of single warps, each along its lines, until the tile is copied."""
+        """Steps until the tile is copied; in each, one warp copies `lane_lines` lines."""
         return divide_up(self.lines, self.lane_lines)
 
 
 class Sized:
-    """Sizes derived from a kernel and its constants, the last ones of which are cached."""
+    """Sizes derived from a kernel and its constants; the class caches the last object."""
 
     kernel: KernelSpec
     constants: Any
@@ -144,8 +145,8 @@ class Sized:
     def of(cls, kernel: KernelSpec, constants: Any) -> Self:
         """The sizes of a kernel under its constants.
 
-        Rules and the cost model ask for those of the same two objects ten times in a row, and get one object, which
-        computes each size once.
+        Rules and the cost model ask for the sizes of the same two objects ten times in a row. They get one object,
+        which computes each size once.
         """
         last = cls._last  # another thread may replace it
         if type(last) is not cls or last.kernel is not kernel or last.constants is not constants:
@@ -177,7 +178,7 @@ class Tiled(Sized):
 
     @property
     def factors(self) -> Sequence[Any]:
-        """Sizes of each factor of the launch: a factor alone is a chain of one."""
+        """Sizes of each factor of the launch; a factor alone is a chain of one factor."""
         return [self]
 
     @cached_property

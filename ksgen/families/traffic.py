@@ -1,6 +1,6 @@
 """Bytes that blocks move between a GPU's second-level cache and themselves: whole sectors, also at an array's ends.
 
-Each byte counts once for each block that moves it. Arrays begin at a sector's start.
+Each byte counts once per block that moves it. Arrays are assumed to begin at the start of a sector.
 """
 
 from functools import cache
@@ -10,7 +10,7 @@ from typing import Any
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
-SECTOR = 32  # bytes that are moved at least
+SECTOR = 32  # bytes: the least that is moved
 
 
 @cache
@@ -38,8 +38,8 @@ def bytes_of_row(features: int, d: int, tile: int, tile_d: int, item_bytes: int)
     for length, count in _pieces(features, tile):
         whole = run_bytes(length * d * item_bytes, step)
         for planes, tiles in _pieces(d, tile_d):
-            apart = length * run_bytes(planes * item_bytes, gcd(d, tile_d) * item_bytes)
-            total += count * tiles * (whole if planes == d else min(whole, apart))
+            in_pieces = length * run_bytes(planes * item_bytes, gcd(d, tile_d) * item_bytes)
+            total += count * tiles * (whole if planes == d else min(whole, in_pieces))
     return total
 
 
@@ -51,23 +51,21 @@ def line_bytes(batch: int, tile_batch: int, item_bytes: int) -> float:
 
 
 class Moved:
-    """Bytes of X and Y that a product's blocks move, each for its own tile."""
+    """Bytes of X and Y that a product's blocks move, each block for its own tile."""
 
     kernel: KernelSpec
     constants: Any  # has tile_batch, tile_out and tile_d
 
     def x_bytes_moved(self, batch: int) -> float:
         """Bytes of X that blocks move for one tile along the outputs."""
-        c, own = self.kernel.pattern.c, self.constants
-        return array_bytes(self.kernel, c, c, own.tile_d, batch, own.tile_batch, self.kernel.x_item_bytes)
+        c, constants = self.kernel.pattern.c, self.constants
+        return array_bytes(self.kernel, c, c, constants.tile_d, batch, constants.tile_batch, self.kernel.x_item_bytes)
 
     def y_bytes_moved(self, batch: int) -> float:
         """Bytes of Y that blocks move, and of the residual if there is one."""
-        own, arrays = self.constants, 2 if self.kernel.epilogue.residual else 1
-        outputs = self.kernel.pattern.b
-        return arrays * array_bytes(
-            self.kernel, outputs, own.tile_out, own.tile_d, batch, own.tile_batch, self.kernel.item_bytes
-        )
+        constants, arrays = self.constants, 2 if self.kernel.epilogue.residual else 1
+        tile = constants.tile_out, constants.tile_d, batch, constants.tile_batch
+        return arrays * array_bytes(self.kernel, self.kernel.pattern.b, *tile, self.kernel.item_bytes)
 
 
 def array_bytes(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
 from ksgen.families.expected import resident_blocks
-from ksgen.families.gemv.defaults import MOST_OF_BLOCK, MOST_REGISTERS, best, expected_cycles, rows_for, shapes
+from ksgen.families.gemv.defaults import MOST_OF_BLOCK, MOST_REGISTERS, best, expected_cycles, factor_options, rows_for
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, stratified
@@ -217,7 +217,9 @@ def test_defaults_fit_and_are_the_best_of_those_looked_at(target: str) -> None:
         assert shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads)
         assert resident_blocks(target, limits, shape.threads, shape.registers, shape.shared_bytes) >= 1
         cycles = expected_cycles(kernel, chosen, limits, batch)
-        assert all(cycles <= expected_cycles(kernel, each, limits, batch) for each in shapes(kernel, chosen.tile_batch))
+        assert all(
+            cycles <= expected_cycles(kernel, each, limits, batch) for each in factor_options(kernel, chosen.tile_batch)
+        )
 
 
 def test_as_many_outputs_as_multiprocessors_give_each_of_them_a_block_or_more() -> None:
@@ -236,7 +238,7 @@ def test_as_many_outputs_as_multiprocessors_give_each_of_them_a_block_or_more() 
 def test_rows_too_few_for_threads_to_copy_x_have_smaller_tiles_of_the_batch() -> None:
     """One row of 1003 inputs: 32 entries of a stage of X are more than a warp holds on their way."""
     kernel = kernel_of((1, 1, 1003, 1), "float16", "bsf")
-    assert not list(shapes(kernel, 32))
+    assert not list(factor_options(kernel, 32))
     assert FEW.default(kernel, LIMITS, 32).tile_batch < 32
     assert best(kernel, LIMITS, 1).tile_batch == 1
 

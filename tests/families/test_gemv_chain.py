@@ -172,7 +172,10 @@ GOOD = GemvChainConstants(1, 32, 1, 2, 8, 1, 1, 4, 8, 1)
             "each factor's constants are as its own rules allow: of factor 2, tile_d=17 must be at most d=16",
         ),
         ({"first_lanes_in": 12}, "of factor 1, lanes_in=12 must be a power of two up to 32"),
-        ({"first_thread_out": 8}, "first_thread_out=8 must be 1, or divides how many rows read the same X = 4; try 4$"),
+        (
+            {"first_thread_out": 8},
+            "first_thread_out=8 must be 1 or a divisor of the number of rows that read the same X = 4; try 4$",
+        ),
         ({"tile_out": 800, "tile_d": 16}, "a block has at most 1024 threads: 51200"),
     ],
 )

@@ -262,11 +262,11 @@ GOOD = GemvGroupConstants(1, "4 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1")  # for EVEN an
         ({"tiles": "4 8 1, 32 1 2 8 1 1; 16 1 1 12 1 1"}, "of factor 3, lanes_in=12 must be a power of two up to 32"),
         (
             {"tiles": "5 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1"},
-            "of layer 1, first_thread_out=5 must be 1, or divides how many rows .* = 24; try 4",
+            "of layer 1, first_thread_out=5 must be 1 or a divisor of the number of rows .* = 24; try 4",
         ),
         (
             {"tiles": "4 8 1, 32 1 2 8 1 1; 8 1 1 8 1 1"},
-            "tiles has as many threads for all layers: 128 and 64; got tiles=",
+            "tiles has the same number of threads for all layers: 128 and 64; got tiles=",
         ),
         (
             {"tiles": "4 8 1, 32 1 2 8 1; 16 1 1 8 1 1"},

@@ -30,21 +30,21 @@ class GemvChainConstants(Constants):
     tile_batch: int  # rows of the batch per block
     tile_out: int  # outputs k per block, for each of its j
     tile_d: int  # neighbouring j per block
-    thread_out: int  # rows of the second factor's weights, of neighbouring k, that a lane reads at a time
+    thread_out: int  # rows of the second factor's weights, with neighbouring k, that a lane reads at a time
     lanes_in: int  # lanes of a warp that share such a row
     warps_in: int  # warps that share such a row
-    steps: int  # pieces of each of its rows that a lane loads at a time
-    first_thread_out: int  # as thread_out, for the first factor; a single warp computes each of its rows
+    steps: int  # pieces that a lane loads at a time, of each of its rows
+    first_thread_out: int  # the same as thread_out, for the first factor; one warp computes each of that factor's rows
     first_lanes_in: int
     first_steps: int
-    # 1: the launch begins while the grid before it ends, and waits for that grid itself: sm_90 and later
+    # 1: the launch begins before the previous grid ends, and the kernel waits for that grid; sm_90 and later
     early: int = 0
 
     @classmethod
     def of(cls, last: GemvConstants, thread_out: int, lanes_in: int, steps: int) -> "GemvChainConstants":
-        """Constants of a chain, from the second factor's alone and the distribution of the first one's rows."""
-        own = last.tile_batch, last.tile_out, last.tile_d, last.thread_out, last.lanes_in, last.warps_in, last.steps
-        return cls(*own, thread_out, lanes_in, steps)
+        """Constants of a chain, from those of the second factor alone and the distribution of the first one's rows."""
+        second = last.tile_batch, last.tile_out, last.tile_d, last.thread_out, last.lanes_in, last.warps_in, last.steps
+        return cls(*second, thread_out, lanes_in, steps)
 
     @property
     def last(self) -> GemvConstants:
@@ -54,12 +54,12 @@ class GemvChainConstants(Constants):
 
     @property
     def threads(self) -> int:
-        groups = self.tile_out // max(1, self.thread_out) * self.tile_d  # groups of lanes with rows of their own
+        groups = self.tile_out // max(1, self.thread_out) * self.tile_d  # each group of lanes has its own rows
         return WARP * divide_up(groups, max(1, WARP // max(1, self.lanes_in))) * self.warps_in
 
     @property
     def first(self) -> GemvConstants:
-        """Constants of the first factor in a launch of its own, with as many threads and the same order of sums."""
+        """Constants of the first factor in a launch of its own, with the same number of threads and order of sums."""
         rows = self.first_thread_out * max(1, self.threads // max(1, self.first_lanes_in))
         return GemvConstants(self.tile_batch, rows, 1, self.first_thread_out, self.first_lanes_in, 1, self.first_steps)
 
@@ -70,16 +70,16 @@ class GemvChainConstants(Constants):
 
 
 def is_narrow(kernel: KernelSpec) -> bool:
-    """Whether each (i, j) of the second factor reads X from some i and only one j of the first factor.
+    """Whether each (i, j) of the second factor depends on X of only some i and one j of the first factor.
 
-    The usual chains do.
+    This holds for the usual chains.
     """
     first, last = kernel.factors
     return first.a % last.a == 0 and last.d % first.d == 0
 
 
 def most_alike(kernel: KernelSpec) -> float:
-    """Number of intermediates with neighbouring l that read the same X; infinity if all intermediates of an i do."""
+    """Number of neighbouring elements l of the intermediate that depend on the same X; infinity if all of an i do."""
     first, last = kernel.factors
     if first.a == last.a:
         return inf
@@ -98,20 +98,23 @@ class Resident(GemvTiling):
 
 @dataclass(frozen=True)
 class First(Resident):
-    """The first factor as the second one reads it: with the second one's a and d, and with the second one's inputs as
-    outputs. Rows of its weights keep their order. Its inputs follow its own pattern, `own`, with its own i and j."""
+    """The first factor, numbered like the second one: its pattern has the second one's a and d, and its outputs are the
+    second one's inputs.
 
-    own: Pattern
+    Rows of its weights keep their order. Its inputs are numbered by the i and j of its original pattern, `own_pattern`.
+    """
+
+    own_pattern: Pattern
 
     @cached_property
     def planes_i(self) -> int:
         """Blocks i of this factor per i of the second factor."""
-        return self.own.a // self.kernel.pattern.a
+        return self.own_pattern.a // self.kernel.pattern.a
 
     @cached_property
     def planes_d(self) -> int:
         """Number of j of this factor whose inputs a tile needs."""
-        return self.constants.tile_d if self.own.d % self.constants.tile_d == 0 else self.own.d
+        return self.constants.tile_d if self.own_pattern.d % self.constants.tile_d == 0 else self.own_pattern.d
 
     @property
     def x_planes(self) -> int:
@@ -119,12 +122,12 @@ class First(Resident):
 
     @cached_property
     def x_vector(self) -> int:
-        is_whole = self.kernel.layout == "bsf" and self.own.d == 1 and self.own.c % self.vector == 0
+        is_whole = self.kernel.layout == "bsf" and self.own_pattern.d == 1 and self.own_pattern.c % self.vector == 0
         return self.vector if is_whole else 1
 
     @property
     def x_copies(self) -> int:
-        """Copies by threads of all inputs that a block needs, including the zeros behind them."""
+        """Copies of single threads for all inputs that a block needs, trailing zeros included."""
         return self.constants.tile_batch * self.x_planes * self.x_width // self.x_vector
 
     @property
@@ -135,16 +138,17 @@ class First(Resident):
     @property
     def ratio(self) -> int:
         """Number of j of the second factor per j of this factor."""
-        return self.kernel.pattern.d // self.own.d
+        return self.kernel.pattern.d // self.own_pattern.d
 
     def plane_of(self, k: int, j: int) -> int:
         """Plane of X that holds the inputs of row (k, j) of the intermediate."""
-        return (k * self.ratio + j // self.own.d) // self.own.b * self.planes_d + j % self.planes_d
+        own = self.own_pattern
+        return (k * self.ratio + j // own.d) // own.b * self.planes_d + j % self.planes_d
 
 
 @lru_cache(REMEMBERED)
 def _factors(kernel: KernelSpec) -> tuple[KernelSpec, KernelSpec]:
-    """Kernels of both factors, the first one with the pattern that a block of the second one sees."""
+    """Kernels of both factors, the first one in the second one's numbering, as in `First`."""
     first, last = factor_kernels(kernel)
     a, _, c, d = kernel.pattern.shape
     return replace(first, chains=Pattern(a, c, first.pattern.c, d)), last
@@ -175,7 +179,7 @@ class GemvChainTiling(Sized):
 
     @property
     def row_groups(self) -> int:
-        """Groups of lanes for the first factor's rows of a block: THREAD_OUT rows per group, by LANES_IN lanes."""
+        """Groups of `first_thread_out` rows of the first factor's weights, that a block multiplies by."""
         return divide_up(self.kernel.pattern.c, self.constants.first_thread_out) * self.constants.tile_d
 
     @property

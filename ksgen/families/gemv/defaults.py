@@ -19,13 +19,13 @@ from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
 
 MOST_BATCH = 32  # rows of the batch per block
-MOST_SUMS = 32  # per thread; also the most pieces of X that it multiplies per stage
+MOST_SUMS = 32  # per thread; also the most pieces of X that a thread multiplies per stage
 MOST_WARPS = 16  # per block
 MOST_REGISTERS, MOST_OF_BLOCK = 160, 45000  # per thread and per block, estimated; ptxas may take half as many again
-ROUNDS = 32  # in which a block copies one stage of X, at most
+ROUNDS = 32  # most rounds in which a block copies one stage of X
 WAIT_CYCLES = 1000  # from the load of weights until they arrive
-MEMORY_CYCLE_BYTES = 13  # from memory per multiprocessor, if the GPU's rates are unknown
-BLOCK_CYCLE_BYTES = 32  # from the second-level cache per multiprocessor, at most
+MEMORY_CYCLE_BYTES = 13  # bytes per cycle from memory, per multiprocessor, if the GPU's rates are unknown
+BLOCK_CYCLE_BYTES = 32  # most bytes per cycle from the second-level cache, per multiprocessor
 BLOCK_CYCLES = 64  # to start a block
 WIDENING = 3  # instructions to widen one weight of eight bits
 COPYING, STORING = 12, 20  # instructions per element of X and of Y
@@ -38,8 +38,8 @@ def rows_for(batch: int | None) -> int:
     return next((size for size in (1, 2, 4, 8, 16) if batch and batch <= size), MOST_BATCH)
 
 
-def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
-    """Yield constants with few idle lanes except at ragged edges, or if a pattern has too few rows for a warp."""
+def factor_options(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
+    """Yield constants with few idle lanes, except at ragged edges and for patterns with too few rows for a warp."""
     _, b, _, d = kernel.pattern.shape
     pieces = GemvTiling.of(kernel, GemvConstants(1, 1, 1, 1, 1, 1, 1)).pieces
     lanes = [each for each in (32, 16, 8, 4, 2, 1) if each < 2 * pieces]
@@ -58,42 +58,44 @@ def shapes(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
             for tile_d in sorted({min(d, groups, most) for most in (1, 2, 4, 8, 16, groups)}):
                 tile_out = min(groups // tile_d, divide_up(b, thread_out)) * thread_out
                 found = GemvConstants(tile_batch, tile_out, tile_d, thread_out, lanes_in, warps_in, steps)
-                shape = GemvTiling.of(kernel, found)
-                has_room = shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // shape.threads)
-                if shape.warps_out == warps_out and shape.x_rounds <= ROUNDS and has_room:
+                tiling = GemvTiling.of(kernel, found)
+                has_room = tiling.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // tiling.threads)
+                if tiling.warps_out == warps_out and tiling.x_rounds <= ROUNDS and has_room:
                     yield found
 
 
 def expected_cycles(kernel: KernelSpec, constants: GemvConstants, limits: Limits, batch: int) -> float:
     """Estimated cycles of the busiest multiprocessor: the longest of its resources, plus the waits for stages."""
-    shape, rates = GemvTiling.of(kernel, constants), gpu_of(limits.target).rates
-    many = limits.multiprocessors
-    resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)
+    tiling, rates = GemvTiling.of(kernel, constants), gpu_of(limits.target).rates
+    multiprocessors = limits.multiprocessors
+    resident = resident_blocks(limits.target, limits, tiling.threads, tiling.registers, tiling.shared_bytes)
     if not resident:
         return inf
-    blocks = shape.grid(batch)
-    each, waves = divide_up(blocks, many), divide_up(blocks, many * resident)
-    stage = stage_instructions(shape) + shape.x_rounds * COPYING
-    ends = adding_instructions(shape) + STORING * divide_up(shape.part, shape.threads)
-    issued = each * (shape.warps * (shape.stages * stage + ends + 60) / SCHEDULERS + BLOCK_CYCLES)
-    shared = each * shape.warps * shape.stages * constants.steps * constants.tile_batch * x_read_cycles(shape)
-    least = kernel.bytes(batch) / many / memory_cycle_bytes(rates)
-    moved = max(least, each * cache_bytes(kernel, constants, batch) / blocks / BLOCK_CYCLE_BYTES)
-    return max(issued, shared, moved) + waves * shape.stages * WAIT_CYCLES
+    blocks = tiling.grid(batch)
+    blocks_each, waves = divide_up(blocks, multiprocessors), divide_up(blocks, multiprocessors * resident)
+    stage = stage_instructions(tiling) + tiling.x_rounds * COPYING
+    ends = adding_instructions(tiling) + STORING * divide_up(tiling.part, tiling.threads)
+    issued = blocks_each * (tiling.warps * (tiling.stages * stage + ends + 60) / SCHEDULERS + BLOCK_CYCLES)
+    shared = blocks_each * tiling.warps * tiling.stages * constants.steps * constants.tile_batch * x_read_cycles(tiling)
+    least = kernel.bytes(batch) / multiprocessors / memory_cycle_bytes(rates)
+    moved = max(least, blocks_each * cache_bytes(kernel, constants, batch) / blocks / BLOCK_CYCLE_BYTES)
+    return max(issued, shared, moved) + waves * tiling.stages * WAIT_CYCLES
 
 
-def stage_instructions(shape: GemvTiling) -> int:
+def stage_instructions(tiling: GemvTiling) -> int:
     """Instructions of one thread to multiply the pieces of one stage."""
-    own, widening = shape.constants, WIDENING if shape.kernel.is_quantized else 1
+    constants, widening = tiling.constants, WIDENING if tiling.kernel.is_quantized else 1
     step = (
-        shape.sums * shape.vector + own.tile_batch * (1 + shape.vector) + own.thread_out * (2 + widening * shape.vector)
+        tiling.sums * tiling.vector
+        + constants.tile_batch * (1 + tiling.vector)
+        + constants.thread_out * (2 + widening * tiling.vector)
     )
-    return own.steps * step
+    return constants.steps * step
 
 
-def adding_instructions(shape: GemvTiling) -> int:
+def adding_instructions(tiling: GemvTiling) -> int:
     """Instructions of one thread to add up the partial sums of the lanes that share its rows."""
-    return 3 * shape.held * (1 + shape.shuffles)
+    return 3 * tiling.held * (1 + tiling.shuffles)
 
 
 def memory_cycle_bytes(rates: Rates | None) -> float:
@@ -103,10 +105,12 @@ def memory_cycle_bytes(rates: Rates | None) -> float:
 
 @lru_cache(maxsize=REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> GemvConstants:
+    """Fastest constants for blocks of `tile_batch` rows of the batch; fewer rows, if no constants have that many."""
+
     def cost(each: GemvConstants) -> tuple[float, int]:
         return expected_cycles(kernel, each, limits, tile_batch), GemvTiling.of(kernel, each).threads
 
-    found = min(shapes(kernel, tile_batch), key=cost, default=None)
+    found = min(factor_options(kernel, tile_batch), key=cost, default=None)
     # with so few rows of weights, a block has too few threads to copy X for that many rows of the batch
     return best(kernel, limits, tile_batch // 2) if found is None else found
 
@@ -116,14 +120,14 @@ MOST_COPIES = 64  # copies of X per thread, at most
 
 @lru_cache(maxsize=64)
 def chain_options(kernel: KernelSpec, shared_bytes: int, tile_batch: int) -> tuple[GemvChainConstants, ...]:
-    """Constants that fit the GPU. Batches of several sizes and groups compare the same ones."""
+    """Constants that fit the GPU; cached because batches of several sizes, and groups, compare the same ones."""
     return tuple(each_chain_option(kernel, shared_bytes, tile_batch))
 
 
 def each_chain_option(kernel: KernelSpec, shared_bytes: int, tile_batch: int) -> Iterator[GemvChainConstants]:
     """Yield each tile of the second factor, with the fastest distribution of the first factor's rows over lanes."""
     found: dict[tuple[int, int], tuple[int, int, int] | None] = {}
-    for last in shapes(factor_kernels(kernel)[1], tile_batch):
+    for last in factor_options(factor_kernels(kernel)[1], tile_batch):
         threads = GemvChainConstants.of(last, 1, 1, 1).threads
         key = threads, last.tile_d
         if key not in found:
@@ -131,8 +135,8 @@ def each_chain_option(kernel: KernelSpec, shared_bytes: int, tile_batch: int) ->
         if (first := found[key]) is None:
             continue
         constants = GemvChainConstants.of(last, *first)
-        shape = GemvChainTiling.of(kernel, constants)
-        if shape.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads) and shape.shared_bytes <= shared_bytes:
+        tiling = GemvChainTiling.of(kernel, constants)
+        if tiling.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads) and tiling.shared_bytes <= shared_bytes:
             yield constants
 
 
@@ -147,48 +151,52 @@ def _best_first(kernel: KernelSpec, last: GemvConstants) -> tuple[int, int, int]
             continue
         if thread_out > 1 and alike != inf and alike % thread_out:
             continue
-        shape = GemvChainTiling.of(kernel, GemvChainConstants.of(last, thread_out, lanes_in, steps))
-        if shape.first.x_copies > MOST_COPIES * shape.threads or shape.registers > min(
-            MOST_REGISTERS, MOST_OF_BLOCK // shape.threads
+        tiling = GemvChainTiling.of(kernel, GemvChainConstants.of(last, thread_out, lanes_in, steps))
+        if tiling.first.x_copies > MOST_COPIES * tiling.threads or tiling.registers > min(
+            MOST_REGISTERS, MOST_OF_BLOCK // tiling.threads
         ):
             continue
-        issued, shared = _first_cycles(shape)
+        issued, shared = _first_cycles(tiling)
         cost = (
-            max(issued * divide_up(shape.threads // WARP, SCHEDULERS), shared)
-            + shape.passes * shape.first.stages * WAIT_CYCLES
+            max(issued * divide_up(tiling.threads // WARP, SCHEDULERS), shared)
+            + tiling.passes * tiling.first.stages * WAIT_CYCLES
         )
         if found is None or cost < found[0]:
             found = cost, (thread_out, lanes_in, steps)
     return found and found[1]
 
 
-def _first_cycles(shape: GemvChainTiling) -> tuple[float, float]:
+def _first_cycles(tiling: GemvChainTiling) -> tuple[float, float]:
     """Cycles of a block for the first factor: instructions issued per warp, and cycles of shared memory."""
-    own = shape.first
-    stage = shape.passes * own.stages
-    copies = COPYING * divide_up(own.x_copies, shape.threads)
-    issued = stage * stage_instructions(own) + shape.passes * (adding_instructions(own) + 60) + copies
-    reads = shape.threads // WARP * stage * own.constants.steps * own.constants.tile_batch
-    return issued, reads * first_read_cycles(own, shape.constants.tile_d)
+    first = tiling.first
+    stage = tiling.passes * first.stages
+    copies = COPYING * divide_up(first.x_copies, tiling.threads)
+    issued = stage * stage_instructions(first) + tiling.passes * (adding_instructions(first) + 60) + copies
+    reads = tiling.threads // WARP * stage * first.constants.steps * first.constants.tile_batch
+    return issued, reads * first_read_cycles(first, tiling.constants.tile_d)
 
 
 def chain_cycles(kernel: KernelSpec, constants: GemvChainConstants, limits: Limits, batch: int) -> float:
     """Estimated cycles of the busiest multiprocessor, as for one factor."""
-    shape, rates = GemvChainTiling.of(kernel, constants), gpu_of(limits.target).rates
-    last: GemvTiling = shape.last
-    resident = resident_blocks(limits.target, limits, shape.threads, shape.registers, shape.shared_bytes)
+    tiling, rates = GemvChainTiling.of(kernel, constants), gpu_of(limits.target).rates
+    last: GemvTiling = tiling.last
+    resident = resident_blocks(limits.target, limits, tiling.threads, tiling.registers, tiling.shared_bytes)
     if not resident:
         return inf
     blocks = last.grid(batch)
-    each, waves = divide_up(blocks, limits.multiprocessors), divide_up(blocks, limits.multiprocessors * resident)
-    ends = adding_instructions(last) + STORING * divide_up(last.part, shape.threads)
-    issued, shared = _first_cycles(shape)
+    blocks_each = divide_up(blocks, limits.multiprocessors)
+    waves = divide_up(blocks, limits.multiprocessors * resident)
+    ends = adding_instructions(last) + STORING * divide_up(last.part, tiling.threads)
+    issued, shared = _first_cycles(tiling)
     issued += last.stages * stage_instructions(last) + ends + 60
     shared += last.warps * last.stages * constants.steps * constants.tile_batch * x_read_cycles(last)
     least = kernel.bytes(batch) / limits.multiprocessors / memory_cycle_bytes(rates)
-    moved = max(least, each * chain_cache_bytes(shape, batch) / blocks / BLOCK_CYCLE_BYTES)
-    issued *= divide_up(each * last.warps, SCHEDULERS)  # each scheduler issues for one warp at a time
-    return max(issued + each * BLOCK_CYCLES, each * shared, moved) + waves * (1 + waits(shape)) * WAIT_CYCLES
+    moved = max(least, blocks_each * chain_cache_bytes(tiling, batch) / blocks / BLOCK_CYCLE_BYTES)
+    issued *= divide_up(blocks_each * last.warps, SCHEDULERS)  # each scheduler issues for one warp at a time
+    return (
+        max(issued + blocks_each * BLOCK_CYCLES, blocks_each * shared, moved)
+        + waves * (1 + waits(tiling)) * WAIT_CYCLES
+    )
 
 
 @lru_cache(maxsize=REMEMBERED)

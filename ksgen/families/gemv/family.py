@@ -1,9 +1,10 @@
 """Products for small batches on a GPU: one launch for a factor, for two factors of a layer, or for layers on one X.
 
-Weights are read once, straight to registers, and lanes share their rows. Of two factors, each block computes the
-elements of the intermediate that it needs. Other blocks may compute them again, so there is no barrier between blocks.
-Several layers share the blocks. Weights are packed as for each factor alone. Decides the tiles of `gemv.cu.j2`,
-`gemv_chain.cu.j2` and `gemv_group.cu.j2`; its design is docs/kernels/gemv.md. Never renders, compiles or runs.
+Weights are read once, straight to registers, and several lanes share a row of weights. With two factors, each block
+computes the elements of the intermediate that it needs. Other blocks may compute the same elements, so there is no
+barrier between blocks. With several layers, each layer has its own blocks. Weights are packed as for each factor alone.
+Decides the tiles of `gemv.cu.j2`, `gemv_chain.cu.j2` and `gemv_group.cu.j2`; its design is docs/kernels/gemv.md. Never
+renders, compiles or runs.
 """
 
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ CHAIN_RULES: tuple[Rule[GemvChainConstants], ...] = (
         lambda k, c: refused_factor(RULES, own_of_factors(k, c)),
     ),
     Rule(
-        "first_thread_out is 1, or divides how many rows read the same X",
+        "first_thread_out is 1 or a divisor of the number of rows that read the same X",
         lambda k, c: (
             c.first_thread_out == 1 or most_alike(k) % c.first_thread_out == 0 or most_alike(k) == float("inf")
         ),
@@ -73,9 +74,11 @@ def is_group(kernel: KernelSpec) -> bool:
 
 def _refused_layer(kernel: KernelSpec, constants: GemvGroupConstants) -> str:
     """Refusal by the rules of two factors, for the first layer that breaks one; empty if none does."""
-    for number, (layer, own) in enumerate(zip(layer_kernels(kernel), constants.layers, strict=True), 1):
-        if isinstance(own, GemvChainConstants) and (broken := first_broken(CHAIN_RULES, layer, own)):
-            return f"of layer {number}, {refusal(CHAIN_RULES, broken, layer, own)}"
+    for number, (layer, own_constants) in enumerate(zip(layer_kernels(kernel), constants.layers, strict=True), 1):
+        if isinstance(own_constants, GemvChainConstants) and (
+            broken := first_broken(CHAIN_RULES, layer, own_constants)
+        ):
+            return f"of layer {number}, {refusal(CHAIN_RULES, broken, layer, own_constants)}"
     return ""
 
 
@@ -89,7 +92,7 @@ GROUP_RULES: tuple[Rule[GemvGroupConstants], ...] = (
     rule_of_tiles(RULES),
     Rule("tiles holds what the rules of two factors allow", lambda k, c: not _refused_layer(k, c), _refused_layer),
     Rule(
-        "tiles has as many threads for all layers",
+        "tiles has the same number of threads for all layers",
         lambda k, c: len(set(_threads(k, c))) == 1,
         lambda k, c: " and ".join(map(str, dict.fromkeys(_threads(k, c)))),
     ),
@@ -128,7 +131,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
         return len(kernel.factors) == 2 and defaults.has_chain(kernel, limits)
 
     def packed_for(self, kernel: KernelSpec, constants: AnyGemvConstants) -> object:
-        # rows are padded to whole pieces for every tile: every batch uses one copy of a factor's weights
+        # rows are padded to whole pieces, whatever the tile: kernels for all batches share a copy of a factor's weights
         return constants if kernel.is_chain else None
 
     # ---- constants
@@ -154,7 +157,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
             if kernel.is_chain:
                 yield from defaults.chain_options(kernel, limits.shared_bytes, tile_batch)
             else:
-                yield from defaults.shapes(kernel, tile_batch)
+                yield from defaults.factor_options(kernel, tile_batch)
 
     # ---- costs
 
@@ -163,12 +166,11 @@ class Gemv(PackingFamily[AnyGemvConstants]):
 
     def work(self, kernel: KernelSpec, constants: AnyGemvConstants, batch: int) -> Work:
         if isinstance(constants, GemvGroupConstants):  # X is read from memory once
-            each = [
-                self.work(layer, own, batch) for layer, own in zip(layer_kernels(kernel), constants.layers, strict=True)
-            ]
-            again = (len(each) - 1) * kernel.x_item_bytes * batch * kernel.in_features
-            found = Work(*map(sum, zip(*each, strict=True)))
-            return found._replace(memory_bytes=found.memory_bytes - again)
+            layers = zip(layer_kernels(kernel), constants.layers, strict=True)
+            works = [self.work(layer, layer_constants, batch) for layer, layer_constants in layers]
+            x_bytes = kernel.x_item_bytes * batch * kernel.in_features
+            total = Work(*map(sum, zip(*works, strict=True)))
+            return total._replace(memory_bytes=total.memory_bytes - (len(works) - 1) * x_bytes)
         memory_bytes = self.memory_bytes(kernel, constants, batch)
         if isinstance(constants, GemvChainConstants):
             return counts.chain_work(kernel, constants, batch, memory_bytes)

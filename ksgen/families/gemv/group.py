@@ -19,7 +19,7 @@ from ksgen.values import cached_property
 
 SIZES = (32, 16, 8, 4, 2, 1)  # rows of the batch per block
 REMEMBERED = 1024  # cached layers, and groups
-RANKS = 4  # constants of a layer that a search tries, for each tile of the batch and number of threads
+RANKS = 4  # constants of a layer that a search tries, per tile of the batch and number of threads
 # constants of a layer's last factor in `tiles`
 _NAMES = ("tile_out", "tile_d", "thread_out", "lanes_in", "warps_in", "steps")
 _FIRST_NAMES = ("thread_out", "lanes_in", "steps")  # constants of the first factor of two
@@ -38,8 +38,8 @@ class GemvGroupConstants(Constants):
     template: ClassVar[str] = "gemv_group"
 
     tile_batch: int  # rows of the batch per block
-    tiles: str  # constants of each factor, as words
-    # 1: the launch begins while the grid before it ends, and waits for that grid itself: sm_90 and later
+    tiles: str  # constants of each factor, as text
+    # 1: the launch begins before the previous grid ends, and the kernel waits for that grid; sm_90 and later
     early: int = 0
 
     @classmethod
@@ -105,7 +105,7 @@ class GemvGroupTiling:
 
 
 def options(kernel: KernelSpec, limits: Limits) -> Iterator[GemvGroupConstants]:
-    """Yield the best constants of all layers, the second best and so on, per tile of the batch and threads."""
+    """Yield the best constants of all layers, then the second best and so on, per tile of the batch and threads."""
     layers = _with_shares(kernel, limits)
     for size in SIZES[::-1]:
         ranked = [_by_threads(layer, share, size, size) for layer, share in layers]
@@ -119,9 +119,9 @@ def options(kernel: KernelSpec, limits: Limits) -> Iterator[GemvGroupConstants]:
 def has_any(kernel: KernelSpec, limits: Limits) -> bool:
     """Whether the layers have a number of threads in common. The first one that fits ends the search."""
     *others, last = sorted(_with_shares(kernel, limits), key=lambda each: len(each[0].factors))
-    common = [{shape.threads for shape, _ in _shapes(*each, 1)} for each in others]
-    shapes = _shapes(*last, 1, defaults.each_chain_option)
-    return any(all(shape.threads in threads for threads in common) for shape, _ in shapes)
+    common = [{tiling.threads for tiling, _ in _tilings(*each, 1)} for each in others]
+    tilings = _tilings(*last, 1, defaults.each_chain_option)
+    return any(all(tiling.threads in threads for threads in common) for tiling, _ in tilings)
 
 
 @lru_cache(REMEMBERED)
@@ -161,20 +161,20 @@ def _by_threads(
     """Best constants of a layer with their estimated cycles for a batch of `rows` rows, by threads per block."""
     cycles_of: Any = defaults.chain_cycles if len(layer.factors) > 1 else defaults.expected_cycles
     found: dict[int, list[tuple[float, OfLayer]]] = {}
-    for shape, own in _shapes(layer, limits, size):
-        found.setdefault(shape.threads, []).append((cycles_of(layer, own, limits, rows), own))
+    for tiling, own in _tilings(layer, limits, size):
+        found.setdefault(tiling.threads, []).append((cycles_of(layer, own, limits, rows), own))
     return {threads: tuple(sorted(each, key=lambda one: one[0])[:RANKS]) for threads, each in found.items()}
 
 
-def _shapes(
+def _tilings(
     layer: KernelSpec, limits: Limits, size: int, chains: ChainOptions = defaults.chain_options
 ) -> Iterator[tuple[GemvTiling | GemvChainTiling, OfLayer]]:
-    """Constants of a layer that fit the GPU, with the sizes derived from them."""
+    """Yield the tilings of a layer that fit the GPU, with their constants."""
     if len(layer.factors) > 1:
         yield from ((GemvChainTiling(layer, own), own) for own in chains(layer, limits.shared_bytes, size))
     else:
-        shapes = ((GemvTiling(layer, own), own) for own in defaults.shapes(layer, size))
-        yield from (each for each in shapes if each[0].shared_bytes <= limits.shared_bytes)
+        tilings = ((GemvTiling(layer, own), own) for own in defaults.factor_options(layer, size))
+        yield from (each for each in tilings if each[0].shared_bytes <= limits.shared_bytes)
 
 
 def _factors_of(own: OfLayer) -> list[tuple[GemvConstants, tuple[str, ...]]]:

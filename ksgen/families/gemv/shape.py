@@ -10,7 +10,7 @@ from ksgen.spec.storage import SCALE_BYTES
 from ksgen.values import cached_property
 
 ACCESS = 16  # bytes of the widest load
-PADDED = 1.1  # longest row of padded weights, relative to c, with pieces that wide
+PADDED = 1.1  # longest padded row of weights, relative to c, for which pieces are that wide
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class GemvConstants(Constants):
     tile_batch: int  # rows of the batch per block
     tile_out: int  # outputs k per block, for each of its j
     tile_d: int  # neighbouring j per block
-    thread_out: int  # rows of weights, of neighbouring k, that a lane reads at a time
+    thread_out: int  # rows of weights, with neighbouring k, that a lane reads at a time
     lanes_in: int  # lanes of a warp that share a row
     warps_in: int  # warps that share a row
-    steps: int  # pieces of each of its rows that a lane loads at a time
-    # 1: the launch begins while the grid before it ends, and waits for that grid itself: sm_90 and later
+    steps: int  # pieces that a lane loads at a time, of each of its rows
+    # 1: the launch begins before the previous grid ends, and the kernel waits for that grid; sm_90 and later
     early: int = 0
 
 
@@ -87,13 +87,13 @@ class GemvTiling(Tiled):
 
     @cached_property
     def groups(self) -> int:
-        """Groups of lanes in a warp, with rows of their own."""
+        """Groups of lanes in a warp; each group has its own rows."""
         return WARP // self.constants.lanes_in
 
     @cached_property
     def warps_out(self) -> int:
-        own = self.constants
-        return divide_up(own.tile_out // own.thread_out * own.tile_d, self.groups)
+        constants = self.constants
+        return divide_up(constants.tile_out // constants.thread_out * constants.tile_d, self.groups)
 
     @cached_property
     def warps(self) -> int:
@@ -121,24 +121,24 @@ class GemvTiling(Tiled):
     @cached_property
     def x_rounds(self) -> int:
         """Rounds of the block's threads until one stage of X is copied."""
-        own = self.constants
-        return divide_up(own.tile_batch * own.tile_d * self.tile_in // self.x_vector, self.threads)
+        constants = self.constants
+        return divide_up(constants.tile_batch * constants.tile_d * self.tile_in // self.x_vector, self.threads)
 
     @property
     def x_width(self) -> int:
-        """Inputs l in shared memory at a time."""
+        """Inputs l in shared memory at a time, for one row of the batch and one j."""
         return self.tile_in
 
     @property
     def x_planes(self) -> int:
-        """Runs of such inputs, per row of the batch."""
+        """Runs of `x_width` inputs in shared memory, per row of the batch."""
         return self.constants.tile_d
 
     @cached_property
     def x_plane(self) -> int:
         """Elements from one j to the next, for the same row of the batch.
 
-        Padding spreads eight lanes that read 16 bytes each, and neighbouring j, over different banks.
+        Padding spreads the 16-byte reads of eight lanes over different banks, also if they read neighbouring j.
         """
         if self.x_planes == 1:
             return self.x_width
@@ -188,8 +188,8 @@ class GemvTiling(Tiled):
     @property
     def part(self) -> int:
         """Sums per tile."""
-        own = self.constants
-        return own.tile_batch * own.tile_out * own.tile_d
+        constants = self.constants
+        return constants.tile_batch * constants.tile_out * constants.tile_d
 
     @property
     def panels(self) -> int:
@@ -208,22 +208,25 @@ class GemvTiling(Tiled):
         return self.registers_of(self.x_rounds)
 
     def registers_of(self, rounds: int) -> int:
-        """Estimated registers of a thread that copies X in so many rounds.
+        """Estimated registers of a thread that copies X in `rounds` rounds.
 
-        Counts sums, one or two stages of weights, and weights widened from fewer bytes. Counts pieces of X that ptxas
-        reads ahead, copies of X in flight, and addresses.
+        Counts sums, one or two stages of weights, and weights widened from fewer bytes. Also counts pieces of X that
+        ptxas reads ahead, copies of X in flight, and addresses.
         """
-        own, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.x_item_bytes
+        constants, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.x_item_bytes
         piece = max(1, self.vector * size // 4)
         weights = (
-            (2 if self.stages > 1 else 1) * own.steps * own.thread_out * max(1, self.vector * self.weight_bytes // 4)
+            (2 if self.stages > 1 else 1)
+            * constants.steps
+            * constants.thread_out
+            * max(1, self.vector * self.weight_bytes // 4)
         )
-        is_widened = self.kernel.is_quantized or (size == 2 and own.tile_batch > 1)
-        widened = self.vector * own.thread_out if is_widened else 0
-        held = rounds * max(1, self.x_vector * size // 4)
+        is_widened = self.kernel.is_quantized or (size == 2 and constants.tile_batch > 1)
+        widened = self.vector * constants.thread_out if is_widened else 0
+        copied = rounds * max(1, self.x_vector * size // 4)
         if self.stages > 1:
-            pieces, places = max(4, own.tile_batch * (5 if rounds > 2 else 3) // 8), 5 * rounds
+            pieces_ahead, addresses = max(4, constants.tile_batch * (5 if rounds > 2 else 3) // 8), 5 * rounds
         else:
-            pieces, places = 2, rounds * (2 if self.x_vector > 1 else 1) // 2
-        widened += self.vector if self.kernel.has_bytes_in else 0  # of X, a piece at a time
-        return real * self.sums + weights + widened + pieces * piece + held + places + 24
+            pieces_ahead, addresses = 2, rounds * (2 if self.x_vector > 1 else 1) // 2
+        widened += self.vector if self.kernel.has_bytes_in else 0  # one piece of X at a time
+        return real * self.sums + weights + widened + pieces_ahead * piece + copied + addresses + 24

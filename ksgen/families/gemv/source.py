@@ -18,11 +18,11 @@ from ksgen.values import counted
 
 AnyGemvTiling = GemvTiling | GemvChainTiling | GemvGroupTiling
 
-_OF_BOTH = (  # constants of a factor alone that the source has for either of two, unchanged
+_OF_BOTH = (  # constants of a single factor's source that a chain's source repeats for each factor
     "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "SHARERS", "TILE_IN", "STAGES", "SUMS", "SHUFFLES",
     "HALVINGS", "HELD", "SAME", "SCALES",
 )  # fmt: skip
-_OF_LAST = (
+_OF_LAST = (  # the same for the last factor only
     "A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TILES_OUT", "TILES_D", "PART", "X_PLANE",
     "X_ROW",
 )  # fmt: skip
@@ -81,14 +81,14 @@ class GemvVariables(Variables, total=False):
     kinds: list[GemvKind]
 
 
-def variables_of(shape: AnyGemvTiling) -> GemvVariables:
-    """Template variables: the types of X and of weights, packed and read, those of an early start, and those of each
+def variables_of(tiling: AnyGemvTiling) -> GemvVariables:
+    """Template variables: types of X and of packed and read weights, variables of an early start, and those of each
     factor.
 
     A kernel that starts early waits, and reads nothing through restricted pointers, because nvcc would move those reads
     before the wait.
     """
-    kernel, early = shape.kernel, shape.constants.early
+    kernel, early = tiling.kernel, tiling.constants.early
     found: GemvVariables = {
         "weight": "given" if kernel.is_quantized else "stored",
         "piece": "Values" if kernel.is_quantized else "Piece",
@@ -98,84 +98,84 @@ def variables_of(shape: AnyGemvTiling) -> GemvVariables:
         "starts_early": bool(early),
         "unwritten": "" if early else "RESTRICT ",
     }
-    if isinstance(shape, GemvTiling):
-        return {**found, "picture": picture(shape), "variants": ("bsf",)}  # tiles of several j, in both layouts
+    if isinstance(tiling, GemvTiling):
+        return {**found, "picture": picture(tiling), "variants": ("bsf",)}  # tiles of several j, in both layouts
     found |= {
         "has_scales": kernel.is_quantized,
         "x_given": "given" if kernel.has_bytes_in else "stored",
         "x_stored": "Input" if kernel.has_bytes_in else "stored",
         "has_bytes_in": kernel.has_bytes_in,
     }
-    if isinstance(shape, GemvChainTiling):
-        return {**found, "picture": picture(shape.last), "factors": _factors(shape)}
-    return found | _variables_of_layers(shape)
+    if isinstance(tiling, GemvChainTiling):
+        return {**found, "picture": picture(tiling.last), "factors": _factors(tiling)}
+    return found | _variables_of_layers(tiling)
 
 
-def constexprs_of(shape: AnyGemvTiling) -> list[Constexpr]:
+def constexprs_of(tiling: AnyGemvTiling) -> list[Constexpr]:
     """Constants of a factor alone, or of all factors."""
-    if isinstance(shape, GemvTiling):
-        return constexprs_of_factor(shape)
+    if isinstance(tiling, GemvTiling):
+        return constexprs_of_factor(tiling)
     found = [
-        batch_constexpr(shape.kernel),
-        *epilogue_constexprs(shape.kernel),
-        named(shape.constants, "TILE_BATCH", "rows of the batch per thread block"),
-        named(shape, "THREADS", "threads per block"),
+        batch_constexpr(tiling.kernel),
+        *epilogue_constexprs(tiling.kernel),
+        named(tiling.constants, "TILE_BATCH", "rows of the batch per thread block"),
+        named(tiling, "THREADS", "threads per block"),
     ]
-    if isinstance(shape, GemvChainTiling):
+    if isinstance(tiling, GemvChainTiling):
         return found
-    tiles = enumerate(accumulate(each.grid(1) for each in shape.layers), 2)
+    tiles = enumerate(accumulate(each.grid(1) for each in tiling.layers), 2)
     return found + [
         Constexpr(f"BEFORE_{number}", each, f"tiles of the layers before layer {number}") for number, each in tiles
     ]
 
 
-def picture(shape: GemvTiling) -> str:
+def picture(tiling: GemvTiling) -> str:
     """Drawing of a tile's rows of weights, and of the warps that share them."""
-    own = shape.constants
-    tiles = f"{shape.tiles_out} along k, {shape.tiles_d} along j, {shape.kernel.pattern.a} along i"
+    constants = tiling.constants
+    tiles = f"{tiling.tiles_out} along k, {tiling.tiles_d} along j, {tiling.kernel.pattern.a} along i"
     return draw(
-        f"The weights of a tile of Y, in {counted(shape.stages, 'stage')}. Tiles: {tiles}; along s, as many as "
+        f"The weights of a tile of Y, in {counted(tiling.stages, 'stage')}. Tiles: {tiles}; along s, as many as "
         "the batch needs.",
-        DrawnSide(own.tile_out * own.tile_d, "rows (k, j)", shape.warps_out),
-        DrawnSide(shape.tile_in, "inputs l of a stage", own.warps_in),
-        lambda row, column: f"warp {row * own.warps_in + column}",
-        f"A warp: {counted(shape.groups, 'group')} of {counted(own.lanes_in, 'lane')}, each with "
-        f"{counted(own.thread_out, 'row')} of one j.",
+        DrawnSide(constants.tile_out * constants.tile_d, "rows (k, j)", tiling.warps_out),
+        DrawnSide(tiling.tile_in, "inputs l of a stage", constants.warps_in),
+        lambda row, column: f"warp {row * constants.warps_in + column}",
+        f"A warp: {counted(tiling.groups, 'group')} of {counted(constants.lanes_in, 'lane')}, each with "
+        f"{counted(constants.thread_out, 'row')} of one j.",
     )
 
 
-def _factors(shape: GemvChainTiling) -> list[GemvFactor]:
+def _factors(tiling: GemvChainTiling) -> list[GemvFactor]:
     """Template variables of each factor of two."""
-    alone = factor_kernels(shape.kernel)
+    alone = factor_kernels(tiling.kernel)
     return [
-        {"kernel": alone[0], "constexprs": _first(shape), "variants": ()},
-        {"kernel": alone[1], "constexprs": _last(shape), "variants": ("bsf",)},  # tiles of several j, in both layouts
+        {"kernel": alone[0], "constexprs": _first(tiling), "variants": ()},
+        {"kernel": alone[1], "constexprs": _last(tiling), "variants": ("bsf",)},  # tiles of several j, in both layouts
     ]
 
 
-def _known(shape: GemvTiling) -> dict[str, Constexpr]:
-    return {each.name: each for each in constexprs_of_factor(shape)}
+def _known(tiling: GemvTiling) -> dict[str, Constexpr]:
+    return {each.name: each for each in constexprs_of_factor(tiling)}
 
 
-def _first(shape: GemvChainTiling) -> list[Constexpr]:
-    own, last = shape.first, shape.last
-    known = _known(own)
+def _first(tiling: GemvChainTiling) -> list[Constexpr]:
+    first, last = tiling.first, tiling.last
+    known = _known(first)
     return [
-        named(own.kernel.pattern, "B", "outputs that a block needs per j: factor 2's inputs l, index k"),
-        named(own.own, "C", "inputs of one block on the diagonal, index l"),
-        named(own.kernel.pattern, "D", "factor 2's interleaved matrices, index j"),
-        Constexpr("OWN_B", own.own.b, "outputs of one block on this factor's diagonal"),
-        Constexpr("OWN_D", own.own.d, "this factor's own interleaved matrices"),
-        named(own, "RATIO", "j of factor 2 per j of this factor"),
+        named(first.kernel.pattern, "B", "outputs that a block needs per j: factor 2's inputs l, index k"),
+        named(first.own_pattern, "C", "inputs of one block on the diagonal, index l"),
+        named(first.kernel.pattern, "D", "factor 2's interleaved matrices, index j"),
+        Constexpr("OWN_B", first.own_pattern.b, "outputs of one block on this factor's diagonal"),
+        Constexpr("OWN_D", first.own_pattern.d, "this factor's own interleaved matrices"),
+        named(first, "RATIO", "j of factor 2 per j of this factor"),
         *(known[name] for name in _OF_BOTH),
-        named(shape.constants, "TILE_D", "neighbouring j per thread block"),
-        named(shape, "PASSES", "passes of the block's threads until all its rows are multiplied"),
-        named(own, "PLANES_I", "blocks on the diagonal whose inputs a thread block needs"),
-        named(own, "PLANES_D", "j of these blocks whose inputs a thread block needs"),
-        named(own, "X_WIDTH", "inputs per (i, j) in shared memory, trailing zeros included"),
-        named(own, "X_VECTOR", "neighbouring l of X that a thread copies at a time"),
-        named(own, "X_COPIES", "copies of X per block, by all its threads"),
-        named(own, "AT_ONCE", "copies that a thread has in flight at a time"),
+        named(tiling.constants, "TILE_D", "neighbouring j per thread block"),
+        named(tiling, "PASSES", "passes of the block's threads until all its rows are multiplied"),
+        named(first, "PLANES_I", "blocks on the diagonal whose inputs a thread block needs"),
+        named(first, "PLANES_D", "j of these blocks whose inputs a thread block needs"),
+        named(first, "X_WIDTH", "inputs per (i, j) in shared memory, trailing zeros included"),
+        named(first, "X_VECTOR", "neighbouring l of X that a thread copies at a time"),
+        named(first, "X_COPIES", "copies of X per block, by all its threads"),
+        named(first, "AT_ONCE", "copies that a thread has in flight at a time"),
         known["X_PLANE"],
         known["X_ROW"],
         Constexpr("NEXT_INPUTS", last.x_width, "inputs of factor 2 in shared memory, trailing zeros included"),
@@ -184,16 +184,16 @@ def _first(shape: GemvChainTiling) -> list[Constexpr]:
     ]
 
 
-def _last(shape: GemvChainTiling) -> list[Constexpr]:
-    known = _known(shape.last)
-    between = named(shape, "BETWEEN", "byte offset of the intermediate in shared memory")
+def _last(tiling: GemvChainTiling) -> list[Constexpr]:
+    known = _known(tiling.last)
+    between = named(tiling, "BETWEEN", "byte offset of the intermediate in shared memory")
     return [*(known[name] for name in (*_OF_LAST, *_OF_BOTH)), between]
 
 
-def _variables_of_layers(shape: GemvGroupTiling) -> GemvVariables:
+def _variables_of_layers(tiling: GemvGroupTiling) -> GemvVariables:
     """Template variables of several layers; equal ones share one source."""
-    kernel, kinds = shape.kernel, list(dict.fromkeys(shape.layers))
-    numbers = [kinds.index(each) + 1 for each in shape.layers]
+    kernel, kinds = tiling.kernel, list(dict.fromkeys(tiling.layers))
+    numbers = [kinds.index(each) + 1 for each in tiling.layers]
     names, most = weights_of(kernel), max(len(each.kernel.factors) for each in kinds)
     drawn = [each.last if isinstance(each, GemvChainTiling) else each for each in kinds]
     pictures = zip(kinds, map(picture, drawn), strict=True)
@@ -201,18 +201,18 @@ def _variables_of_layers(shape: GemvGroupTiling) -> GemvVariables:
         "picture": "//\n".join(
             f"// Kind {number}, {each.kernel.factors}:\n{text}" for number, (each, text) in enumerate(pictures, 1)
         ),
-        "extra_arguments": ", bias, residual",  # named like the arguments of a single layer
+        "extra_arguments": ", bias, residual",  # named as in the source of a single layer
         "extra_pitches": ", residual_pitch",
         "has_pairs": most > 1,
         "own_weights": names[:most],
         "weights_of_all": names,
         "results": each_chains(kernel, "y"),
         "layers": _layer_variables(kernel, numbers, most),
-        "kinds": [_kind(shape, number, numbers, kind) for number, kind in enumerate(kinds, 1)],
+        "kinds": [_kind(tiling, number, numbers, kind) for number, kind in enumerate(kinds, 1)],
     }
 
 
-def _kind(shape: GemvGroupTiling, number: int, numbers: list[int], layer: GemvTiling | GemvChainTiling) -> GemvKind:
+def _kind(tiling: GemvGroupTiling, number: int, numbers: list[int], layer: GemvTiling | GemvChainTiling) -> GemvKind:
     of = [str(at) for at, each in enumerate(numbers, 1) if each == number]
     found: GemvKind = {
         "number": number,
@@ -226,7 +226,7 @@ def _kind(shape: GemvGroupTiling, number: int, numbers: list[int], layer: GemvTi
     if isinstance(layer, GemvChainTiling):
         weights = "layer.weights_1, layer.weights_2"
         return found | {"is_pair": True, "pair": [_factors(layer)], "within": "factor_2::", "weights": weights}
-    known = {each.name for each in constexprs_of(shape)}
+    known = {each.name for each in constexprs_of(tiling)}
     constexprs = [each for each in constexprs_of_factor(layer) if each.name not in known]
     # tiles of several j, in both layouts
     return found | {"alone": [{"kernel": layer.kernel, "constexprs": constexprs, "variants": ("bsf",)}]}
@@ -243,45 +243,45 @@ def _layer_variables(kernel: KernelSpec, kinds: list[int], most: int) -> list[Ge
     return found
 
 
-def constexprs_of_factor(shape: GemvTiling) -> list[Constexpr]:
+def constexprs_of_factor(tiling: GemvTiling) -> list[Constexpr]:
     """Constants in the source of one factor."""
-    kernel, constants = shape.kernel, shape.constants
+    kernel, constants = tiling.kernel, tiling.constants
     return [
         *pattern_constexprs(kernel),
         *epilogue_constexprs(kernel),
         named(constants, "TILE_BATCH", "rows of the batch per thread block"),
         named(constants, "TILE_OUT", "outputs k per thread block, for each of its j"),
         named(constants, "TILE_D", "neighbouring j per thread block"),
-        named(constants, "THREAD_OUT", "rows of weights, of neighbouring k, that a lane reads at a time"),
+        named(constants, "THREAD_OUT", "rows of weights, with neighbouring k, that a lane reads at a time"),
         named(constants, "LANES_IN", "lanes of a warp that share a row"),
         named(constants, "WARPS_IN", "warps that share a row"),
-        named(constants, "STEPS", "pieces of each of its rows that a lane loads at a time"),
-        named(shape, "VECTOR", "neighbouring l of one piece"),
-        named(shape, "PIECES", "pieces per row"),
-        named(shape, "SHARERS", "lanes that share a row, in all its warps"),
-        named(shape, "GROUPS", "groups of lanes in a warp, with rows of their own"),
-        named(shape, "THREADS", "threads per block"),
-        named(shape, "TILE_IN", "inputs l per stage"),
-        named(shape, "STAGES", "stages until all pieces are read"),
-        named(shape, "TILES_OUT", "tiles along the outputs"),
-        named(shape, "TILES_D", "tiles along j"),
-        named(shape, "X_VECTOR", "neighbouring l of X that a thread copies at a time"),
-        named(shape, "X_ROUNDS", "rounds of the block's threads until a stage of X is copied"),
-        named(shape, "X_PLANE", "elements of shared memory from one j to the next"),
-        named(shape, "X_ROW", "elements of shared memory from one row of the batch to the next"),
-        named(shape, "PANEL", "elements of X per stage"),
-        named(shape, "SUMS", "sums per thread: its rows of weights times the block's rows of the batch"),
-        named(shape, "SHUFFLES", "rounds of shuffles in which the lanes of a row add up their sums"),
-        named(shape, "HALVINGS", "first rounds, in which each lane keeps half of its sums"),
-        named(shape, "HELD", "sums per lane at the end"),
-        named(shape, "SAME", "lanes that have the same sums"),
-        named(shape, "PART", "sums per tile"),
+        named(constants, "STEPS", "pieces that a lane loads at a time, of each of its rows"),
+        named(tiling, "VECTOR", "neighbouring l of one piece"),
+        named(tiling, "PIECES", "pieces per row"),
+        named(tiling, "SHARERS", "lanes that share a row, in all its warps"),
+        named(tiling, "GROUPS", "groups of lanes in a warp, each with its own rows"),
+        named(tiling, "THREADS", "threads per block"),
+        named(tiling, "TILE_IN", "inputs l per stage"),
+        named(tiling, "STAGES", "stages until all pieces are read"),
+        named(tiling, "TILES_OUT", "tiles along the outputs"),
+        named(tiling, "TILES_D", "tiles along j"),
+        named(tiling, "X_VECTOR", "neighbouring l of X that a thread copies at a time"),
+        named(tiling, "X_ROUNDS", "rounds of the block's threads until a stage of X is copied"),
+        named(tiling, "X_PLANE", "elements of shared memory from one j to the next"),
+        named(tiling, "X_ROW", "elements of shared memory from one row of the batch to the next"),
+        named(tiling, "PANEL", "elements of X per stage"),
+        named(tiling, "SUMS", "sums per thread: its rows of weights times the block's rows of the batch"),
+        named(tiling, "SHUFFLES", "rounds of shuffles in which the lanes of a row add up their sums"),
+        named(tiling, "HALVINGS", "number of first rounds in which each lane keeps half of its sums"),
+        named(tiling, "HELD", "sums per lane at the end"),
+        named(tiling, "SAME", "lanes that have the same sums"),
+        named(tiling, "PART", "sums per tile"),
         Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
         given_scales(kernel),
         Constexpr(
             "SCALES",
-            shape.scales_offset // shape.weight_bytes,
-            "packed weights in front of their scales",
+            tiling.scales_offset // tiling.weight_bytes,
+            "packed weights before their scales",
             "long long",
         ),
     ]

@@ -28,7 +28,7 @@ LONE = 1.25  # factor by which the cost of a block may be worse if it shares its
 
 
 class Gradient(OfKinds):
-    """Sums over the batch: by fused multiply-adds on any device, or by warp-wide matrix instructions."""
+    """Weights' gradients, summed over the batch by multiply-adds on any device, or by warp-wide matrix instructions."""
 
     name = "gradient"
     signature = GRADIENT
@@ -50,11 +50,11 @@ class Gradient(OfKinds):
         budget = replace(limits, shared_bytes=min(limits.shared_bytes, PORTABLE.shared_bytes))
         for tile_d in dict.fromkeys(tiling.planes(kernel)):
             choices = [tiling(kernel, constants) for constants in tiling.choices(kernel, tile_d, limits)]
-            choices.sort(key=lambda shape: shape.cost())
-            lone = next((shape for shape in choices if fits(shape, budget, 1)), None)
+            choices.sort(key=lambda choice: choice.cost())
+            lone = next((choice for choice in choices if fits(choice, budget, 1)), None)
             if lone is None:
                 continue
-            pair = next((shape for shape in choices if fits(shape, budget, 2)), lone)
+            pair = next((choice for choice in choices if fits(choice, budget, 2)), lone)
             chosen = pair if pair.cost() <= LONE * lone.cost() else lone
             return replace(chosen.constants, parts=chosen.parts_for(limits), min_blocks=blocks_that_fit(chosen, budget))
         raise ConstantsError(
@@ -62,18 +62,18 @@ class Gradient(OfKinds):
         )
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
-        """Every combination that the rules, the shared memory and the registers allow.
+        """Yield every combination that the rules, the shared memory and the registers allow.
 
-        Tiles come with one block per multiprocessor, as many as fit, and half of them. They come with as many parts
-        as fill the device, half and twice as many.
+        Each tile is tried with one block per multiprocessor, as many as fit, and half of these. It is tried with as
+        many parts as fill the device, half and twice as many.
         """
         for tile in (each for tiling in self.able(kernel, limits) for each in tiling.tiles_of_search(kernel, limits)):
             if not self.keeps_rules(kernel, tile):
                 continue
-            shape = self.shape(kernel, tile)
+            tiling = self.shape(kernel, tile)
             most, parts = (
-                max((n for n in range(1, MOST_BLOCKS + 1) if fits(shape, limits, n)), default=0),
-                shape.parts_for(limits),
+                max((n for n in range(1, MOST_BLOCKS + 1) if fits(tiling, limits, n)), default=0),
+                tiling.parts_for(limits),
             )
             counts = sorted({divide_up(parts, 2), parts, 2 * parts})
             for blocks, count in product(sorted({1, divide_up(most, 2), most} if most else ()), counts):
@@ -87,45 +87,49 @@ class Gradient(OfKinds):
         return self.shape(kernel, constants).part_bytes * constants.parts if constants.parts > 1 else 0
 
     def geometry(self, kernel: KernelSpec, constants: Any, batch: int) -> Geometry:
-        shape = self.shape(kernel, constants)
-        parts = shape.parts(batch)
+        tiling = self.shape(kernel, constants)
+        parts = tiling.parts(batch)
         if parts == 1:
-            return Geometry(shape.tiles, shape.threads, shape.shared_bytes)
+            return Geometry(tiling.tiles, tiling.threads, tiling.shared_bytes)
         after = (Pass("sum", self.pack_geometry(kernel, constants)),)
-        return Geometry(shape.tiles * parts, shape.threads, shape.shared_bytes, parts * shape.part_bytes, after=after)
+        return Geometry(
+            tiling.tiles * parts, tiling.threads, tiling.shared_bytes, parts * tiling.part_bytes, after=after
+        )
 
     def pack_geometry(self, kernel: KernelSpec, constants: Any) -> Geometry:
-        shape = self.shape(kernel, constants)
+        tiling = self.shape(kernel, constants)
         return Geometry(
-            shape.tiles * shape.tile_weights // SUM_COLUMNS, shape.sum_threads, shape.sum_threads * shape.real_bytes
+            tiling.tiles * tiling.tile_weights // SUM_COLUMNS,
+            tiling.sum_threads,
+            tiling.sum_threads * tiling.real_bytes,
         )
 
     def work(self, kernel: KernelSpec, constants: Any, batch: int) -> Work:
-        shape = self.shape(kernel, constants)
+        tiling = self.shape(kernel, constants)
         geometry = self.geometry(kernel, constants, batch)
-        steps = shape.tiles * divide_up(batch, constants.tile_batch)
-        shared = steps * shape.step_shared_bytes
+        steps = tiling.tiles * divide_up(batch, constants.tile_batch)
+        shared = steps * tiling.step_shared_bytes
         return Work(
             geometry.grid,
             kernel.bytes(batch),
-            round(shape.read_bytes_moved(batch) + shape.sum_bytes_moved(batch)),
+            round(tiling.read_bytes_moved(batch) + tiling.sum_bytes_moved(batch)),
             shared,
-            steps * constants.tile_batch * shape.tile_weights * shape.products,
-            steps / (1 if shape.copy == "registers" else int(shape.constants.stages) - 1),
-            returned_bytes=steps * shape.step_shared_cycles * CYCLE_BYTES - shared,
+            steps * constants.tile_batch * tiling.tile_weights * tiling.products,
+            steps / (1 if tiling.copy == "registers" else int(tiling.constants.stages) - 1),
+            returned_bytes=steps * tiling.step_shared_cycles * CYCLE_BYTES - shared,
             stages=steps,
-            synchronous=steps if shape.copy == "registers" else 0,
+            synchronous=steps if tiling.copy == "registers" else 0,
         )
 
     # ---- the source
 
     def variables(self, kernel: KernelSpec, constants: Any) -> GradientVariables:
-        shape = self.shape(kernel, constants)
-        own: GradientVariables = shape.own_variables()
-        return {**own, "sides": SIDES, "picture": shape.picture}
+        tiling = self.shape(kernel, constants)
+        variables: GradientVariables = tiling.own_variables()
+        return {**variables, "sides": SIDES, "picture": tiling.picture}
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
-        shape = self.shape(kernel, constants)
+        tiling = self.shape(kernel, constants)
         return [
             *pattern_constexprs(kernel),
             named(constants, "TILE_OUT", "outputs k per thread block, for each of its j"),
@@ -135,12 +139,12 @@ class Gradient(OfKinds):
             named(constants, "STAGES", "stages of X and dY in shared memory"),
             named(constants, "PARTS", "parts of the batch, at most"),
             named(constants, "MIN_BLOCKS", "thread blocks that must fit a multiprocessor"),
-            *shape.own_constexprs(),
-            named(shape, "THREADS", "threads per block"),
-            named(shape.x, "TOGETHER", "neighbouring lines that a thread copies at once"),
-            named(shape, "DY_BASE", "offset of a stage's dY, in elements"),
-            named(shape, "STAGE", "elements per stage"),
-            *shape.tile_constexprs(),
-            *shape.x.constexprs(shape.copy),
-            *shape.dy.constexprs(shape.copy),
+            *tiling.own_constexprs(),
+            named(tiling, "THREADS", "threads per block"),
+            named(tiling.x, "TOGETHER", "neighbouring lines that a thread copies at once"),
+            named(tiling, "DY_BASE", "offset of a stage's dY, in elements"),
+            named(tiling, "STAGE", "elements per stage"),
+            *tiling.tile_constexprs(),
+            *tiling.x.constexprs(tiling.copy),
+            *tiling.dy.constexprs(tiling.copy),
         ]

@@ -37,9 +37,9 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
 
 STRETCH = 64  # bytes of a line that four lanes read at once
-FEW_PLANES = 2
-DEFAULT_SUMS = 64  # accumulators per thread of a default, and as many plain ones
-MOST_SUMS = 96
+FEW_PLANES = 2  # most planes for which the order of chunks depends on the feature
+DEFAULT_SUMS = 64  # most accumulators per thread in a default, which has the same number of plain sums
+MOST_SUMS = 96  # most accumulators per thread
 MOST_REGISTERS = 236  # estimated, of 255 per thread
 
 
@@ -55,7 +55,7 @@ class GradientMmaConstants(Constants):
     warps_in: int  # warps of a plane along the inputs
     stages: int  # stages of X and dY in shared memory
     promote: int  # rows of the batch after which tensor-core sums are added to plain ones
-    parts: int  # parts of the batch, at most: each has blocks of its own
+    parts: int  # parts of the batch, at most; each has its own blocks
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
 
     entry_family: ClassVar[str] = "gradient_mma"
@@ -68,8 +68,8 @@ def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int,
     """Layout of a batch-size-first tile whose copies have the fewest bank conflicts; then the least memory, and the
     longest runs of lanes.
 
-    Sizes are in units of what is copied at once. A word holds one row of the batch, or two; a complex number is two
-    words.
+    Sizes count what is copied at once: a word, which holds one row of the batch, or two; or a complex number, which is
+    two words.
     """
     unit = max(4, item_bytes)
     of_chunk = CHUNK // unit
@@ -112,14 +112,14 @@ class GradientMmaTiling(Parts):
 
     @property
     def copy(self) -> str:
-        """Path of copies: registers for 16-bit elements that change their order, which have no asynchronous copies."""
+        """Path of copies: registers for 16-bit bsf, which is transposed; asynchronous copies move at least 4 bytes."""
         return "registers" if self.is_bsf and self.kernel.item_bytes == 2 else "async"
 
     @property
     def is_spread(self) -> bool:
-        """Whether each feature has its own order of chunks of the batch, so that copies of words meet other banks.
+        """Whether the order of chunks of the batch depends on the feature, so that a copy's words go to other banks.
 
-        With many planes these keep the copies apart by themselves.
+        With more planes, the pitch of the planes is enough.
         """
         return self.is_bsf and self.copy == "async" and self.constants.tile_d <= FEW_PLANES
 
@@ -130,7 +130,7 @@ class GradientMmaTiling(Parts):
 
     @property
     def operand(self) -> str:
-        """The precision of what is multiplied."""
+        """Name of the precision that is multiplied."""
         return self.kernel.arithmetic.name
 
     @property
@@ -140,7 +140,7 @@ class GradientMmaTiling(Parts):
 
     @property
     def products(self) -> int:
-        """Multiply-adds that stand for one."""
+        """Multiply-adds per product of two elements: several if operands are split."""
         return self.kernel.arithmetic.products
 
     # ---- warps
@@ -242,18 +242,19 @@ class GradientMmaTiling(Parts):
 
     @property
     def picture(self) -> str:
-        own, rows, columns = self.constants, ROWS * self.row_tiles, COLUMNS * self.column_tiles
+        constants, rows, columns = self.constants, ROWS * self.row_tiles, COLUMNS * self.column_tiles
         return draw(
             heading(self),
-            DrawnSide(own.tile_out, "outputs k", own.warps_out),
-            DrawnSide(own.tile_in, "inputs l", own.warps_in),
-            lambda row, column: f"warp {column + own.warps_in * row}",
+            DrawnSide(constants.tile_out, "outputs k", constants.warps_out),
+            DrawnSide(constants.tile_in, "inputs l", constants.warps_in),
+            lambda row, column: f"warp {column + constants.warps_in * row}",
             f"A warp: {rows} x {columns} sums, by {self.row_tiles} x {self.column_tiles} instructions of {ROWS} x "
             f"{COLUMNS}.",
         )
 
     def own_variables(self) -> GradientVariables:
         operand = {"float16": "f16", "bfloat16": "bf16"}.get(self.operand, self.operand)
+        operand = "tf32" if self.components == 2 else operand
         load = "gradient_mma/load_registers" if self.copy == "registers" else "gradient/load_async"
         split = {"complex_split": self.kernel.arithmetic.is_complex, "split": True} if self.components == 2 else {}
         variants = (
@@ -261,9 +262,8 @@ class GradientMmaTiling(Parts):
             *(name for name, is_so in split.items() if is_so),
             *(["spread"] if self.is_spread else []),
         )
-        own = "tf32" if self.components == 2 else operand
         conjugated = ", conjugated" if self.kernel.arithmetic.is_complex else ""
-        return {"copy": self.copy, "load": load, "operand": own, "variants": variants, "conjugated": conjugated}
+        return {"copy": self.copy, "load": load, "operand": operand, "variants": variants, "conjugated": conjugated}
 
     def own_constexprs(self) -> list[Constexpr]:
         constants = self.constants
@@ -336,8 +336,8 @@ def batch_promotion(kernel: KernelSpec, limits: Limits) -> int:
 
 
 def _registers(kernel: KernelSpec, constants: GradientMmaConstants) -> int:
-    shape = GradientMmaTiling(kernel, constants)
-    return registers_taken(min(255, shape.registers), shape.threads, constants.min_blocks)
+    tiling = GradientMmaTiling(kernel, constants)
+    return registers_taken(min(255, tiling.registers), tiling.threads, constants.min_blocks)
 
 
 RULES: tuple[Rule[GradientMmaConstants], ...] = (

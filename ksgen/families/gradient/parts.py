@@ -14,11 +14,11 @@ from ksgen.families.traffic import SECTOR, array_bytes, bytes_of_row
 from ksgen.spec import KernelSpec
 from ksgen.values import counted
 
-LEAST_BATCH = 64  # rows of the batch from which on a part of its own pays
+LEAST_BATCH = 64  # fewest rows of the batch per part; shorter parts do not pay
 SUM_COLUMNS, SUM_ROWS = 32, 8  # weights per block of the second entry, and threads that share the parts of one weight
-CPU_BLOCKS = 16  # so many keep a processor busy
-GPU_WARPS = 16 * 132  # so many keep a large GPU busy: sixteen per multiprocessor
-MOST_TILE = 128  # along one side
+CPU_BLOCKS = 16  # blocks that keep a processor busy
+GPU_WARPS = 16 * 132  # warps that keep a large GPU busy: sixteen per multiprocessor
+MOST_TILE = 128  # weights along one side of a tile
 
 
 class SideNames(TypedDict):
@@ -84,11 +84,11 @@ class Side:
         yield Constexpr(f"{name}_VECTOR", plan.vector, "contiguous elements that one copy moves")
         yield Constexpr(f"{name}_LANE_RUN", plan.lane_run, "lanes of a warp along a line")
         yield Constexpr(
-            f"{name}_LANE_LINES", plan.lane_lines, "lines that a warp copies at once, TOGETHER counted as one"
+            f"{name}_LANE_LINES", plan.lane_lines, "lines that a warp copies at once; TOGETHER lines count as one"
         )
         yield Constexpr(f"{name}_WARPS_RUN", plan.warps_run, "warps along a line")
         yield Constexpr(
-            f"{name}_LINE_STEP", plan.line_step, "lines that the block copies at once, TOGETHER counted as one"
+            f"{name}_LINE_STEP", plan.line_step, "lines that the block copies at once; TOGETHER lines count as one"
         )
         yield Constexpr(f"{name}_LINE_ROUNDS", plan.line_rounds, "rounds until all lines are copied")
         yield Constexpr(f"{name}_RUN_STEP", plan.run_step, "elements of a line that the block copies at once")
@@ -130,7 +130,7 @@ class Parts(Tiled):
 
     @property
     def dy_base(self) -> int:
-        """Offset of a stage's dY, behind X."""
+        """Offset of a stage's dY, which follows X, in elements."""
         return int(self.constants.tile_d * self.x.image.plane)
 
     @property
@@ -169,7 +169,7 @@ class Parts(Tiled):
     def parts_for(self, limits: Limits) -> int:
         """Parts that fill the device.
 
-        Several parts have fewer than twice `GPU_WARPS` warps, whose sums take under 40 MB.
+        On a GPU, several parts have fewer than twice `GPU_WARPS` warps in all, whose sums take under 40 MB.
         """
         return divide_up(CPU_BLOCKS, self.tiles) if limits.is_cpu else divide_up(GPU_WARPS, self.tiles * self.warps)
 
@@ -190,22 +190,22 @@ class Parts(Tiled):
 
     @property
     def chunk(self) -> int:
-        """Elements of a chunk of rows of the batch, if features have chunks in an order of their own; 0 if none has."""
+        """Elements of a chunk of rows of the batch, if the order of chunks depends on the feature; 0 if it does not."""
         return 0
 
     def write_cycles(self, side: Side) -> int:
         """Shared-memory cycles in which a block writes one operand of a stage.
 
-        Neighbours of a run are written together if they are contiguous there.
+        Neighbours of a run are written together if they are contiguous in shared memory.
         """
-        own, plan = side.image, side.plan
+        layout, plan = side.image, side.plan
         if self.is_bsf:
             image = Image(
-                self.constants.tile_d, own.plane, own.next_row * side.together, own.next_feature, self.kept_bytes,
-                self.chunk,
+                self.constants.tile_d, layout.plane, layout.next_row * side.together, layout.next_feature,
+                self.kept_bytes, self.chunk,
             )  # fmt: skip
         else:
-            image = Image(1, 0, own.next_feature, own.next_row, self.kept_bytes)
+            image = Image(1, 0, layout.next_feature, layout.next_row, self.kept_bytes)
         wide = plan.vector if image.planes == image.next_run == 1 else 1
         size = wide * side.together * self.kept_bytes
         lines = [step * plan.lane_lines if image.chunk else 0 for step in range(plan.warp_steps)]
@@ -215,20 +215,22 @@ class Parts(Tiled):
 
     def read_bytes_moved(self, batch: int) -> float:
         """Bytes of X and dY that all blocks read, one block per tile and part."""
-        own, (_, b, c, _) = self.constants, self.kernel.pattern.shape
-        entries = self.part_steps(batch) * own.tile_batch
-        x = array_bytes(self.kernel, c, own.tile_in, own.tile_d, batch, entries, self.kernel.item_bytes)
-        dy = array_bytes(self.kernel, b, own.tile_out, own.tile_d, batch, entries, self.kernel.item_bytes)
+        constants, (_, b, c, _) = self.constants, self.kernel.pattern.shape
+        part_batch = self.part_steps(batch) * constants.tile_batch
+        x = array_bytes(self.kernel, c, constants.tile_in, constants.tile_d, batch, part_batch, self.kernel.item_bytes)
+        dy = array_bytes(
+            self.kernel, b, constants.tile_out, constants.tile_d, batch, part_batch, self.kernel.item_bytes
+        )
         return self.tiles_out * x + self.tiles_in * dy
 
     def sum_bytes_moved(self, batch: int) -> float:
         """Bytes of the weights, and of the sums that parts leave for the second entry."""
-        own, (a, b, c, d) = self.constants, self.kernel.pattern.shape
+        constants, (a, b, c, d) = self.constants, self.kernel.pattern.shape
         parts = self.parts(batch)
         if parts == 1:
-            return a * b * bytes_of_row(c, d, own.tile_in, own.tile_d, self.kernel.item_bytes)
+            return a * b * bytes_of_row(c, d, constants.tile_in, constants.tile_d, self.kernel.item_bytes)
         return 2 * parts * self.part_bytes + a * b * bytes_of_row(
-            c, d, gcd(own.tile_in, SUM_COLUMNS), 1, self.kernel.item_bytes
+            c, d, gcd(constants.tile_in, SUM_COLUMNS), 1, self.kernel.item_bytes
         )
 
     def tile_constexprs(self) -> list[Constexpr]:
@@ -245,21 +247,21 @@ class Parts(Tiled):
 
 
 def registers_taken(registers: int, threads: int, blocks: int) -> int:
-    """Registers of a multiprocessor that so many blocks take; it allocates them to four warps at a time."""
+    """Registers of a multiprocessor that `blocks` blocks take; they are allocated to four warps at a time."""
     return registers * WARP * 4 * divide_up(divide_up(threads, WARP) * blocks, 4)
 
 
-def fits(shape: Parts, limits: Limits, blocks: int) -> bool:
-    """Whether so many blocks fit a multiprocessor."""
-    if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
+def fits(tiling: Parts, limits: Limits, blocks: int) -> bool:
+    """Whether `blocks` blocks fit a multiprocessor."""
+    if tiling.threads > limits.threads or tiling.shared_bytes > limits.shared_bytes_for(blocks):
         return False
-    return not limits.registers or registers_taken(shape.registers, shape.threads, blocks) <= limits.registers
+    return not limits.registers or registers_taken(tiling.registers, tiling.threads, blocks) <= limits.registers
 
 
-def blocks_that_fit(shape: Parts, limits: Limits) -> int:
+def blocks_that_fit(tiling: Parts, limits: Limits) -> int:
     """Blocks of a default that fit a multiprocessor, at least one; processors have no such limit."""
-    most = 1 if limits.is_cpu else shape.most_blocks
-    return max(count for count in range(1, most + 1) if count == 1 or fits(shape, limits, count))
+    most = 1 if limits.is_cpu else tiling.most_blocks
+    return max(count for count in range(1, most + 1) if count == 1 or fits(tiling, limits, count))
 
 
 def planes_of_search(kernel: KernelSpec) -> list[int]:
@@ -267,7 +269,7 @@ def planes_of_search(kernel: KernelSpec) -> list[int]:
     return [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
 
 
-def heading(shape: Parts) -> str:
+def heading(tiling: Parts) -> str:
     """Heading of the drawing of a tile."""
-    of_its_j = f", for one of its {shape.constants.tile_d} j" if shape.constants.tile_d > 1 else ""
-    return f"A tile of dW{of_its_j}; {counted(shape.tiles, 'tile')} in all. Each part of the batch has its own sums."
+    of_its_j = f", for one of its {tiling.constants.tile_d} j" if tiling.constants.tile_d > 1 else ""
+    return f"A tile of dW{of_its_j}; {counted(tiling.tiles, 'tile')} in all. Each part of the batch has its own sums."

@@ -26,7 +26,8 @@ from ksgen.families.simt.shape import eight_read_cycles, four_read_cycles, is_na
 from ksgen.families.tiles import MOST_THREADS, Constants, CopyPlan, divide_up, power_of_two_in
 from ksgen.spec import KernelSpec
 
-MOST_SUMS = {"async": 72, "registers": 48}  # sums per thread, in addition to what waits in registers
+# sums per thread, by `copy`; elements that are copied through registers need registers, too
+MOST_SUMS = {"async": 72, "registers": 48}
 THREADS = (1, 2, 4, 6, 8, 12)  # sums per thread, along one side
 LANES_IN, LANES_OUT = 8, 4  # a warp's lanes along the inputs and along the outputs
 
@@ -42,7 +43,7 @@ class GradientConstants(Constants):
     thread_out: int  # sums per thread, along the outputs
     thread_in: int  # sums per thread, along the inputs
     stages: int  # stages of X and dY in shared memory
-    parts: int  # parts of the batch, at most: each has blocks of its own
+    parts: int  # parts of the batch, at most; each has its own blocks
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
     copy: str  # "async": cp.async (sm_80 and later, 32 and 64-bit types); "registers": loads, then stores
 
@@ -55,7 +56,7 @@ def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, item_bytes:
     run = tile * tile_d if is_bsf else tile_batch
 
     def passes(image: SideImage) -> int:
-        """Passes of shared memory for one element per lane, for the lanes that it serves at once."""
+        """Passes of shared memory for one element per lane, of the lanes that are served at once."""
         count = [0] * banks
         for lane in range(banks):
             line, at = lane // image.lane_run, lane % image.lane_run * vector
@@ -127,7 +128,8 @@ class GradientTiling(Parts):
     def side(self, name: str, features: int, tile: int) -> Side:
         constants = self.constants
         vector = self._vector(features, tile)
-        scattered = 1 if constants.copy == "async" else vector  # a wide asynchronous copy stays in one piece
+        # elements that an asynchronous copy moves together stay contiguous
+        scattered = 1 if constants.copy == "async" else vector
         image = find_image(tile, constants.tile_batch, constants.tile_d, scattered, self.kernel.item_bytes, self.is_bsf)
         lines, run = (constants.tile_batch, tile * constants.tile_d) if self.is_bsf else (tile, constants.tile_batch)
         lane_run = image.lane_run if scattered == vector else power_of_two_in(run // vector, 8)
@@ -162,7 +164,7 @@ class GradientTiling(Parts):
 
     @property
     def products(self) -> int:
-        """Multiply-adds per product."""
+        """Multiply-adds per product of two elements."""
         return 1
 
     @property
@@ -193,9 +195,9 @@ class GradientTiling(Parts):
         sums = constants.thread_in * constants.thread_out
         held, addresses = 0, 52
         if constants.copy == "registers":
-            held = (self.x.held + self.dy.held) * words  # 16-bit elements have a register each
-            spread = self.is_bsf and self.kernel.pattern.d > 1  # over several planes
-            addresses = {2: 64, 4: 60}.get(self.kernel.item_bytes, 42) if spread else 42
+            held = (self.x.held + self.dy.held) * words  # one register per 16-bit element
+            is_spread = self.is_bsf and self.kernel.pattern.d > 1  # over several planes
+            addresses = {2: 64, 4: 60}.get(self.kernel.item_bytes, 42) if is_spread else 42
         sets = 1 if self.kernel.arithmetic.is_complex else 2
         return words * (sums + sets * (constants.thread_in + constants.thread_out)) + held + addresses
 
@@ -203,13 +205,13 @@ class GradientTiling(Parts):
 
     @property
     def picture(self) -> str:
-        own = self.constants
+        constants = self.constants
         return draw(
             heading(self),
-            DrawnSide(own.tile_in, "inputs l", self.warps_in),
-            DrawnSide(own.tile_out, "outputs k", self.warps_out),
+            DrawnSide(constants.tile_in, "inputs l", self.warps_in),
+            DrawnSide(constants.tile_out, "outputs k", self.warps_out),
             lambda row, column: f"warp {row + self.warps_in * column}",
-            f"A warp: 8 lanes along l by 4 along k, with {own.thread_in} x {own.thread_out} sums each.",
+            f"A warp: 8 lanes along l by 4 along k, with {constants.thread_in} x {constants.thread_out} sums each.",
         )
 
     def own_variables(self) -> GradientVariables:

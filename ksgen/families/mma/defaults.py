@@ -13,10 +13,10 @@ from ksgen.spec import KernelSpec
 
 MOST_SUMS = 128  # accumulators per thread
 MOST_REGISTERS = 236  # estimated, of 255 per thread
-# with so many planes, the cost model compares constants of fewer registers only: 228 spilled on sm_90a
+# from MANY_PLANES on, the cost model only compares constants of at most MOST_OF_MANY registers: 228 spilled on sm_90a
 MANY_PLANES, MOST_OF_MANY = 8, 212
 STAGE_BYTES = 64  # bytes of a row's inputs per stage, approximately
-BYTES_PROMOTE = 128  # inputs in eight bits after which tensor-core sums are added to plain ones, where there are more
+BYTES_PROMOTE = 128  # inputs in eight bits after which tensor-core sums are added to plain ones, if there are more
 WARP_TILES = 8  # warp tiles that the cost model compares
 WARPS = [  # warps of a block: along the batch, along the outputs and along j
     (along_batch, along_out, along_d)
@@ -26,7 +26,7 @@ WARPS = [  # warps of a block: along the batch, along the outputs and along j
 
 
 def planes(kernel: KernelSpec) -> int:
-    """Neighbouring j per block: all of them if their sums fit, else enough for runs of 16 or 32 bytes."""
+    """Neighbouring j per warp: all of them if their sums fit, else enough for runs of 16 or 32 bytes."""
     d = kernel.pattern.d
     if kernel.layout == "bsl":
         return 1
@@ -83,28 +83,33 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
     """
     b = kernel.pattern.b
     whole, chunk = planes(kernel), CHUNK // kernel.x_item_bytes
-    each = dict.fromkeys((whole, chunk if whole % chunk == 0 else whole))  # j per warp: the rule's, or one chunk
-    tiles = [tile for warp_d in each for tile in _by_cost(kernel, warp_d, promotion(kernel, limits))[:WARP_TILES]]
+    # j per warp: the default's, or one chunk
+    planes_of_warp = dict.fromkeys((whole, chunk if whole % chunk == 0 else whole))
+    tiles = [
+        tile for warp_d in planes_of_warp for tile in _by_cost(kernel, warp_d, promotion(kernel, limits))[:WARP_TILES]
+    ]
     for tile, (warps_batch, warps_out, warps_d) in product(tiles, WARPS):
         if warps_out > 1 and (warps_out - 1) * tile.tile_out >= b:
             continue  # a warp would have nothing but padding
         if warps_d > 1 and not _is_spread(kernel, tile.tile_d, warps_d):
             continue
-        reads_again = kernel.layout == "bsf" and tile.tile_out * warps_out < b  # X, unless it is resident
+        reads_again = kernel.layout == "bsf" and tile.tile_out * warps_out < b  # X per tile of outputs, unless resident
         wide = _of_warps(tile, warps_batch, warps_out, warps_d)
         inputs = dict.fromkeys((tile.tile_in, max(tile.tile_in // 2, MmaTiling(kernel, tile).super_in)))
         variants = product((0, 1) if reads_again else (0,), inputs)
-        shapes = [MmaTiling(kernel, wide.changed(resident=resident, tile_in=tile_in)) for resident, tile_in in variants]
-        lean = [each for each in shapes if tile.tile_d < MANY_PLANES or each.registers <= MOST_OF_MANY]
-        for blocks, shape in product((1, 2), lean):
-            stages = _most_stages(shape, limits.shared_bytes_for(blocks))
-            fits_registers = min(255, shape.registers) * shape.threads * blocks <= limits.registers
-            if stages > 1 and fits_registers and shape.threads * blocks <= PORTABLE.threads:
-                yield shape.constants.changed(stages=stages, min_blocks=blocks)
+        tilings = [
+            MmaTiling(kernel, wide.changed(resident=resident, tile_in=tile_in)) for resident, tile_in in variants
+        ]
+        lean = [each for each in tilings if tile.tile_d < MANY_PLANES or each.registers <= MOST_OF_MANY]
+        for blocks, tiling in product((1, 2), lean):
+            stages = _most_stages(tiling, limits.shared_bytes_for(blocks))
+            fits_registers = min(255, tiling.registers) * tiling.threads * blocks <= limits.registers
+            if stages > 1 and fits_registers and tiling.threads * blocks <= PORTABLE.threads:
+                yield tiling.constants.changed(stages=stages, min_blocks=blocks)
 
 
 def _is_spread(kernel: KernelSpec, warp_d: int, warps_d: int) -> bool:
-    """Whether `warps_d` warps can divide j among themselves, with one chunk each and none that is all padding."""
+    """Whether `warps_d` warps can divide j among themselves: one chunk per warp, and no warp with padding alone."""
     return kernel.layout == "bsf" and warp_d == CHUNK // kernel.x_item_bytes and warp_d * warps_d <= kernel.pattern.d
 
 
@@ -121,9 +126,9 @@ def _by_cost(kernel: KernelSpec, warp_d: int, promote: int) -> list[MmaConstants
     b = kernel.pattern.b
 
     def cost(constants: MmaConstants) -> tuple[float, ...]:
-        shape = MmaTiling(kernel, constants)
-        padding = divide_up(b, shape.warp_out) * shape.warp_out / b
-        return (padding * (1 / shape.row_tiles + 1 / shape.column_tiles), -shape.sums)
+        tiling = MmaTiling(kernel, constants)
+        padding = divide_up(b, tiling.warp_out) * tiling.warp_out / b
+        return (padding * (1 / tiling.row_tiles + 1 / tiling.column_tiles), -tiling.sums)
 
     return sorted(_warp_tiles(kernel, warp_d, promote), key=cost)
 
@@ -134,12 +139,12 @@ def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaCo
     columns = (1, 2, 3, 4, 6, 8) if kernel.layout == "bsf" else (chunk, 2 * chunk)
     for rows, column in product((1, 2, 3, 4), columns):
         constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, warp_d, 1, 1, 4, promote, 1)
-        shape = MmaTiling(kernel, constants)
+        tiling = MmaTiling(kernel, constants)
         constants = constants.changed(
-            tile_in=_inputs(kernel.pattern.c, shape.super_in, STAGE_BYTES // kernel.x_item_bytes)
+            tile_in=_inputs(kernel.pattern.c, tiling.super_in, STAGE_BYTES // kernel.x_item_bytes)
         )
         if (rows, column) == (1, columns[0]) or (
-            shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS
+            tiling.promoted_sums <= MOST_SUMS and tiling.registers <= MOST_REGISTERS
         ):
             yield constants
 
@@ -150,28 +155,28 @@ def _inputs(c: int, least: int, wanted: int) -> int:
     return min(choices, key=lambda inputs: (divide_up(c, inputs) * inputs, -inputs))
 
 
-def _most_stages(shape: MmaTiling, budget: int) -> int:
-    """Number of stages that fit that much shared memory, at most the constants'; below two, none fits."""
-    stages = shape.constants.stages
-    each = shape.w_bytes + (0 if shape.constants.resident else shape.x_bytes)
-    return min(stages, (budget - shape.shared_bytes) // each + stages)
+def _most_stages(tiling: MmaTiling, budget: int) -> int:
+    """Stages that fit `budget` bytes of shared memory, at most the constants' own; below two, the tile does not fit."""
+    stages = tiling.constants.stages
+    each = tiling.w_bytes + (0 if tiling.constants.resident else tiling.x_bytes)
+    return min(stages, (budget - tiling.shared_bytes) // each + stages)
 
 
 def _fewer_stages(kernel: KernelSpec, constants: MmaConstants, budget: int) -> MmaConstants:
     """Reduce the number and length of stages until they fit, or cannot be reduced further."""
-    shape = MmaTiling(kernel, constants)
-    stages = _most_stages(shape, budget)
-    if stages < 2 and constants.tile_in > shape.super_in:
+    tiling = MmaTiling(kernel, constants)
+    stages = _most_stages(tiling, budget)
+    if stages < 2 and constants.tile_in > tiling.super_in:
         return _fewer_stages(kernel, constants.changed(tile_in=constants.tile_in // 2, stages=4), budget)
     return constants.changed(stages=max(2, stages))
 
 
 def smaller(kernel: KernelSpec, constants: MmaConstants) -> MmaConstants:
     """Reduce one constant that takes shared memory; the smallest tile fits every device."""
-    shape = MmaTiling(kernel, constants)
+    tiling = MmaTiling(kernel, constants)
     if constants.stages > 2:
         return constants.changed(stages=constants.stages - 1)
-    if constants.tile_in > shape.super_in:
+    if constants.tile_in > tiling.super_in:
         return constants.changed(tile_in=constants.tile_in // 2)
     if constants.warps_batch > 1:
         return constants.changed(tile_batch=constants.tile_batch // constants.warps_batch, warps_batch=1)

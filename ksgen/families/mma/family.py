@@ -40,25 +40,25 @@ class MmaVariables(ProductVariables, total=False):
     streams_x: bool
 
 
-def variants_of(shape: MmaTiling) -> tuple[str, ...]:
+def variants_of(tiling: MmaTiling) -> tuple[str, ...]:
     """Names of the variants of snippets in its source."""
     has = {
-        "unsplit": shape.packed_parts < shape.components,
-        "complex_split": shape.components == 2 and shape.reals_per_number == 2,
-        "split": shape.components == 2,
-        "mma_promoted": shape.constants.promote,
-        "resident": shape.constants.resident,
-        "widened_bytes": shape.widens_bytes,
-        f"widened_{shape.operand}": shape.widens_bytes,
+        "unsplit": tiling.packed_parts < tiling.components,
+        "complex_split": tiling.components == 2 and tiling.reals_per_number == 2,
+        "split": tiling.components == 2,
+        "mma_promoted": tiling.constants.promote,
+        "resident": tiling.constants.resident,
+        "widened_bytes": tiling.widens_bytes,
+        f"widened_{tiling.operand}": tiling.widens_bytes,
     }
     return tuple(name for name, is_so in has.items() if is_so)
 
 
-def wide_bytes(shape: MmaTiling) -> int:
+def wide_bytes(tiling: MmaTiling) -> int:
     """Bytes of one wide copy of X. If they are fewer than 4, no wide copy runs, and 16 is a placeholder that
     compiles.
     """
-    wide = shape.x_vector * shape.kernel.x_item_bytes
+    wide = tiling.x_vector * tiling.kernel.x_item_bytes
     return wide if wide >= LEAST_COPIED else CHUNK
 
 
@@ -101,15 +101,15 @@ class Mma(GpuProduct[AnyMmaConstants]):
         )
         if kernel.layout == "bsf":
             runs += [(vector * warps, warps) for warps in (2, 3, 4) if vector * warps <= d]
-        promote = promotion(kernel, limits)  # less often would be faster, but less precise than promised
-        shapes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64), (0, 1))
-        for (tile_d, warps_d), row_tiles, column_tiles, warps_batch, warps_out, tile_in, resident in shapes:
+        promote = promotion(kernel, limits)  # rarer promotion would be faster, but less precise than promised
+        sizes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64), (0, 1))
+        for (tile_d, warps_d), row_tiles, column_tiles, warps_batch, warps_out, tile_in, resident in sizes:
             tile_batch, tile_out = COLUMNS * column_tiles * warps_batch, ROWS * row_tiles * warps_out
             least = MmaConstants(
                 tile_batch, tile_out, tile_in, tile_d, warps_batch, warps_out, 2, 0, 1, warps_d, resident
             )
             if not self.is_able(kernel, least, limits):
-                continue  # constants that need more are not valid either
+                continue  # more stages or blocks would not be valid either
             for stages, min_blocks in product((2, 3, 4, 5), (1, 2, 3)):
                 constants = least.changed(stages=stages, promote=promote, min_blocks=min_blocks)
                 if self.is_able(kernel, constants, limits):
@@ -117,7 +117,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     def work(self, kernel: KernelSpec, constants: AnyMmaConstants, batch: int) -> Work:
         shape, runs = self.shape(kernel, constants), divide_up(batch, constants.tile_batch)
-        # `written` lists the factors whose inputs are written to shared memory once
+        # `written` lists the factors whose inputs are written to shared memory; of factors that share X, only one
         last, written = ends_of(kernel, shape.factors)[1], list(shape.copying)
         if kernel.is_chain:
             written += [each for each, at in zip(shape.factors, shape.places, strict=True) if at.at]

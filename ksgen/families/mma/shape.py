@@ -1,4 +1,4 @@
-"""Sizes derived from a tensor-core kernel and its constants: pitches, elements that each lane holds; and their rules.
+"""Constants of a tensor-core kernel, their rules, and the sizes derived from them: pitches, elements of each lane.
 
 Packed weights are operand A (rows: outputs), X is operand B (columns: rows of the batch). Each lane reads X from shared
 memory in 16-byte chunks. The orders of inputs and outputs inside a tile make these chunks its fragment, directly or
@@ -126,7 +126,7 @@ class MmaTiling(TensorTile):
 
     @property
     def x_strides(self) -> tuple[int, int, int]:
-        """Distances between the reads of X by lanes 4g + t, as (lines by g, lines by t, bytes by g or t)."""
+        """Distances between the reads of X by lanes 4g + t: lines per g, lines per t, and bytes per g or t."""
         if self.is_bsf:
             return 1, 0, self.group_chunks * self.constants.warps_d * CHUNK
         return 0, 1, CHUNK
@@ -145,7 +145,7 @@ class MmaTiling(TensorTile):
 
     @property
     def run_out(self) -> int:
-        """Neighbouring outputs per lane: enough for whole chunks of Y, as far as it has them."""
+        """Neighbouring outputs per lane: enough for whole chunks of Y, if the lane has that many outputs."""
         return gcd(self.group_inputs, 2 * self.row_tiles)
 
     # ---- global memory
@@ -191,7 +191,7 @@ class MmaTiling(TensorTile):
 
     @cached_property
     def packed_parts(self) -> int:
-        """Parts in which weights are packed; 1, split by lanes, if the parts would take more bytes than the weights."""
+        """Parts in which weights are packed; 1, for lanes to split, if parts would take more bytes than the weights."""
         return (
             self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
         )
@@ -224,8 +224,8 @@ class MmaTiling(TensorTile):
     @cached_property
     def slots(self) -> int:
         """Inputs of all tiles, including those beyond ragged edges."""
-        own = self.constants
-        return self.kernel.pattern.a * self.tiles_d * self.steps * own.tile_in * own.tile_d
+        constants = self.constants
+        return self.kernel.pattern.a * self.tiles_d * self.steps * constants.tile_in * constants.tile_d
 
     @property
     def readings(self) -> int:
@@ -240,15 +240,16 @@ class MmaTiling(TensorTile):
     @property
     def read_bytes(self) -> int:
         """Bytes of shared memory that a block's warps read per stage: each its own part of X and of the weights."""
-        own = self.constants
-        x_bytes = own.tile_batch * own.tile_in * own.tile_d * self.kernel.x_item_bytes
-        return x_bytes * own.warps_out + self.w_bytes * own.warps_batch
+        constants = self.constants
+        x_bytes = constants.tile_batch * constants.tile_in * constants.tile_d * self.kernel.x_item_bytes
+        return x_bytes * constants.warps_out + self.w_bytes * constants.warps_batch
 
     @cached_property
     def multiply_adds(self) -> int:
         """Multiply-adds for a tile of the batch, including those of padding."""
-        own = self.constants
-        return self.tiles_of_batch * self.steps * own.tile_in * own.tile_batch * own.tile_out * own.tile_d
+        constants = self.constants
+        tile = constants.tile_in * constants.tile_batch * constants.tile_out * constants.tile_d
+        return self.tiles_of_batch * self.steps * tile
 
     @property
     def copying(self) -> Sequence["MmaTiling"]:
@@ -294,7 +295,7 @@ def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
 
 
 def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
-    """Rows of the batch of which a tile has a whole multiple."""
+    """Number of rows of the batch that divides `tile_batch`."""
     at_once = 1 if kernel.layout == "bsf" else MmaTiling.of(kernel, constants).vector
     return constants.warps_batch * COLUMNS * at_once
 
