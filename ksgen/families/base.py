@@ -16,7 +16,7 @@ class Bar(NamedTuple):
 
     family: str
     reason: str
-    is_disabled: bool = False  # its results were wrong on the device, so it is also refused if it is named
+    is_disabled: bool = False  # its results were wrong on the device, so it is refused even by name
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Constexpr:
 
 
 def named(source: object, name: str, comment: str, type_: str = "int") -> Constexpr:
-    """Constant whose value is an attribute of `source`: its name in lower case."""
+    """Constant `name`, whose value is the attribute of `source` with this name in lower case."""
     return Constexpr(name, getattr(source, name.lower()), comment, type_)
 
 
@@ -126,8 +126,8 @@ class Geometry(NamedTuple):
 def blocks_at_once(multiprocessors: int, cluster: int) -> int:
     """Number of blocks that run at the same time in clusters, one per multiprocessor; at least one cluster.
 
-    A cluster lies within one GPC, so clusters of more than two blocks are counted per GPC. A cluster too many would
-    run after all others.
+    A cluster lies within one GPC, so clusters of more than two blocks are counted per GPC. One cluster too many
+    would run after all others.
     """
     if cluster <= 2:
         return max(1, multiprocessors // cluster) * cluster

@@ -40,7 +40,7 @@ class Constants:
 
     @property
     def parsed(self) -> Sequence[Any]:
-        """Constants of each factor by itself; a chain has several, other constants are the only ones."""
+        """Constants of each factor by itself: several for a chain, else these constants alone."""
         return [self]
 
     @property

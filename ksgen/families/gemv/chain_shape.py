@@ -179,7 +179,7 @@ class GemvChainTiling(Sized):
 
     @property
     def row_groups(self) -> int:
-        """Groups of `first_thread_out` rows of the first factor's weights, that a block multiplies by."""
+        """Groups of `first_thread_out` rows of the first factor's weights that a block multiplies X by."""
         return divide_up(self.kernel.pattern.c, self.constants.first_thread_out) * self.constants.tile_d
 
     @property

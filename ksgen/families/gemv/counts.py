@@ -120,17 +120,16 @@ def copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
 
 @lru_cache(REMEMBERED)
 def part_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
-    """Shared-memory cycles in which one block writes its tile's sums; in batch-size-last, a lane's sums are
-    contiguous."""
+    """Shared-memory cycles in which one block writes its tile's sums.
+
+    In batch-size-last, a lane's sums are contiguous, and are written several at a time.
+    """
     tiling, real = GemvTiling.of(kernel, constants), kernel.real_bytes
     wide = gcd(tiling.held, constants.tile_batch, 16 // real) if kernel.layout == "bsl" else 1
 
     def place(group: int, at: int) -> int:
-        k, j, s = (
-            group // constants.tile_d * constants.thread_out + at // constants.tile_batch,
-            group % constants.tile_d,
-            at % constants.tile_batch,
-        )
+        k = group // constants.tile_d * constants.thread_out + at // constants.tile_batch
+        j, s = group % constants.tile_d, at % constants.tile_batch
         return (
             (s * constants.tile_out + k) * constants.tile_d + j
             if kernel.layout == "bsf"

@@ -126,8 +126,11 @@ def has_any(kernel: KernelSpec, limits: Limits) -> bool:
 
 @lru_cache(REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, rows: int) -> GemvGroupConstants | None:
-    """Fastest constants for blocks of at most `rows` rows of the batch, judged by the slowest layer on its share of
-    the GPU. None if the layers have no number of threads in common."""
+    """Fastest constants for blocks of at most `rows` rows of the batch; None if the layers have no number of threads in
+    common.
+
+    The slowest layer on its share of the GPU decides.
+    """
     found: tuple[tuple[float, int], GemvGroupConstants] | None = None
     layers = _with_shares(kernel, limits)
     for size in (each for each in SIZES if each <= rows):

@@ -10,7 +10,7 @@ from ksgen.spec.storage import SCALE_BYTES
 from ksgen.values import cached_property
 
 ACCESS = 16  # bytes of the widest load
-PADDED = 1.1  # longest padded row of weights, relative to c, for which pieces are that wide
+PADDED = 1.1  # longest padded row of weights, relative to c; pieces are narrower if rows would be longer
 
 
 @dataclass(frozen=True)

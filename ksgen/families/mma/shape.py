@@ -270,7 +270,7 @@ class MmaTiling(TensorTile):
         fragments = 2 * self.components * self.warp_d * self.super_steps * self.column_tiles
         chunks = 4 * self.group_chunks * self.super_groups if self.is_bsf else 4 * self.word_inputs
         is_halved = self.components > 1 and tensor_operand(self.kernel).item_bytes < self.kernel.item_bytes
-        copies = self.components + is_halved  # whose halves are widened again
+        copies = self.components + is_halved  # float16: upper parts are widened again, to compute the lower ones
         if self.kernel.has_bytes_in:  # widened sequentially before they are multiplied, if no instruction takes them
             fragments += 8
         addresses = 48 if self.is_bsf else 36
