@@ -97,8 +97,8 @@ BAD = {
     "streaming=-1 must be 0 or 1; try 0": replace(GOOD, streaming=-1),
     "block=40 must be a multiple of 32; try 32 or 64": replace(GOOD, block=40),
     "outputs=16 must be a multiple of 32; try 32": replace(GOOD, outputs=16),
-    "panel=0 must be 1 or 2 but for rows of 16-bit neighbours, "
-    "at least 32 of them: bsf, not interleaved; try 1": replace(GOOD, panel=0),
+    "panel=0 must be 1 or 2, except in bsf for 16-bit types, one interleaved matrix, and 32 inputs or more; "
+    "try 1": replace(GOOD, panel=0),
     "depth=3 must be at most the tiles along the inputs = 2; try 2": replace(GOOD, depth=3),
     "parts=5 must be at most the groups of outputs = 4; try 4": replace(GOOD, parts=5),
 }
@@ -126,7 +126,7 @@ def test_rules_of_the_job_of_precisions_and_of_rows_in_place() -> None:
         kernel_of((2, 40, 40, 1), "bf16x6"),
         kernel_of((2, 40, 40, 1), "bfloat16", "bsl"),
     ):
-        with pytest.raises(ConstantsError, match="panel=0 must be 1 or 2 but for rows"):
+        with pytest.raises(ConstantsError, match="panel=0 must be 1 or 2, except in bsf"):
             check(FAMILY, kernel, replace(GOOD, panel=0, depth=1))
 
 
@@ -137,8 +137,8 @@ BAD_CHAINS = {
     },
     "tiles holds what each factor's own rules allow: of factor 2, depth=3 must be at most the tiles along the inputs "
     "= 2; try 2": {"tiles": "32 1 1, 64 1 3"},
-    "tiles holds what each factor's own rules allow: of factor 1, panel=0 must be 1 or 2 but for rows of 16-bit "
-    "neighbours": {"tiles": "32 0 1, 64 1 1"},
+    "tiles holds what each factor's own rules allow: of factor 1, panel=0 must be 1 or 2, except in bsf "
+    "for 16-bit types": {"tiles": "32 0 1, 64 1 1"},
     "tiles holds what each factor's own rules allow: 1 for 2 factors": {"tiles": "32 1 1"},
     "tiles='32 1, 64 1 2': '32 1' is not outputs, panel, depth": {"tiles": "32 1, 64 1 2"},
     "tiles='32 1 1, 64 1 two': '64 1 two' is not outputs, panel, depth": {"tiles": "32 1 1, 64 1 two"},

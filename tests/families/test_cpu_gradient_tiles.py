@@ -286,7 +286,7 @@ BAD = {
     "block=40 must be a multiple of 32; try 32 or 64": replace(GOOD, block=40),
     "outputs=33 must be a multiple of 32; try 32 or 64": replace(GOOD, outputs=33),
     "every constant is at least 1; got parts=0; try parts=1": replace(GOOD, parts=0),
-    "pieces=7 must be at most the columns that work groups take apart = 2; try 2": replace(GOOD, pieces=7),
+    "pieces=7 must be at most the units of columns that work groups take = 2; try 2": replace(GOOD, pieces=7),
 }
 
 

@@ -287,9 +287,9 @@ BAD = {
     "height=8 must be at most c=7; try 7": replace(GOOD, height=8),
     "width=21 must be at most b=20 along the batch; try 20": replace(GOOD, along="batch", height=1, width=21),
     "pairs=2 must be 0 or 1; try 0": replace(GOOD, pairs=2),
-    "pairs=1 must be 0 but in bfloat16 with four lanes=8 or more, and in batch-size-last": replace(GOOD, pairs=1),
+    "pairs=1 must be 0 but in bfloat16 with four lanes=8 or more, in bsf or with lanes=8 along": replace(GOOD, pairs=1),
     "block=36 must be a multiple of lanes=8 along the batch; try 32 or 40": replace(GOOD, along="batch", block=36),
-    "pieces=7 must be at most the columns that work groups take apart = 6; try 6": replace(GOOD, pieces=7),
+    "pieces=7 must be at most the units of columns that work groups take = 6; try 6": replace(GOOD, pieces=7),
 }
 
 

@@ -301,7 +301,7 @@ def test_pairs_are_the_default_where_all_factors_can_take_them() -> None:
     strided = replace(kernel, stride="any")  # whose rows may begin within a pair
     check(FAMILY, strided, FAMILY.default(strided, able, 1568))
     assert [each.panel for each in FAMILY.default(strided, able, 1568).parsed] == [1, 1]
-    with pytest.raises(ConstantsError, match="pairs=1 must be 0 where tiles reads the X of slices"):
+    with pytest.raises(ConstantsError, match="pairs=1 must be 0 if X is strided and tiles reads it in place"):
         check(FAMILY, strided, found)
     for other, limits in ((kernel, CPU), (replace(kernel, precision="float16"), able)):
         found = FAMILY.default(other, limits, 1568)

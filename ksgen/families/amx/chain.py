@@ -1,8 +1,8 @@
 """Constants and sizes of all factors of one launch by matrix tiles, and estimated cycles of a processor's cores.
 
 The factors are applied to a block of the batch while it is in a core's second-level cache. A factor alone is a chain of
-one. The rates were measured on two cores of a Xeon with tiles (docs/kernels/amx.md). The model orders constants of one
-kernel: launches of it take one to two times as long.
+one. The rates were measured on two cores of a Xeon with tiles (docs/kernels/amx-counts.md). The model ranks constants
+of one kernel: launches take one to two times the estimated time.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,18 @@ from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
 DOT = 16  # cycles per product of two tiles
-# cycles per input that is copied into the panel, for each of its parts; per output that is finished and stored: with
-# interleaved j, and along the batch
+# cycles per component of an input that is copied into the panel, and per output that is finished and stored: in
+# batch-size-first, where j are interleaved, and in batch-size-last, along the batch
 INTERLEAVED, ALONG = 1.0, 0.3
-PIECE, PAGE_BYTES = 70, 4096  # cycles per piece of a row in batch-size-last, where rows are so far apart
-APART = 1.25  # factor for copies that no products overlap: they wait for memory
+PIECE, PAGE_BYTES = 70, 4096  # cycles per piece of a row in batch-size-last, if rows have PAGE_BYTES or more
+APART = 1.25  # multiplies the cycles of copies that overlap no products, because they wait for memory
 TILE_BYTES = 2 * TILE_ITEMS
 DOT_MULTIPLY_ADDS = ROWS * TILE_ITEMS
-SECOND_LEVEL_BYTES = 1792 * 1024  # for panels, weights and sums, of 2 MB
+SECOND_LEVEL_BYTES = 1792 * 1024  # for panels, weights and sums, out of a second-level cache's 2 MB
 FETCHED, THIRD_LEVEL = 1.8, 6.0  # cycles per line of operands from the second level, and from farther away
 AGAIN = 1.7  # cycles per line of sums that tiles load or store: no product overlaps them
-BETWEEN = 2 * THIRD_LEVEL  # cycles per line of an intermediate that exceeds the second level, written and read again
+# cycles to write a line of an intermediate and to read it again, if a block's data exceed the second-level cache
+BETWEEN = 2 * THIRD_LEVEL
 MEMORY = 12.4  # cycles of a core per line that is copied from memory or to it
 
 
@@ -46,8 +47,8 @@ class Lines(NamedTuple):
     inputs: float
     weights: float
     again: float  # sums that tiles load or store
-    sums: float  # sums of whole groups, which wait for those of all j
-    copied: float  # into panels
+    sums: float  # sums that wait until those of all j are complete
+    copied: float  # inputs that are copied into panels
 
 
 def dots(shape: AmxTiling, batch: int) -> int:
@@ -58,71 +59,78 @@ def dots(shape: AmxTiling, batch: int) -> int:
 def factor_cycles(shape: AmxTiling, held: Resident, batch: int) -> float:
     """Cycles of one factor, without the memory traffic of X and Y.
 
-    Vectors copy inputs and store outputs between products. They take time of their own all the same, as products wait
-    for their operands.
+    Vector instructions copy inputs and store outputs between products. Their cycles are added nevertheless, because
+    products wait for their operands.
     """
     products, copied = dots(shape, batch), copy_cycles(shape, batch)
-    left = _item(shape) * batch * shape.kernel.pattern.out_features
+    stored = _element_cycles(shape) * batch * shape.kernel.pattern.out_features
     return (
         (dot_cycles(shape, held) + evicted_cycles(shape, held)) * products
         + copied * (shape.copied_meanwhile + APART * (1 - shape.copied_meanwhile))
-        + left
+        + stored
         + piece_cycles(shape, batch)
     )
 
 
-def _item(shape: AmxTiling) -> float:
+def _element_cycles(shape: AmxTiling) -> float:
     return INTERLEAVED if shape.is_bsf else ALONG
 
 
-def _repeated(shape: AmxTiling) -> float:
+def _input_copies(shape: AmxTiling) -> float:
     """Number of times that inputs are copied: once by each part that has outputs of their plane."""
     return max(1.0, shape.constants.parts / shape.planes)
 
 
 def copy_cycles(shape: AmxTiling, batch: int) -> float:
-    copied = divide_up(batch, ROWS) * ROWS * shape.kernel.in_features * _repeated(shape)
-    return _item(shape) * copied * shape.products.parts if shape.constants.panel else 0.0
+    inputs = divide_up(batch, ROWS) * ROWS * shape.kernel.in_features * _input_copies(shape)
+    return _element_cycles(shape) * inputs * shape.products.parts if shape.constants.panel else 0.0
 
 
 def piece_cycles(shape: AmxTiling, batch: int) -> float:
-    """Cycles for pieces of rows that lie in pages of their own: each block of the batch begins all of them."""
+    """Cycles to begin pieces of rows in batch-size-last, if each row lies in pages of its own.
+
+    Each block of the batch has a piece of every row.
+    """
     kernel = shape.kernel
     if shape.is_bsf or batch * kernel.item_bytes < PAGE_BYTES:
         return 0.0
-    rows = kernel.in_features * _repeated(shape) + kernel.pattern.out_features
+    rows = kernel.in_features * _input_copies(shape) + kernel.pattern.out_features
     return PIECE * rows * divide_up(batch, shape.constants.block)
 
 
 def resident_of(shape: AmxTiling) -> Resident:
-    """Resident bytes of a product alone, whose blocks pass over one plane's weights, or over those of all planes."""
+    """Resident bytes of a factor alone.
+
+    A block reads one plane's weights if there are at least as many parts as planes, else those of all planes.
+    """
     weights = shape.plane_weights if shape.constants.parts >= shape.planes else shape.packed_bytes
     return Resident(shape.slot * 4 + shape.ahead_bytes, weights)
 
 
 def lines_of(shape: AmxTiling) -> Lines:
-    constants, products, lines = shape.constants, shape.products.products, shape.tile_bytes // LINE_BYTES
-    a_step = (PAIR // ROWS) ** 2 * products  # products of two by two tiles
-    both = PAIR // ROWS * lines / a_step  # lines of two tiles of an operand
+    constants, tile_lines = shape.constants, shape.tile_bytes // LINE_BYTES
+    step_products = (PAIR // ROWS) ** 2 * shape.products.products  # of two by two tiles
+    pair_lines = PAIR // ROWS * tile_lines / step_products  # lines of two tiles of an operand, per product
     outputs = min(constants.outputs, round_up(shape.kernel.pattern.b, PAIR))
     return Lines(
-        both if shape.inputs_pass else both * PAIR / outputs,
-        both if shape.weights_pass else both * PAIR / constants.block,
-        (2 * shape.chunks - 1) * 2 * PAIR / (shape.steps * a_step),
-        2 * PAIR / (shape.steps * a_step),
-        both * PAIR / round_up(shape.kernel.pattern.b, PAIR) if constants.panel else 0.0,
+        pair_lines if shape.inputs_pass else pair_lines * PAIR / outputs,
+        pair_lines if shape.weights_pass else pair_lines * PAIR / constants.block,
+        (2 * shape.chunks - 1) * 2 * PAIR / (shape.steps * step_products),
+        2 * PAIR / (shape.steps * step_products),
+        pair_lines * PAIR / round_up(shape.kernel.pattern.b, PAIR) if constants.panel else 0.0,
     )
 
 
 def dot_cycles(shape: AmxTiling, held: Resident) -> float:
-    """Cycles per product on average: its own or those of its lines of operands, and those of its sums.
+    """Average cycles per product: the product's or those of its lines of operands, and those of its sums.
 
     Lines that exceed the second-level cache come from beyond it.
     """
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
-    passing = FETCHED if held.weights <= room else THIRD_LEVEL
-    own = FETCHED if shape.group_weights <= room else THIRD_LEVEL
-    return max(DOT, own * lines.inputs + passing * (lines.copied + lines.weights)) + AGAIN * lines.again
+    weight_cycles = FETCHED if held.weights <= room else THIRD_LEVEL  # cycles per line of weights, and of copied inputs
+    input_cycles = FETCHED if shape.group_weights <= room else THIRD_LEVEL  # cycles per line of inputs
+    operands = input_cycles * lines.inputs + weight_cycles * (lines.copied + lines.weights)
+    return max(DOT, operands) + AGAIN * lines.again
 
 
 def evicted_cycles(shape: AmxTiling, held: Resident) -> float:
@@ -147,16 +155,17 @@ class AmxChainConstants(Constants):
 
     @classmethod
     def of(cls, kernel: KernelSpec, block: int, factors: list[AmxConstants], streaming: int) -> "AmxChainConstants":
-        """Constants of a chain whose factors have these by themselves."""
-        return cls(block, tiles_of(kernel, (f"{own.outputs} {own.panel} {own.depth}" for own in factors)), streaming)
+        """Constants of a chain from those of each factor alone."""
+        words = (f"{each.outputs} {each.panel} {each.depth}" for each in factors)
+        return cls(block, tiles_of(kernel, words), streaming)
 
     @property
     def parsed(self) -> list[AmxConstants]:
-        """Constants of each factor by itself. Intermediates are read at once, so they stay in the cache."""
-        each = ((numbers_of(self.tiles, words, _NAMES), is_last) for words, is_last in listed(self.tiles))
+        """Constants of each factor alone. Intermediates are read at once, so they have no streaming stores."""
+        factors = ((numbers_of(self.tiles, words, _NAMES), is_last) for words, is_last in listed(self.tiles))
         return [
             AmxConstants(block=self.block, parts=1, streaming=self.streaming if is_last else 0, **numbers)
-            for numbers, is_last in each
+            for numbers, is_last in factors
         ]
 
 
@@ -176,7 +185,10 @@ class AmxFactor(AmxTiling):
 
     @property
     def copied_meanwhile(self) -> float:
-        """Share of all planes but the first, which waits for the previous factor's outputs."""
+        """Share of inputs that are copied while tiles are multiplied.
+
+        The first plane is copied earlier, because it waits for the previous factor's outputs.
+        """
         return super().copied_meanwhile * (self.planes - 1) / self.planes
 
 
@@ -189,15 +201,17 @@ class AmxChainTiling(LaunchTiling):
 
     @cached_property
     def factors(self) -> Sequence[AmxTiling]:
-        own = own_of_factors(self.kernel, self.constants)
-        return (
-            [AmxFactor(*each, not number) for number, each in enumerate(own)] if self.is_chain else [AmxTiling(*own[0])]
-        )
+        factors = own_of_factors(self.kernel, self.constants)
+        if not self.is_chain:
+            return [AmxTiling(*factors[0])]
+        return [AmxFactor(*each, is_first=number == 0) for number, each in enumerate(factors)]
 
     @property
     def pitch(self) -> int:
-        """Elements from one feature of an intermediate to the next, in batch-size-last. They are an odd number of
-        lines, so that features use many sets of a cache."""
+        """Elements from one feature of an intermediate to the next, in batch-size-last.
+
+        Features are an odd number of lines apart, so that they use many sets of a cache.
+        """
         lines = divide_up(self.constants.block * self.kernel.item_bytes, LINE_BYTES) | 1
         return lines * LINE_BYTES // self.kernel.item_bytes
 
@@ -210,7 +224,7 @@ class AmxChainTiling(LaunchTiling):
 
     @property
     def held(self) -> Resident:
-        """Bytes that a block passes over: the private buffer, inputs and outputs, and the weights of all factors."""
+        """Resident bytes: the private buffer, a block's inputs and outputs, and the weights of all factors."""
         if not self.is_chain:
             return resident_of(self.factors[0])
         return Resident(
@@ -227,8 +241,8 @@ def passing_bytes(kernel: KernelSpec, block: int, streaming: int) -> int:
 def multiply_cycles(shape: AmxChainTiling, batch: int) -> float:
     """Cycles of all cores together, for one launch."""
     held, tasks = shape.held, divide_up(batch, shape.constants.block) * shape.parts
-    found = sum(factor_cycles(factor, held, batch) + TASK * tasks for factor in shape.factors) + LAUNCH
+    cycles = sum(factor_cycles(factor, held, batch) + TASK * tasks for factor in shape.factors) + LAUNCH
     if held.kept + held.weights <= SECOND_LEVEL_BYTES:
-        return found
-    between = sum(at.pattern.out_features for at in places(shape.kernel) if not at.is_last)
-    return found + BETWEEN * batch * between * shape.kernel.item_bytes / LINE_BYTES
+        return cycles
+    features = sum(each.pattern.out_features for each in places(shape.kernel) if not each.is_last)  # of intermediates
+    return cycles + BETWEEN * batch * features * shape.kernel.item_bytes / LINE_BYTES

@@ -21,15 +21,16 @@ from ksgen.families.vector.defaults import MANY, STREAMING_BYTES, alike
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 
-# rows of the batch: each weight, which comes from the second-level cache, is multiplied by so many
+# rows of the batch per block: a weight that comes from the second-level cache is multiplied by all of them
 BLOCKS = (256, 192, 128, 96, 64, 32)
-MOST_ROWS = 128  # of a product in batch-size-first: 256 were slower in all four kernels that were measured
-MOST_OUTPUTS = 256  # per j, whose sums wait
-DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # tiles along the inputs
-SETS_BYTES, WAYS = 4096, 4  # lines at this distance share a set of a first-level cache, which holds so many of them
-# multiply-adds per input and output from which on weights are kept in the cache: counted, as docs/kernels/amx.md says
+MOST_ROWS = 128  # per block of a factor alone in batch-size-first: 256 were slower in all four measured kernels
+MOST_OUTPUTS = 256  # outputs per j whose sums wait
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # tiles along the inputs per chunk
+# lines SETS_BYTES apart share a set of a first-level cache; at most WAYS rows that are read in place may share one
+SETS_BYTES, WAYS = 4096, 4
+# multiply-adds per input or output, b * c / (b + c), from which on parts are planes, whose weights stay in the cache
 LEAST_REUSE = 64
-TASKS = 4  # work groups per core, at least
+TASKS = 4  # work groups per core that parts provide, if there are enough groups of outputs
 
 
 def reads_in_place(kernel: KernelSpec) -> bool:
@@ -43,12 +44,12 @@ def reads_in_place(kernel: KernelSpec) -> bool:
 
 
 def least_of(kernel: KernelSpec) -> AmxTiling:
-    """Shape with the least constants, for sizes that do not depend on constants."""
+    """Tiling with the least constants, for sizes that do not depend on constants."""
     return AmxTiling(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1))
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstants | AmxChainConstants:
-    """Constants with the fewest expected cycles: per core of a chain, of all cores of a factor."""
+    """Constants with the fewest expected cycles of all cores together."""
     batch = kernel.batch or alike(batch or MANY)
 
     def cycles(constants: AmxConstants | AmxChainConstants) -> float:
@@ -57,8 +58,8 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
     if not kernel.is_chain:
         tilings = (AmxTiling(kernel, each) for each in _options(kernel, batch))
         return min((_with_parts(each, limits, batch) for each in tilings), key=cycles)
-    # a long block exceeds the second-level cache, and for a short one all weights pass more often
-    most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has one
+    # long blocks exceed the second-level cache; with short blocks, all weights are read more often
+    most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has a block
     return min(
         (of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in BLOCKS)),
         key=cycles,
@@ -66,7 +67,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
 
 
 def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
-    """Constants with the best tiles of each factor in such a block, by the model."""
+    """Constants with blocks of `block` rows, and for each factor the tiles with the fewest expected cycles."""
     factors = factor_kernels(kernel)
     least = [AmxConstants(block, PAIR, 1, 1, 0, 1) for _ in factors]
     shape = AmxChainTiling(kernel, AmxChainConstants.of(kernel, block, least, 0))
@@ -76,18 +77,17 @@ def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
     for factor in factors:
         panels = (2, 1) if least_of(factor).planes > 1 else (1,)
         every = product(outputs_and_depths(factor), panels)
-        tried = [AmxConstants(block, outputs, 1, panel, 0, depth) for (outputs, depth), panel in every]
-        options = [AmxFactor(factor, own, not best) for own in tried]
-        found = min(options, key=lambda own: factor_cycles(own, Resident(kept + own.slot * 4, weights), batch))
-        best.append(
-            replace(found.constants, panel=0) if _are_read_in_place(factor, found.constants.block) else found.constants
-        )
+        candidates = [AmxConstants(block, outputs, 1, panel, 0, depth) for (outputs, depth), panel in every]
+        tilings = [AmxFactor(factor, each, is_first=not best) for each in candidates]
+        chosen = min(tilings, key=lambda each: factor_cycles(each, Resident(kept + each.slot * 4, weights), batch))
+        is_in_place = _are_read_in_place(factor, block)
+        best.append(replace(chosen.constants, panel=0) if is_in_place else chosen.constants)
     return AmxChainConstants.of(kernel, block, best, streaming)
 
 
 def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
-    """Yield constants of every block. Rows are read in place if they can be, and do not share few sets of the cache."""
-    streaming, parts = streams_outputs(kernel, batch), _planes_apart(kernel)
+    """Yield constants with every block. Rows are read in place if `_are_read_in_place` says so."""
+    streaming, parts = streams_outputs(kernel, batch), _parts_of_planes(kernel)
     most = min(MOST_ROWS if kernel.layout == "bsf" else max(BLOCKS), round_up(batch, PAIR))
     for block in dict.fromkeys(min(block, most) for block in BLOCKS):
         panels = (0,) if _are_read_in_place(kernel, block) else (2, 1)
@@ -96,7 +96,10 @@ def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
 
 
 def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
-    """Yield outputs and depths that divide the outputs, and the tiles along the inputs, as equally as possible."""
+    """Yield every pair of `outputs` and `depth`.
+
+    They divide a plane's outputs, and the tiles along the inputs, as equally as possible.
+    """
     b, steps = kernel.pattern.b, divide_up(kernel.pattern.c, INPUTS)
     depths = dict.fromkeys(divide_up(steps, divide_up(steps, depth)) for depth in DEPTHS)
     outputs = dict.fromkeys(
@@ -107,33 +110,35 @@ def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
 
 def _are_read_in_place(kernel: KernelSpec, block: int) -> bool:
     """Whether rows of X can be read in place, and do not evict each other from the first-level cache."""
-    apart = kernel.in_features * kernel.item_bytes
-    sets = next(
-        SETS_BYTES // step for step in (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1) if apart % step == 0
-    )
+    row_bytes = kernel.in_features * kernel.item_bytes
+    steps = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+    sets = next(SETS_BYTES // step for step in steps if row_bytes % step == 0)  # sets over which rows spread
     return reads_in_place(kernel) and block <= WAYS * sets
 
 
 def streams_outputs(kernel: KernelSpec, batch: int) -> int:
-    """Whether outputs leave by streaming stores, because they are many.
+    """1 if outputs are many enough for streaming stores, else 0.
 
-    Only whole lines do: memory would merge partial lines.
+    Only whole lines use them, because memory would have to merge partial lines.
     """
     return int(batch * kernel.pattern.out_features * kernel.item_bytes >= STREAMING_BYTES)
 
 
 def _with_parts(shape: AmxTiling, limits: Limits, batch: int) -> AmxConstants:
-    """Divide groups of outputs among work groups if cores outnumber blocks of the batch, or planes are far apart."""
-    blocks, few = divide_up(batch, shape.constants.block), limits.multiprocessors * TASKS
-    parts = min(divide_up(few, blocks), shape.columns) if blocks < few else 1
+    """Divide groups of outputs among work groups if there are fewer than TASKS blocks per core.
+
+    There are never fewer parts than before.
+    """
+    blocks, wanted = divide_up(batch, shape.constants.block), limits.multiprocessors * TASKS
+    parts = min(divide_up(wanted, blocks), shape.columns) if blocks < wanted else 1
     return replace(shape.constants, parts=max(parts, shape.constants.parts))
 
 
-def _planes_apart(kernel: KernelSpec) -> int:
-    """Number of parts of whole planes, each for all of the batch, so that a plane's weights stay in the cache.
+def _parts_of_planes(kernel: KernelSpec) -> int:
+    """Number of parts: usually one per plane, so that a plane's weights stay in the cache for the whole batch.
 
-    In batch-size-first it is one part if memory bounds the kernel, because memory is then read in one direction. It is
-    also one part if several planes share cache lines.
+    In batch-size-first it is 1 if memory bounds the kernel, so that memory is read in one direction. It is also 1 there
+    if several planes share cache lines.
     """
     shape, pattern = least_of(kernel), kernel.pattern
     is_bound = pattern.b * pattern.c < LEAST_REUSE * (pattern.b + pattern.c)

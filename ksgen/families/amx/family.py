@@ -53,7 +53,7 @@ RULES: tuple[Rule[AmxConstants], ...] = (
     Rule("block is a multiple of 32", lambda k, c: c.block % PAIR == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
     Rule(
-        "panel is 1 or 2 but for rows of 16-bit neighbours, at least 32 of them: bsf, not interleaved",
+        "panel is 1 or 2, except in bsf for 16-bit types, one interleaved matrix, and 32 inputs or more",
         lambda k, c: c.panel >= 1 or reads_in_place(k),
     ),
     no_more("parts", "the groups of outputs", lambda k, c: AmxTiling(k, c).columns),
@@ -71,7 +71,7 @@ _CHAIN_RULES: tuple[Rule[AmxChainConstants], ...] = (
 )
 
 
-FEW_ROWS = 4  # of the batch
+FEW_ROWS = 4  # rows of the batch up to which launchers choose vectors without wisdom
 
 
 class Amx(ProcessorProduct[AnyAmxConstants]):
@@ -93,7 +93,10 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         )
 
     def is_default(self, kernel: KernelSpec, batch: int) -> bool:
-        """Vectors are faster for a few rows, as a tile has 16."""
+        """Whether tiles were timed, and the batch exceeds FEW_ROWS.
+
+        Vectors are faster for a few rows, because a tile has 16.
+        """
         return batch > FEW_ROWS and are_timed(kernel)
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
@@ -126,7 +129,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         )  # fmt: skip
 
     def packed_for(self, kernel: KernelSpec, constants: AnyAmxConstants) -> object:
-        # tiles cover all outputs whatever the constants: every batch, and chains, use one copy of the weights
+        # packed weights do not depend on constants, so that every batch and every chain uses one copy
         return None
 
     def packs_adjoint(self, kernel: KernelSpec) -> bool:
@@ -147,16 +150,16 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
 
     def _factor(self, shape: AmxChainTiling, number: int) -> dict[str, Any]:
         """Template variables of a chain's factor: constants and snippets, the places of its inputs and outputs."""
-        own, is_last = shape.factors[number], number + 1 == len(shape.factors)
-        found, activation = factor_variables(own), own.kernel.epilogue.activation
-        pitch = "0" if own.is_bsf else str(shape.pitch)  # constants know the pitch of rows of features
+        factor, is_last = shape.factors[number], number + 1 == len(shape.factors)
+        found, activation = factor_variables(factor), factor.kernel.epilogue.activation
+        pitch = "0" if factor.is_bsf else str(shape.pitch)  # in batch-size-first, constants of the source are the pitch
         places = [f"(GLOBAL stored*)(own + {shape.panels + each * shape.between})" for each in range(2)]
         return found | {
             "number": number + 1,
             "n": f"_{number + 1}" if shape.is_chain else "",
-            "kernel": own.kernel,
-            "constexprs": factor_constexprs(own),
-            "variants": (*of_lanes(own), activation, *found["variants"]),
+            "kernel": factor.kernel,
+            "constexprs": factor_constexprs(factor),
+            "variants": (*of_lanes(factor), activation, *found["variants"]),
             "from_there": f"{places[(number - 1) % 2]}, {pitch}" if number else "x + first * X_BATCH_STRIDE, batch",
             "to_there": "y + first * Y_BATCH_STRIDE, batch" if is_last else f"{places[number % 2]}, {pitch}",
         }
@@ -175,7 +178,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
 
 
 def _space_of_chain(kernel: KernelSpec) -> Iterator[AmxChainConstants]:
-    """Yield blocks, kinds of stores, and limits of each factor's outputs and depth."""
+    """Yield constants with every block and kind of stores, and several limits on each factor's outputs and depth."""
     for block in BLOCKS:
         best = own_of_factors(kernel, of_block(kernel, block, kernel.batch or MANY))
         for outputs, depth in product((64, 128, 256), (2, 4, 8)):
@@ -186,7 +189,7 @@ def _space_of_chain(kernel: KernelSpec) -> Iterator[AmxChainConstants]:
 
 
 def of_lanes(shape: AmxTiling) -> tuple[str, ...]:
-    """Names of the variants of snippets for an activation that vectors have of their own, if they do."""
+    """Names of the snippet variants with a version of the activation for vectors; empty if there is none."""
     return {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",)}.get(shape.kernel.epilogue.activation, ())
 
 
@@ -271,7 +274,9 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
             "sums from 32 elements of a row of sums to the next 32",
         ),
         Constexpr("ROW_SUMS", shape.sums_row, "sums from one row to the next"),
-        Constexpr("Y_COLUMN", pattern.d if shape.is_bsf else 1, "outputs per element of a row of sums"),
+        Constexpr(
+            "Y_COLUMN", pattern.d if shape.is_bsf else 1, "elements of Y from one element of a row of sums to the next"
+        ),
         named(shape, "UNITS", "multiples of 32 elements of a row of sums that are stored with each share of a step"),
         Constexpr("ALL_UNITS", 2**31 - 1, "no limit: all units are stored"),
         Constexpr(

@@ -20,7 +20,7 @@ TILE_SUMS = ROWS * LANES
 PAIR = 2 * ROWS  # rows, or columns, of the two by two tiles that are multiplied at a time
 LINE_BYTES = 64  # bytes per cache line
 MOST_RUN = 48  # largest d for which a plane holds all j
-FIRST_LEVEL_BYTES = 42 * 1024  # for inputs, weights and sums, of 48 KB
+FIRST_LEVEL_BYTES = 42 * 1024  # for inputs, weights and sums, out of a first-level cache's 48 KB
 SUMS_BYTES = 4 * PAIR * PAIR  # of two by two tiles
 
 
@@ -112,7 +112,7 @@ class TilePlanes:
 
     @property
     def square(self) -> int:
-        """Vectors that are interleaved with each other: all j, or as many as make a square."""
+        """Number of vectors that are interleaved with each other: one per j of whole runs, else LANES, a square."""
         return self.run if self.is_interleaved else LANES
 
 
@@ -222,13 +222,13 @@ class AmxTiling(TilePlanes):
 
     @property
     def ahead_apart(self) -> int:
-        """Elements from one of these lines to the next."""
+        """Elements from one prefetched line of a row to the next."""
         line = LINE_BYTES // self.kernel.item_bytes
         return line if not self.is_bsf or self.run == self.kernel.pattern.d else self.kernel.pattern.d
 
     @property
     def ahead_lines(self) -> int:
-        """Lines that are prefetched with two by two tiles; none if panels alternate: the next inputs are copied."""
+        """Lines that are prefetched with two by two tiles; 0 if panels alternate: the next inputs are then copied."""
         if self.constants.panel == 2:
             return 0
         rows = self.constants.block if self.is_bsf else self.kernel.pattern.c
@@ -236,7 +236,7 @@ class AmxTiling(TilePlanes):
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes of inputs that are prefetched before they are copied: 32 rows of a plane, or a block."""
+        """Bytes of a plane's inputs that are prefetched before they are copied: 32 rows of the batch, or a block."""
         rows = PAIR if self.is_bsf and self.constants.panel == 2 else self.constants.block
         return rows * self.run * self.kernel.pattern.c * self.kernel.item_bytes
 
@@ -252,7 +252,7 @@ class AmxTiling(TilePlanes):
 
     @property
     def halves(self) -> int:
-        """Multiples of sixteen inputs that are put into a panel together: 16-bit inputs as whole rows of tiles."""
+        """Groups of sixteen inputs that are put into a panel together: two fill a tile's row with 16-bit inputs."""
         return 2 if self.products.parts == 1 else 1
 
     @property
@@ -309,7 +309,10 @@ class AmxTiling(TilePlanes):
 
     @property
     def units(self) -> int:
-        """Units of 32 elements of a row of sums per share of a step: a group is stored when the next is complete."""
+        """Units of 32 elements of a row of sums that are stored with each share of a step.
+
+        They suffice to store a group while the next one is multiplied.
+        """
         rows, columns = self.constants.block, self.constants.outputs
         if not self.is_bsf:
             rows, columns = columns, rows
@@ -332,8 +335,8 @@ class AmxTiling(TilePlanes):
     def _padding(self) -> int:
         """Lines between the j of a plane.
 
-        An element's j are copied, and stored, together. They would share a set of the caches if they were a power of
-        two apart.
+        All j of an input are copied together, and all j of an output are stored together. They would share a set of
+        the caches if they were a power of two apart.
         """
         return int(self.run > 1)
 
@@ -345,7 +348,8 @@ class AmxTiling(TilePlanes):
     def sums_row(self) -> int:
         """Elements from one row of sums to the next.
 
-        Rows are of the batch, or of outputs in batch-size-last, padded to use many sets of a cache.
+        A row of sums is a row of the batch. In batch-size-last it is an output, padded so that rows use many sets of a
+        cache.
         """
         return PAIR if self.is_bsf else self.constants.block + LANES
 

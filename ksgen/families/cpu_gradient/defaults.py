@@ -12,14 +12,16 @@ from ksgen.families.vector.defaults import MANY, complex_registers, cost, prefer
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.spec import KernelSpec
 
-TASKS = 4  # work groups per core, so that a late one leaves its neighbours' work to others
+TASKS = 4  # work groups per core, so that other cores can take the work of one that starts late
 COLUMN_BYTES = 24 * 1024  # bytes of dY that stay in a first-level cache while lanes are along the outputs
-PANEL_BYTES = 512 * 1024  # per block, so that they stay in a second-level cache
-# bytes of a work group's private buffer by tiles: with its sums it stays in the second-level cache
+PANEL_BYTES = 512 * 1024  # bytes of a block's copied operands that stay in a second-level cache
+# bytes of a work group's private buffer with matrix tiles: it stays in the second-level cache, together with its sums
 KEPT_BYTES = 768 * 1024
-MOST_OUTPUTS = 256  # per j that share a copy of its inputs
-BLOCKS = (512, 384, 256, 192, 128, 96, 64, 32)  # by tiles: longer ones add to the sums in memory less often
-# per block along the batch: enough to amortize adding up across lanes, few enough for a first-level cache
+MOST_OUTPUTS = 256  # outputs per j that share a copy of the inputs
+# rows of the batch per block with matrix tiles: longer blocks add to the sums in memory less often
+BLOCKS = (512, 384, 256, 192, 128, 96, 64, 32)
+# least and most vectors per block, if lanes are along the batch: enough to amortize adding up across lanes, few enough
+# for a first-level cache
 VECTORS = (16, 64)
 SPARE = 8  # factor by which X and dY must outweigh the parts' sums
 
@@ -98,14 +100,14 @@ def default_by_tiles(kernel: KernelSpec, limits: Limits, batch: int | None) -> A
     """Choose constants by rule."""
     batch = _batch_like(kernel, batch)
     outputs = min(MOST_OUTPUTS, round_up(kernel.pattern.b, PAIR))
-    found = AmxGradientConstants(INPUTS, outputs, 1, 1)
-    while found.outputs > PAIR and not _fits(AmxGradientTiling(kernel, found)):
-        found = replace(found, outputs=found.outputs - PAIR)
-    block = next((block for block in BLOCKS if _fits(AmxGradientTiling(kernel, replace(found, block=block)))), INPUTS)
-    found = replace(found, block=min(block, round_up(batch, INPUTS)))
-    shape = AmxGradientTiling(kernel, found)
-    parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, found.block), shape.part, shape.units)
-    return replace(found, parts=parts, pieces=pieces)
+    chosen = AmxGradientConstants(INPUTS, outputs, 1, 1)
+    while chosen.outputs > PAIR and not _fits(AmxGradientTiling(kernel, chosen)):
+        chosen = replace(chosen, outputs=chosen.outputs - PAIR)
+    block = next((each for each in BLOCKS if _fits(AmxGradientTiling(kernel, replace(chosen, block=each)))), INPUTS)
+    chosen = replace(chosen, block=min(block, round_up(batch, INPUTS)))
+    shape = AmxGradientTiling(kernel, chosen)
+    parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, chosen.block), shape.part, shape.units)
+    return replace(chosen, parts=parts, pieces=pieces)
 
 
 def _fits(shape: AmxGradientTiling) -> bool:

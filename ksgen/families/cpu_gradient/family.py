@@ -30,7 +30,7 @@ from ksgen.spec.precision import BF16, on_tiles
 
 AnyGradientConstants = VectorGradientConstants | AmxGradientConstants
 
-LEAST_VECTORS = 8  # a tile of a search, where a pattern has as many
+LEAST_VECTORS = 8  # vectors per tile that a search tries, if a pattern allows this number
 # (parts, pieces) of 16 work groups
 SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16)) if parts * pieces == 16]
 
@@ -46,7 +46,7 @@ _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
     Rule("block is a multiple of lanes along the batch", lambda k, c: c.along == "outputs" or c.block % c.lanes == 0),
     Rule("pairs is 0 or 1", lambda k, c: c.pairs in (0, 1)),
     Rule(
-        "pairs is 0 but in bfloat16 with four lanes or more, and in batch-size-last with lanes along the outputs",
+        "pairs is 0 but in bfloat16 with four lanes or more, in bsf or with lanes along the batch",
         lambda k, c: (
             not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16 and (k.layout == "bsf" or c.along == "batch"))
         ),
@@ -59,7 +59,7 @@ _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
         "along=outputs needs a d that divides the lanes, or more j than lanes",
         lambda k, c: c.along == "batch" or c.lanes % k.pattern.d == 0 or k.pattern.d > c.lanes,
     ),
-    no_more("pieces", "the columns that work groups take apart", lambda k, c: VectorGradientTiling(k, c).units),
+    no_more("pieces", "the units of columns that work groups take", lambda k, c: VectorGradientTiling(k, c).units),
 )
 
 _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
@@ -72,14 +72,14 @@ _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
     positive("every constant is at least 1"),
     Rule("block is a multiple of 32", lambda k, c: c.block % INPUTS == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),
-    no_more("pieces", "the columns that work groups take apart", lambda k, c: AmxGradientTiling(k, c).units),
+    no_more("pieces", "the units of columns that work groups take", lambda k, c: AmxGradientTiling(k, c).units),
 )
 
 
 class CpuGradient(OfKinds):
     """Sums over the batch on a processor: by fused multiply-adds of its vector units, or by its matrix tiles.
 
-    Without wisdom, tiles are used for bfloat16 where the processor has them.
+    Without wisdom, tiles are used for bfloat16 if the processor has them, and for precisions that require them.
     """
 
     name = "cpu_gradient"

@@ -46,7 +46,7 @@ class AmxGradientTiling(TilePlanes):
 
     @property
     def units(self) -> int:
-        """Columns, which pieces are whole multiples of."""
+        """Number of columns; a piece has whole columns."""
         return self.planes * self.groups
 
     @property
@@ -117,10 +117,10 @@ class AmxGradientTiling(TilePlanes):
         """Cycles of all cores together, for one launch."""
         constants, pattern = self.constants, self.kernel.pattern
         blocks, parts = divide_up(batch, constants.block), self.parts(batch)
-        # outputs stay in the first-level cache
+        # bytes of tiles of inputs; tiles of outputs stay in the first-level cache
         inputs = self.dots(batch) / 2 * TILE_BYTES * self.products.parts / self.products.products
         sums = blocks * self.units * self.tiles * TILE_SUMS * 4 * 2
-        sharing = max(1.0, constants.pieces / self.planes)  # pieces that each copy a plane's inputs
+        sharing = max(1.0, constants.pieces / self.planes)  # pieces that copy the inputs of one plane
         copied = ALONG * batch * (sharing * pattern.in_features + pattern.out_features)
         added = parts * self.part / 8
         multiplied = max(DOT * self.dots(batch), inputs / SECOND_LEVEL_RATE) + sums / SECOND_LEVEL_RATE

@@ -52,7 +52,7 @@ class VectorGradientConstants(Constants):
     block: int  # rows of the batch whose sums stay in registers
     parts: int  # parts of the batch, at most, with sums of their own
     pieces: int  # pieces of the weights, one per work group
-    # 1: two rows of the batch are multiplied at a time, by dot products of pairs; 0: one at a time, as the sums' type
+    # 1: two rows of the batch are multiplied at a time, by dot products of pairs; 0: one at a time, in the sums' type
     pairs: int = 0
 
 
@@ -114,7 +114,7 @@ class VectorGradientTiling(Planes):
 
     @property
     def registers(self) -> int:
-        """Vector registers: sums, the side of a tile that stays in registers, and one of the other side."""
+        """Vector registers: sums, operands of the side of a tile that stays in registers, and one of the other side."""
         constants = self.constants
         held = constants.width if self.is_along_outputs else constants.height
         return constants.height * constants.width + held + 1
@@ -128,12 +128,12 @@ class VectorGradientTiling(Planes):
 
     @property
     def block_rows(self) -> int:
-        """Elements that hold the rows of a block."""
+        """Elements per feature that hold the rows of a block: a pair of rows is one element."""
         return divide_up(self.constants.block, self.together)
 
     @property
     def unit(self) -> int:
-        """Rows of the batch of which blocks are whole multiples."""
+        """Blocks have a multiple of this number of rows of the batch."""
         return self.together * (1 if self.is_along_outputs else self.constants.lanes)
 
     @property
@@ -211,7 +211,7 @@ class VectorGradientTiling(Planes):
         """Cycles of all cores together, for one launch."""
         constants, pattern = self.constants, self.kernel.pattern
         blocks, tiles = divide_up(batch, constants.block), self.columns * self.rows
-        # the kernel divides them in the same way
+        # the kernel divides the batch into blocks in the same way
         block = min(divide_up(divide_up(batch, self.unit), blocks) * self.unit, batch)
         tile, lanes = tile_of(self), constants.lanes
         steps = divide_up(block, self.unit)
@@ -220,15 +220,15 @@ class VectorGradientTiling(Planes):
         inputs = steps * constants.height * (1 if self.is_along_outputs else lanes) * self.real_bytes
         again = 1 if outputs + inputs <= FIRST_LEVEL_BYTES else self.rows
         missed = self.columns * outputs * again + tiles * inputs
-        # pieces that each copy a plane's inputs
+        # pieces that copy the inputs of one plane
         sharing = max(1.0, constants.pieces / divide_up(self.columns, self.plane_columns))
         moved = block * (sharing * pattern.in_features + pattern.out_features)
         is_scattered = self.is_along_outputs and self.kernel.layout == "bsl"
         copied = moved * (ELEMENT if is_scattered else (TRANSPOSE if self.is_transposed else COPY) / lanes)
         parts = self.parts(batch)
         added = parts * self.part / lanes * 2
-        each = tiles * (steps * tile.step + after * tile.sums + TILE) + missed / SECOND_LEVEL_RATE + copied
-        return blocks * each + added + TASK * (blocks + parts * constants.pieces) + LAUNCH
+        block_cycles = tiles * (steps * tile.step + after * tile.sums + TILE) + missed / SECOND_LEVEL_RATE + copied
+        return blocks * block_cycles + added + TASK * (blocks + parts * constants.pieces) + LAUNCH
 
     # ---- the source
 

@@ -19,7 +19,7 @@ from ksgen.families.vector.shape import LINE_BYTES, VectorConstants, VectorTilin
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
-GROUPS_AT_ONCE = 8  # per core, so that a late one leaves its neighbours' work to others
+GROUPS_AT_ONCE = 8  # work groups per core, so that other cores can take the work of one that starts late
 
 ConstantsT = TypeVar("ConstantsT")
 
@@ -51,7 +51,7 @@ class LaunchTiling:
 
     @property
     def intermediate_buffers(self) -> int:
-        """Number of buffers for intermediates: one, or two of which a factor reads one and writes the other."""
+        """Number of buffers for intermediates: at most two, because a factor reads one and writes the other."""
         return min(2, max(map(len, self.kernel.chains)) - 1)
 
     @property
@@ -78,7 +78,7 @@ class LaunchTiling:
 
 
 class ProcessorProduct(Family[ConstantsT]):
-    """A family of products on processors, whose work groups each take one block of the batch after another."""
+    """A family of products on processors. Each work group processes blocks of the batch sequentially."""
 
     signature = PRODUCT_WITH_WORKSPACE
 
@@ -92,7 +92,7 @@ class ProcessorProduct(Family[ConstantsT]):
 
 
 def output_reads(kernel: KernelSpec, streaming: int, batch: int) -> int:
-    """Bytes that stores into the caches read first: the lines that they replace."""
+    """Bytes that stores of outputs read: stores into the caches first read the lines that they replace."""
     return 0 if streaming else batch * sum(chain.out_features for chain in kernel.chains) * kernel.item_bytes
 
 
@@ -109,13 +109,13 @@ class VectorChainConstants(Constants):
 
     @classmethod
     def of(cls, kernel: KernelSpec, block: int, factors: list[VectorConstants]) -> "VectorChainConstants":
-        """Constants of a chain whose factors have these by themselves."""
+        """Constants of a chain from those of each factor alone."""
         words = (f"{each.along} {each.lanes} {each.height} {each.width} {each.panel}" for each in factors)
         return cls(block, tiles_of(kernel, words), factors[-1].streaming, factors[-1].pairs)
 
     @property
     def parsed(self) -> list[VectorConstants]:
-        """Constants of each factor by itself."""
+        """Constants of each factor alone."""
         return [self._parsed(words, is_last) for words, is_last in listed(self.tiles)]
 
     def _parsed(self, words: str, is_last: bool) -> VectorConstants:
@@ -140,13 +140,13 @@ class VectorChainTiling(LaunchTiling):
 
     @cached_property
     def factors(self) -> list[VectorTiling]:
-        own = zip(places(self.kernel), own_of_factors(self.kernel, self.constants), strict=True)
+        factors = zip(places(self.kernel), own_of_factors(self.kernel, self.constants), strict=True)
         reads = self.kernel.layout
-        return [VectorTiling(*each, reads if transposes(self.kernel, at) else "") for at, each in own]
+        return [VectorTiling(*each, reads if transposes(self.kernel, place) else "") for place, each in factors]
 
     @property
     def unit(self) -> int:
-        """Rows of the batch of which blocks are whole multiples."""
+        """Blocks have a multiple of this number of rows of the batch."""
         return lcm(*(factor.unit for factor in self.factors)) if self.is_chain else self.factors[0].step
 
     @property
@@ -158,7 +158,7 @@ class VectorChainTiling(LaunchTiling):
     def between(self) -> int:
         """Elements of the buffer for one intermediate."""
         rows = {"bsf": self.constants.block, "bsl": self.pitch}
-        own = zip(places(self.kernel), self.factors, strict=True)
-        sizes = [each.pattern.out_features * rows[factor.kernel.layout] for each, factor in own if not each.is_last]
+        factors = zip(places(self.kernel), self.factors, strict=True)
+        sizes = [place.pattern.out_features * rows[each.kernel.layout] for place, each in factors if not place.is_last]
         elements = divide_up(max(sizes, default=0), 2 if self.constants.pairs else 1)
         return round_up(elements + LINE_BYTES, LINE_BYTES) if sizes else 0

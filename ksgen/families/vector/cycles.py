@@ -1,9 +1,9 @@
-"""Estimated cycles of a processor's cores for a vector kernel: what its tiles multiply, load and miss, as terms of the
-cost model.
+"""Estimated cycles of a processor's cores for a vector kernel: the products, loads and cache misses of its tiles, as
+terms of the cost model.
 
-The model is a core as built since 2015. It does two vector operations and two loads per cycle, with results after four
-cycles, and takes 64 bytes per cycle from its second-level cache. It orders constants of one kernel, and measures
-nothing.
+The model assumes a core as built since 2015. The core does two vector operations and two loads per cycle, with results
+after four cycles, and takes 64 bytes per cycle from its second-level cache. The model ranks constants of one kernel,
+and measures nothing.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from ksgen.families.vector.shape import LINE_BYTES, VectorTiling
 
 LATENCY = 4  # cycles until a sum can be added to again
 AT_ONCE = 2  # vector operations, and loads, per cycle
-# size of a first-level cache; lines at this distance share one set
+# a first-level cache: its size, the lines of a set, and the distance of lines that share a set
 FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096
 SECOND_LEVEL_RATE, BEYOND_RATE = 64, 8  # bytes per cycle, from the second-level cache and from the memory behind it
-SECOND_LEVEL = 1024 * 1024  # bytes that it holds, without outputs and weights
+SECOND_LEVEL = 1024 * 1024  # bytes of inputs that a second-level cache holds, in addition to outputs and weights
 TILE, TASK, LAUNCH = 12, 300, 5000  # additional cycles to begin a tile, a block of the batch, a launch
 COPY, TRANSPOSE = 4, 80  # cycles per vector that is copied in a cache, or transposed with its neighbours
 RAGGED = 200  # cycles per vector that is stored element by element, if a block ends within a tile
@@ -65,7 +65,7 @@ def registers(shape: Planes) -> int:
 def multiply_cycles(shape: VectorTiling, batch: int) -> float:
     """Cycles of all cores together, for one launch of a factor."""
     blocks = divide_up(batch, shape.constants.block)
-    # the kernel divides them in the same way
+    # the kernel divides the batch into blocks in the same way
     block = min(divide_up(divide_up(batch, shape.step), blocks) * shape.step, batch)
     tasks = blocks * shape.constants.parts
     return blocks * (max(_tiles(shape, block), _missed(shape, block)) + _moved(shape, block)) + TASK * tasks + LAUNCH
@@ -98,8 +98,8 @@ def _missed(shape: VectorTiling, block: int) -> float:
         return (shape.columns * weights * tiles + planes * block * row) / SECOND_LEVEL_RATE
     tile_rows = shape.constants.height * row
     weights_again = 1 if weights + tile_rows <= FIRST_LEVEL_BYTES else tiles
-    held = block * row + weights <= FIRST_LEVEL_BYTES and not conflicts(shape)
-    rows_again = 1 if held else shape.tiles
+    rows_stay = block * row + weights <= FIRST_LEVEL_BYTES and not conflicts(shape)
+    rows_again = 1 if rows_stay else shape.tiles
     planes = divide_up(shape.columns, shape.tiles)
     lost = (
         shape.columns * tiles * shape.constants.height * shape.kernel.pattern.c * LINE_BYTES if conflicts(shape) else 0
@@ -111,7 +111,7 @@ def _missed(shape: VectorTiling, block: int) -> float:
 
 
 def _rate(held_bytes: int) -> int:
-    """Bytes per cycle of reads that repeat."""
+    """Bytes per cycle at which `held_bytes` bytes are read repeatedly."""
     return SECOND_LEVEL_RATE if held_bytes <= SECOND_LEVEL else BEYOND_RATE
 
 
@@ -133,7 +133,7 @@ def conflicts(shape: VectorTiling) -> bool:
 
 
 def _moved(shape: VectorTiling, block: int) -> float:
-    """Cycles of copies of a block's inputs and outputs. Each part that shares a plane copies its inputs."""
+    """Cycles of copies of a block's inputs and outputs. Each part of a plane copies the plane's inputs."""
     kernel, constants = shape.kernel, shape.constants
     inputs, outputs = kernel.pattern.in_features * block, kernel.pattern.out_features * block
     inputs = int(inputs * max(1.0, constants.parts / shape.planes))

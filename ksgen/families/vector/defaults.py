@@ -19,26 +19,26 @@ from ksgen.families.vector.shape import (
 from ksgen.spec import KernelSpec
 
 BLOCK_BYTES = 128 * 1024  # bytes of a block's inputs that stay in a second-level cache
-TRANSPOSED_VECTORS = 2  # per tile of transposed outputs, at most: a chunk of the batch stays near
-TRANSPOSING_VECTOR_BYTES = 32  # processors with such vectors may transpose faster although lanes are full without it
+TRANSPOSED_VECTORS = 2  # vectors per row of a tile of transposed outputs, at most: a chunk stays in a near cache
+TRANSPOSING_VECTOR_BYTES = 32  # with vectors of this size, transposing may be faster although outputs fill the lanes
 LEAST_TRANSPOSED_INTENSITY = 36  # least multiply-adds per input or output, b * c / (b + c), to transpose
 TRANSPOSED_BYTES = 800 * 1024  # bytes of a chunk's inputs and outputs that stay in a second-level cache
 FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # size of a cache; additional cost of a tile whose inputs exceed it
-# rows per block, if lanes are along the outputs: enough for each tile of weights, few enough to stay cached
+# rows per block, if lanes are along the outputs: enough to reuse each tile of weights, few enough to stay cached
 LEAST_ROWS, MOST_ROWS = 24, 48
-BSL_ROWS = 128  # per block in batch-size-last, approximately: the next block's rows are prefetched meanwhile
+BSL_ROWS = 128  # rows per block in batch-size-last, approximately; the next block's rows are prefetched meanwhile
 WAYS = 8  # lines per set of a first-level cache
 FEW, MANY = 16, 1 << 15  # up to FEW rows each batch has its own constants; from MANY on all have the same
-STREAMING_BYTES = 1 << 20  # more bytes of outputs use streaming stores, as a second-level cache cannot hold them
-# weights per plane from which on planes are split if they are fewer than cores; less ends before another core begins
+STREAMING_BYTES = 1 << 20  # outputs of at least this size use streaming stores: a second-level cache cannot hold them
+# weights from which on planes are split if they are fewer than cores: less work ends before another core begins
 SPLIT_WEIGHTS = 1 << 16
-FAR_ROWS = 12  # per block, if rows share few sets of a cache and are read in place
+FAR_ROWS = 12  # least rows per block, if rows share few sets of a cache and are read in place
 MOST_SPREAD_INTENSITY = 96  # inputs are spread over lanes below this number of multiply-adds per input or output
-# inputs of a row up to which spreading pays, in place and copied
+# bytes of the inputs of one i in a row, up to which spreading pays: for inputs read in place, and for copied ones
 SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024
-SPREAD_RUN = 6  # j from which on spreading pays if inputs are copied as pairs
+SPREAD_RUN = 6  # least d for which spreading pays if inputs are copied as pairs
 CHAIN_BYTES = 512 * 1024  # bytes of a block's inputs and outputs of its widest factor
-FEW_LANES = 0.8  # share of a tile's lanes that must be outputs, for lanes along the outputs
+FEW_LANES = 0.8  # least share of lanes that must hold outputs, for lanes along the outputs
 
 
 def tile_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:
@@ -72,23 +72,23 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorCons
 
 def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> VectorChainConstants:
     factors = list(zip(places(kernel), factor_kernels(kernel), strict=True))
-    alone = [_default_in_chain(kernel, at, factor, limits, batch) for at, factor in factors]
+    alone = [_default_in_chain(kernel, place, factor, limits, batch) for place, factor in factors]
     pairs = int(any(each.pairs for each in alone))
     alone = [replace(each, parts=1, pairs=pairs) for each in alone]
-    copied = [each.layout == "bsl" or (pairs and at.at == 0 and kernel.stride != "dense") for at, each in factors]
+    copied = [each.layout == "bsl" or (pairs and place.at == 0 and kernel.stride != "dense") for place, each in factors]
     alone = [replace(each, panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]
-    shapes = [VectorTiling(factor, own) for (_, factor), own in zip(factors, alone, strict=True)]
+    shapes = [VectorTiling(factor, each) for (_, factor), each in zip(factors, alone, strict=True)]
     return VectorChainConstants.of(
         kernel, _common_block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors)), alone
     )
 
 
 def _default_in_chain(
-    kernel: KernelSpec, at: FactorPlace, factor: KernelSpec, limits: Limits, batch: int
+    kernel: KernelSpec, place: FactorPlace, factor: KernelSpec, limits: Limits, batch: int
 ) -> VectorConstants:
-    """Default constants of a factor by itself; lanes are along the batch in the factor that changes the layout."""
+    """Default constants of a factor in a chain; lanes are along the batch in the factor that changes the layout."""
     found = _default_of_factor(factor, limits, batch)
-    if not transposes(kernel, at) or found.along == "batch":
+    if not transposes(kernel, place) or found.along == "batch":
         return found
     return replace(along_batch(factor, limits, found.lanes, batch), pairs=found.pairs)
 
@@ -163,9 +163,8 @@ def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
     """Whether vectors of outputs with a period (`period_of`) are faster than transposed inputs in batch-size-first, for
     any batch.
 
-    Measured on AVX-512, where a shuffle need not take a multiply-add's place. A tile reads its rows again for all
-    columns, from the second-level cache if they are long. Transposing costs a copy, which many multiply-adds make up
-    for.
+    Measured on AVX-512, where a shuffle need not take a multiply-add's place. Each column reads a tile's rows again,
+    from the second-level cache if they are long. Transposing costs a copy, which many multiply-adds make up for.
     """
     _, b, c, d = kernel.pattern.shape
     if (
@@ -226,10 +225,10 @@ def transposing_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch:
 
 def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
     _, b, _, d = kernel.pattern.shape
-    few = is_small_batch(kernel, limits, lanes, batch)
-    is_spread = few or spread_is_faster(kernel, limits, lanes)
+    is_small = is_small_batch(kernel, limits, lanes, batch)
+    is_spread = is_small or spread_is_faster(kernel, limits, lanes)
     vectors = divide_up(b * d if is_spread or d <= lanes else b * lanes, lanes)
-    if few:  # the fewest vectors for the core with the most columns; narrow tiles shuffle more often
+    if is_small:  # the fewest vectors for the core with the most columns; narrow tiles shuffle more often
         cores = limits.multiprocessors
         sizes = [(height, width) for height, width in small_batch_sizes(kernel, limits) if height == min(2, batch)]
         height, width = min(sizes, key=lambda size: (divide_up(divide_up(vectors, size[1]), cores) * size[1], -size[1]))
@@ -247,7 +246,7 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     found = VectorConstants("outputs", lanes, height, width, block, 1, 0, streaming)
     shape = VectorTiling(kernel, found)
     # rows straddle cache lines; or all rows are the last ones, which are copied anyway
-    straddles = shape.reaches and (few or not shape.is_short)
+    straddles = shape.reaches and (is_small or not shape.is_short)
     is_copied = not lie_ready or straddles or (meets and not are_far)
     return _with_parts(kernel, replace(found, panel=int(is_copied)), limits, batch)
 
@@ -262,7 +261,7 @@ def reads_far_rows(limits: Limits) -> bool:
 
 
 def _spread_cost(kernel: KernelSpec, limits: Limits, size: tuple[int, int], vectors: int) -> float:
-    """Relative cost of a tile's size, as `cost`: padding, shuffles, and weights that exceed the first-level cache."""
+    """Relative cost of a tile's size, like `cost`: padding, shuffles, and weights that exceed the first-level cache."""
     height, width = size
     period = period_of(kernel.pattern.d, lanes_of(kernel, limits))
     padded = divide_up(vectors, width) * width / vectors
@@ -275,16 +274,17 @@ def streams_outputs(kernel: KernelSpec, batch: int, along: str, lanes: int, widt
 
     Memory would have to merge partial lines.
     """
-    is_transposed = along == "batch" and kernel.layout == "bsf"  # a vector at a time then, else all of a tile's width
+    # transposed outputs are stored vector by vector, others by a tile's width
+    is_transposed = along == "batch" and kernel.layout == "bsf"
     run = lanes * kernel.item_bytes * (1 if is_transposed else width)
     return int(run % LINE_BYTES == 0 and batch * kernel.pattern.out_features * kernel.item_bytes >= STREAMING_BYTES)
 
 
 def cost(size: tuple[int, int], vectors: int, batch: int, most: int, far: float = 1.5) -> tuple[float, ...]:
-    """Relative cost of a tile's size: its padding with the loads per multiply-add, then these loads.
+    """Relative cost of a tile's size: padding together with the loads per multiply-add, then the loads alone.
 
-    `far` is the cost of loading a vector, relative to a value that is repeated for all lanes: the vector comes from
-    farther away.
+    `far` is the cost of loading a vector, relative to that of a value that is repeated for all lanes. The vector comes
+    from farther away.
     """
     height, width = size
     padded = divide_up(vectors, width) * width / vectors * (divide_up(batch, height) * height / batch)
@@ -311,16 +311,16 @@ def along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> V
 
 
 def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, batch: int) -> VectorConstants:
-    """Divide columns among work groups, if cores outnumber blocks of the batch or planes are far apart."""
+    """Divide columns among work groups if the batch has too few blocks for the cores, or if planes are far apart."""
     blocks = divide_up(batch, constants.block)
     shape = VectorTiling(kernel, constants)
     # each part copies a plane's inputs
     shares = shape.is_along_outputs and constants.panel and shape.planes < limits.multiprocessors * 4
-    few = limits.multiprocessors * (1 if shares else 4)
+    wanted = limits.multiprocessors * (1 if shares else 4)
     is_heavy = kernel.pattern.weight_count >= SPLIT_WEIGHTS
     is_split = shape.transposes and shape.planes * blocks < limits.multiprocessors and is_heavy
     units = shape.columns if is_split else shape.columns // shape.column_unit
-    parts = min(divide_up(few, blocks), units) if blocks < few else 1
-    if kernel.layout == "bsl" and not shape.is_along_outputs:  # its planes are far apart: each is read from end to end
+    parts = min(divide_up(wanted, blocks), units) if blocks < wanted else 1
+    if kernel.layout == "bsl" and not shape.is_along_outputs:  # planes are far apart: each is read from end to end
         parts = max(parts, shape.planes)
     return replace(constants, parts=parts)

@@ -44,7 +44,7 @@ class VectorFactorVariables(PlaneVariables, total=False):
     n: str  # end of the names in its part of the source; a factor alone has none
     kernel: KernelSpec
     along: str
-    constexprs: list[Constexpr]  # of a factor alone they are the source's
+    constexprs: list[Constexpr]  # of a factor in a chain; empty for a factor alone, whose source has them itself
     source: str
     target: str
     kept: str
@@ -96,22 +96,22 @@ RULES: tuple[Rule[VectorConstants], ...] = (
 
 def _of_x(kernel: KernelSpec, constants: VectorChainConstants) -> list[VectorConstants]:
     """Constants of the factors that read X."""
-    return [own for at, own in zip(places(kernel), constants.parsed, strict=True) if at.at == 0]
+    return [own for place, own in zip(places(kernel), constants.parsed, strict=True) if place.at == 0]
 
 
 _CHAIN_RULES: tuple[Rule[VectorChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.is_chain),
     rule_of_tiles(RULES),
     Rule(
-        "pairs is 0 where tiles reads the X of slices where it lies",
+        "pairs is 0 if X is strided and tiles reads it in place",
         lambda k, c: not c.pairs or k.stride == "dense" or all(own.panel for own in _of_x(k, c)),
     ),
     Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
     Rule(
         "tiles has lanes along the batch in the factor that transposes",
         lambda k, c: all(
-            own.along == "batch"
-            for own in [own for at, own in zip(places(k), c.parsed, strict=True) if transposes(k, at)]
+            each.along == "batch"
+            for each in [own for place, own in zip(places(k), c.parsed, strict=True) if transposes(k, place)]
         ),
     ),
 )
@@ -138,16 +138,14 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     def _space_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
         usual = self.default(kernel, limits)
         unit = VectorChainTiling(kernel, usual).unit
-        for block in sorted(
-            {max(unit, entries // unit * unit) for entries in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}
-        ):
+        for block in sorted({max(unit, rows // unit * unit) for rows in (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)}):
             yield from (replace(usual, block=block, streaming=streaming) for streaming in (0, 1))
 
     def _space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
         lanes = lanes_of(kernel, limits)
         planes = kernel.pattern.a * kernel.pattern.d
         pairs = (1, 0) if multiplies_pairs(kernel, limits) else (0,)
-        for both, along, panel, streaming, parts, block in product(
+        for paired, along, panel, streaming, parts, block in product(
             pairs, ("outputs", "batch"), (0, 1), (0, 1), sorted({1, 2, 4, 8, 16, planes}), (24, 48, 96, 192, 384, 768)
         ):
             for height, width in dict.fromkeys(
@@ -155,19 +153,19 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             ):
                 unit = height if along == "outputs" else lanes
                 constants = VectorConstants(
-                    along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, streaming, both
+                    along, lanes, height, width, divide_up(block, unit) * unit, parts, panel, streaming, paired
                 )
                 # only the default decides when to split
                 if self.keeps_rules(kernel, constants) and not VectorTiling(kernel, constants).is_split:
                     yield constants
 
     def work(self, kernel: KernelSpec, constants: AnyVectorConstants, batch: int) -> Work:
-        each = [VectorTiling(*own) for own in own_of_factors(kernel, constants)]
+        factors = [VectorTiling(*each) for each in own_of_factors(kernel, constants)]
         moved = kernel.bytes(batch) + output_reads(kernel, constants.streaming, batch)
         return Work(
-            divide_up(batch, constants.block) * each[0].constants.parts, moved, moved, 0, sum(multiply_adds(own,
-                batch) for own in each),
-            cycles=sum(multiply_cycles(own, batch) for own in each),
+            divide_up(batch, constants.block) * factors[0].constants.parts, moved, moved, 0,
+            sum(multiply_adds(each, batch) for each in factors),
+            cycles=sum(multiply_cycles(each, batch) for each in factors),
         )  # fmt: skip
 
     def pack_geometry(self, kernel: KernelSpec, constants: AnyVectorConstants) -> Geometry:
@@ -204,35 +202,35 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             "factors": [self._factor(shape, number, place) for number, place in enumerate(places(kernel))],
         }
 
-    def _factor(self, shape: VectorChainTiling, number: int, at: FactorPlace) -> VectorFactorVariables:
-        own = shape.factors[number]
-        is_first, is_last, has_pairs = at.at == 0, at.is_last, bool(own.constants.pairs)
-        between, is_kept, widen = ("between", "outputs", "widen") if has_pairs else ("real", "lanes", "")
-        place = f"own + {shape.panels} + {{}} * (extent){shape.between}"
+    def _factor(self, shape: VectorChainTiling, number: int, place: FactorPlace) -> VectorFactorVariables:
+        factor = shape.factors[number]
+        is_first, is_last, has_pairs = place.at == 0, place.is_last, bool(factor.constants.pairs)
+        between, kept, widen = ("between", "outputs", "widen") if has_pairs else ("real", "lanes", "")
+        buffer = f"own + {shape.panels} + {{}} * (extent){shape.between}"
         if has_pairs:
-            place = f"(GLOBAL between*)({place})"
-        pitch_in = own.kernel.pattern.in_features if own.x_layout == "bsf" else shape.pitch
-        pitch_out = own.kernel.pattern.out_features if own.kernel.layout == "bsf" else shape.pitch
-        return factor_variables(own) | {
+            buffer = f"(GLOBAL between*)({buffer})"
+        pitch_in = factor.kernel.pattern.in_features if factor.x_layout == "bsf" else shape.pitch
+        pitch_out = factor.kernel.pattern.out_features if factor.kernel.layout == "bsf" else shape.pitch
+        return factor_variables(factor) | {
             "number": number + 1,
             "n": f"_{number + 1}" if shape.is_chain else "",
-            "kernel": own.kernel,
-            "along": own.constants.along,
-            "constexprs": factor_constexprs(own) if shape.is_chain else [],
-            "source": between if not is_first else "byte" if own.kernel.has_bytes_in else "stored",
+            "kernel": factor.kernel,
+            "along": factor.constants.along,
+            "constexprs": factor_constexprs(factor) if shape.is_chain else [],
+            "source": between if not is_first else "byte" if factor.kernel.has_bytes_in else "stored",
             "target": "stored" if is_last else between,
-            "kept": "outputs" if is_last else is_kept,
+            "kept": "outputs" if is_last else kept,
             "as_kept": "as_outputs" if is_last or has_pairs else "",
-            "widen": widen if not is_first else "widen_byte" if own.kernel.has_bytes_in else "widen",
+            "widen": widen if not is_first else "widen_byte" if factor.kernel.has_bytes_in else "widen",
             "part": "0" if shape.is_chain else "(int)(task / blocks)",
-            # an intermediate's buffer has room behind it
+            # the last rows of X are copied if loads reach beyond them; an intermediate's buffer is padded instead
             "is_last_block": "last == batch" if is_first else "false",
             "from_there": f"{_from_first(shape.kernel, 'x')}, x_pitch"
             if is_first
-            else f"{place.format((at.at - 1) % 2)}, {pitch_in}",
-            "to_there": out_of_block(shape.kernel, at.chain)
+            else f"{buffer.format((place.at - 1) % 2)}, {pitch_in}",
+            "to_there": out_of_block(shape.kernel, place.chain)
             if is_last
-            else f"{place.format(at.at % 2)}, {pitch_out}, 0, 0, 0",
+            else f"{buffer.format(place.at % 2)}, {pitch_out}, 0, 0, 0",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: AnyVectorConstants) -> list[Constexpr]:
@@ -260,7 +258,10 @@ OF_ROWS, OF_LANES = ("rows s of the batch", "outputs k"), ("outputs (k, j)", "ro
 
 
 def packs_adjoint(kernel: KernelSpec) -> bool:
-    """Whether a factor's source packs the adjoint's weights too: training neither quantizes nor conjugates there."""
+    """Whether a factor's source also packs the weights of the adjoint factor.
+
+    Training needs that. It uses no quantized weights, and conjugates complex ones before they are packed.
+    """
     return not kernel.is_quantized and not kernel.arithmetic.is_complex
 
 
@@ -284,8 +285,8 @@ def factor_variables(shape: VectorTiling) -> VectorFactorVariables:
 
 
 def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
-    """Names of the variants of snippets for an activation that vectors have of their own, if they do."""
-    # gelu's erf is vectors' own
+    """Names of the snippet variants with a version of the activation for vectors; empty if there is none."""
+    # gelu of vectors has an erf of its own, in float32
     own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}
     return own.get(activation, ())
 
@@ -293,7 +294,7 @@ def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
 def _variables_of_pairs(shape: VectorTiling) -> PlaneVariables:
     """Template variables for copies of inputs as pairs: the lanes that a vector of pairs takes of two vectors."""
     lanes = shape.constants.lanes
-    # else a vector does not hold whole l: inputs are copied one l at a time
+    # if a vector does not hold whole l, inputs are copied one l at a time
     run = shape.run if lanes % shape.run == 0 else lanes
     firsts = [lane // run * 2 * run + lane % run for lane in range(lanes)]
     return {

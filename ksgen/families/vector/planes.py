@@ -1,5 +1,5 @@
-"""Shared parts of families for processors. Lanes of vectors of sums are along the outputs or along the batch. Planes of
-outputs share their inputs."""
+"""Shared parts of families for processors: vectors of sums, whose lanes are along the outputs or along the batch, and
+planes: outputs that share their inputs."""
 
 from math import gcd
 from typing import Any
@@ -31,11 +31,11 @@ class PlaneVariables(Variables, total=False):
     spread: list[str]
     mask: str
     turns: list[tuple[int, str, str]]
-    # ends of the names of copies of inputs as pairs, and the lanes that these take of two vectors
+    # end of the names of functions that copy inputs as pairs, and the lanes that these take from two vectors
     of_pairs: str
     firsts: str
     seconds: str
-    # row of the batch up to which a copy fills what a tile reads
+    # expressions of the row of the batch up to which a copy fills what a tile reads
     end_of_rows: str
     end_of_columns: str
     end_of_transposed: str
@@ -186,13 +186,13 @@ def period_of(d: int, lanes: int) -> int:
 
 
 def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) -> list[str]:
-    """Statements that fill `each`, the first vectors of a period, from the inputs at `at`. A complex number is two
-    neighbours.
+    """Statements that fill `each`, an array of the vectors of a period, from the inputs at `at`.
 
-    If d is less than the lanes and does not divide them, they read as many inputs as there are lanes, which must exist.
+    A complex number is two neighbours. If d is less than the lanes and does not divide them, the statements may read
+    one input per lane, so the memory behind the d inputs must be readable.
     """
     reals, at = precision.reals_per_number, f"(GLOBAL const {part_of(precision)}*)at" if precision.is_complex else "at"
-    d, lanes, firsts = d * reals, lanes * reals, [each * lanes % d * reals for each in range(vectors)]
+    d, lanes, firsts = d * reals, lanes * reals, [number * lanes % d * reals for number in range(vectors)]
     if d == lanes:
         return [f"each[0] = in_register(vload{lanes}(0, {at}));"]
     if lanes % d == 0:
@@ -203,7 +203,7 @@ def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) ->
         f"const lanes {name} = in_register(vload{lanes}(0, {at}{f' + {first}' if first else ''}));"
         for first, name in kept.items()
     ]
-    if 2 * d <= lanes:  # fewer bytes are less often parts of two lines
+    if 2 * d <= lanes:  # a load of fewer bytes straddles two cache lines less often
         loads = [f"const lanes head = in_register({_repeated(1 << (d - 1).bit_length(), lanes, at)});"]
 
     def vector(first: int) -> str:

@@ -14,7 +14,8 @@ MOST_LANES = 16  # lanes of a vector, in float32
 PACKED_AT_ONCE = 2**14  # bytes, half of a first-level cache
 # bytes of a plane's weights that stay in a second-level cache while all rows of a block are multiplied
 PLANE_BYTES = 512 * 1024
-# most bytes of a plane's inputs and outputs if blocks are added to it so that exchanged vectors are neighbours
+# bytes of a plane's inputs and outputs, up to which it gets more blocks on the diagonal, so that its exchanged outputs
+# are whole vectors in memory
 EXCHANGED_BYTES = 512 * 1024
 CONFLICTING_BYTES = 1024  # rows whose distance is a multiple of this share few sets of a first-level cache
 
@@ -31,7 +32,7 @@ class VectorConstants(Constants):
     parts: int  # parts of a block's columns, one per work group
     panel: int  # 1: inputs are first copied to contiguous memory; 0: they are read in place
     streaming: int  # 1: outputs leave by streaming stores; 0: they go into the caches
-    # 1: inputs are multiplied two at a time, by dot products of pairs; 0: one at a time, as the sums' type
+    # 1: inputs are multiplied two at a time, by dot products of pairs; 0: one at a time, in the sums' type
     pairs: int = 0
 
 
@@ -120,11 +121,11 @@ class VectorTiling(Planes):
     def columns_at_once(self) -> int:
         """Columns that are multiplied with a tile's rows before the next rows, if lanes are along the outputs.
 
-        All columns of a plane, if pairs are copied and its weights stay in a second-level cache: only one tile's copy
-        is kept. Otherwise one.
+        They are all columns of a plane if pairs are copied, and the plane's weights stay in a second-level cache. Then
+        the copy holds one tile's rows. Otherwise it is one column.
         """
-        held = self.tiles * self.column * self.weight_bytes <= PLANE_BYTES
-        return self.tiles if self.constants.panel and self.constants.pairs and held else 1
+        fits = self.tiles * self.column * self.weight_bytes <= PLANE_BYTES
+        return self.tiles if self.constants.panel and self.constants.pairs and fits else 1
 
     @property
     def transposes(self) -> bool:
@@ -175,7 +176,7 @@ class VectorTiling(Planes):
     def pack_run(self) -> int:
         """Neighbouring outputs of a tile whose weights are neighbours too: all j of one k, or a vector of them.
 
-        One if tiles begin or end between them, or if weights have scales, which are packed one by one.
+        One if tiles begin or end between them, or if weights are quantized: these are packed one by one.
         """
         d = self.kernel.pattern.d
         run = d if self.is_short else self.constants.lanes
@@ -218,7 +219,7 @@ class VectorTiling(Planes):
 
     @property
     def unit(self) -> int:
-        """Rows of the batch of which blocks are whole multiples."""
+        """Blocks have a multiple of this number of rows of the batch."""
         return self.constants.height if self.is_along_outputs else self.constants.lanes
 
     @property
@@ -239,7 +240,7 @@ class VectorTiling(Planes):
         line = LINE_BYTES // self.kernel.x_item_bytes
         if self.is_along_outputs:
             lines, apart = (divide_up(c * d, line), line) if self.is_short else (c, d)
-            # else few rows, far apart: nothing is prefetched
+            # else the batch has few rows: nothing is prefetched
             rows = self.constants.height if self.is_in_rows else 0
             return Ahead(rows, divide_up(lines, self.tiles), apart, self.inputs)
         if self.columns_from == "bsl_planes":
@@ -268,8 +269,8 @@ class VectorTiling(Planes):
     def scope(self) -> int:
         """Blocks on the diagonal per plane.
 
-        If outputs are exchanged, there are so many that vectors of a plane's outputs are neighbours in memory, if that
-        number fits.
+        If outputs are exchanged, it is the least number with which a plane's outputs are whole vectors in memory. If
+        no number that fits achieves that, it is the largest one that fits.
         """
         if not self.kernel.is_exchanged:
             return super().scope
@@ -303,13 +304,13 @@ class VectorTiling(Planes):
         return self._run_of_plane(self.scope) % self.constants.lanes == 0
 
     def _run_of_plane(self, scope: int) -> int:
-        """Neighbouring outputs in memory that so many blocks on the diagonal have."""
+        """Neighbouring outputs in memory of a plane with `scope` blocks on the diagonal."""
         run = 1
         for digit in reversed(self.kernel.pattern.digits):
             if digit.name == "i":
-                own = scope if digit.unit == 1 else 1
-                run *= own
-                if own < digit.size:
+                size = scope if digit.unit == 1 else 1
+                run *= size
+                if size < digit.size:
                     break
             else:
                 run *= digit.size
