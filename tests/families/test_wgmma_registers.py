@@ -20,7 +20,7 @@ FLAT = RegistersConstants(128, 48, 32, 4, 2, 1, 3, 0)
     [
         (
             {"tile_d": 2},
-            "tile_d=2 must be 1 in bsl, and in bsf d=4, or less and a run of 16, 32, 64 or 128 bytes; try 4$",
+            "tile_d=2 must be 1 in bsl, and in bsf d=4 or a shorter run of 16, 32, 64 or 128 bytes; try 4$",
         ),
         ({"tile_batch": 192}, r"tile_batch=192 must be a multiple of 64 \* groups_batch = 128; try 128$"),
         ({"tile_batch": 320, "groups_batch": 1, "tile_out": 8}, "tile_batch=320 must be at most 256 in bsf; try 256$"),

@@ -23,7 +23,7 @@ from ksgen.spec import KernelSpec
 
 # rows of the batch per block: a weight that comes from the second-level cache is multiplied by all of them
 BLOCKS = (256, 192, 128, 96, 64, 32)
-MOST_ROWS = 128  # per block of a factor alone in batch-size-first: 256 were slower in all four measured kernels
+MOST_ROWS = 128  # rows per block of a factor alone in batch-size-first: 256 were slower in all four measured kernels
 MOST_OUTPUTS = 256  # outputs per j whose sums wait
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # tiles along the inputs per chunk
 # lines SETS_BYTES apart share a set of a first-level cache; at most WAYS rows that are read in place may share one
@@ -86,7 +86,7 @@ def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
 
 
 def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
-    """Yield constants with every block. Rows are read in place if `_are_read_in_place` says so."""
+    """Yield constants with every block. `_are_read_in_place` decides whether rows are copied."""
     streaming, parts = streams_outputs(kernel, batch), _parts_of_planes(kernel)
     most = min(MOST_ROWS if kernel.layout == "bsf" else max(BLOCKS), round_up(batch, PAIR))
     for block in dict.fromkeys(min(block, most) for block in BLOCKS):
@@ -98,7 +98,7 @@ def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
 def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
     """Yield every pair of `outputs` and `depth`.
 
-    They divide a plane's outputs, and the tiles along the inputs, as equally as possible.
+    They divide the b outputs, and the tiles along the inputs, as equally as possible.
     """
     b, steps = kernel.pattern.b, divide_up(kernel.pattern.c, INPUTS)
     depths = dict.fromkeys(divide_up(steps, divide_up(steps, depth)) for depth in DEPTHS)
@@ -127,7 +127,7 @@ def streams_outputs(kernel: KernelSpec, batch: int) -> int:
 def _with_parts(shape: AmxTiling, limits: Limits, batch: int) -> AmxConstants:
     """Divide groups of outputs among work groups if there are fewer than TASKS blocks per core.
 
-    There are never fewer parts than before.
+    The number of parts is never reduced.
     """
     blocks, wanted = divide_up(batch, shape.constants.block), limits.multiprocessors * TASKS
     parts = min(divide_up(wanted, blocks), shape.columns) if blocks < wanted else 1

@@ -19,7 +19,7 @@ def neighbours(d: int) -> int:
 
 
 def _outputs(b: int, most: int, threads: tuple[int, ...] = (1, 2, 4, 8, 12)) -> tuple[int, int]:
-    """(tile_out, thread_out): the least work, padding and loads of operands counted; then the widest tile."""
+    """(tile_out, thread_out) with the least work, including padding and loads of operands; then the widest tile."""
     choices = [(LANES_OUT * thread_out * warps, thread_out) for thread_out in threads for warps in (1, 2, 3, 4)]
 
     def work(choice: tuple[int, int]) -> tuple[float, ...]:
@@ -67,7 +67,8 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
 def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
     """Take four stages if the loop can be unrolled by four and not by three, and as many blocks still fit.
 
-    In batch-size-first, targets on which ptxas takes more registers keep three: it takes all registers for such a loop.
+    In batch-size-first, targets on which ptxas takes more registers keep three stages: for a loop that is unrolled by
+    four, it takes all registers.
     """
     deeper = SimtTiling(kernel, chosen.changed(stages=4))
     takes_all = kernel.layout == "bsf" and more_registers(kernel, limits.target) > 0
@@ -79,7 +80,7 @@ def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> S
 
 
 def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterator[SimtConstants]:
-    """Yield alternatives to the rule's choice for the cost model: smaller blocks, of which a small batch has more."""
+    """Yield alternatives to the rule's choice for the cost model: smaller blocks, so that a small batch has more."""
     more = more_registers(kernel, limits.target)
     planes = dict.fromkeys((chosen.tile_d, max(1, chosen.tile_d // 2), 1))
     threads_batch = dict.fromkeys((chosen.thread_batch, 4))

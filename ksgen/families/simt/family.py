@@ -55,8 +55,8 @@ class Simt(GpuProduct[AnySimtConstants]):
     kinds = tuple(tilings)
     listed = by_kind({SimtConstants: RULES, SimtChainConstants: CHAIN_RULES})
     why = (
-        "plain multiply-adds: every device, and all there is for float32 and float64; there also all factors of layers "
-        "in one launch, from sm_80 on"
+        "plain multiply-adds: every precision on every device; from sm_80 on, also all factors of layers in one launch "
+        "in 32 and 64-bit types"
     )
 
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
@@ -91,7 +91,7 @@ class Simt(GpuProduct[AnySimtConstants]):
         return options(kernel)
 
     def space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
-        for constants in self._shapes(kernel, limits):
+        for constants in self._tiles(kernel, limits):
             if not self.keeps_rules(kernel, constants):
                 continue
             for min_blocks in (1,) if limits.is_cpu else (1, 2, 3):  # processors have no launch bounds
@@ -100,7 +100,7 @@ class Simt(GpuProduct[AnySimtConstants]):
                     break  # more blocks do not fit either
                 yield bounded
 
-    def _shapes(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
+    def _tiles(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
         """Yield combinations whose blocks have whole warps, and no more threads than the device allows."""
         pipelines = [(stages, "async") for stages in (2, 3, 4)] if limits.async_copies and not is_narrow(kernel) else []
         planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
@@ -168,14 +168,15 @@ class Simt(GpuProduct[AnySimtConstants]):
 
     def constexprs_in_chain(self, shape: SimtChainTiling, at: int) -> list[Constexpr]:
         own = shape.factors[at]
-        known = {each.name: each for each in self.constexprs_of_factor(own.kernel, own.constants)}
-        found = [known[name] for name in _OF_FACTOR if name in known]
+        by_name = {each.name: each for each in self.constexprs_of_factor(own.kernel, own.constants)}
+        found = [by_name[name] for name in _OF_FACTOR if name in by_name]
         found.append(named(own, "X_PITCH", "elements of shared memory from one l to the next"))
         found.append(named(own, "W_BASE", "offset of a stage's weights, in elements"))
         if number := shape.places[at].at:
             place = shape.place(number - 1)
             found.append(Constexpr("X_PLACE", place, "offset of the inputs in shared memory, in elements"))
-        return [*found, Constexpr("OUT_PLACE", shape.place(number), "offset of the outputs that it writes there")]
+        out_place = Constexpr("OUT_PLACE", shape.place(number), "offset of the outputs in shared memory, in elements")
+        return [*found, out_place]
 
     def constexprs_of_factor(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
         shape = SimtTiling.of(kernel, constants)

@@ -92,7 +92,7 @@ class SimtTiling(Moved, Tiled):
 
     @property
     def x_pitch(self) -> int:
-        """Elements from one l of a stage to the next: it has all j of an l before those of the next one."""
+        """Elements from one l of a stage to the next: all j of an l come before those of the next l."""
         return self.constants.tile_d * self.x_plane
 
     @cached_property
@@ -106,7 +106,7 @@ class SimtTiling(Moved, Tiled):
 
     @cached_property
     def slice_out(self) -> int:
-        """Outputs that one slice of the store takes through shared memory."""
+        """Outputs that the store takes through shared memory at a time, as one slice."""
         return self.warps_out * LANES_OUT * self.group_out
 
     @property
@@ -240,14 +240,16 @@ class SimtTiling(Moved, Tiled):
         cycles = self.sum_cycles(self.kernel.pattern.d * self.constants.tile_batch)
         return blocks * self.intermediate_elements * self.real_bytes, blocks * self.tiles_of_batch * cycles
 
-    def transpose_traffic(self, tiles: int, found: int) -> tuple[int, int]:
-        """Bytes and cycles of shared memory in which the sums of `tiles` tiles become rows of Y; none in
-        batch-size-last. All sums are written, and the `found` ones that are outputs of Y are read."""
+    def transpose_traffic(self, tiles: int, outputs: int) -> tuple[int, int]:
+        """Bytes and cycles of shared memory in which the sums of `tiles` tiles become rows of Y; 0 in batch-size-last.
+
+        All sums are written. Only the `outputs` sums that are elements of Y are read.
+        """
         if self.kernel.layout == "bsl":
             return 0, 0
         sums = tiles * self.constants.tile_batch * self.constants.tile_out * self.constants.tile_d
-        cycles = tiles * self.sum_cycles(self.y_pitch) + tiles * self.transpose_read_cycles * found // sums
-        return (sums + found) * self.real_bytes, cycles
+        cycles = tiles * self.sum_cycles(self.y_pitch) + tiles * self.transpose_read_cycles * outputs // sums
+        return (sums + outputs) * self.real_bytes, cycles
 
     @cached_property
     def registers(self) -> int:
@@ -308,7 +310,7 @@ def products_of(kernel: KernelSpec, copy: str) -> str:
 
 
 def is_narrow(kernel: KernelSpec) -> bool:
-    """Whether X has fewer bytes than an asynchronous copy moves: it is widened on its way to shared memory."""
+    """Whether elements of X have fewer bytes than an asynchronous copy moves: registers then copy and widen them."""
     return kernel.x_item_bytes < 4
 
 

@@ -23,7 +23,7 @@ from ksgen.values import cached_property
 
 WARPGROUP = 128  # threads
 ROWS = 64  # rows of the batch per instruction
-LINE = 128  # bytes of a box's row, where its rows are as long as its swizzle's span
+LINE = 128  # bytes of a box's row, if rows are as long as the swizzle's span
 SWIZZLE_PERIOD = 1024  # bytes after which the widest swizzle repeats; boxes are aligned to it
 MOST_COLUMNS = 256  # outputs of one instruction
 MOST_BOX = 256  # elements of a box in one dimension
@@ -72,7 +72,7 @@ class Reads:
     panel_bytes: int
     span: int
     chunks: int  # neighbouring chunks per lane
-    rounds: int  # of four lanes' groups of chunks, until a row of the tile is read
+    rounds: int  # rounds of four lanes' groups of chunks, until a row of the tile is read
     swaps_rows: bool
 
     def chunk_at(self, row: int, chunk: int) -> int:
@@ -258,9 +258,9 @@ class Block(TensorTile):
     @property
     def fits_registers(self) -> bool:
         """Whether the multiprocessor has all warpgroups' registers; otherwise setmaxnreg would wait for ever."""
-        own, theirs = REGISTERS[self.groups]
+        copying, multiplying = REGISTERS[self.groups]
         most = min(MULTIPROCESSOR_REGISTERS, LAUNCHED[self.groups] * self.threads)
-        return WARPGROUP * (own + self.groups * theirs) <= most
+        return WARPGROUP * (copying + self.groups * multiplying) <= most
 
     # ---- costs measured on an H100
 
@@ -289,11 +289,9 @@ class Block(TensorTile):
 
     @property
     def reads(self) -> Reads:
-        own = self.constants
-        rounds = int(own.tile_in) // self.group_inputs // 4
-        return Reads(
-            self.is_bsf, int(own.tile_batch), self.panel_bytes, self.span, self.group_chunks, rounds, self.swaps_rows
-        )
+        tile_batch = int(self.constants.tile_batch)
+        rounds = int(self.constants.tile_in) // self.group_inputs // 4
+        return Reads(self.is_bsf, tile_batch, self.panel_bytes, self.span, self.group_chunks, rounds, self.swaps_rows)
 
     # ---- tensor maps
 

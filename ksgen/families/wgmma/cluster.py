@@ -15,7 +15,7 @@ from ksgen.families.wgmma.block import Block, WgmmaVariables
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 8  # largest cluster that every GPU with clusters can launch
-# sizes that a search tries; any stage of weights has that many parts of 16 bytes
+# blocks of a cluster that a search tries; any stage of weights divides into ALONG_BATCH equal parts of whole 16 bytes
 ALONG_BATCH, ALONG_OUT = (1, 2, 4, 8), (1, 2, 3, 4, 8)
 BOX_ROWS = 8  # rows after which a box's swizzle repeats; parts are whole multiples of them
 MOST_BY_DEFAULT = 2  # blocks of a default's cluster: larger ones were not faster on an H100, in nine patterns
@@ -46,7 +46,7 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
 
 
 def tried(block: Block, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the clusters of at most so many blocks that a search tries, if the rules allow them.
+    """Yield the clusters of at most `most` blocks that a search tries if the rules allow them.
 
     They have several blocks along the batch if weights are a good part of each block's reads through the cache. They
     have several along the outputs if X is.
@@ -59,14 +59,14 @@ def tried(block: Block, most: int) -> Iterator[tuple[int, int]]:
 
 def variables(block: Block, image: str) -> WgmmaVariables:
     """Template variables of clusters; `image` names the layout of X in shared memory."""
-    own = block.constants
+    constants = block.constants
     if block.cluster == 1:
         return {
             "blocks": "alone", "find_tile": "find_tile",
             "copy_weights": "copy_bulk", "load_x": "load_box",
             "variants": (image,),
         }  # fmt: skip
-    shares_w, shares_x = own.cluster_batch > 1, own.cluster_out > 1
+    shares_w, shares_x = constants.cluster_batch > 1, constants.cluster_out > 1
     return {
         "variants": (image, "cluster"),
         "blocks": "clustered",
@@ -79,15 +79,15 @@ def variables(block: Block, image: str) -> WgmmaVariables:
 def constexprs(block: Block) -> list[Constexpr]:
     if block.cluster == 1:
         return []
-    own = block.constants
-    beside = Constexpr(
+    constants = block.constants
+    adjacent = Constexpr(
         "ADJACENT_J",
         block.tiles_d if block.is_bsf else 1,
         "tiles along j if these are neighbours in the order of tiles, else 1",
     )
     return [
-        named(own, "CLUSTER_BATCH", "blocks of a cluster along the batch: they share W"),
-        named(own, "CLUSTER_OUT", "blocks of a cluster along the outputs: they share X"),
+        named(constants, "CLUSTER_BATCH", "blocks of a cluster along the batch: they share W"),
+        named(constants, "CLUSTER_OUT", "blocks of a cluster along the outputs: they share X"),
         named(block, "CLUSTER", "blocks of a cluster"),
-        *([beside] if block.passes == 1 else []),
+        *([adjacent] if block.passes == 1 else []),
     ]

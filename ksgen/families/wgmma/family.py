@@ -66,7 +66,10 @@ class Wgmma(OfKinds, PackingFamily[Any]):
         return operands_of(self.tilings[type(constants)].signature, kernel)
 
     def constants(self, values: Mapping[str, Any]) -> Any:
-        """Read constants. Values from before `x_from` was one of them belong to the only block."""
+        """Read constants.
+
+        Values from before `x_from` existed belong to the only block, if the family is restricted to one.
+        """
         kinds = {each.constants_type.x_from: each.constants_type for each in self.asked}
         x_from = values.get("x_from", next(iter(kinds)) if len(kinds) == 1 else None)
         if x_from not in kinds:
@@ -131,7 +134,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
                 yield from self.in_clusters(kernel, constants, cluster.MOST_BLOCKS)
 
     def in_clusters(self, kernel: KernelSpec, constants: Any, most: int = cluster.MOST_BY_DEFAULT) -> Iterator[Any]:
-        """Yield the constants with the clusters of at most so many blocks that a search tries."""
+        """Yield the constants with each cluster of at most `most` blocks that a search tries."""
         for batch, out in cluster.tried(self.shape(kernel, constants), most):
             changed = constants.changed(cluster_batch=batch, cluster_out=out)
             if all(rule.holds(kernel, changed) for rule in cluster.rules(self.shape)):
@@ -141,9 +144,9 @@ class Wgmma(OfKinds, PackingFamily[Any]):
 
     def geometry(self, kernel: KernelSpec, constants: Any, batch: int) -> Geometry:
         block: Block = self.shape(kernel, constants)
-        pattern, along = block.kernel.pattern, block.constants.cluster_batch
-        of_batch = divide_up(batch, block.constants.tile_batch * along) * along
-        tiles = pattern.a * block.tiles_d * (block.tiles_out // block.passes) * of_batch
+        pattern, cluster_batch = block.kernel.pattern, block.constants.cluster_batch
+        tiles_batch = divide_up(batch, block.constants.tile_batch * cluster_batch) * cluster_batch
+        tiles = pattern.a * block.tiles_d * (block.tiles_out // block.passes) * tiles_batch
         found = Geometry(tiles, block.threads, block.shared_bytes, at_once=1, cluster=block.cluster, starts_early=True)
         return block.with_passes(found, batch)
 
@@ -163,13 +166,13 @@ class Wgmma(OfKinds, PackingFamily[Any]):
         # each instruction reads all of its operand B from shared memory
         read = w * groups_batch * kernel.arithmetic.products // kernel.arithmetic.parts
         # Y's tile is written and read; with a residual, the residual's too
-        ways = 4 if block.kernel.epilogue.residual else 2
+        y_accesses = 4 if block.kernel.epilogue.residual else 2
         multiply_adds = tiles * tile * block.steps * block.constants.tile_in * kernel.arithmetic.products
         return Work(
             blocks,
             self.memory_bytes(block.kernel, constants, batch),
             round(x_moved + y_moved) + w // block.constants.cluster_batch,
-            (1 + block.passes) * x + w + read + ways * tiles * block.y_bytes,
+            (1 + block.passes) * x + w + read + y_accesses * tiles * block.y_bytes,
             multiply_adds,
             tiles * block.steps * max(1 / (block.constants.stages - 1), block.waits),
             stages=tiles * block.steps,
@@ -185,7 +188,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
         own = block.constants
         picture = draw(
-            "A tile of Y. A cell is one instruction's, for one of the tile's j. Each block walks over tiles.",
+            "A tile of Y. A cell is one instruction's result, for one of the tile's j. Each block walks over tiles.",
             DrawnSide(own.tile_batch, "rows s of the batch", own.tile_batch // ROWS),
             DrawnSide(own.tile_out, "outputs k", 1),
             lambda row, _: f"warpgroup {row // block.row_tiles}",

@@ -20,7 +20,7 @@ from ksgen.spec import Epilogue, KernelSpec
 
 PERMUTE_THREADS = 256  # per block of a permuting launch
 MOST_NEIGHBOURS = 8  # threads with contiguous parts of X: a line of 128 bytes
-WORKSPACE_LINE = 128  # bytes, of which X in the workspace takes whole numbers
+WORKSPACE_LINE = 128  # bytes; X in the workspace is padded to a multiple, behind which Y begins
 
 
 @lru_cache(1024)
@@ -102,19 +102,19 @@ class PermutedBlock(SharedBlock):
         }
 
     def own_constexprs(self) -> list[Constexpr]:
-        d, epilogue, own = self.whole.pattern.d, self.whole.epilogue, part_d(self.whole.pattern.d)
-        neighbours = max(count for count in range(1, MOST_NEIGHBOURS + 1) if d // own % count == 0)
+        d, epilogue, part = self.whole.pattern.d, self.whole.epilogue, part_d(self.whole.pattern.d)
+        neighbours = max(count for count in range(1, MOST_NEIGHBOURS + 1) if d // part % count == 0)
         return [
             *super().own_constexprs(),
-            Constexpr("INTERLEAVED", d, "index j of the pattern, which A counts in addition to i"),
+            Constexpr("INTERLEAVED", d, "interleaved matrices of the pattern, index j, which A includes"),
             Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads per block of the permuting kernels"),
-            Constexpr("PART_D", own, "neighbouring j that a thread permutes, of 8 features"),
+            Constexpr("PART_D", part, "neighbouring j that a thread permutes, of 8 features"),
             Constexpr("NEIGHBOURS", neighbours, "threads side by side along j"),
             Constexpr(
                 "FINISHES",
                 epilogue != Epilogue(),
-                "whether something follows the product, in the entry that permutes Y",
+                "whether the entry that permutes Y applies an epilogue",
             ),
             Constexpr("ADDS_BIAS", epilogue.bias, "whether the entry that permutes Y adds a bias"),
-            Constexpr("ADDS_RESIDUAL", epilogue.residual, "whether it adds a residual"),
+            Constexpr("ADDS_RESIDUAL", epilogue.residual, "whether the entry that permutes Y adds a residual"),
         ]

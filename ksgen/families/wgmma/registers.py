@@ -36,12 +36,12 @@ HELD = {1: 208, 2: 220, 3: 132}
 MOST_OUT_OF_THREE = 192  # outputs of an instruction that fit 128 registers as ptxas allocates them
 SPARE = 16  # registers that blocks in clusters need for addresses; with fewer, ptxas spills some
 STAGE_TARGET = 32 * 1024  # bytes of X per stage, approximately: few barriers, several stages
-TOGETHER = [(2, 1), (3, 1), (1, 2), (1, 3)]  # warpgroups of a block, along the batch and along j
+TOGETHER = [(2, 1), (3, 1), (1, 2), (1, 3)]  # two or three warpgroups that multiply: along the batch, along j
 GROUPS = [(1, 1), *TOGETHER]  # groups that a search tries
-# of the cost model's waits, for an instruction's fragments and the instruction; fitted to an H100's times
+# the cost model's waits per instruction: for its fragments, then for the instruction; fitted to an H100's times
 INSTRUCTION_WAITS = 0.15
-# bytes of whole sectors that take as long as a piece of one that is stored, and as a row of a box. They were fitted to
-# 73 times of kernels, in which a row takes longer than in boxes alone
+# bytes of whole sectors that take as long as the store of a piece of a sector, and as a box's row. They were fitted to
+# the times of 73 kernels, in which a row takes longer than in a test of boxes alone
 PIECE, BOX_ROW = 128, 88
 WANTED_STAGES, MOST_STAGES = 4, 6  # by default
 
@@ -98,7 +98,7 @@ class RegistersBlock(Block):
     def rules(cls) -> tuple[Rule[Any], ...]:
         of = cls.of
         return (
-            Rule("tile_d is 1 in bsl, and in bsf d, or less and a run of 16, 32, 64 or 128 bytes", _planes_rule),
+            Rule("tile_d is 1 in bsl, and in bsf d or a shorter run of 16, 32, 64 or 128 bytes", _planes_rule),
             Rule("warpgroups along j have whole 16-byte chunks of their own", _groups_rule),
             Rule(
                 "tile_batch is 128 * groups_batch in bsl",
@@ -186,7 +186,7 @@ class RegistersBlock(Block):
 
     @property
     def in_pieces(self) -> float:
-        """A lane's store has a piece of a sector if warpgroups divide the j, or if a tile has a part of them."""
+        """A lane stores a piece of a sector if warpgroups divide the j, or if a tile has only some of them."""
         run_bytes, groups_d = int(self.constants.tile_d) * self.kernel.item_bytes, int(self.constants.groups_d)
         if self.is_flat or not self.is_bsf:
             return max(1, PIECE * groups_d / run_bytes) if groups_d > 1 else 1
@@ -195,12 +195,12 @@ class RegistersBlock(Block):
 
     @property
     def in_rows(self) -> float:
-        """A box whose rows have a part of the j takes a row at a time."""
+        """A box whose rows have only some of the j is loaded row by row."""
         return 1 if self.is_flat or not self.is_bsf else max(1, BOX_ROW / max(SECTOR, self.span))
 
     @property
     def unit_in(self) -> int:
-        """Inputs of which a stage is a whole multiple: of the lanes' order, and of X's layout."""
+        """A stage has a multiple of this number of inputs, after which the lanes' order and X's layout repeat."""
         unit = self.super_in
         while self.is_flat and unit * self.constants.tile_d * self.kernel.item_bytes % LINE:
             unit *= 2
@@ -210,10 +210,10 @@ class RegistersBlock(Block):
 
     def own_variables(self, variants: tuple[str, ...]) -> WgmmaVariables:
         constants, schedule = self.constants, "resident" if self.constants.resident else "streaming"
-        own = {"resident": constants.resident, "promoted": constants.promote, "split": self.components == 2}
+        conditions = {"resident": constants.resident, "promoted": constants.promote, "split": self.components == 2}
         return {
             "product": self.instruction.along_inputs,
-            "variants": (*variants, *(name for name, is_so in own.items() if is_so)),
+            "variants": (*variants, *(name for name, holds in conditions.items() if holds)),
             "schedule": schedule,
             "walk": schedule,
             "store": self.kernel.layout,
@@ -223,10 +223,10 @@ class RegistersBlock(Block):
     def own_constexprs(self) -> list[Constexpr]:
         constants = self.constants
         found = [
-            named(constants, "GROUPS_BATCH", "of the warpgroups that multiply, those along the batch"),
+            named(constants, "GROUPS_BATCH", "warpgroups that multiply, along the batch"),
             named(self, "PLANES", "neighbouring j of a warpgroup"),
             named(self, "SUPER_IN", "inputs after which the lanes' order repeats"),
-            named(self, "SUPER_STEPS", "instructions in them, for each j"),
+            named(self, "SUPER_STEPS", "instructions for SUPER_IN inputs of one j"),
             named(self, "FRAGMENT_SETS", "sets of fragments of X: 2 are read and multiplied alternately"),
         ]
         if self.is_bsf:
@@ -236,7 +236,7 @@ class RegistersBlock(Block):
                 named(self, "SWAPS_ROWS", "whether neighbouring lanes read rows 0, 4, 1, 5 ... of eight"),
                 named(self, "GROUP_CHUNKS", "neighbouring chunks of a row that hold whole inputs"),
                 named(self, "OWN_CHUNKS", "chunks of a group that a lane reads"),
-                named(self, "GROUP_INPUTS", "inputs in them, each with its TILE_D j"),
+                named(self, "GROUP_INPUTS", "inputs of a group of chunks, each with its TILE_D j"),
                 named(self, "SUPER_GROUPS", "groups of chunks that a lane reads until its order repeats"),
                 named(self, "Y_VECTOR", "contiguous elements that one store of Y moves"),
             ]
@@ -256,8 +256,8 @@ class RegistersBlock(Block):
 
     @classmethod
     def options(cls, family: Any, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
-        """Yield the rule's choice, then alternatives for every division of two or three warpgroups and j, streaming and
-        resident.
+        """Yield the rule's choice, then alternatives for every number of j per tile and every arrangement of two or
+        three warpgroups, streaming and resident.
 
         The rule takes the fewest tiles along the outputs, since each reads X again; then the least padding, and stages
         that fill the memory. One warpgroup multiplies while another reads. An alternative has the widest tile and the
@@ -340,7 +340,10 @@ def _start(family: Any, kernel: KernelSpec, limits: Limits) -> RegistersConstant
 
 
 def _deepened(family: Any, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> RegistersConstants:
-    """The same tile with long stages, enough of them, and the least padding of c; then as many as fit."""
+    """The same tile with the stages that pad c the least, the longest ones of several, and as many as fit.
+
+    WANTED_STAGES stages must fit, with at most STAGE_TARGET bytes of X each. If none does, the length stays.
+    """
     c, unit = kernel.pattern.c, constants.tile_in
     deeper = [constants.changed(tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
     able = [
@@ -360,7 +363,7 @@ def _runs(kernel: KernelSpec) -> list[int]:
 
 
 def _planes(kernel: KernelSpec) -> tuple[int, int]:
-    """Neighbouring j per tile, and warpgroups that share them: runs of 32 bytes in memory, if all of d is too much."""
+    """Neighbouring j per tile, and warpgroups that share them: all j, or runs of 32 or 16 bytes if d is too large."""
     d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
     if kernel.layout == "bsl" or d < vector or (d % vector and d <= MOST_FLAT):
         return (1 if kernel.layout == "bsl" else d), 1

@@ -22,7 +22,8 @@ from ksgen.spec import KernelSpec
 MOST_SUMS = {1: 200, 2: 200, 3: 120}  # per thread, by the number of warpgroups that multiply
 WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # outputs per tile that a search tries
 STAGE_INPUTS = 64  # by default, approximately
-# of so few stages two are on their way: twice as many of half the inputs took 0.92 to 0.95 of the time on an H100
+# with so few stages, at most two are in flight: twice as many of half the inputs took 0.92 to 0.95 of the time on an
+# H100
 FEW_STAGES = 3
 MOST_STAGES = 6  # by default
 
@@ -100,7 +101,7 @@ class SharedBlock(Block):
 
     @property
     def promote(self) -> int:
-        """Inputs after which tensor-core sums are added to plain ones, a stage's; 0: never."""
+        """Inputs after which tensor-core sums are added to plain ones: all inputs of a stage; 0: never."""
         return bytes_promotion(self.kernel)
 
     @property
@@ -131,9 +132,9 @@ class SharedBlock(Block):
     # ---- the source
 
     def own_variables(self, variants: tuple[str, ...]) -> WgmmaVariables:
-        own = {"promoted": self.promote, "multiplied_bytes": self.kernel.has_bytes_in}
+        conditions = {"promoted": self.promote, "multiplied_bytes": self.kernel.has_bytes_in}
         return {
-            "variants": ("plain_order", *(name for name, is_so in own.items() if is_so), *variants),
+            "variants": ("plain_order", *(name for name, holds in conditions.items() if holds), *variants),
             "product": self.instruction.along_inputs if self.is_bsf else f"{self.instruction.name}<true, false>",
             "schedule": "streaming",
             "walk": "promoted" if self.promote else "ahead",
@@ -156,8 +157,8 @@ class SharedBlock(Block):
 
     @classmethod
     def options(cls, family: Any, kernel: KernelSpec, limits: Limits) -> Iterator[SharedConstants]:
-        """Yield the rule's choice, then tiles with as many sums as registers hold and the most stages that fit, in all
-        clusters that pay.
+        """Yield the rule's choice, then tiles of two or three warpgroups with the most stages that fit, in all clusters
+        that pay.
 
         The rule takes the fewest tiles along the outputs, the least padding, then the most rows of the batch, and
         stages that fill the memory.
