@@ -122,7 +122,7 @@ def lines_of(shape: AmxTiling) -> Lines:
 
 
 def dot_cycles(shape: AmxTiling, held: Resident) -> float:
-    """Average cycles per product: the product's or those of its lines of operands, and those of its sums.
+    """Average cycles per product: for multiplying or for loading operands, whichever takes longer, and for sums.
 
     Lines that exceed the second-level cache come from beyond it.
     """

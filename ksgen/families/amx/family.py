@@ -182,10 +182,12 @@ def _space_of_chain(kernel: KernelSpec) -> Iterator[AmxChainConstants]:
     for block in BLOCKS:
         best = own_of_factors(kernel, of_block(kernel, block, kernel.batch or MANY))
         for outputs, depth in product((64, 128, 256), (2, 4, 8)):
-            own = [replace(each, outputs=min(each.outputs, outputs), depth=min(each.depth, depth)) for _, each in best]
+            limited = [
+                replace(each, outputs=min(each.outputs, outputs), depth=min(each.depth, depth)) for _, each in best
+            ]
             for streaming in (0, 1):
-                yield AmxChainConstants.of(kernel, block, own, streaming)
-                yield AmxChainConstants.of(kernel, block, [replace(each, panel=1) for each in own], streaming)
+                yield AmxChainConstants.of(kernel, block, limited, streaming)
+                yield AmxChainConstants.of(kernel, block, [replace(each, panel=1) for each in limited], streaming)
 
 
 def of_lanes(shape: AmxTiling) -> tuple[str, ...]:

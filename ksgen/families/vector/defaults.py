@@ -60,8 +60,7 @@ def complex_registers(height: int, width: int, kept: int) -> int:
 
 
 def alike(batch: int) -> int:
-    """Batch whose constants this one uses. Small batches have their own, others those of the next power of two, and
-    the largest ones share one choice."""
+    """Batch whose constants `batch` uses: a small batch itself, else the next power of two, at most MANY."""
     return batch if batch <= FEW else min(MANY, 1 << (batch - 1).bit_length())
 
 

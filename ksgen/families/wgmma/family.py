@@ -59,8 +59,8 @@ class Wgmma(OfKinds, PackingFamily[Any]):
 
     def __init__(self, only: type[Any] | None = None) -> None:
         super().__init__(only)
-        own = by_kind({kind: block.rules() for kind, block in self.tilings.items()})
-        self.listed = (*self._common_rules(), *own)
+        rules_of_kinds = by_kind({kind: block.rules() for kind, block in self.tilings.items()})
+        self.listed = (*self._common_rules(), *rules_of_kinds)
 
     def operands(self, kernel: KernelSpec, constants: Any) -> tuple[str, ...]:
         return operands_of(self.tilings[type(constants)].signature, kernel)
@@ -186,11 +186,10 @@ class Wgmma(OfKinds, PackingFamily[Any]):
     def variables(self, kernel: KernelSpec, constants: Any) -> WgmmaVariables:
         block = self.shape(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
-        own = block.constants
         picture = draw(
             "A tile of Y. A cell is one instruction's result, for one of the tile's j. Each block walks over tiles.",
-            DrawnSide(own.tile_batch, "rows s of the batch", own.tile_batch // ROWS),
-            DrawnSide(own.tile_out, "outputs k", 1),
+            DrawnSide(constants.tile_batch, "rows s of the batch", constants.tile_batch // ROWS),
+            DrawnSide(constants.tile_out, "outputs k", 1),
             lambda row, _: f"warpgroup {row // block.row_tiles}",
         )
         common: WgmmaVariables = cluster.variables(block, image) | {
@@ -199,27 +198,26 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             "wgmma": block.instruction,
             "picture": picture,
             "boxes": [Box(len(block.x_map[0]))],
-            "from_registers": own.x_from == "registers",
-            "finishes_stores": own.x_from != "registers",
-            "is_permuted": own.x_from == "permuted",
+            "from_registers": constants.x_from == "registers",
+            "finishes_stores": constants.x_from != "registers",
+            "is_permuted": constants.x_from == "permuted",
         }
         rest: WgmmaVariables = block.own_variables(common["variants"])
         return common | rest
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
         block = self.shape(kernel, constants)
-        own = block.constants
         copying, multiplying = REGISTERS[block.groups]
         return [
             *pattern_constexprs(block.kernel),
             *epilogue_constexprs(block.kernel),
-            named(own, "TILE_BATCH", "rows of the batch per tile"),
-            named(own, "TILE_OUT", "outputs k per tile, for each of its j: columns of an instruction"),
-            named(own, "TILE_IN", "inputs l per stage"),
-            named(own, "TILE_D", "neighbouring j per tile"),
+            named(constants, "TILE_BATCH", "rows of the batch per tile"),
+            named(constants, "TILE_OUT", "outputs k per tile, for each of its j: columns of an instruction"),
+            named(constants, "TILE_IN", "inputs l per stage"),
+            named(constants, "TILE_D", "neighbouring j per tile"),
             *cluster.constexprs(block),
             named(block, "GROUPS", "warpgroups that multiply"),
-            named(own, "STAGES", "stages in the ring in shared memory"),
+            named(constants, "STAGES", "stages in the ring in shared memory"),
             named(block, "THREADS", "threads per block: one more warpgroup copies"),
             Constexpr(
                 "COPYING_REGISTERS", copying, "registers per thread of the warpgroup that copies; 0: as launched"
