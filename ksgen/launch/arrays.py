@@ -1,7 +1,7 @@
-"""Views of a user's arrays: address, shape, type, device and stream. Zero-copy, and imports no library.
+"""Views of a user's arrays: address, shape, type, device and stream. Never copies, and imports no library.
 
 Libraries are recognised by the modules that the user has imported, so unused ones among PyTorch, CuPy, PyCUDA and
-pyopencl cost nothing. Launchers decide whether an array fits a kernel. `views_of` reads the arrays of a call.
+pyopencl cost nothing. `views_of` reads the arrays of a call; `checks.py` decides whether they fit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACCEPTED = (
 )
 
 Place = Literal["host"] | tuple[Literal["cuda"], int | None] | tuple[Literal["opencl"], Any]
-"""Where memory lies: the host, a CUDA device (None where the array does not tell which), or an OpenCL context."""
+"""Place of memory: the host, a CUDA device (number None if the array does not report it), or an OpenCL context."""
 
 
 class ArrayView(NamedTuple):
@@ -37,7 +37,7 @@ class ArrayView(NamedTuple):
     kind: str  # "numpy", "torch", "pycuda", "cupy", "pyopencl", "cuda" (its array interface) or "dlpack"
     pointer: Any  # an address, or a pyopencl Buffer
     shape: tuple[int, ...]
-    dtype: str  # one of DTYPES; of x also one of BYTE_TYPES
+    dtype: str  # one of DTYPES; for x also one of BYTE_TYPES
     strides: tuple[int, ...] | None  # bytes between elements along each axis; None: row-major, without gaps
     device: Place
     stream: Any  # CUDA handle or pyopencl queue that the owner currently uses; None if unknown
@@ -45,12 +45,12 @@ class ArrayView(NamedTuple):
     writeable: bool
 
 
-# shape, dtype, strides and device of an ArrayView, which decide whether it fits
+# shape, dtype, strides and device of an ArrayView, which decide whether it fits a call
 form_of = operator.itemgetter(slice(2, 6))
 
-Reader = Callable[[Any, str, int | None], ArrayView]
+Reader = Callable[[Any, str, int | None], ArrayView]  # takes an array, its name in messages, and the stream of its use
 
-# NumPy's letters
+# dtypes by the type strings of NumPy's array interface
 _NUMBERS = {"<f2": "float16", "<f4": "float32", "<f8": "float64", "<c8": "complex64", "<c16": "complex128"}
 _BYTES = {"|u1": "uint8", "|i1": "int8"}
 _readers: dict[type, Reader] = {}  # by type, for all types met so far
@@ -60,7 +60,7 @@ _dtypes: dict[Any, str] = {}  # by dtype object, for all met so far
 def view(array: Any, name: str = "array", stream: int | None = None) -> ArrayView:
     """Read an array.
 
-    `stream` is the stream of its use: a DLPack producer orders its own work before it.
+    `stream` is the CUDA stream that will use it. A DLPack producer makes that stream wait for its own work.
     """
     try:
         reader = _readers.get(type(array)) or _find_reader(array, name)
@@ -86,9 +86,9 @@ def common_device(views: Mapping[str, ArrayView]) -> Place:
 
 
 def stream_handle(stream: Any) -> Any:
-    """Convert a stream to a CUDA handle or a pyopencl CommandQueue; None stays None.
+    """Convert a stream to a CUDA handle or a pyopencl CommandQueue.
 
-    None is the device's own stream.
+    None, the device's own stream, stays None.
     """
     if stream is None:
         return None
@@ -105,9 +105,9 @@ def stream_handle(stream: Any) -> Any:
         for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, PyCUDA
             if isinstance(handle := getattr(stream, attribute, None), int):
                 return handle
-    words = _article(stream) if whole_number(stream) is None else excerpt(stream)
+    description = _article(stream) if whole_number(stream) is None else excerpt(stream)
     raise LaunchError(
-        f"stream is {words}; give a CUDA stream's handle, a PyTorch, CuPy or PyCUDA stream, "
+        f"stream is {description}; give a CUDA stream's handle, a PyTorch, CuPy or PyCUDA stream, "
         "an object with __cuda_stream__, a pyopencl CommandQueue, or None"
     )
 
@@ -119,12 +119,12 @@ def is_same_stream(one: Any, other: Any) -> bool:
 
 def _find_reader(array: Any, name: str) -> Reader:
     reader: Reader = _read_interface
-    for module, classname, of_library in _LIBRARIES:
+    for module, classname, library_reader in _LIBRARIES:
         library = sys.modules.get(module)
         if library is not None and isinstance(array, getattr(library, classname, ())):
             if "numpy.ma" in sys.modules and isinstance(array, sys.modules["numpy.ma"].MaskedArray):
                 raise _no_array(array, name)
-            reader = of_library
+            reader = library_reader
             break
     return _readers.setdefault(type(array), reader)
 
@@ -201,7 +201,7 @@ def _read_pycuda(array: Any, name: str, stream: int | None) -> ArrayView:
     pointer = 0 if array.gpudata is None else int(array.gpudata)
     dtype = dtype_of(array.dtype, name)
     return ArrayView(
-        "pycuda", pointer, array.shape, dtype, _gaps(array), ("cuda", device_of(pointer)), None, array, True
+        "pycuda", pointer, array.shape, dtype, _strides(array), ("cuda", device_of(pointer)), None, array, True
     )
 
 
@@ -209,7 +209,7 @@ def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
     index = array.device.id
     current = sys.modules["cupy"].cuda.get_current_stream().ptr
     dtype = dtype_of(array.dtype, name)
-    return ArrayView("cupy", array.data.ptr, array.shape, dtype, _gaps(array), ("cuda", index), current, array, True)
+    return ArrayView("cupy", array.data.ptr, array.shape, dtype, _strides(array), ("cuda", index), current, array, True)
 
 
 def _read_pyopencl(array: Any, name: str, stream: int | None) -> ArrayView:
@@ -217,27 +217,27 @@ def _read_pyopencl(array: Any, name: str, stream: int | None) -> ArrayView:
         raise LaunchError(f"{name} starts {array.offset} bytes into its buffer; give {_argument(name)}.copy()")
     place: Place = ("opencl", array.context)
     dtype = dtype_of(array.dtype, name)
-    return ArrayView("pyopencl", array.base_data, array.shape, dtype, _gaps(array), place, array.queue, array, True)
+    return ArrayView("pyopencl", array.base_data, array.shape, dtype, _strides(array), place, array.queue, array, True)
 
 
 def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> ArrayView:
-    described = array.__cuda_array_interface__
-    if described.get("mask") is not None:
+    interface = array.__cuda_array_interface__
+    if interface.get("mask") is not None:
         raise LaunchError(f"{name} is masked; give an array without a mask")
     shape, (pointer, read_only), typestr = (
-        tuple(map(operator.index, described["shape"])),
-        described["data"],
-        described["typestr"],
+        tuple(map(operator.index, interface["shape"])),
+        interface["data"],
+        interface["typestr"],
     )
     pointer = operator.index(pointer)
     known = _NUMBERS.get(typestr)
-    # NumPy has no letter for bfloat16: only the array itself can tell it from two raw bytes.
+    # No type string means bfloat16: only the array's own dtype tells it from two raw bytes.
     dtype = known or dtype_of(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
-    steps = described.get("strides")
+    steps = interface.get("strides")
     strides = (
         None if steps is None or _is_row_major(shape, steps, int(typestr[2:])) else tuple(map(operator.index, steps))
     )
-    current = described.get("stream")
+    current = interface.get("stream")
     return ArrayView(
         "cuda", pointer, shape, dtype, strides, ("cuda", device_of(pointer)), current, array, not read_only
     )
@@ -262,11 +262,11 @@ def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
     steps = _in_bytes(tensor.strides[: tensor.ndim], tensor.bits // 8) if tensor.strides else None
     strides = None if steps is None or _is_row_major(shape, steps, tensor.bits // 8) else steps
     pointer = (tensor.data or 0) + tensor.byte_offset
-    dtype, words = element_type(tensor)
-    if dtype is None and name == "x" and words in BYTE_TYPES:
-        dtype = words
+    dtype, description = element_type(tensor)
+    if dtype is None and name == "x" and description in BYTE_TYPES:
+        dtype = description
     if dtype is None:
-        raise LaunchError(f"{name} is of {words}; give {', '.join(DTYPES)}")
+        raise LaunchError(f"{name} is of {description}; give {', '.join(DTYPES)}")
     return ArrayView("dlpack", pointer, shape, dtype, strides, place, stream, (owner, array), owner.writeable)
 
 
@@ -284,14 +284,14 @@ def dtype_of(dtype: Any, name: str) -> str:
     if (known := _dtypes.get(dtype)) is not None:
         return known
     text = str(dtype).removeprefix("torch.")
-    if name == "x" and (text := _BYTES.get(text, text)) in BYTE_TYPES:  # only x may be stored so
+    if name == "x" and (text := _BYTES.get(text, text)) in BYTE_TYPES:  # only x may be in eight bits
         return text
     if text not in DTYPES:
         raise LaunchError(f"{name} is of {text}; give {', '.join(DTYPES)}")
     return _dtypes.setdefault(dtype, text)
 
 
-def _gaps(array: Any) -> tuple[int, ...] | None:
+def _strides(array: Any) -> tuple[int, ...] | None:
     """Strides of a NumPy-like array; None if it is contiguous."""
     return None if array.flags.c_contiguous else tuple(array.strides)
 
@@ -325,14 +325,15 @@ def _describe(place: Place) -> str:
 
 
 def _article(thing: Any) -> str:
+    """Name of a thing's type with an article, for messages; "None" for None."""
     if thing is None:
         return "None"
-    words = (
+    type_name = (
         type(thing).__name__
         if type(thing).__module__ == "builtins"
         else f"{type(thing).__module__}.{type(thing).__name__}"
     )
-    return f"{'an' if words[0] in 'aeiouAEIOU' else 'a'} {words}"
+    return f"{'an' if type_name[0] in 'aeiouAEIOU' else 'a'} {type_name}"
 
 
 Views = Mapping[str, ArrayView]
@@ -351,7 +352,7 @@ class CallOptions(NamedTuple):
 def views_of(arrays: Mapping[str, Any], stream: Any) -> dict[str, ArrayView]:
     """Read the arrays of a call.
 
-    DLPack producers prepare theirs for work on the CUDA stream.
+    If `stream` is a CUDA stream, DLPack producers make it wait for their own work.
     """
     handle = None if stream is None else stream_handle(stream)
     if not isinstance(handle, int):

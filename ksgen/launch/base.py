@@ -1,8 +1,9 @@
-"""The one path of a call, y = launcher(x, weights): for one factor, a chain, and a group of chains on one x.
+"""Base of all launchers: the path of a call, y = launcher(x, weights), for a factor, a chain, or a group of chains.
 
-A factor is a chain of one, and a chain a group of one. Arrays are read and checked, device and stream are found, a plan
-is looked up, weights are packed, and one launch computes everything. If several launches are faster, each part takes
-this path by itself. This module never searches for constants. It records no gradients; `ksgen.torch` does.
+A factor is treated as a chain of one factor, and a chain as a group of one chain. A call reads and checks its arrays,
+finds device and stream, looks up a plan, packs the weights, and computes everything in one launch. If several launches
+are faster, each factor or layer takes this path by itself. This module never searches for constants. It records no
+gradients; `ksgen.torch` does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,9 +42,9 @@ class Given(NamedTuple):
     """
 
     arrays: dict[str, Any]  # without packed weights
-    weights: Sequence[Any]  # of each factor
-    packed: Sequence[Weights]
-    forms: Sequence[WeightForm]
+    weights: Sequence[Any]  # one per factor
+    packed: Sequence[Weights]  # the packed ones among the weights
+    forms: Sequence[WeightForm]  # one per factor
     out: Any
     options: CallOptions
 
@@ -54,7 +55,7 @@ class BaseLauncher(Explainable):
     It is the base class of `Launcher`, `ChainLauncher` and `GroupLauncher`.
     """
 
-    accepted = "fuse='auto' or 'no'"
+    accepted = "fuse='auto' or 'no'"  # remedy in messages if one launch is required, but unavailable
     gives_list = False  # whether a call returns a list of outputs, one per layer
 
     def _set_up(
@@ -122,8 +123,8 @@ class BaseLauncher(Explainable):
                 for PyTorch and CuPy.
             precision: Arithmetic of the products. None: the launcher's, else that of the arrays. float32 arrays accept
                 "tf32x3", "tf32" and "fp16x3" for tensor cores, and "bf16x6" for a processor's matrix tiles. complex64
-                arrays accept "c64_tf32x3" for tensor cores. In "fp16x3", an overflow of float16 is NaN, and an error
-                for host arrays.
+                arrays accept "c64_tf32x3" for tensor cores. In "fp16x3", an overflow of float16 gives NaN, and
+                an error for host arrays.
             out_layout: Layout of y and the residual. A group accepts only the layout of x. None: the launcher's, else
                 that of x.
 
@@ -157,8 +158,8 @@ class BaseLauncher(Explainable):
             [(1, 6), (1, 4)]
         """
         given = self._read(x, weights, bias, residual, out, layout, activation, precision, out_layout, stream)
-        found = self._prepared(given, self._checks)
-        return found() if isinstance(found, Call) else self._one_by_one(given, found)
+        prepared = self._prepared(given, self._checks)
+        return prepared() if isinstance(prepared, Call) else self._one_by_one(given, prepared)
 
     def prepare(
         self,
@@ -180,13 +181,13 @@ class BaseLauncher(Explainable):
         the memory that its launches use. Keep the `Call` alive as long as any graph that recorded it.
 
         Args:
-            x: Input, as in a call. Launches read its contents at that time.
+            x: Input, as in a call. Each launch reads its contents at that time.
             weights: Weights, as in a call.
             layout: Layout of x and y, as in a call.
             bias: Bias, as in a call.
             activation: Activation, as in a call.
             residual: Residual, as in a call.
-            out: Array for y. None: a new one, which every launch writes again.
+            out: Array for y. None: a new one, which every launch overwrites.
             stream: Stream of the launches. None: the stream of the arrays.
             precision: Arithmetic, as in a call.
             out_layout: Layout of y, as in a call.
@@ -259,12 +260,12 @@ class BaseLauncher(Explainable):
             >>> import ksgen
             >>> multiply = ksgen.Launcher(1, 3, 2, 2).build(batch=[1, 256])
         """
-        sizes = [checked_batch(each) for each in listed(batch) or [batch]]
+        sizes = [checked_batch(size) for size in listed(batch) or [batch]]
         what, out_layout = self._asked(job, precision, layout, epilogue, weights, inputs, out_layout)
         if self._is_factor(what, job, out_layout):
             self._kernel_of_factor(sizes[0], what, job)  # invalid combinations are refused before a device opens
         where = find_device(device)
-        finished([partial(self._plan_all, where, each, what, job, out_layout) for each in sizes])
+        finished([partial(self._plan_all, where, size, what, job, out_layout) for size in sizes])
         return self
 
     def _plan_all(self, where: Device, batch: int, what: Explained, job: Job, out_layout: Layout | None) -> None:
@@ -311,12 +312,12 @@ class BaseLauncher(Explainable):
         if residual is not None or stated.residual:
             self._add("residual", names.residual, residual, stated.residual, arrays)
         if out is not None:
-            out = self._outs(out, options.layout, arrays)
+            out = self._add_outputs(out, options.layout, arrays)
         return Given(arrays, factor_weights, packed, forms, out, options)
 
-    def _add(self, operand: str, names: Sequence[str], given: Any, is_stated: bool, arrays: dict[str, Any]) -> None:
-        """Add a call's bias or residual to its arrays; False stands for none."""
-        for name, array in zip(names, self._each(operand, given), strict=True) if given is not False else ():
+    def _add(self, operand: str, names: Sequence[str], value: Any, is_stated: bool, arrays: dict[str, Any]) -> None:
+        """Add a call's bias or residual, with one array per chain, to its arrays; False adds none."""
+        for name, array in zip(names, self._per_chain(operand, value), strict=True) if value is not False else ():
             if array is None and is_stated:
                 one = "an array" if len(names) == 1 else "an array per layer, in a list"
                 remedy = f"{operand}={one}, or {operand}=False to leave it out"
@@ -324,11 +325,11 @@ class BaseLauncher(Explainable):
             if array is not None and array is not False:
                 arrays[name] = array
 
-    def _each(self, name: str, given: Any) -> Sequence[Any]:
-        """Values of an argument, one per chain."""
-        return (given,)
+    def _per_chain(self, name: str, value: Any) -> Sequence[Any]:
+        """Arrays of an argument, one per chain."""
+        return (value,)
 
-    def _outs(self, out: Any, layout: str, arrays: dict[str, Any]) -> Any:
+    def _add_outputs(self, out: Any, layout: str, arrays: dict[str, Any]) -> Any:
         """Add the outputs to a call's arrays, and return the value that the call will return."""
         arrays["out"] = out
         return out
@@ -352,7 +353,7 @@ class BaseLauncher(Explainable):
             check_storage(self, self.stated, taken)
         return taken
 
-    # ---- the path
+    # ---- from arguments to a launch
 
     def _prepared(self, given: Given, checks: ArgumentChecks) -> Call | CheckedArguments:
         """Prepare a call as one launch; return the checked arguments instead if it takes several launches."""
@@ -403,35 +404,35 @@ class BaseLauncher(Explainable):
     def _fallback(
         self, given: Given, checks: ArgumentChecks, plan: Plan, out: Any, aligned: bool, error: RefusedError
     ) -> Call:
-        """Prepare a call again, with its output, after the device has refused a launch of its plan."""
+        """Prepare a call with another kernel and the same output, after the device has refused a launch of its plan."""
         PLANNER.refuse(plan, str(error), aligned)
         if given.out is None:
             arrays = dict(given.arrays)
-            given = given._replace(arrays=arrays, out=self._outs(out, given.options.layout, arrays))
+            given = given._replace(arrays=arrays, out=self._add_outputs(out, given.options.layout, arrays))
         call: Any = self._prepared(given, checks)  # never several launches: only plans of one factor have tensor maps
         prepared: Call = call
         _keep_memory(prepared, given.options.stream)
         return prepared
 
     def _packed_memory(self, weights: Sequence[Any]) -> Mapping[str, ArrayView]:
-        """Memory of packed weights that launches may read after they wrote an output."""
+        """Memory of packed weights that some launch of the call may read after another has written an output."""
         return {}
 
     def _plan(self, fit: CheckedArguments, device: Device, stream: Any, is_aligned: bool) -> Plan | None:
         """Plan of the launch; None if several launches are faster."""
-        known: Any = fit.plans.get((device, PLANNER.generation, is_aligned), _NEVER)
-        if known is _NEVER and PLANNER.earlier and behind.must_stay(device, stream):
+        cached: Any = fit.plans.get((device, PLANNER.generation, is_aligned), _NEVER)
+        if cached is _NEVER and PLANNER.earlier and behind.must_stay(device, stream):
             earlier = (fit.plans.get((device, each, is_aligned), _NEVER) for each in reversed(PLANNER.earlier))
-            known = next((each for each in earlier if each is not _NEVER), _NEVER)
-        if known is None:
+            cached = next((each for each in earlier if each is not _NEVER), _NEVER)
+        if cached is None:
             return None
-        plan: Plan | None = None if known is _NEVER else known()
+        plan: Plan | None = None if cached is _NEVER else cached()
         if plan is None or plan.loaded.is_refused:
             plan = plan_for(fit, device, stream, is_aligned, self.fuse)
         if plan is not None:
             plan.loaded.is_used = True
-            for each in plan.packers:
-                each.loaded.is_used = True
+            for packer in plan.packers:
+                packer.loaded.is_used = True
         return plan
 
     def _several(self, fit: CheckedArguments, why: str) -> CheckedArguments:
@@ -460,28 +461,32 @@ class BaseLauncher(Explainable):
             if number + 1 == len(chain):
                 added = {name: arrays.get(name, False) for name in ("bias", "residual")}
                 more = {"activation": options.activation, "out": out, **added}
-            each = (weights,) if factor.takes_lists else weights
+            argument = (weights,) if factor.takes_lists else weights
             x = factor(
-                x, each, layout=layout, out_layout=layout, stream=options.stream, precision=fit.precision, **more
+                x, argument, layout=layout, out_layout=layout, stream=options.stream, precision=fit.precision, **more
             )
         return x
 
     def _check_intermediates(self, x: ArrayView, stream: Any) -> None:
-        """Raise `LaunchError` if no intermediates can be allocated for one launch per factor."""
-        if x.device == "host" or x.kind == "torch":  # PyTorch keeps memory for graphs
+        """Raise `LaunchError` if the intermediates between launches of single factors cannot be allocated."""
+        if x.device == "host" or x.kind == "torch":  # PyTorch can allocate while a graph is recorded
             return
         if x.kind in ("cuda", "dlpack"):
             why = f"ksgen cannot allocate arrays like x, {type(x.owner).__name__}, for intermediates"
             accepted = "arrays of PyTorch, CuPy, PyCUDA or NumPy, or fuse='yes' if one launch is available"
             raise LaunchError(f"{self!r}: factors are launched one by one here, and {why}; accepted: {accepted}")
-        device, on = device_and_stream(self, x.device, x.stream if stream is None else stream)
+        device, launch_stream = device_and_stream(self, x.device, x.stream if stream is None else stream)
         refuse_capture(
-            device, on, "launches factors one by one, and allocates their intermediates", "give PyTorch's tensors"
+            device,
+            launch_stream,
+            "launches factors one by one, and allocates their intermediates",
+            "give PyTorch's tensors",
         )
 
 
 def _keep_memory(call: Call, stream: Any) -> None:
-    """Keep a call's stream and storages alive. A tensor may be moved to other memory, and a stream ends with its
-    object.
+    """Keep a call's stream and its tensors' storages alive.
+
+    A tensor may get other memory, and a stream is destroyed with its object.
     """
     call.keep += (stream, *map(storage_of, call.keep[0].values()))

@@ -1,9 +1,9 @@
-"""Trials in the background, as `KSGEN_TRIAL=background` asks for: a child process tries kernels that calls plan without
-wisdom.
+"""Trials in the background, if `KSGEN_TRIAL=background`: a child process times candidates of kernels that calls plan
+without wisdom.
 
-Calls use defaults meanwhile, and later calls take the winners. Results then change once in the last bits, so that
-nothing is begun or taken under PyTorch's deterministic algorithms, inside a trace, or while a CUDA graph records the
-call. Measures nothing itself.
+Calls use defaults meanwhile, and later calls use the winners. Results may then change in the last bits. So no trial
+begins under PyTorch's deterministic algorithms or inside a trace. There, and while a CUDA graph records a call, calls
+keep their kernels. Measures nothing itself.
 """
 
 import os
@@ -27,7 +27,7 @@ from ksgen.spec import KernelSpec
 MOST_AT_ONCE = 8  # kernels per child process, whose time limit is that of a compiler
 _CHILD = "import os, sys; os.chdir({0!r}); sys.path[:] = {1!r}; from ksgen.calibration.trials import main; main({2!r})"
 
-Asked = tuple[KernelSpec, int]  # a kernel and its batch
+Asked = tuple[KernelSpec, int]  # a kernel, and the batch of the call that planned it
 
 _guard = new_lock()
 _seen: set[tuple[Device, Asked]] = set()
@@ -35,7 +35,7 @@ _waiting: dict[Device, list[Asked]] = {}
 
 
 def note(device: Device, kernel: KernelSpec, batch: int, choice: Choice | None) -> None:
-    """Begin a trial of a kernel that was planned by its default, once per process."""
+    """Begin a trial of a kernel that a call plans by its default, once per process and batch."""
     if choice is None or choice.from_wisdom or trial() != "background" or not may_change():
         return
     key = device, (kernel, batch)
@@ -48,12 +48,15 @@ def note(device: Device, kernel: KernelSpec, batch: int, choice: Choice | None) 
 
 
 def must_stay(device: Device, stream: Stream) -> bool:
-    """Whether a call keeps the kernel that it used before the last trials: a CUDA graph records no other one."""
+    """Whether a call must keep the kernel that it used before the last trials.
+
+    It must if results may not change, or if a CUDA graph records the stream.
+    """
     return not may_change() or (device.kind == "cuda" and device.is_capturing(stream))
 
 
 def may_change() -> bool:
-    """Whether results may change in the last bits: not if PyTorch was asked for deterministic ones, or traces."""
+    """Whether results may change in the last bits: not under PyTorch's deterministic algorithms or inside a trace."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "are_deterministic_algorithms_enabled"):
         return True
@@ -64,12 +67,12 @@ def may_change() -> bool:
 def _begin(device: Device) -> None:
     key = "trials", device
     with suppress(PendingError), deferred(lambda: True):
-        for _ in range(2):  # the first takes the result of an earlier round, if there is one
+        for _ in range(2):  # the first call may only collect the result of an earlier round
             outcome(key, "trials", lambda: _try_all(device))
 
 
 def _try_all(device: Device) -> None:
-    """Try all kernels that wait, a few per child process; runs in a thread of the background."""
+    """Try all kernels that wait, a few per child process; runs in a background thread."""
     while True:
         with _guard:
             waiting = _waiting.get(device, [])

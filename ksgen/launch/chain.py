@@ -53,14 +53,14 @@ class ChainLauncher(BaseLauncher):
         out_layout: Layout | None = None,
         **stated: Unpack[Stated],
     ) -> None:
-        own = _factors(factors)
-        self.chain = Chain(tuple(factor.pattern for factor in own))  # refuses factors that do not fit each other
-        self.batches = own[0].batches if len(own) == 1 else frozenset()
+        launchers = _factors(factors)
+        self.chain = Chain(tuple(factor.pattern for factor in launchers))  # refuses factors that do not fit each other
+        self.batches = launchers[0].batches if len(launchers) == 1 else frozenset()
         options = layer_options(self.chain, between, fuse, out_layout)
-        self._set_up((self.chain,), own, checked(self.chain, StatedOptions(**stated)), options)
+        self._set_up((self.chain,), launchers, checked(self.chain, StatedOptions(**stated)), options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Read pickles of the attributes, which earlier versions wrote."""
+        """Restore a pickle of an earlier version, which holds the attributes."""
         options = {name: state[name] for name in ("between", "fuse", "out_layout")}
         self.__init__(*state["factors"], **options, **state["stated"].non_defaults)  # type: ignore[misc]
 
@@ -74,12 +74,14 @@ def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
             "factors=(); accepted: Launchers or patterns, one per argument, in the order in which they multiply X; "
             "or a Chain"
         )
-    every = [factor for each in given for factor in (each.factors if isinstance(each, Launcher) else (Launcher(each),))]
-    return tuple(map(_plain, every))
+    launchers = [
+        factor for each in given for factor in (each.factors if isinstance(each, Launcher) else (Launcher(each),))
+    ]
+    return tuple(map(_plain, launchers))
 
 
 def _plain(factor: Launcher) -> Launcher:
-    """Launcher of the same pattern that states nothing."""
+    """Launcher of the same pattern without stated options."""
     if factor.takes_lists or factor.options.non_defaults or factor.stated.non_defaults:
         return Launcher(factor.pattern, batches=sorted(factor.batches))
     return factor

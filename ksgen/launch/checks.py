@@ -35,17 +35,17 @@ STORED_OTHERWISE = "weights of the factors differ in storage"
 
 
 class ArrayNames(NamedTuple):
-    """Names of a call's arrays in messages: weights of each factor, the others of each chain."""
+    """Names of a call's arrays in messages: weights per factor, all others per chain."""
 
     weights: tuple[str, ...] = ("weights",)
     bias: tuple[str, ...] = ("bias",)
     residual: tuple[str, ...] = ("residual",)
     out: tuple[str, ...] = ("out",)
-    operands: tuple[tuple[str, str], ...] = ()  # of a group's kernel, with the names of their arrays
+    operands: tuple[tuple[str, str], ...] = ()  # of a group's kernel: each operand with the name of its array
 
     @property
     def plain(self) -> dict[str, tuple[str, ...]]:
-        """Names for each chain, by the name in a call of that chain alone."""
+        """Names per chain, by the name of the same array in a call of that chain alone."""
         every = len(self.out)
         return {
             "x": ("x",) * every,
@@ -74,17 +74,19 @@ def names_of(chains: Sequence[Chain]) -> ArrayNames:
 
 def _weights(chain: Chain) -> tuple[str, ...]:
     """Names of the weights of each factor."""
-    return tuple(f"weights of factor {at}" for at in range(1, len(chain) + 1)) if len(chain) > 1 else ONE.weights
+    return (
+        tuple(f"weights of factor {number}" for number in range(1, len(chain) + 1)) if len(chain) > 1 else ONE.weights
+    )
 
 
 def per_chain(chains: Sequence[Chain], values: Sequence[T]) -> list[Sequence[T]]:
-    """Values of each chain, from one per factor."""
+    """Divide values, one per factor, into one sequence per chain."""
     ends = accumulate(map(len, chains), initial=0)
     return [values[begin:end] for begin, end in pairwise(ends)]
 
 
-def y_shape(own: Pattern | Chain, layout: str, batch: int) -> tuple[int, int]:
-    return (batch, own.out_features) if layout == "bsf" else (own.out_features, batch)
+def y_shape(product: Pattern | Chain, layout: str, batch: int) -> tuple[int, int]:
+    return (batch, product.out_features) if layout == "bsf" else (product.out_features, batch)
 
 
 def check_words(caller: object, layout: str, activation: str, name: str = "layout") -> None:
@@ -105,7 +107,7 @@ def check_layouts(caller: object, chains: Sequence[Chain], layout: str, out_layo
 
 
 def check_precision(caller: object, precision: str | None, dtype: str) -> str:
-    """Precision of a call: that of the arrays, or another one whose arrays have the same storage type."""
+    """Precision of a call: the arrays' dtype, or the given precision if its arrays have this dtype."""
     accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
     if precision is None or is_word(precision, accepted):
         return precision or dtype
@@ -117,7 +119,8 @@ def check_precision(caller: object, precision: str | None, dtype: str) -> str:
 def type_of_call(caller: object, x: str, others: Iterable[ArrayView], precision: str | None, inputs: str) -> str:
     """Dtype of the arrays of a call.
 
-    It is the dtype of x. If `inputs` says that x is in eight bits, it is that of the first other array, else float32.
+    It is the dtype of x, unless `inputs` says that x is in eight bits. Then the precision decides, else the first other
+    array, else it is float32.
     """
     if inputs == SAME:
         if x in BYTE_TYPES:
@@ -139,8 +142,8 @@ def check_arrays(
 ) -> int:  # fmt: skip
     """Return the batch size; `LaunchError` on the first array whose shape, precision or strides do not fit.
 
-    `views` holds x, and any of weights, bias, residual, grad_y and out. `dtype` is that of all others, if x is in eight
-    bits.
+    `views` holds x, and any of weights, bias, residual, grad_y and out. If x is in eight bits, `dtype` is that of all
+    other arrays, else None.
     """
     x = views["x"]
     batch_axis, feature_axis = (0, 1) if layout == "bsf" else (1, 0)
@@ -182,10 +185,7 @@ def _accepted(job: str, name: str) -> str:
 
 
 def are_aligned(views: Views) -> bool:
-    """Whether all arrays are aligned for tensor maps and wide loads.
-
-    The output may be missing.
-    """
+    """Whether x, bias, residual and out, where given, are aligned for tensor maps and wide loads."""
     pointers = (views[name].pointer for name in ("x", "bias", "residual", "out") if name in views)
     return all(not isinstance(pointer, int) or pointer % MAP_ALIGNMENT == 0 for pointer in pointers)
 
@@ -198,9 +198,10 @@ def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
 
 
 def check_memory(caller: object, views: Views, names: ArrayNames = ONE, unread: Views = MappingProxyType({})) -> bool:
-    """Raise `LaunchError` on faults that arrays of fitting shapes may still have; every call checks them again.
+    """Raise `LaunchError` on required gradients, bad addresses, read-only outputs and overlaps, at every call.
 
-    `unread` views memory that launches may read later. Returns whether all arrays are aligned as `are_aligned` asks.
+    `unread` views packed weights that a launch may read after another has written an output. Returns whether all arrays
+    begin at multiples of `MAP_ALIGNMENT`.
     """
     if (torch := sys.modules.get("torch")) is not None and torch.is_grad_enabled():
         for name, given in views.items():
@@ -231,7 +232,7 @@ def check_memory(caller: object, views: Views, names: ArrayNames = ONE, unread: 
 def _check_out(caller: object, name: str, residual: str, views: Views) -> None:
     """Raise `LaunchError` if an output is read-only or overlaps an operand or another output.
 
-    It may be its own residual; any other overlap would be read after it was written.
+    An output may be its own residual. In any other overlap, a launch may read what it has already overwritten.
     """
     out = views[name]
     if not out.writeable:
@@ -246,7 +247,7 @@ def _check_out(caller: object, name: str, residual: str, views: Views) -> None:
 def _overlap(one: ArrayView, other: ArrayView) -> bool:
     """Whether two arrays share memory.
 
-    Adjacent column slices of one array interleave by rows, and do not.
+    Column slices of one array interleave row by row without sharing memory.
     """
     if not isinstance(one.pointer, int) or not isinstance(other.pointer, int):
         return bool(one.pointer == other.pointer)
@@ -261,7 +262,7 @@ def _overlap(one: ArrayView, other: ArrayView) -> bool:
 
 
 class Multiplier(Protocol):
-    """A launcher's product: chains on one x, and the options that decide a kernel."""
+    """Attributes of a launcher that checks read: its chains on one x, and the options that decide a kernel."""
 
     chains: tuple[Chain, ...]
     names: ArrayNames
@@ -271,23 +272,23 @@ class Multiplier(Protocol):
 
     @property
     def layers(self) -> Sequence["Multiplier"]:
-        """Launchers of each chain."""
+        """Launchers, one per chain."""
 
     @property
     def factors(self) -> Sequence[object]:
-        """Launchers of each factor, of all chains."""
+        """Launchers, one per factor, concatenated for all chains."""
 
 
-def check_storage(caller: object, stated: StatedOptions, own: Sequence[Any]) -> None:
+def check_storage(caller: object, stated: StatedOptions, weights: Sequence[Any]) -> None:
     """Raise `LaunchError` on weights, one array per factor, whose storage differs from the stated one.
 
     Only the first factor multiplies X, so only its weights may take X in eight bits.
     """
-    for number, each in enumerate(own, 1):
+    for number, each in enumerate(weights, 1):
         inputs = stated.inputs if number == 1 else SAME
         found = (each.stored, each.inputs) if isinstance(each, Weights) else (SAME, SAME)
         if found != (stated.weights, inputs):
-            which = "weights" if len(own) == 1 else f"weights of factor {number}"
+            which = "weights" if len(weights) == 1 else f"weights of factor {number}"
             remedy = (
                 f"results of ksgen.quantize(weights, {stated.weights!r}{'' if inputs == SAME else ', x_scale=...'})"
             )
@@ -307,7 +308,7 @@ class CheckedArguments:
     place: Place
     precision: PrecisionName
     dtype: str
-    kernel: KernelSpec | None  # None if there are several launches in any case
+    kernel: KernelSpec | None  # None if options or arrays rule out one launch
     why: str = ""  # reason for several launches
     # By device, the planner's generation and alignment; None: several launches. Only the planner keeps the plans alive.
     plans: dict[tuple[Device, int, bool], ReferenceType[Plan] | None] = field(default_factory=dict)
@@ -335,7 +336,7 @@ class ArgumentChecks:
     ) -> CheckedArguments:
         """Checked arguments with these shapes, precisions, strides and devices; checked at the first call.
 
-        `forms` are those of each factor's weights.
+        `forms` has the form of each factor's weights.
         """
         key = (options[:-1], *forms, *views, *map(form_of, views.values()))
         try:
@@ -373,65 +374,66 @@ def _checked(
                 f"{caller!r}: packed weights are {form.dtype} and x is {dtype}; give both in one precision"
             )
     batch = 0
-    for at, (layer, weights_of_it) in enumerate(
+    for number, (layer, layer_weights) in enumerate(
         zip(caller.layers, per_chain(caller.chains, names.weights), strict=True)
     ):
-        given = {name: views[each[at]] for name, each in names.plain.items() if each[at] in views}
+        given = {name: views[each[number]] for name, each in names.plain.items() if each[number] in views}
         batch = _check_layer(
-            layer, job, options, given, [views.get(name) for name in weights_of_it], (dtype, precision, inputs)
+            layer, job, options, given, [views.get(name) for name in layer_weights], (dtype, precision, inputs)
         )
     place = common_device(views)
     added = [{name in views for name in each} for each in (names.bias, names.residual)]
-    several = is_layer(caller.chains, layout, out_layout)
-    alike = {form.stored for form in forms} or {SAME}
+    is_of_layer = is_layer(caller.chains, layout, out_layout)
+    storages = {form.stored for form in forms} or {SAME}
     why = ""
-    if several:
+    if is_of_layer:
         why = SOME_ADDED if any(len(each) > 1 for each in added) else BETWEEN_DIFFERS if caller.between is None else ""
-        why = why or (STORED_OTHERWISE if len(alike) > 1 else "")
+        why = why or (STORED_OTHERWISE if len(storages) > 1 else "")
         if why or caller.fuse == "no":
             return CheckedArguments(batch, place, precision, dtype, None, why)
     # outputs of a group that are slices of one array
     are_slices = len(caller.chains) > 1 and (place == "host" or (names.out[0] not in views and layout == "bsf"))
     stride = "any" if are_slices or any(found.strides is not None for found in views.values()) else "dense"
-    (weights,) = alike
-    epilogue, own = (
+    (weights,) = storages
+    epilogue, own_batch = (
         Epilogue(True in added[0], activation, True in added[1]),
-        batch if batch in caller.batches and not several else None,
+        batch if batch in caller.batches and not is_of_layer else None,
     )
-    between = caller.between if several and caller.between else "none"
+    between = caller.between if is_of_layer and caller.between else "none"
     kernel = KernelSpec(
-        caller.chains, precision, layout, epilogue, own, job, stride, between, out_layout, weights, inputs
+        caller.chains, precision, layout, epilogue, own_batch, job, stride, between, out_layout, weights, inputs
     )
     return CheckedArguments(batch, place, precision, dtype, kernel)
 
 
 def _inputs(caller: Multiplier, forms: Sequence[WeightForm]) -> str:
     """Storage of the x that all chains take; intermediates are stored like y."""
-    found = []
-    for layer, own in zip(caller.layers, per_chain(caller.chains, forms), strict=True) if forms else ():
-        for number, form in enumerate(own, 1):
+    storages = []
+    for layer, chain_forms in zip(caller.layers, per_chain(caller.chains, forms), strict=True) if forms else ():
+        for number, form in enumerate(chain_forms, 1):
             if number > 1 and form.inputs != SAME:
                 only = "weights that ksgen.quantize made without x_scale, because intermediates are stored like y"
                 raise LaunchError(
                     f"{layer!r}: weights of factor {number} multiply x in {form.inputs}; accepted: {only}"
                 )
-        found.append(own[0].inputs)
-    if others := [number for number, each in enumerate(found, 1) if each != found[0]]:
-        how = f"those of layer 1 as {found[0]} and those of layer {others[0]} as {found[others[0] - 1]}"
+        storages.append(chain_forms[0].inputs)
+    if others := [number for number, each in enumerate(storages, 1) if each != storages[0]]:
+        how = f"those of layer 1 as {storages[0]} and those of layer {others[0]} as {storages[others[0] - 1]}"
         raise LaunchError(
             f"{caller!r}: the first factors of the layers take x in different storage, {how}; accepted: one "
             "storage for all of them"
         )
-    return found[0] if found else SAME
+    return storages[0] if storages else SAME
 
 
 def _check_layer(
-    layer: Multiplier, job: str, options: CallOptions, given: Views, own: Sequence[ArrayView | None], types: tuple[str,
-        str, str]
+    layer: Multiplier, job: str, options: CallOptions, given: Views, unpacked: Sequence[ArrayView | None],
+    types: tuple[str, str, str],
 ) -> int:  # fmt: skip
     """Return the batch size; `LaunchError` on arguments that any factor of a chain would refuse.
 
-    `own` has the weights that are not packed yet, and `types` the dtype, the precision and the storage of x.
+    `unpacked` has the weights of each factor, or None if they are packed. `types` has the dtype, the precision and the
+    storage of x.
     """
     (chain,), (dtype, precision, inputs), x = layer.chains, types, given["x"]
     if layer.between not in (accepted := activations_of(precision)):
@@ -439,7 +441,7 @@ def _check_layer(
             f"{layer!r}: between={layer.between!r} of complex numbers, {precision}; accepted: {', '.join(accepted)}"
         )
     batch = 0
-    for number, (factor, weights) in enumerate(zip(layer.factors, own, strict=True)):
+    for number, (factor, weights) in enumerate(zip(layer.factors, unpacked, strict=True)):
         pattern, layout = (
             chain[number],
             options.layout if number < chain.transposing_factor else options.out_layout or options.layout,

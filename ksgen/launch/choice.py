@@ -27,7 +27,7 @@ class Choice:
     constants: Any
     why: str
     misfit: bool = False  # wisdom had constants that this device cannot run
-    from_wisdom: bool = False  # from a search, for any batch and any version of the template
+    from_wisdom: bool = False  # from a search or trial, at any batch and with any version of the template
     is_measured: bool = False  # on this device, with the current template, at a batch of this class
     is_open: bool = False  # from wisdom that the next trial measures again
     is_fallback: bool = False  # replaces a choice that the device has refused, so that no measurement changes it
@@ -41,9 +41,9 @@ def limits_of(device: Device) -> Limits:
 
 
 def usual_limits_of(device: Device) -> Limits:
-    """Limits of the usual card of a CUDA target, whatever the device's multiprocessors.
+    """Limits of a device, but on CUDA with the multiprocessors of its target's usual card.
 
-    Kernels that are built without a device are for that card.
+    Kernels that are built without a device are chosen for that card.
     """
     limits = limits_of(device)
     return (
@@ -57,14 +57,14 @@ def built_beforehand(device: Device) -> list[tuple[str, Limits]]:
         from ksgen.devices.native import limits_for  # loads the native runtime
 
         sets = [(each.target, limits_from("native", each.target, limits_for(each))) for each in instruction_sets_here()]
-        own = limits_of(device)  # a compiler here may support all product instructions, or none
-        return [(device.target, own), (device.target, replace(own, tiles=(), dots=())), *sets]
+        device_limits = limits_of(device)  # a compiler here may support all product instructions, or none
+        return [(device.target, device_limits), (device.target, replace(device_limits, tiles=(), dots=())), *sets]
     usual = usual_limits_of(device)
     return [(device.target, usual)] if usual != limits_of(device) else []
 
 
 def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
-    """Choose like `choose`; without wisdom, use one choice per power of two, so that all batches share few sources."""
+    """Choose like `choose`; on a processor without wisdom, at the next power of two, so that batches share sources."""
     choice = choose(kernel, batch, limits, wisdom, aligned)
     if choice.from_wisdom or kernel.batch or not limits.is_cpu:
         return choice
@@ -93,10 +93,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
     found = wisdom.lookup(kernel, batch, aligned)
     why = "the family's default: no search has been run for this kernel on this device"
     if found is None and (batches := wisdom.batches(kernel)):
-        why = (
-            f"the family's default: what was searched, at batch {', '.join(map(str, batches))}, says nothing of "
-            f"batch {batch}"
-        )
+        why = f"the family's default: searches at batch {', '.join(map(str, batches))} do not apply to batch {batch}"
     if found and (bar := limits.bar_of(found.family)):
         why = f"the family's default: wisdom has {found.family}, which is {bar.reason}"
         found = None
@@ -140,7 +137,7 @@ def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, 
 
 
 def described(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, device: str | None = None) -> str:
-    """Source of a choice on a device; of a default, also what may be faster, and the command that settles it.
+    """Source of a choice on a device; for a default, also what may be faster, and the command that settles it.
 
     `device` is the name by which the user asked for the device; None if it was not named.
     """
@@ -152,7 +149,7 @@ def described(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, de
 
 
 def settling_command(kernel: KernelSpec, batch: int, device: str | None = None) -> str:
-    """Command that measures which candidate of a kernel is the fastest on this machine, or on a named device of it."""
+    """Command that measures which candidate of a kernel is the fastest on this machine, or on the named device."""
     first, *others = (" ".join(map(str, chain)) for chain in kernel.chains)
     options = {
         "precision": (kernel.precision, "float32"),
@@ -173,7 +170,7 @@ def settling_command(kernel: KernelSpec, batch: int, device: str | None = None) 
 
 
 def _passed_over(entry: Entry | None) -> str:
-    """Reason to prefer another batch's entry to the one of this batch; empty if its time is not the reason."""
+    """Reason why another batch's entry is preferred to this batch's entry; empty if there is none, or it is sound."""
     if entry is None or entry.is_sound:
         return ""
     return (
@@ -184,7 +181,10 @@ def _passed_over(entry: Entry | None) -> str:
 
 
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
-    """Default constants of a family for a kernel at a batch, measured or not; it must not be disabled there."""
+    """Default constants of a family for a kernel at a batch, even if launchers do not choose it by themselves.
+
+    `ConstantsError` if it is disabled there, or does not support the kernel.
+    """
     family = family_named(name)
     if (bar := limits.bar_of(family.name)) and bar.is_disabled:
         raise ConstantsError(f"{kernel.name}: {family.name} is {bar.reason}; {FORCE}={family.name} forces it")

@@ -64,7 +64,7 @@ _CAPSULES = {  # name -> its layout, and its name once consumed: stored here, be
 
 
 class Managed:
-    """A tensor consumed from its capsule; its producer gets it back with the last reference to this."""
+    """A tensor consumed from its capsule; its producer's deleter runs when this object is destroyed."""
 
     def __init__(self, capsule: Any, name: str) -> None:
         self._address = None
@@ -76,13 +76,13 @@ class Managed:
             )
         layout, used = _CAPSULES[label]
         address = _capsule_pointer(capsule, label)
-        held = layout.from_address(address)
+        managed = layout.from_address(address)
         _rename_capsule(capsule, used)
-        self._address, self._deleter = address, held.deleter
-        if isinstance(held, _Versioned) and held.major != 1:
-            raise LaunchError(f"{name} speaks DLPack {held.major}.{held.minor}; accepted: 1.x and older")
-        self.tensor: _Tensor = held.tensor
-        self.writeable = not (isinstance(held, _Versioned) and held.flags & _READ_ONLY)
+        self._address, self._deleter = address, managed.deleter
+        if isinstance(managed, _Versioned) and managed.major != 1:
+            raise LaunchError(f"{name} speaks DLPack {managed.major}.{managed.minor}; accepted: 1.x and older")
+        self.tensor: _Tensor = managed.tensor
+        self.writeable = not (isinstance(managed, _Versioned) and managed.flags & _READ_ONLY)
 
     def __del__(self) -> None:
         if self._address is not None and self._deleter:
@@ -90,7 +90,7 @@ class Managed:
 
 
 def element_type(tensor: _Tensor) -> tuple[str | None, str]:
-    """Name of the precision, None for a type that no kernel takes, and a description of the type."""
-    known = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    """Name of the dtype, or None if no kernel takes it, and a description of the type for messages."""
+    dtype_name = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     code = _CODES.get(tensor.code, f"code {tensor.code}, ")
-    return known, f"{code}{tensor.bits}" + ("" if tensor.lanes == 1 else f" x {tensor.lanes}")
+    return dtype_name, f"{code}{tensor.bits}" + ("" if tensor.lanes == 1 else f" x {tensor.lanes}")

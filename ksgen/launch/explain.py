@@ -35,14 +35,14 @@ from ksgen.values import excerpt
 
 
 def checked(chain: Chain, stated: StatedOptions) -> StatedOptions:
-    """Validate stated options; `SpecError` on unknown words, or on words that do not fit together."""
+    """Validate stated options; `SpecError` if one is unknown, or two exclude each other."""
     precision = "float32" if stated.precision is None else stated.precision
     KernelSpec(chain[-1], precision, stated.layout, stated.epilogue, weights=stated.weights, inputs=stated.inputs)
     return stated
 
 
 class Explained(NamedTuple):
-    """Arguments of `explain`, with the stated option for each None."""
+    """Options of a call that decide its kernel, with the stated option in place of each None."""
 
     precision: PrecisionName
     layout: Layout
@@ -63,7 +63,7 @@ def explained(stated: StatedOptions, *asked: Any) -> Explained:
 
 
 def bytes_saved(kernel: KernelSpec, batch: int) -> str:
-    """Remark on memory traffic with X in eight bits, and without; empty if X is not in eight bits."""
+    """Remark on memory traffic with X in eight bits and in its dtype; empty if X is not in eight bits."""
     if not kernel.has_bytes_in:
         return ""
     return f"; {kernel.bytes(batch):,} bytes, with x in {kernel.dtype} {replace(kernel, inputs=SAME).bytes(batch):,}"
@@ -118,7 +118,7 @@ class Explainable:
     fuse: Fuse
     out_layout: Layout | None
     batches: frozenset[int] = frozenset()  # batch sizes with their own kernels
-    parts = "factor"  # unit of a separate launch: "factor" or "layer"
+    parts = "factor"  # what each of several launches computes: a "factor" or a "layer"
     takes_lists = True  # whether weights are a list with one array per factor
     _factors: tuple[Any, ...]  # empty for a launcher that is its only factor
 
@@ -142,7 +142,7 @@ class Explainable:
     ) -> str:
         """Describe which family and constants a call uses on a device, whether in one launch, and why.
 
-        None stands for the stated option. Without a stated option it stands for float32, "bsf" and unquantized arrays.
+        None means the stated option; if there is none, float32, "bsf" and unquantized arrays.
 
         Args:
             batch: Batch size of the call.
@@ -157,7 +157,7 @@ class Explainable:
 
         Returns:
             One line for one launch: kernel, batch size, device, family, constants and reason. Otherwise a line with the
-            reason, and the explanation of each factor or layer.
+            reason for several launches, and the explanation of each factor or layer.
 
         Raises:
             SpecError: An option is unknown, or two options exclude each other.
@@ -192,8 +192,8 @@ class Explainable:
             why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{known}{bytes_saved(kernel, batch)}"
             return f"{self._describe(what.layout, out_layout)} at batch {batch} on {where.name}: {why}"
         each = [
-            part.explain(batch, device=device, out_layout=own.layout, **own._asdict())
-            for part, own in self._parts_of(what, out_layout)
+            part.explain(batch, device=device, out_layout=options.layout, **options._asdict())
+            for part, options in self._parts_of(what, out_layout)
         ]
         return "\n".join([f"{self._describe_parts(what.layout, out_layout)}; {found.why}", *each])
 
@@ -201,8 +201,10 @@ class Explainable:
         self, job: Any, precision: Any, layout: Any, epilogue: Any, weights: Any, inputs: Any, out_layout: Any
     ) -> tuple[Explained, Layout | None]:  # fmt: skip
         """Options of a call and the layout of y, with stated options for those that are None."""
-        own = self.stated if is_word(job, ("multiply",)) else StatedOptions(self.stated.layout, self.stated.precision)
-        what = explained(own, precision, layout, epilogue, weights, inputs)
+        stated = (
+            self.stated if is_word(job, ("multiply",)) else StatedOptions(self.stated.layout, self.stated.precision)
+        )
+        what = explained(stated, precision, layout, epilogue, weights, inputs)
         out_layout = self.out_layout if out_layout is None else out_layout
         check_layouts(self, self.chains, what.layout, out_layout)
         return what, out_layout
@@ -213,24 +215,24 @@ class Explainable:
         return not is_product or not (self.takes_lists or is_layer(self.chains, what.layout, out_layout))
 
     def _kernel_of_factor(self, batch: int, what: Explained, job: Any) -> KernelSpec:
-        own = batch if batch in self.batches else None
+        own_batch = batch if batch in self.batches else None
         precision, layout, epilogue, weights, inputs = what
-        return KernelSpec(self.chains, precision, layout, epilogue, own, job, weights=weights, inputs=inputs)
+        return KernelSpec(self.chains, precision, layout, epilogue, own_batch, job, weights=weights, inputs=inputs)
 
     def _parts_of(self, what: Explained, out_layout: Layout | None) -> list[tuple[Any, Explained]]:
-        """Launchers of the factors, each with the options of its call; its y has the layout of its x."""
+        """Launchers of the factors, each with the options of its own launch, whose x and y have one layout."""
         (chain,), transposes, parts = self.chains, is_transposed(what.layout, out_layout), []
         for number, factor in enumerate(self.factors):
             epilogue = what.epilogue if number + 1 == len(chain) else Epilogue(activation=self.between or "none")
             layout: Any = out_layout if transposes and number >= chain.transposing_factor else what.layout
-            own = what._replace(layout=layout, epilogue=epilogue, inputs=SAME if number else what.inputs)
-            parts.append((factor, own))
+            part_options = what._replace(layout=layout, epilogue=epilogue, inputs=SAME if number else what.inputs)
+            parts.append((factor, part_options))
         return parts
 
     def _describe_parts(self, layout: Layout, out_layout: Layout | None) -> str:
         """Describe the launches of a call that takes several."""
         number = self.chains[0].transposing_factor + 1
-        copied = f", and what factor {number} takes is transposed by a copy"
+        copied = f", and the input of factor {number} is transposed by a copy"
         once = copied if is_transposed(layout, out_layout) else ""
         return f"{self._describe(layout, out_layout)}: one launch per factor{once}"
 
@@ -239,7 +241,7 @@ class Explainable:
         return ", and ".join(map(str, self.chains))
 
     def _describe(self, layout: Layout, out_layout: Layout | None) -> str:
-        """Chains, what comes between their factors, and the layouts if they differ."""
+        """Chains, the activation between their factors, and the layouts of x and y if they differ."""
         description = (
             self._title if self.options.between == "none" else f"{self._title} with {self.between} between factors"
         )
@@ -251,7 +253,7 @@ class Explainable:
     ) -> Verdict:  # fmt: skip
         """Whether a call of several factors is one launch on a device, and why."""
         if not is_layer(self.chains, layout, out_layout):
-            return Verdict(False, "there is one")
+            return Verdict(False, "there is one factor")
         if self.fuse == "no":
             return Verdict(False, "fuse='no'")
         if self.between is None:

@@ -1,4 +1,4 @@
-"""Plans of a call's one launch, for one factor or several, and the verdict whether one launch of several is faster.
+"""Plans a call that is one launch, and decides whether one launch of several factors is faster than separate ones.
 
 Never launches.
 """
@@ -33,21 +33,21 @@ NO_FAMILY, NO_ROOM = (
     "no family does that on such a device",
     "no family has room for all factors in one launch, in this precision",
 )
-FROM_END_TO_END = "in batch-size-last each factor by itself reads its rows and weights from end to end"
+CONTIGUOUS_READS = "in batch-size-last each separate factor reads its rows and weights contiguously"
 BEFORE_A_CAPTURE = "call it once before the capture, or build(batch) of the launcher or layer"
 REMEMBERED = 1024  # cached plans: one per layer and batch size
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether all factors are one launch, and the reason."""
+    """Whether one launch runs all factors, and the reason."""
 
     is_one: bool
     why: str
 
 
 def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: bool, fuse: str = "auto") -> Plan | None:
-    """Plan of a call's launch; None if several launches are better for its factors.
+    """Plan of a call's launch; None if several launches are faster.
 
     While a graph is recorded on the stream, nothing is built or loaded.
     """
@@ -66,7 +66,7 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
 def fused_plan(
     device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto", stream: Stream = None
 ) -> Plan | None:
-    """Plan of one launch for a chain, or for several on one X; None if separate launches are better."""
+    """Plan of one launch for a chain, or for several chains on one X; None if separate launches are faster."""
     key, generation = (device, kernel, batch, fuse), PLANNER.generation
     if (known := PLANNER.derived.get(key, _UNKNOWN)) is not _UNKNOWN:
         found: Plan | None = known
@@ -84,8 +84,9 @@ def fused_plan(
 def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") -> Verdict:
     """Whether a chain's fused kernel is faster at a batch, and why.
 
-    Measured times of searches decide, else a rule on a processor, or expected times on a GPU. With `fuse` "yes" or
-    "no", it says whether the kernel is available.
+    On a processor, batches that are too small for one launch are decided first (`shared_out`). Then measured times of
+    searches decide, else a rule on a processor, or expected times on a GPU. With `fuse` "yes", the verdict is whether
+    the kernel is available.
     """
     if fuse == "auto":
         PLANNER.report(device, kernel, batch)
@@ -98,7 +99,7 @@ def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") 
 
 
 def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse: str = "auto") -> Verdict:
-    """Verdict for such devices without measured times; `kind` is "processor", "cuda" or another."""
+    """Verdict without measured times for devices with these limits; `kind` is "processor", "cuda" or another."""
     if fuse == "no":
         return Verdict(False, "fuse='no'")
     if fuse == "yes":
@@ -107,7 +108,7 @@ def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse:
     if kind == "processor":
         if has_none := _why_no_chains(kernel, limits, batch):
             return Verdict(False, has_none)
-        why_not = FROM_END_TO_END if {kernel.layout, kernel.y_layout} == {"bsl"} else ""
+        why_not = CONTIGUOUS_READS if {kernel.layout, kernel.y_layout} == {"bsl"} else ""
         return Verdict(not why_not, why_not or "intermediates stay in the cache")
     if kind != "cuda":
         return Verdict(False, NO_FAMILY)
@@ -151,9 +152,9 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
     Times of the kernel without activations count if none with them were measured.
     """
     dense = replace(kernel, stride="dense")
-    for whole in dict.fromkeys((dense, replace(dense, epilogue=Epilogue(), between="none"))):
-        one = PLANNER.measured(device, whole, batch)
-        if one is None or (apart := _apart(device, whole, batch, one.batch)) is None:
+    for fused in dict.fromkeys((dense, replace(dense, epilogue=Epilogue(), between="none"))):
+        one = PLANNER.measured(device, fused, batch)
+        if one is None or (apart := _apart(device, fused, batch, one.batch)) is None:
             continue
         description = f"searches measured {one.median_us:.3g} us of one launch at batch {one.batch}, and {apart:.3g} us"
         copy = ", with the copy that transposes an intermediate" if kernel.out_layout else ""
@@ -162,30 +163,35 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
     return None
 
 
-def _apart(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None:
-    """Measured microseconds of separate launches at one batch size, with the transpose of an intermediate.
+def _apart(device: Any, kernel: KernelSpec, batch: int, measured_at: int) -> float | None:
+    """Measured microseconds of separate launches at batch `measured_at`, with the transpose of an intermediate.
 
-    A layer is launched factor by factor, a group layer by layer, each in its fastest form. None if a time is missing.
+    `batch` is that of the call. A layer is launched factor by factor, a group layer by layer, each in its fastest form.
+    None if a time is missing.
     """
     if kernel.is_group:
-        each = [_of_layer(device, layer, batch, at) for layer in layer_kernels(kernel)]
+        each = [_of_layer(device, layer, batch, measured_at) for layer in layer_kernels(kernel)]
     else:
-        each = [_time(device, factor, batch, at) for factor in factor_kernels(kernel)]
+        each = [_time(device, factor, batch, measured_at) for factor in factor_kernels(kernel)]
     found = [us for us in each if us is not None]
     if len(found) < len(each):
         return None
-    whole = PLANNER.measured(device, kernel, batch) if kernel.out_layout else None
-    return sum(found) + (whole.measured.get("transpose_us") or 0.0 if whole else 0.0)
+    fused = PLANNER.measured(device, kernel, batch) if kernel.out_layout else None
+    return sum(found) + (fused.measured.get("transpose_us") or 0.0 if fused else 0.0)
 
 
-def _of_layer(device: Any, layer: KernelSpec, batch: int, at: int) -> float | None:
-    both = _apart(device, layer, batch, at), _time(device, layer, batch, at) if layer.is_chain else None
+def _of_layer(device: Any, layer: KernelSpec, batch: int, measured_at: int) -> float | None:
+    """The shorter of a layer's measured times, of separate launches and of one; None if neither was measured."""
+    both = (
+        _apart(device, layer, batch, measured_at),
+        _time(device, layer, batch, measured_at) if layer.is_chain else None,
+    )
     return min((us for us in both if us is not None), default=None)
 
 
-def _time(device: Any, kernel: KernelSpec, batch: int, at: int) -> float | None:
+def _time(device: Any, kernel: KernelSpec, batch: int, measured_at: int) -> float | None:
     found = PLANNER.measured(device, kernel, batch)
-    return (found.median_us or 0.0) if found and found.batch == at else None
+    return (found.median_us or 0.0) if found and found.batch == measured_at else None
 
 
 def least_rows(cores: int, layout: str) -> int:
@@ -212,11 +218,13 @@ def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[An
 
 def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
     """Expected microseconds of one launch per factor, with the transpose of an intermediate if layouts differ."""
-    own = sum(default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in factor_kernels(kernel))
+    factors_us = sum(
+        default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in factor_kernels(kernel)
+    )
     rates = gpu_of(limits.target).rates
     if not kernel.out_layout or not rates:
-        return own
-    return own + LAUNCH_US + transposed_bytes(kernel, batch) / (rates.memory_gb_s * 1e3)
+        return factors_us
+    return factors_us + LAUNCH_US + transposed_bytes(kernel, batch) / (rates.memory_gb_s * 1e3)
 
 
 def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
@@ -227,17 +235,17 @@ def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
         return each_us(kernel, limits, batch)
     found = 0.0
     for layer in layer_kernels(kernel):
-        whole = family_of_chain(layer, limits, batch) if layer.is_chain else None
-        found += min(each_us(layer, limits, batch), default_us(whole, layer, limits, batch) if whole else inf)
+        family = family_of_chain(layer, limits, batch) if layer.is_chain else None
+        found += min(each_us(layer, limits, batch), default_us(family, layer, limits, batch) if family else inf)
     return found
 
 
 @lru_cache(REMEMBERED)
 def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
-    whole = family_of_chain(kernel, limits, batch)
-    if whole is None:
+    family = family_of_chain(kernel, limits, batch)
+    if family is None:
         return Verdict(False, _no_room(kernel))
-    one_us, others_us = default_us(whole, kernel, limits, batch), apart_us(kernel, limits, batch)
+    one_us, others_us = default_us(family, kernel, limits, batch), apart_us(kernel, limits, batch)
     if not one_us:
         return Verdict(False, f"the speed of {limits.target} is unknown")
     others = "of the layers one by one" if kernel.is_group else "of one for each factor"
@@ -251,23 +259,24 @@ def _plan(device: Device, kernel: KernelSpec, batch: int, fuse: str) -> Plan | N
     if not verdict(device, kernel, batch, fuse).is_one:
         return None
     try:
-        whole = PLANNER.plan(device, kernel, batch)
-        return replace(whole, packers=packings(device, whole))
+        plan = PLANNER.plan(device, kernel, batch)
+        return replace(plan, packers=packings(device, plan))
     except ToolchainError:
         if fuse == "yes" or (not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler)):
             raise
         return None  # a bundle holds fused kernels only if they were expected to be faster
 
 
-def packings(device: Device, whole: Plan) -> tuple[Plan, ...]:
+def packings(device: Device, plan: Plan) -> tuple[Plan, ...]:
     """Plans that pack each factor's weights for a chain's launch, for the target of its binary."""
-    choices = packing_choices(whole.kernel, whole.choice.family, whole.choice.constants)
+    choices = packing_choices(plan.kernel, plan.choice.family, plan.choice.constants)
     return all_of(
-        partial(PLANNER.plan_of, device, each, whole.batch, choice, whole.binary.target) for each, choice in choices
+        partial(PLANNER.plan_of, device, each, plan.batch, choice, plan.binary.target) for each, choice in choices
     )
 
 
 def packing_choices(kernel: KernelSpec, family: str, constants: Any) -> list[tuple[KernelSpec, Choice]]:
     """Kernels and choices whose sources pack each factor's weights for a chain's launch with such constants."""
     factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
-    return [(each, Choice(family, own, "part of a chain")) for each, own in zip(factors, constants.parsed, strict=True)]
+    pairs = zip(factors, constants.parsed, strict=True)
+    return [(factor, Choice(family, of_factor, "part of a chain")) for factor, of_factor in pairs]

@@ -26,9 +26,9 @@ class GroupLauncher(BaseLauncher):
     layer is launched. Arguments that any layer would refuse are refused before the first launch.
 
     Args:
-        *layers: `ChainLauncher`s, `Launcher`s, chains or patterns, one per argument. All must take as many features and
-            state the same options. None may have an `out_layout`. One layer with fuse="no" rules out one launch; else
-            one with "yes" requires it.
+        *layers: `ChainLauncher`s, `Launcher`s, chains or patterns, one per argument. All must take the same number of
+            features and state the same options. None may have an `out_layout`. A layer with fuse="no" rules out one
+            launch for the group; otherwise a layer with fuse="yes" requires it.
 
     Raises:
         PatternError: A layer is no chain.
@@ -70,8 +70,8 @@ class GroupLauncher(BaseLauncher):
         )
         self.batches = self._layers[0].batches if len(given) == 1 else frozenset()
         fuses = {layer.fuse for layer in given}
-        own = {layer.options.between for layer in given if len(layer.chain) > 1} or {"none"}
-        between = own.pop() if len(own) == 1 else None
+        activations = {layer.options.between for layer in given if len(layer.chain) > 1} or {"none"}
+        between = activations.pop() if len(activations) == 1 else None
         fuse: Fuse = "no" if "no" in fuses else "yes" if "yes" in fuses else "auto"
         factors = [factor for layer in self.layers for factor in layer.factors]
         self._set_up(chains, factors, stated, LayerOptions(between or "none", None, fuse))
@@ -79,7 +79,7 @@ class GroupLauncher(BaseLauncher):
 
     @property
     def layers(self) -> tuple[ChainLauncher, ...]:
-        """Launchers of each layer, which state nothing."""
+        """Launchers, one per layer, without the stated options."""
         return self._layers
 
     @property
@@ -87,7 +87,7 @@ class GroupLauncher(BaseLauncher):
         return self._given, {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Read pickles of the attributes, which earlier versions wrote."""
+        """Restore a pickle of an earlier version, which holds the attributes."""
         stated = state["stated"].non_defaults
         layers = (ChainLauncher(*each.factors, **each.options.non_defaults, **stated) for each in state["layers"])
         self.__init__(*layers)  # type: ignore[misc]
@@ -96,23 +96,23 @@ class GroupLauncher(BaseLauncher):
 
     def _weights_of_each(self, weights: Any) -> Sequence[Any]:
         found: list[Any] = []
-        for layer, each in zip(self.layers, self._each("weights", weights), strict=True):
+        for layer, each in zip(self.layers, self._per_chain("weights", weights), strict=True):
             is_lone = len(layer.chain) == 1 and not isinstance(each, list | tuple)
             found += layer._weights_of_each([each] if is_lone else each)
         return found
 
-    def _each(self, name: str, given: Any) -> Sequence[Any]:
-        """Values of an argument, one per layer."""
-        if given is None:
+    def _per_chain(self, name: str, value: Any) -> Sequence[Any]:
+        """Entries of an argument, one per layer."""
+        if value is None:
             return [None] * len(self.layers)
-        if not isinstance(given, list | tuple) or len(given) != len(self.layers):
-            got = counted(len(given), "entry", "entries") if isinstance(given, list | tuple) else excerpt(given)
+        if not isinstance(value, list | tuple) or len(value) != len(self.layers):
+            got = counted(len(value), "entry", "entries") if isinstance(value, list | tuple) else excerpt(value)
             raise LaunchError(f"{self!r}: {name}: got {got}; {len(self.layers)} are needed, one per layer, in a list")
-        return list(given)
+        return list(value)
 
-    def _outs(self, out: Any, layout: str, arrays: dict[str, Any]) -> Any:
+    def _add_outputs(self, out: Any, layout: str, arrays: dict[str, Any]) -> Any:
         if isinstance(out, list | tuple):
-            outs = self._each("out", out)
+            outs = self._per_chain("out", out)
         else:
             features, shape = sum(chain.out_features for chain in self.chains), tuple(getattr(out, "shape", ()))
             if len(shape) != 2 or shape[1 if layout == "bsf" else 0] != features:
@@ -123,7 +123,7 @@ class GroupLauncher(BaseLauncher):
         arrays |= zip(self.names.out, outs, strict=True)
         return outs
 
-    # ---- the path
+    # ---- from arguments to a launch
 
     def _packed_memory(self, weights: Sequence[Any]) -> Mapping[str, ArrayView]:
         return {
@@ -134,13 +134,15 @@ class GroupLauncher(BaseLauncher):
 
     def _one_by_one(self, given: Given, fit: CheckedArguments) -> list[Any]:
         """Launch the layers sequentially."""
-        arrays, own, _, _, outs, options = given
+        arrays, factor_weights, _, _, outs, options = given
         ys = []
-        for number, (layer, weights) in enumerate(zip(self.layers, per_chain(self.chains, own), strict=True)):
+        for number, (layer, weights) in enumerate(
+            zip(self.layers, per_chain(self.chains, factor_weights), strict=True)
+        ):
             added = {"bias": arrays.get(self.names.bias[number]), "residual": arrays.get(self.names.residual[number])}
-            to = None if outs is None else outs[number]
+            out = None if outs is None else outs[number]
             ys.append(
-                layer(arrays["x"], weights, out=to, **added, **options._replace(precision=fit.precision)._asdict())
+                layer(arrays["x"], weights, out=out, **added, **options._replace(precision=fit.precision)._asdict())
             )
         return ys
 

@@ -49,8 +49,8 @@ class Launcher(BaseLauncher):
             - `precision`: such as "float16" or "tf32x3". None (default): that of the arrays.
             - `activation`: "none" (default), "relu", "gelu", "gelu_tanh" or "silu".
             - `bias`, `residual`: True requires this operand in each call. Default: False.
-            - `weights`: storage "int8", "e4m3", "e5m2" or "bfloat16" of `ksgen.quantize`. Default: "same" as y.
-            - `inputs`: storage "int8", "e4m3" or "e5m2" of x. Default: "same" as y.
+            - `weights`: storage "int8", "e4m3", "e5m2" or "bfloat16" of `ksgen.quantize`. Default: "same", as y.
+            - `inputs`: storage "int8", "e4m3" or "e5m2" of x. Default: "same", as y.
 
     Raises:
         PatternError: The pattern is not four whole numbers of at least 1, or is too large.
@@ -183,13 +183,13 @@ class Launcher(BaseLauncher):
         """Pack weights on their device once, for many calls.
 
         Kernels read weights in an order of their own. The given array must not change while the result is used. After a
-        write that PyTorch counts, each use is an error; PyTorch does not count all writes. Quantized weights stay in
-        eight bits.
+        write that PyTorch counts, each use is an error, but PyTorch does not count all writes. Quantized weights stay
+        in eight bits.
 
         Args:
             weights: Array (a, b, c, d), or a result of `ksgen.quantize`.
             device: Device for host arrays, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
-            stream: Stream that wrote the weights, if the array works on another one.
+            stream: Stream that wrote the weights, if it is not the stream that their library uses.
 
         Returns:
             `Weights`, which calls accept in place of the array.
@@ -214,8 +214,8 @@ class Launcher(BaseLauncher):
         check_weights(self, self.pattern, found)
         if found.device == "host":
             return pack_host(found, self.pattern, find_device(device))
-        where, on = self._device_of_weights(found, device, stream)
-        return pack_in_place(found, self.pattern, where, on)
+        where, launch_stream = self._device_of_weights(found, device, stream)
+        return pack_in_place(found, self.pattern, where, launch_stream)
 
     def _pack_quantized(self, weights: Quantized, device: str | None, stream: Any) -> Weights:
         if self.pattern.is_exchanged:
@@ -225,8 +225,8 @@ class Launcher(BaseLauncher):
         found = view(weights.scale, "weights.scale", stream_handle(stream))
         if found.device == "host":
             return pack_quantized(weights, find_device(device))
-        where, on = self._device_of_weights(found, device, stream)
-        return pack_quantized(weights, where, found, on)
+        where, launch_stream = self._device_of_weights(found, device, stream)
+        return pack_quantized(weights, where, found, launch_stream)
 
     def _device_of_weights(self, found: ArrayView, device: str | None, stream: Any) -> tuple[Device, Stream]:
         """Device of weights on a device, and a stream on which they are complete."""
@@ -235,8 +235,8 @@ class Launcher(BaseLauncher):
                 f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already"
             )
         check_memory(self, {"x": found})
-        where, on = device_and_stream(self, found.device, found.stream if stream is None else stream)
-        return in_their_context(self, where, on, {"weights": found}), on
+        where, launch_stream = device_and_stream(self, found.device, found.stream if stream is None else stream)
+        return in_their_context(self, where, launch_stream, {"weights": found}), launch_stream
 
     def _taken(self, weights: Quantized) -> Weights:
         """Quantized weights, packed at their first call."""
@@ -247,7 +247,7 @@ class Launcher(BaseLauncher):
 
 
 def _pattern(given: Any) -> Pattern:
-    """Pattern that a user gave in any form; `PatternError` with the remedy on several."""
+    """Pattern that a user gave in any form; `PatternError` with the remedy if several were given."""
     try:
         return Pattern.read(given)
     except PatternError as error:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     HostArray = np.ndarray[Any, Any]
 
 
-ON_LINE_BYTES = 64 * 1024  # arrays of at least so many bytes begin at a cache line
+ON_LINE_BYTES = 64 * 1024  # new arrays of at least this size begin at a cache line
 
 
 def numpy_dtype(precision: str) -> Any:
@@ -57,7 +57,7 @@ def rows_are_whole(array: ArrayView) -> bool:
 
 
 def is_whole(found: ArrayView) -> bool:
-    """Whether an array is aligned to its elements, as kernels require."""
+    """Whether an array's address is a multiple of its element size, as kernels require."""
     whole: bool = found.pointer % element_bytes(found.dtype) == 0
     return whole
 
@@ -87,10 +87,10 @@ def torch_stream(handle: Any, index: Any) -> Any:
 
 
 def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype: str | None = None) -> Any:
-    """Allocate an uninitialised array of the same library and device, to be written on `stream`, a handle.
+    """Allocate an uninitialised array of the library and device of `like`, to be written on `stream`, a handle.
 
-    It has the same type, unless `dtype` names another. PyTorch and CuPy reuse freed memory in the order of the
-    allocation's stream, which must be this one.
+    It has the type of `like`, unless `dtype` names another. PyTorch and CuPy reuse freed memory in the order of the
+    stream on which it was allocated, so they allocate it on `stream`.
     """
     if like.kind == "torch":
         more = {} if dtype is None else {"dtype": getattr(sys.modules["torch"], dtype)}
@@ -100,15 +100,15 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
             return like.owner.new_empty(shape, **more)
     if like.kind == "cupy":
         cupy = sys.modules["cupy"]
-        own = is_same_stream(stream or 0, like.stream)
+        is_current = is_same_stream(stream or 0, like.stream)
         with (
             cupy.cuda.Device(like.device[1]),
-            nullcontext() if own else cupy.cuda.ExternalStream(stream or 0, like.device[1]),
+            nullcontext() if is_current else cupy.cuda.ExternalStream(stream or 0, like.device[1]),
         ):
             return cupy.empty(shape, like.owner.dtype if dtype is None else numpy_dtype(dtype))
     if like.kind == "pycuda":
-        current, held = sys.modules["pycuda.driver"].Context.get_current(), context_of(like.pointer)
-        if current is None or (held and current.handle != held):
+        current, owning_context = sys.modules["pycuda.driver"].Context.get_current(), context_of(like.pointer)
+        if current is None or (owning_context and current.handle != owning_context):
             raise LaunchError(
                 "x is a GPUArray of a context that is not current on this thread; push() it before the call, or give "
                 "out="
@@ -145,10 +145,10 @@ def transposed(array: Any, stream: Any) -> Any:
             return array.t().contiguous()
     if found.kind == "cupy":
         cupy = sys.modules["cupy"]
-        own = stream is None or is_same_stream(handle or 0, found.stream)
+        is_current = stream is None or is_same_stream(handle or 0, found.stream)
         with (
             cupy.cuda.Device(found.device[1]),
-            nullcontext() if own else cupy.cuda.ExternalStream(handle or 0, found.device[1]),
+            nullcontext() if is_current else cupy.cuda.ExternalStream(handle or 0, found.device[1]),
         ):
             return cupy.ascontiguousarray(array.T)
     import numpy as np

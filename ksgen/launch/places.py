@@ -23,7 +23,7 @@ from ksgen.spec.storage import element_bytes
 def on_device(plan: Plan, views: dict[str, ArrayView], packed: Sequence[Packed], out: Any, stream: Stream) -> Call:
     """Prepare a call on arrays of the device, in stream order."""
     if out is None:
-        if views["x"].kind != "torch":  # PyTorch keeps memory for graphs
+        if views["x"].kind != "torch":  # PyTorch can allocate while a graph is recorded
             refuse_capture(plan.device, stream, "allocates its output", "give out=")
         out = _new_out(plan, views, None if plan.device.kind == "opencl" else stream_handle(stream))
     workspace = new_workspace(plan, views["x"], stream)
@@ -64,16 +64,16 @@ def on_host(
     result = hosts.pop("out")
     weights = [each.use(plan, stream) for each in packed]
     if "weights" in hosts:
-        at = device.allocate(plan.packed_bytes)
-        weights = [Packed(at, partial(plan.pack, copies["weights"], stream, at))]
+        buffer = device.allocate(plan.packed_bytes)
+        weights = [Packed(buffer, partial(plan.pack, copies["weights"], stream, buffer))]
     uploads = [(copies[name], host, dense[name]) for name, host in hosts.items()]
     landing = dense["out"]
 
     def send() -> None:
-        for buffer, host, sent in uploads:
+        for copy, host, sent in uploads:
             if sent is not host:
                 sent[...] = host
-            device.upload(buffer, sent, stream)
+            device.upload(copy, sent, stream)
 
     def receive() -> None:
         device.download(landing, copies["out"], stream)
@@ -87,16 +87,16 @@ def on_host(
     return call
 
 
-def check_range(caller: object, plan: Plan, given: Mapping[str, Any], result: Any) -> None:
-    """Raise `LaunchError` if float16 products overflowed: finite host arrays gave a non-finite output."""
+def check_range(caller: object, plan: Plan, inputs: Mapping[str, Any], result: Any) -> None:
+    """Raise `LaunchError` if products of float16 overflowed: finite inputs gave an output that is not finite."""
     if not (accepted := plan.kernel.arithmetic.range_note):
         return
     import numpy as np
 
     is_split = operand_of(plan.kernel, plan.choice.constants) is not None
-    if is_split and not np.isfinite(result).all() and all(np.isfinite(array).all() for array in given.values()):
+    if is_split and not np.isfinite(result).all() and all(np.isfinite(array).all() for array in inputs.values()):
         largest = ", ".join(
-            f"{name} up to {np.abs(array).max():.3g}" for name, array in given.items() if name in ("x", "weights")
+            f"{name} up to {np.abs(array).max():.3g}" for name, array in inputs.items() if name in ("x", "weights")
         )
         raise LaunchError(f"{caller!r}: {plan.kernel.precision} takes {accepted}; got {largest}; take tf32x3")
 
@@ -126,10 +126,10 @@ def _bound(
     stream: Stream,
     after: Callable[[], None] | None, *keep: Any,
 ) -> Call:  # fmt: skip
-    """Bind a launch to its operands: arrays and workspace are given, and weights and row pitches are added."""
+    """Bind a launch to its operands: `operands` has arrays and workspace; packed weights and row pitches are added."""
     steps = []
-    for name, (at, before, _) in zip(plan.weights, packed, strict=True):
-        operands[name] = at
+    for name, (buffer, before, _) in zip(plan.weights, packed, strict=True):
+        operands[name] = buffer
         if before:
             steps.append(before)
     for pitch, name in plan.pitches:
@@ -150,14 +150,14 @@ class Workspace(NamedTuple):
     owner: Any = None
 
 
-NONE = Workspace()
+NO_WORKSPACE = Workspace()
 
 
 def new_workspace(plan: Plan, x: ArrayView, stream: Stream) -> Workspace:
-    """Allocate a plan's workspace for launches on that stream alone."""
+    """Allocate a plan's workspace, which only launches on this stream may use."""
     if not plan.workspace_bytes:
-        return NONE
-    if x.kind != "torch":  # PyTorch keeps memory for graphs
+        return NO_WORKSPACE
+    if x.kind != "torch":  # PyTorch can allocate while a graph is recorded
         prepared = "record the call that launcher.prepare(...) gave before the capture"
         remedy = "give PyTorch's tensors" if plan.kernel.job == "gradient" else prepared
         refuse_capture(plan.device, stream, "allocates memory to work in", remedy)

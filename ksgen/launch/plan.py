@@ -1,6 +1,6 @@
 """Plan of a loaded kernel: grid, block, shared memory, tensor maps, workspace and packing; and calls bound to operands.
 
-Knows device buffers and the order of a kernel's arguments, but neither users' arrays nor how its constants were chosen.
+Knows device buffers and the order of a kernel's arguments, but neither users' arrays nor how constants were chosen.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from ksgen.families.signature import each_chains, pitches_of, result_of, weights
 from ksgen.launch.choice import Choice
 from ksgen.spec import KernelSpec
 
-MOST_BLOCKS = 2**31 - 1  # in a launch's first dimension
+MOST_BLOCKS = 2**31 - 1  # limit of a grid's first dimension
 TRIED_BATCH = 128  # batch size of trial tensor maps: whole 16-byte chunks in every precision
 MOST_ENCODED = 1024  # encoded maps per plan: one per set of addresses
 
@@ -83,7 +83,8 @@ class Plan:
     out_dtype: str | None = field(init=False)  # None if it is that of x
     _ordered: Callable[[Mapping[str, Any]], tuple[Any, ...]] = field(init=False)  # the operands in order
     _described: tuple[int, ...] = field(init=False)  # indices of the operands that the maps describe
-    _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)  # by their addresses
+    # encoded maps, by the addresses of these operands
+    _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         kernel, result, weights, pitches = (
@@ -129,7 +130,7 @@ class Plan:
         return self.loaded.binary
 
     def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
-        """Enqueue the packing of canonical weights; the packed ones are complete in stream order."""
+        """Enqueue the packing of canonical weights; the packed weights are complete in stream order."""
         packed = self.device.allocate(self.packed_bytes) if into is None else into
         self.device.launch(self.pack_handle, self.pack_grid, self.pack_block, 0, (weights, packed), stream)
         return packed
@@ -137,7 +138,7 @@ class Plan:
     def arguments(self, operands: Mapping[str, Any]) -> Arguments:
         """Arguments in order: the operands and the batch size.
 
-        `operands` may hold more than the kernel takes; a missing workspace is None.
+        `operands` may hold more than the kernel takes. A workspace that the plan does not need is None.
         """
         ordered: Any = (*self._ordered(operands), self.batch)
         arguments: Arguments = ordered  # a plain assignment, because NewType costs a call
@@ -149,18 +150,20 @@ class Plan:
             for each in self.launches(arguments):
                 self.device.launch(*each, stream)
             return
-        given = (*self._encode(arguments), *arguments) if self.maps else arguments
-        self.device.launch(self.multiply, self._blocks(), self.block, self.shared_bytes, given, stream)
+        with_maps = (*self._encode(arguments), *arguments) if self.maps else arguments
+        self.device.launch(self.multiply, self._blocks(), self.block, self.shared_bytes, with_maps, stream)
 
     def launches(self, arguments: Arguments) -> list[Launch]:
         """Launches that `launch` enqueues."""
-        own = Launch(
+        multiply = Launch(
             self.multiply, self._blocks(), self.block, self.shared_bytes, (*self._encode(arguments), *arguments)
         )
-        return [own if each.kernel is self.multiply else Launch(*each, arguments) for each in self.steps] or [own]
+        return [multiply if each.kernel is self.multiply else Launch(*each, arguments) for each in self.steps] or [
+            multiply
+        ]
 
     def _blocks(self) -> int:
-        """Number of blocks of the launch that multiplies; on a processor at most its number of threads."""
+        """Number of blocks of the launch that multiplies; persistent ones on a processor are at most its threads."""
         return (
             groups_for(self.grid, self.device.limits.multiprocessors)
             if self.is_persistent and self.device.limits.is_cpu
@@ -176,13 +179,15 @@ class Plan:
 
     def _encode(self, arguments: Arguments) -> tuple[bytes, ...]:
         """Encoded maps of the operands at these addresses, cached after the first launch."""
-        places = tuple([index(arguments[place]) for place in self._described])
-        encoded = self._encoded.get(places)
+        addresses = tuple([index(arguments[position]) for position in self._described])
+        encoded = self._encoded.get(addresses)
         if encoded is None:
             if len(self._encoded) >= MOST_ENCODED:
                 self._encoded.clear()
-            encoded = tuple(self.device.encode_map(each, place) for each, place in zip(self.maps, places, strict=True))
-            self._encoded[places] = encoded
+            encoded = tuple(
+                self.device.encode_map(each, address) for each, address in zip(self.maps, addresses, strict=True)
+            )
+            self._encoded[addresses] = encoded
         return encoded
 
 
@@ -201,8 +206,9 @@ class Call:
     after: Callable[[], None] | None  # downloads the output to the host
     keep: tuple[Any, ...]  # owners of the memory behind the arguments, and of the stream
     launched: bool = field(default=False, init=False)
-    again: tuple[int | None, Recording] | None = field(default=None, init=False)  # threads and recording
-    # prepares the call by another kernel, if the device refuses this one's tensor maps or clusters
+    # the number of threads, and the launches recorded for it
+    again: tuple[int | None, Recording] | None = field(default=None, init=False)
+    # prepares the call with another kernel, if the device refuses this one's tensor maps or clusters
     fallback: Callable[[RefusedError], "Call"] | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
@@ -239,23 +245,26 @@ class Call:
 
     def _launch(self) -> None:
         """Launch; from the second call on by a recording, if the device supports that."""
-        if not self.launched or (own := recorder(self.plan.device)) is None:
+        if not self.launched or (record_launches := recorder(self.plan.device)) is None:
             self.plan.launch(self.arguments, self.stream)
             self.launched = True
             return
         threads = wanted_threads()
         if self.again is None or self.again[0] != threads:  # the number of threads determines the work groups
-            self.again = threads, own(self.plan.launches(self.arguments), self.stream)
+            self.again = threads, record_launches(self.plan.launches(self.arguments), self.stream)
         self.again[1](())
 
 
 class Packing(NamedTuple):
-    """Weights that are packed before a launch: the plan that packs them, and the caller's numbers of both arrays."""
+    """Weights that are packed before a launch: the plan that packs them, and the numbers of both arrays.
+
+    The caller of `RepeatedCalls` numbers the arrays.
+    """
 
     plan: Plan
     weights: int
     packed: int
-    is_adjoint: bool = False  # whether they are those of the adjoint factor
+    is_adjoint: bool = False  # whether they are packed for the adjoint factor
 
     @property
     def handle(self) -> KernelHandle:
@@ -266,38 +275,38 @@ class RepeatedCall(NamedTuple):
     """A call that will run again on other arrays, which the caller numbers."""
 
     call: Call
-    arrays: Mapping[str, int]  # operands: numbers of their arrays
-    packs: Sequence[Packing] = ()  # before the call
+    arrays: Mapping[str, int]  # operands, with the numbers of their arrays
+    packs: Sequence[Packing] = ()  # packing that precedes the call
 
 
 class RepeatedCalls:
-    """Sequential launches of calls on other arrays, which are given by their addresses.
+    """Launch prepared calls sequentially on other arrays, which are given by their addresses.
 
-    Their shapes and strides are those that the calls were prepared with. Nothing is checked, and no array is kept. On
-    a GPU the launches are enqueued on the stream of the calls. Thread-safe.
+    The arrays must have the shapes and strides that the calls were prepared with. Nothing is checked, and no array is
+    kept. On a GPU the launches are enqueued on the stream of the calls. Thread-safe.
     """
 
-    __slots__ = ("_again", "_device", "_moved", "_owners", "_placed", "_stream")
+    __slots__ = ("_calls", "_device", "_moved", "_owners", "_recording", "_stream")
 
-    def __init__(self, placed: Sequence[RepeatedCall], owners: Sequence[object]) -> None:
-        """Record the launches. `owners` keep the memory of packed weights."""
-        first = placed[0].call
+    def __init__(self, calls: Sequence[RepeatedCall], owners: Sequence[object]) -> None:
+        """Record the launches if the device shares the host's memory. `owners` keep the memory of packed weights."""
+        first = calls[0].call
         self._device, self._owners, self._stream = first.plan.device, owners, first.stream
-        self._moved: list[tuple[int, int]] = []  # pairs of an argument's number and that of its array
-        self._placed = [_Relocated.of(each) for each in placed]
-        self._again = self._recorded() if self._device.shares_host else None
+        self._moved: list[tuple[int, int]] = []  # an argument's number among all launches, and that of its array
+        self._calls = [_Relocated.of(each) for each in calls]
+        self._recording = self._recorded() if self._device.shares_host else None
 
     def _recorded(self) -> Recording:
         launches, begin = list[Launch](), 0
-        for plan, arguments, moved, packs in self._placed:
+        for plan, arguments, moved, packs in self._calls:
             for pack in packs:
-                own = pack.plan
-                launches.append(Launch(pack.handle, own.pack_grid, own.pack_block, 0, (None, None)))
+                packer = pack.plan
+                launches.append(Launch(pack.handle, packer.pack_grid, packer.pack_block, 0, (None, None)))
                 self._moved += ((begin, pack.weights), (begin + 1, pack.packed))
                 begin += 2
             for each in plan.launches(arguments):
                 launches.append(each)
-                self._moved += [(begin + at, number) for at, number in moved]
+                self._moved += [(begin + position, number) for position, number in moved]
                 begin += len(each.args)
         return record(self._device, launches, self._stream)
 
@@ -306,65 +315,68 @@ class RepeatedCalls:
         """Whether the device still works: a user may have detached its CUDA context."""
         return self._device.is_open
 
-    def __call__(self, given: Sequence[int]) -> None:
-        if self._again is None:
-            self._enqueue(given)
+    def __call__(self, addresses: Sequence[int]) -> None:
+        """Launch on the arrays at these addresses, which are in the order of their numbers."""
+        if self._recording is None:
+            self._enqueue(addresses)
             return
         try:
-            self._again([(at, given[number]) for at, number in self._moved])
+            self._recording([(position, addresses[number]) for position, number in self._moved])
         finally:  # launches may still write to the caller's memory
             self._device.synchronize(self._stream)
 
-    def _enqueue(self, given: Sequence[int]) -> None:
-        for plan, arguments, moved, packs in self._placed:
+    def _enqueue(self, addresses: Sequence[int]) -> None:
+        for plan, arguments, moved, packs in self._calls:
             for packer, weights, packed, _ in packs:
-                packer.pack(given[weights], self._stream, given[packed])
-            own: Any = list(arguments)
-            for at, number in moved:
-                own[at] = given[number]
-            plan.launch(Arguments(tuple(own)), self._stream)
+                packer.pack(addresses[weights], self._stream, addresses[packed])
+            relocated: Any = list(arguments)
+            for position, number in moved:
+                relocated[position] = addresses[number]
+            plan.launch(Arguments(tuple(relocated)), self._stream)
 
 
 class _Relocated(NamedTuple):
+    """A repeated call, with the arguments whose arrays change."""
+
     plan: Plan
-    arguments: Arguments  # None for those that move
-    places: Sequence[tuple[int, int]]  # each argument that moves, with the number of its array
+    arguments: Arguments  # None for those that change
+    moved: Sequence[tuple[int, int]]  # position of each argument that changes, and the number of its array
     packs: Sequence[Packing]
 
     @classmethod
-    def of(cls, placed: RepeatedCall) -> "_Relocated":
-        plan = placed.call.plan
-        places = [(plan.operands.index(name), at) for name, at in placed.arrays.items() if name in plan.operands]
-        own: list[Any] = list(placed.call.arguments)
-        for at, _ in places:
-            own[at] = None
-        return cls(plan, Arguments(tuple(own)), places, placed.packs)
+    def of(cls, repeated: RepeatedCall) -> "_Relocated":
+        plan, arrays = repeated.call.plan, repeated.arrays
+        moved = [(plan.operands.index(name), number) for name, number in arrays.items() if name in plan.operands]
+        arguments: list[Any] = list(repeated.call.arguments)
+        for position, _ in moved:
+            arguments[position] = None
+        return cls(plan, Arguments(tuple(arguments)), moved, repeated.packs)
 
 
 @dataclass(eq=False)
 class Loaded:
-    """One source, loaded on one device, for every batch that its constants were chosen for."""
+    """One source, loaded on one device, for all batches for which its constants were chosen."""
 
     source: Source
     binary: Binary
     handles: Mapping[str, KernelHandle]  # by entry
-    is_used: bool = False  # since the planner last checked
+    is_used: bool = False  # since the planner last looked for kernels to drop
     is_refused: bool = False  # whether the device has refused a launch
 
 
 def load(device: Device, source: Source, binary: Binary, early: bool = True) -> Loaded:
     """Load a source's binary on the device, with the shared memory that its constants require.
 
-    Without `early`, its launches wait for the previous ones even if the kernel itself contains that wait.
+    With `early`, a kernel that itself waits for the previous launch may start before that launch ends.
     """
     launched = family_named(source.family).geometry(source.kernel, source.constants, 1)
     others = {each: device.load(binary, each, 0) for each in source.entries if each != source.entry}
-    own = device.load(binary, source.entry, launched.shared_bytes, early and launched.starts_early)
-    return Loaded(source, binary, {source.entry: own, **others})
+    multiply = device.load(binary, source.entry, launched.shared_bytes, early and launched.starts_early)
+    return Loaded(source, binary, {source.entry: multiply, **others})
 
 
 def check_launchable(device: Device, loaded: Loaded) -> None:
-    """Raise `RefusedError` if the driver refuses a source's tensor maps, or its clusters do not fit the GPU.
+    """Raise `RefusedError` if the driver refuses the tensor maps of a source, or the GPU cannot run its clusters.
 
     A MIG instance may have few multiprocessors per GPC. Only NVIDIA GPUs have tensor maps and clusters.
     """
@@ -375,10 +387,10 @@ def check_launchable(device: Device, loaded: Loaded) -> None:
     check_clusters = getattr(device, "check_clusters", None)
     if check_clusters is None or not (maps or geometry.cluster > 1):
         return
-    anywhere = device.allocate(MAP_BYTES)
+    buffer = device.allocate(MAP_BYTES)
     try:
         for each in maps:
-            device.encode_map(each, int(anywhere))
+            device.encode_map(each, int(buffer))
         if geometry.cluster > 1:
             check_clusters(loaded.handles[source.entry], geometry)
     except DeviceError as error:

@@ -1,7 +1,7 @@
 """Cached plans: read wisdom, choose constants, render a source, find or build its binary, and load it.
 
-Bundles come first as sources of binaries and wisdom. Never launches, and holds no lock of other kernels while it
-compiles or loads one.
+Binaries of bundles come first. Wisdom of bundles precedes the shipped wisdom, but not the user's own. Never launches,
+and holds no lock of other kernels while it compiles or loads one.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ from ksgen.values import excerpt
 from ksgen.wisdom.store import Entry, Wisdom, file_name, load_wisdom
 
 MOST_PLANS = 4096  # cached plans: one per batch size, and cheap to rebuild
-MOST_LOADED = 1024  # loaded kernels: each takes some ten of the 65,530 maps that Linux allows a process
+MOST_LOADED = 1024  # loaded kernels: each takes about ten of the 65,530 memory maps that Linux allows a process
 
 _Key = tuple[Device, KernelSpec, str, Any]  # identifies a loaded kernel: device, kernel, family, constants
 
@@ -52,8 +52,8 @@ class Planner:
 
     def __init__(self) -> None:
         self.generation = 0  # grows when earlier plans become invalid
-        self.earlier: list[int] = []  # generations whose plans some calls still use
-        self._kept: list[dict[Any, Any]] = []  # keeps these plans alive
+        self.earlier: list[int] = []  # earlier generations whose plans some calls may still use
+        self._kept: list[dict[Any, Any]] = []  # keeps the plans of these generations alive
         self._plans: dict[tuple[Device, KernelSpec, int, bool], Plan] = {}
         self.derived: dict[Any, Any] = {}  # data that callers derive from plans; dropped with them
         self._loaded: dict[_Key, Loaded] = {}  # the least recently used come first
@@ -64,7 +64,7 @@ class Planner:
         self._guard = new_reentrant_lock()
 
     def use_bundle(self, path: str | Path) -> None:
-        """Prefer binaries and wisdom of a bundle from now on."""
+        """Use binaries of a bundle first, and its wisdom before the shipped wisdom, from now on."""
         bundle = open_bundle(path)
         with self._guard:
             self._bundles.insert(0, bundle)
@@ -72,7 +72,7 @@ class Planner:
             self.forget()
 
     def forget(self) -> None:
-        """Read wisdom and passports again from now on: a search or a proof has found more."""
+        """Read wisdom and passports again from now on, because a search or a proof has added to them."""
         with self._guard:
             self._plans.clear()
             self.derived.clear()
@@ -99,7 +99,7 @@ class Planner:
         """Plan for a kernel at a batch; builds and loads at first use.
 
         `aligned` says whether arrays begin at a multiple of 16 bytes. `before_loading` is called if the kernel is not
-        on the device yet, and may refuse.
+        on the device yet, and may raise an error.
         """
         key = (device, kernel, batch, aligned)
         if found := self._plans.get(key):
@@ -120,14 +120,14 @@ class Planner:
             return self._plans.setdefault(key, made)
 
     def report(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice | None = None) -> None:
-        """Call the watchers with a kernel that a call asks for, and the choice for it, if it is planned."""
+        """Call the watchers with a kernel that a call may use, and with its choice if it is planned."""
         for each in tuple(WATCHERS):
             each(device, kernel, batch, choice)
 
     def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
-        """Family and constants for a kernel at a batch on a device, which has not refused them.
+        """Family and constants for a kernel at a batch, among those that the device has not refused.
 
-        `DeviceError` if it has refused all families.
+        `DeviceError` if the device has refused all families.
         """
         limits = limits_of(device)
         found = choose(kernel, batch, limits, self._wisdom_of(device), aligned)
@@ -155,9 +155,9 @@ class Planner:
         _report_refusal(plan.kernel, why, plan.choice, self.choice(plan.device, plan.kernel, plan.batch, aligned))
 
     def measured(self, device: Device, kernel: KernelSpec, batch: int) -> Entry | None:
-        """Entry of a search for a kernel at about this batch on this device.
+        """Entry of the device's wisdom for a kernel at about this batch.
 
-        It counts only if its time is reliable and of the current source.
+        None unless its time is reliable and of the current template, and the device may run its choice.
         """
         found = self._wisdom_of(device).lookup(kernel, batch)
         if found is None or not found.is_sound or not found.median_us:
@@ -174,7 +174,7 @@ class Planner:
     def plan_or_fallback(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
         """Plan of a choice, or of another one if its kernel cannot be built or launched.
 
-        Prebuilt kernels are for the target's usual card, or for any processor with some of this one's instructions.
+        Prebuilt kernels are for the target's usual card, or for any processor with a subset of this one's instructions.
         """
         while True:
             try:
@@ -210,7 +210,7 @@ class Planner:
     ) -> Plan:
         """Plan of a given choice, which the caller caches.
 
-        `target` is that of the binary, if it is not the device's own.
+        `target` is that of the binary, if it differs from the device's target.
         """
         check_grid(kernel, choice.family, choice.constants, batch)
         key = (device, kernel, choice.family, choice.constants)
@@ -222,16 +222,17 @@ class Planner:
     def _load(self, device: Device, kernel: KernelSpec, choice: Choice, target: str) -> Loaded:
         """Loaded kernel of a choice.
 
-        Threads that want the same one wait for the one that loads it; others do not.
+        Threads that want the same kernel wait for the thread that loads it; other threads do not wait.
         """
         key = (device, kernel, choice.family, choice.constants)
         with self._guard:
-            own = self._loading.setdefault(key, new_reentrant_lock())
+            lock = self._loading.setdefault(key, new_reentrant_lock())
         try:
-            with own:
+            with lock:
                 found = self._loaded.get(key)
                 if found is None:
-                    standing.begin(device)  # here no graph is being recorded, and the kernel takes a while anyway
+                    # no graph is being recorded here, and loading the kernel takes a while anyway
+                    standing.begin(device)
                     if choice.misfit:
                         _log.warning("%s: %s", kernel.name, choice.why)
                     source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
@@ -244,11 +245,11 @@ class Planner:
         return found
 
     def _check(self, key: _Key, loaded: Loaded, choice: Choice) -> None:
-        """Raise `RefusedError` if the device cannot launch a source, or, with `KSGEN_CHECK=first`, if it is wrong."""
+        """Raise `RefusedError` if the device cannot launch a source, or `KSGEN_CHECK=first` finds its result wrong."""
         try:
             check_launchable(device := key[0], loaded)
             if checks_first_results():
-                # a layer above this one, which only those load who ask for it
+                # a layer above this one, loaded only on request
                 import_module("ksgen.calibration.first").check_result(device, loaded, choice)
         except RefusedError as error:
             self._refused[key] = str(error)
@@ -257,7 +258,7 @@ class Planner:
     def _keep(self, key: _Key, loaded: Loaded) -> None:
         """Cache a kernel, and drop the least recently used ones.
 
-        Calls and graphs that hold one keep it loaded.
+        Calls and graphs that use a dropped kernel keep it loaded.
         """
         self._loaded.pop(key, None)
         self._loaded[key] = loaded

@@ -1,4 +1,4 @@
-"""Device and stream of a call: the named stream, else the one that the arrays work on."""
+"""Device and stream of a call: the stream that the caller gives, else the stream of the arrays."""
 
 import sys
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ def where_to_work(
 ) -> tuple[Device, Stream, dict[str, ArrayView]]:
     """Device and stream of a call, and the arrays, ready for it.
 
-    The stream is the named one, else the one that the arrays work on. Host arrays follow weights to the device that
-    these were packed on.
+    The stream is the given one, else that of the arrays. A call on host arrays runs on the device of its packed
+    weights, if there are any.
     """
     if place == "host" and stream is None:
         return packed_on or device_for(place), None, views
@@ -34,13 +34,13 @@ def where_to_work(
     if stream is None and (agreed := agreed_stream(caller, views)):
         ready = views_of({name: arrays[name] for name, found in views.items() if found.kind == "dlpack"}, agreed)
         views = views | ready
-        device, on = device_and_stream(caller, place, agreed)
+        device, launch_stream = device_and_stream(caller, place, agreed)
     else:
-        device, on = device_and_stream(caller, place, stream)
+        device, launch_stream = device_and_stream(caller, place, stream)
         if stream is not None:
             wait_for_producers(device, stream_handle(stream), views)
             keep_for_stream(stream_handle(stream), views)
-    return in_their_context(caller, device, on, views), on, views
+    return in_their_context(caller, device, launch_stream, views), launch_stream, views
 
 
 def agreed_stream(caller: object, views: Views) -> Any:
@@ -60,7 +60,7 @@ def agreed_stream(caller: object, views: Views) -> Any:
 def device_and_stream(caller: object, place: Place, stream: Any) -> tuple[Device, Stream]:
     """Device of a place, and the stream in that device's form.
 
-    Host arrays follow a queue to its context.
+    For host arrays, a pyopencl queue also decides the device, by its context.
     """
     if stream is None:
         return device_for(place), None
@@ -81,7 +81,7 @@ def device_and_stream(caller: object, place: Place, stream: Any) -> tuple[Device
 def stream_on(caller: object, device: Device, stream: Any) -> tuple[Device, Stream]:
     """Device and stream for a launch.
 
-    PyCUDA launches only on its own streams; those of another library go to the driver runtime, by their handle.
+    PyCUDA launches only on its own streams. For a stream of another library, the driver runtime takes its handle.
     """
     handle = stream_handle(stream)
     if device.kind == "native":
@@ -120,9 +120,9 @@ def wait_for_producers(device: Device, handle: Stream, views: Views) -> None:
 
 
 def keep_for_stream(handle: Stream, views: Views) -> None:
-    """Report to PyTorch that another stream uses the memory.
+    """Report to PyTorch that another stream uses the memory of its tensors.
 
-    It otherwise reuses memory in the order of its own stream.
+    PyTorch otherwise reuses freed memory in the order of its own stream.
     """
     for found in views.values():
         if found.kind == "torch" and found.device != "host" and not is_same_stream(found.stream, handle):
@@ -135,25 +135,25 @@ def in_their_context(caller: object, device: Device, stream: Stream, views: View
     PyCUDA adopts its user's context. Other libraries use the primary one, in which the driver runtime works.
     `LaunchError` if neither works.
     """
-    own = device.context
+    device_context = device.context
     for found in views.values():
-        if own and found.device != "host" and context_of(found.pointer) != own:
+        if device_context and found.device != "host" and context_of(found.pointer) != device_context:
             break
     else:
         return device
     contexts = {name: context_of(found.pointer) for name, found in views.items() if found.device != "host"}
     for name, held in contexts.items():
-        if held is None and views[name].kind not in STREAM_ORDERED:  # these keep freed memory, and use the host's
-            at = f"{views[name].pointer:#x}"
+        if held is None and views[name].kind not in STREAM_ORDERED:  # these cache freed memory, and may use the host's
+            address = f"{views[name].pointer:#x}"
             raise LaunchError(
-                f"{caller!r}: {name} lies at {at}, which is no memory of CUDA and may have been freed; give an array "
-                "with memory"
+                f"{caller!r}: {name} lies at {address}, which is no memory of CUDA and may have been freed; give an "
+                "array with memory"
             )
     apart = {name: held for name, held in contexts.items() if held}
-    if set(apart.values()) <= {own}:
+    if set(apart.values()) <= {device_context}:
         return device
-    name = next(name for name, held in apart.items() if held != own)
-    if device.runtime == "pycuda" and own not in apart.values() and stream is None:
+    name = next(name for name, held in apart.items() if held != device_context)
+    if device.runtime == "pycuda" and device_context not in apart.values() and stream is None:
         primary = _driver_runtime(device, f"{caller!r}: {name} lies in another CUDA context than PyCUDA's")
         if set(apart.values()) == {primary.context}:
             return primary

@@ -1,8 +1,8 @@
 """Packed weights, and buffers into which other weights are packed before each launch.
 
-Arrays do not reveal reliably that they are unchanged. PyTorch counts no write of a fused optimizer, through `.data`, by
-another library, of a collective, or in a CUDA graph's replay. So only results of `Launcher.pack` are cached, by its
-caller's promise. Detected violations of that promise are refused at every use.
+Arrays do not reveal reliably that they are unchanged. PyTorch does not count writes of fused optimizers, through
+`.data`, by other libraries, by collectives, or in a CUDA graph's replay. So only results of `Launcher.pack` are cached:
+its caller promises not to change the array. Every use checks this promise, as far as PyTorch's count allows.
 """
 
 import weakref
@@ -25,7 +25,7 @@ _Place = tuple[Any, Device, str]  # address of an array, device, and a plan's pa
 
 
 class WeightForm(NamedTuple):
-    """Properties by which weights fit a call or not: storage, and shape and dtype of packed weights."""
+    """Properties that decide whether weights fit a call: storage, and shape and dtype if they are packed."""
 
     stored: str = SAME
     inputs: str = SAME  # storage of the X that they multiply
@@ -46,7 +46,7 @@ class Seen:
         self._look, self._writes = look_of(tensor), writes_to(tensor)
 
     def what_happened(self) -> str:
-        """Describe the change of the tensor since; empty if none is detected."""
+        """Describe the change of the tensor since the snapshot; empty if none is detected."""
         if look_of(self.tensor) != self._look:
             return "got other memory"
         return "" if writes_to(self.tensor) == self._writes else "was written to"
@@ -58,7 +58,7 @@ def look_of(tensor: Any) -> tuple[Any, ...]:
 
 
 def writes_to(tensor: Any) -> int | None:
-    """PyTorch's count of writes, which misses many; None if it counts none."""
+    """PyTorch's count of writes, which misses many; None for inference tensors, which have no count."""
     return None if tensor.is_inference() else tensor._version
 
 
@@ -66,13 +66,13 @@ class Packed(NamedTuple):
     """Weights in the form that launches take."""
 
     at: Buffer
-    # runs before each launch: packs the weights again, or checks that packed ones are unchanged
+    # runs before each launch: packs the weights again, or checks that the source of packed ones is unchanged
     before: Callable[[], object] | None
     keep: Any = None  # owner of their memory, needed until the last launch is enqueued
 
 
 class WrittenError(LaunchError):
-    """Weights were packed once, and their tensor was written to since."""
+    """The tensor of packed weights was written to, or got other memory, after they were packed."""
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class Weights:
     owner: Any = None  # keeps the canonical memory alive
     lies_in: ArrayView | None = None  # view of the caller's array that owns the memory; None: ksgen owns it
     seen: tuple[Seen, ...] = ()  # snapshots of the source tensors
-    stored: str = SAME  # type of Y, or eight-bit storage; `canonical` is then `Quantized.whole`
+    stored: str = SAME  # "same" (the type of Y), or quantized storage: `canonical` is then `Quantized.whole`
     inputs: str = SAME  # storage of the X that they multiply
     form: WeightForm = field(init=False)
     _packed: dict[str, Buffer] = field(default_factory=dict)
@@ -146,7 +146,7 @@ def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: St
     """Wrap weights on the device; they are complete for every stream after the given one is synchronised."""
     refuse_capture(device, stream, "waits for weights")
     device.synchronize(stream)
-    place = found._replace(kind="packed", owner=None)  # address only: gradients were checked above
+    place = found._replace(kind="packed", owner=None)  # the address alone: `Launcher.pack` has checked for gradients
     return Weights(pattern, found.dtype, device, found.pointer, found.owner, place, _seen(found))
 
 
@@ -174,18 +174,20 @@ def _seen(found: ArrayView) -> tuple[Seen, ...]:
 
 def check_device(caller: object, weights: Weights, device: Device) -> None:
     """Raise `LaunchError` if packed weights are on another device."""
-    own = weights.device
-    if not own.is_open:
+    packed_on = weights.device
+    if not packed_on.is_open:
         raise LaunchError(
             f"{caller!r}: packed weights lie in a CUDA context that is gone, detached by its user; pack them again"
         )
-    if own is device or (own.kind == device.kind == "cuda" and own.index == device.index):
-        if own.context != device.context:
+    if packed_on is device or (packed_on.kind == device.kind == "cuda" and packed_on.index == device.index):
+        if packed_on.context != device.context:
             raise LaunchError(
                 f"{caller!r}: packed weights lie in another CUDA context than x; pack an array of x's library"
             )
         return
-    raise LaunchError(f"{caller!r}: packed weights lie on {own.name} and x on {device.name}; pack them on that device")
+    raise LaunchError(
+        f"{caller!r}: packed weights lie on {packed_on.name} and x on {device.name}; pack them on that device"
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -199,10 +201,10 @@ class _PackedForms:
 class PackBuffers:
     """Buffers into which a launcher packs the arrays of its calls.
 
-    PyTorch allocates memory in stream order, and keeps it for a graph's lifetime. For other libraries, it is the
-    device's own, at a fixed address for the array's lifetime: a CUDA graph that recorded a call remains valid. This
-    needs no lock on any stream. A writer of weights waits for the calls that read them, and without a write, packing
-    again writes the same bytes.
+    For tensors, PyTorch allocates them in stream order, and keeps their memory for a graph's lifetime. An array of
+    another library gets buffers of the device, at fixed addresses for the array's lifetime: a CUDA graph that recorded
+    a call remains valid. Calls on several streams share these buffers without locks. A writer of weights waits for the
+    calls that read them, and without a write, packing again writes the same bytes.
     """
 
     def __init__(self) -> None:
@@ -229,29 +231,30 @@ class PackBuffers:
                 kept = self._forms[id(array)] = _PackedForms(weakref.ref(array, self._forgetter(id(array))))
             except TypeError:  # no weak references: memory for this call alone
                 return buffer
-        for other in [each for each in list(kept.buffers) if each[0] != place[0]]:  # for its former memory
+        # packed forms of the array's former memory are dropped
+        for other in [each for each in list(kept.buffers) if each[0] != place[0]]:
             kept.buffers.pop(other, None)
         return kept.buffers.setdefault(place, buffer)
 
     def _forgetter(self, number: int) -> Callable[[weakref.ref[Any]], None]:
-        everything = self._forms
+        forms = self._forms
 
         def forget(reference: weakref.ref[Any]) -> None:
-            kept = everything.get(number)
+            kept = forms.get(number)
             if kept is not None and kept.array is reference:
-                del everything[number]
+                del forms[number]
 
         return forget
 
 
-def packed_in(plan: Plan, own: Any, found: ArrayView | None, buffers: PackBuffers, stream: Stream) -> Packed:
+def packed_in(plan: Plan, weights: Any, found: ArrayView | None, buffers: PackBuffers, stream: Stream) -> Packed:
     """Weights for a plan's launches: packed once, or an array that is packed before each launch."""
-    if isinstance(own, Weights):
-        return own.use(plan, stream)
+    if isinstance(weights, Weights):
+        return weights.use(plan, stream)
     assert found is not None
-    at, buffer = buffers.find(own, found, plan, stream)
+    buffer, owner = buffers.find(weights, found, plan, stream)
     source = plan.device.shared(found.pointer) if found.device == "host" else found.pointer
-    return Packed(at, partial(plan.pack, source, stream, at), buffer)
+    return Packed(buffer, partial(plan.pack, source, stream, buffer), owner)
 
 
 def storage_of(found: ArrayView) -> Any:

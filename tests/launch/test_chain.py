@@ -163,7 +163,7 @@ def test_x_in_one_layout_and_y_in_the_other(batch: int, layouts: tuple[str, str]
         assert call is None or (call() == y).all()
         told = layer.explain(batch, layout=layouts[0], out_layout=layouts[1]).splitlines()[0]
         assert told.startswith(f"{layer.chain} from {layouts[0]} to {layouts[1]}")
-        once = f"one launch per factor, and what factor {len(shapes)} takes is transposed by a copy"
+        once = f"one launch per factor, and the input of factor {len(shapes)} is transposed by a copy"
         assert ("one launch, by vector" in told) if call else (once in told)
 
 

@@ -53,7 +53,7 @@ def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(
         "bsl": "64 rows of the batch each factor's outputs are divided among cores",
     }
     if layout == "bsl" and batch >= 64:
-        assert found.why == "in batch-size-last each factor by itself reads its rows and weights from end to end"
+        assert found.why == "in batch-size-last each separate factor reads its rows and weights contiguously"
     else:
         assert is_one or found.why == f"below {least[layout]}"
 
@@ -157,7 +157,7 @@ def test_tiles_follow_the_rule_of_processors(precision: str, of_tiles: Any) -> N
     kernel = KernelSpec((PAIR.factors,), precision, "bsf", Epilogue())
     assert fused.verdict(of_tiles, kernel, 6272) == fused.Verdict(True, "intermediates stay in the cache")
     along = replace(kernel, layout="bsl")
-    assert fused.verdict(of_tiles, along, 6272) == fused.Verdict(False, fused.FROM_END_TO_END)
+    assert fused.verdict(of_tiles, along, 6272) == fused.Verdict(False, fused.CONTIGUOUS_READS)
     assert fused.verdict(of_tiles, along, 6272, "yes") == fused.Verdict(True, "fuse='yes'")
     assert fused.verdict(of_tiles, kernel, 6272, "no") == fused.Verdict(False, "fuse='no'")
 

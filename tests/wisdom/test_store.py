@@ -111,7 +111,7 @@ def test_a_small_batch_is_a_class_of_its_own() -> None:
     assert [each and each.batch for each in found] == [1, None, None, None, 1000]
     few = choose(KERNEL, 16, GPU, known)
     assert few.constants == FAMILIES[few.family].default(KERNEL, GPU, 16)
-    assert few.why == "the family's default: what was searched, at batch 1, 1000, says nothing of batch 16"
+    assert few.why == "the family's default: searches at batch 1, 1000 do not apply to batch 16"
     of_few = replace(entry(32), family="gemv", constants=FAMILIES["gemv"].default(KERNEL, GPU, 32))
     both = Wisdom([of_few, entry(25088)])
     assert [(found := both.lookup(KERNEL, batch)) and found.batch for batch in (16, 17, 32, 33, 25000)] == [
@@ -270,9 +270,7 @@ def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
         assert (
             choose(kernel, batch, GPU, known, aligned).why == f"wisdom, measured at batch 600, the nearest to {batch}"
         )
-    assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith(
-        "the family's default: what was searched, at batch 1024"
-    )
+    assert choose(kernel, 1001, GPU, Wisdom([hopper])).why.startswith("the family's default: searches at batch 1024")
     assert "does not run on this device" in choose(kernel, 1024, cuda_limits("sm_100"), Wisdom([hopper])).why
 
 
