@@ -26,7 +26,7 @@ class Footprint:
 
 
 def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
-    """The footprint of one kernel at a batch on a device with these limits, with its family's default constants."""
+    """Compute the footprint of one kernel at a batch, on a device with these limits, with default constants."""
     item, features = kernel.item_bytes, sum(chain.out_features for chain in kernel.chains)
     inputs, outputs, weights = (
         batch * kernel.in_features,
@@ -36,25 +36,26 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     is_gradient = kernel.job == "gradient"
     results = weights if is_gradient else outputs
     given = inputs + outputs * (kernel.epilogue.residual + is_gradient) + features * kernel.epilogue.bias
-    # rows that are compared
-    entries = batch if is_gradient else min(batch, max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1))))
-    compared = weights if is_gradient else entries * features
+    compared_rows = batch if is_gradient else min(batch, max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1))))
+    compared = weights if is_gradient else compared_rows * features
     widest = max(pattern.in_features + pattern.out_features for chain in kernel.chains for pattern in chain)
-    part = min(entries * widest, max(ELEMENTS_AT_ONCE, widest))
-    # bytes per element: erfc converts them to Python's numbers
+    part = min(compared_rows * widest, max(ELEMENTS_AT_ONCE, widest))
+    # bytes per element; with an activation, erfc converts elements to Python's numbers
     of_part = 16 if kernel.epilogue.activation == "none" else 80
-    of_compared = 28  # the truth, the result and their difference in float64, and the result as it came
-    of_rounding = 48 * weights * kernel.is_quantized  # float64 numbers on their way to eight bits
+    of_compared = 28  # the truth, the result and their difference in float64, and the result in its own type
+    of_rounding = 48 * weights * kernel.is_quantized  # float64 numbers that are rounded to eight bits
     of_inputs = 37 * inputs * kernel.has_bytes_in  # the same of x
     if kernel.is_strided:  # the rows of slices lie apart
-        rows = {"bsf": batch, "bsl": 0}
-        given += GAP * sum(rows[layout_of(kernel, array)] or count for array, count in features_of(kernel).items())
+        row_counts = {"bsf": batch, "bsl": 0}
+        given += GAP * sum(
+            row_counts[layout_of(kernel, array)] or count for array, count in features_of(kernel).items()
+        )
     reference = of_rounding + max(8 * weights + 8 * compared + of_part * part, of_compared * compared, of_inputs)
     device = 0
     if limits.is_cpu:
         family = family_for(kernel, limits, batch)
         constants = family.default(kernel, limits, batch)
-        # more sets of arrays for timing, until a cache does not hold them
+        # timing adds sets of arrays until they exceed a cache
         device = item * (given + results) + CACHE_BYTES
         device += 0 if is_gradient else item * weights
         device += family.geometry(kernel, constants, batch).workspace_bytes + (

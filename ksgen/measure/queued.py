@@ -2,8 +2,8 @@
 
 The host needs microseconds for a launch, which is longer than a small kernel runs. A GPU that waits for its host would
 show the host's time. So timed launches on a CUDA GPU are queued behind a kernel that keeps the GPU busy until all of
-them are queued. Events resolve half a microsecond, so short launches are timed in sequences, and each counts as an
-equal share.
+them are queued. Events resolve half a microsecond, so short launches are timed in sequences, and each launch counts
+as an equal share of its sequence.
 """
 
 from collections.abc import Callable
@@ -17,23 +17,21 @@ from ksgen.errors import DeviceError, ToolchainError, warn
 if TYPE_CHECKING:
     from ksgen.devices.base import Device
 
-SPAN_S = 1e-4  # between two events, whose resolution is half a hundredth of it
+SPAN_S = 1e-4  # time between two events: 200 times their resolution
 LEAST_S = 1e-6  # the shortest launch that events can time
 # launches behind the kernel that waits: a queue that is full, at about a thousand entries, makes the host wait
 MOST_QUEUED = 256
-ROUNDS_PER_SECOND = 3e9 / 4  # the waiting kernel's rate, at most: a multiply-add is done after four cycles, at 3 GHz
-FIRST_QUEUE_S, LEAST_WAIT_S = (
-    2e-5,
-    1e-4,
-)  # the host's time per launch, until it is known better; its time for a few launches, with a wake-up
-SPARE = 1.5  # times what the host took last
-TRIES = 3  # to have everything queued in time; others may take the processor meanwhile
+ROUNDS_PER_SECOND = 3e9 / 4  # highest rate of the waiting kernel: a multiply-add takes at least four cycles, at 3 GHz
+FIRST_QUEUE_S = 2e-5  # the host's time per launch, until it is measured
+LEAST_WAIT_S = 1e-4  # the host's time for a few launches, with a wake-up
+SPARE = 1.5  # length of a wait, relative to the host's last time
+TRIES = 3  # attempts to queue everything in time; other processes may take the processor meanwhile
 
 Launch = Callable[[], None]
 
 
 def time_launches(device: "Device", launch: Launch, runs: int, warmup: int = 2) -> list[float]:
-    """Seconds of a launch, `runs` times; `DeviceError` if the device's clock is wrong."""
+    """Time a launch in seconds, `runs` times; `DeviceError` if the device's clock is wrong."""
     if device.kind == "cuda":
         queue = _Queue.of(device)  # type: ignore[arg-type]  # every device can be hashed
         seconds = queue.times(launch, runs, warmup)
@@ -49,7 +47,7 @@ class _Queue:
 
     def __init__(self, device: "Device", wait: Callable[[float], None] | None) -> None:
         self._device, self._wait = device, wait
-        self._host_s = FIRST_QUEUE_S  # for a launch, with its share of the events
+        self._host_s = FIRST_QUEUE_S  # the host's seconds per launch, with its share of the events
 
     @staticmethod
     @cache
@@ -89,7 +87,7 @@ class _Queue:
         for _ in range(TRIES if self._wait else 1):
             wait_s = max(SPARE * self._host_s * together * runs, LEAST_WAIT_S)
             steps = iter([begin, *[group] * runs])
-            _, *seconds = self._device.time(lambda: next(steps)(), None, 1 + runs, 0)  # noqa: B023  (it is over when the next try begins)
+            _, *seconds = self._device.time(lambda: next(steps)(), None, 1 + runs, 0)  # noqa: B023  (its last use precedes the next try)
             queued_s = marks[-1] - marks[0]
             self._host_s = queued_s / (together * runs)
             if queued_s < wait_s:
@@ -102,7 +100,7 @@ def _waiting(device: "Device") -> Callable[[float], None]:
     from ksgen.build.build import build
     from ksgen.emit.render import render_wait
 
-    text = render_wait()
-    kernel = device.load(build(text.text, text.entry, device.target), text.entry, 0)
+    probe = render_wait()
+    kernel = device.load(build(probe.text, probe.entry, device.target), probe.entry, 0)
     unused = device.allocate(4)
     return lambda seconds: device.launch(kernel, 1, 1, 0, (unused, ceil(seconds * ROUNDS_PER_SECOND)), None)

@@ -1,7 +1,7 @@
 """Keeps this process from disturbing its own measurements on a processor.
 
-A pause lasts until threads of the previous contender sleep. Settings keep freed memory in the C library, so that no
-contender pays for new pages.
+Contenders are the implementations that a benchmark compares. A pause lasts until threads of the previous contender
+sleep. Settings keep freed memory in the C library, so that no contender pays for new pages.
 """
 
 import ctypes
@@ -12,7 +12,8 @@ from pathlib import Path
 from threading import get_native_id
 from time import process_time, sleep
 
-# a quarter of a second: OpenBLAS's threads spin for 2^28 cycles, 0.1 s and more
+# naps of a quarter of a second in all, because OpenBLAS's threads spin for 2^28 cycles, 0.1 s and more; and the largest
+# share of a nap that threads may work
 NAP_S, MOST_NAPS, AWAKE_SHARE = 2e-3, 125, 0.1
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt, in glibc's malloc.h
 _NEVER = 2**31 - 1
@@ -29,8 +30,8 @@ def rest() -> None:
         spent = process_time()
         sleep(NAP_S)
         states = list(_states())
-        # Without states the processor time tells. Linux adds other threads' time at ticks alone, which are longer than
-        # a nap.
+        # Processor time decides only without states: Linux adds other threads' time only at ticks, which are longer
+        # than a nap.
         if "R" not in states if states else process_time() - spent < AWAKE_SHARE * NAP_S:
             return
 
@@ -39,7 +40,7 @@ def _states() -> Iterator[str]:
     """Yield the scheduler's letter of each thread, with S for this one; nothing if the system does not report them."""
     with suppress(OSError):
         for number in os.listdir(_TASKS):
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the thread has just ended
                 state = (_TASKS / number / "stat").read_text().rpartition(")")[2].split()[0]
                 yield "S" if int(number) == get_native_id() else state
 

@@ -1,9 +1,9 @@
 """The least time that a kernel could take on a device: the bytes and operations it needs, divided by measured ceilings.
 
-A copy measures the ceiling of memory; reads of a small array that of a CUDA GPU's second-level cache. The fastest
-multiply-adds for the kernel's operands measure that of arithmetic. They are plain ones, or those of tensor cores: by
-warpgroups if the device has them, else by warps. On a processor, vector instructions on all cores, or its matrix tiles
-where they multiply what is stored.
+A copy measures the rate of memory, and reads of a small array that of a CUDA GPU's second-level cache. The fastest
+multiply-adds for the kernel's operands measure the rate of arithmetic. On a GPU these are plain ones, or those of
+tensor cores: by warpgroups if the device has them, else by warps. On a processor they are vector instructions on all
+cores, or matrix tiles if these multiply the stored type.
 """
 
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ksgen.emit.render import Probe
 
 THREADS = 256
-# per round of a probe: multiply-adds of a thread; products of 16 x 8 sums of a warp
-PLAIN_A_ROUND, TENSOR_CHAINS = 128, 16
+# per round of a probe: multiply-adds of a thread; tensor-core products of a warp, with 16 x 8 sums each
+PLAIN_PER_ROUND, TENSOR_CHAINS = 128, 16
 WARPGROUP_COLUMNS = 128  # columns of a warpgroup's product
 CACHED_BYTES = 2**19  # less than a second-level cache holds, on every GPU
 # blocks per multiprocessor at a time, and rounds of the probe: about a millisecond
@@ -47,17 +47,17 @@ class Ceilings:
     cache_bytes_per_s: float = 0.0  # read from a GPU's second-level cache; 0: not measured
 
     def floor_s(self, kernel: KernelSpec, batch: int) -> float:
-        """Seconds without caches: the longer of moving X, weights and Y once, and all multiply-adds."""
+        """Seconds without caches: the longer of moving X, weights and Y once, and of all multiply-adds."""
         return max(kernel.bytes(batch) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
 
     def floor_us(self, kernel: KernelSpec, batch: int, sets: int) -> float | None:
-        """Microseconds: the floor of a time measured on the same weights and at most so many sets of X and Y in turn.
+        """Floor in microseconds of a time measured on the same weights and at most `sets` sets of X and Y in turn.
 
-        What a cache may keep between runs counts at the cache's rate. If that rate is unknown, it does not count, and
-        there is no floor (None) if it would take longer than all the rest.
+        Arrays that a cache may keep between runs count at the cache's rate. If that rate is unknown, they do not count,
+        and the floor is None if moving them from memory takes longer than everything else.
         """
         weights, moved = kernel.weight_bytes, kernel.bytes(batch)
-        cached = sum(each for each, in_turn in ((weights, 1), (moved - weights, sets)) if each * in_turn < CACHE_BYTES)
+        cached = sum(each for each, number in ((weights, 1), (moved - weights, sets)) if each * number < CACHE_BYTES)
         floor_s = max((moved - cached) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
         if self.cache_bytes_per_s:
             floor_s = max(floor_s, moved / self.cache_bytes_per_s)
@@ -97,9 +97,9 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
         device, lambda: device.launch(copy, groups // THREADS, THREADS, 0, (x, y, groups), None), runs=7
     )
     blocks, rounds = device.limits.multiprocessors * 64, 2048
-    a_round = PLAIN_A_ROUND
+    per_round = PLAIN_PER_ROUND
     if operand:
-        a_round = (
+        per_round = (
             wgmma.multiply_adds * PROBE_AT_ONCE if wgmma else TENSOR_CHAINS * 16 * 8 * OPERANDS[operand].k_step // WARP
         )
     shared_bytes = 0 if wgmma is None else K_BYTES * WARPGROUP_COLUMNS
@@ -107,7 +107,7 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
         device, lambda: device.launch(multiply, blocks, THREADS, shared_bytes, (y, rounds), None), runs=7
     )
     products = PRECISIONS[precision].products if operand else 1
-    flops = 2.0 * blocks * THREADS * rounds * a_round / products
+    flops = 2.0 * blocks * THREADS * rounds * per_round / products
     cache_rate = _cache_rate(device, x, y) if device.kind == "cuda" else 0.0
     return Ceilings(2 * COPIED_BYTES / median(copy_s), flops / median(multiply_s), products, cache_rate)
 
@@ -150,7 +150,7 @@ def _of_processor(device: "Device", precision: str) -> Ceilings:
 
 
 def _by_tiles(device: "Device", precision: str, plain: Ceilings, y: "Buffer") -> Ceilings:
-    """Ceilings of the device's matrix tiles, if they multiply the precision's stored type."""
+    """Ceilings of the device's matrix tiles, if they multiply the precision's stored type; else `plain`."""
     tiles = PRECISIONS[precision].tiles
     if tiles is None or tiles.operand.name not in device.limits.tiles:
         return plain
@@ -170,7 +170,7 @@ def load_probe(device: "Device", probe: "Probe") -> "tuple[KernelHandle, KernelH
 
 
 def _built(device: "Device", probe: "Probe") -> "Binary":
-    """Build a probe. No bundle holds probes, so its error where compiling is forbidden has another remedy."""
+    """Build a probe. No bundle holds probes, so if compiling is forbidden, the error has another remedy."""
     from ksgen.build.build import build, compiling_is_forbidden
 
     try:

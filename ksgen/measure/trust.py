@@ -1,8 +1,8 @@
 """Decides whether a time is reliable, by the uncertainty of its median over blocks of runs, and by the processor time
 that other processes took meanwhile.
 
-Blocks are spread over time and taken until the median is known well enough, or the time is up. An unreliable figure
-stays, marked, and nothing is concluded from it. Never knows what it times.
+Blocks are spread over time and taken until the median is known well enough, or the time is up. An unreliable figure is
+printed with a mark, and decides nothing. Knows nothing of the work that it times.
 """
 
 import os
@@ -20,18 +20,18 @@ from ksgen.values import counted
 MARK = "?"  # after each unreliable figure, wherever it is printed
 ONE_IN = 20  # one of so many intervals misses the median: a confidence of 95 %
 MOST_WIDTH = 0.05  # width of that interval, relative to the median
-MOST_OTHERS = 0.1  # share of the processors' time that others take
+MOST_OTHERS = 0.1  # largest share of the processors' time that other processes may take
 LEAST_BLOCKS = 6  # for an interval of that confidence
 BLOCK_SECONDS = 0.02  # long compared with a single disturbance
 MOST_SECONDS = 2.0  # for the blocks of one kernel
 FIRST_RUNS, MOST_RUNS = 3, 1000  # runs that determine the length of a block, and the most runs of a block
-HOPELESS_BLOCKS = 2  # blocks, all of which are too slow
-# durations of a look at the system's counts, which advance by hundredths of a second
+HOPELESS_BLOCKS = 2  # number of blocks that decide, if all are too slow
+# least time between two readings of the system's counts, which advance by hundredths of a second; time of a `look`
 LEAST_SECONDS, LOOK_SECONDS = 0.1, 0.2
 _PROC = Path("/proc")
 
-Runs = Callable[[int], Sequence[float]]  # the times of so many runs
-Timer = Callable[[], float]  # the figure of a block
+Runs = Callable[[int], Sequence[float]]  # times a number of runs
+Timer = Callable[[], float]  # takes a block, and returns its median
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Blocks:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Interval with the median at 95 % confidence, whatever the values' distribution, if they are independent."""
+    """Interval that contains the median with a confidence of 95 %, for any distribution of independent values."""
     ordered, count = sorted(values), len(values)
-    # values left out at either end; outcomes, of 2^count, with at most one more beyond the median
+    # values omitted at either end; outcomes, of 2^count, with at most cut + 1 values on one given side of the median
     cut, tail = 0, 1 + count
     while 2 * tail * ONE_IN <= 2**count:
         cut += 1
@@ -132,7 +132,7 @@ def take_blocks(
 
     A timer whose blocks are all slower than `give_up` needs no further ones. On a processor, a block that follows
     another timer's block first waits until the threads of this process sleep, and no series ends before the load of the
-    machine is known. Neither affects a device's own clock.
+    machine is known. The clock of a GPU needs neither.
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
@@ -153,7 +153,7 @@ def take_blocks(
         has_looked = not watch or watch.has_looked
         if monotonic() >= end or (has_looked and all(each.is_known or each.is_hopeless(give_up) for each in found)):
             return found
-        order = [*order[1:], order[0]]  # none always follows the same one
+        order = [*order[1:], order[0]]  # no timer always follows the same one
 
 
 def marked(figure: str, why: str) -> str:
@@ -167,7 +167,10 @@ def with_reason(figure: str, why: str) -> str:
 
 
 def describe_unreliable(doubts: Sequence[str], thing: str = "time") -> str:
-    """Format the note below figures, each with the reason why it is unreliable, or ""; empty if all are reliable."""
+    """Format the note below figures; empty if all are reliable.
+
+    `doubts` has the reason why a figure is unreliable, or "", for each figure.
+    """
     some = list(filter(None, doubts))
     return f"{MARK} {len(some)} of {counted(len(doubts), thing)} unreliable; the first: {some[0]}." if some else ""
 
@@ -254,6 +257,6 @@ def _by_process() -> dict[int, tuple[str, float]]:
             name, _, fields = path.read_text().partition("(")[2].rpartition(")")
             found[int(path.parent.name)] = name, sum(map(int, fields.split()[11:13])) / ticks
         except (OSError, ValueError, IndexError):
-            continue  # it has just ended
+            continue  # the process has just ended
     found.pop(os.getpid(), None)
     return found

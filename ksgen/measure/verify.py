@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 CACHE_BYTES = 256 * 2**20  # more than a last-level cache holds
-GPU_ROTATED, CPU_ROTATED = 256, 8  # at most so many sets of arrays, used in turn by timed runs
+GPU_ROTATED, CPU_ROTATED = 256, 8  # most sets of arrays that timed runs use in turn
 GAP = 16  # elements between the rows of slices
-MOST_EXACT_IN = 64  # inputs of a factor whose sums of small integers every precision holds, as an intermediate
+MOST_EXACT_IN = 64  # largest c of a factor whose sums of small integers every precision holds as intermediates
 MOST_REFERENCE_FLOPS = 2e10  # above this, only a sample of the batch is compared
 
 
-Packed = dict[str, Buffer]  # weights, by the operands of a launch that they are
+Packed = dict[str, Buffer]  # packed weights, by operand of the launch
 
 
 @dataclass(frozen=True)
 class Problem:
     """Random arrays for one kernel and batch. Weights are uniform in +-1/sqrt(c), the others standard normal.
 
-    Kernels of gradients do not use the weights; other kernels do not use the gradient of Y. Those of chains have
-    weights before these.
+    Kernels of gradients do not use the weights; other kernels do not use the gradient of Y. In a chain, `weights` are
+    those of the last factor.
     """
 
     kernel: KernelSpec
@@ -56,9 +56,9 @@ class Problem:
     bias: "Array | None"
     residual: "Array | None"
     grad_y: "Array | None" = None
-    most_compared: int | None = None  # rows of the batch; None: as many as the reference computes in about a second
+    most_compared: int | None = None  # rows of the batch; None: what the reference computes in about a second
     before: "tuple[Array, ...]" = ()  # weights of all factors but the last, in the order in which they multiply X
-    quantized: tuple[Quantized, ...] = ()  # exact quantized form of all these weights, if they are stored in eight bits
+    quantized: tuple[Quantized, ...] = ()  # exact quantized form of all weights, if they are quantized
     # problems of a group's other chains on the same X; this one is the first chain's
     others: "tuple[Problem, ...]" = ()
     is_exact: bool = False  # whether right results have the bits of the reference, rounded once
@@ -76,7 +76,7 @@ class Problem:
         return own + tuple(array for other in self.others for array in other.given)
 
     def comparing(self, most: int) -> "Problem":
-        """This problem with at most so many rows of the batch compared."""
+        """This problem, with at most `most` rows of the batch compared."""
         return replace(self, most_compared=most, others=tuple(other.comparing(most) for other in self.others))
 
     @property
@@ -100,7 +100,7 @@ class Problem:
 
     @property
     def tolerance(self) -> float:
-        """Largest relative error that rounding explains: the sum over factors; for a group, that of its worst chain."""
+        """Largest relative error that rounding explains: the sum over factors; for a group, its largest."""
         precision = self.kernel.precision
         own = tolerance(precision, self.terms) + sum(
             tolerance(precision, pattern.c) for pattern in self.kernel.factors.factors[:-1]
@@ -109,7 +109,10 @@ class Problem:
 
     @cached_property
     def chosen(self) -> Any:
-        """Rows of the batch that are compared: all, or a sample; j of a gradient, which sums over the batch."""
+        """Index of the rows of the batch that are compared: all, or a sample.
+
+        A gradient sums over the batch: for it, the index of the values of j that are compared.
+        """
         kernel = self.kernel
         if self.grad_y is not None:
             d = kernel.pattern.d
@@ -118,7 +121,7 @@ class Problem:
         within = self.most_compared or max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1)))
         if within >= self.batch:
             return slice(None)
-        # Both ends, where tiles are ragged, and evenly spaced entries between them.
+        # Both ends, where tiles are ragged, and evenly spaced rows between them.
         spread = np.linspace(0, self.batch - 1, within - 32).astype(int)
         return np.unique(np.concatenate([np.arange(16), np.arange(self.batch - 16, self.batch), spread]))
 
@@ -129,7 +132,7 @@ class Problem:
 
     def compared(self, result: "Array") -> "Array":
         """The part of a result that is compared."""
-        return result[..., self.chosen] if self.grad_y is not None else self._entries(result, self.kernel.y_layout)
+        return result[..., self.chosen] if self.grad_y is not None else self._rows(result, self.kernel.y_layout)
 
     @cached_property
     def truth(self) -> "Array":
@@ -140,8 +143,8 @@ class Problem:
             return reference.gradient(
                 fewer, self._planes(self.x, pattern.c), self._planes(self.grad_y, pattern.b), kernel.layout
             )
-        residual = None if self.residual is None else self._entries(self.residual, kernel.y_layout)
-        x = self._entries(self.x, kernel.layout)
+        residual = None if self.residual is None else self._rows(self.residual, kernel.y_layout)
+        x = self._rows(self.x, kernel.layout)
         for factor, weights in zip(kernel.factors.factors[:-1], self.before, strict=True):
             x = reference.multiply(factor, x, weights, kernel.layout, activation=kernel.between)
         return reference.multiply(
@@ -149,12 +152,12 @@ class Problem:
             bias=self.bias, activation=kernel.epilogue.activation, residual=residual,
         )  # fmt: skip
 
-    def _entries(self, array: "Array", layout: str) -> "Array":
-        """Chosen rows of the batch of X, Y or the residual."""
+    def _rows(self, array: "Array", layout: str) -> "Array":
+        """X, Y or the residual with the chosen rows of the batch alone."""
         return array[self.chosen] if layout == "bsf" else array[:, self.chosen]
 
     def _planes(self, array: "Array", rows: int) -> "Array":
-        """Chosen values of j of X or of Y's gradient."""
+        """X or the gradient of Y with the chosen values of j alone."""
         a, d = self.kernel.pattern.a, self.kernel.pattern.d
         if self.kernel.layout == "bsf":
             return array.reshape(self.batch, a, rows, d)[..., self.chosen].reshape(self.batch, -1)
@@ -169,7 +172,7 @@ class Measured:
     error: float  # Frobenius norm of the difference over that of the reference
     tolerance: float
     checked: int  # rows of the batch that were compared
-    seconds: Blocks  # none where nothing was timed
+    seconds: Blocks  # empty if nothing was timed
 
     @property
     def passed(self) -> bool:
@@ -187,8 +190,10 @@ def tolerance(precision: str, terms: int) -> float:
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
-    """Draw a problem's arrays: equal for equal kernel, batch and seed; equal chains of a group have weights of their
-    own."""
+    """Draw a problem's arrays: equal for equal kernel, batch and seed.
+
+    Equal chains of a group have different weights.
+    """
     first = _made(kernel, batch, seed, None)
     others = enumerate(layer_kernels(kernel)[1:], 1)
     return (
@@ -201,7 +206,8 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
 def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
     """Problem of small integers, whose sums are exact in every precision and in any order, up to the result's rounding.
 
-    The problem of another seed for kernels with scales, or with activations that round.
+    Kernels with scales get a random problem of another seed. `is_exact` is False for these, for activations that round,
+    and for chains whose intermediates may round.
     """
     if not (is_exact := _has_exact_sums(kernel)) and (kernel.is_quantized or kernel.has_bytes_in):
         return make_problem(kernel, batch, seed=1)
@@ -219,7 +225,7 @@ def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
             problem,
             x=x,
             weights=integers(problem.weights, 1),
-            before=tuple(integers(own, 1) for own in problem.before),
+            before=tuple(integers(weights, 1) for weights in problem.before),
             bias=integers(problem.bias),
             residual=integers(problem.residual),
             grad_y=integers(problem.grad_y),
@@ -232,14 +238,14 @@ def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
 
 
 def _has_exact_sums(kernel: KernelSpec) -> bool:
-    """Whether a kernel's sums of small integers are exact, and every precision holds its intermediates."""
+    """Whether a kernel's sums of small integers are exact, and every precision holds its intermediates exactly."""
     activations = {kernel.epilogue.activation, kernel.between}
     is_narrow = all(pattern.c <= MOST_EXACT_IN for chain in kernel.chains for pattern in chain.factors[:-1])
     return activations <= {"none", "relu"} and is_narrow and not kernel.is_quantized and not kernel.has_bytes_in
 
 
 def fault_of(problem: Problem, *results: "Array") -> str:
-    """Reason why results are wrong; empty if they are right: to the last bit where sums are exact."""
+    """Reason why results are wrong; empty if they are right, to the last bit if sums are exact."""
     error, _ = compare(problem, *results)
     if not error <= problem.tolerance:
         return f"relative error {error:.1e} at batch {problem.batch}, at most {problem.tolerance:.1e} is right"
@@ -288,7 +294,7 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
         x_scales = [None if given is None else given.scale, *[None] * len(before)]  # intermediates are stored as Y is
         storage: Any = kernel.weights
         quantized = tuple(
-            quantize(each, storage, x_scale=own) for each, own in zip((*before, weights), x_scales, strict=True)
+            quantize(each, storage, x_scale=x_scale) for each, x_scale in zip((*before, weights), x_scales, strict=True)
         )
         *others, weights = (reference.dequantized(each.values, each.scale) for each in quantized)
         before = tuple(others)
@@ -308,7 +314,7 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
 
 
 def most_sets(is_cpu: bool) -> int:
-    """Sets of X and Y, at most, that timed runs take in turn."""
+    """Largest number of sets of X and Y that timed runs take in turn."""
     return CPU_ROTATED if is_cpu else GPU_ROTATED
 
 
@@ -339,7 +345,7 @@ class Bench:
         return {name: uploaded(self.device, array) for name, array in self._arrays.items()}
 
     def _rotated(self) -> list[dict[str, Buffer]]:
-        """Sets of arrays, enough that no cache holds them all."""
+        """Sets of arrays, so many that no cache holds them all, up to `most_sets`."""
         wanted = min(
             1 + CACHE_BYTES // sum(array.nbytes for array in self._arrays.values()),
             most_sets(self.device.limits.is_cpu),
@@ -349,7 +355,7 @@ class Bench:
         return self._sets
 
     def pack(self, plan: Plan) -> Packed:
-        """The weights packed for a plan; none for a gradient, and those of each factor for a chain."""
+        """Pack the weights for a plan: one array per factor, and none for a gradient."""
         each = packings(self.device, plan) if plan.kernel.is_chain else (plan,)
         pairs = zip(weights_of(plan.kernel), each, self._weights, strict=False)
         return {name: packing.pack(weights, None) for name, packing, weights in pairs}
@@ -397,16 +403,14 @@ class Bench:
     def _workspace_of(self, plan: Plan) -> Buffer:
         """The shared workspace, if the plan needs one, at each launch: a larger plan may have replaced it."""
         if plan.workspace_bytes > self._workspace_bytes:
-            self._workspace, self._workspace_bytes = (
-                None,
-                0,
-            )  # freed first, so that there are never two; this waits for launches that use it
+            # freed first, so that there are never two; this waits for launches that use it
+            self._workspace, self._workspace_bytes = None, 0
             self._workspace, self._workspace_bytes = plan.workspace(), plan.workspace_bytes
         return self._workspace if plan.workspace_bytes else None
 
 
 def _spaced(array: "Array") -> "Array":
-    """The array as a slice of a larger one: what a kernel of slices reads and writes."""
+    """Copy an array into a wider one, whose further columns are NaN: a kernel of slices must not read them."""
     wide = np.full((array.shape[0], array.shape[1] + GAP), np.nan, np.float32).astype(array.dtype)
     wide[:, : array.shape[1]] = array
     return wide
@@ -418,7 +422,7 @@ def measure(
     """Build if needed, launch once and compare, then time launches on more arrays than a cache holds.
 
     `family` names the family to use; without it, the one that launchers choose. `runs` is the least number of a block's
-    runs; 0: none.
+    runs; with 0, nothing is timed.
     """
     problem = make_problem(kernel, batch, seed)
     bench = Bench(device, problem)
@@ -441,21 +445,21 @@ def measure(
 
 
 def host_call(device: Device, problem: Problem) -> "Call":
-    """The product as a user calls it on NumPy arrays: prepared, with packed weights and its own output."""
+    """The product as a user calls it on NumPy arrays: prepared, with packed weights and an output of its own."""
     from ksgen.launcher import Launcher
 
-    own, kernel = Launcher(problem.kernel.pattern), problem.kernel
+    launcher, kernel = Launcher(problem.kernel.pattern), problem.kernel
     options: dict[str, Any] = {
         "layout": kernel.layout,
         "activation": kernel.epilogue.activation,
         "precision": kernel.precision,
     }
-    packed = own.pack(*problem.quantized or (problem.weights,), device=f"{device.runtime}:{device.index}")
-    return own.prepare(problem.given_x, packed, bias=problem.bias, residual=problem.residual, **options)
+    packed = launcher.pack(*problem.quantized or (problem.weights,), device=f"{device.runtime}:{device.index}")
+    return launcher.prepare(problem.given_x, packed, bias=problem.bias, residual=problem.residual, **options)
 
 
 def compare(problem: Problem, *results: "Array") -> tuple[float, int]:
-    """Relative error of a result, and the number of compared rows of the batch. NaN if any number is not finite.
+    """Relative error of a result, NaN if any number is not finite, and the number of compared rows of the batch.
 
     A group has one result per chain; the largest error counts.
     """
@@ -467,7 +471,7 @@ def _compared(problem: Problem, result: "Array") -> tuple[float, int]:
     if not np.isfinite(result).all():
         return float("nan"), problem.batch
     difference = problem.compared(result).astype(reference.wide_type(result)) - problem.truth
-    # a few sums may all cancel
+    # for a gradient of few sums, which may all cancel
     expected = sqrt(problem.terms * problem.truth.size) if problem.grad_y is not None else 0.0
     scale = max(float(np.linalg.norm(problem.truth)), expected) or 1.0
     return float(np.linalg.norm(difference)) / scale, problem.checked
