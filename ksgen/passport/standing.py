@@ -1,7 +1,8 @@
 """Decides by a device's passport which families launchers may choose there, and starts the child that makes one.
 
-On a processor every family may be chosen. On an NVIDIA GPU a disabled family never is. A family with tensor maps,
-warpgroup instructions or clusters must be proven first. Never proves by itself, and never uses a CUDA context.
+On a processor every family may be chosen. On an NVIDIA GPU a disabled family is never chosen, and a family with tensor
+maps, warpgroup instructions or clusters must be proven first. `KSGEN_PERMIT` lifts both rules. Proves nothing itself,
+and never uses a CUDA context.
 """
 
 import logging
@@ -37,7 +38,7 @@ _CHILD = "from ksgen.calibration.proof import main; main()"
 class _Standing:
     """The bars of one device in this process, and the child that proves its families."""
 
-    bars: tuple[Bar, ...] | None = None  # None: to be read from the passport
+    bars: tuple[Bar, ...] | None = None  # None: not read from the passport yet
     is_begun: bool = False
     child: subprocess.Popen[bytes] | None = None
     errors: IO[bytes] | None = field(default=None, repr=False)
@@ -48,14 +49,15 @@ _guard = new_lock()
 
 
 def needs_proof(family: str, target: str) -> bool:
-    """Whether a target's launchers choose it only where it is proven: its kernels have tensor maps, warpgroup
-    instructions and clusters.
+    """Whether launchers on a target may choose a family only if it is proven on the device.
+
+    Kernels of such a family have tensor maps, warpgroup instructions or clusters.
     """
     return family_named(family).by_warpgroups and gpu_of(target).warpgroups
 
 
 def unproven(target: str, device_name: str = "") -> tuple[Bar, ...]:
-    """Bars of a target's families that need a proof, as long as there is none."""
+    """Bars of the families that need a proof on a target, for a device without any proof."""
     reason = f"not proven yet on {device_name or target} ({MAKE} proves it)"
     return tuple(Bar(name, reason) for name in FAMILIES if needs_proof(name, target))
 
@@ -76,14 +78,14 @@ def bars(device: Device) -> tuple[Bar, ...]:
 
 
 def forget() -> None:
-    """Read passports again from now on, and let a launcher start one again unless its child is running."""
+    """Read passports again from now on, and let launchers start a child again, unless one is running."""
     with _guard:
         for known in _known.values():
             known.bars, known.is_begun = None, known.child is not None
 
 
 def wait(device: Device) -> None:
-    """Wait until the background child has ended, which would disturb measured times."""
+    """Wait until the background child has ended, because it would disturb measured times."""
     known = _known.get(device)
     if known is not None and (child := known.child) is not None and child.poll() is None:
         _log.warning("%s: timing waits for the passport that a child process makes", device.name)
@@ -91,9 +93,9 @@ def wait(device: Device) -> None:
 
 
 def begin(device: Device) -> None:
-    """Start a passport in a background child, if launchers lack one and may start it; once per process and device.
+    """Start a background child that makes a passport, if families lack a proof; once per process and device.
 
-    `KSGEN_TRIAL=off` starts none. The child outlives this process. One warning says why there is no passport.
+    With `KSGEN_TRIAL=off`, no child starts. The child outlives this process. One warning says why there is no passport.
     """
     known = _known.get(device)
     if known is None or known.is_begun or all(bar.is_disabled for bar in known.bars or ()):
@@ -126,7 +128,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def trial() -> str:
-    """Work that launchers may start by themselves, by `KSGEN_TRIAL`."""
+    """Value of `KSGEN_TRIAL`: the work that launchers may start by themselves."""
     asked = os.environ.get("KSGEN_TRIAL", "") or TRIALS[0]
     if asked not in TRIALS:
         raise ConstantsError(f"KSGEN_TRIAL={excerpt(asked)}; accepted: {', '.join(TRIALS)}")
@@ -134,7 +136,7 @@ def trial() -> str:
 
 
 def read_bars(device: Known) -> tuple[Bar, ...]:
-    """Bars of an NVIDIA GPU by its passport, read now."""
+    """Read the passport of an NVIDIA GPU, and return its bars."""
     passport = load(device)
     proofs = passport.families if passport else {}
     disabled = [
@@ -171,7 +173,7 @@ def why_not(device: Device) -> str:
 
 
 def _started(device: Device, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """The child, which outlives this process, and reads the bundles in use."""
+    """Start the child, which outlives this process, and reads the bundles in use."""
     bundles = [str(bundle.path) for bundle in bundles_in_use()]
     paths = os.pathsep.join(filter(None, (*bundles, os.environ.get("KSGEN_CACHE_PATH"))))
     command, options = python_child(_CHILD, f"{device.runtime}:{device.index}", KSGEN_CACHE_PATH=paths)
@@ -183,7 +185,7 @@ def _take(device: Device, known: _Standing) -> None:
     with _guard:
         child, errors, known.child, known.errors = known.child, known.errors, None, None
     if child is None:
-        return  # another thread has
+        return  # another thread has done this
     known.bars = None
     if errors is not None:
         with errors:

@@ -2,7 +2,7 @@
 
 One JSON file per device name lies next to the user's own wisdom. Its proofs are valid for the device's name, target and
 driver, and each one for the digest of its family's templates. ksgen ships no passport. A file that cannot be read, or
-that another user can have written, counts as none. Proves and chooses nothing.
+that another user can have written, is ignored. Proves and chooses nothing.
 """
 
 import json
@@ -22,13 +22,13 @@ from ksgen.values import excerpt
 from ksgen.wisdom.store import PASSPORT_SUFFIX, file_name, read_text
 
 State = Literal["proven", "disabled"]
-MOST_LETTERS = 400  # the longest reason
+MOST_LETTERS = 400  # length of the longest reason
 
 _log = logging.getLogger(__name__)
 
 
 class Known(Protocol):
-    """A device, or facts about one, to which a passport belongs."""
+    """A device to which a passport belongs, or the facts that identify it."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +46,7 @@ class Proof:
     reason: str  # why it is disabled; empty if it is proven
     template: str  # digest of the family's templates
     cases: int  # kernels that were checked
-    seconds: float  # processor seconds that this took, compilers included
+    seconds: float  # processor seconds of the proof, including compilers
 
     def __post_init__(self) -> None:
         words, numbers = (self.reason, self.template), (self.cases, self.seconds)
@@ -80,8 +80,7 @@ def path_of(device_name: str) -> Path:
 def load(device: Known) -> Passport | None:
     """The passport of a device; None if there is none for this device, target and driver.
 
-    Only proofs of the present templates are in it. A file that cannot be trusted or read is passed over with one
-    warning.
+    It has only proofs of the current templates. A file that cannot be trusted or read is ignored, with one warning.
     """
     path = path_of(device.name)
     try:
@@ -103,7 +102,7 @@ def load(device: Known) -> Passport | None:
 def record(device: Known, proofs: Mapping[str, Proof]) -> Passport:
     """Add proofs to a device's passport, and return it. `KsgenError` if it cannot be written.
 
-    Other families' valid proofs stay. Processes that write at once take turns.
+    Valid proofs of other families stay. Processes that write at once take turns.
     """
     path = path_of(device.name)
     try:

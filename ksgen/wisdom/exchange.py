@@ -1,6 +1,6 @@
 """Exchanges wisdom between files and machines: lists known devices, merges two files, and compares them.
 
-Compares measured times of one job. Measures nothing, and writes nothing.
+Times are compared only within one job, a kernel at a batch. Measures nothing, and writes nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,7 +45,7 @@ class Difference:
 
 
 def read_wisdom(path: Path) -> dict[str, Wisdom]:
-    """The content of a wisdom file or an export, by device."""
+    """Read a wisdom file or an export, by device."""
     with reading(path):
         text = read_text(path)
     return {device: Wisdom(entries) for device, entries in parse_export(text, str(path)).items()}
@@ -71,7 +71,7 @@ def known_devices() -> dict[str, Wisdom]:
 
 
 def only_device(devices: Mapping[str, Wisdom], part: str | None, source: str) -> dict[str, Wisdom]:
-    """Devices whose name contains this part, in any case; all devices if there is none."""
+    """Devices whose name contains `part`, in upper or lower case; all devices if it is None."""
     chosen = {name: wisdom for name, wisdom in devices.items() if part is None or part.lower() in name.lower()}
     if part is not None and not chosen:
         raise KsgenError(f"--device {excerpt(part)}: {source} has {', '.join(devices) or 'no device'}")
@@ -79,7 +79,10 @@ def only_device(devices: Mapping[str, Wisdom], part: str | None, source: str) ->
 
 
 def better(first: Entry, second: Entry) -> Entry:
-    """The better entry: by rank, then the faster one if times compare (within a template), else the later."""
+    """The better of two entries of a job: by rank, then by time.
+
+    Times of stale entries compare only within a template; else the later entry is the better one.
+    """
     if first.rank != second.rank:
         return min(first, second, key=lambda entry: entry.rank)
     if first.is_stale and _template(first) != _template(second):
@@ -103,7 +106,7 @@ def merge_devices(first: Mapping[str, Wisdom], second: Mapping[str, Wisdom]) -> 
 
 
 def improvements(known: Wisdom, offered: Wisdom) -> tuple[list[Entry], list[Entry]]:
-    """The offered entries that are new jobs, and those that are better than the known ones."""
+    """The offered entries of new jobs, and the offered entries that are better than the known ones."""
     have = _by_job(known)
     new = [entry for job, entry in _by_job(offered).items() if job not in have]
     return new, [entry for job, entry in _by_job(offered).items() if job in have and better(have[job], entry) is entry]
@@ -113,9 +116,9 @@ def differences(first: Mapping[str, Wisdom], second: Mapping[str, Wisdom]) -> li
     """Every job on which the two differ."""
     found = []
     for device in sorted({*first, *second}):
-        ours, theirs = (_by_job(side.get(device, Wisdom())) for side in (first, second))
-        for kernel, batch in {**ours, **theirs}:
-            pair = ours.get((kernel, batch)), theirs.get((kernel, batch))
+        of_first, of_second = (_by_job(side.get(device, Wisdom())) for side in (first, second))
+        for kernel, batch in {**of_first, **of_second}:
+            pair = of_first.get((kernel, batch)), of_second.get((kernel, batch))
             if pair[0] != pair[1]:
                 found.append(Difference(device, kernel, batch, *pair))
     return found

@@ -3,9 +3,8 @@
 One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes
 precedence over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins
 over a fresh one. An entry of a trial of a few candidates never wins over that of a search. An entry whose time is
-unreliable never wins over a reliable one of its kind. An entry that cannot be read costs only itself. Launchers
-continue without it, with a warning. Commands that write wisdom, or were asked for it, refuse. Renders and measures
-nothing.
+unreliable never wins over a reliable one of its kind. If an entry cannot be read, launchers use the other entries, with
+a warning. Commands that write or list wisdom stop with an error. Renders and measures nothing.
 """
 
 import json
@@ -35,7 +34,7 @@ MOST_BATCH = 2**63 - 1
 MOST_ATTEMPTS = 3  # trials of a kernel with unreliable times, after which the last one counts
 MOST_BYTES_OF_FILE = 2**26  # a hundred thousand entries
 MOST_CONSTANT = 2**31 - 1  # emitted as a 32-bit integer
-PASSPORT_SUFFIX = ".passport.json"  # of files next to these, which hold no wisdom
+PASSPORT_SUFFIX = ".passport.json"  # of passports, which lie next to wisdom files
 MOST_US = 1e12  # microseconds of one launch: eleven days
 
 _log = logging.getLogger(__name__)
@@ -49,13 +48,13 @@ class Entry:
     batch: int
     family: str
     constants: Any
-    # median_us, floor_us, default_us, predicted_us, driver, compiler, ksgen, template, date; note: why the time is
-    # unreliable, if it is; trial: true, if only a few candidates were looked at
+    # median_us, floor_us, transpose_us, default_us, predicted_us, driver, compiler, ksgen, template, date; note: why
+    # the time is unreliable, if it is; trial: true, if only a few candidates were timed; attempts, as below
     measured: Mapping[str, Any]
 
     @property
     def is_stale(self) -> bool:
-        """Whether the template has changed since: the time is another source's, and the constants a first guess."""
+        """Whether the template has changed since: the time is of another source, the constants are a first guess."""
         return bool(self.measured.get("template") != template_digest(self.family))
 
     @property
@@ -65,7 +64,7 @@ class Entry:
 
     @property
     def is_trial(self) -> bool:
-        """Whether a trial of a few candidates found it, and no search."""
+        """Whether it comes from a trial of a few candidates, not from a search."""
         return bool(self.measured.get("trial"))
 
     @property
@@ -75,24 +74,26 @@ class Entry:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next trial measures the kernel again, as up to `MOST_ATTEMPTS` do if times are unreliable."""
+        """Whether the next trial measures the kernel again: a trial's time is unreliable, and attempts are left."""
         return self.is_trial and bool(self.doubt) and self.attempts < MOST_ATTEMPTS
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:
-        """Rank that decides before times do; the smallest wins: fresh before stale, then searches before trials, then
-        reliable before unreliable."""
+        """Rank that decides before times do; the smallest wins.
+
+        Fresh entries precede stale ones, then searches precede trials, then reliable times precede unreliable ones.
+        """
         return self.is_stale, self.is_trial, bool(self.doubt)
 
     @property
     def over_default(self) -> float | None:
-        """Speed relative to the default, measured in turns with it; None if it is unknown or unreliable."""
+        """Speed relative to the default, which was timed alternately with it; None if unknown or unreliable."""
         default_us = self.measured.get("default_us")
         return default_us / self.median_us if default_us and self.median_us and not self.doubt else None
 
     @property
     def is_sound(self) -> bool:
-        """Whether its time may decide: it was measured with this source, undisturbed."""
+        """Whether its time may decide: it was measured with the current template, and is reliable."""
         return not self.is_stale and not self.doubt
 
     @property
@@ -128,7 +129,7 @@ class Entry:
             raise ValueError(f"a constant above {MOST_CONSTANT}")
         check(family, kernel, constants)
         measured = {**row["measured"]}
-        if (earlier := measured.pop("turn_us", None)) is not None:  # the name before
+        if (earlier := measured.pop("turn_us", None)) is not None:  # its former name
             measured.setdefault("transpose_us", earlier)
         for name in ("median_us", "floor_us", "transpose_us", "default_us", "predicted_us"):
             time = measured.get(name, 0)
@@ -146,7 +147,7 @@ class Entry:
 
 
 class Wisdom:
-    """Entries of one device. A later one replaces an earlier one of its kernel and batch, if no worse in rank."""
+    """Entries of one device. A later entry replaces an earlier one of its kernel and batch unless its rank is worse."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._by_kernel: dict[KernelSpec, dict[int, Entry]] = {}
@@ -159,9 +160,9 @@ class Wisdom:
         return f"Wisdom({counted(sum(map(len, self._by_kernel.values())), 'entry', 'entries')})"
 
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
-        """The entry of this batch, or of the nearest batch in ratio, if its family supports this batch and alignment.
-        None if the kernel was never measured in the batch's class (`are_alike`). Reliable entries precede unreliable
-        and stale ones.
+        """Entry of the nearest batch in ratio, among entries whose family supports this batch and alignment.
+
+        None if there is none in the batch's class (`are_alike`). Reliable entries precede unreliable and stale ones.
 
         A kernel for one batch without its own entry uses the entry for any batch. A kernel of slices uses the entry of
         dense arrays, and a chain with activations that of the chain without.
@@ -181,7 +182,7 @@ class Wisdom:
         return found[min(known, key=lambda have: (not found[have].is_sound, max(have, batch) / min(have, batch), have))]
 
     def of(self, kernel: KernelSpec, batch: int) -> Entry | None:
-        """The entry of this very kernel and batch."""
+        """The entry of exactly this kernel and batch; None if there is none."""
         return self._by_kernel.get(kernel, {}).get(batch)
 
     def batches(self, kernel: KernelSpec) -> list[int]:
@@ -195,7 +196,7 @@ class Wisdom:
 
 
 def are_alike(measured: int, batch: int) -> bool:
-    """Whether a measurement at one batch counts at another: the constants have beaten the same default."""
+    """Whether a measurement at one batch counts at another: both batches have the same default constants."""
     return alike(measured) == alike(batch)
 
 
@@ -212,7 +213,7 @@ def files_in(folder: Path) -> list[Path]:
 def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False) -> Wisdom:
     """Wisdom that ksgen ships for the device, then `more` texts (a bundle's), then the user's own file.
 
-    What cannot be read is skipped, with one warning per text; `strict` raises `KsgenError` on the first instead.
+    Unreadable parts are skipped, with one warning per text; `strict` raises `KsgenError` for the first one instead.
     """
     shipped, own = (folder / file_name(device_name) for folder in (resource("wisdom"), wisdom_dir()))
     sources: list[Path | str] = [shipped, *more, own]
@@ -240,22 +241,22 @@ def parse_export(text: str, source: str) -> dict[str, list[Entry]]:
 
 
 def dump(device_name: str, wisdom: Wisdom) -> str:
-    """The file's text: one line per entry."""
+    """The text of a device's wisdom file, with one line per entry."""
     lines = ",\n".join(json.dumps(entry.as_json(), sort_keys=True) for entry in wisdom.entries())
     return f'{{"device": {json.dumps(device_name)}, "entries": [\n{lines}\n]}}\n'
 
 
 def dump_export(devices: Mapping[str, Wisdom]) -> str:
-    """One text for several devices: each one's file, in a list. For a single device, its file."""
+    """One text for several devices: a list of the texts of their files. For a single device, the text of its file."""
     texts = [dump(name, devices[name]) for name in sorted(devices)]
     return texts[0] if len(texts) == 1 else '{"devices": [\n' + ",\n".join(text.rstrip() for text in texts) + "\n]}\n"
 
 
 def save(device_name: str, entries: Iterable[Entry]) -> Path:
-    """Put entries into the user's own file, and return its path. Others stay, except those of the same kernel and
-    batch.
+    """Add entries to the user's own file, and return its path.
 
-    Processes that save at once take turns. `KsgenError` if the file is damaged: nothing in it is thrown away.
+    An entry replaces the one of the same kernel and batch unless its rank is worse. Processes that save at once take
+    turns. `KsgenError` if the file is damaged: no part of it is lost.
     """
     path = wisdom_dir() / file_name(device_name)
     try:
@@ -311,7 +312,7 @@ def _content(text: str, source: str) -> Any:
 
 
 def _rows(content: Any, source: str) -> list[tuple[str, Any]]:
-    """The file's entries as JSON has them, each with its place."""
+    """Entries of a file's content, as read from JSON, each with its place for messages."""
     rows = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(rows, list):
         raise _damaged(source, f"entries is {excerpt(rows)}, not a list")
@@ -330,12 +331,12 @@ def _entry(row: Any, where: str) -> Entry:
     except (TypeError, AttributeError, RecursionError) as error:
         raise KsgenError(f"{where}: {excerpt(row)} is not an entry; delete that line and tune again") from error
     except (ValueError, ConstantsError) as error:
-        # Shortened, and in one line: it can hold the file's own words.
+        # shortened to one line, because the message can quote the file
         raise KsgenError(f"{where}: {shorten(str(error), 400)}; delete that line and tune again") from error
 
 
 def read_text(path: Path) -> str:
-    """The text of a wisdom file or an export. `OSError` or `UnicodeDecodeError` if it is neither.
+    """The text of a wisdom file or an export; `OSError` or `UnicodeDecodeError` if it cannot be read as text.
 
     In the user's own folder, which launchers read, it must be a plain file that no other user can have written.
     """
