@@ -17,7 +17,7 @@ from ksgen.errors import LaunchError
 from ksgen.launch import behind
 from ksgen.launch.arrays import ArrayView, CallOptions, view, views_of
 from ksgen.launch.checks import ArgumentChecks, CheckedArguments, are_aligned, check_memory, check_storage, names_of
-from ksgen.launch.explain import Explainable, Explained, docstring
+from ksgen.launch.explain import Explainable, KernelOptions, docstring
 from ksgen.launch.fused import fused_plan, plan_for, verdict
 from ksgen.launch.memory import check_transposable, is_whole, transposed
 from ksgen.launch.places import on_device, on_host, on_shared
@@ -261,24 +261,27 @@ class BaseLauncher(Explainable):
             >>> multiply = ksgen.Launcher(1, 3, 2, 2).build(batch=[1, 256])
         """
         sizes = [checked_batch(size) for size in listed(batch) or [batch]]
-        what, out_layout = self._asked(job, precision, layout, epilogue, weights, inputs, out_layout)
-        if self._is_factor(what, job, out_layout):
-            self._kernel_of_factor(sizes[0], what, job)  # invalid combinations are refused before a device opens
+        options, out_layout = self._asked(job, precision, layout, epilogue, weights, inputs, out_layout)
+        if self._is_factor(options, job, out_layout):
+            self._kernel_of_factor(sizes[0], options, job)  # invalid combinations are refused before a device opens
         where = find_device(device)
-        finished([partial(self._plan_all, where, size, what, job, out_layout) for size in sizes])
+        finished([partial(self._plan_all, where, size, options, job, out_layout) for size in sizes])
         return self
 
-    def _plan_all(self, where: Device, batch: int, what: Explained, job: Job, out_layout: Layout | None) -> None:
+    def _plan_all(self, where: Device, batch: int, options: KernelOptions, job: Job, out_layout: Layout | None) -> None:
         """Make the plans of a call's launches; `PendingError` while a background thread still makes some of them."""
-        if self._is_factor(what, job, out_layout):
-            PLANNER.plan(where, self._kernel_of_factor(batch, what, job), batch)
-        elif (found := self._verdict(where, *what[:3], batch, out_layout, *what[3:])).is_one:
-            fused_plan(where, self._kernel(where, what, out_layout), batch, self.fuse)
+        if self._is_factor(options, job, out_layout):
+            PLANNER.plan(where, self._kernel_of_factor(batch, options, job), batch)
+        elif (found := self._verdict(where, *options[:3], batch, out_layout, *options[3:])).is_one:
+            fused_plan(where, self._kernel(where, options, out_layout), batch, self.fuse)
         elif self.fuse == "yes":
             raise LaunchError(f"{self!r}: {found.why}; accepted: {self.accepted}")
         else:
-            parts = self._parts_of(what, out_layout)
-            all_of(partial(part._plan_all, where, batch, explained, job, explained.layout) for part, explained in parts)
+            parts = self._parts_of(options, out_layout)
+            all_of(
+                partial(part._plan_all, where, batch, part_options, job, part_options.layout)
+                for part, part_options in parts
+            )
 
     # ---- arguments
 

@@ -41,7 +41,7 @@ def checked(chain: Chain, stated: StatedOptions) -> StatedOptions:
     return stated
 
 
-class Explained(NamedTuple):
+class KernelOptions(NamedTuple):
     """Options of a call that decide its kernel, with the stated option in place of each None."""
 
     precision: PrecisionName
@@ -51,14 +51,13 @@ class Explained(NamedTuple):
     inputs: ByteStorage | Same
 
 
-def explained(stated: StatedOptions, *asked: Any) -> Explained:
-    """Fill in stated options.
-
-    `asked` holds precision, layout, epilogue, weights and inputs, each possibly None.
-    """
-    known = Explained(stated.precision or "float32", stated.layout, stated.epilogue, stated.weights, stated.inputs)
-    return known._replace(
-        **{name: each for name, each in zip(Explained._fields, asked, strict=True) if each is not None}
+def kernel_options(stated: StatedOptions, *asked: Any) -> KernelOptions:
+    """Options of a call: `asked` has precision, layout, epilogue, weights and inputs; None means the stated option."""
+    defaults = KernelOptions(
+        stated.precision or "float32", stated.layout, stated.epilogue, stated.weights, stated.inputs
+    )
+    return defaults._replace(
+        **{name: each for name, each in zip(KernelOptions._fields, asked, strict=True) if each is not None}
     )
 
 
@@ -118,7 +117,7 @@ class Explainable:
     fuse: Fuse
     out_layout: Layout | None
     batches: frozenset[int] = frozenset()  # batch sizes with their own kernels
-    parts = "factor"  # what each of several launches computes: a "factor" or a "layer"
+    parts = "factor"  # part of a call that each of several launches computes: "factor" or "layer"
     takes_lists = True  # whether weights are a list with one array per factor
     _factors: tuple[Any, ...]  # empty for a launcher that is its only factor
 
@@ -172,60 +171,61 @@ class Explainable:
             ks_1x2x2x2_float32_bsf at batch 4 on ...
             ks_2x2x2x1_float32_bsf at batch 4 on ...
         """
-        batch, (what, out_layout) = (
+        batch, (options, out_layout) = (
             checked_batch(batch),
             self._asked(job, precision, layout, epilogue, weights, inputs, out_layout),
         )
-        if self._is_factor(what, job, out_layout):
-            kernel = self._kernel_of_factor(batch, what, job)  # invalid combinations are refused before a device opens
+        if self._is_factor(options, job, out_layout):
+            # invalid combinations are refused before a device opens
+            kernel = self._kernel_of_factor(batch, options, job)
             where = find_device(device)
             choice = PLANNER.choice(where, kernel, batch)
             family = f"{choice.family} ({family_named(choice.family).why})"
             why = f"{described(choice, kernel, batch, limits_of(where), device)}{bytes_saved(kernel, batch)}"
             return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
         where = find_device(device)
-        found = self._verdict(where, *what[:3], batch, out_layout, *what[3:])
+        found = self._verdict(where, *options[:3], batch, out_layout, *options[3:])
         if found.is_one:
-            kernel = self._kernel(where, what, out_layout)
+            kernel = self._kernel(where, options, out_layout)
             choice = PLANNER.choice(where, kernel, batch)
             known = f"; {described(choice, kernel, batch, limits_of(where), device)}"
             why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{known}{bytes_saved(kernel, batch)}"
-            return f"{self._describe(what.layout, out_layout)} at batch {batch} on {where.name}: {why}"
-        each = [
-            part.explain(batch, device=device, out_layout=options.layout, **options._asdict())
-            for part, options in self._parts_of(what, out_layout)
+            return f"{self._describe(options.layout, out_layout)} at batch {batch} on {where.name}: {why}"
+        explanations = [
+            part.explain(batch, device=device, out_layout=part_options.layout, **part_options._asdict())
+            for part, part_options in self._parts_of(options, out_layout)
         ]
-        return "\n".join([f"{self._describe_parts(what.layout, out_layout)}; {found.why}", *each])
+        return "\n".join([f"{self._describe_parts(options.layout, out_layout)}; {found.why}", *explanations])
 
     def _asked(
         self, job: Any, precision: Any, layout: Any, epilogue: Any, weights: Any, inputs: Any, out_layout: Any
-    ) -> tuple[Explained, Layout | None]:  # fmt: skip
+    ) -> tuple[KernelOptions, Layout | None]:  # fmt: skip
         """Options of a call and the layout of y, with stated options for those that are None."""
         stated = (
             self.stated if is_word(job, ("multiply",)) else StatedOptions(self.stated.layout, self.stated.precision)
         )
-        what = explained(stated, precision, layout, epilogue, weights, inputs)
+        options = kernel_options(stated, precision, layout, epilogue, weights, inputs)
         out_layout = self.out_layout if out_layout is None else out_layout
-        check_layouts(self, self.chains, what.layout, out_layout)
-        return what, out_layout
+        check_layouts(self, self.chains, options.layout, out_layout)
+        return options, out_layout
 
-    def _is_factor(self, what: Explained, job: Any, out_layout: Layout | None) -> bool:
+    def _is_factor(self, options: KernelOptions, job: Any, out_layout: Layout | None) -> bool:
         """Whether a call is the launch of the only factor."""
         is_product = is_word(job, ("multiply",))
-        return not is_product or not (self.takes_lists or is_layer(self.chains, what.layout, out_layout))
+        return not is_product or not (self.takes_lists or is_layer(self.chains, options.layout, out_layout))
 
-    def _kernel_of_factor(self, batch: int, what: Explained, job: Any) -> KernelSpec:
+    def _kernel_of_factor(self, batch: int, options: KernelOptions, job: Any) -> KernelSpec:
         own_batch = batch if batch in self.batches else None
-        precision, layout, epilogue, weights, inputs = what
+        precision, layout, epilogue, weights, inputs = options
         return KernelSpec(self.chains, precision, layout, epilogue, own_batch, job, weights=weights, inputs=inputs)
 
-    def _parts_of(self, what: Explained, out_layout: Layout | None) -> list[tuple[Any, Explained]]:
+    def _parts_of(self, options: KernelOptions, out_layout: Layout | None) -> list[tuple[Any, KernelOptions]]:
         """Launchers of the factors, each with the options of its own launch, whose x and y have one layout."""
-        (chain,), transposes, parts = self.chains, is_transposed(what.layout, out_layout), []
+        (chain,), transposes, parts = self.chains, is_transposed(options.layout, out_layout), []
         for number, factor in enumerate(self.factors):
-            epilogue = what.epilogue if number + 1 == len(chain) else Epilogue(activation=self.between or "none")
-            layout: Any = out_layout if transposes and number >= chain.transposing_factor else what.layout
-            part_options = what._replace(layout=layout, epilogue=epilogue, inputs=SAME if number else what.inputs)
+            epilogue = options.epilogue if number + 1 == len(chain) else Epilogue(activation=self.between or "none")
+            layout: Any = out_layout if transposes and number >= chain.transposing_factor else options.layout
+            part_options = options._replace(layout=layout, epilogue=epilogue, inputs=SAME if number else options.inputs)
             parts.append((factor, part_options))
         return parts
 
@@ -258,12 +258,12 @@ class Explainable:
             return Verdict(False, "fuse='no'")
         if self.between is None:
             return Verdict(False, BETWEEN_DIFFERS)
-        what = Explained(precision, layout, epilogue, weights, inputs)
-        return verdict(device, self._kernel(device, what, out_layout), batch, self.fuse)
+        options = KernelOptions(precision, layout, epilogue, weights, inputs)
+        return verdict(device, self._kernel(device, options, out_layout), batch, self.fuse)
 
-    def _kernel(self, device: Device, what: Explained, out_layout: Layout | None) -> KernelSpec:
+    def _kernel(self, device: Device, options: KernelOptions, out_layout: Layout | None) -> KernelSpec:
         """Kernel of one launch of several factors. Outputs of a group are slices of one array."""
-        stride = "any" if len(self.chains) > 1 and (device.shares_host or what.layout == "bsf") else "dense"
+        stride = "any" if len(self.chains) > 1 and (device.shares_host or options.layout == "bsf") else "dense"
         return KernelSpec(
-            self.chains, **what._asdict(), stride=stride, between=self.between or "none", out_layout=out_layout
+            self.chains, **options._asdict(), stride=stride, between=self.between or "none", out_layout=out_layout
         )

@@ -11,7 +11,7 @@ from ksgen.launch.arrays import ArrayView
 from ksgen.launch.base import BaseLauncher, Given
 from ksgen.launch.chain import ChainLauncher, layer_of
 from ksgen.launch.checks import CheckedArguments, per_chain
-from ksgen.launch.explain import Explained
+from ksgen.launch.explain import KernelOptions
 from ksgen.launch.places import outputs_in
 from ksgen.launch.weights import Weights
 from ksgen.spec import Fuse, Layout
@@ -146,8 +146,8 @@ class GroupLauncher(BaseLauncher):
             )
         return ys
 
-    def _parts_of(self, what: Explained, out_layout: Layout | None) -> list[tuple[Any, Explained]]:
-        return [(layer, what) for layer in self.layers]
+    def _parts_of(self, options: KernelOptions, out_layout: Layout | None) -> list[tuple[Any, KernelOptions]]:
+        return [(layer, options) for layer in self.layers]
 
     def _describe_parts(self, layout: Layout, out_layout: Layout | None) -> str:
         return f"{self._title}: layer by layer"

@@ -149,7 +149,7 @@ def take_blocks(
             last = index
             if watch:
                 watch.look()
-        found = [Blocks(tuple(own), tuple(watch.shares) if watch else ()) for own in values]
+        found = [Blocks(tuple(each), tuple(watch.shares) if watch else ()) for each in values]
         has_looked = not watch or watch.has_looked
         if monotonic() >= end or (has_looked and all(each.is_known or each.is_hopeless(give_up) for each in found)):
             return found

@@ -72,8 +72,8 @@ class Problem:
     @property
     def given(self) -> "tuple[Array, ...]":
         """Weights of each factor in the form that a device takes."""
-        own = tuple(each.whole for each in self.quantized) or (*self.before, self.weights)
-        return own + tuple(array for other in self.others for array in other.given)
+        of_chain = tuple(each.whole for each in self.quantized) or (*self.before, self.weights)
+        return of_chain + tuple(array for other in self.others for array in other.given)
 
     def comparing(self, most: int) -> "Problem":
         """This problem, with at most `most` rows of the batch compared."""
@@ -102,10 +102,10 @@ class Problem:
     def tolerance(self) -> float:
         """Largest relative error that rounding explains: the sum over factors; for a group, its largest."""
         precision = self.kernel.precision
-        own = tolerance(precision, self.terms) + sum(
+        of_chain = tolerance(precision, self.terms) + sum(
             tolerance(precision, pattern.c) for pattern in self.kernel.factors.factors[:-1]
         )
-        return max(own, *(other.tolerance for other in self.others)) if self.others else own
+        return max(of_chain, *(other.tolerance for other in self.others)) if self.others else of_chain
 
     @cached_property
     def chosen(self) -> Any:
