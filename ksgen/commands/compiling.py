@@ -17,7 +17,7 @@ from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import Limits, cuda_limits, family_named
 from ksgen.families.expected import CLASSES, LARGE, SMALL
 from ksgen.families.gpus import asked_for
-from ksgen.launch.choice import MOST_ENTRIES, Choice, choose_for_many, limits_from
+from ksgen.launch.choice import LARGEST_CPU_BATCH, Choice, choose_for_many, limits_from
 from ksgen.launch.fused import packing_choices, shared_out, verdict_for
 from ksgen.passport.standing import needs_proof, unproven
 from ksgen.spec import KernelSpec, Spec
@@ -177,7 +177,9 @@ def _sources_for(spec: Spec, setup: _Setup, wisdom: Wisdom, is_own: bool) -> lis
 
 def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
     """Sources that launchers on such a target will render: one per batch in wisdom and per class of batches."""
-    classes = [1 << power for power in range(MOST_ENTRIES.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *SMALL]
+    classes = (
+        [1 << power for power in range(LARGEST_CPU_BATCH.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *SMALL]
+    )
     sources: dict[str, Source] = {}
 
     def add(kernel: KernelSpec, choice: Choice) -> None:

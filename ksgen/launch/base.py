@@ -17,7 +17,7 @@ from ksgen.errors import LaunchError
 from ksgen.launch import behind
 from ksgen.launch.arrays import ArrayView, CallOptions, view, views_of
 from ksgen.launch.checks import ArgumentChecks, CheckedArguments, are_aligned, check_memory, check_storage, names_of
-from ksgen.launch.explain import Explainable, KernelOptions, docstring
+from ksgen.launch.explain import Explainable, LaunchOptions, docstring
 from ksgen.launch.fused import fused_plan, plan_for, verdict
 from ksgen.launch.memory import check_transposable, is_whole, transposed
 from ksgen.launch.places import on_device, on_host, on_shared
@@ -268,7 +268,7 @@ class BaseLauncher(Explainable):
         finished([partial(self._plan_all, where, size, options, job, out_layout) for size in sizes])
         return self
 
-    def _plan_all(self, where: Device, batch: int, options: KernelOptions, job: Job, out_layout: Layout | None) -> None:
+    def _plan_all(self, where: Device, batch: int, options: LaunchOptions, job: Job, out_layout: Layout | None) -> None:
         """Make the plans of a call's launches; `PendingError` while a background thread still makes some of them."""
         if self._is_factor(options, job, out_layout):
             PLANNER.plan(where, self._kernel_of_factor(batch, options, job), batch)

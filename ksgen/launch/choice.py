@@ -16,7 +16,7 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.storage import SAME
 from ksgen.wisdom.store import Entry, Wisdom
 
-MOST_ENTRIES = 1 << 15  # largest batch size with its own constants
+LARGEST_CPU_BATCH = 1 << 15  # largest batch size with a choice of its own on a processor without wisdom
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisd
     choice = choose(kernel, batch, limits, wisdom, aligned)
     if choice.from_wisdom or kernel.batch or not limits.is_cpu:
         return choice
-    return choose(kernel, min(MOST_ENTRIES, 1 << (batch - 1).bit_length()), limits, wisdom, aligned)
+    return choose(kernel, min(LARGEST_CPU_BATCH, 1 << (batch - 1).bit_length()), limits, wisdom, aligned)
 
 
 def limits_from(kind: str, target: str, device: DeviceLimits) -> Limits:

@@ -41,7 +41,7 @@ def checked(chain: Chain, stated: StatedOptions) -> StatedOptions:
     return stated
 
 
-class KernelOptions(NamedTuple):
+class LaunchOptions(NamedTuple):
     """Options of a call that decide its kernel, with the stated option in place of each None."""
 
     precision: PrecisionName
@@ -51,13 +51,13 @@ class KernelOptions(NamedTuple):
     inputs: ByteStorage | Same
 
 
-def kernel_options(stated: StatedOptions, *asked: Any) -> KernelOptions:
+def launch_options(stated: StatedOptions, *asked: Any) -> LaunchOptions:
     """Options of a call: `asked` has precision, layout, epilogue, weights and inputs; None means the stated option."""
-    defaults = KernelOptions(
+    defaults = LaunchOptions(
         stated.precision or "float32", stated.layout, stated.epilogue, stated.weights, stated.inputs
     )
     return defaults._replace(
-        **{name: each for name, each in zip(KernelOptions._fields, asked, strict=True) if each is not None}
+        **{name: each for name, each in zip(LaunchOptions._fields, asked, strict=True) if each is not None}
     )
 
 
@@ -199,27 +199,27 @@ class Explainable:
 
     def _asked(
         self, job: Any, precision: Any, layout: Any, epilogue: Any, weights: Any, inputs: Any, out_layout: Any
-    ) -> tuple[KernelOptions, Layout | None]:  # fmt: skip
+    ) -> tuple[LaunchOptions, Layout | None]:  # fmt: skip
         """Options of a call and the layout of y, with stated options for those that are None."""
         stated = (
             self.stated if is_word(job, ("multiply",)) else StatedOptions(self.stated.layout, self.stated.precision)
         )
-        options = kernel_options(stated, precision, layout, epilogue, weights, inputs)
+        options = launch_options(stated, precision, layout, epilogue, weights, inputs)
         out_layout = self.out_layout if out_layout is None else out_layout
         check_layouts(self, self.chains, options.layout, out_layout)
         return options, out_layout
 
-    def _is_factor(self, options: KernelOptions, job: Any, out_layout: Layout | None) -> bool:
+    def _is_factor(self, options: LaunchOptions, job: Any, out_layout: Layout | None) -> bool:
         """Whether a call is the launch of the only factor."""
         is_product = is_word(job, ("multiply",))
         return not is_product or not (self.takes_lists or is_layer(self.chains, options.layout, out_layout))
 
-    def _kernel_of_factor(self, batch: int, options: KernelOptions, job: Any) -> KernelSpec:
+    def _kernel_of_factor(self, batch: int, options: LaunchOptions, job: Any) -> KernelSpec:
         own_batch = batch if batch in self.batches else None
         precision, layout, epilogue, weights, inputs = options
         return KernelSpec(self.chains, precision, layout, epilogue, own_batch, job, weights=weights, inputs=inputs)
 
-    def _parts_of(self, options: KernelOptions, out_layout: Layout | None) -> list[tuple[Any, KernelOptions]]:
+    def _parts_of(self, options: LaunchOptions, out_layout: Layout | None) -> list[tuple[Any, LaunchOptions]]:
         """Launchers of the factors, each with the options of its own launch, whose x and y have one layout."""
         (chain,), transposes, parts = self.chains, is_transposed(options.layout, out_layout), []
         for number, factor in enumerate(self.factors):
@@ -258,10 +258,10 @@ class Explainable:
             return Verdict(False, "fuse='no'")
         if self.between is None:
             return Verdict(False, BETWEEN_DIFFERS)
-        options = KernelOptions(precision, layout, epilogue, weights, inputs)
+        options = LaunchOptions(precision, layout, epilogue, weights, inputs)
         return verdict(device, self._kernel(device, options, out_layout), batch, self.fuse)
 
-    def _kernel(self, device: Device, options: KernelOptions, out_layout: Layout | None) -> KernelSpec:
+    def _kernel(self, device: Device, options: LaunchOptions, out_layout: Layout | None) -> KernelSpec:
         """Kernel of one launch of several factors. Outputs of a group are slices of one array."""
         stride = "any" if len(self.chains) > 1 and (device.shares_host or options.layout == "bsf") else "dense"
         return KernelSpec(

@@ -11,7 +11,7 @@ from ksgen.launch.arrays import ArrayView
 from ksgen.launch.base import BaseLauncher, Given
 from ksgen.launch.chain import ChainLauncher, layer_of
 from ksgen.launch.checks import CheckedArguments, per_chain
-from ksgen.launch.explain import KernelOptions
+from ksgen.launch.explain import LaunchOptions
 from ksgen.launch.places import outputs_in
 from ksgen.launch.weights import Weights
 from ksgen.spec import Fuse, Layout
@@ -146,7 +146,7 @@ class GroupLauncher(BaseLauncher):
             )
         return ys
 
-    def _parts_of(self, options: KernelOptions, out_layout: Layout | None) -> list[tuple[Any, KernelOptions]]:
+    def _parts_of(self, options: LaunchOptions, out_layout: Layout | None) -> list[tuple[Any, LaunchOptions]]:
         return [(layer, options) for layer in self.layers]
 
     def _describe_parts(self, layout: Layout, out_layout: Layout | None) -> str:
