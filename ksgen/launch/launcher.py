@@ -34,8 +34,8 @@ class Launcher(BaseLauncher):
     the weights as long as the graph. A recorded call with unpacked weights packs them at each replay.
 
     Args:
-        a: First number of the pattern (a, b, c, d), or the full pattern: a `Pattern`, four numbers, or text such as
-            "1,192,48,2"; or a `Chain`, whose calls take a list of weights, one array per factor.
+        a: First number of the pattern (a, b, c, d). Or the full pattern: a `Pattern`, four numbers, or text such as
+            "1,192,48,2". Or a `Chain`, whose calls take a list of weights, one array per factor.
         b: Second number. Omit b, c and d if `a` is a full pattern, or a chain.
         c: Third number.
         d: Fourth number.

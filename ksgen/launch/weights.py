@@ -202,9 +202,9 @@ class PackBuffers:
     """Buffers into which a launcher packs the arrays of its calls.
 
     For tensors, PyTorch allocates them in stream order, and keeps their memory for a graph's lifetime. An array of
-    another library gets buffers of the device, at fixed addresses for the array's lifetime: a CUDA graph that recorded
-    a call remains valid. Calls on several streams share these buffers without locks. A writer of weights waits for the
-    calls that read them, and without a write, packing again writes the same bytes.
+    another library gets buffers of the device, at fixed addresses for the array's lifetime. So a CUDA graph that
+    recorded a call remains valid. Calls on several streams share these buffers without locks. A writer of weights waits
+    for the calls that read them, and without a write, packing again writes the same bytes.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Decides whether a time is reliable, by the uncertainty of its median over blocks of runs, and by the processor time
-that other processes took meanwhile.
+"""Decides whether a time is reliable, by the uncertainty of its median over blocks of runs, and by the machine's load.
 
-Blocks are spread over time and taken until the median is known well enough, or the time is up. An unreliable figure is
-printed with a mark, and decides nothing. Knows nothing of the work that it times.
+The load is the processor time that other processes took meanwhile. Blocks are spread over time and taken until the
+median is known well enough, or the time is up. An unreliable figure is printed with a mark, and decides nothing. Knows
+nothing of the work that it times.
 """
 
 import os
@@ -131,8 +131,8 @@ def take_blocks(
     passed.
 
     A timer whose blocks are all slower than `give_up` needs no further ones. On a processor, a block that follows
-    another timer's block first waits until the threads of this process sleep, and no series ends before the load of the
-    machine is known. The clock of a GPU needs neither.
+    another timer's block first waits until the threads of this process sleep. There, no series ends before the load of
+    the machine is known. The clock of a GPU needs neither.
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
