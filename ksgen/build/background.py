@@ -1,8 +1,8 @@
-"""Runs slow work, such as compilation, in the background while its callers go on. Decides neither what nor when.
+"""Runs slow work, such as compilation, in the background while its callers continue. Callers decide what runs and when.
 
-All work is requested by `outcome`. Inside `deferred` it raises `PendingError` until the background has the result.
-Elsewhere it does the work at once. If the background is doing the same work, the work's own locks make the caller wait
-for it.
+All work is requested by `outcome`. Inside `deferred`, `outcome` raises `PendingError` until the background has the
+result. Elsewhere it does the work at once. If the background is doing the same work, the locks inside that work make
+the caller wait for it.
 """
 
 import atexit
@@ -23,18 +23,18 @@ from ksgen.locks import new_lock
 from ksgen.values import excerpt
 
 MOST_WORKERS = 16
-# seconds that a fork waits for work that imports modules: a child would find their import locks taken for ever
+# seconds that a fork waits for jobs that import modules: in the child, their import locks would stay taken for ever
 FORK_WAIT_S = 5.0
-NOTICE_S = 2.0  # seconds of waiting until a caller gets a warning with the reason
+NOTICE_S = 2.0  # seconds of waiting after which a caller gets a warning with the reason
 Result = TypeVar("Result")
 
 
 class PendingError(Exception):
-    """Work that the background has not finished. Callers that defer work catch it; it never reaches users."""
+    """The background has not finished the work. Callers that defer work catch this error, so users never see it."""
 
 
 class BackgroundJob:
-    """One piece of work: `done` is set once `result` or `error` is there."""
+    """One piece of work. `done` is set once the work has set `result` or `error`."""
 
     def __init__(self, what: str, work: Callable[[], Any], imports: bool, must_end: bool) -> None:
         self.what, self._work, self.imports, self.must_end = what, work, imports, must_end
@@ -51,7 +51,7 @@ class BackgroundJob:
 
 
 class _Background:
-    """Jobs of this process. Its threads are daemons and end when nothing is left to do."""
+    """Jobs and worker threads of this process. The threads are daemons and end when nothing is left to do."""
 
     def __init__(self) -> None:
         self.guard = new_lock()
@@ -61,16 +61,16 @@ class _Background:
         self._workers: list[threading.Thread] = []
 
     def job(self, key: Hashable, make: Callable[[], BackgroundJob]) -> BackgroundJob:
-        """The job of a key, begun at the first call."""
+        """Return the job of a key. The first call creates the job and queues it."""
         with self.guard:
-            found = self.jobs.get(key)
-            if found is None:
-                found = self.jobs[key] = make()
-                self._todo.append(found)
+            job = self.jobs.get(key)
+            if job is None:
+                job = self.jobs[key] = make()
+                self._todo.append(job)
                 self._start()
-        if not self._workers and not found.done.is_set():  # the system allows no thread
+        if not self._workers and not job.done.is_set():  # the system allows no thread: work in this one
             contextvars.copy_context().run(self._work)
-        return found
+        return job
 
     def _start(self) -> None:
         if len(self._workers) < min(usable_cores(), MOST_WORKERS):
@@ -118,7 +118,7 @@ _notice: ContextVar["_Notice | None"] = ContextVar("_notice", default=None)
 
 @contextmanager
 def deferred(policy: Callable[[], bool]) -> Iterator[None]:
-    """Defer missing work to the background, if `policy()` says so when some is missing."""
+    """Defer missing work to the background if `policy()`, called when some is missing, returns True."""
     token = _policy.set(policy)
     try:
         yield
@@ -128,7 +128,7 @@ def deferred(policy: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def awaited(caller: str, remedy: str) -> Iterator[None]:
-    """Wait for missing work. A warning after `NOTICE_S` says who waits for what, and the remedy."""
+    """Wait for missing work. After `NOTICE_S` seconds, a warning says who waits for what, and the remedy."""
     notice = _Notice(caller, remedy)
     tokens = _policy.set(None), _notice.set(notice)
     try:
@@ -140,7 +140,7 @@ def awaited(caller: str, remedy: str) -> Iterator[None]:
 
 
 class _Notice:
-    """Warning of a caller that waits for longer than `NOTICE_S`, from the first missing work on."""
+    """Warns if a caller waits longer than `NOTICE_S` seconds, counted from its first missing work."""
 
     def __init__(self, caller: str, remedy: str) -> None:
         self._caller, self._remedy, self._what, self._cause = caller, remedy, "", ("", 0)
@@ -149,7 +149,7 @@ class _Notice:
     def begin(self, what: str) -> None:
         self._what = what
         if self._timer is None:
-            self._cause = cause()  # the timer has a thread of its own
+            self._cause = cause()  # read here, because the timer warns from another thread
             self._timer = threading.Timer(NOTICE_S, self._warn)
             self._timer.daemon = True
             with suppress(RuntimeError):  # no thread can be started: no warning
@@ -173,11 +173,12 @@ def outcome(
     imports: bool = False,
     must_end: bool = False,
 ) -> Any:
-    """Result of some work, or its error; `PendingError` while the background does it for a caller that defers.
+    """Return the result of some work, or raise its error.
 
-    `what` names the work in warnings. `at_once` says that the work takes no time, as others have done its slow part.
-    `imports` says that it may import modules. `must_end` says that the exit of the process waits up to `MOST_WAIT_S`
-    for it. The caller keeps the result: it is handed out once.
+    Raises `PendingError` while the background does the work for a caller that defers it. `what` names the work in
+    warnings. `at_once` says that the work takes no time, because its slow part is already done. `imports` says that the
+    work may import modules. `must_end` says that the exit of the process waits up to `MOST_WAIT_S` seconds for it. The
+    caller must keep the result: a result of the background is handed out once.
     """
     if at_once:
         _background.drop(key)
@@ -197,16 +198,16 @@ def outcome(
 
 
 def all_of(works: Iterable[Callable[[], Result]]) -> tuple[Result, ...]:
-    """Results of several pieces of work. All missing ones begin before `PendingError` is raised."""
-    found, pending = [], None
+    """Results of several pieces of work. All missing pieces begin before `PendingError` is raised."""
+    results, pending = [], None
     for work in works:
         try:
-            found.append(work())
+            results.append(work())
         except PendingError as error:
             pending = error
     if pending:
         raise pending
-    return tuple(found)
+    return tuple(results)
 
 
 def is_busy() -> bool:
@@ -248,7 +249,7 @@ def finish_jobs() -> int:
 
 
 def finished(works: Sequence[Callable[[], Result]]) -> tuple[Result, ...]:
-    """Results of several pieces of work. All that is missing is done in the background, in parallel, and waited for."""
+    """Results of several pieces of work. Waits until the background has done all missing pieces, in parallel."""
     with deferred(lambda: True):
         while True:
             try:
@@ -272,7 +273,7 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    """Give the child a background of its own: it has no threads, and its parent's compilers are not its children."""
+    """Give a forked child its own background. The parent's threads and compilers are not the child's."""
     global _background
     _background = _Background()
 

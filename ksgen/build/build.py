@@ -1,8 +1,8 @@
 """Builds one source into its `Binary`, from a cache or by a compiler. Calls no GPU, chooses no constants.
 
-Caches are asked in this order. First come the folders and bundles in `KSGEN_CACHE_PATH` (separated as in PATH; missing
-ones are skipped). The user's folder, bundles in use, and those that the caller adds follow. A new binary goes to the
-first folder that takes it. `KSGEN_NO_COMPILE=1` makes a miss an error.
+Caches are searched in this order. First come the folders and bundles in `KSGEN_CACHE_PATH` (separated as in PATH;
+missing ones are skipped). The user's folder, bundles in use, and bundles that the caller adds follow. A new binary goes
+to the first folder that accepts it. `KSGEN_NO_COMPILE=1` makes a cache miss an error.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ from ksgen.ownership import UntrustedError, own_temporary
 
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
 
-LOCK_SECONDS = 120.0  # how long to wait for another process that compiles the same, before doing it here too
-MOST_WAIT_S = 60  # for compilers within this process, which would abort if it ended before them
+LOCK_SECONDS = 120.0  # wait so long for another process that compiles the same request, then compile here too
+MOST_WAIT_S = 60  # wait at exit for compilers inside this process: ending before they do would abort it
 
 Result = Binary | KsgenError
 
-# by this process, the newest first; replaced whole, since threads read it
+# bundles that this process uses, the newest first; the tuple is replaced, because threads read it without a lock
 _in_use: tuple[weakref.ref[Bundle], ...] = ()
 _warned: set[tuple[Path, ...]] = set()  # the folders that this process has warned about
 _guard = new_lock()
@@ -95,7 +95,7 @@ def bundles_in_use() -> tuple[Bundle, ...]:
 
 @dataclass(frozen=True)
 class AbsentCompiler:
-    """Stands for a compiler that a device needs and that is missing; cached binaries of any compiler are used."""
+    """Placeholder for a compiler that a device needs and this machine lacks. All compilers' cached binaries count."""
 
     why: str
     name: str = "none"
@@ -109,9 +109,9 @@ class AbsentCompiler:
 
 
 def build(text: str, entry: str, target: str, compiler: Compiler | None = None, caches: Layers | None = None) -> Binary:
-    """The binary of one source, by the given compiler or the machine's own CUDA compiler.
+    """Return the binary of one source, by the given compiler or the machine's CUDA compiler.
 
-    A compiler that was found, not named, and does not work here gives way to the next one. Without any compiler, a
+    If a compiler does not work here, the next one is tried, unless the user named the compiler. Without any compiler, a
     cached binary of the same source is used.
     """
     request = Request(text, entry, target)
@@ -152,7 +152,7 @@ def build_many(
     workers: int | None = None,
     on_done: Callable[[Request, Result], None] | None = None,
 ) -> list[Result]:
-    """Builds all requests, several at a time. A failed one yields its error in place of its binary.
+    """Build all requests, several at a time. A failed request yields its error in place of its binary.
 
     `on_done` is called in this thread, once per job, in the order in which they finish. An interrupt, or an exception
     from `on_done`, ends the compilers that run and starts no other.
@@ -190,7 +190,7 @@ def build_many(
                 on_done(jobs[index], result)
     finally:
         children.stop()
-        # most take milliseconds, to remove their temporary folders
+        # most workers need milliseconds more, to remove their temporary folders
         patience = MOST_WAIT_S if getattr(compiler, "must_end", False) else 1
         _join(crew, time.monotonic() + patience)
     return [results[index] for index in range(len(jobs))]
@@ -219,7 +219,7 @@ def _result_of(job: Request, compiler: Compiler | None, caches: Layers) -> Resul
 
 def _compile_once(request: Request, compiler: Compiler, caches: Layers) -> Binary:
     """Compile, unless another process or thread compiled the same request first."""
-    # Nothing to wait for where nothing can be stored: then everyone compiles at the same time.
+    # If no folder can store the binary, waiting is pointless: every caller compiles at the same time.
     places = [str(cache.path.absolute()) for cache in caches.writable]
     with _lock(digest_of(request.key(compiler), *places)) if places else contextlib.nullcontext():
         if found := caches.get(request, compiler):
@@ -281,8 +281,8 @@ def _unlock(name: str, file: int) -> None:
 @functools.lru_cache
 def _layers(project: tuple[Path, ...], user: Path, max_bytes: int) -> tuple[CacheLayer, ...]:
     """Cache layers for the current environment, cached so that each bundle is opened once."""
-    own = [open_bundle(place) if place.is_file() else Cache(place, max_bytes=max_bytes) for place in project]
-    return (*own, Cache(user, max_bytes=max_bytes))
+    layers = [open_bundle(place) if place.is_file() else Cache(place, max_bytes=max_bytes) for place in project]
+    return (*layers, Cache(user, max_bytes=max_bytes))
 
 
 def _first_time(places: tuple[Path, ...]) -> bool:
@@ -299,9 +299,9 @@ def _missing(request: Request, why: str) -> ToolchainError:
 
 def _preparation(target: str) -> str:
     if target != host_target():
-        named = set_of(target)
-        word = named.name if named else target if target.startswith("sm_") else ""
-        return f"ksgen build SPEC --arch {word}" if word else "ksgen build SPEC, on this device"
+        instruction_set = set_of(target)
+        arch = instruction_set.name if instruction_set else target if target.startswith("sm_") else ""
+        return f"ksgen build SPEC --arch {arch}" if arch else "ksgen build SPEC, on this device"
     best = next((each.name for each in instruction_sets_here()), None)
     elsewhere = f", or on another machine: ksgen bundle SPEC --arch {best}" if best else ""
     return f"ksgen build SPEC --arch host{elsewhere}"

@@ -1,9 +1,10 @@
 """A bundle: many binaries, their sources and the wisdom that chose them, in one file to carry to another machine.
 
 It is a zip archive, so that people can look inside. It holds `index.json` with the record of each binary, `binaries/`
-and `sources/` by the hash of their content, `wisdom/`. The archive's comment names the format and the index's hash. The
-index names every other hash, which is checked when a member is used. The same input gives the same bytes, as it holds
-no times. It answers like a cache, but with binaries of any compiler.
+and `sources/` with files named by the hash of their content, and `wisdom/`. The archive's comment holds the format and
+the hash of the index. The index holds the hashes of all other members, which are checked when a member is read. The
+same input gives the same bytes, because a bundle stores no times. `Bundle.get` answers like a cache, but also with
+binaries of other compilers.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ from ksgen.ownership import UntrustedError, check_owner
 from ksgen.values import excerpt, shown
 
 BUNDLE_FORMAT = 1
-MOST_BYTES_OF_MEMBER = 2**28  # unpacked: a few hundred bytes can claim to be terabytes
+MOST_BYTES_OF_MEMBER = 2**28  # unpacked: a few hundred packed bytes can claim to be terabytes
 
 _COMMENT = re.compile(rb"ksgen bundle (\d{1,9}) ([!-~]+)")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip archive can store
@@ -51,7 +52,7 @@ def write_bundle(
     wisdom: Mapping[str, bytes] | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes entries, and wisdom files by name. The file appears whole or not at all."""
+    """Write entries and wisdom files (name: content) to a bundle, which appears complete or not at all."""
     records: dict[str, dict[str, Any]] = {}
     members: dict[str, bytes] = {}
     for request, binary in entries:
@@ -74,11 +75,11 @@ def open_bundle(path: str | Path) -> "Bundle":
 
 
 class Bundle:
-    """A bundle opened for reading: a layer below the caches. Its index is in memory, its members are read on demand."""
+    """A bundle opened for reading, as a cache layer. Its index is in memory; its members are read on demand."""
 
     def __init__(self, path: str | Path) -> None:
         try:
-            self.path = Path(path).absolute()  # it is opened again after a fork, wherever the program is then
+            self.path = Path(path).absolute()  # opened again after a fork, perhaps from another working folder
         except TypeError:
             raise KsgenError(f"bundle={excerpt(path)}; accepted: the path of a file that ksgen bundle wrote") from None
         self._archive = self._open()
@@ -92,7 +93,7 @@ class Bundle:
             self._keys.setdefault(record["request"], []).append(key)
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
-        """This compiler's binary for the request, else that of the newest compiler."""
+        """Return this compiler's binary for the request, else the newest compiler's."""
         if not (keys := self._keys.get(request.digest)):
             return None
         exact = request.key(compiler) if compiler else ""
@@ -115,13 +116,13 @@ class Bundle:
         return {name: self._read(f"wisdom/{name}", digest) for name, digest in self._wisdom.items()}
 
     def _entry(self, key: str, record: Mapping[str, Any]) -> CacheEntry:
-        made = self._provenance(key)
-        compiler = f"{made['compiler']} {made['compiler_version']}"
+        provenance = self._provenance(key)
+        compiler = f"{provenance['compiler']} {provenance['compiler_version']}"
         return CacheEntry(key, record["entry"], record["target"], compiler, record["binary_bytes"], 0.0, self.path)
 
     def _provenance(self, key: str) -> Mapping[str, str]:
-        made: Mapping[str, str] = self._records[key]["provenance"]
-        return made
+        provenance: Mapping[str, str] = self._records[key]["provenance"]
+        return provenance
 
     def _open(self) -> zipfile.ZipFile:
         try:
@@ -160,7 +161,7 @@ class Bundle:
                 raise self._damaged(f"{name} has {size} bytes, more than {MOST_BYTES_OF_MEMBER}")
             data = self._archive.read(name)
         except _ZIP_ERRORS as error:
-            raise self._damaged(f"{name}: {shorten(str(error), 400)}") from None  # it can hold the file's own bytes
+            raise self._damaged(f"{name}: {shorten(str(error), 400)}") from None  # the error may quote the file's bytes
         if digest and hashlib.sha256(data).hexdigest() != digest:
             raise self._damaged(f"{name} does not match its digest")
         return data
@@ -170,7 +171,7 @@ class Bundle:
 
 
 def _checked(index: Any) -> dict[str, Any]:
-    """The index, if `write_bundle` can have written it: its hash says only that it is whole."""
+    """Return the index if `write_bundle` can have written it; its hash only shows that it is complete."""
     parts = index if isinstance(index, dict) else {}
     for name in ("entries", "provenance", "wisdom"):
         if not isinstance(parts.get(name), dict):
@@ -189,6 +190,6 @@ def _write_zip(path: Path, index: bytes, members: Mapping[str, bytes]) -> None:
         for name, data in (("index.json", index), *sorted(members.items())):
             member = zipfile.ZipInfo(name, date_time=_EPOCH)
             member.compress_type = zipfile.ZIP_DEFLATED
-            member.create_system = 3  # Unix, wherever this runs
+            member.create_system = 3  # Unix, on every system: the same input gives the same bytes
             member.external_attr = 0o644 << 16
             archive.writestr(member, data, compresslevel=9)

@@ -5,13 +5,13 @@
     <folder>/failed/                                        sources that did not build, for their author
 
 The request digest is over source text, entry and target, so that a machine without a compiler finds any compiler's
-binary. The key adds the compiler, its version and its options. An entry comes and goes by one rename, so a reader sees
-all of it or none. A file that a crash of the machine truncates fails its hash when it is next read. Only content
-decides whether an entry is good: times order evictions, and nothing else. Files that another user could have
-written are not read.
+binary. The key adds the compiler, its version and its options. An entry appears and disappears by one rename, so a
+reader sees a complete entry or none. If a crash of the machine truncates a file, its hash fails when it is next read.
+Only content decides whether an entry is valid; times only decide the order of evictions. Files that another user could
+have written are not read.
 
-Removal needs proof that a file is the cache's. That is a folder named by digests that holds nothing but an entry's two
-files, or a refused source whose content still has the digest in its name.
+`gc` and `clear` remove only what is provably the cache's. That is a temporary folder, or one named by digests, that
+holds nothing but an entry's two files. A refused source is removed if its content still has the digest in its name.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ from ksgen.values import excerpt
 MAX_BYTES = 2 << 30
 MOST_BYTES_OF_META, MOST_BYTES_OF_BINARY, MOST_BYTES_OF_SOURCE = 2**20, 2**28, 2**28  # kernels have kilobytes
 STALE_SECONDS = 3600  # a temporary folder this old belongs to a process that died
-FAILED_SECONDS = 24 * 3600
+FAILED_SECONDS = 24 * 3600  # `gc` removes refused sources this old
 
 _log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -84,10 +84,10 @@ class Cache:
         self.read_only = read_only
         self.max_bytes = max_bytes_from_environment() if max_bytes is None else max_bytes
         self._has_warned = False
-        self._bytes: int | None = None  # this process's view of the size: counted at its first put, then kept up
+        self._bytes: int | None = None  # size as this process knows it: counted at its first put, then updated
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
-        """Binary of exactly this compiler for the request; without a compiler, that of the newest one."""
+        """Return the request's binary by exactly this compiler, or by the newest compiler if none is given."""
         folder = self.path / request.digest
         if not self._may_read(folder):
             return None
@@ -114,7 +114,7 @@ class Cache:
         self._grow(len(binary.data) + len(meta))
 
     def entries(self) -> Iterator[CacheEntry]:
-        """Every entry whose `meta.json` can be read, in the order of keys. Binaries are not looked at."""
+        """Yield entries whose `meta.json` can be read, ordered by request digest and key. Binaries are not read."""
         for path in self._paths():
             with contextlib.suppress(OSError, DamagedError):
                 record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META, is_own=True))
@@ -124,7 +124,7 @@ class Cache:
                 yield CacheEntry(path.name, record["entry"], record["target"], compiler, size, used, path)
 
     def verify(self) -> list[BadEntry]:
-        """Reads and hashes everything, and changes nothing. The next use of a bad entry sets it aside."""
+        """Read and hash all entries, and return the bad ones. Removes none: the next use of a bad entry does that."""
         bad = []
         for path in self._paths():
             try:
@@ -135,7 +135,7 @@ class Cache:
         return bad
 
     def gc(self, max_bytes: int | None = None) -> int:
-        """Removes leftovers of dead processes, then evicts the least recently used entries. Returns the bytes freed."""
+        """Remove leftovers of dead processes, evict the least recently used entries, and return the bytes freed."""
         freed = self._sweep()
         limit = self.max_bytes if max_bytes is None else max_bytes
         by_age = sorted((*_usage(path), path) for path in self._paths() if _is_own(path))
@@ -150,12 +150,12 @@ class Cache:
         return freed
 
     def clear(self) -> int:
-        """Removes every entry and every kept source. Returns the bytes freed."""
+        """Remove every entry and every refused source, and return the bytes freed."""
         freed = self.gc(max_bytes=-1)
         return freed + _remove_refused(self.path / "failed", older_than=0)
 
     def _may_read(self, folder: Path) -> bool:
-        """Whether an entries' folder is there, and no other user can have written to it or to the cache."""
+        """Whether a request's folder exists, and no other user can have written to it or to the cache."""
         try:
             check_folder(self.path)
             check_folder(folder)
@@ -186,8 +186,8 @@ class Cache:
         return binary
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        # An entry leaves by a rename, whole: one that is there without its files is damaged, not about to go.
-        damaged = isinstance(error, DamagedError) or getattr(error, "errno", 0) == errno.EFBIG or _has_no_files(path)
+        # One rename removes an entry, so an entry that lacks files is damaged, and not being removed.
+        damaged = isinstance(error, DamagedError) or getattr(error, "errno", 0) == errno.EFBIG or _lacks_files(path)
         if damaged and not self.read_only:
             _log.warning("cache entry %s is ignored, and is built again: %s", path, error)
             self._remove(path)
@@ -204,7 +204,7 @@ class Cache:
         with contextlib.suppress(OSError):  # another process was faster, or the folder is read-only
             path.rename(aside)
             _discard(aside)
-            path.parent.rmdir()  # refused, and rightly, while another compiler's entry is there
+            path.parent.rmdir()  # fails, as it should, while another compiler's entry is there
 
     def _sweep(self) -> int:
         freed = _remove_refused(self.path / "failed", older_than=FAILED_SECONDS)
@@ -220,11 +220,13 @@ class Cache:
         return freed
 
     def _grow(self, size: int) -> None:
-        """Evict entries if the cache exceeds its limit: down to 90 % of it, so that the next put does not evict
-        again."""
-        counted = sum(_usage(path)[1] for path in self._paths()) if self._bytes is None else self._bytes + size
-        self._bytes = counted
-        if counted > self.max_bytes:
+        """Add `size` to the known size, and evict if it exceeds the limit.
+
+        Evictions go down to 90 % of the limit, so that the next put does not evict again.
+        """
+        total = sum(_usage(path)[1] for path in self._paths()) if self._bytes is None else self._bytes + size
+        self._bytes = total
+        if total > self.max_bytes:
             self.gc(self.max_bytes * 9 // 10)
 
 
@@ -243,7 +245,7 @@ def _entries_in(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Binary:
-    """Read one entry and verify its hashes and its place."""
+    """Read one entry and verify its hashes and its path."""
     check_folder(path)
     record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META, is_own=True))
     binary = restore(record, read(path / "binary", MOST_BYTES_OF_BINARY, is_own=True))
@@ -252,15 +254,15 @@ def _read(path: Path) -> Binary:
     return binary
 
 
-def _has_no_files(path: Path) -> bool:
-    """Whether something other than a folder with both files lies there: one is missing, or no plain file."""
+def _lacks_files(path: Path) -> bool:
+    """Whether the path exists but is not a folder with both files of an entry as plain files."""
     try:
         with os.scandir(path) as found:
             return not _FILES.issubset(each.name for each in found if each.is_file(follow_symlinks=False))
     except NotADirectoryError:
         return os.path.lexists(path)
     except OSError:
-        return False  # the whole entry is away, which is no damage
+        return False  # the whole entry is gone, which is no damage
 
 
 def _seal(record: dict[str, Any]) -> bytes:
@@ -285,7 +287,7 @@ def _canonical(record: dict[str, Any]) -> bytes:
 
 
 def _discard(path: Path) -> None:
-    """Removes a folder, or whatever lies in its place."""
+    """Remove a folder, or whatever has its path."""
     shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
         path.unlink()
@@ -303,7 +305,7 @@ def _move_into_place(aside: Path, path: Path) -> None:
                 raise
             # An eviction removed the request's folder between the two lines above.
         except NotADirectoryError:
-            for place in (path.parent, path):  # a damaged disk has a file there, whose name can only be the cache's
+            for place in (path.parent, path):  # a file here is a damaged disk's; only the cache uses such names
                 if os.path.lexists(place) and not place.is_dir():
                     place.unlink()
         except OSError as error:
@@ -315,7 +317,7 @@ def _move_into_place(aside: Path, path: Path) -> None:
 
 
 def _usage(path: Path) -> tuple[float, int]:
-    """Time of the last use of a folder's files, and their bytes; zeros if it disappears meanwhile."""
+    """Last use of a folder's files, and their total bytes; zeros if the folder disappears meanwhile."""
     with contextlib.suppress(OSError), os.scandir(path) as files:
         found = [file.stat() for file in files]
         return max((file.st_mtime for file in found), default=0.0), sum(file.st_size for file in found)
@@ -323,7 +325,7 @@ def _usage(path: Path) -> tuple[float, int]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a folder named by digests, or a temporary one, holds what the cache puts there and nothing else."""
+    """Whether a folder whose name is the cache's holds nothing but files of an entry."""
     try:
         return not path.is_symlink() and {*os.listdir(path)} <= _FILES
     except OSError:
@@ -331,7 +333,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _remove_refused(folder: Path, older_than: float) -> int:
-    """Removes refused sources that are unchanged, each with its log. Returns the bytes freed."""
+    """Remove unchanged refused sources of at least `older_than` seconds, with their logs; return the bytes freed."""
     freed = 0
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):

@@ -1,5 +1,6 @@
-"""Compilers as child processes: started, timed, and ended together with everything they start. Options of children
-that run ksgen.
+"""Runs compilers as child processes with a time limit, and ends them together with everything that they start.
+
+`python_child` provides the command and options for children that run Python.
 """
 
 import os
@@ -21,21 +22,21 @@ from ksgen.paths import variables_for_compilers
 from ksgen.values import excerpt
 
 MOST_SECONDS = 10**6
-COMPILE_SECONDS = 300.0  # a kernel takes one; a source that takes minutes has unrolled itself to death
+COMPILE_SECONDS = 300.0  # a kernel takes about one; minutes mean that the source unrolls far too much
 KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
-IDLE_S = 3.0  # how long compilers in the background take idle cores only; where none is idle, they would never end
-# They would change the code behind the cache key's back.
+IDLE_S = 3.0  # for so long, background compilers use idle cores only; without a limit, a busy machine would starve them
+# nvcc's variables with further options, hidden from children because cache keys do not contain them
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
 
 def python_child(code: str, *arguments: str, **variables: str) -> tuple[list[str], dict[str, Any]]:
     """Command and options of `Popen` for Python code in a child that imports modules from the same folders.
 
-    `variables` are added to the environment. The child starts no passport, which would disturb what it measures.
-    Neither an interrupt nor the end of this process ends it.
+    `variables` are added to the environment. The child makes no device passport, which would disturb its measurements.
+    Neither an interrupt nor the end of this process ends the child.
     """
     imports = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-    # -P: nothing is imported from the folder that it starts in, unless this process would
+    # -P: the child imports from the folder that it starts in only if this process would
     return [sys.executable, "-P", "-c", code, *arguments], {
         "stdin": subprocess.DEVNULL,
         "cwd": STARTED_IN if os.path.isdir(STARTED_IN) else None,  # relative paths of the environment start there
@@ -53,7 +54,7 @@ class Finished:
 class Children:
     """The compilers that are running. `stop` ends them all, and lets no new one start.
 
-    Those of the background take idle cores only, for the first `IDLE_S`.
+    Background compilers use idle cores only for `IDLE_S` seconds, counted from the start of the first one.
     """
 
     def __init__(self, is_background: bool = False) -> None:
@@ -63,7 +64,7 @@ class Children:
         self.stopped = False
 
     def run(self, command: Iterable[str], folder: str | None = None) -> Finished:
-        """Runs a command to its end or its time limit. An interrupted wait ends the command too."""
+        """Run a command to its end or its time limit. If the wait is interrupted, the command ends too."""
         command, seconds = tuple(command), compile_seconds()
         environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_OPTIONS}
         environment |= variables_for_compilers() | {"LC_ALL": "C"} | ({"TMPDIR": folder} if folder else {})
@@ -137,23 +138,23 @@ def _start(
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            process_group=group,  # so that what it starts ends with it
+            process_group=group,  # so that everything that it starts ends with it
         )
     except OSError as error:
         raise ToolchainError(f"{command[0]} does not run: {error}") from None
 
 
 def _finish_on_idle_cores(child: subprocess.Popen[str], group: int, seconds: float) -> None:
-    """Let a command take idle cores only, until it ends or the time is over.
+    """Let a command use idle cores only, until it ends or `seconds` have passed.
 
-    Linux lets few users leave that policy again: the group's guard tries it first.
+    Linux lets few users leave this scheduling policy again, so the group's guard first tries to enter and leave it.
     """
     if seconds <= 0 or not group or not hasattr(os, "SCHED_IDLE"):
         return
     if not (_schedule(group, os.SCHED_IDLE) and _schedule(group, os.SCHED_OTHER)):
         return
-    for each in _members(group):  # what it starts from now on inherits it
-        _schedule(each, os.SCHED_IDLE)
+    for member in _members(group):  # processes that they start inherit the policy
+        _schedule(member, os.SCHED_IDLE)
     try:
         child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -162,26 +163,29 @@ def _finish_on_idle_cores(child: subprocess.Popen[str], group: int, seconds: flo
 
 
 def _schedule(process: int, policy: int) -> bool:
-    """Whether a process has that policy now."""
-    with suppress(OSError):  # it has just ended, or the system forbids it
+    """Set the scheduling policy of a process, and return whether that succeeded."""
+    with suppress(OSError):  # the process has just ended, or the system forbids it
         os.sched_setscheduler(process, policy, os.sched_param(0))
         return True
     return False
 
 
 def _members(group: int) -> list[int]:
-    """Processes of a group."""
-    found = []
+    """IDs of the processes in a group."""
+    members = []
     for each in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
         with suppress(OSError):
             if os.getpgid(each) == group:
-                found.append(each)
-    return found
+                members.append(each)
+    return members
 
 
 @contextmanager
 def _guarded_group() -> Iterator[int]:
-    """Process group that ends with this process, because its shell finds its input closed; 0 without a shell."""
+    """Process group that ends with this process: its guard is a shell that kills it when its input closes.
+
+    Yields the group's ID, or 0 if no shell starts.
+    """
     guard: subprocess.Popen[bytes] | None = None
     with suppress(OSError):  # no shell, or no room for another process
         guard = subprocess.Popen(

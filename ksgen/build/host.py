@@ -1,8 +1,8 @@
 """Builds shared libraries for processors from OpenCL C sources by the host's own C++ compiler. Calls no library.
 
 The search order is `KSGEN_CXX`, then c++, g++, clang++ on PATH, GCC before Clang, then the `ziglang` package.
-`host_prelude.hpp`, which defines OpenCL C in C++, is put before a source, and `host_tiles.hpp` if it uses matrix tiles.
-A function per entry that loops over work groups follows the source.
+Before a source comes `host_prelude.hpp`, which defines OpenCL C in C++, then `host_tiles.hpp` if the source uses matrix
+tiles. After the source comes one function per entry that loops over its work groups.
 """
 
 import functools
@@ -28,11 +28,11 @@ from ksgen.paths import program, variable
 
 PRELUDE = Path(__file__).with_name("host_prelude.hpp")
 KEEPS_REGISTERS = (
-    # for sums that instructions of `asm` add to: else GCC moves half of them
+    # for sums that `asm` instructions accumulate: otherwise GCC moves half of them
     '#pragma GCC optimize("no-tree-coalesce-vars")\n'
 )
 TILES = Path(__file__).with_name("host_tiles.hpp")
-# Trial kernel for compilers that may lack a feature of the snippets: selecting from, widening and narrowing vectors.
+# Trial kernel for compilers that may lack a feature that the prelude needs: it shuffles, widens and narrows vectors.
 TRIAL = """#define ENTRY(...) __kernel __attribute__((reqd_work_group_size(__VA_ARGS__, 1)))
 ENTRY(1, 1)
 void ks_trial(__global const half* x, __global half* y) {
@@ -41,7 +41,7 @@ void ks_trial(__global const half* x, __global half* y) {
     vstore_half8_rte(fma(both, (lanes)2.0f, vload2(0, (__global const float*)x).s01010101), 0, y);
 }
 """
-# suffix of an entry's function that walks through its work groups; `HOST_WALK` in the snippets adds it
+# suffix of the function that loops over an entry's work groups; `HOST_WALK` in the prelude adds it
 WALKS = "__walk"
 ENTRY = re.compile(r"^ENTRY\(1, 1\)\s+void (\w+)\(", re.MULTILINE)
 CANDIDATES = ("c++", "g++", "clang++")
@@ -50,7 +50,7 @@ REMEDY = "install g++ (12 and up) or clang (14 and up), or pip install ziglang, 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """`command`: what is run, before options. `builds_for`: the processors' architecture."""
+    """A C++ compiler. `command`: its program and fixed options. `builds_for`: the architecture of its binaries."""
 
     command: tuple[str, ...]
     builds_for: str = field(default_factory=machine)
@@ -58,16 +58,16 @@ class HostCompiler:
 
     @property
     def version(self) -> str:
-        """First line of its version, its fixed options, and a digest of the snippets that sources compile with."""
-        given = f" {shlex.join(self.command[1:])}" if self.command[1:] else ""
-        return f"{_first_line(self.command)}{given}, {_digest_of_snippets()}"
+        """First line of the compiler's version, its fixed options, and a digest of the prelude."""
+        fixed = f" {shlex.join(self.command[1:])}" if self.command[1:] else ""
+        return f"{_first_line(self.command)}{fixed}, {_digest_of_snippets()}"
 
     def __str__(self) -> str:
         return shlex.join(self.command)
 
     @property
     def is_proven(self) -> bool:
-        """Whether it is GCC from 12 on, which compiles all sources. Others may be too old, or find no C++ library."""
+        """Whether this is GCC from 12 on, which compiles all sources. Others may be too old, or find no C++ library."""
         release = re.search(r"^\S+ \(.*\) (\d+)\.", _first_line(self.command))
         return release is not None and int(release[1]) >= 12
 
@@ -91,13 +91,13 @@ class HostCompiler:
         return Binary(self.compile_whole(source_of(text, entries), entry, target), entry, target)
 
     def check_target(self, target: str, entry: str) -> None:
-        named = set_of(target)
-        if (named.machine != self.builds_for) if named else target != host_target():
+        isa = set_of(target)
+        if (isa.machine != self.builds_for) if isa else target != host_target():
             raise ToolchainError(f"{entry}: the compiler of {host_target()} cannot build for {target}")
-        if named and named.added and not _makes(self, named):
+        if isa and isa.added and not _makes(self, isa):
             who = f"{self} ({_first_line(self.command)})"
             raise ToolchainError(
-                f"{entry}: {who} makes no code for {named.name}; it takes {named.built_by}; KSGEN_CXX names another"
+                f"{entry}: {who} makes no code for {isa.name}; it takes {isa.built_by}; KSGEN_CXX names another"
             )
 
     def compile_whole(self, source: str, name: str, target: str) -> bytes:
@@ -117,12 +117,12 @@ class HostCompiler:
 
 
 def source_of(text: str, entries: Sequence[str]) -> str:
-    """Input of the compiler: snippets, the source, and a loop over work groups per entry."""
+    """Input of the compiler: the prelude, the source, and a loop over work groups per entry."""
     unrolled = text.replace('_Pragma("unroll")', '_Pragma("GCC unroll 64")')
     walks = [f"HOST_WALK({entry})\n" for entry in entries]
     tiles = TILES.read_text(encoding="utf-8") if "tile_begin(" in text else ""
-    first = KEEPS_REGISTERS if "MULTIPLY_PAIRS" in text else ""
-    return "".join((first, PRELUDE.read_text(encoding="utf-8"), tiles, '\nextern "C" {\n', unrolled, *walks, "}\n"))
+    pragma = KEEPS_REGISTERS if "MULTIPLY_PAIRS" in text else ""
+    return "".join((pragma, PRELUDE.read_text(encoding="utf-8"), tiles, '\nextern "C" {\n', unrolled, *walks, "}\n"))
 
 
 def find_host_compiler() -> HostCompiler:
@@ -149,27 +149,28 @@ def instruction_set() -> str:
 
 
 @functools.cache
-def _makes(compiler: HostCompiler, named: InstructionSet) -> bool:
-    """Whether the compiler knows the instructions that a set adds: it defines a macro for each."""
-    wanted = {f"__{each.replace('-', '_').upper()}__" for each in named.added}
-    return wanted <= compiler.macros(named.target)
+def _makes(compiler: HostCompiler, isa: InstructionSet) -> bool:
+    """Whether the compiler knows the set's added instructions: it then defines a macro for each."""
+    wanted = {f"__{each.replace('-', '_').upper()}__" for each in isa.added}
+    return wanted <= compiler.macros(isa.target)
 
 
 @functools.cache
 def _digest_of_snippets() -> str:
-    snippets = PRELUDE.read_bytes() + TILES.read_bytes() + KEEPS_REGISTERS.encode()
-    return f"prelude {hashlib.sha256(snippets).hexdigest()[:8]}"
+    """Digest of everything that may be put before a source."""
+    prelude = PRELUDE.read_bytes() + TILES.read_bytes() + KEEPS_REGISTERS.encode()
+    return f"prelude {hashlib.sha256(prelude).hexdigest()[:8]}"
 
 
-def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[str, ...]:
-    """Compiler options for an instruction set; None stands for all instructions of this processor."""
+def options_of(compiler: HostCompiler, isa: InstructionSet | None) -> tuple[str, ...]:
+    """Compiler options for an instruction set; None means all instructions of this processor."""
     is_x86, is_zig = compiler.builds_for == "x86_64", "ziglang" in compiler.command
     is_clang = is_zig or _is_clang(compiler)
-    features = named.features if named else processor_features()
+    features = isa.features if isa else processor_features()
     has_few_registers = is_x86 and "avx512f" not in features
     vectors = ("-mprefer-vector-width=512",) if is_x86 and not is_clang else ()
     quiet = ("-w", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
-    level, processor = _level(is_clang, has_few_registers, is_x86), _of_processor(named, is_x86, is_zig)
+    level, processor = _level(is_clang, has_few_registers, is_x86), _of_processor(isa, is_x86, is_zig)
     return (
         "-std=gnu++17",
         *level,
@@ -179,15 +180,16 @@ def options_of(compiler: HostCompiler, named: InstructionSet | None) -> tuple[st
         *quiet,
         *vectors,
         *processor,
-        *_links(named, is_zig),
+        *_links(isa, is_zig),
     )
 
 
 def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, ...]:
-    """Optimization level. By -O3, GCC moves sums out of the 16 vector registers that an x86 without AVX-512 has. By -O2
-    it does so too if it shares a register between a sum and its copies. GCC for ARM and Clang for any processor do the
-    same if they reorder instructions before they choose registers. Then loads come so early that no registers are left
-    for sums.
+    """Optimization level, with options that keep sums in vector registers.
+
+    With -O3, GCC moves sums out of the 16 vector registers of an x86 without AVX-512. With -O2, it does so too if it
+    shares a register between a sum and its copies. GCC for ARM and Clang for any processor do the same if they reorder
+    instructions before register allocation: loads then come so early that no registers are left for sums.
     """
     if is_clang:
         return ("-O3", "-mllvm", "-enable-misched=false")
@@ -196,33 +198,33 @@ def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, 
     return ("-O3",) if is_x86 else ("-O3", "-fno-schedule-insns")
 
 
-def _of_processor(named: InstructionSet | None, is_x86: bool, is_zig: bool) -> tuple[str, ...]:
-    if not named:
+def _of_processor(isa: InstructionSet | None, is_x86: bool, is_zig: bool) -> tuple[str, ...]:
+    if not isa:
         return ("-march=native",) if is_x86 else ("-mcpu=native",)
     if is_zig:  # zig has its own names
-        own = "+".join((named.march, *named.added)).replace("-", "_") if is_x86 else "generic"
-        return (f"-mcpu={own}",)
-    return (f"-march={named.march}", *(f"-m{each}" for each in named.added))
+        cpu = "+".join((isa.march, *isa.added)).replace("-", "_") if is_x86 else "generic"
+        return (f"-mcpu={cpu}",)
+    return (f"-march={isa.march}", *(f"-m{each}" for each in isa.added))
 
 
-def _links(named: InstructionSet | None, is_zig: bool) -> tuple[str, ...]:
-    """Link options with which a binary for other machines needs only their C library. zig links so by itself."""
-    if not named or is_zig or platform.system() != "Linux":
+def _links(isa: InstructionSet | None, is_zig: bool) -> tuple[str, ...]:
+    """Link options so that a binary for other machines needs only their C library. zig does that by default."""
+    if not isa or is_zig or platform.system() != "Linux":
         return ()
     return ("-static-libstdc++", "-static-libgcc", "-Wl,--as-needed,--exclude-libs,ALL")
 
 
 def compiler_for(target: str) -> HostCompiler:
     """The host's own compiler, or a cross compiler for another architecture."""
-    named = set_of(target)
-    if named is None or named.machine == machine():
+    isa = set_of(target)
+    if isa is None or isa.machine == machine():
         return find_host_compiler()
-    return _cross_compiler(named.machine)
+    return _cross_compiler(isa.machine)
 
 
 def _cross_compiler(wanted: str) -> HostCompiler:
-    own, usual = os.environ.get("KSGEN_CXX"), f"{wanted}-linux-gnu-g++"
-    if own and _builds_for(find_host_compiler().command) == wanted:
+    named, usual = os.environ.get("KSGEN_CXX"), f"{wanted}-linux-gnu-g++"
+    if named and _builds_for(find_host_compiler().command) == wanted:
         return HostCompiler(find_host_compiler().command, wanted)
     if found := shutil.which(usual, path=variable("PATH")):
         return HostCompiler((found,), wanted)
@@ -247,7 +249,7 @@ def _find(named: str | None, path: str | None) -> tuple[HostCompiler, ...] | str
         if command and shutil.which(command[0], path=path):
             return (HostCompiler(command),)
         return f"KSGEN_CXX={named} names nothing that runs; give a C++ compiler's path, or unset it"
-    programs: dict[str, HostCompiler] = {}  # each once, whatever its names
+    programs: dict[str, HostCompiler] = {}  # by real path: each program once, under whatever name
     for candidate in CANDIDATES:
         if found := shutil.which(candidate, path=path):
             programs.setdefault(os.path.realpath(found), HostCompiler((found,)))
@@ -264,7 +266,7 @@ def _is_clang(compiler: HostCompiler) -> bool:
 
 
 def _absolute(word: str) -> str:
-    """A program of a command, such as a compiler behind `ccache`, with its folder; any other word unchanged."""
+    """Return a program in a command, such as the compiler after `ccache`, as a full path; other words unchanged."""
     found = program(word)
     return found if os.path.isfile(found) else word
 

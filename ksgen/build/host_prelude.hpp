@@ -1,5 +1,5 @@
-// The words of OpenCL C that texts for processors use, for a C++ compiler: GCC from 12 on, or Clang. `HostCompiler`
-// puts this before a text, and behind it an entry that walks through work groups.
+// Defines the parts of OpenCL C that sources for processors use, for a C++ compiler: GCC from 12 on, or Clang.
+// `HostCompiler` puts this file before a source, and one loop over work groups per entry after it.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@
 
 #define inline inline __attribute__((always_inline))
 
-// ---- the functions used from <math.h> and <utility>, which GCC reads for longer than it compiles most kernels
+// ---- the functions used from <math.h> and <utility>: GCC takes longer to read these than to compile most kernels
 
 #define HOST_FUNCTION(NAME) \
     extern "C" double NAME(double) noexcept; \
@@ -38,7 +38,7 @@ using FirstNumbers = Sequence<int, __integer_pack(N)...>;
 #endif
 }  // namespace host
 
-// ---- the functions used from <immintrin.h>, which GCC reads for a quarter of a second
+// ---- the functions used from <immintrin.h>: GCC takes a quarter of a second to read it
 
 #ifdef OWN_INTRINSICS
 typedef float __m128 __attribute__((vector_size(16), may_alias));
@@ -83,7 +83,7 @@ typedef long long __m512i __attribute__((vector_size(64), may_alias));
 typedef long long __m512i_u __attribute__((vector_size(64), may_alias, aligned(1)));
 typedef short Shorts16 __attribute__((vector_size(32)));
 template <class V>
-static inline V anything() {  // what a mask of all lanes keeps nothing of
+static inline V anything() {  // an arbitrary value: a mask of all lanes keeps nothing of it
     V value = value;
     return value;
 }
@@ -94,7 +94,7 @@ static inline __m512d _mm512_broadcast_f64x4(const __m256d four) {
     return __builtin_ia32_broadcastf64x4_512(four, anything<__m512d>(), -1);
 }
 static inline __m512 _mm512_cvtph_ps(const __m256i halves) {
-    return __builtin_ia32_vcvtph2ps512_mask((Shorts16)halves, anything<__m512>(), -1, 4);  // 4: as the thread rounds
+    return __builtin_ia32_vcvtph2ps512_mask((Shorts16)halves, anything<__m512>(), -1, 4);  // 4: the thread's mode
 }
 #define _mm512_cvtps_ph(value, rounding) \
     ((__m256i)__builtin_ia32_vcvtps2ph512_mask(value, rounding, anything<Shorts16>(), -1))
@@ -108,11 +108,11 @@ static inline void _mm512_stream_si512(__m512i* to, const __m512i value) { __bui
 
 namespace host {
 
-thread_local long group = 0, groups = 1;  // which work group this thread is in, of how many
+thread_local long group = 0, groups = 1;  // index of this thread's work group, and their number
 
 template <class To, class From>
 static inline To same_bits(const From value) {
-    static_assert(sizeof(To) == sizeof(From), "other bits");
+    static_assert(sizeof(To) == sizeof(From), "types of different sizes");
     To result;
     memcpy(&result, &value, sizeof result);
     return result;
@@ -123,19 +123,19 @@ static inline To same_bits(const From value) {
 template <class T, int N>
 struct Vector {
     typedef T Raw __attribute__((vector_size(N * sizeof(T))));
-    // at any element's boundary
+    // aligned to its elements only
     typedef T Loose __attribute__((vector_size(N * sizeof(T)), aligned(sizeof(T)), may_alias));
     Raw raw;
 
     Vector() = default;
     inline Vector(const Raw given) : raw(given) {}
     template <class S, class = decltype(T(S()))>
-    inline Vector(const S value) : raw(T(value) - Raw{}) {}  // for all lanes; x - 0 is x, and costs nothing
+    inline Vector(const S value) : raw(T(value) - Raw{}) {}  // the same in all lanes; x - 0 is x, and costs nothing
 
     inline T first() const { return raw[0]; }
     template <int M, int... I>
     inline Vector<T, M> picked(Sequence<int, I...>) const { return __builtin_shufflevector(raw, raw, (I % N)...); }
-    // all N lanes again and again, by one broadcast where the processor has it: GCC makes many steps of the shuffle
+    // repeats all N lanes, by one broadcast if the processor has it: GCC compiles the shuffle to many instructions
     template <int M>
     inline Vector<T, M> repeated() const {
         typedef typename Vector<T, M>::Raw Wide;
@@ -167,7 +167,7 @@ struct Vector {
     friend inline auto operator!=(const Vector a, const Vector b) { return a.raw != b.raw; }
 };
 
-// ---- functions of each lane
+// ---- elementwise functions
 
 template <class T, int N>
 static inline Vector<T, N> each(T (*function)(T), const Vector<T, N> value) {
@@ -176,7 +176,7 @@ static inline Vector<T, N> each(T (*function)(T), const Vector<T, N> value) {
     return result;
 }
 
-// e^x by 2^n e^r: 1e-7 off at most
+// e^x as 2^n e^r; error: 1e-7 at most
 template <int N>
 static inline Vector<float, N> power_of_e(const Vector<float, N> value) {
     typedef Vector<float, N> V;
@@ -207,8 +207,8 @@ static inline host::Vector<T, N> fma(const host::Vector<T, N> a, const host::Vec
     return a.raw * b.raw + c.raw;
 }
 #if defined(__FMA__) && !defined(__AVX512F__) && !defined(__clang__)
-// Sums that fill 16 registers: GCC would move some of them, and load an operand again for each product, which takes
-// more loads than a core has. So it may choose registers, but no other form.
+// For sums that fill 16 registers. Otherwise GCC would move some of them, and load an operand again for each product:
+// more loads than a core can do. With `asm`, GCC chooses registers, but no other form of the instruction.
 static inline host::Vector<float, 8> fma(const host::Vector<float, 8> a, const host::Vector<float, 8> b,
                                          host::Vector<float, 8> sum) {
     asm("vfmadd231ps %2, %1, %0" : "+x"(sum.raw) : "x"(a.raw), "x"(b.raw));
@@ -221,13 +221,13 @@ static inline host::Vector<double, 4> fma(const host::Vector<double, 4> a, const
 }
 #endif
 #if defined(__AVX512F__) && !defined(__clang__)
-// GCC would read a vector again for each product that takes it: as many loads as multiply-adds, where a core has half
-// as many.
+// Without this, GCC would load a vector again for each product that uses it: as many loads as multiply-adds, although a
+// core can do half as many.
 #define IN_REGISTER host::in_register
 namespace host {
 template <class T, int N>
 static inline Vector<T, N> in_register(Vector<T, N> value) {
-    // others are no register, or several
+    // other sizes fill no register, or several
     if constexpr (sizeof value >= 16 && sizeof value <= 64) asm("" : "+v"(value.raw));
     return value;
 }
@@ -285,7 +285,7 @@ template <class T>
 static inline T max(const T a, const T b) { return a < b ? b : a; }
 
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)
-// Sums of products of pairs of bfloat16, and sums as bfloat16; subnormals count as zero.
+// Add products of pairs of bfloat16 to sums, and round sums to bfloat16; subnormals count as zero.
 #define MULTIPLY_PAIRS multiply_pairs
 #define HOST_PAIRS(N, HALF) \
     static inline host::Vector<float, N> multiply_pairs(const host::Vector<float, N> a, \
@@ -312,7 +312,7 @@ typedef unsigned short half;
 
 namespace host {
 #if defined(__ARM_FP16_FORMAT_IEEE) || (defined(__clang__) && defined(__F16C__))
-typedef __fp16 Half;  // where GCC before 13 and Clang before 15 know no _Float16
+typedef __fp16 Half;  // here GCC before 13 and Clang before 15 lack _Float16
 #define HAS_HALF
 #elif defined(__FLT16_MAX__)
 typedef _Float16 Half;
@@ -334,7 +334,7 @@ static inline half to_half(const float value) {
 static inline float of_half(const half bits) {
     const unsigned size = bits & 0x7fffu, sign = (bits & 0x8000u) << 16;
     const float subnormal = (float)size * 0x1p-24f;
-    // what is added to an exponent; infinities and NaNs have the largest
+    // added to the exponent; infinities and NaNs get the largest exponent
     const unsigned shift = size < 0x7c00u ? 112u << 23 : 224u << 23;
     return same_bits<float>(sign | (size < 0x400u ? same_bits<unsigned>(subnormal) : (size << 13) + shift));
 }
@@ -343,7 +343,7 @@ static inline half to_half(const float value) {
     const unsigned bits = same_bits<unsigned>(value), size = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
     if (size > 0x7f800000u) return sign | 0x7e00u;   // a NaN
     if (size >= 0x47800000u) return sign | 0x7c00u;  // 65536 and more are infinite
-    // 2^-24, the distance of subnormal halves, is that of floats from 0.5 on
+    // adding 0.5 rounds to multiples of 2^-24, the distance of subnormal halves and of floats from 0.5 to 1
     if (size < 0x38800000u) return sign | (same_bits<unsigned>(same_bits<float>(size) + 0.5f) - 0x3f000000u);
     return sign | ((size + 0xfffu + (size >> 13 & 1u) - (112u << 23)) >> 13);
 }
@@ -383,7 +383,7 @@ struct Halves<16> {
 };
 #endif
 
-// ---- bytes: GCC widens them one by one, or half a vector at a time
+// ---- bytes: by intrinsics, because GCC would widen them one by one, or half a vector at a time
 
 template <int N>
 struct Bytes {
@@ -516,7 +516,7 @@ static inline uint as_uint(const float value) { return host::same_bits<uint>(val
 static inline long get_group_id(int) { return host::group; }
 static inline long get_num_groups(int) { return host::groups; }
 
-// ---- spellings
+// ---- names of OpenCL C as macros
 
 #define __kernel
 #define __global

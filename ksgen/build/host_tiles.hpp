@@ -1,9 +1,9 @@
-// Matrix tiles of a processor (Intel's AMX), for texts that multiply by them: eight tiles, t = 0 to 7, each of 16 rows
-// of 64 bytes. `HostCompiler` puts this behind the words of a text that uses it. Where the compiler has the
-// instructions, each function is one of them. Else it does the same on memory, in the order and with the roundings that
-// Intel's manual states: for tests, and slow.
+// Matrix tiles of a processor (Intel's AMX), for sources that use them: eight tiles, t = 0 to 7, of 16 rows of 64
+// bytes. `HostCompiler` puts this file between the prelude and such a source. If the compiler has the instructions,
+// each function is one instruction. Otherwise the functions emulate the instructions in memory, in the order and with
+// the roundings of Intel's manual: slowly, for tests.
 
-// how a thread's tiles are configured, as the instructions read and write it
+// configuration of a thread's tiles, in the format of the instructions ldtilecfg and sttilecfg
 struct alignas(64) TileState {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -46,7 +46,7 @@ struct tiles_f16 : TileInstructions {
 #define HAS_TILES_OF_F16
 #endif
 
-// ---- the same on memory
+// ---- emulated in memory
 
 #if !defined(HAS_TILES_OF_BF16) || !defined(HAS_TILES_OF_F16)
 #if !defined(__FMA__) && !defined(__AMX_TILE__)
@@ -55,13 +55,13 @@ struct tiles_f16 : TileInstructions {
 struct EmulatedTiles {
     TileState state;
     alignas(64) uint8_t bytes[8][16][64];
-    // an instruction's operands, wide: of pairs of inputs the first and the second
+    // an instruction's operands as floats; the second index is 0 or 1 for the first or second element of a pair
     alignas(64) float rows[16][2][16], columns[16][2][16];
 };
 thread_local EmulatedTiles emulated;
 
-// For each of T's rows: two chains of multiply-adds, over the first and over the second of each pair, from the first
-// pair on; then T plus the sum of both. The thread flushes subnormals to zero, in and out, while this runs.
+// Per row of tile t: two chains of multiply-adds, over the first and over the second elements of all pairs in order.
+// Then the sum of both chains is added to t. Meanwhile the thread flushes subnormal inputs and results to zero.
 static __attribute__((noinline)) void multiply_emulated(const int t, const int pairs) {
     for (int m = 0; m < emulated.state.rows[t]; ++m) {
         float first[16] = {}, second[16] = {};
@@ -109,7 +109,7 @@ struct TilesEmulated {
     }
     template <int T, int A, int B>
     static void dot() {
-        static_assert(T != A && T != B && A != B, "three tiles");
+        static_assert(T != A && T != B && A != B, "three different tiles");
         needs(T), needs(A), needs(B);
         const TileState& state = emulated.state;
         const int pairs = state.row_bytes[A] / 4;
@@ -121,7 +121,7 @@ struct TilesEmulated {
                     emulated.rows[row][which][pair] = item(A, row, 2 * pair + which);
                     emulated.columns[row][which][pair] = item(B, row, 2 * pair + which);
                 }
-        // the instructions round to nearest, flush subnormals, raise no flags, and leave the thread's own modes
+        // the instructions round to nearest, flush subnormals, raise no flags, and do not change the thread's modes
         unsigned before;
         const unsigned mode = 0x9fc0;
         asm volatile("stmxcsr %0\n\tldmxcsr %1" : "=m"(before) : "m"(mode) : "memory");
@@ -131,12 +131,12 @@ struct TilesEmulated {
 
 private:
     static void needs(const int t) {
-        // no such tile is configured
+        // the tile is not configured
         if (!emulated.state.palette || !emulated.state.rows[t] || !emulated.state.row_bytes[t]) __builtin_trap();
     }
-    static float item(const int t, const int row, const int at) {
+    static float item(const int t, const int row, const int column) {
         unsigned short bits;
-        memcpy(&bits, &emulated.bytes[t][row][2 * at], sizeof bits);
+        memcpy(&bits, &emulated.bytes[t][row][2 * column], sizeof bits);
         return WIDEN(bits);
     }
 };
@@ -149,7 +149,7 @@ typedef TilesEmulated<of_half> tiles_f16;
 #endif
 #endif
 
-// ---- a thread's tiles as a kernel wants them, and as it found them
+// ---- configure a thread's tiles for a kernel, and restore them
 
 static inline TileState all_tiles() {
     TileState state = {};
@@ -166,7 +166,7 @@ static inline TileState begin_tiles() {
     return before;
 }
 template <class Tiles>
-static inline void end_tiles(const TileState before) {  // another library may rely on its own
+static inline void end_tiles(const TileState before) {  // another library may rely on its own configuration
     const TileState wanted = all_tiles();
     if (!before.palette) Tiles::release();
     else if (memcmp(&before, &wanted, sizeof before)) Tiles::configure(&before);
@@ -185,11 +185,11 @@ static inline Vector<T, N> every_second(const Vector<T, N> a, const Vector<T, N>
 }  // namespace host
 
 #define LANES_OF(N) host::FirstNumbers<N>()
-template <class T, int N>  // a0 b0 a1 b1 ..., of the lower halves
+template <class T, int N>  // a0 b0 a1 b1 ... of the lower halves
 static inline host::Vector<T, N> interleave_low(const host::Vector<T, N> a, const host::Vector<T, N> b) {
     return host::interleave<0>(a, b, LANES_OF(N));
 }
-template <class T, int N>  // and of the upper halves
+template <class T, int N>  // the same of the upper halves
 static inline host::Vector<T, N> interleave_high(const host::Vector<T, N> a, const host::Vector<T, N> b) {
     return host::interleave<N / 2>(a, b, LANES_OF(N));
 }
@@ -202,15 +202,15 @@ static inline host::Vector<T, N> odds(const host::Vector<T, N> a, const host::Ve
     return host::every_second<1>(a, b, LANES_OF(N));
 }
 
-// Rows of a tile: 32 numbers of 16 bits, or 64 / PIECE pieces of so many bytes. By shuffles of pieces as wide as there
-// are, which take one step of a processor where those of 16 bits take two.
+// Rows of a tile: 32 numbers of 16 bits, or 64 / PIECE pieces of PIECE bytes. Shuffles move pieces in units as wide as
+// possible: these take one step of a processor, and those of 16-bit units take two.
 typedef host::Vector<ushort, 32> TileRow;
 namespace host {
 template <int... I>
 static inline TileRow both(const Vector<ushort, 16> a, const Vector<ushort, 16> b, Sequence<int, I...>) {
     return __builtin_shufflevector(a.raw, b.raw, I...);
 }
-template <int S, int... I>  // S columns in turn: a piece for each
+template <int S, int... I>  // piece s of S: numbers s, s + S, s + 2 S, ...
 static inline TileRow sorted(const TileRow a, Sequence<int, I...>) {
     return __builtin_shufflevector(a.raw, a.raw, (I % (32 / S) * S + I / (32 / S))...);
 }
@@ -233,12 +233,12 @@ static inline TileRow tile_row(const ushort16 lower, const ushort16 upper) {
 static inline void store_row(const TileRow row, ushort* to) { *(TileRow::Loose*)to = row.raw; }
 template <int S>
 static inline TileRow sort_row(const TileRow row) { return host::sorted<S>(row, LANES_OF(32)); }
-template <int S>  // of a row's S pieces and those of the next row, every second
+template <int S>  // the even pieces of a row and of the next row, of S pieces each
 static inline TileRow even_pieces(const TileRow a, const TileRow b) { return host::pieces<S, 0>(a, b); }
-template <int S>
+template <int S>  // the odd ones
 static inline TileRow odd_pieces(const TileRow a, const TileRow b) { return host::pieces<S, 1>(a, b); }
 
-// to bfloat16's bits: to nearest, ties to even; subnormals, which tiles take as zeros, may become zeros
+// convert to bits of bfloat16: to nearest, ties to even; subnormals, which tiles treat as zeros, may become zeros
 static inline ushort16 convert_bfloat16(const float16 value) {
 #ifdef __AVX512BF16__
     ushort16 bits;
@@ -260,7 +260,7 @@ static inline TileRow convert_both_bfloat16(const float16 lower, const float16 u
 #endif
 }
 
-// two vectors of 16-bit numbers, from the boundary of a cache line on, by streaming stores
+// store two vectors of 16-bit numbers by streaming stores; `to` is at the start of a cache line
 static inline void store_both_streaming(const ushort16 lower, const ushort16 upper, ushort* to) {
     host::store_streaming(tile_row(lower, upper), (TileRow*)to);
 }
@@ -278,7 +278,7 @@ static inline bool has_nan(const float16 value) {
 #endif
 }
 
-// ---- spellings; an OPERAND is bf16 or f16
+// ---- names in sources; an OPERAND is bf16 or f16
 
 #define tile_begin(OPERAND) host::begin_tiles<host::tiles_##OPERAND>()
 #define tile_end(OPERAND, BEFORE) host::end_tiles<host::tiles_##OPERAND>(BEFORE)

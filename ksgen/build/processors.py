@@ -1,6 +1,7 @@
-"""Describes this machine's processor, and the instruction sets that binaries are built for by name. Runs no compiler.
+"""Describes this machine's processor, and the named instruction sets that binaries are built for. Runs no compiler.
 
-A binary for an instruction set runs on every processor that has it; one for the host uses all that this processor has.
+A binary for an instruction set runs on every processor that has it. A binary for the host uses all instructions of this
+processor.
 """
 
 import ctypes
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
-_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # Linux's names, by those of other systems
+_MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}  # names of other systems -> Linux's names
 # macOS settings that list an x86's features
 _MACOS = ("machdep.cpu.features", "machdep.cpu.extfeatures", "machdep.cpu.leaf7_features")
-_LINUX_NAMES = {"avx1.0": "avx", "sse3": "pni", "lahf": "lahf_lm", "lzcnt": "abm"}  # by macOS's names
+_LINUX_NAMES = {"avx1.0": "avx", "sse3": "pni", "lahf": "lahf_lm", "lzcnt": "abm"}  # macOS's names -> Linux's names
 
 _V2 = frozenset({"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
@@ -30,17 +31,17 @@ ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # x86-64 system cal
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """Instructions that a group of processors has in common, by the name that `--arch` takes."""
+    """Instructions that a group of processors has in common. `name` is what `--arch` accepts."""
 
     name: str
     machine: str
-    features: frozenset[str]  # by Linux's names: what a processor must have
+    features: frozenset[str]  # that a processor must have, by Linux's names
     vector_bytes: int
-    march: str  # the name by GCC and Clang, or the level that it adds to
-    added: tuple[str, ...] = ()  # instructions beyond it, as compilers name them
-    built_by: str = ""  # compilers that make those
-    dots: tuple[str, ...] = ()  # operands that its vectors multiply in pairs, by `Operand.name`
-    tiles: tuple[str, ...] = ()  # operands that its matrix tiles multiply
+    march: str  # value of -march for GCC and Clang, without the instructions in `added`
+    added: tuple[str, ...] = ()  # instructions beyond `march`, as compilers name them
+    built_by: str = ""  # compilers that support `added`
+    dots: tuple[str, ...] = ()  # operands that vector instructions multiply in pairs, by `Operand.name`
+    tiles: tuple[str, ...] = ()  # operands that matrix tiles multiply, by `Operand.name`
 
     @property
     def has_arm_vectors(self) -> bool:
@@ -48,11 +49,11 @@ class InstructionSet:
 
     @property
     def target(self) -> str:
-        """Target for which its libraries are built, on a system like this one."""
+        """Target of its libraries on this operating system."""
         return f"{self.name} {platform.system()}"
 
 
-INSTRUCTION_SETS = {  # for each architecture the best first
+INSTRUCTION_SETS = {  # per architecture, the best first
     each.name: each
     for each in (
         InstructionSet(
@@ -97,7 +98,10 @@ def why_not_here(instruction_set: InstructionSet) -> str:
 
 @functools.cache
 def tiles_are_permitted() -> bool:
-    """Asks Linux once for the process: its threads' state grows by eight kilobytes with their first tile."""
+    """Whether Linux permits this process to use matrix tiles, which the first call requests.
+
+    The state that Linux saves per thread grows by eight kilobytes with the thread's first tile.
+    """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     status: int = ctypes.CDLL(None, use_errno=True).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
@@ -105,7 +109,7 @@ def tiles_are_permitted() -> bool:
 
 
 def set_of(target: str) -> InstructionSet | None:
-    """Instruction set with this target, on a system like this one; None for any other target."""
+    """Instruction set with this target on this operating system; None for any other target."""
     return next((each for each in INSTRUCTION_SETS.values() if each.target == target), None)
 
 
@@ -137,7 +141,7 @@ def _reported_features() -> str:
     if platform.system() != "Darwin":
         return ""
     if machine() == "aarch64":
-        # every one of Apple's has it; its name stands for the rest
+        # all of Apple's ARM processors have asimd; the name identifies the other features
         return f"asimd {_sysctl('machdep.cpu.brand_string')}"
     words = " ".join(_sysctl(name) for name in _MACOS).lower().split()
     return " ".join(_LINUX_NAMES.get(word, word.replace(".", "_")) for word in words)

@@ -17,7 +17,7 @@ from ksgen.ownership import make_folder
 
 
 class RefusedSourceError(ToolchainError):
-    """A compiler that ran to its end and refused a source."""
+    """A compiler ran to its end and refused a source."""
 
 
 def refusal(
@@ -50,7 +50,7 @@ def _keep(text: str, name: str, log: str) -> Path | None:
             folder = folder or Path(tempfile.mkdtemp(prefix="ksgen-failed-"))
             make_folder(folder)
             kept, kept_log = folder / file, folder / file.with_suffix(".log")
-            # else a pipe, which may never be read
+            # anything else may be a pipe, and writing to a pipe may block for ever
             if all(each.is_file() or not os.path.lexists(each) for each in (kept, kept_log)):
                 write(kept, text)
                 write(kept_log, log)

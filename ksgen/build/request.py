@@ -19,11 +19,11 @@ FORMAT = 1  # raise it when records or digests change; older entries are then ne
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a multiprocessor that one entry takes. None: the compiler did not report them."""
+    """Resources of a multiprocessor that one entry uses. None: the compiler did not report them."""
 
     registers: int | None = None  # per thread
-    shared_bytes: int | None = None  # static shared memory per block; what a launch asks for comes on top
-    spill_bytes: int | None = None  # stored and loaded again, per thread, for lack of registers
+    shared_bytes: int | None = None  # static shared memory per block; a launch's dynamic shared memory comes on top
+    spill_bytes: int | None = None  # spill stores and loads per thread, for lack of registers
     stack_bytes: int | None = None  # local memory per thread, spills included
 
 
@@ -56,7 +56,7 @@ class Compiler(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """One source for one target, one entry of which will be launched."""
+    """One source, its entry that will be launched, and the target to build for."""
 
     text: str
     entry: str
@@ -99,7 +99,7 @@ def newness(provenance: Mapping[str, str]) -> tuple[list[int], str, str]:
 
 
 def describe(request: Request, binary: Binary) -> dict[str, Any]:
-    """A binary's record: all but its bytes, as JSON, for an entry's `meta.json` and a bundle's index."""
+    """Return a binary's record for `meta.json` or a bundle's index: all but its bytes, as values that JSON can hold."""
     return {
         "format": FORMAT,
         "request": request.digest,
@@ -135,7 +135,7 @@ def check_record(record: Any) -> None:
 
 
 def restore(record: Mapping[str, Any], data: bytes) -> Binary:
-    """The binary that `describe` described. Raises DamagedError if the bytes do not match."""
+    """Return the binary with this record and these bytes. Raises DamagedError if they do not match."""
     if hashlib.sha256(data).hexdigest() != record["binary_sha256"]:
         raise DamagedError("the binary is not the one that was stored")
     return Binary(data, record["entry"], record["target"], Resources(**record["resources"]), record["provenance"])

@@ -2,8 +2,8 @@
 
 The search order is: nvcc in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the usual folders of toolkits, in the
 `nvidia-cuda-nvcc` package; then NVRTC through `cuda-bindings`, which needs no host compiler. Compilers whose binaries
-this machine's driver can load come before newer ones. A compiler fails here if it does not know the target, or its host
-compiler does not suit it. It gives way to the next one, unless the user named it.
+this machine's driver can load come before newer ones. If a compiler does not know the target, or does not work with its
+host compiler, the next one is tried, unless the user named the compiler.
 
 Spills are no error, but a number in `Resources`: only a measurement shows whether they cost more than they save.
 """
@@ -31,11 +31,11 @@ from ksgen.paths import variable
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
 
-# installers put them there; the newest version comes first
+# where installers put toolkits; of several versions, the newest comes first
 USUAL_TOOLKITS = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")
 WARNINGS = "KSGEN_WARNINGS"  # "error", as ksgen's own tests set it, makes a compiler's warnings errors
-_LANGUAGE = ("-std=c++17", "-O3")  # nvcc's options that change what it makes
-_SURROUNDINGS = ("KSGEN_NVCC", "PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN")  # the search depends on these
+_LANGUAGE = ("-std=c++17", "-O3")  # options of nvcc that change the generated code
+_SURROUNDINGS = ("KSGEN_NVCC", "PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN")  # variables on which the search depends
 
 
 class UnfitError(ToolchainError):
@@ -55,8 +55,9 @@ class Nvcc:
     """The compiler driver of the CUDA toolkit, one process per binary."""
 
     path: str
-    is_found: bool = field(default=False, compare=False)  # by a search that may go on; False: the user named it
-    # a command that starts it, where it is not started itself
+    # whether the search found it, and may go on to the next; False: the user named it
+    is_found: bool = field(default=False, compare=False)
+    # command that starts nvcc, such as PyCUDA's; empty: nvcc is started directly
     starter: tuple[str, ...] = field(default=(), compare=False)
     name: ClassVar[str] = "nvcc"
 
@@ -94,7 +95,7 @@ class Nvcc:
         return _binary(data, entry, target, finished.log)
 
     def _started(self, source: str, entry: str, target: str) -> tuple[str, ...]:
-        """The command itself, or the starter's, which says by itself that it wants a cubin, and for which target."""
+        """Command that starts nvcc. A starter adds the options for a cubin and its target by itself."""
         if self.starter:
             return (*self.starter, self.path, target, source, *_LANGUAGE, *_report_options())
         return self.command(source, entry, target)
@@ -129,7 +130,7 @@ class Nvrtc:
         return (f"--gpu-architecture={target}", "-std=c++17", "-default-device", "--ptxas-options=-v")
 
     def command(self, source: str, entry: str, target: str) -> tuple[str, ...]:
-        """The command by which another Python does what this one did."""
+        """Command that repeats the compilation in another Python process."""
         call = f"Nvrtc().compile(open({source!r}).read(), {entry!r}, {target!r})"
         return (sys.executable, "-c", f"from ksgen.build.toolchain import Nvrtc; {call}")
 
@@ -145,7 +146,7 @@ class Nvrtc:
             data = _nvrtc_read(nvrtc, program, "CUBIN") if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else b""
         finally:
             nvrtc.nvrtcDestroyProgram(program)
-        # Not every version can make warnings errors itself.
+        # Not every version of NVRTC can treat warnings as errors itself.
         if not data or (warnings_are_errors() and re.search(r"\bwarning\b", log)):
             raise _refusal(self, text, entry, target, log or str(status))
         return _binary(data, entry, target, log)
@@ -153,8 +154,8 @@ class Nvrtc:
 
 @contextmanager
 def locale_restored() -> Iterator[None]:
-    """Restores the thread's locale: NVRTC 11.8 leaves the C locale, in which Python reads text files as ASCII."""
-    if sys.platform == "win32":  # it has no `uselocale`
+    """Restore the thread's locale: NVRTC 11.8 leaves the C locale, in which Python reads text files as ASCII."""
+    if sys.platform == "win32":  # Windows has no `uselocale`
         yield
         return
     uselocale = ctypes.CDLL(None).uselocale
@@ -185,7 +186,7 @@ def compilers(name: str | None = None) -> list[CudaCompiler]:
 
 
 def fit_for(compiler: CudaCompiler, target: str) -> CudaCompiler:
-    """The compiler, or its substitute for this target."""
+    """Return the compiler, or its substitute if it has failed for this target."""
     while (error := _unfit.get((compiler, target))) and compiler.is_found:
         compiler = next_compiler(error, target)
     return compiler
@@ -208,7 +209,7 @@ def next_compiler(unfit: UnfitError, target: str) -> CudaCompiler:
         if is_new:
             warn(f"{_reason(unfit)}; {other} is used instead")
         return replace(other, starter=failed.starter) if isinstance(failed, Nvcc) and isinstance(other, Nvcc) else other
-    reasons = "; ".join(_reason(error) for (_, of), error in _unfit.items() if of == target)
+    reasons = "; ".join(_reason(error) for (_, failed_target), error in _unfit.items() if failed_target == target)
     raise ToolchainError(f"no compiler here builds for {target}: {reasons}; {_install_hint()}")
 
 
@@ -246,7 +247,7 @@ def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
 
 
 def _offered(compiler: CudaCompiler) -> tuple[str, ...]:
-    """The targets of a compiler that may not work at all."""
+    """Targets of a compiler; empty if it does not work at all."""
     try:
         return compiler.targets()
     except ToolchainError:
@@ -359,7 +360,7 @@ def _has_host(path: str | None, host: str | None) -> bool:
 
 
 def _find_nvccs(surroundings: tuple[str | None, ...]) -> Iterator[Nvcc]:
-    """Each once, whatever its names."""
+    """Yield each nvcc once, even if several paths lead to it."""
     _, path, *homes, _ = surroundings
     usual = [toolkit for pattern in USUAL_TOOLKITS for toolkit in sorted(glob(pattern), key=_numbers, reverse=True)]
     toolkits = [*(home for home in homes if home), *usual, *map(str, _packaged_toolkits())]
@@ -375,7 +376,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _packaged_toolkits() -> list[Path]:
-    """`nvidia/cu13` in site-packages, which NVIDIA's packages share; the newest first."""
+    """Folders such as `nvidia/cu13` in site-packages, which NVIDIA's packages share; the newest first."""
     spec = importlib.util.find_spec("nvidia")
     places = (spec.submodule_search_locations or ()) if spec else ()
     found = [toolkit for place in places for toolkit in Path(place).glob("cu[0-9]*") if toolkit.is_dir()]
@@ -383,7 +384,7 @@ def _packaged_toolkits() -> list[Path]:
 
 
 def _include_folders() -> list[Path]:
-    """CUDA's own headers for NVRTC, which brings none. Kernels need them only if their author includes one."""
+    """Folders of CUDA's headers for NVRTC, which has none. Only sources that include a header need them."""
     homes = [variable(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     toolkits = [*(Path(home) for home in homes if home), *_packaged_toolkits()]
     folders = [toolkit / "include" / part for toolkit in toolkits for part in (".", "cccl")]
@@ -409,7 +410,7 @@ def _ask(path: str, question: str, answer: str) -> list[str]:
 
 
 def _with_variants(numbers: Iterable[int]) -> tuple[str, ...]:
-    """Neither compiler lists its `a` (this GPU only, 9.0 up) and `f` (this family, 10.0 up) variants by itself."""
+    """Add the variants `a` (this GPU only, from 9.0) and `f` (this family, from 10.0), which compilers do not list."""
     suffixes = {number: ["", *("a" if number >= 90 else ""), *("f" if number >= 100 else "")] for number in numbers}
     return tuple(f"sm_{number}{suffix}" for number in sorted(suffixes) for suffix in suffixes[number])
 

@@ -1,7 +1,7 @@
 // Distributes the work groups of a launch over threads. If a library in the process has OpenMP's threads already, these
 // are used, so that one set of threads does everything. Otherwise the launcher starts its own threads, which sleep
-// while idle. Between launches that were recorded together they do not sleep: they poll, and yield their cores to
-// others.
+// while idle. Between launches that were recorded together, threads do not sleep: they poll, and yield their cores to
+// other threads.
 
 #include <pthread.h>
 #include <sched.h>
@@ -11,7 +11,7 @@
 #include <new>
 
 typedef void (*Walk)(const int64_t* arguments, long first, long last, long groups);
-// the function by which OpenMP begins a region
+// OpenMP's function that begins a parallel region
 typedef void (*Parallel)(void (*function)(void*), void* data, unsigned threads, unsigned flags);
 
 namespace {
@@ -22,11 +22,11 @@ void pause_briefly() {
 #endif
 }
 
-const int LOOKS = 2000;  // at what is waited for, before a thread sleeps: some twenty microseconds
+const int POLLS = 2000;  // of a variable, before a thread sleeps or yields: about twenty microseconds
 
 struct Step {  // one of several launches, as native.py writes it
     Walk walk;
-    int64_t begin;  // of its arguments among all
+    int64_t begin;  // number of its first argument among those of all launches
     int64_t groups;
 };
 
@@ -35,7 +35,7 @@ struct Progress {
     alignas(64) std::atomic<long> done{0};
 };
 
-const long MOST_STEPS = 8;  // for which threads are gathered once
+const long MOST_STEPS = 8;  // launches for which threads are woken once, at most
 
 #ifdef __linux__
 // Cores on which the threads of one launch run. The system may wake a thread on the core of another thread and leave
@@ -46,7 +46,7 @@ public:
     void take() {
         if (is_first(sched_getcpu())) return;
         cpu_set_t allowed, untaken;
-        if (sched_getaffinity(0, sizeof allowed, &allowed)) return;  // a machine of more cores than a set holds
+        if (sched_getaffinity(0, sizeof allowed, &allowed)) return;  // more cores than a cpu_set_t holds
         CPU_ZERO(&untaken);
         for (int core = 0; core < MOST; ++core)
             if (CPU_ISSET(core, &allowed) && !(of(core).load(std::memory_order_relaxed) & bit(core)))
@@ -81,29 +81,29 @@ struct Launch {
     Cores cores;
 };
 
-// Groups are counted, not threads: there may be fewer of those than were asked for.
+// Counts finished groups, not threads: there may be fewer threads than requested.
 void wait_for_all(const Step& step, const Progress& progress) {
-    for (int look = 0; progress.done.load(std::memory_order_acquire) < step.groups; ++look) {
-        if (look < LOOKS) pause_briefly();
+    for (int poll = 0; progress.done.load(std::memory_order_acquire) < step.groups; ++poll) {
+        if (poll < POLLS) pause_briefly();
         else sched_yield();
     }
 }
 
-void take_groups(void* given) {
-    Launch& launch = *(Launch*)given;
-    for (long at = 0; at < launch.count; ++at) {
-        const Step& step = launch.steps[at];
-        Progress& progress = launch.progress[at];
+void take_groups(void* data) {
+    Launch& launch = *(Launch*)data;
+    for (long index = 0; index < launch.count; ++index) {
+        const Step& step = launch.steps[index];
+        Progress& progress = launch.progress[index];
         long taken = 0;
         for (long group; (group = progress.next.fetch_add(1, std::memory_order_relaxed)) < step.groups; ++taken)
             step.walk(launch.arguments + step.begin, group, group + 1, step.groups);
-        if (at + 1 == launch.count) return;
+        if (index + 1 == launch.count) return;
         if (taken) progress.done.fetch_add(taken, std::memory_order_release);
         wait_for_all(step, progress);
     }
 }
 
-// POSIX's threads, since the headers of C++'s own take longer to compile than a kernel.
+// POSIX threads are used, because C++'s headers for threads take longer to compile than a kernel.
 class Lock {
 public:
     explicit Lock(pthread_mutex_t& mutex) : mutex(mutex) { pthread_mutex_lock(&mutex); }
@@ -115,7 +115,7 @@ private:
 
 class Crew {
 public:
-    pthread_mutex_t one_launch = PTHREAD_MUTEX_INITIALIZER;  // at a time; who finds it taken works alone
+    pthread_mutex_t one_launch = PTHREAD_MUTEX_INITIALIZER;  // at a time; a caller that finds it locked works alone
 
     void run(Launch& launch, const long threads) {
         launch.cores.take();
@@ -130,17 +130,17 @@ public:
         take_groups(&launch);
         {
             const Lock lock(guard);
-            current = nullptr;  // who wakes from now on would find no group
+            current = nullptr;  // a thread that wakes from now on would find no group
         }
-        for (int look = 0; busy.load() && look < LOOKS; ++look) pause_briefly();
+        for (int poll = 0; busy.load() && poll < POLLS; ++poll) pause_briefly();
         if (!busy.load()) return;
         const Lock lock(guard);
         while (busy.load()) pthread_cond_wait(&done, &guard);
     }
 
 private:
-    // As many threads as the system allows: a container may limit them. The next launch asks again for those that are
-    // missing.
+    // Starts threads until there are `count`, or until the system, such as a container, allows no more. The next launch
+    // tries to start the missing ones again.
     void start_until(const long count) {
         for (; members < count; ++members) {
             Member* const member = new (std::nothrow) Member{this, members};
@@ -158,16 +158,16 @@ private:
         long number;
     };
 
-    static void* begin(void* const given) {
-        const Member member = *(Member*)given;
-        delete (Member*)given;
+    static void* begin(void* const data) {
+        const Member member = *(Member*)data;
+        delete (Member*)data;
         member.crew->work(member.number);
         return nullptr;
     }
 
     void work(const long number) {
         for (long seen = 0;;) {
-            for (int look = 0; generation.load() == seen && look < LOOKS; ++look) pause_briefly();
+            for (int poll = 0; generation.load() == seen && poll < POLLS; ++poll) pause_briefly();
             Launch* launch;
             {
                 const Lock lock(guard);
@@ -190,8 +190,8 @@ private:
     pthread_cond_t wake = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
     Launch* current = nullptr;
     long members = 0, wanted = 0;
-    // Threads that have joined the launch. It does not wait for those that still sleep: waking one may take longer than
-    // the launch.
+    // Threads that have joined the launch. The launch does not wait for threads that still sleep: waking one may take
+    // longer than the launch.
     std::atomic<long> busy{0};
     std::atomic<long> generation{0};
 };
@@ -210,7 +210,7 @@ Crew* crew() {
 static void launch_some(const Step* steps, long count, const int64_t* arguments, long threads, Parallel parallel) {
     Launch launch{steps, count, arguments, {}, {}};
     long most = 1;
-    for (long at = 0; at < count; ++at) most = steps[at].groups > most ? steps[at].groups : most;
+    for (long index = 0; index < count; ++index) most = steps[index].groups > most ? steps[index].groups : most;
     if (threads > most) threads = most;
     if (threads <= 1) return take_groups(&launch);
     if (parallel) return parallel(take_groups, &launch, (unsigned)threads, 0);
@@ -224,7 +224,7 @@ extern "C" void ksgen_launch(Walk walk, const int64_t* arguments, long groups, l
     launch_some(&step, 1, arguments, threads, parallel);
 }
 
-// Each begins when the one before it has ended.
+// Each launch begins when the previous one has ended.
 extern "C" void ksgen_launch_all(const Step* steps, long count, const int64_t* arguments, long threads,
                                  Parallel parallel) {
     for (; count > 0; steps += MOST_STEPS, count -= MOST_STEPS)
