@@ -1,7 +1,7 @@
-"""Finds the device to run on: `KSGEN_DEVICE`, or the first of PyCUDA, the CUDA driver, the processor and OpenCL that
-works.
+"""Finds the device to run on: `KSGEN_DEVICE`, or the first that works of PyCUDA, the CUDA driver, an OpenCL GPU, the
+processor, and other OpenCL devices.
 
-Each runtime is one module, imported only when it is asked for, with `found()` and `open_device(index)`.
+Each runtime is one module with `found()` and `open_device(index)`, imported only when it is needed.
 """
 
 import os
@@ -22,7 +22,7 @@ __all__ = [
     "find_device", "list_devices",
 ]  # fmt: skip
 
-# the order of preference
+# in order of preference; but a GPU of OpenCL comes before the processor
 _MODULES = {"pycuda": "cuda_pycuda", "driver": "cuda_driver", "native": "native", "opencl": "opencl"}
 _RUNTIMES = {"cuda": ("pycuda", "driver"), **{runtime: (runtime,) for runtime in _MODULES}}
 _ACCEPTED = (
@@ -37,11 +37,11 @@ _opening = new_reentrant_lock()
 def find_device(name: str | None = None) -> Device:
     """The device named by `name` or `KSGEN_DEVICE`, else the best one.
 
-    Every call returns the same object, until its user destroys the CUDA context that it works in.
+    Every call returns the same object, until the user destroys the CUDA context that it works in.
     """
     if not isinstance(name, str | None):
         raise DeviceError(f"device={excerpt(name)}; {_ACCEPTED}")
-    with _opening:  # several threads that ask for the first time get one object too
+    with _opening:  # several threads that ask for the first time get the same object, too
         wanted = name or os.environ.get("KSGEN_DEVICE", "")
         if not _find(wanted).is_open:
             _find.cache_clear()
@@ -87,7 +87,7 @@ def _find(wanted: str) -> Device:
 
 
 def _find_best() -> Device:
-    """A GPU of any runtime, else the processor. OpenCL opens slowly, so only where it may have a GPU."""
+    """Return a GPU of any runtime, else the processor. OpenCL opens slowly: it is tried only if it may have a GPU."""
     devices = _opened(_MODULES, 0)
     first = next(devices)
     if first.kind != "native" or not may_show_gpus():
@@ -96,7 +96,7 @@ def _find_best() -> Device:
 
 
 def _opened(runtimes: Collection[str], index: int) -> Iterator[Device]:
-    """Each runtime's device that can be opened, or one `DeviceError` that says why there is none."""
+    """Yield the device with this index of each runtime that has one. If none has, one `DeviceError` says why."""
     reasons, opened = [], 0
     for runtime in runtimes:
         try:

@@ -25,11 +25,11 @@ KernelHandle = Any  # the result of `load`
 
 PROCESSOR_RUNTIMES = ("native", "opencl")  # runtimes that run kernels on processors
 LINE_BYTES = 64  # bytes per cache line of a processor
-GPU_BATCH, CPU_BATCH = 25088, 1568  # measured unless the user names a batch: 128 sequences of 196 tokens; 8 of them
+GPU_BATCH, CPU_BATCH = 25088, 1568  # measured unless the user names a batch: 128 and 8 sequences of 196 tokens
 CONTEXT_LOST = "; the GPU context is lost, and only a new process can use the GPU again"
 MAP_BYTES = 128  # size of an encoded tensor map
 PER_THREAD_STREAM = 2  # CUDA's default stream of the calling thread
-LEGACY_STREAM = 1  # CUDA's default stream, as 0 is: it cannot be captured, and a query may be an error
+LEGACY_STREAM = 1  # CUDA's legacy default stream, like 0: it cannot be captured, and a query of that may fail
 PORTABLE_SHARED_BYTES = 48 * 1024  # a CUDA kernel must request more than this before its launch
 
 
@@ -43,8 +43,8 @@ class DeviceLimits:
     is_cpu: bool = False
     vector_bytes: int = 16  # width of a processor's vector registers
     tiles: tuple[str, ...] = ()  # operands that a processor's matrix tiles multiply: bf16, f16
-    dots: tuple[str, ...] = ()  # operands that its vectors multiply in pairs: bf16
-    has_arm_vectors: bool = False  # whether they are ARM's, which has more of them
+    dots: tuple[str, ...] = ()  # operands that a processor's vector instructions multiply in pairs: bf16
+    has_arm_vectors: bool = False  # whether the vector registers are ARM's, which has more of them
 
 
 class Device(Protocol):
@@ -60,16 +60,16 @@ class Device(Protocol):
     limits: DeviceLimits
     shares_host: bool  # kernels use the host's memory in place
     is_open: bool  # False once the CUDA context that it works in is destroyed
-    context: int  # the address of the CUDA context that it works in; 0 of other devices
+    context: int  # the address of the CUDA context that it works in; 0 for other devices
     supports_foreign_streams: bool  # can launch on other libraries' CUDA streams, given as integers
-    # for host arrays where no stream is named: on CUDA's default one they would end others' captures
+    # for host arrays without a stream; copies on CUDA's default stream would end captures of other streams
     host_stream: Stream
 
     def compiler(self) -> Compiler | None:
-        """The device's own compiler; None for the one that `build` finds, as CUDA devices without their own report."""
+        """The device's own compiler, or None for the compiler that `build` finds."""
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> KernelHandle:
-        """Load an entry. With `starts_early`, its launch may begin before the previous one ends, and waits itself."""
+        """Load an entry. With `starts_early`, its launch may begin before the previous one ends; the kernel waits."""
 
     def launch(
         self, kernel: KernelHandle, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream
@@ -82,7 +82,7 @@ class Device(Protocol):
     def allocate(self, nbytes: int) -> Buffer: ...
 
     def shared(self, pointer: int) -> Buffer:
-        """Host memory as a kernel's argument, if the device shares it. Its owner must outlive the launches."""
+        """Host memory as a kernel's argument, if the device shares it. The memory must outlive the launches."""
 
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
         """Memory for intermediates of launches on that stream. A thread's later launches may get it again."""
@@ -157,18 +157,20 @@ def recorder(device: Device) -> Callable[[Sequence[Launch], Stream], Recording] 
 def record(device: Device, launches: Sequence[Launch], stream: Stream) -> Recording:
     """Record launches on a device that shares the host's memory: by the device's own method if it has one, else one by
     one."""
-    own = recorder(device)
-    return own(launches, stream) if own else _OneByOne(device, launches, stream)
+    device_record = recorder(device)
+    return device_record(launches, stream) if device_record else _OneByOne(device, launches, stream)
 
 
 class _OneByOne:
+    """Recording of a device that cannot record: repeats the launches one by one."""
+
     def __init__(self, device: Device, launches: Sequence[Launch], stream: Stream) -> None:
         self._device, self._launches, self._stream = device, launches, stream
 
     def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
-        given, begin = {at: self._device.shared(pointer) for at, pointer in changed}, 0
+        replaced, begin = {number: self._device.shared(pointer) for number, pointer in changed}, 0
         for each in self._launches:
-            args = tuple([given.get(at, arg) for at, arg in enumerate(each.args, begin)])
+            args = tuple([replaced.get(number, arg) for number, arg in enumerate(each.args, begin)])
             self._device.launch(*each[:-1], args, self._stream)
             begin += len(args)
 
@@ -181,12 +183,12 @@ def uploaded(device: Device, array: HostArray) -> Buffer:
 
 
 def default_batch(limits: DeviceLimits) -> int:
-    """The batch to measure on such a device unless the user names one."""
+    """The batch to measure on a device with these limits, unless the user names one."""
     return CPU_BATCH if limits.is_cpu else GPU_BATCH
 
 
 class Memory:
-    """CUDA device memory, freed with its last reference. Used as an int, it is its pointer."""
+    """CUDA device memory, freed with its last reference. Its value as an int is its pointer."""
 
     __slots__ = ("__weakref__", "nbytes", "pointer")
 
@@ -201,23 +203,23 @@ class Memory:
 class ThreadWorkspace:
     """Workspace of the launching thread, because threads that launch at once may not share one."""
 
-    __slots__ = ("_allocate", "_own", "nbytes")
+    __slots__ = ("_allocate", "_per_thread", "nbytes")
 
-    def __init__(self, own: threading.local, nbytes: int, allocate: Callable[[int], Buffer]) -> None:
-        """Create it; all workspaces of a device share `own`, one allocation per thread."""
-        self._own, self.nbytes, self._allocate = own, nbytes, allocate
+    def __init__(self, per_thread: threading.local, nbytes: int, allocate: Callable[[int], Buffer]) -> None:
+        """Create it. All workspaces of a device share `per_thread`, which holds one allocation per thread."""
+        self._per_thread, self.nbytes, self._allocate = per_thread, nbytes, allocate
 
     @property
     def buffer(self) -> Buffer:
-        """The calling thread's memory, allocated or enlarged where it is too small."""
-        kept: tuple[int, Buffer] | None = getattr(self._own, "workspace", None)
+        """The calling thread's memory, allocated at first use and again if it is too small."""
+        kept: tuple[int, Buffer] | None = getattr(self._per_thread, "workspace", None)
         if kept is None or kept[0] < self.nbytes:
-            kept = self._own.workspace = self.nbytes, self._allocate(self.nbytes)
+            kept = self._per_thread.workspace = self.nbytes, self._allocate(self.nbytes)
         return kept[1]
 
     @property
     def pointer(self) -> int:
-        """Address of that memory, where it is the host's."""
+        """Address of the calling thread's memory, if it is host memory."""
         address: int = self.buffer.pointer
         return address
 
@@ -281,7 +283,7 @@ def cuda_driver_version(cuda_version: int) -> str:
 
 
 def host_memory(nbytes: int) -> HostArray:
-    """Uninitialised bytes of the host that begin at a line of the cache, where a processor's kernels write fastest."""
+    """Uninitialised host memory that begins at a cache line, where a processor's kernels write fastest."""
     import numpy as np
 
     whole = np.empty(nbytes + LINE_BYTES, np.uint8)
@@ -290,11 +292,11 @@ def host_memory(nbytes: int) -> HostArray:
 
 
 def address_of(array: HostArray) -> int:
-    """Address of a NumPy array; by its buffer, which takes a third of the time, if it has one."""
+    """Address of a NumPy array. Read from its buffer if possible, which takes a third of the time."""
     flags = array.flags
-    # else ctypes or NumPy refuse
+    # for other arrays, ctypes or NumPy refuse the buffer
     if flags.c_contiguous and flags.writeable and array.size and array.dtype.isbuiltin == 1:
-        memory: Any = array  # types of older versions of NumPy name no buffer
+        memory: Any = array  # annotations of older NumPy versions declare no buffer
         return ctypes.addressof(ctypes.c_char.from_buffer(memory))
     address: int = array.__array_interface__["data"][0]
     return address

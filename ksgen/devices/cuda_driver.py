@@ -1,4 +1,4 @@
-"""Runs kernels on NVIDIA GPUs through the CUDA driver API, on any stream of the process. The only user of its bindings.
+"""Runs kernels on NVIDIA GPUs through the CUDA driver API, on any stream. Only this module uses its bindings.
 
 Everything happens in the device's primary context, which PyTorch and CuPy share.
 """
@@ -184,7 +184,7 @@ class DriverDevice(CudaDevice):
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Make the device's context current. A thread without one keeps it; others get theirs back."""
+        """Make the device's context current. A thread without a context keeps it; other threads get theirs back."""
         cu = self._cu
         before = int(self._call("asking for the context", cu.cuCtxGetCurrent))
         if before in (0, self.context):
@@ -202,7 +202,7 @@ class DriverDevice(CudaDevice):
 
 
 class _Kernel:
-    """A function, and what its launches write their arguments to."""
+    """A function, and memory for the arguments of its launches."""
 
     __slots__ = ("__weakref__", "entry", "function", "spares")
 
@@ -213,7 +213,7 @@ class _Kernel:
 
 @cache
 def _driver() -> Any:
-    """cuda-bindings' driver module, started. Without a driver, nothing imports it: that takes a tenth of a second."""
+    """cuda-bindings' driver module after `cuInit`. Imported only if a driver loads: that takes a tenth of a second."""
     try:
         load_driver()
         from cuda.bindings import driver as cu
@@ -223,7 +223,7 @@ def _driver() -> Any:
         raise UnavailableError(
             f"CUDA driver: cuda-bindings cannot be imported ({error})", install_line(cuda_extra())
         ) from None
-    except (OSError, RuntimeError) as error:  # RuntimeError is the bindings' own
+    except (OSError, RuntimeError) as error:  # the bindings raise RuntimeError
         raise UnavailableError(f"CUDA driver: libcuda cannot be loaded ({error})", "install NVIDIA's driver") from None
     if status:
         raise UnavailableError(str(_error(status, "starting the driver")), "nvidia-smi shows whether a GPU is there")
@@ -252,7 +252,7 @@ def _attribute(cu: Any, attribute: Any, index: int) -> int:
 
 
 def _call(cu: Any, doing: str, function: Callable[..., Any], *args: Any) -> Any:
-    """The result of a driver call: its value if it has one. An error of the driver becomes a `DeviceError`."""
+    """Call the driver and return its result, or None if it has none. An error becomes a `DeviceError`."""
     try:
         status, *values = function(*args)
     except RuntimeError as error:  # a function that this driver is too old to have

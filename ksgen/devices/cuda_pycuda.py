@@ -63,7 +63,7 @@ _left: list[list[Any]] = []  # resources that could not be freed
 
 
 def found() -> list[Found]:
-    """The GPUs that PyCUDA shows. Makes no context."""
+    """GPUs that PyCUDA reports. Creates no context."""
     return [
         Found(f"pycuda:{index}", "pycuda", device.name(), cuda_target(*device.compute_capability()))
         for index, device in enumerate(_devices())
@@ -72,18 +72,18 @@ def found() -> list[Found]:
 
 def open_device(index: int) -> PyCudaDevice:
     """Open a GPU. Every call returns the same device, until its context is destroyed."""
-    if (known := _opened.get(index)) is None or not known.is_open:
+    if (device := _opened.get(index)) is None or not device.is_open:
         devices = _devices()
-        check_index("pycuda", index, [device.name() for device in devices])
-        known = _opened[index] = PyCudaDevice(_pycuda(), devices[index], index)
-    return known
+        check_index("pycuda", index, [each.name() for each in devices])
+        device = _opened[index] = PyCudaDevice(_pycuda(), devices[index], index)
+    return device
 
 
 class PyCudaDevice(CudaDevice):
     """One GPU, in the context that the user's PyCUDA has current there, else in the primary one.
 
-    The context is entered before every call and left after it. PyCUDA aborts a process whose thread ends inside one,
-    and makes no stream, event or module on a thread that is outside.
+    Every call enters the context and leaves it at the end. PyCUDA aborts a process whose thread ends inside a context,
+    and creates streams, events and modules only on a thread that is inside one.
     """
 
     runtime: Literal["pycuda"] = "pycuda"
@@ -101,7 +101,7 @@ class PyCudaDevice(CudaDevice):
         is_here = current is not None and driver.Context.get_device() == device
         self._context = current if is_here else device.retain_primary_context()
         if not is_here:
-            # left to its destructor, PyCUDA detaches it the wrong way, and complains
+            # PyCUDA's destructor would detach a primary context the wrong way, and complain
             atexit.register(self._context.detach)
         self.context: int = self._context.handle
         self._number = context_number(self.context)
@@ -110,11 +110,11 @@ class PyCudaDevice(CudaDevice):
 
     @property
     def is_open(self) -> bool:
-        """Whether its context is still there: a user who made it may have detached it."""
+        """Whether the context still exists: a user who created it may have detached it."""
         return context_number(self.context) in (self._number, 0)
 
     def compiler(self) -> Compiler | None:
-        """nvcc as PyCUDA starts it; None if another compiler comes first, or none may or can compile."""
+        """nvcc, started by PyCUDA. None if the search finds another compiler or none, or if compiling is forbidden."""
         from ksgen.devices.pycuda_source import by_pycuda
 
         with suppress(ToolchainError):
@@ -151,12 +151,12 @@ class PyCudaDevice(CudaDevice):
         args: tuple[Any, ...],
         stream: Stream,
     ) -> None:
-        own = self._own(stream)
+        pycuda_stream = self._pycuda_stream(stream)
         values = [0 if arg is None else arg if isinstance(arg, bytes) else int(arg) for arg in args]
-        try:  # the same as `_inside`, without its microsecond
+        try:  # the same as `_inside`, which takes a microsecond more
             self._enter()
             try:
-                kernel.launch(grid, block, shared_bytes, values, own)
+                kernel.launch(grid, block, shared_bytes, values, pycuda_stream)
             finally:
                 self._driver.Context.pop()
         except (self._driver.Error, DriverError) as error:
@@ -169,23 +169,23 @@ class PyCudaDevice(CudaDevice):
         return Memory(int(allocation), nbytes, self._release, [allocation])
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
-        own, source = self._own(stream), as_bytes(array)
+        pycuda_stream, source = self._pycuda_stream(stream), as_bytes(array)
         if source.nbytes:
             with self._inside(f"uploading {source.nbytes} bytes"), relaxed_captures():
-                self._driver.memcpy_htod_async(int(buffer), source, own)
-                self._wait(own)
+                self._driver.memcpy_htod_async(int(buffer), source, pycuda_stream)
+                self._wait(pycuda_stream)
 
     def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
-        own, target = self._own(stream), as_bytes(array)
+        pycuda_stream, target = self._pycuda_stream(stream), as_bytes(array)
         if target.nbytes:
             with self._inside(f"downloading {target.nbytes} bytes"), relaxed_captures():
-                self._driver.memcpy_dtoh_async(target, int(buffer), own)
-                self._wait(own)
+                self._driver.memcpy_dtoh_async(target, int(buffer), pycuda_stream)
+                self._wait(pycuda_stream)
 
     def synchronize(self, stream: Stream = None) -> None:
-        own = self._own(stream)
+        pycuda_stream = self._pycuda_stream(stream)
         with self._inside("waiting for the stream"), relaxed_captures():
-            self._wait(own)
+            self._wait(pycuda_stream)
 
     def is_capturing(self, stream: Stream) -> bool:
         """PyCUDA records no graph itself, but other libraries may, on its streams."""
@@ -196,22 +196,22 @@ class PyCudaDevice(CudaDevice):
             return is_capturing(handle)
 
     def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
-        own, event = self._own(stream), self._driver.Event
+        pycuda_stream, event = self._pycuda_stream(stream), self._driver.Event
         with self._inside("timing"):
             for _ in range(warmup):
                 call()
             pairs = [(event(), event()) for _ in range(runs)]
             for start, end in pairs:
-                start.record(own)
+                start.record(pycuda_stream)
                 call()
-                end.record(own)
-            self._wait(own)
+                end.record(pycuda_stream)
+            self._wait(pycuda_stream)
             seconds = [end.time_since(start) * 1e-3 for start, end in pairs]
-            del pairs, start, end  # an event must end on its own thread, inside its context
+            del pairs, start, end  # events must be destroyed on their thread, inside their context
         return seconds
 
     def _release(self, parts: list[Any]) -> None:
-        """Free what lives in the context while inside it: on another thread PyCUDA would leak it."""
+        """Free resources of the context inside it: outside, on another thread, PyCUDA would leak them."""
         try:
             with self._inside("releasing"), relaxed_captures():
                 parts.clear()
@@ -219,8 +219,8 @@ class PyCudaDevice(CudaDevice):
             if self.is_open:  # false in a forked child, where PyCUDA would end the process: there is nothing to free
                 _left.append(parts)
 
-    def _own(self, stream: Stream) -> Any:
-        """A stream as PyCUDA takes it: one that PyCUDA made, or None for the default stream."""
+    def _pycuda_stream(self, stream: Stream) -> Any:
+        """A stream as PyCUDA takes it: one that PyCUDA created, or None for the default stream."""
         if not stream:
             return None
         if isinstance(stream, self._driver.Stream):
@@ -229,14 +229,14 @@ class PyCudaDevice(CudaDevice):
             f"stream {excerpt(stream)}: PyCUDA launches on its own streams only; KSGEN_DEVICE=driver launches on any"
         )
 
-    def _wait(self, own: Any) -> None:
-        if own is None:
+    def _wait(self, pycuda_stream: Any) -> None:
+        if pycuda_stream is None:
             self._driver.Context.synchronize()
         else:
-            own.synchronize()
+            pycuda_stream.synchronize()
 
     def _enter(self) -> None:
-        """Push the context. Where that fails, PyCUDA has taken the thread's own away already: it comes back."""
+        """Push the context. If that fails, push again the thread's context, which PyCUDA has already popped."""
         try:
             self._context.push()
         except self._driver.Error:
@@ -248,7 +248,7 @@ class PyCudaDevice(CudaDevice):
 
     @contextmanager
     def _inside(self, doing: str) -> Iterator[None]:
-        if not self.is_open:  # PyCUDA would push, and pop, whatever context lies at its address now
+        if not self.is_open:  # PyCUDA would push and pop whatever context has this address now
             raise DeviceError(f"PyCUDA on {self.name}, {doing}: {_GONE}")
         try:
             self._enter()
@@ -260,7 +260,7 @@ class PyCudaDevice(CudaDevice):
             raise self._error(doing, error) from error
 
     def _error(self, doing: str, error: Exception) -> DeviceError:
-        """PyCUDA's own errors keep the driver's sentence and drop its code."""
+        """Error of a failed call. PyCUDA's own errors lack the driver's code, so its sentence shows a lost context."""
         message = str(error) if self.is_open else _GONE
         if self.is_open and not isinstance(error, DriverError):
             lost = CONTEXT_LOST if any(words in message for words in lost_context_messages()) else ""
@@ -280,18 +280,18 @@ class _Kernel:
         self.parts, self.entry, self.arity = parts, entry, -1
 
     def prepare(self, values: list[bytes | int]) -> None:
-        """PyCUDA puts no padding between arguments, so maps, which need alignment, come first."""
+        """Declare the arguments. PyCUDA puts no padding between them, so maps, which need alignment, come first."""
         self.parts[0].prepare("".join(f"{MAP_BYTES}s" if isinstance(value, bytes) else "q" for value in values))
         self.arity = len(values)
 
-    def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], own: Any) -> None:
+    def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], stream: Any) -> None:
         if self.arity != len(values):
             self.prepare(values)
-        self.parts[0].prepared_async_call((grid, 1), (block, 1, 1), own, *values, shared_size=shared_bytes)
+        self.parts[0].prepared_async_call((grid, 1), (block, 1, 1), stream, *values, shared_size=shared_bytes)
 
 
 class _EarlyKernel:
-    """A function with its module for early launches, both through the driver API, and its argument memory."""
+    """A function for early launches with its module, both loaded by the driver API, and memory for arguments."""
 
     __slots__ = ("__weakref__", "entry", "function", "parts", "spares")
 
@@ -299,10 +299,10 @@ class _EarlyKernel:
         self.parts, self.entry, self.function = [module], entry, module.function(entry, shared_bytes)
         self.spares = Spares(self.function)
 
-    def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], own: Any) -> None:
+    def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], stream: Any) -> None:
         arguments, early = spare = self.spares.take()
         assert early
-        status = early(grid, block, shared_bytes, own.handle if own else 0, arguments.pack(values))
+        status = early(grid, block, shared_bytes, stream.handle if stream else 0, arguments.pack(values))
         self.spares.put_back(spare)
         check(status)
 
@@ -317,10 +317,10 @@ def _devices() -> list[Any]:
 
 @cache
 def _pycuda() -> Any:
-    """pycuda.driver, started. Its import loads libcuda, so it fails without an NVIDIA driver."""
+    """pycuda.driver, initialised. Its import loads libcuda, so it fails without an NVIDIA driver."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of what it then raises
+            warnings.simplefilter("ignore")  # PyCUDA also warns of the error that it raises
             from pycuda import driver
     except ImportError as error:
         remedy = "install a CUDA toolkit and NVIDIA's driver, then: pip install pycuda"

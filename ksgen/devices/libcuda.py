@@ -30,22 +30,23 @@ if TYPE_CHECKING:
     from ksgen.build.request import Binary
     from ksgen.families import Geometry, TensorMap
 
-# After these the context is lost, and with it the process's use of the GPU: CUDA_ERROR_ECC_UNCORRECTABLE,
+# After these errors the context is lost, and with it the process's use of the GPU: CUDA_ERROR_ECC_UNCORRECTABLE,
 # _ILLEGAL_ADDRESS, _LAUNCH_TIMEOUT, _ASSERT, _HARDWARE_STACK_ERROR, _ILLEGAL_INSTRUCTION, _MISALIGNED_ADDRESS,
 # _INVALID_ADDRESS_SPACE, _INVALID_PC, _LAUNCH_FAILED.
 _STICKY = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719)
 _CONTEXT, _MEMORY_TYPE, _DEVICE_ORDINAL = 1, 2, 9  # CU_POINTER_ATTRIBUTE_...
 _COMPUTE_MODE = 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-# bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32: bits are moved, never converted
+# bytes -> CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32: copies move bits and convert nothing
 _ELEMENT = {1: 0, 2: 1, 4: 2}
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_...
-# interleaving, L2 fetch size, fill value beyond the array
+# of a tensor map: interleaving, L2 fetch size, fill value beyond the array
 _NOT_INTERLEAVED, _LINES_OF_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0
 _MAP_ALIGNMENT = 64  # alignment of a tensor map's address, also as a parameter; objects of cuda-bindings do not keep it
-_GRAPHS_HOLD_EARLY_LAUNCHES = 12030  # the first CUDA that records them
+_GRAPHS_HOLD_EARLY_LAUNCHES = 12030  # the first CUDA that records early launches
 _GONE = (201, 709)  # CUDA_ERROR_INVALID_CONTEXT, _CONTEXT_IS_DESTROYED
-# a binary: CUDA_ERROR_INVALID_IMAGE, _NO_BINARY_FOR_GPU, _INVALID_PTX, _UNSUPPORTED_PTX_VERSION, ...
+# status of a driver that refuses a binary: CUDA_ERROR_INVALID_IMAGE, _NO_BINARY_FOR_GPU, _INVALID_PTX,
+# _UNSUPPORTED_PTX_VERSION, ...
 _REFUSED = (200, 209, 218, 222, 300)
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # CUlaunchConfig: blocks, threads, shared bytes, stream, attributes and their number
@@ -65,14 +66,14 @@ _log = logging.getLogger(__name__)
 
 
 class DriverError(DeviceError):
-    """A failed call of the driver, as `explained`. The device that called adds what it was for."""
+    """A failed driver call, in the words of `explained`. The calling device adds what the call was for."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
 
     def within(self, doing: str) -> DeviceError:
-        """The error of a launch or a tensor map: a `RefusedError` if this GPU does not support that one."""
+        """The error of a launch or a tensor map: a `RefusedError` if this GPU does not support it."""
         return (RefusedError if self.status in _NO_SUCH_LAUNCH else DeviceError)(f"{doing}: {self}")
 
 
@@ -87,39 +88,39 @@ def device_of(pointer: int) -> int | None:
 
 def context_of(pointer: int) -> int | None:
     """The context that memory was allocated in; 0 if it belongs to none, None if the driver does not know."""
-    ask, own, kind, place = (
+    ask, context, kind, place = (
         _driver().cuPointerGetAttribute,
         ctypes.c_void_p(),
         ctypes.c_uint(),
         ctypes.c_uint64(pointer),
     )
-    if not ask(ctypes.byref(own), _CONTEXT, place):
-        return own.value or 0
+    if not ask(ctypes.byref(context), _CONTEXT, place):
+        return context.value or 0
     # memory of pools has a type, and may have no context
     return None if ask(ctypes.byref(kind), _MEMORY_TYPE, place) else 0
 
 
 def current_context() -> int:
-    """The context that is current on this thread; 0 where none is."""
-    own = ctypes.c_void_p()
-    call("cuCtxGetCurrent", ctypes.byref(own))
-    return own.value or 0
+    """The context that is current on this thread; 0 if there is none."""
+    context = ctypes.c_void_p()
+    call("cuCtxGetCurrent", ctypes.byref(context))
+    return context.value or 0
 
 
 def push_context(context: int) -> None:
-    """Make a context current on this thread, above those that it has."""
+    """Make a context current on this thread, on top of its stack of contexts."""
     call("cuCtxPushCurrent_v2", ctypes.c_void_p(context))
 
 
 def context_number(context: int) -> int | None:
-    """Number of a context, unique in the process. None: it was destroyed; 0: the driver fails."""
+    """Number of a context, unique in the process. None: the context was destroyed; 0: the driver does not know."""
     number = ctypes.c_uint64()
     status = _number_function()(context, ctypes.byref(number))
     return None if status in _GONE else number.value
 
 
 def compute_mode(index: int) -> int:
-    """Compute mode of a GPU: 0 for several processes at once, 2 for none, 3 for one alone."""
+    """Compute mode of a GPU: 0 allows several processes at once, 3 allows one, 2 allows none."""
     device, mode = ctypes.c_int(), ctypes.c_int()
     call("cuDeviceGet", ctypes.byref(device), index)
     call("cuDeviceGetAttribute", ctypes.byref(mode), _COMPUTE_MODE, device)
@@ -134,23 +135,25 @@ def is_capturing(handle: int) -> bool:
 
 def encode_map(described: TensorMap, pointer: int) -> bytes:
     """The 128 bytes that a kernel takes as a tensor map. A context must be current."""
-    room = ctypes.create_string_buffer(MAP_BYTES + _MAP_ALIGNMENT)
-    place = ctypes.addressof(room) + -ctypes.addressof(room) % _MAP_ALIGNMENT
+    memory = ctypes.create_string_buffer(MAP_BYTES + _MAP_ALIGNMENT)
+    place = ctypes.addressof(memory) + -ctypes.addressof(memory) % _MAP_ALIGNMENT
     rank = len(described.sizes)
-    narrow = ctypes.c_uint32 * rank
+    uint32s = ctypes.c_uint32 * rank
     call(
         "cuTensorMapEncodeTiled",
         ctypes.c_void_p(place), _ELEMENT[described.item_bytes], rank, ctypes.c_void_p(pointer),
         (ctypes.c_uint64 * rank)(*described.sizes), (ctypes.c_uint64 * rank)(*described.strides),
-        narrow(*described.box), narrow(*[1] * rank),  # every element
+        uint32s(*described.box), uint32s(*[1] * rank),  # every element
         _NOT_INTERLEAVED, _SWIZZLE[described.swizzle], _LINES_OF_128_BYTES, _ZEROS_OUTSIDE,
     )  # fmt: skip
     return ctypes.string_at(place, MAP_BYTES)
 
 
 def check_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> None:
-    """Raise `DriverError` if no cluster of so many blocks fits the GPU: a part of one may have few multiprocessors per
-    GPC. A context must be current. A driver that cannot answer is not asked further.
+    """Raise `DriverError` if no cluster of `cluster` blocks fits the GPU.
+
+    A part of a GPU may have few multiprocessors per GPC. A context must be current. If the driver cannot answer,
+    nothing is raised.
     """
     if (ask := getattr(_driver(), "cuOccupancyMaxActiveClusters", None)) is None:
         return
@@ -170,7 +173,7 @@ class CudaDevice:
     shares_host = False
     name: str
     allocate: Callable[[int], Buffer]
-    _inside: Callable[[str], AbstractContextManager[None]]  # a context in which errors say what was being done
+    _inside: Callable[[str], AbstractContextManager[None]]  # context manager whose errors say what was being done
 
     def shared(self, pointer: int) -> Buffer:
         raise DeviceError(f"{self.name} does not share the host's memory")
@@ -179,7 +182,7 @@ class CudaDevice:
         return self.allocate(nbytes)
 
     def check_clusters(self, kernel: Any, geometry: Geometry) -> None:
-        """Raise `DeviceError` if the clusters of a kernel, which is launched early, do not fit this GPU."""
+        """Raise `DeviceError` if a kernel's clusters do not fit this GPU. The kernel was loaded with `starts_early`."""
         with self._inside(f"asking for the clusters of {kernel.entry}"):
             check_clusters(int(kernel.function), geometry.cluster, geometry.block, geometry.shared_bytes)
 
@@ -189,7 +192,7 @@ class CudaDevice:
 
 
 class ArgumentBlock:
-    """Memory that a kernel's arguments are written to. One launch uses it at a time, from `pack` to its end."""
+    """Memory for a kernel's arguments. One call of a launch uses it at a time, from `pack` until the call returns."""
 
     __slots__ = ("_arity", "_block", "_pack", "_pointers", "_start")
 
@@ -197,7 +200,7 @@ class ArgumentBlock:
         self._arity = -1
 
     def pack(self, args: Sequence[Any]) -> int:
-        """The address of an array of pointers to the arguments: maps first, then 64 bits each."""
+        """Write the arguments, maps before 64-bit values. Return the address of an array of pointers to them."""
         if self._arity != len(args):
             self._arity = len(args)
             self._lay_out(sum(isinstance(arg, bytes) for arg in args))
@@ -218,10 +221,11 @@ class ArgumentBlock:
 
 
 class EarlyLaunch:
-    """Early launches: the function waits for the grid before it by itself, so a launch may begin while that grid ends.
+    """Launches a function early (programmatic dependent launch): it may begin while the previous grid still ends.
 
-    PyCUDA has no such call, and cuda-bindings' own takes as long. One launch at a time. In a graph that cannot record
-    it, the launch is a plain one. After the driver has refused one, all later ones are plain too.
+    The function itself waits for that grid. PyCUDA has no such call, and that of cuda-bindings takes as long as this.
+    An instance serves one launch at a time. Launches are plain in a graph that cannot record early ones, and after the
+    driver has refused an early one.
     """
 
     are_refused = False  # by the driver
@@ -257,10 +261,10 @@ class EarlyLaunch:
 
 
 class Spares:
-    """Argument blocks of one kernel that no launch uses now, each with an early launch if it takes one.
+    """Unused argument blocks of one kernel, each with an `EarlyLaunch` if the kernel is launched early.
 
-    Every launch has its own block, also in other threads and in a signal handler that interrupts one. A lock would
-    block the handler.
+    Every launch takes its own block, also in other threads and in a signal handler that interrupts a launch. A lock
+    would block the handler.
     """
 
     __slots__ = ("_early", "_free", "put_back")
@@ -278,7 +282,7 @@ class Spares:
 
 
 class CudaModule:
-    """A binary in the current context, for PyCUDA, which shows no handle of its own. Drop it inside that context."""
+    """A binary in the current context; PyCUDA's own modules show no handle. Drop it inside that context."""
 
     def __init__(self, data: bytes) -> None:
         self._handle = ctypes.c_void_p()
@@ -287,11 +291,11 @@ class CudaModule:
 
     def function(self, entry: str, shared_bytes: int) -> int:
         """The handle of an entry that may ask for that much shared memory."""
-        found = ctypes.c_void_p()
-        call("cuModuleGetFunction", ctypes.byref(found), self._handle, entry.encode())
+        function = ctypes.c_void_p()
+        call("cuModuleGetFunction", ctypes.byref(function), self._handle, entry.encode())
         if shared_bytes > PORTABLE_SHARED_BYTES:
-            call("cuFuncSetAttribute", found, _MOST_DYNAMIC_SHARED, shared_bytes)
-        return found.value or 0
+            call("cuFuncSetAttribute", function, _MOST_DYNAMIC_SHARED, shared_bytes)
+        return function.value or 0
 
 
 def call(name: str, *arguments: Any) -> None:
@@ -315,7 +319,7 @@ def explained(status: int) -> str:
 
 @cache
 def lost_context_messages() -> list[str]:
-    """The driver's sentence for a lost context, for callers that were given no code."""
+    """The driver's sentences for errors that lose the context, for callers that get no code."""
     return [_text("cuGetErrorString", status) for status in _STICKY]
 
 
@@ -342,7 +346,7 @@ def _text(function: str, status: int) -> str:
 
 @contextmanager
 def relaxed_captures() -> Iterator[None]:
-    """Allow calls that recordings in other threads forbid, such as allocating, without ending them."""
+    """Allow calls, such as allocations, that graph captures of other threads forbid, without ending those captures."""
     mode = ctypes.c_int(_RELAXED)
     _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
@@ -354,7 +358,7 @@ def relaxed_captures() -> Iterator[None]:
 @cache
 def _number_function() -> Any:
     driver = _driver()
-    # before CUDA 12, which numbers none: alive or not
+    # drivers before CUDA 12 do not number contexts: the other function shows whether one is alive
     function = getattr(driver, "cuCtxGetId", driver.cuCtxGetApiVersion)
     function.argtypes = (ctypes.c_void_p,) * 2
     return function

@@ -79,13 +79,13 @@ def found() -> list[Found]:
 def open_device(index: int) -> NativeDevice:
     if os.name != "posix":
         raise UnavailableError("native: kernels are loaded this way on Linux and macOS only", "")
-    device = NativeDevice(_compiler_or_none())
+    device = NativeDevice(_compiler_or_absent())
     check_index("native", index, [device.name])
     return device
 
 
-def _compiler_or_none() -> HostCompiler | AbsentCompiler:
-    """The compiler, or None if cached binaries are to be run."""
+def _compiler_or_absent() -> HostCompiler | AbsentCompiler:
+    """A compiler that works here, or an `AbsentCompiler` if only cached binaries can run."""
     try:
         return working_compiler()
     except ToolchainError as error:
@@ -114,7 +114,7 @@ def _first_working(compilers: tuple[HostCompiler, ...]) -> HostCompiler:
 
 @cache
 def why_not_working(compiler: HostCompiler) -> str:
-    """Reason why a compiler builds no kernel here, in one line; empty if it does, by a trial once."""
+    """Reason why a compiler builds no kernel here, in one line; empty if it does. Only the first call tries it."""
     try:
         if not (compiler.is_proven or compiling_is_forbidden()):
             build(TRIAL, "ks_trial", host_target(), compiler)
@@ -124,12 +124,12 @@ def why_not_working(compiler: HostCompiler) -> str:
 
 
 def threads_request(target: str) -> Request:
-    """Build request of the function that distributes work groups over threads, once per target."""
+    """Build request of the function that distributes work groups over threads. It is built once per target."""
     return Request(THREADS.read_text(encoding="utf-8"), _LAUNCH, target)
 
 
 def _built_before() -> Binary | None:
-    """Cached binary of that function by any compiler, for this processor or its best instruction set."""
+    """Cached binary for `threads_request` by any compiler, for this processor or its best instruction set."""
     targets = (host_target(), *(each.target for each in instruction_sets_here()))
     caches = default_caches()
     return next((found for target in targets if (found := caches.get(threads_request(target)))), None)
@@ -159,7 +159,7 @@ def _limits(vector_bytes: int, has_arm_vectors: bool, cores: int) -> DeviceLimit
 
 
 class NativeMemory:
-    """Host memory. `pointer` is where it begins."""
+    """Host memory at address `pointer`, alive as long as `owner`."""
 
     __slots__ = ("nbytes", "owner", "pointer")
 
@@ -168,11 +168,11 @@ class NativeMemory:
 
 
 class _Kernel:
-    """A walk through an entry's work groups, in a library that is loaded as long as the kernel lives."""
+    """The loop over an entry's work groups, in a library that stays loaded as long as the kernel lives."""
 
     def __init__(self, entry: str, library: ctypes.CDLL) -> None:
         self.entry, self.library = entry, library
-        # attributes and casts would refer to the library in circles, which keep it loaded
+        # attributes of the library and casts create reference cycles, which would keep it loaded
         walk = library[entry + WALKS]
         self.walk: int = ctypes.c_void_p.from_address(ctypes.addressof(walk)).value or 0
 
@@ -195,8 +195,8 @@ class _Recording:
             self._words.extend(_words(each.args))
             working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, ThreadWorkspace)]
         self._at_work = [at for at, _ in working]
-        # memory of the calling thread
-        self._workspace = max((own for _, own in working), key=lambda own: own.nbytes, default=None)
+        # the largest: all use the same memory of the calling thread
+        self._workspace = max((each for _, each in working), key=lambda each: each.nbytes, default=None)
         self._steps_at, _ = self._steps.buffer_info()
 
     def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
@@ -204,9 +204,9 @@ class _Recording:
         for at, pointer in changed:
             words[at] = pointer
         if self._workspace is not None:
-            own = self._workspace.pointer  # asked once: memory that grows is another
+            workspace = self._workspace.pointer  # read once, because this may replace the memory by a larger one
             for at in self._at_work:
-                words[at] = own
+                words[at] = workspace
         at, _ = words.buffer_info()
 
         def launch(threads: int) -> None:
@@ -228,14 +228,14 @@ class NativeDevice(ProcessorDevice):
         self.name = processor_name()
         self.target = host_target()
         self.driver_version = compiler.version
-        own = compiler if isinstance(compiler, HostCompiler) else None
+        host_compiler = compiler if isinstance(compiler, HostCompiler) else None
         limits = _limits(_vector_bytes(), machine() == "aarch64", usable_cores())
-        self.limits = replace(limits, tiles=usable_tiles(own), dots=pair_products(own))
+        self.limits = replace(limits, tiles=usable_tiles(host_compiler), dots=pair_products(host_compiler))
         self._starting = new_lock()
         self._launcher: Any = None
         self._several: Any = None
-        self._own = threading.local()
-        # by their bytes: a binary's entries share one
+        self._per_thread = threading.local()
+        # by their bytes: the entries of a binary share one library
         self._libraries = weakref.WeakValueDictionary[bytes, ctypes.CDLL]()
 
     def compiler(self) -> Compiler:
@@ -307,7 +307,7 @@ class NativeDevice(ProcessorDevice):
         return pointer
 
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
-        return ThreadWorkspace(self._own, nbytes, self.allocate)
+        return ThreadWorkspace(self._per_thread, nbytes, self.allocate)
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         source = as_bytes(array)
@@ -331,7 +331,7 @@ class NativeDevice(ProcessorDevice):
 
 
 def _words(args: tuple[Any, ...]) -> list[int]:
-    """Arguments as a kernel takes them: numbers, and where memory begins."""
+    """Arguments as 64-bit numbers: integers unchanged, memory by its address, None as 0."""
     return [arg if isinstance(arg, int) else 0 if arg is None else arg.pointer for arg in args]
 
 
@@ -350,7 +350,7 @@ def _allocated(nbytes: int) -> NativeMemory:
 
 
 class ThreadsCompiler:
-    """A compiler for the host, for sources that are C++ already."""
+    """The host's compiler for sources that are C++ already."""
 
     name = "c++ threads"
 
@@ -375,7 +375,7 @@ def check_runs_here(binary: Binary) -> None:
 
 
 def _library(data: bytes, name: str) -> ctypes.CDLL:
-    """A library of these bytes, from a file that is gone at once. Where files may not be run, from memory."""
+    """Load a library from a temporary file, which is removed at once; from memory if files may not be executed."""
     try:
         with temporary_folder("native") as folder:
             file = Path(folder, f"{name}.so")
@@ -401,7 +401,7 @@ def _unload(handle: int) -> None:
 
 
 def _openmp() -> int | None:
-    """Address at which PyTorch's OpenMP begins a region, if any: its threads do the work then."""
+    """Address of the function that begins a parallel region of PyTorch's OpenMP, whose threads are used; else None."""
     return _parallel_of(sys.modules["torch"].__file__) if "torch" in sys.modules else None
 
 

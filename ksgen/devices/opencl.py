@@ -35,7 +35,7 @@ from ksgen.locks import new_lock
 if TYPE_CHECKING:
     from ksgen.devices.base import HostArray
 
-_BUILD_OPTIONS = ("-cl-std=CL1.2",)  # accepted by every driver in use; 16-bit and 64-bit floats are extensions of it
+_BUILD_OPTIONS = ("-cl-std=CL1.2",)  # accepted by every driver in use; 16-bit and 64-bit floats are extensions of 1.2
 _INT64 = struct.Struct("=q")
 _UNSET = object()
 
@@ -64,7 +64,7 @@ def open_device(index: int) -> OpenCLDevice:
 
 @cache
 def for_context(context: Any) -> OpenCLDevice:
-    """The device of a context that the user made. Buffers of one context mean nothing in another."""
+    """The device of a context that the user created. Buffers of one context are invalid in another."""
     return OpenCLDevice(context.devices[0], context, -1)
 
 
@@ -92,7 +92,7 @@ class OpenCLDevice(ProcessorDevice):
         )
         self._device, self._context = device, context
         self._queue = cl.CommandQueue(context, device, cl.command_queue_properties.PROFILING_ENABLE)
-        self._own = threading.local()
+        self._per_thread = threading.local()
         self._timed = threading.local()  # .events: events of the launches that `time` watches on this thread
 
     def compiler(self) -> OpenCLCompiler:
@@ -132,9 +132,9 @@ class OpenCLDevice(ProcessorDevice):
         return self._cl.SVM((ctypes.c_char * 1).from_address(pointer))
 
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
-        if stream is not None:  # a user's queue, on which launches are not in the order of the device's own
+        if stream is not None:  # a user's queue: its launches are not ordered with those of the device's queue
             return self.allocate(nbytes)
-        return ThreadWorkspace(self._own, nbytes, self.allocate)
+        return ThreadWorkspace(self._per_thread, nbytes, self.allocate)
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         source = as_bytes(array)
@@ -204,20 +204,20 @@ class _Kernel:
         self._set: list[Any] = [_UNSET] * kernel.num_args
 
     def set_args(self, args: tuple[Any, ...], shared_bytes: int) -> None:
-        """A kernel with one more parameter than `args` takes its shared memory there, as a `__local` pointer."""
+        """Set arguments that changed. One parameter more than `args` is shared memory, as a `__local` pointer."""
         if len(self._set) == len(args) + 1:
             args = (*args, self._cl.LocalMemory(shared_bytes))
-        for place, (arg, known) in enumerate(zip(map(_memory, args), self._set, strict=True)):
-            if arg is not known:
-                self.kernel.set_arg(place, _INT64.pack(arg) if isinstance(arg, int) else arg)
-                self._set[place] = arg
+        for index, (arg, previous) in enumerate(zip(map(_memory, args), self._set, strict=True)):
+            if arg is not previous:
+                self.kernel.set_arg(index, _INT64.pack(arg) if isinstance(arg, int) else arg)
+                self._set[index] = arg
 
 
 class OpenCLCompiler:
     """The compiler inside an OpenCL driver. It builds only for its own device."""
 
     name = "opencl"
-    must_end = True  # a driver aborts the process that ends while it compiles
+    must_end = True  # a driver aborts a process that ends while the driver compiles
 
     def __init__(self, device: Any, context: Any) -> None:
         self.version = _target(device)
@@ -245,10 +245,10 @@ class OpenCLCompiler:
 
 
 class _Quiet:
-    """Silences PyOpenCL's warning about non-empty build logs while any thread builds: some drivers' logs never are
-    empty.
+    """Silences PyOpenCL's warning about non-empty build logs while any thread builds.
 
-    `catch_warnings` changes the whole process: the first thread enters it, and the last one leaves it.
+    Some drivers' logs are never empty. `catch_warnings` changes the whole process, so the first thread enters it, and
+    the last one leaves it.
     """
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ def _devices() -> list[Any]:
 
 @cache
 def _pyopencl() -> Any:
-    """The pyopencl module, after its loader has read which drivers there are. It reads them only once per process."""
+    """The pyopencl module, after its loader has read the list of drivers. The loader does so only once per process."""
     with drivers_shown():
         try:
             import pyopencl as cl
@@ -307,7 +307,7 @@ def _pyopencl() -> Any:
             ) from error
         with suppress(cl.Error):
             cl.get_platforms()
-    # pyopencl writes Python code for each kernel, keeps that in the user's cache folder, and runs no kernel if it
-    # cannot.
+    # PyOpenCL generates Python code for each kernel and caches it in the user's folder. If it cannot write there, it
+    # runs no kernel.
     cl._PYOPENCL_NO_CACHE = True
     return cl

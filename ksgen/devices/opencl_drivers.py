@@ -1,6 +1,6 @@
 """Shows PyOpenCL's loader the available drivers: the system's, and the CPU driver from PyPI in the running environment.
 
-The driver's packages leave no usable .icd file, and the driver does not work from a folder with a space in its path.
+The CPU driver's packages install no usable .icd file. The driver does not work from a path with a space.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _CPU_DRIVER = {  # distribution -> libraries of the CPU driver, each after its d
 
 @contextmanager
 def drivers_shown() -> Iterator[None]:
-    """A temporary folder of .icd files: the system's and the CPU driver's. A user's folder is left alone."""
+    """Show the loader a temporary folder with .icd files of the system's drivers and the CPU driver.
+
+    If the user has chosen drivers, or there is no CPU driver, nothing changes.
+    """
     try:
         driver = load_cpu_driver()
     except UnavailableError:
@@ -58,7 +61,7 @@ def drivers_shown() -> Iterator[None]:
 
 
 def load_cpu_driver() -> Path:
-    """The CPU driver of the running environment, loaded with all it needs, which may lie in several folders."""
+    """Load the CPU driver of the running environment with its libraries, which may be in several folders."""
     libraries = {(package, name): _library(package, name) for package, names in _CPU_DRIVER.items() for name in names}
     if missing := {package: None for (package, _), path in libraries.items() if path is None}:
         raise UnavailableError("OpenCL: no driver is installed", packages_line(*missing))
@@ -78,7 +81,7 @@ def load_cpu_driver() -> Path:
 def _spaceless(folders: set[Path]) -> Path | None:
     """A folder of hard links to everything in `folders`, if one of them has a space in its path; else None.
 
-    The driver finds its other files by its own real path, so that symbolic links do not help.
+    The driver finds its other files by its own real path, so symbolic links do not help.
     """
     if not any(" " in str(folder) for folder in folders):
         return None
@@ -89,9 +92,9 @@ def _spaceless(folders: set[Path]) -> Path | None:
         if " " in root:
             continue
         with suppress(OSError):
-            place = (own := own_temporary(root)) / f"opencl-{key}"
+            place = (parent := own_temporary(root)) / f"opencl-{key}"
             if not place.is_dir():
-                aside = Path(mkdtemp(prefix="ksgen-opencl-", dir=own))
+                aside = Path(mkdtemp(prefix="ksgen-opencl-", dir=parent))
                 for folder in sorted(folders):
                     for file in folder.iterdir():
                         if file.is_file() and not (aside / file.name).exists():
@@ -137,7 +140,7 @@ def user_folder() -> str | None:
 
 
 def may_show_gpus() -> bool:
-    """Whether drivers other than PyPI's CPU driver may exist. Loaders do not read its files below `etc`."""
+    """Whether drivers other than PyPI's CPU driver may exist. Loaders do not read that driver's files in `etc`."""
     if sys.platform != "linux" or user_folder() or os.environ.get("OCL_ICD_FILENAMES"):
         return True
     # conda has a loader of its own

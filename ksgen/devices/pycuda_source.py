@@ -1,4 +1,4 @@
-"""Compiles emitted sources by `pycuda.compiler`, held by a `SourceModule`. ksgen's cache stores the binaries."""
+"""Compiles emitted sources with `pycuda.compiler`, and loads the binaries, which ksgen's cache stores, as modules."""
 
 import os
 import sys
@@ -12,10 +12,10 @@ from ksgen.build.request import Binary
 from ksgen.build.toolchain import Nvcc
 
 
-class KernelModule(SourceModule):  # type: ignore[misc]  # PyCUDA tells no types
+class KernelModule(SourceModule):  # type: ignore[misc]  # PyCUDA has no annotations
     """A `SourceModule` whose binary ksgen found in its verified cache, or compiled and put there.
 
-    It is made inside a context. `get_function`, `get_global` and `get_texref` are PyCUDA's.
+    Create it inside a CUDA context. `get_function`, `get_global` and `get_texref` are PyCUDA's.
     """
 
     def __init__(self, binary: Binary) -> None:
@@ -23,18 +23,17 @@ class KernelModule(SourceModule):  # type: ignore[misc]  # PyCUDA tells no types
 
         try:
             self.module = module_from_buffer(binary.data)
-        except (
-            UnicodeDecodeError
-        ) as error:  # PyCUDA adds the driver's log to its error, which is no text where the driver wrote none
+        # PyCUDA decodes the driver's log for its error, but the log is not text if the driver wrote none
+        except UnicodeDecodeError as error:
             raise LogicError(error.object[: error.start].decode().rstrip(" -")) from None
         self._bind_module()
 
 
 def by_pycuda(nvcc: Nvcc) -> Nvcc:
-    """Make the compiler start by `pycuda.compiler` in a separate Python process.
+    """Return the compiler, started by `pycuda.compiler` in a separate Python process.
 
-    So its time limit, interrupts and temporary folder work as without PyCUDA. Its messages are a log and no warning,
-    and a process with a CUDA context does not fork.
+    So the time limit, interrupts and the temporary folder work as without PyCUDA. nvcc's messages become a log instead
+    of warnings, and a process with a CUDA context does not fork.
     """
     places = [os.path.abspath(each) for each in sys.path]
     program = f"import sys; sys.path[:] = {places!r}; from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
@@ -48,7 +47,7 @@ def main(nvcc: str, target: str, source: str, *options: str) -> int:
     def say(message: object, *_: object, **__: object) -> None:
         print(str(message).replace("kernel.cu", source))  # PyCUDA calls every source kernel.cu
 
-    warnings.showwarning = say  # PyCUDA warns of whatever nvcc says, which here says how many registers it used
+    warnings.showwarning = say  # PyCUDA turns all messages of nvcc into warnings, here the report of resources
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         try:

@@ -10,15 +10,15 @@ from ksgen.errors import DeviceError
 from ksgen.values import excerpt
 
 SHORT_NS = 300_000  # launches that take longer always run on all threads: waking these takes some tens of microseconds
-WARM_UP, SAMPLES = 2, 8  # first calls on all threads, and calls per number of threads that decide
-TOGETHER = 4  # of these in a row, the first of which is not timed: it pays for the change of threads
-AGAIN = 2048  # calls after which they are timed again: others may have taken or left the cores
+WARM_UP, SAMPLES = 2, 8  # first calls, on all threads; then calls on all threads, and as many on one, to compare
+TOGETHER = 4  # calls in a row on the same threads; the first is not timed, because it pays for the change
+AGAIN = 2048  # calls after which both are timed again: other processes may have taken or left cores
 
 
 class ThreadsByTime:
     """Runs repeated launches on all threads, or on one if that is faster because waking the others costs more.
 
-    The times of the first calls decide. The upper quartile counts: stalls of other threads are no exceptions.
+    The upper quartile of the first calls' times decides, because stalls of threads are common and must count.
     """
 
     __slots__ = ("_calls", "_is_one", "_is_short", "_times")
@@ -28,7 +28,7 @@ class ThreadsByTime:
         self._times: tuple[list[int], list[int]] = [], []  # on all threads, and on one
 
     def run(self, launch: Callable[[int], object], threads: int) -> None:
-        """Launch with all threads or with one: in turns while both are timed, then with the faster."""
+        """Launch on all threads or on one: by turns while both are timed, then on the faster."""
         at = self._calls = self._calls % AGAIN + 1
         if threads <= 1 or at > WARM_UP + 2 * SAMPLES or (at > WARM_UP and not self._is_short):
             launch(1 if self._is_one else threads)
@@ -50,7 +50,7 @@ class ThreadsByTime:
 
 
 def groups_for(grid: int, cores: int) -> int:
-    """Number of work groups of a launch that distributes the work itself: at most the threads."""
+    """Number of work groups of a kernel that distributes work over its grid; at most the threads, if below `cores`."""
     threads = wanted_threads()
     return grid if threads is None or threads >= cores else min(grid, threads)
 
@@ -65,7 +65,7 @@ def wanted_threads() -> int | None:
 
 @cache
 def threads_of_environment() -> int | None:
-    """Value of the environment at its first use, cached because reading it costs as much as the smallest launch."""
+    """Value of `KSGEN_THREADS` at the first call, cached because reading it takes as long as the smallest launch."""
     given = os.environ.get("KSGEN_THREADS")
     if not given:
         return None
