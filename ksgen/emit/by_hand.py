@@ -1,5 +1,4 @@
-"""Writes the comment lines at an emitted CUDA source's head that say how to launch it. The family provides the
-figures."""
+"""Writes the comment at the head of an emitted CUDA source that says how to launch it. The family provides numbers."""
 
 from textwrap import fill
 from typing import Any
@@ -15,7 +14,7 @@ _BY_HAND = (
 
 
 def launch_lines(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> str:
-    """Lines with grid, block, shared memory and arguments per entry, in launch order; batches may be fixed."""
+    """Lines with grid, block, shared memory and arguments per entry, in launch order, for a fixed batch or any."""
     if family.maps(kernel, constants, kernel.batch or 1):
         return _comment(["Launched by ksgen's launchers, which describe X to it by a tensor map."])
     if kernel.is_chain:
@@ -55,7 +54,7 @@ def _pitches(kernel: KernelSpec) -> list[str]:
 
 
 def _gradient(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str) -> list[str]:
-    """Launch lines of a gradient, whose kernel counts the parts of the batch by the same rules."""
+    """Launch lines of a gradient. Its kernel computes the number of parts by the rules in these lines."""
     given = f"{', '.join(family.operands(kernel, constants))}, batch"
     geometry, adding = _geometry(family, kernel, constants), family.pack_geometry(kernel, constants)
     second = f"  {_launch(f'{entry}_sum', str(adding.grid), adding, given)}"

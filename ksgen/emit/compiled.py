@@ -1,7 +1,7 @@
-"""Keeps compiled templates in the user's cache: compiling them takes a process longer than rendering a kernel.
+"""Keeps compiled templates in the user's cache, because compiling them takes longer than rendering a kernel.
 
-One file per template and version of Python. A file that is damaged, or that another user can have written, is never
-loaded: its template is compiled again.
+There is one file per template and version of Python. A file that is damaged, or that another user can have written, is
+never loaded: its template is compiled again.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from ksgen.ownership import check_folder, keep_from_others, make_folder
 from ksgen.paths import cache_dir
 
 FOLDER = "templates"  # in the cache
-MOST_BYTES = 2**24  # bytes of the largest compiled template that is read; usual ones have kilobytes
+MOST_BYTES = 2**24  # of the largest compiled template that is read; usual ones have kilobytes
 _SEAL_BYTES = hashlib.sha256().digest_size
 
 
 class CompiledTemplates(jinja2.BytecodeCache):
-    """Compiled templates of environments with these settings. The place of the templates is one of them."""
+    """Compiled templates of environments with these settings, one of which is the folder of the templates."""
 
     def __init__(self, *settings: object) -> None:
         self._made_with = "\0".join(map(str, (sys.version, jinja2.__version__, *settings)))
@@ -44,7 +44,7 @@ class CompiledTemplates(jinja2.BytecodeCache):
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         compiled, folder = bucket.bytecode_to_string(), cache_dir() / FOLDER
-        with suppress(OSError, KsgenError):  # a cache that cannot be written to: a build warns of it
+        with suppress(OSError, KsgenError):  # the cache cannot be written to, which a build warns of
             make_folder(folder)
             with replaced(folder / bucket.key) as aside:
                 aside.write_bytes(_seal(compiled) + compiled)

@@ -1,9 +1,9 @@
 """The folder that emit writes: which of its files are emit's own, and how all of them are replaced together.
 
-`manifest.json` lists them with their SHA-256. Unlisted files are the user's and stay, as does a listed file that was
-changed since: emit refuses before it would touch one. Files are written to temporary names and moved in one by one.
-Meanwhile the manifest lists under `unfinished` which files of the previous version may be there. The next emit
-completes one that was killed.
+`manifest.json` lists emit's files with their SHA-256. Unlisted files are the user's and stay. If an unlisted file has a
+name that emit writes, or a listed file was changed, emit refuses before it changes anything. Files are written to a
+temporary folder and moved in one by one. Meanwhile the manifest lists under `unfinished` which files of the previous
+version may remain. If an emit is killed, the next one completes its work.
 """
 
 import fcntl
@@ -27,14 +27,14 @@ MOST_BYTES_OF_MANIFEST = 2**26
 
 _ASIDE = re.compile(r"\.ksgen-emit-[0-9a-f]{16}")
 _NAME = re.compile(r"\w[\w.-]*", re.ASCII)  # file names that emit writes, without a folder
-_WRITTEN = b"Written by `ksgen emit`"  # in the first line of launchers whose manifest did not list them
+_WRITTEN = b"Written by `ksgen emit`"  # in the first line of launchers, which older manifests do not list
 _ELSEWHERE = "name another folder with -o"
 
 Digests = dict[str, set[str]]  # digests of emit's versions of a file, by name
 
 
 def write_folder(folder: Path, files: Mapping[str, str], facts: Mapping[str, Any]) -> None:
-    """Write `files` and a manifest of them and `facts` to a folder, in place of those of an earlier emit."""
+    """Write `files`, and a manifest with them and `facts`, to a folder. They replace an earlier emit's files."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise KsgenError(f"{shown(folder)} is no folder; {_ELSEWHERE}")
     is_new = not folder.exists()
@@ -66,9 +66,9 @@ def _replace(folder: Path, files: Mapping[str, bytes], facts: Mapping[str, Any])
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     manifest = {**facts, "files": digests}
     before = _own_files(folder, manifest)
-    for left in folder.iterdir():  # by one that was killed
-        if _ASIDE.fullmatch(left.name):
-            shutil.rmtree(left)
+    for leftover in folder.iterdir():  # of an emit that was killed
+        if _ASIDE.fullmatch(leftover.name):
+            shutil.rmtree(leftover)
     aside = folder / f".ksgen-emit-{token_hex(8)}"
     try:
         aside.mkdir()
@@ -77,7 +77,7 @@ def _replace(folder: Path, files: Mapping[str, bytes], facts: Mapping[str, Any])
         (aside / "unfinished").write_bytes(_as_json(manifest | {"unfinished": before}))
         (aside / MANIFEST).write_bytes(_as_json(manifest))
         os.replace(aside / "unfinished", folder / MANIFEST)
-        for name in sorted({*before} - {*files}):  # before any is moved in, which may differ from it in case alone
+        for name in sorted({*before} - {*files}):  # before new files, whose names may differ in case alone
             (folder / name).unlink()
         for name in (*files, MANIFEST):
             os.replace(aside / name, folder / name)
@@ -86,9 +86,9 @@ def _replace(folder: Path, files: Mapping[str, bytes], facts: Mapping[str, Any])
 
 
 def _own_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The digests of the files there that emit may replace; `KsgenError` names what is in its way."""
+    """Digests of files in the folder that emit may replace, by name. `KsgenError` names a file that it may not."""
     listed, wanted = _listed(folder, manifest), manifest["files"]
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for name in sorted({*listed, *wanted}):
         path = folder / name
         if not os.path.lexists(path):
@@ -101,12 +101,15 @@ def _own_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
                 else "was not written by emit, which writes a file of that name"
             )
             raise KsgenError(f"{shown(path)} {what}; move it away, or {_ELSEWHERE}")
-        found[name] = digest
-    return found
+        digests[name] = digest
+    return digests
 
 
 def _listed(folder: Path, new: Mapping[str, Any]) -> Digests:
-    """Files that the manifest lists, also by earlier versions of ksgen, unless it is another spec's."""
+    """Digests of files that the folder's manifest lists, by name. Manifests of earlier versions of ksgen count, too.
+
+    Raises `KsgenError` if the manifest is another spec's or not emit's, or if there are files but no manifest.
+    """
     path = folder / MANIFEST
     if not os.path.lexists(path):
         if others := sorted(
@@ -147,11 +150,12 @@ def _listed(folder: Path, new: Mapping[str, Any]) -> Digests:
 
 
 def _is_own(name: str, digest: object) -> bool:
+    """Whether emit can have listed this name and digest."""
     return bool(_NAME.fullmatch(name)) and name != MANIFEST and isinstance(digest, str)
 
 
 def _was_written(path: Path) -> bool:
-    """Whether an earlier version of emit, which listed no files, wrote this one."""
+    """Whether an earlier version of emit, whose manifest does not list this file, wrote it."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -159,7 +163,7 @@ def _was_written(path: Path) -> bool:
 
 
 def _digest(path: Path) -> str:
-    """Digest of a file's content; None for anything that is no file."""
+    """Digest of a file's content; "no file" for a link, a folder or anything else."""
     if not path.is_file() or path.is_symlink():
         return "no file"
     with path.open("rb") as file:

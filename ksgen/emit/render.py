@@ -38,7 +38,7 @@ from ksgen.spec.precision import part_of
 from ksgen.spec.storage import STORED
 from ksgen.values import excerpt
 
-PORTABLE = {  # sources emitted without a device run on every GPU since sm_80, or by every OpenCL driver
+PORTABLE = {  # limits without a device: such sources run on every GPU since sm_80, or with every OpenCL driver
     "cuda": cuda_limits(LEAST),
     "opencl": replace(cuda_limits(LEAST), async_copies=False, tensor_cores=False),
 }
@@ -87,9 +87,9 @@ class Source:
 
 
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
-    """Source of the kernel with these constants.
+    """Render the kernel's source with these constants.
 
-    Without any, it has the family's default for the portable limits, or for the newest GPU if those do not suffice.
+    The default is the family's constants for the portable limits, or for the newest GPU if those do not suffice.
     """
     if not is_word(dialect, DIALECTS):
         raise KsgenError(f"unknown dialect {excerpt(dialect)}; accepted: {', '.join(DIALECTS)}")
@@ -184,7 +184,7 @@ class Probe:
 def render_probe(
     precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: WgmmaInstruction | None = None
 ) -> Probe:
-    """Copy and multiply-add kernels that `roofline.py` times: plain, or on tensor cores with an `operand`."""
+    """Copy and multiply-add kernels that `roofline.py` times. With an `operand`, tensor cores multiply."""
     entry = f"ks_probe_{precision}"
     multiplier = "probe/multiply_add" if operand is None else "wgmma/probe" if wgmma else "probe/mma"
     variables: dict[str, Any] = {"operand": operand, "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
@@ -201,7 +201,7 @@ def render_probe(
 
 
 def render_wait() -> Probe:
-    """Kernel that keeps a CUDA GPU busy while launches are queued that `queued.py` times."""
+    """Kernel that keeps a CUDA GPU busy while `queued.py` enqueues the launches that it times."""
     entry = "ks_wait"
     return Probe(
         fill("wait.cu.j2", {"entry": entry, "version": __version__}, LIBRARIES["cuda"], (PRECISIONS["float32"].sums,)),
@@ -210,14 +210,14 @@ def render_wait() -> Probe:
 
 
 def render_cache_probe(threads: int, blocks: int) -> Probe:
-    """Kernel that reads an array in a CUDA GPU's second-level cache, by so many blocks per multiprocessor."""
+    """Kernel that reads an array in a CUDA GPU's L2 cache, with this number of blocks per multiprocessor."""
     entry = "ks_probe_cache"
     variables = {"entry": entry, "threads": threads, "blocks": blocks, "version": __version__}
     return Probe(fill("probe_cache.cu.j2", variables, LIBRARIES["cuda"]), entry)
 
 
 def render_processor_probe(precision: str, limits: Limits) -> Probe:
-    """Copy and multiply-add kernels of a processor with such vector registers."""
+    """Copy and multiply-add kernels for a processor with the vector registers of `limits`."""
     entry, is_wide = f"ks_probe_{precision}", PRECISIONS[precision].sums == "float64"
     lanes, sums = limits.vector_bytes // (8 if is_wide else 4), 24 if limits.vector_registers == 32 else 12
     variables = {"entry": entry, "precision": precision, "version": __version__, "lanes": lanes, "sums": sums}
@@ -234,7 +234,7 @@ def render_tiles_probe(operand: str) -> Probe:
 
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
-    """The kernel's name, with a hash of the constants where they are not the portable default."""
+    """The kernel's name, with a hash of family and constants unless they are the portable default."""
     if (
         family in meant_for(kernel, portable)
         and family is family_for(kernel, portable)
@@ -248,7 +248,7 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
 def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = None) -> list[Source]:
     """Write the spec's folder: one source per kernel, the manifest, the launchers. Other files there stay.
 
-    With a `family`, it writes the sources of the kernels that this family supports on some device.
+    With a `family`, it writes only the kernels that this family supports with the limits `NEWEST`.
     """
     kernels = (
         spec.kernels

@@ -1,6 +1,4 @@
-"""A picture of a small chain, an SVG for light and dark pages: the support of each factor, in the order in which they
-multiply x.
-"""
+"""Draws a small chain as an SVG for light and dark pages: its factors' supports, in the order in which they multiply."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -14,7 +12,7 @@ _COLOURS = (LINE, ACCENT, GUIDE, POINT)  # colours of a factor's a*d independent
 
 
 def chain_svg(chain: Chain) -> str:
-    """The picture of a chain, of a size that a table of documentation has room for."""
+    """Picture of a chain, small enough for a table in the documentation."""
     cell = SIDE / max(feature for pattern in chain for feature in (pattern.in_features, pattern.out_features))
     height = max(cell * pattern.out_features for pattern in chain)
     x, parts = 8.0, [_word("x", 8, height)]

@@ -12,20 +12,20 @@ from math import log10
 from ksgen.figures.svg import ACCENT, GUIDE, INK, LINE, POINT, RULE, file_style
 
 WIDTH = 360  # pixels of a panel
-MOST_TIMES = 12  # a bar of more than so many times the shortest is cut, and marked
+MOST_TIMES = 12  # a bar longer than this many times the shortest is cut, and marked
 _MARGIN, _LINE, _TITLE = 8, 18, 22  # around a panel; height of a bar or of a line of text; height of the title
 _PLOT = 130  # height of a plot of sorted values
 _LETTER = 6.4  # width of a letter of 12 pixels, rounded up
-_WIDE = 4  # from the smallest to the largest value; beyond, the axis is logarithmic
+_WIDE = 4  # the axis is logarithmic if the largest value exceeds this many times the smallest
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-_LETTERS_OF_TITLE, _LETTERS_OF_NAME = 54, 22  # beyond, they are cut
+_LETTERS_OF_TITLE, _LETTERS_OF_NAME = 54, 22  # longer ones are cut
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Times in microseconds by contender, and the floor.
+    """Times in microseconds per contender, and the floor, a lower bound.
 
-    Bars of `own` are highlighted; the others say how many times the fastest of these they take.
+    Bars of contenders in `own` are highlighted. The other bars show their times relative to the fastest of `own`.
     """
 
     title: str
@@ -70,7 +70,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Series:
-    """Values by name, and the words that sum them up."""
+    """Values by name, and the label that sums them up."""
 
     label: str
     values: tuple[tuple[str, float], ...]
@@ -80,7 +80,7 @@ class Series:
 class Sorted:
     """Values of one or two series in ascending order, with the names of the extremes. The dashed line is at `line`.
 
-    `unit` is written behind a value, or in front of it if it is "x".
+    `unit` is written after a value; the unit "x" is written before it.
     """
 
     title: str
@@ -120,7 +120,7 @@ class Sorted:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A vertical axis from a least to a largest value: logarithmic if they are far apart; per cent go from 0 to 100."""
+    """A vertical axis from the least to the largest value, logarithmic if they are far apart. Percentages go to 100."""
 
     top: float
     low: float
@@ -180,7 +180,7 @@ def _time(us: float) -> str:
 
 
 def _even(low: float, high: float) -> list[float]:
-    """Round numbers from a low to a high value, at most eight."""
+    """Round numbers from a low to a high value, in at most eight steps."""
     step = next(each for each in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if (high - low) / each <= 8)
     return [round(step * number, 1) for number in range(int(low / step), int(high / step) + 1)]
 

@@ -1,6 +1,7 @@
 """Pictures of a pattern's support: characters for a terminal, a PNG for a page.
 
-Both show every entry of K if there is room; else the first few blocks, tiles and entries, dots, and the last ones.
+Both show every entry of K if there is room. Otherwise they show the first few blocks, tiles and entries, dots, and the
+last ones.
 """
 
 import struct
@@ -16,17 +17,17 @@ Array = np.ndarray[Any, Any]
 Place = tuple[int | None, int | None, int | None]  # i, k (or l), j of a row or column; None for omitted ones
 
 FREE, ZERO, OUTSIDE, ACROSS, DOWN, DIAGONAL = "█· ⋯⋮⋱"
-PLAIN = str.maketrans("█·⋯⋮⋱├┤─┬│┴×", "#.-:\\||-+|+x")  # for a terminal without these
-MOST_SHOWN = 6  # rows per kind if some are left out: dots and the last one follow
-LINES, CELLS = 40, 64  # along a side of a picture, at most: of a terminal's, of a PNG's
+PLAIN = str.maketrans("█·⋯⋮⋱├┤─┬│┴×", "#.-:\\||-+|+x")  # for a terminal without these characters
+MOST_SHOWN = 6  # blocks, tiles or entries shown along a side if some are omitted: the first ones, dots, and the last
+LINES, CELLS = 40, 64  # the most lines of a picture for a terminal; the most cells along a side of a PNG
 PIXELS = 960  # the most pixels of a PNG's cells along the longer side
-LARGEST, MARGIN, STROKE = 40, 24, 2  # pixels: of a cell, around the picture, of a line
+LARGEST, MARGIN, STROKE = 40, 24, 2  # pixels: side of the largest cell, margin of the picture, width of a line
 PALETTE = [
     (31, 119, 180), (214, 96, 39), (44, 140, 80), (190, 60, 90), (120, 90, 180), (140, 110, 40), (30, 150, 160),
     (200, 80, 160),
 ]  # fmt: skip
 PAPER, BLOCK, RULE, TILE, INK = (255, 255, 255), (246, 246, 248), (228, 228, 232), (160, 160, 168), (60, 60, 66)
-SCALE = 3  # pixels of an image for each of a letter
+SCALE = 3  # pixels of an image per pixel of a letter
 HEIGHT = 8 * SCALE  # pixels of a line, descenders included
 
 _COLUMNS = (  # in hexadecimal, from left to right; the lowest bit is the top
@@ -40,7 +41,7 @@ _LETTERS = dict(zip(" ,:;=0123456789Kabcdefghijklmnopqrstuvwxyz", _COLUMNS.split
 
 
 def can_show(encoding: str) -> bool:
-    """Whether a terminal's encoding has these characters."""
+    """Whether a terminal's encoding has the characters of a picture."""
     try:
         f"{FREE}{ZERO}{ACROSS}{DOWN}{DIAGONAL}├─┤┬│┴".encode(encoding)
     except (LookupError, UnicodeError):
@@ -119,11 +120,11 @@ def png(pattern: Pattern) -> bytes:
 
 
 def sketch(pattern: Pattern, height: int, width: int) -> tuple[list[Place], list[Place]]:
-    """The rows and columns of a picture of that many cells: all of K's, or as many of each kind as fit, at least 3."""
+    """Rows and columns of a picture of so many cells: all of K, or what fits, but at least first, dots and last."""
     a, b, c, d = pattern.shape
     if pattern.out_features <= height and pattern.in_features <= width:
         return _side((a, b, d), (a, b, d)), _side((a, c, d), (a, c, d))
-    for most in range(MOST_SHOWN, 1, -1):  # the fewer of b and c are shown in proportion
+    for most in range(MOST_SHOWN, 1, -1):  # the smaller of b and c is shown in proportion
         down, across = (max(2, round(most * min(1, one / other))) for one, other in ((b, c), (c, b)))
         rows, columns = _side((a, b, d), (most, down, most)), _side((a, c, d), (most, across, most))
         if len(rows) <= height and len(columns) <= width:

@@ -23,11 +23,11 @@ INK, RULE, POINT, LINE, ACCENT, GUIDE = "#23282e", "#c4cad1", "#7d8a97", "#1769a
 # on a dark page
 DARK = {INK: "#d9dee4", RULE: "#444c55", POINT: "#8f9ba8", LINE: "#69b1ec", ACCENT: "#f59a5f", GUIDE: "#62c48a"}
 _NAMESPACE = "http://www.w3.org/2000/svg"
-WIDE_RATIO = 4  # from the smallest to the largest value of an axis; beyond, it is logarithmic
+WIDE_RATIO = 4  # an axis is logarithmic if its largest value exceeds this many times its smallest
 LOOK: Any = {  # matplotlib's settings
     "svg.fonttype": "none",
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, which measures texts by it
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, which measures texts with it
     "font.size": 8,
     "text.parse_math": False,
     "text.color": INK,
@@ -46,13 +46,13 @@ LOOK: Any = {  # matplotlib's settings
     "ytick.color": RULE,
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
-    "path.simplify": False,  # a dot is a line of no length
+    "path.simplify": False,  # keeps dots, which are lines of no length
 }
 
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes in inches: of a figure, and of its margins, which hold a number, a word, slanted labels and the title."""
+    """Inches of a figure and its margins, which hold numbers (left), a word, slanted labels (bottom) and the title."""
 
     width: float
     height: float
@@ -71,7 +71,7 @@ class DrawnFigure:
 
 
 def check_matplotlib(extra: str) -> None:
-    """Raise `KsgenError` if matplotlib is missing. `extra`: what to install then."""
+    """Raise `KsgenError` if matplotlib is missing. `extra`: the extra of ksgen that the error tells to install."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -86,7 +86,7 @@ def check_matplotlib(extra: str) -> None:
 def figure(title: str, size: Size, extra: str, content: object = None) -> Iterator[DrawnFigure]:
     """Axes to draw on.
 
-    Names inside the SVG are made from the title and the `content`, so no two figures of a page may share both.
+    Names inside the SVG are derived from the title and the `content`, so no two figures of a page may share both.
     """
     check_matplotlib(extra)
     import matplotlib
@@ -110,7 +110,7 @@ def figure(title: str, size: Size, extra: str, content: object = None) -> Iterat
 
 
 def make_logarithmic(axes: "Axes", which: str, subs: Sequence[int], ticks: int) -> None:
-    """Give the x or y axis a logarithmic scale with at most so many numbers, at those parts of a decade."""
+    """Give the x or y axis a logarithmic scale, with at most `ticks` numbers, at multiples `subs` of powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     getattr(axes, f"set_{which}scale")("log")
@@ -140,7 +140,7 @@ def dark_style() -> str:
 
 
 def file_style() -> str:
-    """Style element of an SVG file of its own, whose colours stand in attributes."""
+    """Style element of a stand-alone SVG file, whose colours are attributes."""
     rules = [f'[{name}="{light}"]{{{name}:{dark}}}' for light, dark in DARK.items() for name in ("fill", "stroke")]
     return f"<style>@media screen and (prefers-color-scheme: dark){{{''.join(rules)}}}</style>"
 
