@@ -33,7 +33,7 @@ from ksgen.ownership import UntrustedError, own_temporary
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
 
 LOCK_SECONDS = 120.0  # wait so long for another process that compiles the same request, then compile here too
-MOST_WAIT_S = 60  # wait at exit for compilers inside this process: ending before they do would abort it
+MOST_WAIT_S = 60  # wait so long for compilers inside this process: it would abort if it ended before them
 
 Result = Binary | KsgenError
 

@@ -97,7 +97,7 @@ class HostCompiler:
         if isa and isa.added and not _makes(self, isa):
             who = f"{self} ({_first_line(self.command)})"
             raise ToolchainError(
-                f"{entry}: {who} makes no code for {isa.name}; it takes {isa.built_by}; KSGEN_CXX names another"
+                f"{entry}: {who} cannot compile for {isa.name}, which needs {isa.built_by}; KSGEN_CXX names another"
             )
 
     def compile_whole(self, source: str, name: str, target: str) -> bytes:

@@ -78,7 +78,7 @@ def found() -> list[Found]:
 @cache
 def open_device(index: int) -> NativeDevice:
     if os.name != "posix":
-        raise UnavailableError("native: kernels are loaded this way on Linux and macOS only", "")
+        raise UnavailableError("native: kernels are loaded as shared libraries on Linux and macOS only", "")
     device = NativeDevice(_compiler_or_absent())
     check_index("native", index, [device.name])
     return device
@@ -245,7 +245,7 @@ class NativeDevice(ProcessorDevice):
         check_runs_here(binary)
         if shared_bytes:
             raise DeviceError(
-                f"{entry}: a kernel whose work items share memory needs an OpenCL driver; {self.name} runs it by opencl"
+                f"{entry}: a kernel whose work items share memory needs an OpenCL driver; give device=opencl"
             )
         library = self._libraries.get(binary.data)
         if library is None:

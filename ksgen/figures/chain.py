@@ -1,4 +1,4 @@
-"""Draws a small chain as an SVG for light and dark pages: its factors' supports, in the order in which they multiply."""
+"""Draws a small chain as an SVG for light and dark pages: the support of each factor, in order of multiplication."""
 
 from collections.abc import Iterator
 from itertools import product

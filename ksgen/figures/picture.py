@@ -120,7 +120,10 @@ def png(pattern: Pattern) -> bytes:
 
 
 def sketch(pattern: Pattern, height: int, width: int) -> tuple[list[Place], list[Place]]:
-    """Rows and columns of a picture of so many cells: all of K, or what fits, but at least first, dots and last."""
+    """Rows and columns of a picture with at most `height` rows and `width` columns.
+
+    They are all of K's, or as many of each kind as fit, but at least the first, dots and the last.
+    """
     a, b, c, d = pattern.shape
     if pattern.out_features <= height and pattern.in_features <= width:
         return _side((a, b, d), (a, b, d)), _side((a, c, d), (a, c, d))

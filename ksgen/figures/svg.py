@@ -71,7 +71,7 @@ class DrawnFigure:
 
 
 def check_matplotlib(extra: str) -> None:
-    """Raise `KsgenError` if matplotlib is missing. `extra`: the extra of ksgen that the error tells to install."""
+    """Raise `KsgenError` if matplotlib is missing. `extra`: the extra of ksgen that the error names as remedy."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
