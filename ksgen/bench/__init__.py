@@ -1,4 +1,4 @@
-"""Measurements of the paper on this machine: measuring, storing and reporting.
+"""The paper's measurements, repeated on this machine: measuring, storing and reporting.
 
     command -> runner -> contenders, clock -> log -> rows -> comparison -> report
 

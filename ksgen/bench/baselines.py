@@ -1,9 +1,11 @@
 """Baselines: each converts weights (a, b, c, d) to its own format, ahead of time, and returns a function of X.
 
-The conversion is never timed. All return a contiguous Y, in the layout of X. The paper's five (appendix D.1) and
-`strided` are backends of `ksgen.torch`. Three more are an expert's code with the same library if `strided` has no views
-to work on. Others are torch.compile, a frozen `KSLinear`, and the memory traffic of `bmm` alone. On processors, two
-other libraries follow if they are installed.
+The conversion is never timed. Y has the layout of X. Contenders make Y contiguous, and that copy is timed.
+
+The paper's five (appendix D.1) and `strided` are backends of `ksgen.torch`. `three_passes`, `densified` and `pieces`
+are what an expert writes in PyTorch for products without views for `strided`. `compiled` is torch.compile, `layer` a
+frozen `KSLinear`, and `rewriting` the memory traffic of `bmm` alone. `scipy` and `lazylinop` run on processors, if they
+are installed.
 """
 
 from collections.abc import Callable
@@ -25,9 +27,9 @@ from ksgen.torch.operators.products import by_matrix, permuted, permuted_back
 Product = Callable[[Tensor], Tensor]
 Prepare = Callable[[Pattern, str, Tensor], Product]
 
-PIECES = (64, 128, 256)  # rows of a piece whose permuted copies a processor's cache holds
-PREPARING = 3  # calls of a frozen layer until its call is prepared, see `ksgen.torch.operators.prepared`
-MOST_DENSIFIED = 4  # largest d at which multiplications by zeros in between may pay
+PIECES = (64, 128, 256)  # rows of the batch per piece; a processor's cache holds a piece's permuted copies
+PREPARING = 3  # calls after which a frozen layer's calls are prepared, see `ksgen.torch.operators.prepared`
+MOST_DENSIFIED = 4  # largest d at which multiplying by the zeros between weights may be faster than permuting
 NEEDED = {"lazylinop": ("pandas", "pyopencl")}  # packages that a library needs without declaring them
 
 
@@ -42,13 +44,13 @@ class Baseline:
     name: str
     says: str
     prepare: Prepare
-    elements: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # stored in its own weight format
+    elements: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # stored in the baseline's weight format
     multiplications: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # per row of the batch
     library: str = "torch"
 
 
 def backend(name: str) -> Prepare:
-    """Preparation by a backend of `ksgen.torch`, whose weights are prepared once."""
+    """Return a preparation that converts the weights once, to the format of a backend of `ksgen.torch`."""
 
     def prepare(pattern: Pattern, layout: str, weights: Tensor) -> Product:
         chosen = BACKENDS[name]
@@ -60,9 +62,7 @@ def backend(name: str) -> Prepare:
 
 def strided(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     if layout == "bsf" and pattern.d > 1:
-        raise UnsupportedError(
-            f"{pattern} in bsf: no view of X has a stride of 1 where d > 1, and permuting is what bmm does"
-        )
+        raise UnsupportedError(f"{pattern} in bsf: no view of X has a stride of 1 if d > 1; bmm permutes X instead")
     return backend("strided")(pattern, layout, weights)
 
 
@@ -73,7 +73,10 @@ def three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 
 def pieces(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """Multiply like `three_passes`, some rows at a time: the fastest number of `PIECES`, timed at the first product."""
+    """Multiply like `three_passes`, but only some rows of the batch at a time.
+
+    The first product of each batch size times all `PIECES`; the fastest number of rows is then kept.
+    """
     if weights.is_cuda:
         raise UnsupportedError("pieces are measured on processors alone, whose caches hold them")
     by_pieces = _by_pieces(pattern, layout, weights)
@@ -94,35 +97,36 @@ def pieces(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 
 def _by_pieces(pattern: Pattern, layout: str, weights: Tensor) -> Callable[[Tensor, int], Tensor]:
-    """Function of X and a number of rows: permute, multiply, permute back, as many rows at a time, in memory that it
-    keeps.
+    """Return a function of X and a number of rows per piece.
+
+    It permutes, multiplies and permutes back piece by piece, in memory that it reuses.
     """
     if layout == "bsl" or pattern.d == 1:
         raise UnsupportedError(f"{pattern} in {layout}: strided needs no passes over memory")
     a, b, c, d = pattern.shape
     matrices = by_matrix(weights).flatten(0, 1).transpose(1, 2)
-    kept: dict[int, tuple[Tensor, Tensor]] = {}
+    buffers: dict[int, tuple[Tensor, Tensor]] = {}  # permuted X and Y, by rows of the piece
 
     def product(x: Tensor, rows: int) -> Tensor:
         y = x.new_empty(len(x), pattern.out_features)
-        for own, to in zip(x.split(rows), y.split(rows), strict=True):
-            batch = len(own)
-            if batch not in kept:
-                kept[batch] = x.new_empty(a, d, batch, c), x.new_empty(a * d, batch, b)
-            moved, result = kept[batch]
-            moved.copy_(own.view(batch, a, c, d).permute(1, 3, 0, 2))
-            torch.bmm(moved.view(a * d, batch, c), matrices, out=result)
-            to.view(batch, a, b, d).copy_(result.view(a, d, batch, b).permute(2, 0, 3, 1))
+        for x_piece, y_piece in zip(x.split(rows), y.split(rows), strict=True):
+            batch = len(x_piece)
+            if batch not in buffers:
+                buffers[batch] = x.new_empty(a, d, batch, c), x.new_empty(a * d, batch, b)
+            permuted_x, permuted_y = buffers[batch]
+            permuted_x.copy_(x_piece.view(batch, a, c, d).permute(1, 3, 0, 2))
+            torch.bmm(permuted_x.view(a * d, batch, c), matrices, out=permuted_y)
+            y_piece.view(batch, a, b, d).copy_(permuted_y.view(a, d, batch, b).permute(2, 0, 3, 1))
         return y
 
     return product
 
 
 def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """Multiply like `strided` for the pattern (a, b d, c d, 1), with zeros."""
+    """Multiply with `strided` by the same matrix, stored with zeros as pattern (a, b d, c d, 1)."""
     if layout == "bsl" or not 1 < pattern.d <= MOST_DENSIFIED:
         raise UnsupportedError(
-            f"{pattern} in {layout}: zeros in between may pay for d of 2 to {MOST_DENSIFIED} in bsf alone"
+            f"{pattern} in {layout}: multiplying by zeros may be faster only in bsf with d of 2 to {MOST_DENSIFIED}"
         )
     a, b, c, d = pattern.shape
     wide = weights.new_zeros(a, b, d, c, d)
@@ -132,21 +136,21 @@ def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 def compiled(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     torch.compiler.reset()  # code compiled for other shapes would make this one dynamic
-    made: Product = torch.compile(backend("einsum")(pattern, layout, weights), dynamic=False)
-    return made
+    compiled_einsum: Product = torch.compile(backend("einsum")(pattern, layout, weights), dynamic=False)
+    return compiled_einsum
 
 
 def layer(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Multiply with a frozen `KSLinear`, which chooses its backend at its first calls."""
-    made = KSLinear.from_weights([weights], None, layout=layout).eval().requires_grad_(False).freeze()
+    frozen = KSLinear.from_weights([weights], None, layout=layout).eval().requires_grad_(False).freeze()
     calls = 0
 
     def product(x: Tensor) -> Tensor:
         nonlocal calls
         while calls < PREPARING:
             calls += 1
-            made(x)
-        y: Tensor = made(x)
+            frozen(x)
+        y: Tensor = frozen(x)
         return y
 
     return product
@@ -154,19 +158,19 @@ def layer(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Memory traffic of `bmm` around its product; the product is replaced by zeros."""
-    count, first = pattern.a * pattern.d, layout == "bsf"
+    count, is_bsf = pattern.a * pattern.d, layout == "bsf"
     results: dict[int, Tensor] = {}
 
     def product(x: Tensor) -> Tensor:
         blocks = permuted(x, layout, pattern.a, pattern.d)
         batch = blocks.shape[2]
         if 1 not in blocks.stride()[1:]:
-            (blocks.transpose(1, 2) if first else blocks).contiguous()  # torch.bmm does the same
+            (blocks.transpose(1, 2) if is_bsf else blocks).contiguous()  # torch.bmm makes this copy, too
         if batch not in results:
-            shape = (count, batch, pattern.b) if first else (count, pattern.b, batch)
+            shape = (count, batch, pattern.b) if is_bsf else (count, pattern.b, batch)
             results[batch] = x.new_zeros(shape)
         result = results[batch]
-        return permuted_back(result.transpose(1, 2) if first else result, layout, pattern.a, pattern.d)
+        return permuted_back(result.transpose(1, 2) if is_bsf else result, layout, pattern.a, pattern.d)
 
     return product
 
@@ -175,10 +179,10 @@ def scipy_sparse(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     _check_library("scipy", weights, (torch.float32, torch.float64))
     from scipy.sparse import csr_array
 
-    rows = BACKENDS["sparse"].prepare
-    assert rows is not None
-    made = rows(weights)
-    parts = (made.values().numpy(), made.col_indices().int().numpy(), made.crow_indices().int().numpy())
+    to_csr = BACKENDS["sparse"].prepare
+    assert to_csr is not None
+    csr = to_csr(weights)
+    parts = (csr.values().numpy(), csr.col_indices().int().numpy(), csr.crow_indices().int().numpy())
     matrix = csr_array(parts, (pattern.out_features, pattern.in_features))
     if layout == "bsl":
         return lambda x: torch.from_numpy(matrix @ x.numpy())
@@ -186,7 +190,7 @@ def scipy_sparse(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 
 def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """Multiply with lazylinop's own OpenCL kernels on the processor, which copy arrays there and back."""
+    """Multiply with lazylinop's own OpenCL kernels on the processor, including copies to and from OpenCL buffers."""
     _check_library("lazylinop", weights, (torch.float32, torch.float64))
     if layout != "bsl":
         raise UnsupportedError("lazylinop multiplies columns: batch-size-last alone")
@@ -195,13 +199,13 @@ def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product
 
         operator = ksm(weights.numpy(), {"backend": (None, "cpu"), "params": None})
     except Exception as error:  # lazylinop has no error types
-        raise UnsupportedError(f"lazylinop cannot make it: {type(error).__name__}: {error}") from error
+        raise UnsupportedError(f"lazylinop cannot create the operator: {type(error).__name__}: {error}") from error
 
     def product(x: Tensor) -> Tensor:
         try:
             return torch.from_numpy(operator @ x.numpy())
         except Exception as error:
-            raise UnsupportedError(f"lazylinop cannot multiply it: {type(error).__name__}: {error}") from error
+            raise UnsupportedError(f"lazylinop cannot multiply: {type(error).__name__}: {error}") from error
 
     return product
 
@@ -211,10 +215,10 @@ def _check_library(name: str, weights: Tensor, dtypes: tuple[torch.dtype, ...]) 
         raise UnsupportedError(f"{name} is measured on processors alone")
     if weights.dtype not in dtypes:
         raise UnsupportedError(f"{name} has no {str(weights.dtype).removeprefix('torch.')}")
-    for each in (name, *NEEDED.get(name, ())):
-        if find_spec(each) is None:
-            lacking = name if each == name else f"{name} needs {each}, which"
-            raise UnsupportedError(f"{lacking} is not installed: pip install {each}")
+    for package in (name, *NEEDED.get(name, ())):
+        if find_spec(package) is None:
+            subject = name if package == name else f"{name} needs {package}, which"
+            raise UnsupportedError(f"{subject} is not installed: pip install {package}")
 
 
 def library_version(name: str) -> str:
@@ -234,7 +238,7 @@ def _dense_count(pattern: Pattern) -> int:
 
 
 def _dense_extra(pattern: Pattern) -> int:
-    """Elements of the dense matrix and of the temporaries that build it: blocks with their zeros along j."""
+    """Elements of the dense matrix and of two temporaries: a copy of it, and the blocks with their zeros along j."""
     return 2 * _dense_count(pattern) + _dense_count(pattern) // pattern.a
 
 
@@ -243,12 +247,12 @@ BASELINES = {
     for each in (
         *(Baseline(name, BACKENDS[name].why, backend(name)) for name in ("bmm", "einsum", "bsr")),
         Baseline("dense", BACKENDS["dense"].why, backend("dense"), _dense_extra, _dense_count),
-        # A 64-bit column index per value, and the same again during construction.
+        # A value and its 64-bit column index per weight, and the same again during construction.
         Baseline("sparse", BACKENDS["sparse"].why, backend("sparse"), lambda pattern: 12 * pattern.weight_count),
         Baseline("strided", BACKENDS["strided"].why, strided),
         Baseline(
             "three_passes",
-            "permute, one batched product, permute back, into memory that is there already",
+            "permute, one batched product, permute back, into preallocated memory",
             three_passes,
         ),
         Baseline(

@@ -1,4 +1,7 @@
-"""Layers to measure: named sets of chains, those of a spec, and groups of several. Imports no PyTorch."""
+"""Layers to measure: chains of transformers, random chains, and the layers and groups of a spec.
+
+Imports no PyTorch.
+"""
 
 import random
 from collections.abc import Iterator
@@ -16,16 +19,16 @@ OF_TRANSFORMERS = (
     (384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096),
     (4096, 1024),
 )  # fmt: skip
-COUNT = 24
-MOST_FEATURES = 8192  # features of a random chain; beyond, its dense layer would dominate the measurement
-_BANDS = (512, 2048, MOST_FEATURES)  # upper ends of the bands of a layer's larger side
+COUNT = 24  # random chains by default
+MOST_FEATURES = 8192  # of a random chain; with more, the dense layer would take most of the measurement's time
+_BANDS = (512, 2048, MOST_FEATURES)  # upper bounds of the size classes, by the larger of a layer's inputs and outputs
 
 
 @dataclass(frozen=True)
 class MeasuredLayer:
     """A layer to measure: its chains, several for a group, and its other operations.
 
-    None stands for the command's option.
+    If `precisions`, `layouts` or `batches` is None, the command's option applies.
     """
 
     name: str
@@ -36,17 +39,18 @@ class MeasuredLayer:
     precisions: tuple[str, ...] | None = None
     layouts: tuple[str, ...] | None = None
     batches: tuple[int, ...] | None = None
-    fuse: str = "auto"  # fusion of the layer in normal use
+    fuse: str = "auto"  # option of its `KSLinear`
 
     def group_of(self, count: int) -> "MeasuredLayer":
-        """Group of so many equal layers on one x, such as q, k and v."""
+        """Group of `count` equal layers on one x, such as q, k and v."""
         return replace(self, name=f"{self.name}, {count} side by side", chains=self.chains * count)
 
 
 def transformers() -> dict[str, Chain]:
-    """Chains of transformers by name: ViT-S/16 and GPT-2 medium from the specs, and other families in their sizes.
+    """Chains of transformers, by name.
 
-    The other families are monarch, low-rank and butterfly chains.
+    They are the layers of the specs of ViT-S/16 and GPT-2 medium, and monarch, low-rank and butterfly chains in the
+    sizes of transformers.
     """
     found = {
         f"{name} {layer}": chain
@@ -62,10 +66,10 @@ def transformers() -> dict[str, Chain]:
 
 
 def drawn(seed: int = 0, count: int = COUNT) -> dict[str, Chain]:
-    """Random pairs of the paper's patterns that fit each other, by name.
+    """Random chains of two of the paper's patterns, by name.
 
-    They alternate between classes of size, and between layers that widen, narrow or do neither. Equal seeds give equal
-    pairs.
+    They alternate between size classes, and between layers that widen, narrow or do neither. Equal seeds give equal
+    chains.
     """
     pick = random.Random(seed)
     strata: dict[tuple[int, int], list[Chain]] = {}
@@ -75,18 +79,18 @@ def drawn(seed: int = 0, count: int = COUNT) -> dict[str, Chain]:
         strata.setdefault((band, (inputs < outputs) - (inputs > outputs)), []).append(chain)
     for chains in strata.values():
         pick.shuffle(chains)
-    turns = cycle([strata[each] for each in sorted(strata)])
-    found = (chains.pop() for chains in turns if chains)
+    in_turn = cycle([strata[key] for key in sorted(strata)])
+    found = (chains.pop() for chains in in_turn if chains)
     return {f"random {number}": chain for number, chain in enumerate(islice(found, count), 1)}
 
 
 def _pairs() -> Iterator[Chain]:
     patterns = [each for each in paper_patterns() if max(each.in_features, each.out_features) <= MOST_FEATURES]
-    taking: dict[int, list[Pattern]] = {}
+    by_inputs: dict[int, list[Pattern]] = {}
     for each in patterns:
-        taking.setdefault(each.in_features, []).append(each)
+        by_inputs.setdefault(each.in_features, []).append(each)
     for first in patterns:
-        for last in taking.get(first.out_features, ()):
+        for last in by_inputs.get(first.out_features, ()):
             if first.d != last.d:  # otherwise the product is a single pattern
                 yield Chain((first, last))
 
@@ -95,21 +99,21 @@ def of_spec(path: Path) -> list[MeasuredLayer]:
     """Layers and groups of a spec, once per epilogue."""
     found, spec = [], load(path)
     for name, chains in spec.chains_of.items():
-        own, wanted = spec.options_of(name), spec.wanted[name]
-        if stored := next((each.weights for each in wanted if each.is_quantized), ""):
+        layer, kernels = spec.options_of(name), spec.wanted[name]
+        if stored := next((each.weights for each in kernels if each.is_quantized), ""):
             raise SpecError(
                 f"{path}: layer {name} has weights={stored}; accepted: weights: same, as those of PyTorch's products "
                 "are"
             )
-        if other := next((each.precision for each in wanted if each.precision not in COMPARISONS), ""):
+        if other := next((each.precision for each in kernels if each.precision not in COMPARISONS), ""):
             raise SpecError(f"{path}: layer {name} has precision={other}; accepted: {', '.join(COMPARISONS)}")
-        for epilogue in dict.fromkeys(each.epilogue for each in wanted):
+        for epilogue in dict.fromkeys(each.epilogue for each in kernels):
             words = (
-                "".join(f" {word}" for word in epilogue.words) if len({each.epilogue for each in wanted}) > 1 else ""
+                "".join(f" {word}" for word in epilogue.words) if len({each.epilogue for each in kernels}) > 1 else ""
             )
-            precisions = tuple(dict.fromkeys(each.precision for each in wanted))
-            layouts = tuple(dict.fromkeys(each.layout for each in wanted))
-            batches = tuple(dict.fromkeys(each.batch for each in wanted if each.batch)) or None
-            options = own.between, own.out_layout, epilogue, precisions, layouts, batches, own.fuse
+            precisions = tuple(dict.fromkeys(each.precision for each in kernels))
+            layouts = tuple(dict.fromkeys(each.layout for each in kernels))
+            batches = tuple(dict.fromkeys(each.batch for each in kernels if each.batch)) or None
+            options = layer.between, layer.out_layout, epilogue, precisions, layouts, batches, layer.fuse
             found.append(MeasuredLayer(f"{spec.name} {name}{words}", chains, *options))
     return found

@@ -16,9 +16,9 @@ from ksgen.bench.tables import LAYOUT_WORDS, layers_by_kind
 from ksgen.figures.charts import Bars, Series, Sorted
 from ksgen.spec import LAYOUTS
 
-MOST_BARS = 10  # jobs with a bar chart each
+MOST_BARS = 10  # with more jobs, curves replace the bar charts
 PRODUCTS_OF_LAYERS = ("bmm", "views", "dense")  # PyTorch's contenders for layers
-OWN_LAYERS = (LAYER, *OUR_METHODS)  # the first one that was measured is compared where there are many layers
+OWN_LAYERS = (LAYER, *OUR_METHODS)  # of many layers, curves compare the first of these that was measured
 BARS_NOTE = (
     "Microseconds, the median. Orange: ours. x: times as long as our fastest. Dashed: the floor, which no "
     "kernel can beat."
@@ -41,14 +41,14 @@ class Charts:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Results whose jobs are drawn alike."""
+    """Results to draw, and the contenders that their charts show."""
 
     results: Results
     title: str
     layouts: Sequence[str]
-    ours: Sequence[str]  # bars; the first measured one is compared in curves
-    others: Sequence[str]  # next to ours, of bars
-    of_pytorch: Sequence[str]  # PyTorch's contenders that curves compare with ours
+    ours: Sequence[str]  # our bars; curves compare the first one that was measured
+    others: Sequence[str]  # bars next to ours
+    of_pytorch: Sequence[str]  # PyTorch's contenders; curves compare ours with the best of them
 
     @property
     def own(self) -> list[str]:
@@ -58,13 +58,13 @@ class _Compared:
 
     @property
     def jobs(self) -> dict[str, None]:
-        """Jobs that we were measured in."""
+        """Jobs with a time of at least one of our contenders."""
         found = (pair for layout in self.layouts for pair in self.results.best[layout].items())
         return dict.fromkeys(job for job, best in found if not set(self.ours).isdisjoint(best))
 
 
 def charts(rows: Sequence[ResultRow]) -> list[Charts]:
-    """All charts of a file: bars by precision and batch, products before layers; then all sorted values."""
+    """All charts of a file: bars by precision and batch, products before layers; then curves of all sorted values."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     bars: list[Charts] = []
     panels: list[Sorted] = []

@@ -1,4 +1,4 @@
-"""Comparison of contenders: who was faster, by how much, in how many jobs. Only arithmetic over rows.
+"""Comparison of contenders: which was faster, by how much, in how many jobs. Only arithmetic over rows.
 
 Only accurate results with reliable times count. A contender's time is that of its best variant: for ksgen, of any
 family and constants.
@@ -23,9 +23,9 @@ Pairs = list[tuple[Pattern, float]]
 
 @dataclass(frozen=True)
 class Duel:
-    """A contender against the best of some others, over the patterns in which all of them have a usable time."""
+    """A contender against the best of some others, over the jobs in which it and at least one of them have a time."""
 
-    ratios: tuple[float, ...]  # the best other's time over the contender's: above 1 it is faster
+    ratios: tuple[float, ...]  # the best other's time over the contender's: above 1 the contender is faster
 
     @property
     def patterns(self) -> int:
@@ -41,18 +41,20 @@ class Duel:
 
     @property
     def factor_where_faster(self) -> float | None:
-        """Median over the patterns where it is faster, as the paper reports it."""
+        """Median ratio over the patterns where the contender is faster, as the paper reports it."""
         return median(ratio for ratio in self.ratios if ratio > 1) if self.wins else None
 
     @property
     def factor(self) -> float | None:
+        """Median ratio over all patterns."""
         return median(self.ratios) if self.ratios else None
 
 
 class Results:
     """Rows of one precision at one batch size: times at different batch sizes are never compared.
 
-    `best` holds the fastest row that counts, by layout, job and contender. A job is a pattern, or a layer.
+    `best` holds the fastest row that counts, by layout, job and name: a contender, one of our families, or `UNTUNED`.
+    A job is a pattern, or a layer.
     """
 
     def __init__(self, rows: Iterable[ResultRow], precision: str, batch: int) -> None:
@@ -62,13 +64,13 @@ class Results:
         for row, layout in product(self.rows, (*LAYOUTS, BEST)):
             if layout not in (row.layout, BEST):
                 continue
-            known = self.best[layout].setdefault(row.job, {})
+            fastest = self.best[layout].setdefault(row.job, {})
             is_part = row.status == OK and row.error is None  # part of a product: it has no result to check
             if row.median_us is None or row.doubt or not (row.counts or is_part):
                 continue
             for name in {row.implementation, row.by, *([UNTUNED] if row.variant == "default" else [])}:
-                if name not in known or row.us < known[name].us:
-                    known[name] = row
+                if name not in fastest or row.us < fastest[name].us:
+                    fastest[name] = row
 
     @property
     def names(self) -> list[str]:
@@ -109,7 +111,7 @@ class Results:
     def energy_ratios(self, one: str, others: Sequence[str]) -> Pairs:
         """One contender's energy over the least of the others', each in the better of its layouts.
 
-        Below 1 it uses less.
+        Below 1, `one` uses less energy.
         """
         least: dict[str, dict[str, float]] = {}
         for row in self.rows:
@@ -126,17 +128,14 @@ class Results:
 
 @dataclass(frozen=True)
 class Gains:
-    """Results on a processor, per batch, precision and layout.
-
-    They are PyTorch's best times over ours and over a frozen `KSLinear`'s, and our shares of the floor.
-    """
+    """Gains on a processor at one batch size, in one precision and layout, as values per pattern."""
 
     batch: int
     precision: str
     layout: str
-    ratios: tuple[float, ...]
-    layers: tuple[float, ...]
-    shares: tuple[float, ...]
+    ratios: tuple[float, ...]  # PyTorch's best time over ours
+    layers: tuple[float, ...]  # PyTorch's best time over that of a frozen `KSLinear`
+    shares: tuple[float, ...]  # our shares of the floor
 
 
 def gains(rows: Sequence[ResultRow]) -> list[Gains]:
@@ -158,7 +157,7 @@ def comparisons(rows: Sequence[ResultRow]) -> list[Results]:
 
 
 def group_by(pairs: Iterable[tuple[Pattern, float]], key: Callable[[Pattern], float]) -> dict[float, list[float]]:
-    """Group values by a number of their pattern, in ascending order."""
+    """Group values by a number derived from their patterns, in ascending order of that number."""
     found: dict[float, list[float]] = {}
     for pattern, value in pairs:
         found.setdefault(key(pattern), []).append(value)

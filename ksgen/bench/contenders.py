@@ -61,18 +61,18 @@ class BusyCudaClock:
 class ReadyContender:
     """A contender that is ready to run on one problem's arrays."""
 
-    run: Callable[[int], Any]  # one product, on that set of arrays
-    y: Callable[[Any], Sequence[Tensor]]  # result of a run, per chain
+    run: Callable[[int], Any]  # one product, on the set of arrays with this number
+    y: Callable[[Any], Sequence[Tensor]]  # outputs of a run, one per chain
     clock: Clock
     wait: Callable[[], None]  # until all runs are complete
-    rest: Callable[[], None] = lambda: None  # before timing
+    rest: Callable[[], None] = lambda: None  # pause before timing, until other threads sleep
 
 
 @dataclass(frozen=True)
 class Contender:
     """One method to compute a job.
 
-    Measurements of different days with equal `identity` measure the same thing.
+    Measurements with equal `key` and `identity` are of the same code, whatever their date.
     """
 
     job: LayerJob
@@ -119,10 +119,10 @@ def contenders(job: LayerJob, device: Device, names: tuple[str, ...]) -> list[Co
 
 
 def ours(job: LayerJob, device: Device) -> Iterator[Contender]:
-    """Contenders of our kernels: every family's default, and "tuned" if wisdom has better constants.
+    """Contenders of our kernels: the families' defaults, and "tuned" if wisdom has other constants.
 
-    On a processor, only the launchers' choice counts, and families without measurements. On a GPU, families that its
-    passport has not proven yet are measured too: every result is checked.
+    On a processor, the families are the one that launchers choose by default, and those that they take only on request.
+    On a GPU, families that its passport has not proven yet are included, because every result is checked.
     """
     limits = limits_of(device)
     limits = replace(limits, bars=tuple(bar for bar in limits.bars if bar.is_disabled))
@@ -130,17 +130,17 @@ def ours(job: LayerJob, device: Device) -> Iterator[Contender]:
         kernel = job.kernel(arithmetic)
         able = list(meant_for(kernel, limits, job.batch))
         if limits.is_cpu:
-            taken = family_for(kernel, limits, job.batch)
+            usual = family_for(kernel, limits, job.batch)
             able = [
                 family
                 for family in able
-                if family is taken or not (family.is_default(kernel, job.batch) or kernel.arithmetic.families)
+                if family is usual or not (family.is_default(kernel, job.batch) or kernel.arithmetic.families)
             ]
-        found = [(family.name, each) for family in able for each in family.defaults(kernel, limits, job.batch)]
-        defaults = [Choice(name, each, "the family's default") for name, each in found]
-        if arithmetic != kernel.dtype:  # only tensor cores or tiles differ here; others would repeat plain float32
-            asked = kernel.arithmetic.families if limits.is_cpu else ()
-            on_cores = [each for each in defaults if operand_of(kernel, each.constants) or each.family in asked]
+        pairs = [(family.name, each) for family in able for each in family.defaults(kernel, limits, job.batch)]
+        defaults = [Choice(name, constants, "the family's default") for name, constants in pairs]
+        if arithmetic != kernel.dtype:  # kernels without tensor cores or matrix tiles would repeat plain float32
+            requested = kernel.arithmetic.families if limits.is_cpu else ()
+            on_cores = [each for each in defaults if operand_of(kernel, each.constants) or each.family in requested]
             defaults = on_cores if on_cores or arithmetic != job.precision else defaults
         chosen = PLANNER.choice(device, kernel, job.batch)
         yield from (_our(job, device, arithmetic, choice, "default") for choice in defaults)
@@ -153,12 +153,12 @@ def ours(job: LayerJob, device: Device) -> Iterator[Contender]:
 def tune(job: LayerJob, device: Device, budget: str, deadline: float = inf) -> None:
     """Search for constants of our kernels, if wisdom at this batch is missing, stale or unreliable.
 
-    The result is "tuned" from then on. A search without a result only warns. A budget of seconds
-    ends at the deadline, on the clock of `monotonic`.
+    From then on, `ours` yields the result as "tuned". A search without a result only warns. After `deadline`, a time of
+    `monotonic`, no search begins, and a budget of time ends there.
     """
     from ksgen.tuning import tune
 
-    search: Callable[..., object] = tune  # takes words of options that are read from a job
+    search: Callable[..., object] = tune  # untyped: a job's options are plain strings
     from ksgen.tuning.tuner import parse_budget
 
     selector = f"{device.runtime}:{device.index}"
@@ -182,19 +182,20 @@ def tune(job: LayerJob, device: Device, budget: str, deadline: float = inf) -> N
 
 
 def arithmetics(job: LayerJob, device: Device) -> tuple[str, ...]:
-    """Arithmetics of our kernels.
+    """Precisions in which our kernels multiply for a job.
 
-    Modes of absent tensor cores or matrix tiles are left out: they would repeat plain float32.
+    Those for tensor cores or matrix tiles that the device lacks are left out: they would repeat plain float32.
     """
     limits = limits_of(device)
 
-    def is_there(name: str) -> bool:
-        own = PRECISIONS[name]
-        if own.operand:
+    def has_units(name: str) -> bool:
+        precision = PRECISIONS[name]
+        if precision.operand:
             return limits.tensor_cores
-        return bool(limits.is_cpu and own.families and own.tiles and own.tiles.operand.name in limits.tiles)
+        tiles = precision.tiles
+        return bool(limits.is_cpu and precision.families and tiles and tiles.operand.name in limits.tiles)
 
-    return tuple(each for each in job.comparison.ours if each == job.precision or is_there(each))
+    return tuple(name for name in job.comparison.ours if name == job.precision or has_units(name))
 
 
 def torch_device(device: Device) -> torch.device:
@@ -230,15 +231,15 @@ def rendered(kernel: KernelSpec, choice: Choice, dialect: str) -> Source:
     return render(kernel, choice.constants, family=choice.family, dialect=dialect)
 
 
-def at(device: Device, tensor: Tensor) -> Any:
-    """Address of a tensor for launches: on CUDA, or on a processor whose memory the device shares."""
+def address_of(device: Device, tensor: Tensor) -> Any:
+    """Address of a tensor as a launch's argument, on CUDA or on a device that shares the host's memory."""
     return device.shared(tensor.data_ptr()) if device.shares_host else tensor.data_ptr()
 
 
 def by_calls(run: Callable[[int], Any], on_cuda: bool, wait: Callable[[], None] = lambda: None) -> ReadyContender:
     """Contender whose calls work on PyTorch's own memory.
 
-    On CUDA they run in its default stream, like all other work.
+    On CUDA they run in PyTorch's default stream, like all other work.
     """
     if on_cuda:
         return ReadyContender(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
@@ -246,7 +247,7 @@ def by_calls(run: Callable[[int], Any], on_cuda: bool, wait: Callable[[], None] 
 
 
 def in_place(plans: Sequence[Plan], arrays: LayerArrays) -> ReadyContender:
-    """Contender with prepared calls on PyTorch's own memory, with weights packed once."""
+    """Contender whose calls are prepared on PyTorch's own memory, with weights packed once."""
     device, launches = plans[0].device, list(zip(plans, _packed(plans, arrays), strict=True))
     calls = [_Calls(arrays, launches, x) for x in arrays.sets]
     return by_calls(lambda number: calls[number](), device.kind == "cuda", device.synchronize)
@@ -254,11 +255,11 @@ def in_place(plans: Sequence[Plan], arrays: LayerArrays) -> ReadyContender:
 
 def _packed(plans: Sequence[Plan], arrays: LayerArrays) -> Iterator[Packed]:
     """Packed weights of each launch, by operand."""
-    left = iter([each for own in arrays.weights for each in own])
+    remaining = iter([factor for chain in arrays.weights for factor in chain])
     for plan in plans:
-        each = packings(plan.device, plan) if plan.kernel.is_chain else (plan,)
-        pairs = zip(weights_of(plan.kernel), each, strict=True)
-        yield {name: own.pack(at(plan.device, next(left)), None) for name, own in pairs}
+        packers = packings(plan.device, plan) if plan.kernel.is_chain else (plan,)
+        pairs = zip(weights_of(plan.kernel), packers, strict=True)
+        yield {name: packer.pack(address_of(plan.device, next(remaining)), None) for name, packer in pairs}
 
 
 class _Calls:
@@ -271,38 +272,39 @@ class _Calls:
         if launches[0][0].kernel.is_group:
             self._add(*launches[0], x, self.ys, added)
             return
-        left, batch = iter(launches), arrays.job.batch
+        remaining, batch = iter(launches), arrays.job.batch
         for place, chain in enumerate(kernel.chains):
-            own, between, number = {name: [each[place]] for name, each in added.items()}, x, 0
+            chain_added, inputs, number = {name: [each[place]] for name, each in added.items()}, x, 0
             while number < len(chain):
-                plan, weights = next(left)
+                plan, weights = next(remaining)
                 if not plan.kernel.is_chain and kernel.out_layout and number == chain.transposing_factor:
-                    between = self._transposed(between)
+                    inputs = self._transposed(inputs)
                 number, features = number + len(plan.kernel.factors), plan.kernel.pattern.out_features
                 shape = (batch, features) if plan.kernel.y_layout == "bsf" else (features, batch)
-                to = between.new_empty(shape) if number < len(chain) else self.ys[place]
-                self._add(plan, weights, between, [to], own)
-                between = to
+                outputs = inputs.new_empty(shape) if number < len(chain) else self.ys[place]
+                self._add(plan, weights, inputs, [outputs], chain_added)
+                inputs = outputs
 
     def __call__(self) -> list[Tensor]:
         for step in self._steps:
             step()
         return self.ys
 
-    def _transposed(self, between: Tensor) -> Tensor:
-        """Transpose an intermediate by a copy."""
-        to = between.t().contiguous()
-        self._steps.append(lambda: to.copy_(between.t()))
-        return to
+    def _transposed(self, intermediate: Tensor) -> Tensor:
+        """Add a step that transposes an intermediate into a new array, and return that array."""
+        result = intermediate.t().contiguous()
+        self._steps.append(lambda: result.copy_(intermediate.t()))
+        return result
 
     def _add(self, plan: Plan, packed: Packed, x: Tensor, ys: Sequence[Tensor], added: Added) -> None:
-        device, own, names = plan.device, plan.kernel, partial(each_chains, plan.kernel)
+        """Add the launch of a plan as a step."""
+        device, kernel, names = plan.device, plan.kernel, partial(each_chains, plan.kernel)
         tensors = {"x": x, **dict(zip(names("y"), ys, strict=True))}
         for name, each in added.items():
             tensors |= {operand: array for operand, array in zip(names(name), each, strict=True) if array is not None}
-        operands: dict[str, Any] = {name: at(device, array) for name, array in tensors.items()}
+        operands: dict[str, Any] = {name: address_of(device, array) for name, array in tensors.items()}
         operands |= {"workspace": plan.workspace(), **packed}
-        operands |= {pitch: tensors[array].stride(0) for array, pitch in pitches_of(own).items()}
+        operands |= {pitch: tensors[array].stride(0) for array, pitch in pitches_of(kernel).items()}
         after = None if device.kind == "cuda" else device.synchronize
         self._steps.append(Call(plan, plan.arguments(operands), None, ys, (), after, tuple(tensors.values())))
 
@@ -314,17 +316,17 @@ def _on_buffers(plan: Plan, arrays: LayerArrays) -> ReadyContender:
     packed, workspace = plan.pack(_uploaded(device, weights), None), plan.workspace()
     outputs = [_uploaded(device, poisoned) for _ in arrays.sets]
     inputs = [_uploaded(device, x) for x in arrays.sets]
-    own, pairs = {"weights": packed, "workspace": workspace}, zip(inputs, outputs, strict=True)
-    arguments = [plan.arguments({"x": x, plan.result: y, **own}) for x, y in pairs]
+    shared, pairs = {"weights": packed, "workspace": workspace}, zip(inputs, outputs, strict=True)
+    arguments = [plan.arguments({"x": x, plan.result: y, **shared}) for x, y in pairs]
 
     def run(number: int) -> Buffer:
         plan.launch(arguments[number], None)
         return outputs[number]
 
     def y(buffer: Buffer) -> list[Tensor]:
-        found = torch.empty_like(poisoned)
-        device.download(found.view(torch.uint8).numpy(), buffer)
-        return [found]
+        result = torch.empty_like(poisoned)
+        device.download(result.view(torch.uint8).numpy(), buffer)
+        return [result]
 
     return ReadyContender(run, y, lambda call: device.time(call, None, runs=1, warmup=0)[0], device.synchronize)
 

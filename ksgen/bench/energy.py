@@ -1,6 +1,6 @@
 """Energy per run by NVML: the GPU's energy counter, or power samples if it has none, minus the idle power.
 
-Refuses runs too short for the counter's resolution. Only arithmetic and NVML; does not know what is run.
+Refuses runs too short for the counter's resolution. Only arithmetic and NVML; knows nothing about the work.
 """
 
 import threading
@@ -23,7 +23,7 @@ LEAST_RUNS = 16  # runs per measurement, as in the paper
 LEAST_UPDATES = 20  # counter updates, or samples, per measurement: a resolution of 5 %
 SAMPLE_SECONDS = 0.01
 IDLE_SECONDS = 3.0
-SETTLE_SECONDS = 1.0  # until a GPU that has just worked is idle
+SETTLE_SECONDS = 1.0  # pause after work, until the GPU is idle
 
 
 class EnergyError(KsgenError):
@@ -61,7 +61,7 @@ def open_nvml() -> Any:
 
 
 class Energies:
-    """Joules per run above idle, of runs that last for that many seconds.
+    """Joules per run above idle, measured over runs that take at least `seconds` together.
 
     Implements `bench.timing.Quantity`.
     """
@@ -145,7 +145,7 @@ class Meter:
             seconds = self._clock() - begin
             done.set()
             thread.join()
-        within = [(at, watt) for at, watt in samples if begin <= at <= begin + seconds]
+        within = [(moment, watt) for moment, watt in samples if begin <= moment <= begin + seconds]
         return Reading(integral(within, seconds), seconds, len(within))
 
     def _joule(self) -> float:
@@ -156,7 +156,7 @@ class Meter:
 def integral(samples: list[tuple[float, float]], seconds: float) -> float:
     """Joules over `seconds`, from power samples.
 
-    The first and last samples extend to the ends of the interval.
+    Time before the first and after the last sample counts with the mean of these two samples.
     """
     if len(samples) < 2:
         return samples[0][1] * seconds if samples else 0.0
@@ -173,20 +173,20 @@ def joule_per_run(reading: Reading, runs: int, idle: Idle) -> float:
     least_s = LEAST_UPDATES * idle.update_s
     if reading.seconds < least_s:
         raise EnergyError(
-            f"{runs} runs took {reading.seconds:.2f} s, and this GPU tells its energy every {idle.update_s * 1e3:.0f} "
-            f"ms: at least {least_s:.1f} s are needed; --seconds {2 * least_s:.0f} would do"
+            f"{runs} runs took {reading.seconds:.2f} s, and this GPU updates its energy every "
+            f"{idle.update_s * 1e3:.0f} ms: at least {least_s:.1f} s are needed; --seconds {2 * least_s:.0f} would do"
         )
     above = reading.joule - idle.watt * reading.seconds
     if above <= 0:
         raise EnergyError(
             f"{runs} runs took {reading.joule:.1f} J in {reading.seconds:.1f} s, no more than the idle GPU's "
-            f"{idle.watt:.0f} W: another process used it in the meantime; measure again on an idle GPU"
+            f"{idle.watt:.0f} W: another process used the GPU in the meantime; measure again on an idle GPU"
         )
     return above / runs
 
 
 def find_handle(nvml: Any, uuid: str | None, index: int) -> Any:
-    """NVML handle of CUDA's GPU, found by UUID, because CUDA_VISIBLE_DEVICES renumbers GPUs."""
+    """NVML handle of CUDA's GPU: by UUID if known, because CUDA_VISIBLE_DEVICES renumbers GPUs, else by index."""
     if uuid:
         with suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")

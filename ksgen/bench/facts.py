@@ -15,7 +15,7 @@ from ksgen.errors import ToolchainError
 
 
 def run_facts(device: Device) -> dict[str, str]:
-    """Facts of one process that measures on a device."""
+    """Facts about a process that measures on a device."""
     where = torch_device(device)
     on_cuda = where.type == "cuda"
     return {
@@ -35,7 +35,7 @@ def run_facts(device: Device) -> dict[str, str]:
 
 
 def _compiler(device: Device) -> str:
-    """Version of the compiler; empty if there is none: binaries then come from a cache."""
+    """Name and version of the compiler; empty if there is none, because binaries then come from a cache."""
     try:
         compiler = device.compiler() or find_compiler()
     except ToolchainError:
@@ -44,7 +44,7 @@ def _compiler(device: Device) -> str:
 
 
 def commit(folder: Path) -> str:
-    """Commit of the checkout that contains a folder, with a + if files differ; empty outside a checkout."""
+    """Commit of the checkout that contains a folder, with a + if its files were changed; empty outside a checkout."""
 
     def git(*words: str) -> str:
         done = subprocess.run(

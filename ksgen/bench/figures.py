@@ -1,4 +1,4 @@
-"""Figures of the report in the paper's style: boxes by a number of the patterns.
+"""Figures of the report in the paper's style: box plots of values, grouped by a number derived from the patterns.
 
 Whiskers are at 5 and 95 %.
 """
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 7.2, 2.6  # inches
-EXTRA = "bench"
-MOST_BOXES = 24  # beyond, neighbouring numbers share one
+EXTRA = "bench"  # extra of the package that installs matplotlib
+MOST_BOXES = 24  # if there are more numbers, neighbouring ones share a box
 LEAST_IN_BOX = 5  # patterns; neighbouring numbers with fewer share a box
 
 
@@ -27,8 +27,8 @@ def boxes(
 ) -> str:
     """Draw a box per group, labelled with its number of patterns.
 
-    A box shows median and quartiles, with whiskers at 5 and 95 % and no outliers. `scale` holds values that the axis
-    covers, so that several figures share it; by default those of the figure.
+    A box shows median and quartiles, with whiskers at 5 and 95 % and no outliers. The axis covers the values in
+    `scale`, so that several figures can share an axis; by default, it covers the figure's own values.
     """
     merged = _merged(groups)
     with svg.figure(title, svg.Size(WIDTH, HEIGHT), EXTRA) as drawn:
@@ -44,8 +44,8 @@ def boxes(
         axes.grid(axis="x", visible=False)
         _value_axis(axes, unit, scale or [value for _, values in merged for value in values], reference)
         if scale:
-            room = (max(scale) / min(scale)) ** 0.05
-            axes.set_ylim(min(scale) / room, max(scale) * room)
+            margin = (max(scale) / min(scale)) ** 0.05
+            axes.set_ylim(min(scale) / margin, max(scale) * margin)
     return drawn.svg
 
 
@@ -72,4 +72,7 @@ def _merged(groups: Mapping[float, Sequence[float]]) -> list[tuple[str, list[flo
         numbers, values = merged.pop()
         merged[-1][0].extend(numbers)
         merged[-1][1].extend(values)
-    return [(f"{own[0]:.3g}" if len(own) == 1 else f"{own[0]:.3g} to {own[-1]:.3g}", values) for own, values in merged]
+    return [
+        (f"{numbers[0]:.3g}" if len(numbers) == 1 else f"{numbers[0]:.3g} to {numbers[-1]:.3g}", values)
+        for numbers, values in merged
+    ]

@@ -1,6 +1,6 @@
 """Quality of one-line rules, such as (b+c)/(bc), that predict where our kernel is faster.
 
-Evaluates rules on rows; never chooses for a launcher. Claims nothing without results of a GPU.
+Evaluates rules on results; launchers never use them. Without results of a GPU, it concludes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +45,8 @@ class Judged:
 
     rule: str
     correlation: float  # rank correlation with the gain
-    accuracy: float | None  # cross-validated, of "ours wins above the threshold"; None: only wins, or none
-    threshold: float  # found on all
+    accuracy: float | None  # cross-validated, of predicting a win above a threshold; None: ours wins always or never
+    threshold: float  # the best one over all patterns
 
 
 def predictors(results: Results, layout: str) -> ResultTable:
@@ -62,7 +62,7 @@ def predictors(results: Results, layout: str) -> ResultTable:
     description = f"Ours wins in {wins} of {counted(patterns, 'pattern')}"
     if 0 < wins < patterns:
         description += (
-            "; a pattern is judged by a threshold found on the others, and always saying the same is right in "
+            "; each pattern is predicted with a threshold found on the others. A constant prediction is right in "
         )
         description += f"{max(wins, patterns - wins)}."
     else:
@@ -101,12 +101,12 @@ def _judge(rule: str, ratios: Ratios, gains: Numbers) -> Judged:
     if 0 < wins.sum() < len(wins):
         hits = [(scores[one] > _threshold(scores[places != one], wins[places != one])) == wins[one] for one in places]
         accuracy = float(np.mean(hits))
-    correlation = np.nan_to_num(rank_correlation(scores, gains))  # a rule that never changes predicts nothing
+    correlation = np.nan_to_num(rank_correlation(scores, gains))  # equal scores for all patterns predict nothing
     return Judged(rule, float(correlation), accuracy, _threshold(scores, wins))
 
 
 def _threshold(scores: Numbers, wins: NDArray[np.bool_]) -> float:
-    """Threshold above which "ours wins" is right most often: between two scores, or always, or never."""
+    """Threshold above which predicting a win is right most often: between two scores, or infinite (always or never)."""
     known = np.unique(scores)
     if not known.size:
         return 0.0

@@ -1,7 +1,7 @@
 """Contenders of the benchmark for full layers.
 
-They are one launch of all factors, one launch per factor, PyTorch's products per factor, and the dense layer of
-the same shape.
+They are one launch of all factors, one launch per factor or per layer of a group, a frozen `KSLinear`, PyTorch's
+products per factor, and the dense layer of the same shape.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,8 +50,8 @@ def layer_contenders(job: LayerJob, device: Device, names: Sequence[str]) -> Ite
 def _ours(job: LayerJob, device: Device, name: str, arithmetic: str) -> Iterator[Contender]:
     kernel = job.kernel(arithmetic)
     launches = _launches(kernel, name)
-    lacks = next((why for each in launches if (why := _why_unavailable(device, each, job.batch))), "")
-    for choices in [[]] if lacks else _choices(device, launches, job.batch):
+    refusal = next((why for each in launches if (why := _why_unavailable(device, each, job.batch))), "")
+    for choices in [[]] if refusal else _choices(device, launches, job.batch):
         digests = dict.fromkeys(template_digest(each.family) for each in choices)
         yield Contender(
             job,
@@ -59,18 +59,21 @@ def _ours(job: LayerJob, device: Device, name: str, arithmetic: str) -> Iterator
             "tuned" if any(each.from_wisdom for each in choices) else "default",
             arithmetic,
             " ".join(("ksgen", __version__, *digests)),
-            partial(_prepare, device, launches, choices, lacks),
+            partial(_prepare, device, launches, choices, refusal),
             extra_bytes=2 * job.bytes,
             multiplications=sum(chain.weight_count for chain in job.layer.chains),
             family=", ".join(dict.fromkeys(each.family for each in choices)),
             constants="; ".join(dict.fromkeys(str(each.constants) for each in choices)),
-            why=choices[0].why if choices else lacks,
+            why=choices[0].why if choices else refusal,
             sources=partial(_sources, device, launches, choices),
         )
 
 
 def _choices(device: Device, launches: Sequence[KernelSpec], batch: int) -> Iterator[list[Choice]]:
-    """Choices of launchers; on a processor also the defaults of families that they take only on request."""
+    """Yield the launchers' choices, one per launch.
+
+    On a processor, then yield the defaults of families that launchers take only on request.
+    """
     yield [PLANNER.choice(device, each, batch) for each in launches]
     limits = limits_of(device)
     if limits.is_cpu:
@@ -85,20 +88,20 @@ def _choices(device: Device, launches: Sequence[KernelSpec], batch: int) -> Iter
 
 
 def _prepare(
-    device: Device, launches: Sequence[KernelSpec], choices: Sequence[Choice], lacks: str, arrays: LayerArrays
+    device: Device, launches: Sequence[KernelSpec], choices: Sequence[Choice], refusal: str, arrays: LayerArrays
 ) -> ReadyContender:
     """Prepare calls on PyTorch's own memory, with weights packed once. Several launches are separate calls."""
-    if lacks:
-        raise UnsupportedError(lacks)
+    if refusal:
+        raise UnsupportedError(refusal)
     pairs, batch = zip(launches, choices, strict=True), arrays.job.batch
-    plans = [PLANNER.plan_of(device, own, batch, choice) for own, choice in pairs]
+    plans = [PLANNER.plan_of(device, kernel, batch, choice) for kernel, choice in pairs]
     return in_place(plans, arrays)
 
 
 def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
     """Kernels in the order of their launches, chain by chain.
 
-    The last one of each chain writes to the place where one launch would.
+    The last kernel of each chain writes its outputs with the strides of `kernel`, as one launch would.
     """
     if name == ONE_LAUNCH or not kernel.is_chain:
         return [kernel]
@@ -120,11 +123,11 @@ def _why_unavailable(device: Device, kernel: KernelSpec, batch: int) -> str:
 
 
 def _sources(device: Device, launches: Sequence[KernelSpec], choices: Sequence[Choice]) -> list[Source]:
-    """Sources of launches, and of the kernels that pack for them."""
+    """Sources of the launches, and of the kernels that pack weights for them."""
     found = []
     for kernel, choice in zip(launches, choices, strict=False):  # without choices there is nothing to launch
         packed = packing_choices(kernel, choice.family, choice.constants) if kernel.is_chain else []
-        found += [rendered(own, chosen, device.dialect) for own, chosen in ((kernel, choice), *packed)]
+        found += [rendered(each, chosen, device.dialect) for each, chosen in ((kernel, choice), *packed)]
     return found
 
 
@@ -166,8 +169,8 @@ def _factor_by_factor(prepare: Prepare, arrays: LayerArrays) -> Callable[[Tensor
 
     products = [
         [
-            prepare(pattern, layout_of(number, chain.transposing_factor), own)
-            for number, (pattern, own) in enumerate(zip(chain, weights, strict=True))
+            prepare(pattern, layout_of(number, chain.transposing_factor), factor)
+            for number, (pattern, factor) in enumerate(zip(chain, weights, strict=True))
         ]
         for chain, weights in zip(layer.chains, arrays.weights, strict=True)
     ]
@@ -190,22 +193,22 @@ def _dense(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
     """Multiply with `torch.nn.functional.linear` by the chains' stacked dense matrices."""
     layer, dtype = arrays.layer, arrays.sets[0].dtype
     if layer.between != "none":
-        raise UnsupportedError(f"with {layer.between} between its factors it is no matrix")
+        raise UnsupportedError(f"a layer with {layer.between} between its factors has no dense matrix")
     pairs = zip(layer.chains, arrays.weights, strict=True)
-    wide = [chain_to_dense(chain, [each.double() for each in weights]) for chain, weights in pairs]
-    matrix = torch.cat(wide).to(dtype)
+    matrices = [chain_to_dense(chain, [each.double() for each in weights]) for chain, weights in pairs]
+    matrix = torch.cat(matrices).to(dtype)
     biases = [each for each in arrays.biases if each is not None]
     bias = torch.cat(biases) if biases else None
-    is_first, y_is_first = arrays.layout == "bsf", arrays.y_layout == "bsf"
+    x_is_bsf, y_is_bsf = arrays.layout == "bsf", arrays.y_layout == "bsf"
     residuals = [each for each in arrays.residuals if each is not None]
-    residual = torch.cat(residuals, 1 if y_is_first else 0) if residuals else None
+    residual = torch.cat(residuals, 1 if y_is_bsf else 0) if residuals else None
     activation, column = layer.epilogue.activation, None if bias is None else bias[:, None]
 
     def product(x: Tensor) -> list[Tensor]:
-        if y_is_first:
-            y = functional.linear(x if is_first else x.t(), matrix, bias)
+        if y_is_bsf:
+            y = functional.linear(x if x_is_bsf else x.t(), matrix, bias)
         else:
-            columns = x.t() if is_first else x
+            columns = x.t() if x_is_bsf else x
             y = matrix @ columns if column is None else torch.addmm(column, matrix, columns)
         return arrays.apart(finish(y, None, activation, residual, arrays.y_layout))
 
@@ -217,19 +220,19 @@ def _layer(arrays: LayerArrays) -> Callable[[Tensor], Sequence[Tensor]]:
     layer = arrays.layer
     options: dict[str, Any] = {"layout": arrays.layout, "out_layout": layer.out_layout, "fuse": layer.fuse}
     options |= {"activation": layer.epilogue.activation}
-    made = [
+    layers = [
         KSLinear.from_weights(weights, bias, between=layer.between if len(weights) > 1 else "none", **options)
         .eval()
         .freeze()
         for weights, bias in zip(arrays.weights, arrays.biases, strict=True)
     ]
     residual = arrays.residuals[0]
-    if len(made) > 1 and layer.epilogue.residual:
+    if len(layers) > 1 and layer.epilogue.residual:
         raise UnsupportedError("KSLinear.group adds no residual")
-    group = KSLinear.group(made) if len(made) > 1 else None
+    group = KSLinear.group(layers) if len(layers) > 1 else None
 
     def product(x: Tensor) -> Sequence[Tensor]:
-        return [made[0](x, residual)] if group is None else arrays.apart(group(x))
+        return [layers[0](x, residual)] if group is None else arrays.apart(group(x))
 
     for _ in range(PREPARING):
         product(arrays.sets[0])

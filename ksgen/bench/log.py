@@ -1,8 +1,8 @@
-"""Log of measurements: one JSON object per line, appended at once, so that a kill loses at most one.
+"""Log of measurements: one JSON object per line, appended at once, so that killing the process loses at most one.
 
 There are four kinds of lines. "run" holds the facts of a process, and "ceilings" the device's measured limits.
 "contender" describes one method to compute one job, with its error. "measurement" is the result of one measurement of
-that contender. Does not interpret them.
+that contender. Does not interpret the lines.
 """
 
 import errno
@@ -25,7 +25,7 @@ MOST_BYTES_OF_FILE = 2**28  # two million lines
 
 @dataclass
 class LoggedContender:
-    """Lines of one contender: its latest facts, its run and ceilings, and all its measurements."""
+    """Lines of one contender: its latest facts, with their run and ceilings, and all valid measurements."""
 
     facts: Facts
     run: Facts
@@ -35,14 +35,15 @@ class LoggedContender:
 
 @dataclass
 class Content:
-    """Content of a log, by the contender's key, in order of first appearance."""
+    """Content of a log. `contenders` is by key, in order of first appearance."""
 
     contenders: dict[str, LoggedContender] = field(default_factory=dict)
-    run: Facts = field(default_factory=dict)  # the latest
+    run: Facts = field(default_factory=dict)  # facts of the latest run
     ceilings: dict[str, Facts] = field(default_factory=dict)  # the latest run's ceilings, by arithmetic
     whole_bytes: int = 0  # the file's size up to its last complete line
 
     def take(self, line: Facts) -> None:
+        """Add a line; `ValueError` or `KeyError` if it is none of a log."""
         kind, rest = line["kind"], {name: value for name, value in line.items() if name != "kind"}
         if kind == "run":
             self.run, self.ceilings = rest, {}
@@ -64,7 +65,7 @@ class Content:
 def read_log(path: Path) -> Content:
     """Read a log.
 
-    A last line that a kill cut off is left out. `KsgenError` names a line that cannot be read.
+    An incomplete last line, left by a killed process, is skipped. `KsgenError` names a line that cannot be read.
     """
     content = Content()
     with reading(path):

@@ -1,10 +1,10 @@
 """Dense and Kronecker-sparse models: the paper's Tables 4 and 7, as ratios to the dense module.
 
-The steps are forward passes with frozen sparse layers, decoding of one token per sequence after the others, and
+The steps are forward passes with frozen sparse layers, decoding of one token per sequence after the earlier ones, and
 training steps. A training step is a forward and a backward pass, and an update by stochastic gradient descent.
 
-Table 6 is the share of feed-forward linear layers in a vision transformer's forward pass, with dense layers. They are
-timed alone, on inputs of their size, alternating with the full model.
+Table 6 is the share of feed-forward linear layers in a vision transformer's forward pass, with dense layers. These
+layers are timed alone, on inputs of their size, alternating with the full model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ from ksgen.measure.trust import Watch, host_clock, why_unreliable
 from ksgen.torch.conversion.times import cuda_clock
 from ksgen.torch.layer import KSLinear, freeze, thaw
 
-WARMUP_RUNS = 3  # the first allocates; the second may still reuse memory of another call's first
+WARMUP_RUNS = 3  # the first allocates memory; the second may get memory that another call's first run freed
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Spread:
 def seconds_in_turn(
     calls: Mapping[str, Callable[[], object]], repeats: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """Times of each call, round by round; each round begins with another call.
+    """Seconds of each call, round by round; each round begins with another call.
 
     On a processor, freed memory is not returned to the system, and calls alternate from the first warm-up run on. The
     memory layout is then stable.
@@ -61,8 +61,8 @@ def seconds_in_turn(
     clock = cuda_clock if on_gpu else host_clock
     names = list(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(repeats):
-        first = turn % len(names)
+    for number in range(repeats):
+        first = number % len(names)
         for name in names[first:] + names[:first]:
             if not on_gpu:
                 rest()
@@ -72,10 +72,10 @@ def seconds_in_turn(
 
 @dataclass(frozen=True)
 class Module:
-    """Row of the tables."""
+    """Module that is a row of the tables."""
 
-    path: str  # within a block; "" is the block
-    paper_ratio: float  # ratio of the paper's own kernel: ViT-S/16, float32, on an A100
+    path: str  # within a block; "" is the block, or the model in the row `WHOLE`
+    paper_ratio: float  # ratio that the paper reports: its own kernel, ViT-S/16, float32, on an A100
     has_bias: bool | None = None  # only linear layers have one
 
 
@@ -112,7 +112,7 @@ class ModelJob:
     tokens: int
     repeats: int
     steps: tuple[str, ...] = (FORWARD,)
-    layers: tuple[str, ...] = LAYERS  # the sparse ones
+    layers: tuple[str, ...] = LAYERS  # layers that become sparse
 
 
 @dataclass(frozen=True)
@@ -155,18 +155,21 @@ def measure(job: ModelJob) -> Iterator[ModelRow]:
 
 
 def modules_of(job: ModelJob) -> dict[str, Module]:
-    """Rows that have a sparse layer, and a bias if they are of one."""
+    """Rows with at least one sparse layer; a row with a bias only if the model's layers have biases."""
     biases = (None, False, models.MODELS[job.model]["torch"].has_biases)
-    held = {"feed_forward": ("up", "down"), "attention": ("qkv", "projection"), "": LAYERS}
+    layers_of = {"feed_forward": ("up", "down"), "attention": ("qkv", "projection"), "": LAYERS}
     return {
         name: each
         for name, each in MODULES.items()
-        if each.has_bias in biases and set(held.get(each.path, (each.path.rpartition(".")[2],))) & set(job.layers)
+        if each.has_bias in biases and set(layers_of.get(each.path, (each.path.rpartition(".")[2],))) & set(job.layers)
     }
 
 
 def _variants(job: ModelJob, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
-    """Dense model, and a sparse one per backend, with the same weights; in memory once, unless they are trained."""
+    """Dense model, and a sparse one per backend, whose sparse layers have the same random weights.
+
+    All other parameters are those of the dense model, in memory once unless they are trained.
+    """
     with job.device:
         dense = models.build(job.model).to(dtype).eval()
     shared = {id(each): each for each in dense.parameters()} if step != TRAINING else {}
@@ -209,7 +212,7 @@ def _call(job: ModelJob, name: str, model: nn.Module, step: str) -> Callable[[],
 
 
 def _part(job: ModelJob, name: str, model: nn.Module) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Module of a model, and its arguments."""
+    """Module of a model, and random arguments for it."""
     is_vision = isinstance(model, models.VisionTransformer)
     if name == WHOLE:
         return model, (model.random_inputs(job.batch) if is_vision else model.random_inputs(job.batch, job.tokens),)
@@ -249,12 +252,12 @@ VISION_MODELS = {  # names in the paper
 
 @dataclass(frozen=True)
 class Share:
-    """Share of one model in one precision."""
+    """Share of the feed-forward linear layers in the forward pass of one model, in one precision."""
 
     model: str
     precision: str
     whole_us: float
-    layers_us: float  # microseconds of all these layers
+    layers_us: float  # sum over all blocks
     share: float
     paper: float | None
     others_share: float | None = None  # share of processor time that other programs used

@@ -1,6 +1,6 @@
 """Dense and Kronecker-sparse ViT-S/16, GPT-2 medium and Llama 1B, in plain PyTorch or from timm and transformers.
 
-Weights are drawn, never downloaded.
+Weights are random, never downloaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ class LlamaSize:
     key_heads: int  # heads of keys and values, each shared by heads / key_heads queries
     hidden: int  # features of the feed-forward layers
     epsilon: float
-    base: float  # of the rotation's angles
+    base: float  # base of the rotation's angles
     is_rotary = True
 
     def norm(self) -> nn.Module:
@@ -104,7 +104,7 @@ LLAMA_ENDS = Language(vocabulary=128256, positions=2048)
 class Cache:
     """Keys and values of a causal model's earlier tokens. The first call may have several tokens, later ones have one.
 
-    Callers advance `length`, the number of earlier tokens. Raises `ValueError` for more tokens than there is room for.
+    Callers advance `length`, the number of earlier tokens.
     """
 
     def __init__(self, batch: int, tokens: int) -> None:
@@ -112,7 +112,10 @@ class Cache:
         self._kept: dict[nn.Module, Tensor] = {}
 
     def extend(self, owner: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store an attention layer's keys and values, and return them with all earlier ones."""
+        """Store an attention layer's keys and values, and return them with all earlier ones.
+
+        `ValueError` for more tokens than the cache's size, or for several tokens after earlier ones.
+        """
         batch, tokens = self.size
         if owner not in self._kept:
             self._kept[owner] = k.new_zeros(2, batch, k.shape[1], tokens, k.shape[3])
@@ -176,10 +179,10 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor, first: int) -> Tensor:
         left, right = x.chunk(2, dim=-1)
-        at = slice(first, first + x.shape[-2])
-        if at.stop > len(self.cos):
-            raise ValueError(f"{at.stop} tokens; accepted: {len(self.cos)}")
-        return x * self.cos[at] + torch.cat([-right, left], dim=-1) * self.sin[at]
+        positions = slice(first, first + x.shape[-2])
+        if positions.stop > len(self.cos):
+            raise ValueError(f"{positions.stop} tokens; accepted: {len(self.cos)}")
+        return x * self.cos[positions] + torch.cat([-right, left], dim=-1) * self.sin[positions]
 
 
 class LlamaAttention(Attention):
@@ -283,7 +286,7 @@ class LanguageModel(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def begin_decoding(self, batch: int, tokens: int) -> Cache:
-        """Keep keys and values of calls from now on, for at most so many tokens."""
+        """Cache the keys and values of all following calls, for at most `tokens` tokens."""
         cache = Cache(batch, tokens)
         for module in self.modules():
             if isinstance(module, Attention):
@@ -310,7 +313,11 @@ def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A library's model: its constructor, and per layer of the spec the matching layer's name and count."""
+    """A library's model: its constructor, and its layers.
+
+    `layers` maps names of layers in the model to a layer of the spec, and to the number of its chains side by side: 3
+    for queries, keys and values.
+    """
 
     build: Callable[[], nn.Module]
     layers: Mapping[str, tuple[str, int]]
@@ -362,31 +369,35 @@ def _imported(library: str) -> Any:
 
 
 def _llama(family: str) -> dict[str, ModelSource]:
-    """Sources of a Llama whose layers are chains of this family."""
+    """Sources of a Llama whose layers are chains of a family: monarch or blast."""
     names = {
         "q": "attention", "k": "key_value", "v": "key_value", "projection": "attention", "gate": "up", "up": "up",
         "down": "down",
     }  # fmt: skip
-    theirs = {"projection": "o_proj"} | {name: f"{name}_proj" for name in names if name != "projection"}
+    transformers_names = {"projection": "o_proj"} | {name: f"{name}_proj" for name in names if name != "projection"}
     chains = {name: (f"{family}_1b_{layer}", 1) for name, layer in names.items()}
     return {
         "torch": ModelSource(lambda: LanguageModel(LLAMA_1B, LLAMA_ENDS), chains, has_biases=False),
         "transformers": ModelSource(
-            _llama_of_transformers, {theirs[name]: chain for name, chain in chains.items()}, has_biases=False
+            _llama_of_transformers,
+            {transformers_names[name]: chain for name, chain in chains.items()},
+            has_biases=False,
         ),
     }
 
 
-_OWN = {"projection": ("projection", 1), "up": ("up", 1), "down": ("down", 1)}
+_OUR_LAYERS = {"projection": ("projection", 1), "up": ("up", 1), "down": ("down", 1)}
 MODELS: dict[str, dict[str, ModelSource]] = {
     "vit-s16": {
-        "torch": ModelSource(VisionTransformer, {**_OWN, "qkv": ("attention", 3), "projection": ("attention", 1)}),
+        "torch": ModelSource(
+            VisionTransformer, {**_OUR_LAYERS, "qkv": ("attention", 3), "projection": ("attention", 1)}
+        ),
         "timm": ModelSource(
             _from_timm, {"qkv": ("attention", 3), "*.attn.proj": ("attention", 1), "fc1": ("up", 1), "fc2": ("down", 1)}
         ),
     },
     "gpt2-medium": {
-        "torch": ModelSource(LanguageModel, {**_OWN, "qkv": ("qkv", 1)}),
+        "torch": ModelSource(LanguageModel, {**_OUR_LAYERS, "qkv": ("qkv", 1)}),
         "transformers": ModelSource(
             _gpt2_of_transformers,
             {"c_attn": ("qkv", 1), "*.attn.c_proj": ("projection", 1), "c_fc": ("up", 1), "*.mlp.c_proj": ("down", 1)},
@@ -396,11 +407,11 @@ MODELS: dict[str, dict[str, ModelSource]] = {
     "llama-1b-blast": _llama("blast"),
 }
 SPECS = {"vit-s16": "vit.yaml", "gpt2-medium": "gpt2.yaml", "llama-1b": "llama.yaml", "llama-1b-blast": "llama.yaml"}
-ROLES = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "up"}  # words of `roster.LAYERS` for layers of other names
+ROLES = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "up"}  # words of `roster.LAYERS` for layers with other names
 
 
 def build(name: str, library: str = "torch") -> nn.Module:
-    """Create a dense model with drawn weights: vit-s16 (torch, timm), gpt2-medium or llama-1b (torch, transformers)."""
+    """Create a dense model with random weights: vit-s16 (torch, timm), or another of `MODELS` (torch, transformers)."""
     return _source(name, library).build()
 
 

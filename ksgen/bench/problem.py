@@ -1,6 +1,6 @@
 """Jobs of a benchmark, and the arrays of one job on the device, with the float64 reference for its results.
 
-A product is a layer of one factor that has no name.
+The job of a product is a layer of one factor without a name.
 """
 
 import zlib
@@ -23,8 +23,8 @@ from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import is_layer, layer_launch
 from ksgen.values import cached_property
 
-MOST_SETS = 64  # sets of X and Y that runs alternate between
-_ENDS, _BETWEEN = 16, 16  # compared rows of the batch: at both ends, where tiles are ragged, and in between
+MOST_SETS = 64  # largest number of sets of X and Y, which runs use in turn
+_ENDS, _BETWEEN = 16, 16  # compared rows of the batch: at each end, where tiles may be ragged, and in between
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ class LayerJob:
 
     def __post_init__(self) -> None:
         """Refuse exchanged outputs, which the other contenders do not compute."""
-        if given := next((chain for chain in self.layer.chains if chain.is_exchanged), None):
-            raise KsgenError(f"{given} exchanges outputs; accepted for a job to compare: outputs in the order i.k.j")
+        if exchanged := next((chain for chain in self.layer.chains if chain.is_exchanged), None):
+            raise KsgenError(
+                f"{exchanged} exchanges outputs; accepted for a job to compare: outputs in the order i.k.j"
+            )
 
     @property
     def comparison(self) -> Comparison:
@@ -89,11 +91,11 @@ class LayerJob:
         )
 
     def factor(self, arithmetic: str) -> KernelSpec:
-        """Kernel of one product of the job, whose instructions measure the device's limits."""
+        """Kernel of one factor of the job. Its instructions are those by which the device's ceilings are measured."""
         return KernelSpec(self.layer.chains[0][-1], arithmetic, self.layout)
 
     def tolerance(self, arithmetic: str) -> float:
-        """Largest error that rounding explains: the sum over factors, of the worst chain."""
+        """Largest error that rounding explains: the sum over the factors of the worst chain."""
         return max(sum(tolerance(arithmetic, pattern.c) for pattern in chain) for chain in self.layer.chains)
 
     def problem(self, where: torch.device, seed: int) -> "LayerArrays":
@@ -106,8 +108,9 @@ def product_job(pattern: Pattern, precision: str, layout: str, batch: int) -> La
 
 
 class LayerArrays:
-    """Arrays that the contenders of one job work on: weights per factor, any bias and residual, and more sets of X than
-    a cache holds. Equal jobs and seeds give equal arrays.
+    """Arrays that the contenders of one job work on: weights per factor, any bias and residual, and sets of X.
+
+    Together they exceed a cache, unless that takes more than `MOST_SETS` sets. Equal jobs and seeds give equal arrays.
     """
 
     def __init__(self, job: LayerJob, where: torch.device, seed: int) -> None:
@@ -125,7 +128,7 @@ class LayerArrays:
 
         self.weights = [[uniform(pattern) for pattern in chain] for chain in job.layer.chains]
         x = normal(*self._shape(kernel.in_features, self.layout))
-        # so many copies that all of the job's arrays exceed the cache
+        # as many copies as make the arrays of all sets exceed the cache
         self.sets = [x, *(x.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
         added = kernel.epilogue
         self.biases = [normal(count) if added.bias else None for count in self.features]
@@ -165,10 +168,11 @@ class LayerArrays:
     @property
     def checked(self) -> int:
         """Number of compared rows of the batch."""
-        return len(self._entries)
+        return len(self._compared)
 
     @cached_property
-    def _entries(self) -> Tensor:
+    def _compared(self) -> Tensor:
+        """Indices of the compared rows of the batch."""
         batch, where = self.job.batch, self.sets[0].device
         if batch <= 2 * _ENDS + _BETWEEN:
             return torch.arange(batch, device=where)
@@ -180,16 +184,17 @@ class LayerArrays:
     def _truths(self) -> list[Any]:
         """Compared rows of each chain's outputs, in float64."""
         x, truths = self._sample(self.sets[0], self.layout), []
-        each = zip(layer_kernels(self.kernel), self.weights, self.biases, self.residuals, strict=True)
-        for kernel, weights, bias, residual in each:
-            *before, last = (_wide(own) for own in weights)
+        chains = zip(layer_kernels(self.kernel), self.weights, self.biases, self.residuals, strict=True)
+        for kernel, weights, bias, residual in chains:
+            *before, last = (_wide(factor) for factor in weights)
             added = None if residual is None else self._sample(residual, self.y_layout)
             bias = None if bias is None else _wide(bias)
             truths.append(Problem(kernel, self.checked, x, last, bias, added, before=tuple(before)).truth)
         return truths
 
     def _sample(self, array: Tensor, layout: str) -> Any:
-        return _wide(array.index_select(0 if layout == "bsf" else 1, self._entries.to(array.device)))
+        """Compared rows of an array, in float64."""
+        return _wide(array.index_select(0 if layout == "bsf" else 1, self._compared.to(array.device)))
 
 
 def _wide(tensor: Tensor) -> Any:

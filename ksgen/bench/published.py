@@ -37,6 +37,6 @@ def published_patterns() -> list[Pattern]:
 
 
 def published_us(pattern: str, precision: str, layout: str) -> float | None:
-    """The authors' own time of their kernel."""
+    """Microseconds that the authors published for their kernel; None if they published none."""
     milliseconds = published()["times"].get(pattern, {}).get(f"{precision} {layout}")
     return None if milliseconds is None else milliseconds * 1e3

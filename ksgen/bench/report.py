@@ -1,6 +1,6 @@
 """Convert rows to one self-contained HTML page, or Markdown: the paper's tables and figures for this device.
 
-Judges nothing: `tables`, `figures` and `heuristic` choose the content. The same rows give the same bytes.
+Evaluates nothing: `tables`, `figures` and `heuristic` choose the content. The same rows give the same bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -109,7 +109,7 @@ def _devices(rows: Sequence[ResultRow]) -> str:
 
 
 def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_figures: bool) -> list[PageSection]:
-    """Sections of the page: charts, then tables of products, then those of full layers."""
+    """Sections of the page: charts, overview, products, layers, energy, models, the authors' times, and errors."""
     products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
     drawn = charts(rows) if with_figures else []
     shown = (
@@ -121,7 +121,7 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
     found = [PageSection("Charts", "" if drawn else NO_CHARTS, charts=drawn)] * with_figures
     found.append(PageSection("Overview", tables=[table for table in shown if table.rows]))
     energy = PageSection(
-        "Energy", "NVML's count around long runs, less what the idle GPU takes.", [tables.energy(products)]
+        "Energy", "NVML's energy during long runs, minus that of the idle GPU.", [tables.energy(products)]
     )
     for results in comparisons(products):
         found.append(_of_products(results))
@@ -148,10 +148,12 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
 
 
 def _of_products(results: Results) -> PageSection:
-    known = COMPARISONS.get(results.precision)
-    own = (tables.table3, tables.table5, tables.table8, tables.layouts, tables.rewriting, tables.families)
-    shown = [*(table(results) for table in own), *(predictors(results, layout) for layout in LAYOUTS)]
-    section = PageSection(results.title, f"{known.says}." if known else "", [table for table in shown if table.rows])
+    comparison = COMPARISONS.get(results.precision)
+    makers = (tables.table3, tables.table5, tables.table8, tables.layouts, tables.rewriting, tables.families)
+    shown = [*(make(results) for make in makers), *(predictors(results, layout) for layout in LAYOUTS)]
+    section = PageSection(
+        results.title, f"{comparison.says}." if comparison else "", [table for table in shown if table.rows]
+    )
     section.folded_tables = [tables.table8(results, layout) for layout in LAYOUTS]
     return section
 
@@ -185,14 +187,14 @@ def _boxes(
     label: str = RATIO,
     **more: Any,
 ) -> list[str]:
-    """A box plot, if there are more patterns than bar charts show."""
+    """One box plot, if there are more than `MOST_BARS` patterns; else none."""
     return [figures.boxes(title, label, unit, group_by(ratios, key), **more)] if len(ratios) > MOST_BARS else []
 
 
 def _map(results: Results, layout: str) -> Map | None:
-    at = {Pattern.parse(text).shape: share for text, share in results.shares_of_floor(OURS, layout).items()}
-    if not at:
+    share_of = {Pattern.parse(text).shape: share for text, share in results.shares_of_floor(OURS, layout).items()}
+    if not share_of:
         return None
-    blocks, counts = sorted({(b, c) for _, b, c, _ in at}), sorted({(a, d) for a, _, _, d in at})
-    lines = tuple((f"{a}, {d}", tuple(at.get((a, b, c, d)) for b, c in blocks)) for a, d in counts)
+    blocks, counts = sorted({(b, c) for _, b, c, _ in share_of}), sorted({(a, d) for a, _, _, d in share_of})
+    lines = tuple((f"{a}, {d}", tuple(share_of.get((a, b, c, d)) for b, c in blocks)) for a, d in counts)
     return Map(tables.LAYOUT_WORDS[layout], tuple(blocks), lines)

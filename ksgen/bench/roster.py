@@ -9,8 +9,8 @@ PAPERS = ("bmm", "einsum", "bsr", "dense", "sparse")
 EXPERTS = ("strided", "three_passes", "densified", "pieces", "compiled")
 LIBRARIES = ("scipy", "lazylinop")  # measured on processors, if installed
 PARTS = ("rewriting",)  # incomplete products: neither checked nor compared
-COMPILED = ("compiled",)  # compiled at their first run, for seconds
-LAYER = "layer"  # a frozen KSLinear, as a user has it
+COMPILED = ("compiled",)  # they compile for seconds at their first run
+LAYER = "layer"  # a frozen KSLinear, as users call it
 PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
 MODELS = ("vit-s16", "gpt2-medium", "llama-1b", "llama-1b-blast")
@@ -24,7 +24,7 @@ METHODS = (*OUR_METHODS, LAYER, "bmm", "views", "dense")  # contenders for layer
 
 @dataclass(frozen=True)
 class Comparison:
-    """Precisions that each side may use."""
+    """Precisions that our kernels and the baselines may use."""
 
     name: str
     says: str
@@ -34,9 +34,10 @@ class Comparison:
 
 
 def as_precise_as(name: str) -> tuple[str, ...]:
-    """Precisions for the same arrays, with their full range, and errors at most twice as large."""
-    own = PRECISIONS[name]
-    same = [each for each in PRECISIONS.values() if (each.dtype, each.unit_roundoff) == (own.dtype, own.unit_roundoff)]
+    """Precisions for the same arrays with the same unit roundoff, that accept the full range of these arrays."""
+    wanted = PRECISIONS[name]
+    key = (wanted.dtype, wanted.unit_roundoff)
+    same = [each for each in PRECISIONS.values() if (each.dtype, each.unit_roundoff) == key]
     return tuple(each.name for each in same if not each.range_note)
 
 
@@ -60,4 +61,4 @@ COMPARISONS = {
         ),
     )
 }
-USUAL = ("float32", "float16", "tf32", "bfloat16")  # the most informative first
+USUAL = ("float32", "float16", "tf32", "bfloat16")  # compared by default, the most informative first

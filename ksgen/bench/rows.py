@@ -27,7 +27,7 @@ OK = "ok"
 
 @dataclass(frozen=True)
 class ResultRow:
-    """Result of one contender for one job. None stands for missing measurements."""
+    """Result of one contender for one job. None means that nothing was measured."""
 
     pattern: str
     precision: str  # the comparison's precision: float32 is strict, tf32 allows TF32 on both sides
@@ -38,7 +38,7 @@ class ResultRow:
     arithmetic: str  # precision of the multiplications
     family: str
     constants: str
-    why: str  # source of these constants
+    why: str  # source of the constants, or description of the baseline
     status: str  # OK, or why it was not measured
     reason: str
     measurements: int
@@ -88,7 +88,7 @@ class ResultRow:
 
     @property
     def us(self) -> float:
-        """Median time in microseconds, if there is one."""
+        """Median time in microseconds of a row that has one."""
         assert self.median_us is not None
         return self.median_us
 
@@ -99,6 +99,7 @@ class ResultRow:
 
     @property
     def counts(self) -> bool:
+        """Whether comparisons use the row: its result is accurate, and its time reliable."""
         return self.status == OK and self.median_us is not None and self.is_accurate and not self.doubt
 
 
@@ -139,7 +140,7 @@ def row_of(contender: LoggedContender) -> ResultRow:
 def read_rows(path: Path) -> list[ResultRow]:
     """Read the rows of a log, a CSV or a Parquet file.
 
-    `KsgenError` if there are none, or if the file is none of these.
+    `KsgenError` if the file has no rows, or another format.
     """
     readers: dict[str, Callable[[Path], list[ResultRow]]] = {
         ".jsonl": _read_log,
@@ -158,7 +159,7 @@ def read_rows(path: Path) -> list[ResultRow]:
 
 
 def _by_present_names(row: ResultRow) -> ResultRow:
-    """Row of a file with the names of this version: families, and layers and patterns of groups."""
+    """Replace the names of earlier versions in a row: of families, and of layers and patterns of groups."""
     layer, pattern = row.layer.replace("beside each other", "side by side"), row.pattern.replace(" beside ", AND)
     return replace(row, family=present_names(row.family), layer=layer, pattern=pattern)
 
@@ -251,6 +252,7 @@ def _kind(name: str) -> type:
 
 
 def absent(name: str) -> Any:
+    """Value of a column that was not measured."""
     return {str: "", int: 0, float: None}[_kind(name)]
 
 

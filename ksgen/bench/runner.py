@@ -32,11 +32,12 @@ from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
 from ksgen.measure.trust import LEAST_BLOCKS, why_unreliable
 from ksgen.values import counted
 
-ACCEPTED = 2.0  # times the rounding error: baselines round at other points than our kernels
-HOPELESS, BETTER_PACE = 3.0, 10  # times the fastest contender's time; times the best pace so far, as a margin
-MORE = 3  # times the protocol's number of measurements, while a median is uncertain
+ACCEPTED = 2.0  # accepted multiple of the tolerance, because baselines round at other points than our kernels
+HOPELESS = 3.0  # a contender is skipped if it is expected to take this many times the fastest one's time
+BETTER_PACE = 10  # margin of that expectation: this many times the contender's best pace so far
+MORE = 3  # most measurements for an uncertain median, as a multiple of the protocol's
 DISTURBED = 5  # factor on the time limit for a first run: a second run decides whether it is too slow
-MATRIX_UNITS = 16  # a processor's rate in 16 bits is at most so many times float32's
+MATRIX_UNITS = 16  # a processor's rate in 16 bits is at most this multiple of float32's
 _BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together, on a GPU and on a processor
 
 
@@ -68,7 +69,7 @@ class Runner:
         self.deadline, self.report = deadline, report
         self.where = torch_device(device)
         self._longest: dict[str, float] = {}  # longest check in seconds, by implementation
-        self._paces: dict[tuple[str, str, str], float] = {}  # least seconds per multiplication
+        self._paces: dict[tuple[str, str, str], float] = {}  # least seconds per multiplication, by `_pace_key`
         if self.where.type == "cuda":
             torch.cuda.set_device(self.where)  # for events, and the busy work
         else:
@@ -120,13 +121,13 @@ class Runner:
     def _is_time_for(self, contender: Contender) -> bool:
         """Whether the contender's check is likely to fit the time left.
 
-        It may take as long as the longest of its kind: seconds if something compiles.
+        It may take as long as the implementation's longest check so far, which is seconds if something compiles.
         """
         return monotonic() + self._longest.get(contender.implementation, 0.0) < self.deadline
 
     def _contenders(self, job: LayerJob) -> list[Contender]:
-        own = layer_contenders if job.layer.name else contenders
-        return list(own(job, self.device, self.protocol.names))
+        contenders_of = layer_contenders if job.layer.name else contenders
+        return list(contenders_of(job, self.device, self.protocol.names))
 
     def _missing(self, contender: Contender) -> int:
         """Number of missing measurements: up to the protocol's, then one more while the median is uncertain."""
@@ -202,7 +203,7 @@ class Runner:
     ) -> None:
         """Log contenders again with the better of the ceilings before and after them.
 
-        No time may lie below its floor.
+        On a processor, the speed may have risen since the first ceilings, and times would lie below their floors.
         """
         after = {
             name: best_of(before[name], self._ceilings(name, job))
@@ -229,7 +230,10 @@ class Runner:
     def _attempt(
         self, contender: Contender, problem: LayerArrays, ceilings: Ceilings, fastest_s: float
     ) -> tuple[Timed | None, Facts]:
-        """Check and warm up a contender, and set its number of runs; None if the facts say why not."""
+        """Check and warm up a contender, and set its number of runs.
+
+        Without `Timed`, the facts hold the reason why the contender is not measured.
+        """
         job = contender.job
         if why := self._too_large(contender.extra_bytes):
             return None, _refusal("out of memory", why)
@@ -281,9 +285,10 @@ class Runner:
         return {"floor_us": ceilings.floor_us(job.kernel(contender.arithmetic), job.batch, MOST_SETS)}
 
     def _hopeless(self, contender: Contender, fastest_s: float) -> str:
-        """Reason to skip a contender on a processor, where a run may take minutes.
+        """Reason to skip a contender on a processor, where a run may take minutes; empty to try it.
 
-        Even at a pace far better than its best so far, it would exceed its limit and be much slower than another.
+        A baseline is skipped if a run would exceed the time limit, and `HOPELESS` times the fastest contender's time,
+        even at `BETTER_PACE` times its best pace so far.
         """
         pace = self._paces.get(_pace_key(contender), 0.0) if self.device.limits.is_cpu else 0.0
         expected_s = pace / BETTER_PACE * contender.multiplications * contender.job.batch
@@ -321,15 +326,15 @@ class Runner:
         return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
 
     def _too_large(self, need: int) -> str:
-        """Reason why that many more bytes are unavailable.
+        """Reason why `need` more bytes are unavailable; empty if they are free.
 
-        Exhausting a processor's memory raises no error to catch.
+        This is checked beforehand, because exhausting a processor's memory raises no error to catch.
         """
         free = _free_on_gpu(self.where) if self.where.type == "cuda" else _free_memory()
         return f"needs {need / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free" if need > free else ""
 
     def _ceilings(self, arithmetic: str, job: LayerJob) -> Ceilings:
-        """The device's limits, by the instructions of the best family, measured at first use.
+        """The device's ceilings for the instructions of the launchers' default family, measured at first use.
 
         On a processor they are measured before and after every job, because its speed depends on other programs.
         """

@@ -77,7 +77,7 @@ def times(factor: float | None) -> str:
 
 
 def overview(rows: Sequence[ResultRow]) -> ResultTable:
-    """Table with one line per batch size, precision and layout: the most important results."""
+    """Table of the most important results, with one line per batch size, precision and layout."""
     lines = []
     for results, layout in product(comparisons(rows), LAYOUTS):
         papers, others = results.duel(OURS, PAPERS, layout), results.duel(OURS, OTHERS, layout)
@@ -202,13 +202,13 @@ def _claim(name: str, precision: str) -> Claim | None:
 def table8(results: Results, layout: str = BEST) -> ResultTable:
     """Table of every contender against every other."""
 
-    def short(one: str, other: str) -> str:
+    def cell(one: str, other: str) -> str:
         duel = results.duel(one, [other], layout)
         where_faster = f" ({times(duel.factor_where_faster)})" if duel.wins else ""
         return "" if one == other else percent(duel.share) + where_faster
 
     names = results.names
-    lines = [(one, *(short(one, other) for other in names)) for one in names]
+    lines = [(one, *(cell(one, other) for other in names)) for one in names]
     title = f"Table 8, {results.title}, {LAYOUT_WORDS[layout]}: the row is faster than the column"
     return ResultTable.of(title, ("", *names), lines, "Share of patterns, and the median factor where it is.")
 
@@ -253,7 +253,10 @@ def families(results: Results) -> ResultTable:
         line, floor = [layout, name.removeprefix(f"{OURS}: ")], results.shares_of_floor(name, layout).values()
         for others in (PYTORCH, [each for each in names if each != name]):
             ratios = results.over(name, others, layout).values()
-            line += [str(len(ratios)), *(times(of(ratios) if ratios else None) for of in (geometric_mean, min))]
+            line += [
+                str(len(ratios)),
+                *(times(statistic(ratios) if ratios else None) for statistic in (geometric_mean, min)),
+            ]
         if any(name in best for best in results.best[layout].values()):
             lines.append((*line, percent(median(floor)) if floor else NONE))
     columns = (
@@ -323,7 +326,7 @@ def errors(rows: Sequence[ResultRow]) -> ResultTable:
             lines.append((*key, len(errs), f"{max(errs):.1e}", wrong))
     columns = ("precision", "contender", "multiplies in", "checked", "largest error", "not accurate")
     return ResultTable.of(
-        "Errors against float64", columns, lines, "Relative, Frobenius. What is not accurate counts in no other table."
+        "Errors against float64", columns, lines, "Relative, Frobenius. Inaccurate results count in no other table."
     )
 
 
@@ -395,17 +398,17 @@ def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
         lines = []
         for layer, best in results.best[layout].items():
             one = best.get(ONE_LAUNCH)
-            by = (
+            cells = (
                 (number(one.us), percent(one.share_of_floor), f"{one.family}, {one.arithmetic}")
                 if one
                 else (NONE, NONE, NONE)
             )
-            lines.append((layer, *by, *(times(each.get(layer)) for each in ratios)))
-        for title, of in (("geometric mean", geometric_mean), ("median", median), ("least", min), ("most", max)):
-            lines.append((title, "", "", "", *(times(of(each.values())) if each else NONE for each in ratios)))
+            lines.append((layer, *cells, *(times(each.get(layer)) for each in ratios)))
+        for title, statistic in (("geometric mean", geometric_mean), ("median", median), ("least", min), ("most", max)):
+            lines.append((title, "", "", "", *(times(statistic(each.values())) if each else NONE for each in ratios)))
         title = f"Layers, {results.precision}, {LAYOUT_WORDS[layout]}, batch {results.batch}{', groups' * is_group}"
         columns = ("layer", "one launch, us", "of the floor", "by", *OTHER_METHODS)
-        note = f"{', '.join(OTHER_METHODS)}: times as long as one launch takes; above 1 it is faster."
+        note = f"{', '.join(OTHER_METHODS)}: times as long as one launch takes; above 1, one launch is faster."
         if any(figure not in ("", NONE) for _, *figures in lines for figure in figures):
             yield ResultTable.of(title, columns, lines, note, "Only reliable times of right results.")
 

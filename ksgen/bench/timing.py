@@ -1,4 +1,4 @@
-"""Amount of measurement per contender: the protocol's number of measurements and runs, fewer for slow ones."""
+"""Amount of measurement per contender: the protocol's number of measurements and runs, fewer for slow contenders."""
 
 from dataclasses import dataclass
 from itertools import count
@@ -68,7 +68,7 @@ class Timed:
         return self._ready.clock(self._run) / self.runs
 
     def run(self, runs: int) -> None:
-        """Execute all runs to the end, without reading the clock between."""
+        """Execute this number of runs and wait for them, without reading the clock in between."""
         for _ in range(runs):
             self._ready.run(next(self._next) % self._sets)
         self._ready.wait()

@@ -37,7 +37,7 @@ def test_too_short_is_refused_with_how_long_would_do() -> None:
     with pytest.raises(EnergyError) as refused:
         joule_per_run(Reading(200.0, 0.5, 0), 16, Idle(70.0, 0.1))
     assert str(refused.value) == (
-        "16 runs took 0.50 s, and this GPU tells its energy every 100 ms: at least 2.0 s are needed; --seconds 4 "
+        "16 runs took 0.50 s, and this GPU updates its energy every 100 ms: at least 2.0 s are needed; --seconds 4 "
         "would do"
     )
     assert joule_per_run(Reading(200.0, 2.0, 0), 10, Idle(70.0, 0.1)) == pytest.approx(6.0)
@@ -46,7 +46,7 @@ def test_too_short_is_refused_with_how_long_would_do() -> None:
 def test_no_more_than_idle_is_no_result() -> None:
     with pytest.raises(
         EnergyError,
-        match=r"took 100.0 J in 4.0 s, no more than the idle GPU's 70 W: another process used it",
+        match=r"took 100.0 J in 4.0 s, no more than the idle GPU's 70 W: another process used the GPU",
     ):
         joule_per_run(Reading(100.0, 4.0, 0), 16, Idle(70.0, 0.1))
 
