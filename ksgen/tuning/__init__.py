@@ -24,7 +24,7 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """Find the fastest constants of one kernel, and save them in the user's wisdom.
 
-    Launchers of this process use them at once. An interrupt saves the best result so far, and then continues as
+    Launchers of this process use them at once. An interrupt saves the best result so far, and then raises
     `KeyboardInterrupt`.
 
     Args:
@@ -35,8 +35,8 @@ def tune(
         layout: Layout of x: "bsf" or "bsl".
         epilogue: `ksgen.spec.Epilogue` with bias, activation and residual. None: none of them.
         batch: Batch size. None: 25088 on a GPU and 1568 on a processor.
-        budget: Time, such as "60s", or number of candidates. None: until the strategy ends, on a processor
-            after 13 candidates at most.
+        budget: Time, such as "60s", or number of candidates. None: until the strategy ends. On a processor, "model"
+            then ends after at most 13 candidates.
         strategy: Order of the candidates: "model" (by the cost model), "random" or "exhaustive".
         family: Name of the only family to search. None: all that support the kernel.
         device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.

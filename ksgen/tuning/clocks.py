@@ -11,8 +11,8 @@ from typing import Any
 
 from ksgen.devices.base import Device
 
-CLOCK_SHARE = 0.03  # by which the multiprocessors' clock may change
-DEGREES = 5  # by which the temperature may
+CLOCK_SHARE = 0.03  # largest relative change of the multiprocessors' clock that is ignored
+DEGREES = 5  # largest change of the temperature that is ignored
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class Clocks:
 
     megahertz: int | None = None  # clock of the multiprocessors
     degrees: int | None = None  # Celsius
-    slowed: bool = False  # by heat, or lack of power
+    slowed: bool = False  # whether heat or lack of power limits the clocks
 
     @classmethod
     def of(cls, device: Device) -> "Clocks":
+        """Read the clocks of a device now; all None if NVML is unavailable or does not know the device."""
         if device.kind != "cuda" or (found := _nvml(device.index, device.name)) is None:
             return cls()
         nvml, handle = found
@@ -43,20 +44,20 @@ class Clocks:
             return cls()
 
     def moved_since(self, before: "Clocks") -> set[str]:
-        """The marks for a figure that was measured between the two readings."""
-        marks = set()
+        """Notes for a figure that was measured between the two readings."""
+        notes = set()
         if self.megahertz and before.megahertz and abs(self.megahertz / before.megahertz - 1) > CLOCK_SHARE:
-            marks.add("clocks moved")
+            notes.add("clocks moved")
         if self.degrees and before.degrees and abs(self.degrees - before.degrees) > DEGREES:
-            marks.add("temperature moved")
+            notes.add("temperature moved")
         if self.slowed or before.slowed:
-            marks.add("clocks were held down")
-        return marks
+            notes.add("clocks were held down")
+        return notes
 
 
 @cache
 def _nvml(index: int, name: str) -> tuple[Any, Any] | None:
-    """NVML and its handle of CUDA's GPU of that number; None if they cannot be matched."""
+    """NVML and its handle of CUDA's GPU `index`; None without NVML, or if its GPU has another name than CUDA's."""
     try:
         import pynvml
     except ImportError:

@@ -28,11 +28,11 @@ RESOURCE = "GPU"
 CONNECT_SECONDS = 20
 LOSSES = 10  # workers that one task may lose before it is given up
 POLL_SECONDS = 1.0
-PATIENCE_SECONDS = 60.0  # for a worker to come, or to come back, where none is left
+PATIENCE_SECONDS = 60.0  # how long to wait for a new or returning worker if none is left
 
 
 class ClusterEngine(Engine):
-    """The devices of one name in a Dask cluster. Figures of different devices are never compared."""
+    """The devices of one name in a Dask cluster. Times of devices with different names are never compared."""
 
     def __init__(self, scheduler: str, device: str | None = None) -> None:
         try:
@@ -64,7 +64,7 @@ class ClusterEngine(Engine):
         super().close()
 
     def _most_common(self) -> Facts:
-        """The device that most workers have. `DeviceError` if none measures."""
+        """Facts about the device that most workers have; `DeviceError` if no worker measures."""
         self._eligible_facts()
         names = Counter(facts.name for facts in self._facts.values())
         if not names:
@@ -75,7 +75,7 @@ class ClusterEngine(Engine):
         return next(facts for facts in self._facts.values() if facts.name == name)
 
     def _eligible_facts(self) -> None:
-        """Ask new workers what they have, and forget those that are gone."""
+        """Ask new workers for the facts about their devices, and forget workers that are gone."""
         workers = self._client.scheduler_info(n_workers=-1)["workers"]
         measuring = [address for address, worker in workers.items() if worker.get("resources", {}).get(RESOURCE)]
         for address in set(self._facts) - set(measuring):
@@ -88,7 +88,7 @@ class ClusterEngine(Engine):
             if address not in self._facts
         }
         for address, answer in asked.items():
-            with contextlib.suppress(TimeoutError):  # it is lost again, or not there yet
+            with contextlib.suppress(TimeoutError):  # the worker is lost again, or has not started yet
                 facts = answer.result(timeout=CONNECT_SECONDS)
                 _check_version(address, facts)
                 self._facts[address] = facts
@@ -100,7 +100,7 @@ class ClusterEngine(Engine):
             return sorted(address for address, facts in self._facts.items() if _is_same(facts, self.facts))
 
     def _at_least_one(self) -> list[str]:
-        """Eligible workers. If none is left, wait as long as a busy machine or a cluster's manager may take to bring
+        """Return the eligible workers. If none is left, wait for one as long as a cluster's manager may take to start
         one."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (workers := self._eligible()):
@@ -135,7 +135,7 @@ class ClusterEngine(Engine):
         return ceilings
 
     def _run(self, function: Any, *arguments: Any, on_device: bool, resources: dict[str, int] | None = None) -> Any:
-        """The result of a task. If all its workers are lost, it is sent to those that came instead."""
+        """Return the result of a task. If all its workers are lost, the task is sent to workers that replace them."""
         import distributed
 
         while True:
@@ -143,9 +143,9 @@ class ClusterEngine(Engine):
             task = self._client.submit(
                 function, *arguments, pure=False, retries=LOSSES, workers=workers, resources=resources
             )
-            # Of a worker that is lost when its task is done, the client would wait for the result for ever; and its own
-            # waiting with a time limit cancels what other threads gather. So the client gathers, and this thread looks
-            # whether workers are left.
+            # If a worker is lost after its task is done, the client waits for the result for ever. If the client waits
+            # with a time limit, it cancels what other threads gather. So the client gathers without a limit, and this
+            # thread checks whether workers are left.
             gathered = asyncio.run_coroutine_threadsafe(
                 self._client.gather(task, asynchronous=True), self._client.loop.asyncio_loop
             )
@@ -159,8 +159,8 @@ class ClusterEngine(Engine):
 
 
 def _check_address(scheduler: str) -> None:
-    """Raise `ValueError` if this is no address: a Dask client with a bad one prints a traceback when it is
-    collected."""
+    """Raise `ValueError` if this is no address: a Dask client with a wrong address prints a traceback when it is
+    garbage-collected."""
     from distributed.comm.addressing import parse_address, parse_host_port
     from distributed.comm.registry import get_backend
 
@@ -185,8 +185,8 @@ def _check_version(address: str, facts: Facts) -> None:
 
 # ---- code of a Dask worker: each of its threads has a child that compiles, and the process has one that measures
 
-_own = threading.local()
-_processor = Shared()  # or a GPU, which measures one at a time and is not disturbed by compilers
+_of_thread = threading.local()  # its `worker` compiles
+_processor = Shared()  # a GPU uses its `measuring` alone: compilers do not disturb it
 _benches: dict[str | None, Worker] = {}
 
 
@@ -210,9 +210,9 @@ def _measure(device: str | None, job: Job, entries: Sequence[tuple[Candidate, Bi
 
 
 def _compile(device: str | None, kernel: KernelSpec, candidate: Candidate, facts: Facts) -> Binary | Outcome:
-    if not hasattr(_own, "worker"):
-        _own.worker = Worker(device)
-    worker: Worker = _own.worker
+    if not hasattr(_of_thread, "worker"):
+        _of_thread.worker = Worker(device)
+    worker: Worker = _of_thread.worker
     try:
         with _processor.compiling() if facts.limits.is_cpu else contextlib.nullcontext():
             return worker.compile(kernel, candidate, facts)

@@ -1,7 +1,7 @@
-"""Compiles and measures candidates in child processes of this machine. Chooses nothing and keeps nothing.
+"""Compiles and measures candidates in child processes of this machine. Chooses nothing and stores nothing.
 
-On a GPU, all cores compile while the device measures. A processor that is the device compiles or measures: `Shared`
-keeps them apart.
+If the device is a GPU, all cores compile while it measures. If it is the processor, compiling and measuring exclude
+each other, by `Shared`.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Shared:
 
 
 class Engine(ABC):
-    """Compiles and measures for any number of jobs at once, each of which runs in a thread of its own."""
+    """Compiles and measures for any number of jobs at once, each of which runs in its own thread."""
 
-    facts: Facts  # facts about the device, or about each device, that measures
+    facts: Facts  # about the device that measures; all devices of an engine are of one kind
 
     def __init__(self, compilers: int, devices: int) -> None:
         self.compilers, self.devices = compilers, devices
@@ -89,7 +89,7 @@ class Engine(ABC):
         return self._measuring.submit(self._ceilings, precision, operand).result()
 
     def close(self) -> None:
-        """End all that runs. Results still waited for become errors."""
+        """End all work. Waiting for its results raises an error."""
         for pool in (self._compiling, self._measuring):
             pool.shutdown(cancel_futures=True)
 
@@ -112,7 +112,10 @@ class Engine(ABC):
 
 
 class LocalEngine(Engine):
-    """This machine: one child measures on its device, and one per core compiles; on a processor, one does both."""
+    """This machine: one child measures on its device, and one per core compiles.
+
+    On a processor, the child that measures is one of those that compile.
+    """
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class LocalEngine(Engine):
         except BaseException:
             self.close()
             raise
-        # a processor compiles nothing while it measures, so that the child that measures is free to compile
+        # nothing compiles on a processor while it measures, so the child that measures can compile at other times
         shared = [] if self.overlaps else [self._bench]
         self._crew = [*shared, *(Worker(device, preload, limit_s) for _ in range(self.compilers - len(shared)))]
         for worker in self._crew:

@@ -1,4 +1,4 @@
-"""Draws the report's figures: the course of a search, constants' effects, the cost model's quality. Knows no trials."""
+"""Draws the report's figures: the course of a search, constants' effects, the cost model's quality. Takes numbers."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -18,8 +18,8 @@ HEIGHT = 1.9  # inches
 
 
 def best_so_far(times_us: Sequence[float], winner: int, floor_us: float | None) -> str:
-    """The time of each candidate in measuring order, the best so far, and the floor. `winner` is its place among
-    them."""
+    """Draw the time of each candidate in measuring order, the best so far, and the floor. `winner` is an index of
+    `times_us`."""
     best = list(accumulate(times_us, min))
     numbers = list(range(1, len(times_us) + 1))
     with _figure(4.2, "best so far", (times_us, winner, floor_us)) as drawn:
@@ -37,17 +37,17 @@ def best_so_far(times_us: Sequence[float], winner: int, floor_us: float | None) 
 
 
 def constant(name: str, values: Sequence[Any], times_us: Sequence[float], winner: int | None) -> str:
-    """The effect of one constant: every candidate's time by its value, with the best and the median of each value."""
+    """Draw the effect of one constant: each candidate's time by its value, and the best and median time per value."""
     known = sorted(set(values))
-    at = {value: place for place, value in enumerate(known)}  # evenly: most constants are powers of two
+    place_of = {value: place for place, value in enumerate(known)}  # evenly spaced: most constants are powers of two
     groups = [[time for value, time in zip(values, times_us, strict=True) if value == each] for each in known]
     with _figure(2.3, name, (values, times_us, winner)) as drawn:
         axes = drawn.axes
-        _points(axes, [at[value] for value in values], times_us)
+        _points(axes, [place_of[value] for value in values], times_us)
         axes.plot(range(len(known)), [median(group) for group in groups], color=POINT, linewidth=1, linestyle="--")
         axes.plot(range(len(known)), [min(group) for group in groups], color=BEST, linewidth=1.6)
         if winner is not None:
-            _winner(axes, at[values[winner]], times_us[winner])
+            _winner(axes, place_of[values[winner]], times_us[winner])
         axes.set_xticks(range(len(known)), [str(value) for value in known])
         axes.set_xlim(-0.5, len(known) - 0.5)
         _name_y(axes, _time_scale(axes, "y", times_us))
@@ -55,7 +55,7 @@ def constant(name: str, values: Sequence[Any], times_us: Sequence[float], winner
 
 
 def predictions(predicted_us: Sequence[float], measured_us: Sequence[float], winner: int | None) -> str:
-    """The cost model's time against the measured one for each candidate. On the line they agree."""
+    """Draw the cost model's time against the measured one for each candidate. Both are equal on the line."""
     with _figure(2.6, "cost model", (predicted_us, measured_us, winner)) as drawn:
         axes = drawn.axes
         _points(axes, predicted_us, measured_us)
@@ -70,7 +70,7 @@ def predictions(predicted_us: Sequence[float], measured_us: Sequence[float], win
 
 
 def roofline(flop_per_byte: float, flops_per_s: float, most_bytes_per_s: float, most_flops_per_s: float) -> str:
-    """The device's limit for each number of operations per byte, and what the winner does."""
+    """Draw the device's limit by operations per byte, and the rate of the winner."""
     ridge = most_flops_per_s / most_bytes_per_s
     ends = [min(ridge, flop_per_byte) / 4, max(ridge, flop_per_byte) * 4]
     unit, scale = ("TFLOP/s", 1e12) if most_flops_per_s > 2e12 else ("GFLOP/s", 1e9)
@@ -94,7 +94,7 @@ def _figure(width: float, title: str, content: object) -> AbstractContextManager
 
 
 def _points(axes: "Axes", x: Sequence[float], y: Sequence[float]) -> None:
-    """One path with a dot per point: a third of the bytes that markers take."""
+    """Draw all points as one path with a dot each, which takes a third of the bytes of markers."""
     gap = float("nan")
     places = [[each for value in along for each in (value, value, gap)] for along in (x, y)]
     axes.plot(*places, color=POINT, alpha=0.55, linewidth=3.2, solid_capstyle="round")
@@ -105,7 +105,7 @@ def _winner(axes: "Axes", x: float, y: float) -> None:
 
 
 def _time_scale(axes: "Axes", which: str, times_us: Sequence[float]) -> str:
-    """A scale and its unit: microseconds, or milliseconds if all times are that long."""
+    """Scale an axis of times, and return its unit: milliseconds if all times exceed 2 ms, else microseconds."""
     from matplotlib.ticker import FuncFormatter
 
     _scale(axes, which, times_us)
@@ -115,7 +115,7 @@ def _time_scale(axes: "Axes", which: str, times_us: Sequence[float]) -> str:
 
 
 def _name_y(axes: "Axes", unit: str) -> None:
-    """Name the y axis above its numbers, where the name takes no room from them."""
+    """Write the name of the y axis above its numbers, which keeps the width for the figure."""
     axes.text(-0.02, 1.03, unit, transform=axes.transAxes, horizontalalignment="right", verticalalignment="bottom")
 
 

@@ -51,14 +51,14 @@ class Facts:
     driver_version: str
     limits: DeviceLimits
     ksgen: str  # version
-    templates: tuple[str, ...]  # digests, family by family
+    templates: tuple[str, ...]  # digests of the templates, one per family
 
 
 @dataclass(frozen=True)
 class Runs:
     """Limits of timing: candidates take turns, a block of runs each, until medians are known well enough or time is up.
 
-    A candidate whose first blocks are all slower than `give_up_us` gets no more of them.
+    A candidate whose first blocks are all slower than `give_up_us` needs no more blocks.
     """
 
     seconds: float  # per candidate, at most

@@ -1,4 +1,4 @@
-"""Kernels to tune or to try: those of a spec, and those of a layer with the separate launches it is compared with.
+"""Kernels to search: those of a spec, or one launch of a layer and the separate launches that it is compared with.
 
 Measures nothing.
 """
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from ksgen.spec.nodes import SourcePlace
 
 
-def chains_of(given: object) -> tuple[Chain, ...]:
-    """Chains of a layer in any form, or of a group: a list of chains."""
-    if isinstance(given, list | tuple) and given and all(isinstance(each, Chain) for each in given):
-        return tuple(given)
-    return (Chain.read(given),)
+def chains_of(layer: object) -> tuple[Chain, ...]:
+    """Chains of a layer: one in any form, or those of a group, given as a list of chains."""
+    if isinstance(layer, list | tuple) and layer and all(isinstance(each, Chain) for each in layer):
+        return tuple(layer)
+    return (Chain.read(layer),)
 
 
 def kernels_of_spec(spec: Spec) -> "dict[KernelSpec, SourcePlace | None]":
-    """Kernels of a spec as launchers ask for them, each with the place of its batch: layers, groups, and factors."""
+    """Kernels of a spec as launchers look them up, for layers, groups and factors, each with the place of its batch."""
     found: dict[KernelSpec, SourcePlace | None] = {}
     for kernel in (kernel for launches in spec.launches.values() for kernel in launches):
         found |= dict.fromkeys(with_layers(kernel), spec.batch_places.get(kernel))
@@ -39,7 +39,7 @@ def kernels_of_layer(whole: KernelSpec) -> list[KernelSpec]:
 
 
 def with_layers(kernel: KernelSpec) -> list[KernelSpec]:
-    """The kernel as launchers ask for it, and for a group each layer, which it is compared with."""
+    """The kernel as launchers look it up, and for a group its layers, whose separate launches it is compared with."""
     if not kernel.is_group:
         return [replace(kernel, stride="dense")]
     return [
@@ -49,9 +49,9 @@ def with_layers(kernel: KernelSpec) -> list[KernelSpec]:
 
 
 def job_of(kernel: KernelSpec, batch: int) -> Job:
-    """Job of a kernel at its own batch, or else at the given one.
+    """Job of a kernel at the batch that it is specialised for, else at `batch`.
 
-    A launch of all factors is never for one batch alone.
+    A launch of all factors is never specialised for a batch.
     """
     return Job(replace(kernel, batch=None) if kernel.is_chain else kernel, kernel.batch or batch)
 

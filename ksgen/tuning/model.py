@@ -1,7 +1,7 @@
 """Predicts a candidate's time before anything is compiled: the family's work divided by the device's measured rates.
 
-The predictions rank candidates; they are not accurate times. A GPU's terms are `families/expected.py`, a processor's
-cycles `families/vector/cycles.py`. Measures nothing.
+The predictions rank candidates; they are not accurate times. The terms for GPUs are in `families/expected.py`, the
+cycles of a processor in `families/vector/cycles.py`. Measures nothing.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ from ksgen.spec import KernelSpec
 
 __all__ = ["LAUNCH_US", "Machine", "misfit", "predict_us", "resident_blocks"]
 
-FLOPS_PER_CYCLE = 4  # operations of a lane of a processor's vector units: two multiply-adds
-CPU_REGISTERS = 160  # by a family's estimate; further values of a thread spill to memory, and take long to compile
+FLOPS_PER_CYCLE = 4  # of a lane of a processor's vector units: two multiply-adds
+CPU_REGISTERS = 160  # per thread, by a family's estimate; kernels with more spill to memory, and compile slowly
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class Machine:
     plain: Mapping[str, Ceilings] = field(default_factory=dict)
 
     def ceilings_of(self, family: str, kernel: KernelSpec, constants: Any) -> Ceilings:
-        """Ceilings in the instructions of such constants."""
+        """Ceilings for the instructions that a kernel uses under such constants."""
         is_plain = family in self.plain and operand_of(kernel, constants) is None
         return self.plain[family] if is_plain else self.ceilings[family]
 
-    def speed(self, found: Ceilings) -> Speed:
-        """A GPU's, as it was measured; that of its multiprocessors' shared memory by the table."""
+    def speed(self, ceilings: Ceilings) -> Speed:
+        """Speed of a GPU by its measured ceilings. The rate of shared memory comes from the table of GPUs."""
         rates = gpu_of(self.target).rates
-        cache_bytes_per_s = found.cache_bytes_per_s or found.bytes_per_s * cache_rate(rates)
-        flops_per_s = found.flops_per_s * found.products
+        cache_bytes_per_s = ceilings.cache_bytes_per_s or ceilings.bytes_per_s * cache_rate(rates)
+        flops_per_s = ceilings.flops_per_s * ceilings.products
         return Speed(
             self.target,
             self.limits,
             self.multiprocessors,
-            found.bytes_per_s,
+            ceilings.bytes_per_s,
             cache_bytes_per_s,
             shared_rate(rates),
             flops_per_s,
@@ -65,8 +65,10 @@ class Machine:
 
 
 def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
-    """Predicted time: of `families/expected.py` on a GPU, of the kernel's cycles on a processor. Infinite if it cannot
-    run."""
+    """Predicted microseconds; infinite if the kernel cannot run.
+
+    `families/expected.py` predicts them on a GPU, the kernel's cycles or operations on a processor.
+    """
     ceilings = machine.ceilings_of(family.name, kernel, constants)
     if family.geometry(kernel, constants, batch).grid > MOST_GRID:
         return inf
@@ -91,17 +93,17 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     return found.us if found else inf
 
 
-def misfit(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, found: Resources) -> str:
+def misfit(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, resources: Resources) -> str:
     """Reason why a compiled candidate is not worth measuring; empty if it is."""
-    if found.spill_bytes:
-        return f"spills {found.spill_bytes} bytes per thread"
-    if machine.limits.is_cpu or found.registers is None:
+    if resources.spill_bytes:
+        return f"spills {resources.spill_bytes} bytes per thread"
+    if machine.limits.is_cpu or resources.registers is None:
         return ""
     threads = family.geometry(kernel, constants, 1).block
-    shared_bytes = family.shared_bytes(kernel, constants) + (found.shared_bytes or 0)
-    if not resident_blocks(machine.target, machine.limits, threads, found.registers, shared_bytes):
+    shared_bytes = family.shared_bytes(kernel, constants) + (resources.shared_bytes or 0)
+    if not resident_blocks(machine.target, machine.limits, threads, resources.registers, shared_bytes):
         return (
-            f"no block fits a multiprocessor: {threads} threads of {found.registers} registers, {shared_bytes} "
+            f"no block fits a multiprocessor: {threads} threads of {resources.registers} registers, {shared_bytes} "
             "bytes of shared memory"
         )
     return ""

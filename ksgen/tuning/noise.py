@@ -1,4 +1,4 @@
-"""Measures how much the time of an unchanged kernel varies; a search cannot see smaller differences."""
+"""Measures how much the time of an unchanged kernel varies; a search cannot detect smaller differences."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -18,10 +18,10 @@ class Noise:
 
     job: Job
     median_us: float  # median of the medians
-    # the width of the interval that holds a measurement's median, relative to it; the median over all measurements
+    # width of the interval that holds a measurement's median, relative to that median; the median over all measurements
     within: float
     between: float  # (largest - smallest) / median of the measurements' medians
-    notes: tuple[str, ...]  # notes by NVML
+    notes: tuple[str, ...]  # why times are unreliable, such as "clocks moved"
 
 
 def measure_noise(engine: Engine, job: Job, candidate: Candidate) -> Noise:

@@ -22,24 +22,24 @@ MOST_OTHERS = 200  # trials of other kernels that are learned from: the newest
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Candidates in the order of the first tries: earlier guesses, then by predicted time."""
+    """Candidates in the order in which they are tried: guesses, then the others by predicted time."""
 
     job: Job
     candidates: tuple[Candidate, ...]
     predicted_us: tuple[float, ...]
-    guesses: int  # how many of the first are guesses
+    guesses: int  # number of guesses, which come first
     known: tuple[Trial, ...] = field(default=(), repr=False)  # trials of other jobs, to learn from
 
     @cached_property
     def points(self) -> Points:
-        """Points of the candidates, then of the trials of other jobs. Only a strategy that learns takes this time."""
+        """Points of the candidates, then of the trials of other jobs. Only strategies that learn compute them."""
         own = zip(self.candidates, self.predicted_us, strict=True)
         known = ((trial.job, trial.candidate, trial.predicted_us or 1.0) for trial in self.known)
         return _points([*((self.job, each, us) for each, us in own), *known])
 
     @cached_property
     def others(self) -> Array:
-        """log2 of the times of those trials."""
+        """log2 of the measured times of the trials of other jobs."""
         return np.array([log2(trial.median_us or 1) for trial in self.known])
 
     def __len__(self) -> int:
@@ -47,11 +47,11 @@ class Pool:
 
     def neighbours(self, index: int) -> list[int]:
         """Candidates of the same family that differ in one constant."""
-        mine = self.candidates[index]
+        centre = self.candidates[index]
         return [
             number
             for number, other in enumerate(self.candidates)
-            if other.family == mine.family and _differences(mine, other) == 1
+            if other.family == centre.family and _differences(centre, other) == 1
         ]
 
     def are_near(self, one: int, other: int) -> bool:
@@ -78,7 +78,7 @@ def make_pool(
     guesses: Iterable[Candidate] = (),
     trials: Sequence[Trial] = (),
 ) -> Pool:
-    """The listed candidates and the guesses, without those that cannot run. `trials`: of other jobs, to learn from."""
+    """Pool of the guesses and the listed candidates that can run. Strategies may learn from `trials` of other jobs."""
     families = machine.ceilings.keys()
     first = [guess for guess in dict.fromkeys(guesses) if guess.family in families and _may_run(guess, job, machine)]
     predict = _predictor(job, machine)
@@ -120,7 +120,7 @@ def _points(rows: Sequence[tuple[Job, Candidate, float]]) -> Points:
 
 
 def _constants_row(candidate: Candidate) -> dict[str, Any]:
-    """A candidate's constants as one row. Each family's names carry its own name."""
+    """A candidate's constants as one row. The family's name precedes the names of its constants."""
     return {"family": candidate.family} | {
         f"{candidate.family}.{name}": value for name, value in vars(candidate.constants).items()
     }

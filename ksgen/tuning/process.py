@@ -1,4 +1,4 @@
-"""Handles a child process that compiles and measures: starts it, calls it, and restarts it when it is lost."""
+"""Handles a child process that compiles and measures: starts it, calls it, and starts another when it is lost."""
 
 import contextlib
 import os
@@ -17,18 +17,18 @@ from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 
-CODE = "from ksgen.tuning.worker import main; main()"  # of a child
+CODE = "from ksgen.tuning.worker import main; main()"  # program of a child
 STEP_SECONDS = 60.0  # limit of a child's step: compiling, checking or timing one candidate
-# signals that others send, as an out-of-memory killer or a job's end does: the candidate is not their cause
+# signals that others send, such as an out-of-memory killer or the end of a job: the candidate is not their cause
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-GRACE_SECONDS = 15.0  # after which a child that its own alarm did not end is killed from here
+GRACE_SECONDS = 15.0  # after a step's limit, until a child that its own alarm did not end is killed from here
 
 
 class LostError(Exception):
     """The child is gone: it crashed, took too long, or a candidate made its device fail."""
 
     def __init__(self, reason: str, at: int, state: str = "failed", is_killed: bool = False) -> None:
-        """`at`: the entry that it was working on. `is_killed`: something else ended it."""
+        """`at`: index of the entry that the child was working on. `is_killed`: whether another process ended it."""
         super().__init__(reason)
         self.reason, self.at, self.state, self.is_killed = reason, at, state, is_killed
 
@@ -72,8 +72,8 @@ class Worker:
         return seconds
 
     def measure(self, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
-        """Measure candidates, one outcome each. A candidate that ends the child is named; the next child measures
-        the others."""
+        """Measure candidates, one outcome each. The outcome of a candidate that ends the child says so; another child
+        measures the others."""
         outcomes: dict[int, Outcome] = {}
         left = list(range(len(entries)))
         while left:
@@ -109,7 +109,7 @@ class Worker:
         self._child = self._connection = self._errors = None
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """A call without a candidate: whatever goes wrong is the device's fault."""
+        """Call a function without a candidate. If the child is lost, the device is at fault: `DeviceError`."""
         try:
             return self._call(function, *arguments)
         except LostError as lost:
@@ -148,18 +148,18 @@ class Worker:
             except OSError as error:
                 why = f"temporary files cannot be written ({error}); TMPDIR names another folder"
                 raise DeviceError(f"the process that measures: {why}") from None
-            self._connection, theirs = Pipe()
-            self._child = self._start(theirs.fileno(), self._errors)
-            theirs.close()
+            self._connection, end_of_child = Pipe()
+            self._child = self._start(end_of_child.fileno(), self._errors)
+            end_of_child.close()
         return self._connection
 
     def _start(self, number: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start a child with its end of the connection, which has that file number."""
+        """Start a child, which inherits file `number`: its end of the connection."""
         command, options = python_child(CODE, str(number), *self._arguments)
         return subprocess.Popen(command, **options, stderr=errors, pass_fds=[number])
 
     def _lost(self, at: int, is_late: bool) -> LostError:
-        """End what is left of the child, and say why it is lost."""
+        """End what is left of the child, and return the reason why it is lost."""
         if self._child is None or self._errors is None:
             return LostError("it was stopped", at)
         if is_late:
@@ -172,4 +172,4 @@ class Worker:
         if is_late or status == -signal.SIGALRM:
             return LostError(f"not done after {self._limit_s:g} s", at, "hung")
         died = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return LostError(f"the process died of it: {died}{last_line}", at, is_killed=-status in FROM_OUTSIDE)
+        return LostError(f"the process died: {died}{last_line}", at, is_killed=-status in FROM_OUTSIDE)

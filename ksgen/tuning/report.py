@@ -1,6 +1,6 @@
 """One self-contained HTML page about a search: for each job its winner, figures, and every candidate with its outcome.
 
-Judges nothing and measures nothing: it shows trials. The same trials give the same bytes.
+Evaluates and measures nothing: it shows trials. The same trials give the same bytes.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -34,13 +34,13 @@ class Drawn(NamedTuple):
 
 
 def write_report(trials: Sequence[Trial], path: Path, winners: Collection[Trial] = ()) -> None:
-    """Write the page, whole or not at all. `winners` are those that a search chose; without them, the shortest time
-    wins.
+    """Write the page, completely or not at all.
 
-    `KsgenError` without trials, or without matplotlib.
+    `winners` are the trials that a search chose; without them, the shortest time wins. `KsgenError` without trials, or
+    without matplotlib.
     """
     if not trials:
-        raise KsgenError(f"{path}: there is nothing to report, as no candidate was looked at; ksgen tune looks at some")
+        raise KsgenError(f"{path}: there is nothing to report, as no candidate was tried; ksgen tune tries some")
     write(path, page(trials, winners))
 
 
@@ -103,7 +103,7 @@ def _once(words: Iterable[str]) -> list[str]:
 
 
 def _overview(section: Section) -> list[Drawn]:
-    """The course of the search, the quality of the cost model, and the device's limit."""
+    """Figures of the course of the search, the quality of the cost model, and the roofline; none without a winner."""
     if not (winner := section.winner):
         return []
     times, place = [time_us(trial) for trial in section.measured], section.measured.index(winner)
@@ -138,16 +138,16 @@ def _roofline(winner: Trial, most_bytes_per_s: float, most_flops_per_s: float) -
     reached = flops / time_us(winner) * 1e6
     bound = "copying" if flop_per_byte * most_bytes_per_s < most_flops_per_s else "multiply-adds"
     share = reached / min(most_flops_per_s, flop_per_byte * most_bytes_per_s)
-    seen = (
-        f"The device was seen to copy {_rate(most_bytes_per_s, 'B/s')} and to compute "
+    limits = (
+        f"The device was measured to copy {_rate(most_bytes_per_s, 'B/s')} and to compute "
         f"{_rate(most_flops_per_s, 'FLOP/s')}."
     )
-    caption = f"{_rate(reached, 'FLOP/s')}, {share:.0%} of what {bound} would allow. {seen}"
+    caption = f"{_rate(reached, 'FLOP/s')}, {share:.0%} of what {bound} would allow. {limits}"
     return Drawn(Markup(figures.roofline(flop_per_byte, reached, most_bytes_per_s, most_flops_per_s)), caption)
 
 
-def _rate(a_second: float, unit: str) -> str:
-    return f"{a_second / 1e12:.3g} T{unit}" if a_second >= 1e12 else f"{a_second / 1e9:.3g} G{unit}"
+def _rate(per_second: float, unit: str) -> str:
+    return f"{per_second / 1e12:.3g} T{unit}" if per_second >= 1e12 else f"{per_second / 1e9:.3g} G{unit}"
 
 
 def _constants(trials: Sequence[Trial], winner: Trial | None) -> list[Drawn]:

@@ -1,4 +1,4 @@
-"""Searches one job: compiles, measures and stores a strategy's proposals, and measures the best few again in turns.
+"""Searches one job: compiles, measures and stores a strategy's proposals, and measures the best few again, in turns.
 
 Reports progress through a callback. Never writes wisdom: the caller saves the result.
 """
@@ -31,14 +31,14 @@ from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom.store import Entry
 
 FIRST = Runs(seconds=1.0)  # limits of the first timing of each candidate
-HOPELESS = 1.5  # a candidate is dropped if its first blocks all take more than so many times the best time
+HOPELESS = 1.5  # a candidate is dropped if its first blocks all take more than this multiple of the best time
 FINALISTS = 6
-# a candidate enters the finals if it takes at most so many times the best time; guesses always do
+# a candidate enters the finals if it takes at most this multiple of the best time; guesses always enter
 CLOSE = 1.2
 FINAL = Runs(seconds=1.0)  # limits of the timing of a finalist, per round
 # share of a time budget reserved for the finals, and the most seconds for them: about three rounds
 FINALS_SHARE, FINALS_SECONDS = 0.2, 12.0
-AGAIN = 2  # disturbed rounds that a job repeats; later ones count, marked as unreliable
+AGAIN = 2  # disturbed rounds that a job repeats; later disturbed rounds count, marked as unreliable
 WAIT_SECONDS = 0.1  # interval of checks whether to stop
 
 
@@ -68,17 +68,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a search: the fastest trial, and the default, measured in turns with it."""
+    """The result of a search: the fastest trial, and that of the default, which was measured in turns with it."""
 
     job: Job
     best: Trial
-    default: Trial | None  # the family's default, if it could be measured
+    default: Trial | None  # trial of the launchers' default, if it could be measured
     looked: int
     measured_now: int  # candidates that no earlier search had measured
     seconds: float
     is_complete: bool  # false if the search was stopped
     is_kept: bool = True  # whether it is stored as wisdom; false if the known entry is better
-    is_trial: bool = False  # whether only a few candidates were looked at
+    is_trial: bool = False  # whether the search measured only a few candidates
     attempts: int = 0  # consecutive searches, this one included, whose times were unreliable
 
     @property
@@ -88,14 +88,14 @@ class Tuned:
     def entry(self) -> Entry:
         """The best trial as wisdom."""
         best, default = self.best, self.default
-        known = {
+        optional = {
             "floor_us": best.floor_us,
             "default_us": default.median_us if default and not default.note else None,
             "predicted_us": best.predicted_us,
         }
         measured = {
             "median_us": round(best.median_us or 0, 3),
-            **{name: round(us, 3) for name, us in known.items() if us},
+            **{name: round(us, 3) for name, us in optional.items() if us},
             "spread": round(best.spread or 0, 4),
             "driver": best.driver,
             "compiler": best.compiler,
@@ -167,7 +167,7 @@ class Search:
         seconds = time.monotonic() - self._begin
         return Tuned(self.job, best, default, len(self.trials), self._measured_now, seconds, not self.stop.is_set())
 
-    # ---- looking at candidates
+    # ---- trying candidates
 
     def _explore(self) -> None:
         for index, candidate in enumerate(self.pool.candidates):
@@ -219,7 +219,7 @@ class Search:
         return max(FINAL.seconds * self._finals_s / FINALS_SECONDS, min(FINAL.seconds, LEAST_BLOCKS * BLOCK_SECONDS))
 
     def _is_late(self, needed_s: float = 0.0) -> bool:
-        """Whether the budget has no more than so many seconds left."""
+        """Whether the budget has at most `needed_s` seconds left."""
         return self.budget.seconds is not None and time.monotonic() - self._begin >= self.budget.seconds - needed_s
 
     def _compiled(self, index: int, result: Binary | Outcome) -> None:
@@ -312,36 +312,36 @@ class Search:
             if isinstance(result, Binary):
                 self._binaries[index] = result
 
-    # ---- what is known
+    # ---- results
 
     def _best(self) -> Trial | None:
-        """Winner of the last round if there was one, because times of different rounds are not comparable."""
+        """Fastest trial; of the last round of finals if there was one, because times of rounds are not comparable."""
         timed = [
             trial
             for index, trial in self.trials.items()
             if trial.median_us is not None and (not self._last_round or index in self._last_round)
         ]
-        # reliable ones first
+        # reliable times precede unreliable ones
         return min(timed, key=lambda trial: (bool(trial.note), trial.median_us or 0), default=None)
 
     def _trial_of(self, index: int, outcome: Outcome) -> Trial:
         candidate, job = self.pool.candidates[index], self.job
         binary, facts = self._binaries.get(index), self.engine.facts
         ceilings = self.machine.ceilings_of(candidate.family, job.kernel, candidate.constants)
-        runs = outcome.microseconds
-        made = binary.provenance if binary else {}
+        blocks = outcome.microseconds
+        provenance = binary.provenance if binary else {}
         return Trial(
             kernel=job.kernel, batch=job.batch, device=facts.name, family=candidate.family,
             constants=candidate.constants,
             template=template_digest(candidate.family), state=outcome.state, reason=outcome.reason,
-            median_us=outcome.median_us if runs else None, spread=outcome.spread if runs else None, runs=len(runs),
-            predicted_us=self.pool.predicted_us[index],
+            median_us=outcome.median_us if blocks else None, spread=outcome.spread if blocks else None,
+            runs=len(blocks), predicted_us=self.pool.predicted_us[index],
             floor_us=ceilings.floor_us(job.kernel, job.batch, most_sets(self.machine.limits.is_cpu)),
             bytes_per_s=ceilings.bytes_per_s, flops_per_s=ceilings.flops_per_s,
             registers=binary.resources.registers if binary else None,
             shared_bytes=family_named(candidate.family).shared_bytes(job.kernel, candidate.constants),
             note=outcome.note, driver=facts.driver_version,
-            compiler=f"{made.get('compiler', '')} {made.get('compiler_version', '')}".strip(),
+            compiler=f"{provenance.get('compiler', '')} {provenance.get('compiler_version', '')}".strip(),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
 
@@ -373,6 +373,6 @@ def _together(rounds: Sequence[Outcome]) -> Outcome:
 
 
 def is_faster(one: Outcome, other: Outcome) -> bool:
-    """Whether one candidate is faster than another that it took turns with: the ratios' interval lies below 1."""
+    """Whether one candidate is faster than another, measured in turns: the interval of their ratios is below 1."""
     _, highest = interval([first / second for first, second in zip(one.microseconds, other.microseconds, strict=True)])
     return highest < 1

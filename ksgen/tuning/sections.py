@@ -1,5 +1,6 @@
-"""The text of one job in a report: its winner, its numbers, which trials count, and tables of candidates: what was
-measured first, and why others were not. Draws nothing.
+"""The text of one job in a report: its winner, its numbers, which trials count, and tables of candidates.
+
+A table lists the measured candidates first, then the others with the reasons. Draws nothing.
 """
 
 from collections import Counter
@@ -15,13 +16,13 @@ from ksgen.values import cached_property, counted
 
 MOST_ROWS = 1000
 MOST_REASONS = 8
-MOST_LETTERS = 300  # the longest reason
-NUMBERS = ("#", "µs", "spread", "runs", "of floor", "predicted µs", "registers", "shared bytes")
+MOST_LETTERS = 300  # of a reason; longer ones are shortened
+NUMBERS = ("#", "µs", "spread", "blocks", "of floor", "predicted µs", "registers", "shared bytes")
 
 
 @dataclass(frozen=True)
 class Section:
-    """One job and its trials, in the order in which they were looked at."""
+    """One job and its trials, in the order in which they were tried."""
 
     kernel: KernelSpec
     batch: int
@@ -56,7 +57,7 @@ class Section:
 
     @property
     def gain(self) -> float:
-        """The first measured candidate's time over the winner's."""
+        """The first measured candidate's time over the winner's; 1 without a winner."""
         return time_us(self.measured[0]) / time_us(self.winner) if self.winner else 1.0
 
     @property
@@ -67,21 +68,21 @@ class Section:
             lines.append(f"{self.left_out} of earlier templates or drivers are left out.")
         if not (winner := self.winner):
             return ["No candidate was measured.", *lines]
-        spread = "" if winner.spread is None else f", which spread over {winner.spread:.1%}"
-        first = [f"{self.gain:.2f} times as fast as the first candidate; the median of {winner.runs} runs{spread}."]
+        spread = "" if winner.spread is None else f", uncertain by {winner.spread:.1%}"
+        first = [f"{self.gain:.2f} times as fast as the first candidate; the median of {winner.runs} blocks{spread}."]
         if winner.floor_us and (part := share(winner.floor_us, winner.median_us)):
             first.append(f"{part} of the floor, which is {microseconds(winner.floor_us)} µs.")
         if min(map(time_us, self.measured)) < time_us(winner):
             first.append("Shorter times were seen, but not in the finals, where candidates are measured side by side.")
         if winner.note:
-            first.append(f"Of its time: {winner.note}.")
+            first.append(f"Its time is unreliable: {winner.note}.")
         return [*first, *lines]
 
 
 def sections_of(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> list[Section]:
     """Sections by device, kernel and batch, in order of appearance; each family only with its last template and driver.
 
-    `winners` are those that a search chose after looking closer at the fastest few. In other jobs the shortest time
+    `winners` are the trials that a search chose after finals between the fastest few. In other jobs, the shortest time
     wins.
     """
     jobs: dict[tuple[str, KernelSpec, int], list[Trial]] = {}
@@ -122,12 +123,12 @@ class Row:
 class Table:
     titles: tuple[str, ...]
     rows: tuple[Row, ...]
-    throughout: str  # constants that all candidates share, which have no column
+    throughout: str  # constants with one value for all candidates, which have no column
     left_out: int  # candidates beyond MOST_ROWS
 
 
 def table_of(trials: Sequence[Trial], winner: Trial | None) -> Table:
-    """All candidates of one family. `#` numbers them in the order in which they were looked at."""
+    """All candidates of one family. `#` numbers them in the order in which they were tried."""
     numbered = sorted(
         enumerate(trials, start=1), key=lambda each: (STATES.index(each[1].state), each[1].median_us or 0.0)
     )
@@ -147,7 +148,7 @@ def table_of(trials: Sequence[Trial], winner: Trial | None) -> Table:
 
 
 def by_state(trials: Sequence[Trial]) -> str:
-    """`120 measured, 30 pruned`."""
+    """Count trials by state: `120 measured, 30 pruned`."""
     counts = Counter(trial.state for trial in trials)
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
 
@@ -161,7 +162,7 @@ def reasons(trials: Sequence[Trial]) -> list[str]:
 
 
 def microseconds(time_us: float) -> str:
-    """Three digits, or the whole number if that is longer."""
+    """Format microseconds with three digits, or as a whole number if that is longer."""
     return f"{time_us:.0f}" if time_us >= 100 else f"{time_us:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""Orders candidates, and decides when a search has seen enough. Only numbers go in and out: nothing runs here.
+"""Orders candidates, and decides when a search ends. Only numbers go in and out: nothing runs here.
 
 A strategy is asked for candidates of a pool and receives their outcomes, in any order.
 """
@@ -12,12 +12,12 @@ import numpy as np
 from ksgen.tuning.pool import Pool
 from ksgen.tuning.surrogate import Array, expect
 
-WINDOW = 1500  # candidates of the model's order that are weighed against each other
+WINDOW = 1500  # first candidates in the cost model's order, among which the next one is chosen
 LEAST = 12  # candidates that are measured before a search may end by itself
-MOST = 96  # after which it ends without a budget
+MOST = 96  # candidates after which a search without a budget ends
 MIN_GAIN = 0.005  # relative to the best time: a smaller expected gain is not worth another candidate
 MOST_TRIED = 4  # candidates of a trial
-NEAR = 1.3  # times the best predicted time; a trial leaves out slower candidates of the cost model
+NEAR = 1.3  # a trial leaves out candidates that are predicted to take more than this multiple of the best
 BOLDNESS = 0.5  # standard deviations subtracted from the expected time, so that uncertain candidates are tried
 
 
@@ -25,12 +25,12 @@ class Strategy(Protocol):
     """An order of candidates."""
 
     def ask(self) -> int | None:
-        """The next candidate to try; None if none is worth it, now or any more."""
+        """Index of the next candidate to try; None if no candidate is worth it now, or ever."""
         ...
 
     def tell(self, index: int, us: float | None) -> None:
-        """Take the time of a candidate, or None if it has none. Also called for known candidates that were never
-        asked for."""
+        """Record the time of a candidate; None if it has no time. The candidate may be a known one that `ask` never
+        returned."""
         ...
 
     def left(self) -> int:
@@ -45,10 +45,10 @@ class Listed:
         self._left = dict.fromkeys(order)
 
     def ask(self) -> int | None:
-        following = next(iter(self._left), None)
-        if following is not None:
-            del self._left[following]
-        return following
+        index = next(iter(self._left), None)
+        if index is not None:
+            del self._left[index]
+        return index
 
     def tell(self, index: int, us: float | None) -> None:
         self._left.pop(index, None)
@@ -63,7 +63,7 @@ def exhaustive(pool: Pool, has_budget: bool = False) -> Strategy:
 
 
 def shuffled(pool: Pool, has_budget: bool = False) -> Strategy:
-    """Every candidate in random order, after the guesses. The same order for the same job."""
+    """Guesses, then every other candidate in an order that is random, but equal for equal jobs."""
     order = list(range(pool.guesses, len(pool)))
     random.Random(f"{pool.job}").shuffle(order)
     return Listed([*range(pool.guesses), *order])
@@ -87,14 +87,14 @@ def shortlist(pool: Pool, has_budget: bool = False) -> Strategy:
 class Model:
     """Candidates in the cost model's order, corrected by measurements.
 
-    The next candidate is the one that may be the fastest. It is alternately one of all, and one of those that differ
-    from the best in one constant. The strategy ends when no candidate promises a gain. If the search has a budget, it
-    goes on with the rest in the cost model's order.
+    The next candidate is the one that may be the fastest. It is chosen alternately among all candidates, and among
+    those that differ from the best one in one constant. The strategy ends when no candidate promises a gain. If the
+    search has a budget, it continues with the rest in the cost model's order.
     """
 
     def __init__(self, pool: Pool, has_budget: bool = False) -> None:
         self._pool = pool
-        self._rest = exhaustive(pool) if has_budget else Listed([])  # after what promises a gain
+        self._rest = exhaustive(pool) if has_budget else Listed([])  # candidates to try when none promises a gain
         self._times: dict[int, float] = {}  # log2
         self._asked: dict[int, None] = {}
         self._done: set[int] = set()
@@ -117,8 +117,8 @@ class Model:
             self._times[index] = log2(us)
 
     def left(self) -> int:
-        own = 0 if self._is_over else max(0, min(MOST, len(self._pool)) - len(self._asked))
-        return max(own, self._rest.left())
+        promising = 0 if self._is_over else max(0, min(MOST, len(self._pool)) - len(self._asked))
+        return max(promising, self._rest.left())
 
     def _next_of_rest(self) -> int | None:
         index = self._rest.ask()
@@ -131,22 +131,22 @@ class Model:
 
     def _promising(self) -> int | None:
         near = self._neighbours()
-        open_ones = np.array(
+        untried = np.array(
             [index for index in sorted({*range(min(WINDOW, len(self._pool))), *near}) if index not in self._asked], int
         )
-        if not len(open_ones):
+        if not len(untried):
             return None
-        mean, spread = self._expected(open_ones)
+        mean, spread = self._expected(untried)
         if self._times:
             best = min(self._times.values())
             if len(self._done) >= LEAST and _gain(best, mean, spread).max() < MIN_GAIN:
                 self._is_over = len(self._done) == len(self._asked)  # candidates in progress may still change it
                 return self._next_of_rest() if self._is_over else None
         value = mean - BOLDNESS * spread
-        is_near = np.isin(open_ones, near)
+        is_near = np.isin(untried, near)
         if len(self._asked) % 2 and is_near.any():
             value = np.where(is_near, value, np.inf)
-        return self._take(int(open_ones[value.argmin()]))
+        return self._take(int(untried[value.argmin()]))
 
     def _neighbours(self) -> list[int]:
         if not self._times:
@@ -157,10 +157,13 @@ class Model:
         return self._near[1]
 
     def _expected(self, asked: Array) -> tuple[Array, Array]:
-        """Treat candidates under way as if they took the expected time, so that no near copies of them are proposed."""
+        """Mean and deviation of the expected times of candidates, in log2.
+
+        A candidate under way counts as if it took its expected time, so that its near copies are not proposed.
+        """
         pool = self._pool
         others = np.arange(len(pool), len(pool.points.jobs))
-        # A candidate that cannot run counts as the slowest that does: similar ones can hardly run either.
+        # A candidate that cannot run counts as the slowest measured one, because similar ones can hardly run either.
         useless = [index for index in self._done if self._times and index not in self._times]
         tried = np.array([*self._times, *useless], int)
         worst = max(self._times.values(), default=0.0)
@@ -174,7 +177,7 @@ class Model:
 
 
 def _gain(best: float, mean: Array, spread: Array) -> Array:
-    """The expected gain of each over the best one, in log2 of time."""
+    """The expected gain of each candidate over the best time, in log2."""
     z = (best - mean) / spread
     below = np.array([0.5 * (1 + erf(value / sqrt(2))) for value in z])
     density = np.array([exp(-value * value / 2) / sqrt(2 * pi) for value in z])

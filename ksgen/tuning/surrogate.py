@@ -1,7 +1,7 @@
-"""Expected times of candidates that were not measured, from those that were: a Gaussian process over the constants.
+"""Expected times of candidates from measured ones: a Gaussian process over the constants.
 
-It starts from the cost model's predictions and learns their errors from the job's own measurements. Other kernels' on
-the same device count with less weight. Knows only numbers: no kernels, no devices.
+It starts from the cost model's predictions and learns their errors from the job's own measurements. Measurements of
+other kernels on the same device count less. Knows only numbers: no kernels, no devices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,17 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 COMMON, OWN = 0.5, 0.5  # standard deviations, in log2 of time: shared by all kernels, and specific to one job
-OFFSET = 1.0  # deviation of a job as a whole
-NOISE = 0.05  # deviation of a measurement
+OFFSET = 1.0  # standard deviation of an error that all candidates of a job share
+NOISE = 0.05  # standard deviation of a measurement
 REACH = 1.5  # doublings of one constant over which a measurement is informative
-REACH_KERNELS = 4.0  # the same, of one size of the pattern
+REACH_KERNELS = 4.0  # the same for one size of the pattern
 
 
 def features(rows: Sequence[Mapping[str, Any]]) -> Array:
-    """One row per candidate: log2 of every number, and for every word whether it is that one. A name missing from a
-    row is zero."""
+    """One row per candidate: log2(1 + number) for numbers, and for words a column per word with 1 or 0.
+
+    A name that is missing from a row counts as zero.
+    """
     columns: list[list[float]] = []
     for name in sorted({name for row in rows for name in row}):
         values = [row.get(name, 0) for row in rows]
@@ -47,8 +49,10 @@ class Points:
 
 
 def expect(measured: Points, times: Array, asked: Points) -> tuple[Array, Array]:
-    """Mean and standard deviation of log2 of the time of each candidate asked about. `times`: log2 of the measured
-    ones."""
+    """Mean and standard deviation of log2 of the time, for each candidate in `asked`.
+
+    `times` holds log2 of the times of `measured`.
+    """
     everywhere = COMMON**2 + OWN**2 + OFFSET**2
     if not len(times):
         return asked.predicted, np.full(len(asked.jobs), everywhere**0.5)

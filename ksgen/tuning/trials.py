@@ -33,15 +33,15 @@ class Trial:
 
     kernel: KernelSpec
     batch: int
-    device: str  # its name
+    device: str  # name of the device
     family: str
     constants: Any
     template: str  # emit.template_digest(family): a trial of another template is stale
     state: str  # one of STATES
     reason: str = ""  # why it was not measured
     median_us: float | None = None
-    spread: float | None = None  # spread of its runs: (p90 - p10) / median
-    runs: int = 0
+    spread: float | None = None  # width of the interval that holds the median, relative to it
+    runs: int = 0  # number of blocks of runs, whose median is `median_us`
     predicted_us: float | None = None  # by the cost model
     floor_us: float | None = None  # by the ceilings below
     bytes_per_s: float | None = None  # rate at which the device copied in the same search
@@ -91,15 +91,15 @@ class TrialStore:
     def trials(
         self, kernel: KernelSpec | None = None, batch: int | None = None, device: str | None = None, newest: int = -1
     ) -> list[Trial]:
-        """Trials of a kernel, batch and device, if given, in the order in which they were first tried; all, or the
-        newest.
+        """Trials, in the order in which they were first tried: of one kernel, batch or device if named, and only the
+        `newest` ones unless that is -1.
 
         Trials of another version of ksgen, with constants unknown to this one, are skipped.
         """
         wanted = {"kernel": kernel and _kernel_text(kernel), "batch": batch, "device": device}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        where = f" where {' and '.join(f'{name} = :{name}' for name in given)}" if given else ""
-        rows = self._run(f"select {', '.join(_COLUMNS)} from trials{where} order by id desc limit {newest}", given)
+        values = {name: value for name, value in wanted.items() if value is not None}
+        where = f" where {' and '.join(f'{name} = :{name}' for name in values)}" if values else ""
+        rows = self._run(f"select {', '.join(_COLUMNS)} from trials{where} order by id desc limit {newest}", values)
         return [trial for row in reversed(rows) if (trial := _trial(dict(zip(_COLUMNS, row, strict=True))))]
 
     def close(self) -> None:
@@ -126,8 +126,8 @@ class TrialStore:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Waits for others that open it at this moment: SQLite's own waiting does not cover a change of the journal's
-    mode."""
+    """Open a store, and wait for others that open it at this moment: SQLite's own waiting does not cover a change of
+    the journal's mode."""
     last = monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -145,7 +145,7 @@ def _open(path: Path) -> sqlite3.Connection:
         # No write-ahead log, whose shared memory no network file system has: a home folder may be on one.
         database.execute("pragma journal_mode = delete")
         database.execute(_SCHEMA)
-        database.execute("begin immediate")  # refused now, rather than at the first trial, where nothing can be written
+        database.execute("begin immediate")  # if nothing can be written, this fails now, not at the first trial
         database.execute("commit")
         database.execute(f"select {', '.join(_COLUMNS)} from trials limit 1")
     except BaseException:
@@ -191,9 +191,9 @@ def _row(trial: Trial) -> dict[str, Any]:
 
 def _trial(row: dict[str, Any]) -> Trial | None:
     try:
-        own = json.loads(row["kernel"])
-        chains, epilogue = chains_from_json(own, lambda shape: Pattern(**shape)), Epilogue(**own.pop("epilogue"))
-        options = {name: value for name, value in own.items() if name not in ("pattern", "before", "beside")}
+        kernel = json.loads(row["kernel"])
+        chains, epilogue = chains_from_json(kernel, lambda shape: Pattern(**shape)), Epilogue(**kernel.pop("epilogue"))
+        options = {name: value for name, value in kernel.items() if name not in ("pattern", "before", "beside")}
         family = family_named(row["family"])
         constants = family.constants(json.loads(row["constants"]))
         return Trial(

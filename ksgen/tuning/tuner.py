@@ -25,7 +25,7 @@ from ksgen.values import excerpt
 from ksgen.wisdom.store import MOST_ATTEMPTS, Entry, Wisdom, check_writable, load_wisdom, save
 
 CPU_CANDIDATES = 13  # candidates of a processor's search without a budget
-RECENT = 1000  # latest trials of the device, searched for other kernels
+RECENT = 1000  # the device's latest trials; a search learns from those of other kernels
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -41,7 +41,7 @@ class SearchOptions:
 
 
 def parse_budget(text: str | int | None) -> Budget:
-    """`60s`, `5m` or `1h` per job, or a number of candidates."""
+    """Read a budget per job: a time such as `60s`, `5m` or `1h`, or a number of candidates; None: no limit."""
     found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|m|min|h)?\s*", str(text)) if text is not None else None
     if text is None:
         return Budget()
@@ -53,7 +53,7 @@ def parse_budget(text: str | int | None) -> Budget:
 
 
 def open_engine(device: str | None = None, scheduler: str | None = None) -> Engine:
-    """This machine's device, or those of a Dask cluster."""
+    """Open the engine of this machine's device, or of the devices of a Dask cluster."""
     if scheduler is None:
         return LocalEngine(device)
     from ksgen.tuning.cluster import ClusterEngine
@@ -76,18 +76,18 @@ class Tuner:
         self.limits = limits_from(engine.facts.kind, engine.facts.target, engine.facts.limits)
         self._ceilings: dict[tuple[str, str | None], Ceilings] = {}
         self._guard = new_lock()
-        self._wisdom = load_wisdom(engine.facts.name, strict=True)  # refused now, rather than when the search is over
+        self._wisdom = load_wisdom(engine.facts.name, strict=True)  # refuses an unreadable file before the search
 
     def run(
         self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None
     ) -> list[Tuned | KsgenError]:
-        """One result per job, in order. An interrupt stops all searches, each of which keeps the best it has found."""
+        """Return one result per job, in order. An interrupt stops all searches; each keeps its best result so far."""
         check_writable()
         with ThreadPoolExecutor(self.engine.jobs_at_once) as threads:
             searches = [threads.submit(self._tune, job, say) for job in jobs]
             try:
                 wait(searches)
-            except BaseException as error:  # any error: otherwise the pool would wait for its searches, maybe for ever
+            except BaseException as error:  # whatever it is, the pool must not wait for its searches for ever
                 self.stop.set()
                 self.engine.close()
                 if not isinstance(error, KeyboardInterrupt):
@@ -118,7 +118,7 @@ class Tuner:
         return Machine(facts.target, self.limits, facts.limits.multiprocessors, ceilings, plain)
 
     def default(self, job: Job) -> Candidate:
-        """Candidate that launchers take if nothing was measured."""
+        """Candidate that launchers take without wisdom: of the only family to search, if there is one."""
         named = self.options.family
         family = family_named(named) if named else family_for(job.kernel, self.limits, job.batch)
         return Candidate(family.name, family.default(job.kernel, self.limits, job.batch))
@@ -129,15 +129,15 @@ class Tuner:
         return self.options.strategy == TRIAL
 
     def settled(self, job: Job) -> Entry | None:
-        """Entry that makes a trial unnecessary: that of exactly this kernel and batch, by the current template.
+        """Entry that makes a trial unnecessary: for exactly this kernel and batch, by the current template.
 
         A trial's entry with an unreliable time does not count before `MOST_ATTEMPTS` trials.
         """
-        found = self.kept(job)
-        return None if found and found.is_open else found
+        entry = self.kept(job)
+        return None if entry and entry.is_open else entry
 
     def kept(self, job: Job) -> Entry | None:
-        """Entry of exactly this kernel and batch by the current template, settled or not."""
+        """Entry for exactly this kernel and batch by the current template, settled or not."""
         found = self._wisdom.of(replace(job.kernel, stride="dense"), job.batch)
         return None if found is None or found.is_stale else found
 
@@ -180,8 +180,8 @@ class Tuner:
         search = Search(pool, strategy, setting, self._known(job), default)
         tuned = replace(search.run(), is_trial=self.is_trial)
         if self.is_trial and tuned.best.note:
-            own = None if self.options.fresh else self.kept(job)
-            tuned = replace(tuned, attempts=1 + (own.attempts if own else 0))
+            previous = None if self.options.fresh else self.kept(job)
+            tuned = replace(tuned, attempts=1 + (previous.attempts if previous else 0))
         is_again = 0 < tuned.attempts < MOST_ATTEMPTS and not tuned.default_won
         kept = _with_default(tuned) if is_again else tuned
         if is_better := _is_better(kept, incumbent):
@@ -189,10 +189,11 @@ class Tuner:
         return replace(tuned, is_kept=is_better and kept is tuned)
 
     def _budget(self) -> Budget:
-        """Budget of a job. By default smaller on a processor, where compiling takes a second and measuring a tenth."""
-        asked = self.options.budget
-        is_stated = asked != Budget() or self.options.strategy != "model"
-        return asked if is_stated or not self.limits.is_cpu else Budget(candidates=CPU_CANDIDATES)
+        """Budget of a job. By default, it is smaller on a processor, because compiling takes ten times as long as
+        measuring there."""
+        budget = self.options.budget
+        is_stated = budget != Budget() or self.options.strategy != "model"
+        return budget if is_stated or not self.limits.is_cpu else Budget(candidates=CPU_CANDIDATES)
 
     def _save(self, entry: Entry) -> None:
         with self._guard:
@@ -207,9 +208,10 @@ class Tuner:
             return self._ceilings[key]
 
     def _known(self, job: Job) -> dict[Candidate, Trial]:
-        """The job's trials by this template and driver.
+        """The job's trials with this template and driver that need not be repeated.
 
-        Failed ones are tried again, because disk or memory may have been full, and so are unreliable ones.
+        Failed candidates are tried again, because disk or memory may have been full, and so are those with unreliable
+        times.
         """
         if self.options.fresh:
             return {}

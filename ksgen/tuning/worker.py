@@ -1,7 +1,7 @@
 """Runs in a child process: compiles, checks and times candidates. Chooses nothing and keeps no trials.
 
-A candidate that hangs or crashes takes only this process with it. Each step has a time limit, kept by an alarm whose
-default action ends the process. So it holds even inside a driver's call, and after the parent is gone.
+A candidate that hangs or crashes takes only this process with it. Each step has a time limit: an alarm, whose default
+action ends the process. So the limit holds even inside a driver's call, and after the parent is gone.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ from ksgen.spec import KernelSpec
 from ksgen.tuning.clocks import Clocks
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 
-RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; the second in rows of whole 16-byte chunks
-# rows of the job's own batch, all of which must be finite; of a ragged batch, all rows are compared
+RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; 312 16-bit elements are 39 chunks of 16 bytes
+# most compared rows of the job's own batch; all its rows must be finite
 MOST_COMPARED = 512
 REPEATS = 2  # launches of each kind (early, plain) in a proof, whose results must have equal bits
 MOST_JOBS = 2  # jobs whose arrays stay on the device
@@ -47,7 +47,7 @@ Say = Callable[..., None]
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """A candidate found right, loaded and with its weights packed."""
+    """A candidate whose results are right, loaded and with its weights packed."""
 
     plan: Plan
     packed: Packed
@@ -58,9 +58,9 @@ class Arrays:
 
     def __init__(self, device: Device, job: Job) -> None:
         self.job = job
-        whole = make_problem(job.kernel, job.batch).comparing(MOST_COMPARED)
+        full = make_problem(job.kernel, job.batch).comparing(MOST_COMPARED)
         ragged = [] if job.kernel.batch else [make_problem(job.kernel, batch) for batch in RAGGED_BATCHES]
-        self.benches = [Bench(device, problem) for problem in (*ragged, whole)]
+        self.benches = [Bench(device, problem) for problem in (*ragged, full)]
         self.ready: OrderedDict[Candidate, Ready] = OrderedDict()
 
 
@@ -87,7 +87,7 @@ class Bencher:
         return measure_ceilings(self._device, precision, operand)
 
     def compile(self, kernel: KernelSpec, candidate: Candidate, target: str, dialect: str) -> Binary:
-        """Compile. Opens no GPU: a compiler for CUDA needs none."""
+        """Compile a candidate. Opens no GPU, because a compiler for CUDA needs none."""
         source = _source_of(kernel, candidate, dialect)
         return build(source.text, source.entry, target, self._device.compiler() if dialect == "opencl" else None)
 
@@ -112,7 +112,7 @@ class Bencher:
     def prove(self, kernel: KernelSpec, candidate: Candidate, binary: Binary, batches: Sequence[int]) -> Outcome:
         """Check a candidate at several batches, launched early and plainly, each repeated for equal bits.
 
-        One whose clusters do not fit the GPU is "pruned": launchers take none of them there either.
+        A candidate whose clusters do not fit the GPU is "pruned", because launchers reject it there, too.
         """
         source = _source_of(kernel, candidate, self._device.dialect)
         choice = Choice(candidate.family, candidate.constants, "a case of a proof")
@@ -224,7 +224,7 @@ def serve(connection: Connection, device: str | None, limit_s: float) -> None:
 def main() -> None:
     """Run the child. Arguments: the connection's file number, seconds per step, the device, modules to import first."""
     number, limit_s, device, *modules = sys.argv[1:]
-    os.dup2(2, 1)  # drivers print there
+    os.dup2(2, 1)  # what drivers print goes to standard error
     for module in modules:
         importlib.import_module(module)
     serve(Connection(int(number)), device or None, float(limit_s))

@@ -33,7 +33,7 @@ def test_a_search_decides_who_won() -> None:
 
 def test_a_note_about_the_winners_time_is_shown() -> None:
     noted = [replace(each, note="clocks moved") for each in some_trials()[:3]]
-    assert "Of its time: clocks moved." in sections_of(noted)[0].sentences
+    assert "Its time is unreliable: clocks moved." in sections_of(noted)[0].sentences
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_the_table_lists_what_was_measured_first() -> None:
 
 
 def table_titles() -> list[str]:
-    return ["#", "µs", "spread", "runs", "of floor", "predicted µs", "registers", "shared bytes", "fate"]
+    return ["#", "µs", "spread", "blocks", "of floor", "predicted µs", "registers", "shared bytes", "fate"]
 
 
 def test_columns_without_a_value_are_left_out() -> None:

@@ -75,7 +75,7 @@ def test_a_row_has_what_was_measured_of_a_candidate_and_nothing_where_nothing_wa
         "#",
         "µs",
         "spread",
-        "runs",
+        "blocks",
         "of floor",
         "predicted µs",
         "registers",

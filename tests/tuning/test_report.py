@@ -160,7 +160,7 @@ def test_missing_measurements_and_predictions_are_reported(tmp_path: Path) -> No
 def test_mistakes_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ksgen.tuning.report import check_report, write_report
 
-    with pytest.raises(KsgenError, match=r"r\.html: there is nothing to report, as no candidate was looked at"):
+    with pytest.raises(KsgenError, match=r"r\.html: there is nothing to report, as no candidate was tried"):
         write_report([], tmp_path / "r.html")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(

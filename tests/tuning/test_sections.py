@@ -22,7 +22,7 @@ def test_a_section_is_one_job_of_the_last_template_version() -> None:
     )
     assert list(first.by_family) == ["mma", "wgmma", "simt"]
     assert first.sentences == [
-        "1.87 times as fast as the first candidate; the median of 20 runs, which spread over 2.1%.",
+        "1.87 times as fast as the first candidate; the median of 20 blocks, uncertain by 2.1%.",
         "39% of the floor, which is 9 µs.",
         "36 candidates: 30 measured, 6 pruned.",
         "4 of earlier templates or drivers are left out.",

@@ -78,7 +78,7 @@ def test_those_that_misbehave_are_named_and_the_others_are_measured(worker: Work
     assert [outcome.state for outcome in outcomes] == ["measured", "wrong", "failed", "measured", "hung", "measured"]
     assert outcomes[1].reason.startswith("relative error ")
     assert " at batch 301, at most " in outcomes[1].reason
-    assert outcomes[2].reason.startswith("the process died of it: SIG")
+    assert outcomes[2].reason.startswith("the process died: SIG")
     assert outcomes[4].reason == "not done after 6 s"
     assert not any(outcome.microseconds for outcome in outcomes if outcome.state != "measured")
 
@@ -91,7 +91,7 @@ def test_a_text_that_is_refused_names_the_compilers_complaint(worker: Worker, fa
 
 @needs_opencl
 def test_a_compiler_that_crashes_or_hangs_is_named_and_the_next_text_compiles(worker: Worker, facts: Facts) -> None:
-    with pytest.raises(LostError, match="the process died of it: SIGABRT"):
+    with pytest.raises(LostError, match="the process died: SIGABRT"):
         worker.compile(JOB.kernel, candidate(broken.CRASHES_COMPILER), facts)
     impatient = Worker("opencl:0", ["tests.support.broken_kernels"], limit_s=3)
     with pytest.raises(LostError, match="not done after 3 s") as caught:
@@ -109,7 +109,7 @@ def test_a_device_that_is_not_there_is_the_users_mistake() -> None:
     absent.close()
     broken_child = Worker("opencl:0", ["no.such.module"])
     with pytest.raises(
-        DeviceError, match=r"the process that measures: the process died of it: exit status 1 .*No module named 'no'"
+        DeviceError, match=r"the process that measures: the process died: exit status 1 .*No module named 'no'"
     ):
         broken_child.facts()
     broken_child.close()
