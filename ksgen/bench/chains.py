@@ -102,8 +102,7 @@ def of_spec(path: Path) -> list[MeasuredLayer]:
         layer, kernels = spec.options_of(name), spec.wanted[name]
         if stored := next((each.weights for each in kernels if each.is_quantized), ""):
             raise SpecError(
-                f"{path}: layer {name} has weights={stored}; accepted: weights: same, as those of PyTorch's products "
-                "are"
+                f"{path}: layer {name} has weights={stored}; accepted: weights: same, which PyTorch's products use"
             )
         if other := next((each.precision for each in kernels if each.precision not in COMPARISONS), ""):
             raise SpecError(f"{path}: layer {name} has precision={other}; accepted: {', '.join(COMPARISONS)}")

@@ -211,9 +211,9 @@ def _our(job: LayerJob, device: Device, arithmetic: str, choice: Choice, variant
 
     def prepare(arrays: LayerArrays) -> ReadyContender:
         check_grid(kernel, choice.family, choice.constants, job.batch)
-        text = source()
-        binary = build(text.text, text.entry, device.target, device.compiler())
-        plan = make_plan(device, kernel, job.batch, choice, load(device, text, binary))
+        emitted = source()
+        binary = build(emitted.text, emitted.entry, device.target, device.compiler())
+        plan = make_plan(device, kernel, job.batch, choice, load(device, emitted, binary))
         is_in_place = device.kind == "cuda" or device.shares_host
         return in_place([plan], arrays) if is_in_place else _on_buffers(plan, arrays)
 

@@ -1,7 +1,7 @@
 """Contenders of the benchmark for full layers.
 
-They are one launch of all factors, one launch per factor or per layer of a group, a frozen `KSLinear`, PyTorch's
-products per factor, and the dense layer of the same shape.
+Ours are one launch of all factors, one launch per layer of a group, and one launch per factor. The others are a frozen
+`KSLinear`, PyTorch's products per factor, and the dense layer of the same shape.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -46,7 +46,7 @@ COMPARISONS = {
     for each in (
         Comparison(
             "float32",
-            "errors as small as float32's, or twice that: TF32 is off for the baselines",
+            "errors at most twice float32's: TF32 is off for the baselines",
             as_precise_as("float32"),
             "float32",
         ),
@@ -55,7 +55,7 @@ COMPARISONS = {
         Comparison("bfloat16", "bfloat16, summed in float32", ("bfloat16",), "bfloat16"),
         Comparison(
             "fp16x3",
-            "errors as small as float32's, or twice that, in float16's range; the baselines use float32",
+            "errors at most twice float32's, in float16's range; the baselines use float32",
             ("fp16x3",),
             "float32",
         ),

@@ -287,8 +287,8 @@ class Runner:
     def _hopeless(self, contender: Contender, fastest_s: float) -> str:
         """Reason to skip a contender on a processor, where a run may take minutes; empty to try it.
 
-        A baseline is skipped if a run would exceed the time limit, and `HOPELESS` times the fastest contender's time,
-        even at `BETTER_PACE` times its best pace so far.
+        A run is expected to take its time at `BETTER_PACE` times the contender's best pace so far. A baseline is
+        skipped if that exceeds the time limit and `HOPELESS` times the fastest contender's time.
         """
         pace = self._paces.get(_pace_key(contender), 0.0) if self.device.limits.is_cpu else 0.0
         expected_s = pace / BETTER_PACE * contender.multiplications * contender.job.batch

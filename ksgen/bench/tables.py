@@ -191,7 +191,7 @@ def _duel_line(what: str, duel: Duel, results: Results | None = None, name: str 
 
 
 def _duels(title: str, lines: Iterable[tuple[object, ...]]) -> ResultTable:
-    columns = ("", "patterns", "faster in", "median where it is", "median of all", "the paper")
+    columns = ("", "patterns", "faster in", "median where faster", "median of all", "the paper")
     return ResultTable.of(title, columns, [line for line in lines if line[1]])
 
 
@@ -210,7 +210,9 @@ def table8(results: Results, layout: str = BEST) -> ResultTable:
     names = results.names
     lines = [(one, *(cell(one, other) for other in names)) for one in names]
     title = f"Table 8, {results.title}, {LAYOUT_WORDS[layout]}: the row is faster than the column"
-    return ResultTable.of(title, ("", *names), lines, "Share of patterns, and the median factor where it is.")
+    return ResultTable.of(
+        title, ("", *names), lines, "Share of patterns, and the median factor where the row is faster."
+    )
 
 
 def layouts(results: Results) -> ResultTable:
@@ -467,7 +469,7 @@ def shares(content: Mapping[str, Any]) -> ResultTable:
     columns = ("model", "precision", "forward pass, ms", "feed-forward linear layers", "the paper")
     title = f"Table 6: the share of a forward pass, batch {content['batch']} on {content['device']}"
     return ResultTable.of(
-        title, columns, lines, "Dense layers, timed alone and with the whole model in turn.", _why_marked(rows)
+        title, columns, lines, "Dense layers, timed alone, in turn with the full model.", _why_marked(rows)
     )
 
 

@@ -25,7 +25,7 @@ class Clocks:
 
     @classmethod
     def of(cls, device: Device) -> "Clocks":
-        """Read the clocks of a device now; all None if NVML is unavailable or does not know the device."""
+        """Read the clocks of a device now; no readings without NVML, or for a device that it does not know."""
         if device.kind != "cuda" or (found := _nvml(device.index, device.name)) is None:
             return cls()
         nvml, handle = found

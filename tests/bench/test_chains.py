@@ -59,7 +59,7 @@ layers:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("weights: int8", r"layer up has weights=int8; accepted: weights: same, as those of PyTorch's products are"),
+        ("weights: int8", r"layer up has weights=int8; accepted: weights: same, which PyTorch's products use"),
         ("precision: float64", r"layer up has precision=float64; accepted: float32, tf32, float16, bfloat16, fp16x3"),
     ],
 )
