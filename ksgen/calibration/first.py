@@ -9,9 +9,9 @@ from ksgen.measure.verify import Bench, exact_problem, fault_of
 
 
 def check_result(device: Device, loaded: Loaded, choice: Choice) -> None:
-    """Raise `RefusedError` if a source is wrong at a ragged batch, on small integers where its sums are then exact.
+    """Raise `RefusedError` if a source gives wrong results at a ragged batch.
 
-    The reference is computed in float64. It has the bits that every right family gives.
+    The operands are small integers if their sums are exact; results must then have the bits of the float64 reference.
     """
     kernel, family = loaded.source.kernel, family_named(choice.family)
     batches = (kernel.batch,) if kernel.batch else BATCHES[::-1] if family.for_small_batches else BATCHES

@@ -1,8 +1,8 @@
 """Proves kernel families on a GPU, and records the verdicts in its passport.
 
 This process renders and compiles small kernels. A child process with an alarm loads, launches and checks them, so that
-a kernel that hangs or faults takes only that child with it. Every verdict is recorded at once: a proof that was killed
-goes on where it ended. Chooses nothing.
+a kernel that hangs or faults ends only that child. Every verdict is recorded at once, so that a proof that was killed
+continues where it ended. Chooses nothing.
 """
 
 import os
@@ -30,14 +30,14 @@ from ksgen.tuning.process import LostError, Worker
 from ksgen.values import counted
 from ksgen.wisdom.store import check_writable
 
-CASE_SECONDS = 60.0  # limit of one case in the child, after which it hangs: a busy machine takes seconds
+CASE_SECONDS = 60.0  # limit of one case in the child, which then counts as hanging; a busy machine takes seconds
 FAMILY_SECONDS = 600.0  # limit of all cases of a family in the child, after which there is no verdict
 BACKGROUND_SECONDS = 900  # limit of a whole proof that a launcher started
-BACKGROUND_NICE = 10  # added niceness of such a proof, which the user's own work goes before
+BACKGROUND_NICE = 10  # niceness added to such a proof, so that the user's own work goes first
 
 
 class NotNeededError(DeviceError):
-    """Signals a device that needs no passport."""
+    """The device needs no passport."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def prove(
     Args:
         device: A device as `KSGEN_DEVICE` names it. None: the one that launchers take.
         families: Names of families. None: all that have kernels for the device.
-        on_step: Called after every case, and with each verdict.
+        on_step: Called after every case, and again with each verdict.
         again: Prove families again that have a verdict for this driver and these templates.
         on_wait: Called with the reason before waiting for another process that proves this device's families.
 
@@ -82,7 +82,7 @@ def prove(
         facts = worker.facts()
         if facts.kind != "cuda":
             raise NotNeededError(f"{facts.name}: it needs no passport; accepted: an NVIDIA GPU, such as device='cuda'")
-        worker.close()  # no context waits for other processes
+        worker.close()  # so that no CUDA context stays open while waiting for other processes
         with _wait_for_turn(facts, on_wait):
             passport = load(facts) or Passport(facts.name, facts.target, facts.driver_version)
             absent = ""
@@ -91,7 +91,7 @@ def prove(
                     continue
                 try:
                     proof = _prove(worker, name, facts, on_step)
-                except ToolchainError as error:  # others may be in a cache or a bundle
+                except ToolchainError as error:  # a cache or bundle may hold the binaries of other families
                     absent = absent or str(error).splitlines()[0]
                     continue
                 if proof:
@@ -105,7 +105,7 @@ def prove(
 
 
 def main() -> None:
-    """Run a proof that a launcher started. Argument: the device. The last line of stderr says why there is none."""
+    """Run a proof that a launcher started. Argument: the device. On failure, the last line of stderr is the reason."""
     signal.alarm(BACKGROUND_SECONDS)
     os.nice(BACKGROUND_NICE)
     try:
@@ -151,7 +151,7 @@ def _prove(worker: Worker, name: str, facts: Facts, on_step: Callable[[ProofProg
 
 
 def _fault_of(worker: Worker, case: Case, binary: Binary, facts: Facts) -> str:
-    """Reason why a case is wrong, faults or hangs; empty if it is right."""
+    """Reason why a case gives wrong results, faults or hangs; empty if its results are right."""
     try:
         outcome = worker.prove(case.kernel, case.candidate, binary, case.batches)
         reason = outcome.reason if outcome.state == "wrong" else ""
@@ -165,13 +165,13 @@ def _fault_of(worker: Worker, case: Case, binary: Binary, facts: Facts) -> str:
 
 
 def _built(cases: list[Case], facts: Facts) -> tuple[list[tuple[Case, Binary]], str]:
-    """Cases with their binaries, and the reason why a case cannot be built.
+    """Return the cases with their binaries, and the reason if a compiler refuses the source of a case.
 
-    Without a compiler, cases that no cache or bundle holds are left out; `ToolchainError` if none is held, or if a
-    compiler fails and the source is not to blame.
+    Without a compiler, cases that no cache or bundle holds are left out. Raise `ToolchainError` if all cases are left
+    out, or if a compiler fails for a reason other than the source.
     """
     needed = [[Request(each.text, each.entry, facts.target) for each in case.sources] for case in cases]
-    requests = list(dict.fromkeys(request for own in needed for request in own))
+    requests = list(dict.fromkeys(request for of_case in needed for request in of_case))
     results = dict(zip(requests, build_many(requests), strict=True))
     missing = [result for result in results.values() if isinstance(result, KsgenError)]
     if missing and _can_compile():
@@ -179,14 +179,14 @@ def _built(cases: list[Case], facts: Facts) -> tuple[list[tuple[Case, Binary]], 
             if not isinstance(error, RefusedSourceError):
                 raise ToolchainError(str(error))
         return [], f"a case does not compile: {missing[0]}"
-    found = []
-    for case, own in zip(cases, needed, strict=True):
-        built = [each for request in own if isinstance(each := results[request], Binary)]
-        if len(built) == len(own):
-            found.append((case, built[0]))
-    if not found:
+    built = []
+    for case, of_case in zip(cases, needed, strict=True):
+        binaries = [each for request in of_case if isinstance(each := results[request], Binary)]
+        if len(binaries) == len(of_case):
+            built.append((case, binaries[0]))
+    if not built:
         raise ToolchainError(str(missing[0]))
-    return found, ""
+    return built, ""
 
 
 def _can_compile() -> bool:

@@ -1,6 +1,6 @@
-"""The file that a user may send back: the device, its passport, and trials next to predictions. Nothing personal.
+"""The file that a user may send back: the device, its passport, and the times of trials next to predicted times.
 
-No host name, user name or path is in it. Error messages may hold paths, which are left out.
+It holds no host name, user name or path. Paths in error messages are replaced by "...".
 """
 
 import re
@@ -13,18 +13,18 @@ from ksgen.passport.store import Passport
 from ksgen.tuning.job import Facts
 from ksgen.tuning.trials import Trial
 
-MOST_LETTERS = 300  # of a reason
+MOST_LETTERS = 300  # length of a reason
 OMITTED = "..."
 _OF_TRIAL = (
     "kernel", "batch", "family", "constants", "template", "state", "reason", "median_us", "predicted_us", "floor_us",
     "spread", "bytes_per_s", "flops_per_s", "registers", "shared_bytes", "note", "compiler", "driver",
 )  # fmt: skip
-# in quotes it may hold spaces
+# a path in quotes may hold spaces
 _PATH = re.compile(r"""(['"])[^'"\n]*/[^'"\n]*\1|[^\s:;,'"(]*/[^\s:;,'")]*""")
 
 
 def report_of(facts: Facts, passport: Passport | None, trials: Iterable[Trial]) -> dict[str, Any]:
-    """Content of the report as JSON has it."""
+    """Return the content of the report, for JSON."""
     return {
         "ksgen": facts.ksgen,
         "device": {
@@ -42,7 +42,7 @@ def report_of(facts: Facts, passport: Passport | None, trials: Iterable[Trial]) 
 
 
 def without_paths(text: str) -> str:
-    """Shorten a text, and remove file names, which may hold a user's name."""
+    """Shorten a text, and replace paths, which may hold a user's name."""
     home = str(Path.home())
     return _PATH.sub(OMITTED, text.replace(home, "~") if len(home) > 1 else text)[:MOST_LETTERS]
 

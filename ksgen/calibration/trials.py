@@ -1,6 +1,6 @@
-"""Trials: kernels that a device has not timed yet, each with a few candidates, and what they settled.
+"""Runs trials: times a few candidates of each kernel that a device has no wisdom for, and keeps the fastest.
 
-`ksgen.tuning` compiles, checks, times and stores. A search replaces each result.
+`ksgen.tuning` compiles, checks, times and stores. A search (`ksgen tune`) replaces the results of trials.
 """
 
 import os
@@ -28,7 +28,7 @@ from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine
 from ksgen.wisdom.store import Entry
 
-BACKGROUND_NICE = 5  # added niceness of trials that a launcher began, which the user's own work goes before
+BACKGROUND_NICE = 5  # niceness added to trials that a launcher started, so that the user's own work goes first
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Calibrated:
 class Calibration:
     """Trials on one engine. Kernels that wisdom has an entry for are not tried again, so that a second run resumes.
 
-    With `fresh`, kernels that a trial has settled are tried again. Results of searches stay.
+    With `fresh`, kernels whose entry comes from a trial are tried again. Entries of searches stay.
     """
 
     def __init__(self, engine: Engine, store: TrialStore, fresh: bool = False) -> None:
@@ -74,22 +74,22 @@ class Calibration:
         return self.tuner.stop.is_set()
 
     def missing(self, jobs: Iterable[Job]) -> list[Job]:
-        """Jobs that are to be tried, and for which the device has kernels."""
+        """Jobs that are not settled yet, and that the device has kernels for."""
         return [job for job in jobs if not self._is_settled(job) and not why_not_one(self.tuner, job)]
 
     def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None) -> list[Calibrated]:
-        """Try what is missing, and return what is known about every job, in order."""
+        """Try the missing jobs, and return the result of every job, in the order of `jobs`."""
         missing = self.missing(jobs)
         tried = dict(zip(missing, self.tuner.run(missing, say) if missing else [], strict=True))
         PLANNER.forget()
         return [self._result(job, tried.get(job)) for job in jobs]
 
     def run_all(self, jobs: Sequence[Job], progress: Callable[[Progress], None] | None = None) -> list[Calibrated]:
-        """Run to the end; an interrupt saves what is found so far, and continues as `KeyboardInterrupt`."""
-        found = self.run(jobs, progress or (lambda each: None))
+        """Run all jobs; an interrupt saves the results so far, and is then raised as `KeyboardInterrupt`."""
+        results = self.run(jobs, progress or (lambda each: None))
         if self.is_stopped:
             raise KeyboardInterrupt
-        return found
+        return results
 
     def trials(self, jobs: Iterable[Job]) -> list[Trial]:
         """Every candidate that was tried or searched on this device for the jobs."""
@@ -118,8 +118,8 @@ def calibrate(
 
     Candidates are the defaults of the families that support a kernel, and the best ones of the cost model: four at
     most. Each is compiled, checked against float64 and timed in a child process. Kernels that wisdom has an entry for
-    are not tried again. Launchers of this process use the winners at once. An interrupt saves what is found so far, and
-    then continues as `KeyboardInterrupt`.
+    are not tried again. Launchers of this process use the winners at once. An interrupt saves the results so far, and
+    is then raised as `KeyboardInterrupt`.
 
     Args:
         *what: Patterns in any form, chains, lists of chains for groups, and paths of specs, such as "specs/vit.yaml". A
@@ -128,8 +128,8 @@ def calibrate(
         layout: Layout of the patterns' x: "bsf" or "bsl".
         batches: Batch sizes. None: 25088 on a GPU and 1568 on a processor.
         device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
-        fresh: Try kernels again that a trial has settled. Results of `ksgen tune` stay.
-        progress: Function that is called after each candidate, in a separate thread.
+        fresh: Try kernels again that have wisdom from a trial. Results of `ksgen tune` stay.
+        progress: Function that is called after each candidate, by a separate thread.
 
     Returns:
         A `Calibrated` per kernel and batch: the entry of wisdom, and its speed relative to the default.
@@ -157,9 +157,9 @@ def calibrate(
 
 
 def main(path: str) -> None:
-    """Try what a launcher asked for in the file: the child process of `ksgen.launch.behind`.
+    """Try the kernels that a launcher listed in the file. It runs in the child process of `ksgen.launch.behind`.
 
-    The last line of stderr says why nothing was tried.
+    On failure, the last line of stderr is the reason.
     """
     os.environ["KSGEN_TRIAL"] = "off"
     os.nice(BACKGROUND_NICE)
@@ -173,7 +173,7 @@ def main(path: str) -> None:
 
 @contextmanager
 def opened(device: str | None, fresh: bool = False) -> Iterator["Calibration"]:
-    """Calibration of a device, whose child processes end with the block."""
+    """Open a calibration of a device; its child processes end with the `with` block."""
     engine = open_engine(device)
     store = TrialStore()
     try:

@@ -13,7 +13,7 @@ from ksgen.values import excerpt
 
 
 class _OrSpec(click.Group):
-    """A spec in the place of a subcommand: its layers are measured, and shown on a page."""
+    """Group that accepts a spec in place of a subcommand: it measures the spec's layers and writes a page."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -55,19 +55,21 @@ def command() -> None:
 @click.option(
     "--markdown",
     type=click.Path(path_type=Path, allow_dash=True),
-    help=f"Write only the tables, as Markdown, to this file, or - for the screen; {REPLACED}.",
+    help=f"Write only the tables, as Markdown, to this file, or - for standard output; {REPLACED}.",
 )
-@click.option("--svg", type=named_file, metavar="PATH", help=f"Draw the page's charts here; {REPLACED}.")
+@click.option("--svg", type=named_file, metavar="PATH", help=f"Draw the page's charts to this file; {REPLACED}.")
 @click.option(
-    "--with", "wholes", type=click.Path(path_type=Path), multiple=True,
-    help="Show the tables of this file too, written by `ksgen bench model -o` or `ksgen bench share -o`; may be given "
-         "again.",
+    "--with", "model_files", type=click.Path(path_type=Path), multiple=True,
+    help="Also show the tables of this file, which `ksgen bench model -o` or `ksgen bench share -o` wrote. May be "
+         "repeated.",
 )  # fmt: skip
-def report(file: Path, output: Path | None, markdown: Path | None, svg: Path | None, wholes: tuple[Path, ...]) -> None:
+def report(
+    file: Path, output: Path | None, markdown: Path | None, svg: Path | None, model_files: tuple[Path, ...]
+) -> None:  # fmt: skip
     """Make one self-contained page from the results of `ksgen bench paper`, `layers` and `energy`.
 
-    FILE is a .jsonl, .csv or .parquet file; paper.jsonl if not given. With --markdown or --svg there is no page unless
-    -o names one.
+    FILE is a .jsonl, .csv or .parquet file. The default is paper.jsonl. With --markdown or --svg, a page is written
+    only if -o names one.
 
     \b
     Examples:
@@ -81,7 +83,7 @@ def report(file: Path, output: Path | None, markdown: Path | None, svg: Path | N
     from ksgen.bench.rows import read_rows
     from ksgen.bench.tables import tables_of
 
-    rows, tables = read_rows(file), [table for path in wholes for table in tables_of(path)]
+    rows, tables = read_rows(file), [table for path in model_files for table in tables_of(path)]
     machine = pages.machine_of(file)
     if markdown:
         _write(markdown, pages.markdown(rows, tables, machine))

@@ -1,4 +1,4 @@
-"""Shared by the `ksgen bench` subcommands that measure: options, the jobs they name, the log and the progress bar."""
+"""Shared by the `ksgen bench` subcommands that measure: options, the selected jobs, the log and the progress bar."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -45,7 +45,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def duration(text: str) -> float:
-    """Seconds, from 90, 90s, 8m, 1.5h or 1h30m. A click type."""
+    """Parse a time such as 90, 90s, 8m, 1.5h or 1h30m into seconds. A click type."""
     parts = re.findall(r"([0-9]*\.?[0-9]+)([smh]?)", text)
     if (
         not parts
@@ -56,30 +56,33 @@ def duration(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
-def words_from(known: Collection[str], what: str) -> ReadBy:
-    """A click type: some of the known words, separated by commas."""
+def words_from(accepted: Collection[str], what: str) -> ReadBy:
+    """Return a click type for one or more of the accepted words, separated by commas."""
 
-    return ReadBy(lambda text: words_in(text, known, what))
+    return ReadBy(lambda text: words_in(text, accepted, what))
 
 
-def words_in(text: str, known: Collection[str], what: str) -> tuple[str, ...]:
-    """Some of the known words, separated by commas."""
-    found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    for word in found:
-        if word not in known:
-            raise SpecError(f"{what} {excerpt(word)}; {hint(word, known)}")
-    return found
+def words_in(text: str, accepted: Collection[str], what: str) -> tuple[str, ...]:
+    """Split a text at commas into distinct words; raise `SpecError` if one is not accepted.
+
+    `what` names the words in the message, such as "precision".
+    """
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    for word in words:
+        if word not in accepted:
+            raise SpecError(f"{what} {excerpt(word)}; {hint(word, accepted)}")
+    return words
 
 
 def log_option(log: Path) -> Callable[[Any], Any]:
     return click.option(
         "-o", "--output", type=click.Path(path_type=Path), default=log, show_default=True,
-        help=f"Log file; a run continues an existing one. Rows also go to a .csv, where {REPLACED}.",
+        help=f"Log file; an existing log is continued. Its rows also go to a .csv file next to it; {REPLACED}.",
     )  # fmt: skip
 
 
 def seconds_option(usual: float) -> Callable[[Any], Any]:
-    help_text = "Seconds per contender and job. Slow ones are run less often."
+    help_text = "Most seconds per contender and job. Slow contenders are run less often."
     return click.option(
         "--most-seconds", type=click.FloatRange(min=0.001), default=usual, show_default=True, help=help_text
     )
@@ -98,7 +101,7 @@ measurements_option = click.option(
     type=click.IntRange(min=1),
     default=10,
     show_default=True,
-    help="Measurements per contender; the median counts.",
+    help="Measurements per contender and job; the result is their median.",
 )
 runs_option = click.option(
     "--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement."
@@ -108,13 +111,13 @@ time_limit_option = click.option(
     "seconds",
     type=duration,
     metavar="TIME",
-    help="Stop after this time, such as 90s, 8m or 1h; a measurement that has begun is finished.",
+    help="Stop after this time, such as 90s, 8m or 1h. The current measurement is finished first.",
 )
 seed_option = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random chains and arrays."
 )
 LOG = Path("paper.jsonl")
-LATE = "--time-limit was up before the first measurement; give it more"
+LATE = "--time-limit ended before the first measurement; give more time"
 _PRECISIONS = words_from(COMPARISONS, "precision")
 _LAYOUTS = words_from(LAYOUTS, "layout")
 _CONTENDERS = words_from(NAMES, "contender")
@@ -137,7 +140,11 @@ _OPTIONS = (
         help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
     ),
     click.option(
-        "--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help=f"Default: {','.join(USUAL)}; also fp16x3."
+        "--precision",
+        "precisions",
+        type=_PRECISIONS,
+        metavar="WORDS",
+        help=f"Precisions.  [default: {','.join(USUAL)}; also accepted: fp16x3]",
     ),
     click.option(
         "--layout",
@@ -166,7 +173,7 @@ def contenders_left(names: Sequence[str], without: Sequence[str] | None) -> tupl
     """Contenders to measure; `SpecError` if there are none."""
     left = tuple(name for name in names if name not in (without or ()))
     if not left:
-        raise SpecError("no contender is left; --contenders names some, and --without takes all of them away")
+        raise SpecError("no contender is left: --without excludes all of them; exclude fewer, or name more")
     return left
 
 
@@ -186,7 +193,7 @@ class Selection:
     seconds: float | None
     device: str | None
     seed: int
-    begun: float = field(default_factory=monotonic, init=False)
+    begun: float = field(default_factory=monotonic, init=False)  # time at which the command began
 
     def contenders(self, usual: Sequence[str] = NAMES) -> tuple[str, ...]:
         return contenders_left(self.names or usual, self.without)
@@ -200,8 +207,8 @@ class Selection:
         patterns = patterns_named(self.named, self.subset, most_d, most_weights)
         if not patterns:
             raise SpecError(
-                f"--most-gflop {self.most_gflop:g} at batch {batch}: no pattern is left; the smallest of the paper's "
-                "need more"
+                f"--most-gflop {self.most_gflop:g} at batch {batch}: every pattern needs more; give a larger limit, or "
+                "a smaller batch"
             )
         kinds = [(precision, layout) for precision in self.precisions or USUAL for layout in self.layouts]
         return [product_job(pattern, *kind, batch) for pattern in patterns for kind in kinds]
@@ -209,7 +216,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Done:
-    """Results of a command, and the files that hold them."""
+    """Device and job counts of a finished command, and the files that hold its results."""
 
     device: str
     jobs: int
@@ -222,9 +229,9 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add options for the jobs and the log; the command receives them as a `Selection`, its first argument."""
 
     @wraps(function)
-    def with_selection(**given: Any) -> Any:
-        selection = Selection(**{each.name: given.pop(each.name) for each in fields(Selection) if each.init})
-        return function(selection, **given)
+    def with_selection(**options: Any) -> Any:
+        selection = Selection(**{each.name: options.pop(each.name) for each in fields(Selection) if each.init})
+        return function(selection, **options)
 
     for option in reversed(_OPTIONS):
         with_selection = option(with_selection)
@@ -245,7 +252,7 @@ def measure(
 
 
 def ends_at(begun: float, seconds: float | None) -> float:
-    """Time at which a run of so many seconds ends; None for no limit."""
+    """Return the time at which a run ends that began at `begun`; infinity if `seconds` is None."""
     return begun + (inf if seconds is None else seconds)
 
 
@@ -253,8 +260,10 @@ def measure_by(
     output: Path, device: "Device", protocol: "Protocol", quantity: "Quantity", jobs: Sequence["LayerJob"],
     deadline: float, unfit: str,
 ) -> Done:  # fmt: skip
-    """Measure jobs into a log, and write its rows next to it. `unfit` is the error if all is done and no job was
-    measured."""
+    """Measure jobs into a log, and write its rows next to it.
+
+    `unfit` is the message of the error if all jobs are done and no contender could be measured.
+    """
     from ksgen.bench.facts import run_facts
     from ksgen.bench.log import Log
     from ksgen.bench.runner import Runner
@@ -277,7 +286,7 @@ def check_log_name(output: Path) -> None:
 def print_results(
     done: Done, as_json: bool, tables: Callable[[Sequence["ResultRow"]], Sequence["ResultTable"]]
 ) -> None:
-    """Print the measured rows: a few lines and tables."""
+    """Print tables of the measured rows, and a few lines about the files."""
     from ksgen.bench.rows import read_rows
     from ksgen.bench.tables import unreliable_note
 
@@ -297,7 +306,7 @@ def print_results(
         click.echo(note)
     if done.complete < done.jobs:
         click.echo("The time limit was reached; the same command continues from here.")
-    click.echo(f"{done.page} shows them." if done.page else f"ksgen bench report {log} makes a page of them.")
+    click.echo(f"{done.page} shows the rows." if done.page else f"ksgen bench report {log} makes a page of the rows.")
 
 
 def print_done(done: Done, as_json: bool) -> None:
@@ -323,8 +332,11 @@ def check_library(name: str, needed_for: str, extra: str) -> None:
 def patterns_named(
     named: str | None, subset: int | None, most_d: int | None = None, most_weights: int | None = None
 ) -> list[Pattern]:
-    """First `subset` patterns of `named` with at most `most_weights`; without `named` the paper's, with d up to
-    `most_d`."""
+    """Return the first `subset` patterns of `named` that have at most `most_weights` weights.
+
+    `named` is "published", a spec or patterns. By default, and for "paper", it is the paper's patterns with d up to
+    `most_d`.
+    """
     from ksgen.bench.published import published_patterns
 
     if named is None or named == "paper":

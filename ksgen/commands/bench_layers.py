@@ -58,23 +58,31 @@ _METHODS = words_from(METHODS, "contender")
 @click.command("layers", short_help="Time layers: one launch against one per factor, PyTorch and the dense layer.")
 @click.argument("named", nargs=-1, metavar="[transformers|random|SPEC]...")
 @click.option(
-    "--batch", "batches", type=batches_in, metavar="NUMBERS", help=f"Batch sizes.  [default: {BATCHES}; a spec's own]"
+    "--batch", "batches", type=batches_in, metavar="NUMBERS", help=f"Batch sizes.  [default: the spec's, or {BATCHES}]"
 )
 @click.option(
-    "--precision", "precisions", type=_PRECISIONS, metavar="WORDS", help="Precisions.  [default: float32; a spec's own]"
+    "--precision",
+    "precisions",
+    type=_PRECISIONS,
+    metavar="WORDS",
+    help="Precisions.  [default: the spec's, or float32]",
 )
-@click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: both; a spec's own]")
-@click.option("--subset", type=click.IntRange(min=1), help="Measure only this many of the layers, from the first on.")
+@click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: the spec's, or both]")
+@click.option("--subset", type=click.IntRange(min=1), help="Measure only the first layers, this many.")
 @click.option(
     "--group-size",
     type=click.IntRange(min=2),
     help="Also measure groups of this many equal layers on one x, such as 3 for q, k and v.",
 )
 @click.option("--beside", type=click.IntRange(min=2), hidden=True)
-@click.option("--between", type=ACTIVATION, help="Activation between factors.  [default: none; a spec's own]")
-@click.option("--bias", is_flag=True, help="Add a bias to each output, if a spec does not.")
-@click.option("--activation", type=ACTIVATION, help="Activation after the bias.  [default: none; a spec's own]")
-@click.option("--residual", is_flag=True, help="Add a residual, after the activation, if a spec does not.")
+@click.option("--between", type=ACTIVATION, help="Activation between factors.  [default: the spec's, or none]")
+@click.option("--bias", is_flag=True, help="Add a bias to each output, also for layers that have none in their spec.")
+@click.option("--activation", type=ACTIVATION, help="Activation after the bias.  [default: the spec's, or none]")
+@click.option(
+    "--residual",
+    is_flag=True,
+    help="Add a residual after the activation, also for layers that have none in their spec.",
+)
 @click.option(
     "--contenders", "names", type=_METHODS, metavar="WORDS", help="Contenders, such as one_launch,bmm.  [default: all]"
 )
@@ -96,13 +104,13 @@ def command(
     names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
     seconds: float | None, output: Path, page: bool, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time layers by several contenders in turns. They are one launch of all factors, one launch per factor, KSLinear,
-    PyTorch's products per factor, and a dense layer of that shape. Every result is
-    checked against float64.
+    """Time layers with several contenders, in turns. The contenders are one launch of all factors, one launch per
+    factor, KSLinear, PyTorch's products per factor, and a dense layer of the same size. Every result is checked against
+    float64.
 
-    transformers (the default): 24 chains of the sizes of transformers. random: 24 random pairs of the paper's patterns,
-    from every class of size. A spec: its layers and groups, with its options. A run that was stopped or killed
-    continues when the same command is run again.
+    transformers (the default) names 24 chains with the sizes of layers in transformers. random names 24 random pairs of
+    the paper's patterns, from every class of size. A spec names its layers and groups, with its options. A run that was
+    stopped or killed continues when the same command is run again.
 
     \b
     Examples:
@@ -119,7 +127,7 @@ def command(
     layers = _layers(named or SETS[:1], seed)[:subset]
     layers = [_with(layer, between, activation, Epilogue(bias, residual=residual)) for layer in layers]
     size = group_size or renamed_option("--beside", "--group-size", beside)
-    # groups give y as they take x
+    # in a group, y has the layout of x
     layers += [each.group_of(size) for each in layers if size and each.out_layout is None]
     from ksgen.bench.problem import LayerJob
     from ksgen.bench.timing import Protocol
@@ -164,13 +172,15 @@ def _layers(named: Sequence[str], seed: int) -> list["MeasuredLayer"]:
 
 
 def _with(layer: "MeasuredLayer", between: str | None, activation: str | None, added: Epilogue) -> "MeasuredLayer":
-    """Layer with the command's options in place of the spec's."""
-    own = layer.epilogue
-    whole = Epilogue(
-        own.bias or added.bias, own.activation if activation is None else activation, own.residual or added.residual
+    """Return the layer with the command's activations in place of the spec's, and with its bias and residual added."""
+    given = layer.epilogue
+    epilogue = Epilogue(
+        given.bias or added.bias,
+        given.activation if activation is None else activation,
+        given.residual or added.residual,
     )
     has_between = any(len(chain) > 1 for chain in layer.chains)
-    return replace(layer, between=between if between and has_between else layer.between, epilogue=whole)
+    return replace(layer, between=between if between and has_between else layer.between, epilogue=epilogue)
 
 
 def _measure(
@@ -181,7 +191,7 @@ def _measure(
 
     device = find_device(named)
     if device.kind != "cuda" and not device.shares_host:
-        own = f"PyTorch's own arrays, and {device.name} ({device.runtime}) works on copies"
-        raise DeviceError(f"layers are measured on {own}; accepted: --device native, cuda")
-    unfit = "none of these contenders multiplies these layers; name others"
+        copies = f"{device.name} ({device.runtime}) works on copies"
+        raise DeviceError(f"layers are measured on PyTorch's own arrays, and {copies}; accepted: --device native, cuda")
+    unfit = "none of these contenders supports these layers; name other contenders"
     return measure_by(output, device, protocol, Times(), jobs, deadline, unfit)

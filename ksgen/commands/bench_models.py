@@ -30,7 +30,7 @@ PRECISIONS = ("float32", "float16", "bfloat16", "float64")
 GPU_SEQUENCES, CPU_SEQUENCES = 128, 8
 GPU_TOKENS, CPU_TOKENS = 196, 64  # 196 as in the paper
 GPU_REPEATS, CPU_REPEATS = 30, 7
-# of `ksgen bench share`
+# defaults of `ksgen bench share`
 SHARE_MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")
 GPU_IMAGES, CPU_IMAGES = 128, 2
 SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
@@ -70,7 +70,7 @@ SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
-    help=f"Sequences.  [default: {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor]",
+    help=f"Batch size in sequences.  [default: {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor]",
 )
 @repeats_option(GPU_REPEATS, CPU_REPEATS)
 @json_file_option
@@ -79,13 +79,12 @@ def model_command(
     model: str, precisions: tuple[str, ...], backend: str, steps: tuple[str, ...], layers: tuple[str, ...],
     device: str | None, batch: int | None, repeats: int | None, output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time a model and its modules with dense and with Kronecker-sparse layers, taking turns, and show the ratios.
+    """Time a model and its modules with dense and with Kronecker-sparse layers, in turns, and show the ratios.
 
-    llama-1b has Monarch layers, llama-1b-blast layers of BLAST (specs/llama.yaml). A language model's forward pass is
-    its prefill.
+    The sparse layers of llama-1b are Monarch layers, and those of llama-1b-blast are BLAST layers (specs/llama.yaml).
 
-    Forward passes use frozen sparse layers; training steps do not. decode is the last token of each sequence, with the
-    keys and values of the tokens before it in a cache.
+    A language model's forward pass is its prefill. decode computes the last token of each sequence, with the keys and
+    values of the earlier tokens in a cache. Sparse layers are frozen for forward and decode, but not for training.
 
     \b
     Examples:
@@ -100,12 +99,12 @@ def model_command(
         check_writable(output)
     job = replace(_job(model, precisions, backend, device, batch, repeats), steps=steps, layers=layers)
     if "decode" in job.steps and model.startswith("vit"):
-        raise SpecError(f"--steps decode of {model}, which takes images whole; accepted: forward, training")
+        raise SpecError(f"--steps decode of {model}, which processes whole images; accepted: forward, training")
     warn_if_busy()
     rows = []
     for row in _measured(job):
         rows.append(row)
-        if output:  # after each: a kill loses none
+        if output:  # after each row, so that a killed run keeps all rows so far
             write(output, json_text(_report(job, rows)) + "\n")
     if as_json:
         print_json(_report(job, rows))
@@ -161,7 +160,7 @@ def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
                 yield row
                 bar.update(task, advance=1, now=f"{row.precision} {row.step} {row.module}")
         except NotImplementedError as error:
-            raise DeviceError(f"PyTorch on {job.device}: {error}; take another --backend or --precision") from error
+            raise DeviceError(f"PyTorch on {job.device}: {error}; choose another --backend or --precision") from error
         except RuntimeError as error:
             if "memory" in str(error):
                 raise MemoryError(f"--batch {job.batch}: {str(error).splitlines()[0]}") from error
@@ -197,7 +196,7 @@ def _facts(job: "ModelJob") -> dict[str, Any]:
     "--models",
     type=words_from(SHARE_MODELS, "model"),
     metavar="WORDS",
-    help=f"Default: {','.join(SHARE_MODELS)}; on a processor the first.",
+    help=f"Models.  [default: {','.join(SHARE_MODELS)}; on a processor only the first]",
 )
 @click.option(
     "--precision",
@@ -211,7 +210,7 @@ def _facts(job: "ModelJob") -> dict[str, Any]:
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
-    help=f"Images.  [default: {GPU_IMAGES} on a GPU, {CPU_IMAGES} on a processor]",
+    help=f"Batch size in images.  [default: {GPU_IMAGES} on a GPU, {CPU_IMAGES} on a processor]",
 )
 @repeats_option(SHARE_GPU_REPEATS, SHARE_CPU_REPEATS)
 @json_file_option
@@ -244,10 +243,10 @@ def share_command(
         measure_shares(models or (SHARE_MODELS if on_gpu else SHARE_MODELS[:1]), precisions, where, images, rounds)
     )
     device = torch.cuda.get_device_name() if on_gpu else "a processor"
-    found = {"device": device, "batch": images, "repeats": rounds, "shares": list(map(asdict, shares))}
+    content = {"device": device, "batch": images, "repeats": rounds, "shares": list(map(asdict, shares))}
     if output:
-        write(output, json_text(found) + "\n")
+        write(output, json_text(content) + "\n")
     if as_json:
-        print_json(found)
+        print_json(content)
     else:
-        print_table(table(found))
+        print_table(table(content))

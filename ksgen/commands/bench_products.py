@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ksgen.bench.timing import Quantity
     from ksgen.devices.base import Device
 
-MOST_SECONDS = 600  # per contender and job, of energy
-MOST_D = 64  # the limit of the paper's Figure 7, unless patterns are named
+MOST_SECONDS = 600  # limit of `ksgen bench energy` per contender and job
+MOST_D = 64  # largest d of its patterns, unless some are named: the limit of the paper's Figure 7
 
 
 @click.command("paper", short_help="Time ksgen's kernels against every baseline, as the paper does.")
@@ -33,15 +33,16 @@ MOST_D = 64  # the limit of the paper's Figure 7, unless patterns are named
 @click.option(
     "--tune",
     metavar="BUDGET",
-    help="First tune kernels without wisdom. Limit per kernel: 60s, or a number of candidates.",
+    help="First tune kernels without wisdom. BUDGET is the limit per kernel: 60s, or a number of candidates.",
 )
 @json_option
 def paper(
     selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool
 ) -> None:
-    """Time our kernels against PyTorch's methods for the same product, taking turns, with errors and floors.
+    """Time ksgen's kernels and PyTorch's methods for the same product, in turns.
 
-    A run that was stopped or killed continues when the same command is run again.
+    The results include errors and floors. A floor is the least time that the device's memory and arithmetic permit. A
+    run that was stopped or killed continues when the same command is run again.
 
     \b
     Examples:
@@ -53,7 +54,7 @@ def paper(
     from ksgen.bench.timing import Protocol, Times
     from ksgen.tuning.tuner import parse_budget
 
-    parse_budget(tune)  # refused now, rather than at the first search
+    parse_budget(tune)  # raises errors now, rather than at the first search
     protocol = Protocol(selection.contenders(), measurements, runs, most_seconds, selection.seed, tune)
     print_done(measure(selection, protocol, lambda device: Times()), as_json)
 
@@ -71,10 +72,11 @@ def paper(
 )
 @json_option
 def energy(selection: Selection, measurements: int, long: float, as_json: bool) -> None:
-    """Measure the energy per run of each contender on an NVIDIA GPU. The idle GPU's energy is measured first and
-    subtracted.
+    """Measure the energy per run of each contender on an NVIDIA GPU. The idle GPU's power is measured first, and its
+    energy is subtracted.
 
-    Name the file of `ksgen bench paper` to have times and joules in one row. Use the GPU for nothing else meanwhile.
+    If -o names the log of `ksgen bench paper`, its rows hold both times and joules. Use the GPU for nothing else
+    meanwhile.
 
     \b
     Examples:

@@ -54,6 +54,8 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
     kernels = counted(len(loaded.kernels), "kernel")
     click.echo(f"{kernels} of {loaded.name} for {arch}: {made} in the cache, {len(spilling)} with spilled registers")
     if len(compiled) > len(loaded.kernels):
-        click.echo("A kernel has binaries per target and per class of batch sizes; fused layers have their own.")
+        click.echo(
+            "Each kernel has one binary per target and class of batch sizes. Fused layers have further binaries."
+        )
     for job in spilling:
         click.echo(f"  {job.source.entry} for {job.target}: {job.binary.resources.spill_bytes} bytes")

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 folder_option = click.option(
-    "--folder", type=click.Path(path_type=Path), help="Cache folder.  [default: the user's own]"
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Cache folder.  [default: KSGEN_CACHE_DIR, else the user's cache folder]",
 )
 
 
@@ -155,8 +157,8 @@ def _confirmed(question: str) -> bool:
 
 
 def _parse_bytes(text: str) -> int:
-    """`500M` -> 500000000."""
-    found = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([kmgt]?)b?", text.strip().lower())
-    if not found:
+    """Parse `500M` into 500000000."""
+    number = re.fullmatch(r"(\d{1,20}(?:\.\d{1,20})?)\s*([kmgt]?)b?", text.strip().lower())
+    if not number:
         raise KsgenError(f"--max-bytes {excerpt(text)}: give a number of bytes, such as 500000000, 500M or 2G")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(number[1]) * UNITS[number[2]])

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ksgen.tuning.job import Facts, Job
     from ksgen.tuning.trials import Trial
 
-NAMES = "a spec such as specs/vit.yaml, patterns, or --model vit-s16"  # what can be tried
+NAMES = "a spec such as specs/vit.yaml, patterns, or --model vit-s16"  # arguments with kernels to try
 
 
 @ReadBy
@@ -51,10 +51,21 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 
 @click.command("calibrate", short_help="Determine which kernels are correct and fastest on this device.")
 @click.argument("patterns", type=spec_or_pattern, nargs=-1, metavar="[SPEC|A,B,C,D]...")
-@click.option("--pattern", "named", type=PATTERN, metavar="A,B,C,D", multiple=True, help="The same as an argument.")
+@click.option(
+    "--pattern",
+    "named",
+    type=PATTERN,
+    metavar="A,B,C,D",
+    multiple=True,
+    help="A pattern, like the argument. May be repeated.",
+)
 @takes_layers
-@click.option("--chain", is_flag=True, help="The patterns are factors of a layer: try one launch of all, and each.")
-@click.option("--model", metavar="|".join(MODELS), help="Kernels of this model with sparse layers; needs PyTorch.")
+@click.option(
+    "--chain", is_flag=True, help="The patterns are factors of a layer: try one launch of all, and one per factor."
+)
+@click.option(
+    "--model", metavar="|".join(MODELS), help="Try the kernels of this model with sparse layers; needs PyTorch."
+)
 @takes_wanted(has_job=True)
 @click.option("--bias", is_flag=True, help="Add a bias to each output of the patterns.")
 @click.option("--activation", type=ACTIVATION, default="none", help="Activation of the patterns, after the bias.")
@@ -68,7 +79,12 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 )
 @device_option
 @click.option("--fresh", is_flag=True, help="Prove all families again and repeat all trials.")
-@click.option("--report", type=named_file, metavar="FILE", help=f"File to send back, no personal data; {REPLACED}.")
+@click.option(
+    "--report",
+    type=named_file,
+    metavar="FILE",
+    help=f"Write a report for ksgen's authors, without personal data; {REPLACED}.",
+)
 @json_option
 def command(
     patterns: tuple[Pattern | Path, ...], named: tuple[Pattern, ...], layer: Layer, chain: bool, model: str | None,
@@ -78,11 +94,11 @@ def command(
     """Determine which kernels are correct on this machine's device, and which are the fastest.
 
     A GPU gets a passport first: each kernel family is proven there in a child process. Then each kernel without wisdom
-    is tried: the defaults of the families and the best candidates of the cost model, four at most, are compiled,
-    checked against float64 and timed. Launchers take the winners. `ksgen tune` searches further.
+    is tried. Candidates are the defaults of the families and the best ones of the cost model, four at most. Each is
+    compiled, checked against float64 and timed. Launchers take the winners. `ksgen tune` searches further.
 
-    A second run does only what is missing. --fresh repeats everything but the searches of `ksgen tune`. The exit code
-    is 1 if a kernel could not be measured.
+    A second run does only what is missing. --fresh repeats everything except the searches of `ksgen tune`. The exit
+    code is 1 if a kernel could not be measured.
 
     \b
     Examples:
@@ -116,7 +132,7 @@ def command(
         _check_model(model, precision)
     if report:
         check_writable(report)
-    if kernels or model:  # a passport has no times
+    if kernels or model:  # making a passport alone times nothing
         warn_if_busy()
     passport = make_passport(device, fresh)
     if not kernels and not model:
@@ -167,20 +183,20 @@ def try_all(calibration: "Calibration", jobs: "Sequence[Job]") -> "list[Calibrat
 
 
 def make_passport(device: str | None, fresh: bool = False) -> "Passport | None":
-    """Passport of a GPU, made now if it is missing or asked for again; None of a processor, which needs none.
+    """Prove the families that a GPU's passport lacks, or all if `fresh`, and return the passport; None for a processor.
 
-    Only child processes use the GPU. Standard error reports each verdict, and each wait for another process.
+    Only child processes use the GPU. Verdicts, and waits for other processes, are reported on standard error.
     """
     from ksgen.calibration.proof import NotNeededError, ProofProgress, prove
     from ksgen.launch.planner import PLANNER
 
-    def tell(step: ProofProgress) -> None:
+    def report(step: ProofProgress) -> None:
         if step.proof:
             why = f": {step.proof.reason}" if step.proof.reason else ""
             click.echo(f"{step.family}: {step.proof.state}{why}, {counted(step.proof.cases, 'case')}", err=True)
 
     try:
-        passport = prove(device, on_step=tell, again=fresh, on_wait=lambda why: click.echo(f"ksgen: {why}", err=True))
+        passport = prove(device, on_step=report, again=fresh, on_wait=lambda why: click.echo(f"ksgen: {why}", err=True))
     except NotNeededError:
         return None
     PLANNER.forget()
@@ -188,7 +204,7 @@ def make_passport(device: str | None, fresh: bool = False) -> "Passport | None":
 
 
 def print_passport(passport: "Passport | None", as_json: bool) -> None:
-    """Print a GPU's passport; of a device that needs none, what else can be settled there."""
+    """Print a GPU's passport, or how to find the fastest kernels of a device that needs no passport."""
     if as_json:
         print_json({"passport": passport and str(passport)})
     elif passport:
@@ -198,7 +214,7 @@ def print_passport(passport: "Passport | None", as_json: bool) -> None:
 
 
 def _check_model(name: str, precision: str) -> None:
-    """Raise `SpecError` before any work if there is no such model."""
+    """Raise an error before any work if the model or its precision is unknown, or if PyTorch is missing."""
     from ksgen.commands.bench_models import PRECISIONS
 
     if name not in MODELS:
@@ -211,7 +227,7 @@ def _check_model(name: str, precision: str) -> None:
 def _of_model(
     name: str, precision: str, batches: tuple[int, ...] | None, device: str | None, fresh: bool
 ) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
-    """Try the kernels of a transformer's forward pass and of its training step, and time its methods."""
+    """Try the kernels of a transformer's forward pass and training step; then time the methods of its layers."""
     from ksgen.commands.bench_models import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS
 
     if device:
@@ -228,7 +244,7 @@ def _of_model(
     where = find_device()
     if where.kind == "cuda" and not torch.cuda.is_available():
         lacks = f"PyTorch {torch.__version__} cannot use {where.name}"
-        raise DeviceError(f"--model {name}: {lacks}; install its build for CUDA; accepted: also --device native")
+        raise DeviceError(f"--model {name}: {lacks}; install PyTorch's build for CUDA, or give --device native")
     with torch.device(where.kind if where.kind == "cuda" else "cpu"):
         model: Any = build(name)
     model.blocks = model.blocks[:1]  # all blocks have the same kernels
@@ -255,7 +271,7 @@ def _of_model(
 
 
 def figures_of(found: "Calibrated") -> dict[str, Any]:
-    """Facts of a kernel for `--json`: its entry, and how it compares; or why there is none."""
+    """Facts of a kernel for `--json`: its entry of wisdom and its speed-ups, or the reason why it has no entry."""
     facts = entry_figures(found.entry) if found.entry else kernel_figures(found.kernel, found.batch)
     return facts | {
         "tried_now": found.is_new,

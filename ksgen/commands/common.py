@@ -29,14 +29,14 @@ OptionT = TypeVar("OptionT")
 
 
 class ReadBy(click.types.FuncParamType):  # type: ignore[type-arg]  # older versions of click take none
-    """Click type that parses by a function, whose errors say more than the ones click derives from a `ValueError`."""
+    """Click type that parses with a function and shows its error messages; click's own type replaces them."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return self.func(value)
 
 
 class OneOf(click.Choice[str]):
-    """A click type: one of some words. Its message suggests the word that is meant, such as float16 for fp16."""
+    """Click type that accepts one of several words. Its message suggests a similar word, such as float16 for fp16."""
 
     def __init__(self, accepted: Collection[str]) -> None:
         super().__init__(list(accepted))
@@ -53,18 +53,18 @@ SPEC = click.Path(path_type=Path)
 
 @ReadBy
 def named_file(text: str) -> Path:
-    """A file to write. `-` would be a file of that name, where users expect standard output."""
+    """Click type of a file to write. It refuses `-`, which users may expect to mean standard output."""
     if text == "-":
         raise SpecError("file -: accepted: the name of a file, such as ./- for a file called -")
     return Path(text)
 
 
-BATCHES = "1,16,1568"  # example of batch sizes, and those of layers
+BATCHES = "1,16,1568"  # example in a message, and default of `ksgen bench layers`
 
 
 @ReadBy
 def batches_in(text: str) -> tuple[int, ...]:
-    """Batch sizes."""
+    """Click type of batch sizes, separated by commas. Repeated sizes count once."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
         raise SpecError(
@@ -87,7 +87,7 @@ arch_option = click.option(
 
 
 def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds patterns to a command: as arguments, as --pattern, or both."""
+    """Add patterns to a command: as arguments, as --pattern, or both."""
 
     @click.argument("patterns", type=PATTERN, nargs=-1, metavar="[A,B,C,D]...")
     @click.option(
@@ -106,13 +106,13 @@ def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def find_spec(path: Path) -> Path:
-    """The spec at a path. Where no such file exists, `specs/vit.yaml` means the one shipped with ksgen."""
+    """Return the path of a spec. If there is no such file, `specs/vit.yaml` and `vit.yaml` name the shipped spec."""
     from ksgen.paths import resource
 
     shipped = resource("specs") / path.name
     # os.path.exists is False for a name that is too long; Path.exists raises.
-    is_meant = not os.path.exists(path) and path.parent in (Path("specs"), Path()) and os.path.isfile(shipped)
-    return shipped if is_meant else path
+    is_shipped = not os.path.exists(path) and path.parent in (Path("specs"), Path()) and os.path.isfile(shipped)
+    return shipped if is_shipped else path
 
 
 def output_folder(named: Path | None, spec: Spec) -> Path:
@@ -121,8 +121,10 @@ def output_folder(named: Path | None, spec: Spec) -> Path:
 
 
 def check_memory(kernel: KernelSpec, batch: int, limits: "Limits", place: "SourcePlace | None" = None) -> None:
-    """Raise `SpecError` if checking a kernel needs more memory than this machine has. `place` is that of a spec's
-    batch."""
+    """Raise `SpecError` if checking a kernel needs more memory than this machine has.
+
+    `place` is where a spec states the batch size; the message then names it.
+    """
     from ksgen.measure.footprint import footprint
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -139,7 +141,7 @@ def check_memory(kernel: KernelSpec, batch: int, limits: "Limits", place: "Sourc
 
 
 def renamed_option(earlier: str, present: str, value: OptionT) -> OptionT:
-    """Value of an option's earlier name, which is hidden in `--help` and warns."""
+    """Return the value of an option's deprecated name, and warn if it was given. `--help` hides the name."""
     if value:
         click.echo(f"warning: {earlier} is deprecated and will be removed; use {present}", err=True)
     return value
@@ -155,7 +157,7 @@ def print_json(content: Any) -> None:
 
 
 def warn_if_busy() -> None:
-    """Warn in one line if other processes keep the machine busy. Call it before timing."""
+    """Warn in one line if other processes keep the machine busy. Call it after all checks of a user's input."""
     from ksgen.measure.trust import look
 
     if warning := look():
@@ -169,9 +171,9 @@ def console(stderr: bool = False) -> "Console":
     for name in ("COLUMNS", "LINES"):  # rich accepts any number, even 0 and huge ones
         if not re.fullmatch(r"[1-9][0-9]{0,3}", os.environ.get(name, "80"), re.ASCII):
             del os.environ[name]
-    found = Console(stderr=stderr, highlight=False)
-    found.width = max(found.width, LEAST_COLUMNS)
-    return found
+    screen = Console(stderr=stderr, highlight=False)
+    screen.width = max(screen.width, LEAST_COLUMNS)
+    return screen
 
 
 def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
@@ -193,7 +195,7 @@ def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: i
 
 
 def print_facts(rows: Iterable[tuple[str, str]], facts: Mapping[str, Any]) -> None:
-    """Print a table of names and texts, in which fields such as `{batch}` stand for facts."""
+    """Print a table of names and texts, whose fields such as `{batch}` are replaced by facts."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -203,8 +205,10 @@ def print_facts(rows: Iterable[tuple[str, str]], facts: Mapping[str, Any]) -> No
 
 
 def word_widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
-    """The width of each column, at most `room` in all: its longest text, or else at least its longest word, if all
-    fit.
+    """Return the width of each column, at most `room` in total.
+
+    Each column gets at least the width of its longest word, if all words fit. Remaining room widens columns up to their
+    longest text, the shortest first.
     """
     columns = list(zip(*lines, strict=True))
     widths = [max([1, *(len(word) for text in column for word in text.split())]) for column in columns]

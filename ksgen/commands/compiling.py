@@ -25,7 +25,7 @@ from ksgen.values import counted, excerpt
 from ksgen.wisdom.exchange import known_devices
 from ksgen.wisdom.store import Wisdom, load_wisdom
 
-HOST = "host"  # stands for this processor, as a target
+HOST = "host"  # target that means this machine's processor
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Setup:
-    """A target, its compiler, and the sources that launchers render for it."""
+    """A target, its compiler, and the facts by which launchers choose and render its sources."""
 
     target: str
     compiler: Compiler
     dialect: str
     limits: Limits
-    device_name: str | None = None  # the device that launchers will run on, if known: they follow its wisdom
+    device_name: str | None = None  # device whose wisdom launchers will follow, if known
 
 
 def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
-    """Compile every kernel and every layer's launch of the spec, for every target, with the named device's constants.
+    """Compile every kernel and every fused layer of the spec, for every target, with the named device's constants.
 
-    Without a name the defaults are compiled, and for this processor also the constants tuned for it.
+    Without a device name, default constants are compiled, and for this processor also the constants tuned for it.
     """
     setups = _setups(arch)
     for setup in setups:
@@ -69,13 +69,14 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
             click.echo(
                 f"--arch {setup.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True
             )
-    wisdom = _wisdom(device_name) if device_name else Wisdom()  # may warn, so it follows `_setups`
-    wanted = [(setup, _sources_for(spec, setup, wisdom, is_own=device_name is None)) for setup in setups]
+    # This may warn, so it follows `_setups`, which may raise an error.
+    wisdom = _wisdom(device_name) if device_name else Wisdom()
+    wanted = [(setup, _sources_for(spec, setup, wisdom, adds_tuned=device_name is None)) for setup in setups]
     finished: list[Compiled] = []
     with progress() as bar:
         task = bar.add_task(f"compiling {spec.name}", total=sum(len(sources) for _, sources in wanted), now="")
         for setup, sources in wanted:
-            if bar.disable:  # a pipe: a line for what may take minutes
+            if bar.disable:  # no terminal: print a line, because this may take minutes
                 click.echo(f"compiling {counted(len(sources), 'source')} of {spec.name} for {setup.target}", err=True)
             results = build_many(
                 [Request(source.text, source.entry, setup.target) for source in sources],
@@ -90,7 +91,7 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
 
 
 def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
-    """Compile the code that processors need in addition to kernels, for each of their targets."""
+    """Compile the function that distributes a kernel's work over threads, for each processor target."""
     wanted = [
         (threads_request(setup.target), ThreadsCompiler(setup.compiler))
         for setup in _setups(arch)
@@ -100,7 +101,7 @@ def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
 
 
 def compile_proofs(compiled: Iterable[Compiled], jobs: int | None = None) -> list[tuple[Request, Binary]]:
-    """Compile the kernels that prove those families among compiled ones that launchers take only where proven."""
+    """Compile the small kernels that prove a family on a GPU, for each compiled family that needs a proof there."""
     families = {(job.source.family, job.target) for job in compiled}
     cases = [
         (case, target)
@@ -121,14 +122,15 @@ def compile_proofs(compiled: Iterable[Compiled], jobs: int | None = None) -> lis
 def _setups(arch: str) -> list[_Setup]:
     """Read targets such as `host,x86-64-v3,sm_90a`. Processors' targets come before GPUs'."""
     words = list(dict.fromkeys(word for part in arch.split(",") if (word := part.strip())))
-    own = [word for word in words if word in (HOST, *INSTRUCTION_SETS)]
-    gpus = [word for word in words if word not in own]
-    if odd := next((word for word in gpus if not word.startswith("sm_")), None):
+    processors = [word for word in words if word in (HOST, *INSTRUCTION_SETS)]
+    gpus = [word for word in words if word not in processors]
+    if unknown := next((word for word in gpus if not word.startswith("sm_")), None):
         raise ToolchainError(
-            f"{excerpt(odd)} is no target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and GPUs' such as sm_90a"
+            f"{excerpt(unknown)} is no target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and GPUs' such as "
+            "sm_90a"
         )
-    setups = [_processor_setup(word) for word in own]
-    if gpus or not own:
+    setups = [_processor_setup(word) for word in processors]
+    if gpus or not processors:
         compiler = find_compiler()
         setups += [
             _Setup(target, compiler, "cuda", cuda_limits(target)) for target in parse_targets(",".join(gpus), compiler)
@@ -160,19 +162,19 @@ def _wisdom(device_name: str) -> Wisdom:
     return wisdom
 
 
-def _sources_for(spec: Spec, setup: _Setup, wisdom: Wisdom, is_own: bool) -> list[Source]:
-    """Sources of a spec with the constants of that wisdom.
+def _sources_for(spec: Spec, setup: _Setup, wisdom: Wisdom, adds_tuned: bool) -> list[Source]:
+    """Return a spec's sources with the constants of that wisdom.
 
-    If no device was named, and this one will run them, sources with its own wisdom are added. So are those that
-    launchers take as long as a GPU's families are not proven.
+    For a GPU, sources are added that launchers take until its families are proven. With `adds_tuned`, sources with the
+    constants tuned for the setup's device are added, too.
     """
-    found = {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, wisdom)}
+    sources = {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, wisdom)}
     if bars := unproven(setup.target):
         allowed = replace(setup.limits, bars=bars)
-        found |= {source.digest: source for source in _sources(spec, allowed, setup.dialect, wisdom)}
-    if is_own and setup.device_name and (own := load_wisdom(setup.device_name)).entries():
-        found |= {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, own)}
-    return list(found.values())
+        sources |= {source.digest: source for source in _sources(spec, allowed, setup.dialect, wisdom)}
+    if adds_tuned and setup.device_name and (tuned := load_wisdom(setup.device_name)).entries():
+        sources |= {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, tuned)}
+    return list(sources.values())
 
 
 def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
@@ -198,9 +200,9 @@ def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[S
 
 
 def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom) -> Iterator[tuple[KernelSpec, int]]:
-    """Launches of whole layers and groups, with the batches at which launchers may take them.
+    """Yield the fused launches of layers and groups, each with a batch at which launchers may take it.
 
-    That is where one launch is expected or measured to be faster, or always, as the layer's `fuse` says.
+    Launchers take a fused launch if it is expected or measured to be faster, or if the layer's `fuse` demands it.
     """
     kind = "processor" if limits.is_cpu else "cuda"
     for name, launches in spec.launches.items():
@@ -209,11 +211,12 @@ def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom
             dense = replace(asked, batch=None, stride="dense")
             known = wisdom.batches(dense)
             for batch in sorted({*known, *([asked.batch] if asked.batch else classes)}):
-                is_few = limits.is_cpu and bool(shared_out(dense, 1, batch))  # on one core already
-                if not verdict_for(dense, limits, kind, batch, "yes").is_one or (fuse == "auto" and is_few):
+                # a batch so small that even one core runs factor by factor
+                is_small = limits.is_cpu and bool(shared_out(dense, 1, batch))
+                if not verdict_for(dense, limits, kind, batch, "yes").is_one or (fuse == "auto" and is_small):
                     continue
                 if batch in known or verdict_for(dense, limits, kind, batch, fuse).is_one:
-                    # a group's outputs that lie apart are no slices on a GPU
+                    # on a GPU, a group's outputs may also be separate dense arrays
                     apart = () if limits.is_cpu else ("dense",)
                     strides = ("any", *apart) if asked.is_group else (asked.stride,)
                     yield from ((replace(dense, stride=stride), batch) for stride in strides)

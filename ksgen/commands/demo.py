@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     Job = tuple[KernelSpec, int]  # a kernel and its batch
 
-# log2 of the cycles for which NumPy's idle threads keep a core: more than between two of its products here
+# log2 of the cycles for which NumPy's idle threads spin: longer than the pause between two of its products here
 NUMPY_WAITS = 23
-BMM_MEASUREMENTS = 7  # the median counts
-MOST_SECONDS = 0.5  # for the blocks of each contender of a kernel
+BMM_MEASUREMENTS = 7  # the result is their median
+MOST_SECONDS = 0.5  # limit for the blocks of runs per contender and kernel
 
 
 @click.command("demo", short_help="Emit, build, check and time a whole spec.")
@@ -55,7 +55,7 @@ MOST_SECONDS = 0.5  # for the blocks of each contender of a kernel
 @json_option
 def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:
     """Emit a spec, build it, check every kernel against a float64 reference, time it in turns with NumPy, and show a
-    table. Exit code 1 if a check fails. On a GPU, it first determines which kernels launchers take, like `ksgen
+    table. Exit code 1 if a check fails. On a GPU, the demo first determines which kernels launchers take, like `ksgen
     calibrate`.
 
     \b
@@ -63,8 +63,8 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
       ksgen demo
       ksgen demo specs/gpt2.yaml --batch 512
     """
-    # Before NumPy is loaded. By default its threads wait a tenth of a second for its next product, and each block of
-    # ours for them.
+    # Set this before NumPy is loaded. By default NumPy's threads spin for a tenth of a second after each product, and
+    # each block of ours waits for their end.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", f"{NUMPY_WAITS}")
     from ksgen.devices import find_device
     from ksgen.emit.render import emit
@@ -77,7 +77,7 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     for kernel in loaded.kernels:
         check_memory(kernel, kernel.batch or size, limits_of(where), loaded.batch_places.get(kernel))
     emit(loaded, folder)
-    note = ", a smaller batch than a GPU's 25088, as there is none here" if where.limits.is_cpu and not batch else ""
+    note = f", smaller than the default of GPUs, {GPU_BATCH}" if where.limits.is_cpu and not batch else ""
     if not as_json:
         kernels = counted(len(loaded.kernels), "kernel")
         click.echo(f"{kernels} of {loaded.name} in {folder}; on {where.name} ({where.runtime}), batch {size}{note}.")
@@ -109,19 +109,20 @@ def _settle(device: str, spec: "Spec", batch: int) -> str:
     try:
         passport = make_passport(device)
         with opened(device) as calibration:
-            found = try_all(calibration, [job_of(kernel, batch) for kernel in kernels_of_spec(spec)])
+            tried = try_all(calibration, [job_of(kernel, batch) for kernel in kernels_of_spec(spec)])
             if calibration.is_stopped:
                 raise KeyboardInterrupt
     except KsgenError as error:
         return f"No trials: {error}"
     proven = "" if passport is None else f"Passport: {passport}. "
-    return f"{proven}{sum(each.is_new for each in found)} of {counted(len(found), 'kernel')} tried now."
+    return f"{proven}{sum(each.is_new for each in tried)} of {counted(len(tried), 'kernel')} tried now."
 
 
 def bmm_us(device: "Device", kernel: KernelSpec, batch: int) -> float | None:
-    """Time of PyTorch's batched product between two permutations, which is cuBLAS's on a GPU.
+    """Microseconds of PyTorch's batched product between two permutations; on a GPU the product is cuBLAS's.
 
-    None if PyTorch is missing, cannot use the GPU, or has no product in this precision, and for exchanged outputs.
+    None if PyTorch is missing, cannot use the GPU, or has no product in this precision. Gradients and exchanged outputs
+    also give None.
     """
     from importlib.util import find_spec as find_module
 
@@ -178,14 +179,14 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
         task = bar.add_task("checking and timing", total=len(jobs), now="")
         for kernel, batch in jobs:
             bar.update(task, now=kernel.name)
-            is_called = device.shares_host and kernel.job == "multiply"
-            measured = measure(device, kernel, batch, runs=0 if is_called else 1)
+            on_host_arrays = device.shares_host and kernel.job == "multiply"
+            measured = measure(device, kernel, batch, runs=0 if on_host_arrays else 1)
             choice = measured.plan.choice
-            *called, numpy = _in_turns_with_numpy(device, make_problem(kernel, batch), is_called)
+            *called, numpy = _in_turns_with_numpy(device, make_problem(kernel, batch), on_host_arrays)
             ours = called[0] if called else measured.seconds
-            each_ours = ours.values if called else [ours.median] * len(numpy.values)
+            our_values = ours.values if called else [ours.median] * len(numpy.values)
             ratio = Blocks(
-                tuple(theirs / own for theirs, own in zip(numpy.values, each_ours, strict=True)), numpy.others
+                tuple(theirs / own for theirs, own in zip(numpy.values, our_values, strict=True)), numpy.others
             )
             ceilings = ceilings_of(kernel.precision, operand_of(kernel, choice.constants))
             floor_us = ceilings.floor_us(kernel, batch, 1 if called else most_sets(device.limits.is_cpu))
@@ -213,21 +214,23 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
     return rows
 
 
-def _in_turns_with_numpy(device: "Device", problem: "Problem", is_called: bool) -> "list[Blocks]":
-    """Seconds of a product on host arrays as users call it, if kernels use host memory, and of NumPy's product, in
-    turns."""
+def _in_turns_with_numpy(device: "Device", problem: "Problem", on_host_arrays: bool) -> "list[Blocks]":
+    """Measure the seconds of NumPy's product.
+
+    With `on_host_arrays`, measure ksgen's product in turns with it, called on host arrays as by users; it comes first.
+    """
     from ksgen.measure.trust import block_of, host_clock, take_blocks
     from ksgen.measure.verify import host_call, numpy_product
 
     timers = [block_of(lambda runs: [numpy_product(problem)[0] for _ in range(runs)])]
-    if is_called:
+    if on_host_arrays:
         call = host_call(device, problem)
         timers.insert(0, block_of(lambda runs: [host_clock(call) for _ in range(runs)]))
     return take_blocks(timers, on_processor=True, most_seconds=MOST_SECONDS)
 
 
 def _print_choices(rows: list[dict[str, Any]], spec: Path) -> None:
-    """Print who chose the kernels, and the command that settles those that nothing was measured for."""
+    """Print how many kernels were chosen by measured times, and the command that settles the others."""
     defaults = sum("wisdom" not in row["why"].split(",")[0] for row in rows)
     settled = f"{len(rows) - defaults} of {counted(len(rows), 'kernel')} chosen by measured times"
     click.echo(f"{settled}{f'; `ksgen calibrate {spec}` settles the others' if defaults else ''}.")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _OLDEST_CUDA = 12  # kernels are written for compilers of this version or later
 _BUILDER = "kernels are built by"
-_UNSET_NVCC = "unset KSGEN_NVCC, which names it, or set it to another nvcc"
+_UNSET_NVCC = "unset KSGEN_NVCC, or set it to another nvcc"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _chosen_device() -> Finding:
     from ksgen.devices.threads import wanted_threads
 
     asked = os.environ.get("KSGEN_DEVICE")
-    usual = "the first of PyCUDA, cuda-bindings, the processor and OpenCL that is there"
+    usual = "the first available of PyCUDA, cuda-bindings, the processor and OpenCL"
     reason = f"KSGEN_DEVICE={asked}" if asked else usual
     try:
         device = find_device()
@@ -118,15 +118,15 @@ def _chosen_device() -> Finding:
         has += "".join(f", matrix tiles of {each}" for each in limits.tiles)
     else:
         has = f"{count} multiprocessors, {limits.shared_bytes_per_block // 1024} KiB of shared memory per block"
-    made = "compiler" if device.runtime == "native" else "driver"
+    tool = "compiler" if device.runtime == "native" else "driver"
     return Finding(
         "launchers take",
-        f"{device.name} by {device.runtime} ({reason}); {made} {device.driver_version or 'none'}, {has}",
+        f"{device.name} by {device.runtime} ({reason}); {tool} {device.driver_version or 'none'}, {has}",
     )
 
 
 def _host_compiler() -> Finding:
-    """Compiler of kernels for this machine's processor, with the reason for it and its instruction set."""
+    """Compiler of kernels for this machine's processor, with the reason for it and the processor's instruction sets."""
     from ksgen.build.processors import instruction_sets_here, machine
     from ksgen.devices.native import working_compiler
 
@@ -140,27 +140,26 @@ def _host_compiler() -> Finding:
         return Finding(what, "", f"{why}; this {machine()} runs bundles for {sets}", remedy)
     return Finding(
         what,
-        f"{compiler}, {version} ({_why_taken(compiler)}), for this very processor, which also runs bundles for {sets}",
+        f"{compiler}, {version} ({_why_taken(compiler)}), for this processor, which also runs bundles for {sets}",
     )
 
 
 def _why_taken(compiler: "HostCompiler") -> str:
-    """Reason why this compiler of processors' kernels was taken, and no other that was found."""
+    """Reason why this compiler of processors' kernels was chosen among those found."""
     from ksgen.build.host import CANDIDATES, host_compilers
     from ksgen.devices.native import why_not_working
 
     if os.environ.get("KSGEN_CXX"):
         return "KSGEN_CXX names it"
     found = host_compilers()
-    at = found.index(compiler)
-    if at:
-        return f"in place of {'; '.join(f'{each}, as {why_not_working(each)}' for each in found[:at])}"
+    if index := found.index(compiler):
+        return f"in place of {'; '.join(f'{each}, because {why_not_working(each)}' for each in found[:index])}"
     after = f"; after it come {', '.join(map(str, found[1:]))}" if found[1:] else ""
     return f"the first of {', '.join(CANDIDATES)} on PATH, GCC before Clang, and ziglang{after}"
 
 
 def _driver() -> list[Finding]:
-    """Capabilities of NVIDIA's driver, if there is one."""
+    """Version of NVIDIA's driver, with a remedy if it is too old; empty without a driver."""
     from ksgen.devices.base import cuda_driver_version
 
     if not (supported := supported_cuda()):
@@ -168,12 +167,12 @@ def _driver() -> list[Finding]:
     version = cuda_driver_version(supported)
     if supported < _OLDEST_CUDA * 1000:
         why = f"{version}: it loads no binary of CUDA {_OLDEST_CUDA} or later"
-        return [Finding("CUDA driver", "", why, "update it to 525 or later")]
+        return [Finding("CUDA driver", "", why, "update the driver to 525 or later")]
     return [Finding("CUDA driver", version)]
 
 
 def _compilers(target: str) -> list[Finding]:
-    """Each kind of compiler, tried on three lines, and the one that launchers take."""
+    """Each kind of compiler, tried on a one-line kernel, and with a driver the compiler that launchers take."""
     from ksgen.build.toolchain import CudaCompiler, compilers, find_compiler
 
     findings, taken = [], list[CudaCompiler]()
@@ -214,7 +213,7 @@ def _builder(chosen: "CudaCompiler | None", target: str) -> Finding:
 
 
 def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
-    """Reason why a compiler does not work here, with the remedy; empty if it works."""
+    """Reason why a compiler does not work here, and the remedy; both empty if it works."""
     from ksgen.build.toolchain import UnfitError, check_target, is_newer_than_driver, trial
     from ksgen.devices.base import cuda_driver_version
 
@@ -232,7 +231,7 @@ def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
         return f"{version} is newer than {driver}, which cannot load its binaries", f"update the driver, or: {instead}"
     if why := trial(compiler, target):
         host = "NVCC_CCBIN=g++-12 names a host compiler that it accepts"
-        return why, f"{host}, or: {instead}" if is_named else f"{host}, or: {instead}, which needs none"
+        return why, f"{host}, or: {instead}" if is_named else f"{host}, or: {instead}, which needs no host compiler"
     return "", ""
 
 
@@ -246,7 +245,7 @@ def _taken() -> "Device | None":
 
 
 def _target() -> str:
-    """The target of the GPU that launchers take, else of the first one, and without any a usual one."""
+    """Target of the GPU that launchers take, else of the first GPU, else sm_80."""
     from ksgen.devices import Found, list_devices
 
     taken = _taken()
@@ -275,7 +274,7 @@ def _folders() -> list[Finding]:
 
 
 def _passport() -> list[Finding]:
-    """The families that are proven on the GPU that launchers take; nothing where they take a processor."""
+    """Families that are proven on the GPU that launchers take; empty if they take another device."""
     from ksgen.passport.standing import FORCE, MAKE, read_bars, unproven, why_not
     from ksgen.passport.store import load
 
@@ -305,8 +304,8 @@ def _settled() -> list[Finding]:
     entries = load_wisdom(device.name).entries()
     trials = sum(entry.is_trial for entry in entries)
     settles = "`ksgen calibrate SPEC` settles them"
-    known = f"{len(entries) - trials} by searches, {trials} by trials; others run by defaults: {settles}"
-    found = known if entries else f"none on {device.name}, so that all run by defaults: {settles}"
+    known = f"{len(entries) - trials} by searches, {trials} by trials; others use defaults: {settles}"
+    found = known if entries else f"none on {device.name}, so that all use defaults: {settles}"
     return [Finding("fastest kernels", found)]
 
 
@@ -321,14 +320,13 @@ def _existing(folder: Path) -> Path:
 
 def _array_libraries() -> list[Finding]:
     """Libraries whose arrays launchers accept, found without importing them."""
-    # the first of a name is imported
-    found = [(each.name.split("-cuda")[0].lower(), each.version) for each in metadata.distributions()]
-    versions = dict(reversed(found))
-    return [_of_its_cuda(name, versions[name]) for name in ("torch", "cupy", "jax") if name in versions]
+    installed = [(each.name.split("-cuda")[0].lower(), each.version) for each in metadata.distributions()]
+    versions = dict(reversed(installed))  # Python imports the first distribution of a name, so the first wins
+    return [_with_its_cuda(name, versions[name]) for name in ("torch", "cupy", "jax") if name in versions]
 
 
-def _of_its_cuda(name: str, version: str) -> Finding:
-    """A library by its version, of which PyTorch's names the CUDA that it was built for: 2.9.0+cu128."""
+def _with_its_cuda(name: str, version: str) -> Finding:
+    """Report a library's version, and whether the driver supports the CUDA that PyTorch names in it: 2.9.0+cu128."""
     supported, build = supported_cuda(), re.search(r"\+(?:cu(\d+)\d|cpu)$", version)
     if not (supported and build):
         return Finding(name, version)

@@ -17,7 +17,7 @@ from ksgen.values import counted
 @click.option(
     "--dialect", type=OneOf(("cuda", "opencl")), default="cuda", show_default=True, help="Language of the kernels."
 )
-@click.option("--family", help="Emit this family's sources for inspection. Launchers still choose their own.")
+@click.option("--family", help="Emit this family's sources for inspection. Launchers still choose a family themselves.")
 @json_option
 def command(spec: Path, output: Path | None, dialect: str, family: str | None, as_json: bool) -> None:
     """Write the kernels and launchers of a spec into a folder: one commented source per kernel, a manifest, and a

@@ -9,12 +9,12 @@ from ksgen.spec.kernel import pattern_as_list
 if TYPE_CHECKING:
     from ksgen.wisdom.store import Entry
 
-TIME_DIGITS = 3  # after the point, of microseconds: a nanosecond
+TIME_DIGITS = 3  # decimals of times, which are in microseconds: a nanosecond
 DIGITS = 6  # significant digits of every other number
 
 
 def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
-    """Facts that identify a kernel, and its batch; None stands for any batch."""
+    """Facts that identify a kernel, and its batch. A batch of None means any batch."""
     factors = list(map(pattern_as_list, kernel.factors))
     return {
         "kernel": kernel.name,
@@ -60,7 +60,10 @@ def entry_figures(entry: "Entry") -> dict[str, Any]:
 
 
 def tidy(content: Any, name: str = "") -> Any:
-    """Copy of the data with times (names or parents end in `_us`) rounded to a nanosecond."""
+    """Return a copy of the data with rounded numbers.
+
+    Times, whose names or parents' names end in `_us`, are rounded to a nanosecond, others to six significant digits.
+    """
     if isinstance(content, dict):
         return {each: tidy(value, name if name.endswith("_us") else each) for each, value in content.items()}
     if isinstance(content, list | tuple):

@@ -33,7 +33,7 @@ from ksgen.values import excerpt
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Run a layer or group of this spec, with its options.")
-@click.option("--layer", "of_spec", metavar="NAME", help="Layer of the spec, if it has several.")
+@click.option("--layer", "layer_name", metavar="NAME", help="Layer of the spec, if it has several.")
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @takes_wanted(has_job=False)
 @click.option(
@@ -53,15 +53,15 @@ from ksgen.values import excerpt
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
 @json_option
 def command(
-    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, of_spec: str | None, batch: int | None,
+    patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, layer_name: str | None, batch: int | None,
     wanted: Wanted, stride: str, job: str, family: str | None, bias: bool, activation: str, residual: bool,
     device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
     Several patterns are the factors of a layer, in the order in which they multiply x. They are launched as one kernel,
-    and compared with one launch per factor. With --group-with, the kernel computes this layer and others on the same x,
-    a group. With --spec, it is the first kernel of a layer or group of the spec that matches the options.
+    and compared with one launch per factor. With --group-with, the kernel computes a group: this layer and others on
+    the same x. With --spec, the kernel is the first one of a layer or group in the spec that matches the options.
 
     \b
     Examples:
@@ -84,30 +84,30 @@ def command(
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
     epilogue = Epilogue(bias, activation, residual)
-    place = None  # the batch's place in a spec
-    if spec is None and of_spec is None:
+    place = None  # where a spec states the batch
+    if spec is None and layer_name is None:
         kernel = _of_patterns(patterns, layer, wanted, epilogue, stride, job)
     else:
-        given = {
+        is_given = {
             "--bias": bias,
             "--activation": activation != "none",
             "--residual": residual,
             "--stride": stride != "dense",
         }
-        given |= {"--job": job != "multiply", **dict.fromkeys(layer.given, True), "patterns": bool(patterns)}
-        _check_spec(spec, of_spec, [option for option, is_given in given.items() if is_given])
-        kernel, place = launch_of_spec(cast("Path", spec), of_spec, wanted)
+        is_given |= {"--job": job != "multiply", **dict.fromkeys(layer.options, True), "patterns": bool(patterns)}
+        _check_spec(spec, layer_name, [option for option in is_given if is_given[option]])
+        kernel, place = launch_of_spec(cast("Path", spec), layer_name, wanted)
         place = None if batch else place
         batch = batch or kernel.batch
-        if batch != kernel.batch:  # else the text of that batch is run, as launchers do
+        if batch != kernel.batch:  # otherwise the source for that one batch size runs, as in launchers
             kernel = replace(kernel, batch=None)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch, limits_of(where), place)
     measured = measure(where, kernel, batch, runs, seed, family)
-    apart = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.is_chain else []
-    warn_if_busy()  # may warn, so it comes after all checks: a mistake prints one line
-    why, *each_why = (each.seconds.doubt for each in (measured, *apart))
+    factors = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.is_chain else []
+    warn_if_busy()  # after all checks, so that a user's mistake prints one line
+    why, *each_why = (each.seconds.doubt for each in (measured, *factors))
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)
     ceilings = measure_ceilings(where, kernel.precision, operand)
@@ -121,7 +121,7 @@ def command(
         "runtime": where.runtime,
         **choice_figures(choice.family, choice.constants),
         "why": described(choice, kernel, batch, limits_of(where), device),
-        "passed": measured.passed and all(each.passed for each in apart),
+        "passed": measured.passed and all(each.passed for each in factors),
         "error": measured.error,
         "tolerance": measured.tolerance,
         "checked_rows": measured.checked,
@@ -135,8 +135,8 @@ def command(
         "floor_us": floor_us,
         "share_of_floor": None if why else share_of_floor(floor_us, seconds * 1e6),
         **(
-            {"each_factor_us": [each.seconds.median * 1e6 for each in apart], "each_factor_doubt": each_why}
-            if apart
+            {"each_factor_us": [each.seconds.median * 1e6 for each in factors], "each_factor_doubt": each_why}
+            if factors
             else {}
         ),
         # "turn_us" is the deprecated name
@@ -166,7 +166,7 @@ def _of_patterns(
         raise PatternError(
             f"--job gradient of {layer.description}; accepted: one pattern, such as ksgen run 1,192,48,2 --job gradient"
         )
-    whole = layer.launch(*wanted.usual, epilogue, *wanted.stored)  # refuses factors that do not fit each other
+    whole = layer.launch(*wanted.precision_and_layout, epilogue, *wanted.stored)  # checks that factors fit each other
     (kernel,) = [whole] if whole else replace(wanted, job=job).kernels(patterns, epilogue)
     return kernel if stride == "dense" else replace(kernel, stride=stride)
 
@@ -201,26 +201,25 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ("rate", f"{marked('{gflop_per_s:.1f}', why)} GFLOP/s, {marked('{gbyte_per_s:.1f}', why)} GB/s"),
         (
             "floor",
-            "{floor}: this device was just seen to copy {measured_gbyte_per_s:.0f} GB/s and to do "
-            "{measured_gflop_per_s:.0f}"
-            " GFLOP/s of {multiply_adds}",
+            "{floor}: this device just copied {measured_gbyte_per_s:.0f} GB/s and did {measured_gflop_per_s:.0f} "
+            "GFLOP/s of {multiply_adds}",
         ),
         ("share", "{share}"),
     ]
     if each := figures.get("each_factor_us"):
         copy_us = cast("float", figures.get("transpose_us", 0.0))
-        apart = sum(cast("list[float]", each)) + copy_us
+        sum_us = sum(cast("list[float]", each)) + copy_us
         copied = f", with {copy_us:.1f} us at least for the copy that transposes an intermediate" if copy_us else ""
         of_each = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")
-        ratio = f"{apart / cast('float', figures['median_us']):.2f} of the time of one launch"
+        ratio = f"{sum_us / cast('float', figures['median_us']):.2f} times the time of one launch"
         note = _untrusted(why or of_each) if why or of_each else ratio
-        rows.append(("apart", f"{marked(f'{apart:.1f}', of_each)} us for one launch per factor{copied}: {note}"))
+        rows.append(("unfused", f"{marked(f'{sum_us:.1f}', of_each)} us for one launch per factor{copied}: {note}"))
     floor_us, part = cast("float | None", figures["floor_us"]), cast("float | None", figures["share_of_floor"])
     floor = "none" if floor_us is None else f"{floor_us:.1f} us"
     reached = (
         NO_FLOOR
         if floor_us is None
-        else "none, as the time is below the floor"
+        else "none, because the time is below the floor"
         if part is None
         else f"{part:.0%} of the floor"
     )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # limits of an unnamed processor
 _CORES = Limits(2**18, registers=0, is_cpu=True, async_copies=False, vector_bytes=32, multiprocessors=16)
-_CORES_TOLD = f"a processor of {_CORES.multiprocessors} cores"
+_CORES_NAME = f"a processor of {_CORES.multiprocessors} cores"
 _USUAL = "sm_80"  # target whose kernel is shown without a device
 
 
@@ -53,7 +53,7 @@ _USUAL = "sm_80"  # target whose kernel is shown without a device
 @takes_wanted(has_job=False)
 @click.option(
     "--device",
-    help="Show the kernel chosen on this device, wisdom included. As in KSGEN_DEVICE, such as opencl or cuda.",
+    help="Show the kernel chosen on this device, also by its wisdom. Values are those of KSGEN_DEVICE, such as cuda.",
 )
 @click.option("--png", type=named_file, metavar="PATH", help=f"Draw the pattern (only one) to this file; {REPLACED}.")
 @json_option
@@ -63,9 +63,9 @@ def command(
 ) -> None:  # fmt: skip
     """Describe a pattern: its size, the kernel that launchers use on each device, its costs, and a picture.
 
-    Several patterns are a chain, in the order in which they multiply X; --group-with adds further chains on the same X,
-    a group. For chains, groups and layers of a spec, show says whether each is one launch, and describes its patterns
-    briefly.
+    Several patterns are a chain, in the order in which they multiply X. With --group-with, this chain and others on the
+    same X form a group. For chains, groups and layers of a spec, the output says whether each is one launch, and
+    describes its patterns briefly.
 
     \b
     Examples:
@@ -80,7 +80,7 @@ def command(
     if spec:
         if layer.is_asked_for:
             raise SpecError(
-                f"{', '.join(layer.given)} with --spec; accepted: the spec's own layers, or patterns without --spec"
+                f"{', '.join(layer.options)} with --spec; accepted: the spec's own layers, or patterns without --spec"
             )
         kernels, layers = _of_spec(spec, wanted)
     else:
@@ -99,51 +99,54 @@ def command(
     for pattern, facts in zip(patterns, described, strict=True):
         _print(pattern, facts, is_alone)
     if not device:
-        console().print(f"Kernels are those for {_USUAL}; --device names one of this machine, such as native or cuda.")
+        console().print(
+            f"Kernels are those for {_USUAL}. For a device of this machine, give --device, such as native or cuda."
+        )
 
 
 def _first(wanted: Wanted, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
-    """First kernel that matches the options, without epilogue, batch and stride."""
+    """Return the first kernel that matches the options, without its epilogue, batch and stride."""
     return next(
-        (replace(each, epilogue=Epilogue(), batch=None, stride="dense") for each in filter(wanted.counts, kernels)),
+        (replace(each, epilogue=Epilogue(), batch=None, stride="dense") for each in filter(wanted.matches, kernels)),
         None,
     )
 
 
 def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
-    """A kernel per pattern, and the layers whose kernels are wanted, as the spec states them."""
+    """Return the first matching kernel per pattern, and the layers with a matching kernel, with the spec's options."""
 
     loaded = load(find_spec(spec))
-    of_each: dict[Pattern, list[KernelSpec]] = {}
+    by_pattern: dict[Pattern, list[KernelSpec]] = {}
     for kernel in loaded.kernels:
         if kernel.job == "multiply":
-            of_each.setdefault(kernel.pattern, []).append(kernel)
-    kernels = [found for each in of_each.values() if (found := _first(wanted, each))]
+            by_pattern.setdefault(kernel.pattern, []).append(kernel)
+    kernels = [first for each in by_pattern.values() if (first := _first(wanted, each))]
     if not kernels:
         line = " and ".join(f"{name} {value}" for name, value in vars(wanted).items() if value)
         raise SpecError(f"{spec}: no kernel in it has {line}")
     layers = {}
     for name, chains in loaded.chains_of.items():
-        if last := next(filter(wanted.counts, loaded.wanted[name]), None):
-            own = loaded.options_of(name)
-            given = Layer(chains[0].factors, chains[1:], own.between, own.out_layout)
-            whole = given.launch(last.precision, last.layout, last.epilogue, last.weights, last.inputs)
-            layers[name] = _Layer(chains, whole, own.fuse)
+        if match := next(filter(wanted.matches, loaded.wanted[name]), None):
+            options = loaded.options_of(name)
+            layer = Layer(chains[0].factors, chains[1:], options.between, options.out_layout)
+            whole = layer.launch(match.precision, match.layout, match.epilogue, match.weights, match.inputs)
+            layers[name] = _Layer(chains, whole, options.fuse)
     return kernels, layers
 
 
 def _of_patterns(
     patterns: tuple[Pattern, ...], layer: Layer, wanted: Wanted
 ) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
-    (precision, layout), (weights, inputs) = wanted.usual, wanted.stored
+    (precision, layout), (weights, inputs) = wanted.precision_and_layout, wanted.stored
     layers = {}
     if len(patterns) > 1 or layer.is_asked_for:
-        whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # refuses what is no layer
+        whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # raises an error if this is no layer
         layers = {"group" if layer.others else "chain": _Layer(layer.chains, whole)}
-    meeting = [chain[0] for chain in layer.chains]  # factors that multiply X; intermediates are stored as Y is
+    first_factors = [chain[0] for chain in layer.chains]  # they multiply X; intermediates have Y's storage
     named = dict.fromkeys((*patterns, *(pattern for chain in layer.others for pattern in chain)))
-    own = {pattern: inputs if pattern in meeting else SAME for pattern in named}
-    return [KernelSpec(each, precision, layout, weights=weights, inputs=stored) for each, stored in own.items()], layers
+    storages = {pattern: inputs if pattern in first_factors else SAME for pattern in named}
+    kernels = [KernelSpec(each, precision, layout, weights=weights, inputs=stored) for each, stored in storages.items()]
+    return kernels, layers
 
 
 def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, Any]:
@@ -180,7 +183,9 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
 
 
 def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice, bool]":
-    """The choice on a device, by its wisdom, and whether that is a processor; without one, the default for a target."""
+    """Return the choice by a device's wisdom, and whether the device is a processor; without a device, the default for
+    a usual GPU.
+    """
     from ksgen.launch.choice import choose, described, expectation, limits_of
     from ksgen.launch.planner import PLANNER
     from ksgen.wisdom.store import Wisdom
@@ -199,7 +204,7 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice
 
 
 def _faster(kernel: KernelSpec, batch: int) -> dict[str, Any]:
-    """The family that the cost model expects to be faster than the default, and by what factor, per kind of device."""
+    """Per kind of device, the family that the cost model expects to be faster than the default, and the speed-up."""
 
     found = {
         name: faster_family(family_for(kernel, limits, batch).name, kernel, limits, batch)
@@ -230,7 +235,7 @@ def _describe_chain(chain: Chain) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Layer:
     chains: tuple[Chain, ...]
-    whole: KernelSpec | None  # in one launch; None of a single product
+    whole: KernelSpec | None  # kernel of the whole layer in one launch; None for a single product
     fuse: str = "auto"
 
 
@@ -244,9 +249,9 @@ def _describe_layer(layer: _Layer, batch: int, device: str | None) -> dict[str, 
 
 
 def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | None) -> dict[str, Any]:
-    """Family that computes the layer in one launch on each kind of device, where that is expected to be faster.
+    """Describe per kind of device the family that computes the layer in one launch, if that is expected to be faster.
 
-    For a named device: whether its wisdom makes it one launch there, and why.
+    For a named device, also describe whether the layer is one launch by its wisdom, and why.
     """
     from ksgen.launch.fused import shared_out, verdict, verdict_for
 
@@ -258,7 +263,7 @@ def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | No
     by_device = {
         name: family_for(kernel, limits, batch).name if is_one(limits) else None
         for name, limits in _device_limits().items()
-        if name != "opencl"  # OpenCL has chains on processors alone
+        if name != "opencl"  # under OpenCL only processors have chains
     }
     facts = {**kernel_figures(kernel, batch), "fuse": fuse, "by_device": by_device}
     if device is None:
@@ -292,12 +297,12 @@ def _by_family(by_device: Mapping[str, str | None], words: Mapping[str | None, s
     """Devices grouped by the family that launchers use there."""
     devices: dict[str | None, list[str]] = {}
     for device, family in by_device.items():
-        devices.setdefault(family, []).append(_CORES_TOLD if device == "processor" else device)
+        devices.setdefault(family, []).append(_CORES_NAME if device == "processor" else device)
     return "; ".join(f"{words[family]} on {', '.join(names)}" for family, names in devices.items())
 
 
 def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
-    """Print patterns in short, or a single one with all facts and a picture."""
+    """Print a few facts about a pattern, or all facts and a picture if it is the only one."""
     from rich.text import Text
 
     chosen = ", ".join(f"{name}={value}" for name, value in facts["constants"].items())
@@ -338,7 +343,10 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
             ),
             ("{family}", "{why}"),
             ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
-            ("products", "{multiply_adds_ratio:.2f} times the least, with padding and the parts of split operands"),
+            (
+                "products",
+                "{multiply_adds_ratio:.2f} times the least multiply-adds, because of padding and split operands",
+            ),
             *(on_processor if facts["is_processor"] else on_gpu),
         ]
     print_facts(rows, facts)

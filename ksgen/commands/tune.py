@@ -42,7 +42,7 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @click.option("--spec", type=SPEC, help="Tune every kernel of this spec, and every layer in one launch.")
 @takes_wanted(has_job=True)
 @click.option(
-    "--chain", is_flag=True, help="The patterns are a layer's factors: tune one launch of all, and each alone."
+    "--chain", is_flag=True, help="The patterns are factors of a layer: tune one launch of all, and one per factor."
 )
 @click.option(
     "--batch",
@@ -61,7 +61,7 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @device_option
 @click.option("--scheduler", metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786.")
 @click.option("--fresh", is_flag=True, help="Measure all candidates again, including those of earlier searches.")
-@click.option("--noise", is_flag=True, help="Do not search: report how much repeated measurements differ.")
+@click.option("--noise", is_flag=True, help="Instead of a search, report how much repeated measurements differ.")
 @click.option(
     "--report",
     type=click.Path(path_type=Path),
@@ -96,8 +96,8 @@ def command(
 
     kernels: dict[KernelSpec, SourcePlace | None]  # each with the place of its batch in the spec
     if chain or layer.is_asked_for:
-        given = ", ".join(["--chain"] * chain + layer.given)
-        refusal = f"{given}: accepted: a layer's patterns, two or more, with neither --spec nor --job gradient"
+        options_given = ", ".join(["--chain"] * chain + layer.options)
+        refusal = f"{options_given}: accepted: a layer of two or more patterns, without --spec and --job gradient"
         if spec:
             raise SpecError(refusal)
         kernels = dict.fromkeys(layer.kernels(wanted, Epilogue(), refusal))
@@ -128,25 +128,27 @@ def command(
 
 
 def _available(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
-    """The jobs, except layers of a spec that cannot be one launch here. A layer named on the command line raises an
-    error.
+    """Return the jobs, except layers of a spec that cannot be one launch here. If the command line names such a layer,
+    raise an error.
     """
     from ksgen.tuning.kernels import why_not_one
 
-    found = []
+    available = []
     for each in jobs:
         if not (why := why_not_one(tuner, each)):
-            found.append(each)
+            available.append(each)
         elif spec is None:
             raise KsgenError(f"{each.kernel.name} in one launch on {tuner.engine.facts.name}: {why}")
         else:
             click.echo(f"left out, as {why}: {each.kernel.name}", err=True)
-    return found
+    return available
 
 
 def _supported(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
-    """The jobs that --family supports, found before anything runs. Kernels of a spec may drop out; kernels named one
-    by one may not."""
+    """Return the jobs that --family supports, before anything runs.
+
+    Kernels of a spec may be left out. If all are, or if the command line names the kernels, raise an error.
+    """
     supported, refusal = [], None
     for each in jobs:
         try:
@@ -223,6 +225,6 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
         rows.append((name_of(each.job), str(each.job.batch), *figures, ", ".join(each.notes)))
     print_columns(("kernel", "batch", "median, us", "uncertainty", "measurement to measurement", ""), rows)
     return click.echo(
-        "uncertainty: width of the interval of one median; measurement to measurement: range of ten medians; both "
-        "relative."
+        "uncertainty: width of the interval that contains one measurement's median; measurement to measurement: range "
+        "of ten medians; both relative to the median."
     )

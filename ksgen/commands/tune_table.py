@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ksgen.tuning.search import Progress, Tuned
     from ksgen.tuning.trials import Trial
 
-PIPED_COLUMNS = 1000  # a row is a line, however long
+PIPED_COLUMNS = 1000  # width without a terminal: each row is one line
 MOST_ROWS = 12  # rows of the live table: running searches, then those that ended last
 
 
 class TuneTable:
-    """Shows searches while they run. `say` may be called by any thread."""
+    """Shows searches while they run. Any thread may call `say` to report progress."""
 
     def __init__(self, jobs: int, budget_s: float | None = None, at_once: int = 1) -> None:
         from rich.live import Live
@@ -48,7 +48,7 @@ class TuneTable:
     def say(self, progress: "Progress") -> None:
         with self._guard:
             self._latest.pop(progress.job, None)
-            self._latest[progress.job] = progress  # at the end
+            self._latest[progress.job] = progress  # now the last item, so that jobs are in the order of their reports
             done = sum(each.phase == "done" for each in self._latest.values())
         looked = counted(progress.looked, "candidate")
         left_s = (time.monotonic() - self._begin) / max(1, done) * (self._jobs - done)
@@ -120,18 +120,20 @@ def summary(trial: "Trial") -> str:
 
 
 def outcome_of(tuned: "Tuned") -> str:
-    """Result of a search, and the constants that launchers take from now on."""
+    """Say in one line what a search found, and which constants launchers take from now on."""
     if not tuned.is_kept:
-        return "what was known before stays, as its time is reliable or shorter."
+        return "the earlier entry of wisdom stays, because its time is reliable or shorter."
     if not tuned.is_complete:
         return "the finals were not finished: launchers take the fastest constants so far, until the search is resumed."
     if tuned.best.note or (tuned.default and tuned.default.note):
-        return "no winner, as times are unreliable: launchers take these constants until a search on a quiet machine."
+        return (
+            "no winner, because times are unreliable: launchers take these constants until a search on a quiet machine."
+        )
     if tuned.default is None:
-        return "its default could not be measured: launchers take the fastest constants found from now on."
+        return "the default could not be measured: launchers take the fastest constants from now on."
     if tuned.default_won:
-        return "the default won, and launchers go on with it."
-    return "faster than its default: launchers take the constants found from now on."
+        return "the default won: launchers keep it."
+    return "faster than the default: launchers take the new constants from now on."
 
 
 def figures(tuned: "Tuned") -> dict[str, object]:

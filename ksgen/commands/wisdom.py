@@ -122,7 +122,7 @@ def export(device: str | None, output: Path | None) -> None:
       ssh gpu ksgen wisdom export | ksgen wisdom import /dev/stdin
     """
     if not (known := _known(device)):
-        raise KsgenError("nothing to export: this machine knows no wisdom yet (ksgen wisdom show)")
+        raise KsgenError("nothing to export: this machine has no wisdom yet (ksgen wisdom show)")
     _write(known, output)
 
 
@@ -187,7 +187,7 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
 
     by_version: dict[str, list[Entry]] = {}
     for entry in entries:
-        version = str(entry.measured.get("ksgen", "of no version"))
+        version = str(entry.measured.get("ksgen", "of unknown version"))
         by_version.setdefault(version if version.isprintable() else excerpt(version), []).append(entry)
     for version, found in sorted(by_version.items()):
         stale = sum(entry.is_stale for entry in found)

@@ -352,7 +352,7 @@ def test_spread_is_the_quartiles() -> None:
         ),
         (
             ["vit-s16", "--steps", "decode"],
-            "--steps decode of vit-s16, which takes images whole; accepted: forward, training",
+            "--steps decode of vit-s16, which processes whole images; accepted: forward, training",
         ),
         (["vit-s16", "--device", "tpu9"], "--device 'tpu9'; accepted: cpu, cuda, cuda:1"),
         (["vit-s16", "--device", "meta"], "--device meta: PyTorch sees"),

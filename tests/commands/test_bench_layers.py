@@ -74,7 +74,7 @@ def test_the_command_and_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     told = ksgen(*command)
     assert "4 of 4 jobs measured on " in told
     assert "; rows in layers.csv.\n" in told
-    assert "ksgen bench report layers.jsonl makes a page of them." in told
+    assert "ksgen bench report layers.jsonl makes a page of the rows." in told
     rows = read_rows(tmp_path / "layers.csv")
     assert rows == read_rows(tmp_path / "layers.jsonl")
     assert {(row.layer, row.batch, row.layout) for row in rows} == {
@@ -95,7 +95,7 @@ def test_the_command_and_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_spec_alone_is_measured_and_shown_on_a_page(tmp_path: Path) -> None:
     told = ksgen("small.yaml", "--batch", "3", "--contenders", "one_launch,bmm,dense", *FEW)
     assert "; rows in small.csv.\n" in told
-    assert told.endswith("small.html shows them.\n")
+    assert told.endswith("small.html shows the rows.\n")
     page = (tmp_path / "small.html").read_text()
     rows = read_rows(tmp_path / "small.jsonl")
     assert {row.layer for row in rows} == {"small up", "small heads"}
@@ -166,15 +166,15 @@ MISTAKES = [
     ),
     (["missing.yaml"], "missing.yaml: cannot be read"),
     (["--contenders", "bmn"], "contender 'bmn'; did you mean bmm? accepted: one_launch, each_factor"),
-    (["--contenders", "bmm", "--without", "bmm"], "no contender is left; --contenders names some, and"),
+    (["--contenders", "bmm", "--without", "bmm"], "no contender is left: --without excludes all of them"),
     (["--precision", "float64"], "precision 'float64'; did you mean float16? accepted: float32, tf32"),
     (["-o", "rows.csv"], "-o rows.csv: the log is a .jsonl file; its rows go to the .csv next to it"),
     (["-o", "seed.jsonl", "--seed", "1"], "seed.jsonl holds measurements with --seed 0, and this has 1; name another "
                                           "file with -o"),
     (["-o", "paper.jsonl"], "paper.jsonl holds measurements of `ksgen bench paper`; name another file with -o"),
-    (["--time-limit", "0s"], "--time-limit was up before the first measurement; give it more"),
-    (["one.yaml", "--contenders", "each_factor"], "none of these contenders multiplies these layers; name "
-                                                  "others"),
+    (["--time-limit", "0s"], "--time-limit ended before the first measurement; give more time"),
+    (["one.yaml", "--contenders", "each_factor"], "none of these contenders supports these layers; name "
+                                                  "other contenders"),
     (["--device", "abacus"], "device 'abacus': none is called that"),
 ]  # fmt: skip
 

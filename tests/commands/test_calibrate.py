@@ -281,7 +281,7 @@ def test_a_gpu_that_this_pytorch_cannot_use_is_told(home: Path, monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = calibrate("--model", "vit-s16")
     assert isinstance(done.exception, DeviceError)
-    why = f"PyTorch {torch.__version__} cannot use Fake GPU; install its build for CUDA; accepted: also --device native"
+    why = f"PyTorch {torch.__version__} cannot use Fake GPU; install PyTorch's build for CUDA, or give --device native"
     assert str(done.exception) == f"--model vit-s16: {why}"
 
 

@@ -64,7 +64,7 @@ def test_this_processor_gets_its_tuned_constants_and_the_defaults(
     spec = parse("kernels: [[2,9,5,3]]")
     (kernel,), setup = spec.kernels, _processor_setup("host")
     usual = {source.text for source in _sources(spec, setup.limits, setup.dialect, Wisdom())}
-    assert {source.text for source in _sources_for(spec, setup, Wisdom(), is_own=True)} == usual
+    assert {source.text for source in _sources_for(spec, setup, Wisdom(), adds_tuned=True)} == usual
     family = family_for(kernel, setup.limits, 1568)
     found = replace(
         family.default(kernel, setup.limits, 1568), streaming=1 - family.default(kernel, setup.limits, 1568).streaming
@@ -72,9 +72,9 @@ def test_this_processor_gets_its_tuned_constants_and_the_defaults(
     measured = {"median_us": 1.0, "template": template_digest(family.name), "date": "2026-11-25"}
     save(device.name, [Entry(kernel, 1568, family.name, found, measured)])
     tuned = render(kernel, found, family=family.name, dialect=setup.dialect).text
-    assert {source.text for source in _sources_for(spec, setup, Wisdom(), is_own=True)} == {tuned, *usual}
+    assert {source.text for source in _sources_for(spec, setup, Wisdom(), adds_tuned=True)} == {tuned, *usual}
     # another device was named
-    assert {source.text for source in _sources_for(spec, setup, Wisdom(), is_own=False)} == usual
+    assert {source.text for source in _sources_for(spec, setup, Wisdom(), adds_tuned=False)} == usual
 
 
 LAYERS = """
@@ -120,7 +120,7 @@ def test_a_target_whose_families_need_a_proof_gets_other_kernels_and_the_proofs(
     spec = parse("kernels: [{pattern: [1,1024,1024,1], precision: float16}]")
     target, limits = "sm_90a", cuda_limits("sm_90a")
     setup = _Setup(target, AbsentCompiler("none"), "cuda", limits)
-    sources = _sources_for(spec, setup, Wisdom(), is_own=False)
+    sources = _sources_for(spec, setup, Wisdom(), adds_tuned=False)
     by_family = {source.family: source for source in sources}
     assert {"wgmma", "mma"} <= set(by_family)
     waiting = replace(limits, bars=unproven(target))

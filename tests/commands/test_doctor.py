@@ -80,7 +80,10 @@ def test_a_compiler_at_odds_with_its_host_compiler(machine: tuple[pytest.MonkeyP
     told = found()["nvcc"]
     assert told.why.startswith(f"{nvcc} trial: nvcc 11.5.88 refused it for sm_90a: ")
     assert "unsupported GNU version" in told.why
-    assert told.remedy == f"NVCC_CCBIN=g++-12 names a host compiler that it accepts, or: {NVRTC}, which needs none"
+    assert (
+        told.remedy
+        == f"NVCC_CCBIN=g++-12 names a host compiler that it accepts, or: {NVRTC}, which needs no host compiler"
+    )
 
 
 def test_a_compiler_newer_than_the_driver(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
@@ -107,7 +110,7 @@ def test_a_compiler_that_is_named_and_does_not_serve(machine: tuple[pytest.Monke
     monkeypatch.setenv("KSGEN_NVCC", str(named))
     told = found()
     assert told["nvcc"].why == f"{named} 'sm_90a' is no target of nvcc 11.5.88; it offers sm_75, sm_86"
-    assert told["nvcc"].remedy == "unset KSGEN_NVCC, which names it, or set it to another nvcc"
+    assert told["nvcc"].remedy == "unset KSGEN_NVCC, or set it to another nvcc"
     why = "the compiler that KSGEN_NVCC names does not work here, and no other is tried"
     assert told["kernels are built by"] == Finding("kernels are built by", "", why, told["nvcc"].remedy)
     monkeypatch.setenv("KSGEN_NVCC", str(folder / "nowhere"))
@@ -115,7 +118,7 @@ def test_a_compiler_that_is_named_and_does_not_serve(machine: tuple[pytest.Monke
     assert told["nvcc"] == Finding(
         "nvcc", "", f"KSGEN_NVCC={folder / 'nowhere'} names nothing that runs", "give the path of nvcc, or unset it"
     )
-    assert told["kernels are built by"].remedy == "unset KSGEN_NVCC, which names it, or set it to another nvcc"
+    assert told["kernels are built by"].remedy == "unset KSGEN_NVCC, or set it to another nvcc"
 
 
 def test_no_compiler_at_all(machine: tuple[pytest.MonkeyPatch, Path]) -> None:
@@ -172,7 +175,7 @@ def test_the_driver(served: int, said: list[bool], monkeypatch: pytest.MonkeyPat
     assert [bool(each.found) for each in told] == said
     if said == [False]:
         assert "CUDA 11.4: it loads no binary of CUDA 12 or later" in told[0].why
-        assert told[0].remedy == "update it to 525 or later"
+        assert told[0].remedy == "update the driver to 525 or later"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +204,7 @@ def test_pytorchs_build_compared_with_the_driver(
 ) -> None:
     with_driver(monkeypatch, served)
     expected = Finding("torch", "", f"{version}: {why}", remedy) if why else Finding("torch", version)
-    assert doctor._of_its_cuda("torch", version) == expected
+    assert doctor._with_its_cuda("torch", version) == expected
 
 
 # ---- this machine
@@ -268,7 +271,7 @@ def test_what_builds_kernels_for_the_processor(monkeypatch: pytest.MonkeyPatch, 
     held = "which also runs bundles for x86-64-v3, x86-64-v2"
     assert told == Finding(
         "processors' kernels are built by",
-        f"{own}, own (GCC) 12.2, the best (KSGEN_CXX names it), for this very processor, {held}",
+        f"{own}, own (GCC) 12.2, the best (KSGEN_CXX names it), for this processor, {held}",
     )
     monkeypatch.setenv("KSGEN_CXX", "gone++")
     told = doctor._host_compiler()

@@ -49,11 +49,11 @@ def test_the_earlier_name_of_chain_is_read_and_warns() -> None:
         (("1,2,3,1", "--group-with", " "), "--group-with ' '; accepted: patterns such as '6,64,64,1 1,768,192,2'"),
         (
             ("1,2,3,1", "--between", "relu"),
-            "--between relu with one factor; accepted: a layer's patterns, two or more",
+            "--between relu with one factor; accepted: a layer of two or more patterns",
         ),
         (
             ("1,2,3,1", "--group-with", "1,3,3,1", "--out-layout", "bsl"),
-            "--out-layout bsl of a group of chains; accepted: of one chain",
+            "--out-layout bsl of a group of chains; accepted: --out-layout of one chain",
         ),
         (
             ("1,2,3,1", "--group-with", "1,3,3,1", "--job", "gradient"),

@@ -121,20 +121,20 @@ def test_nothing_is_concluded_from_unreliable_times(
     assert lines["rate"] == ("3.0? GFLOP/s, 4.0? GB/s" if why else "3.0 GFLOP/s, 4.0 GB/s")
     untrusted = "omitted, because the time is unreliable: others took 50% of the processors"
     assert lines["share"] == (untrusted if why else "50% of the floor")
-    assert lines["apart"] == f"80.0{'' if why else '?'} us for one launch per factor: {untrusted}"
+    assert lines["unfused"] == f"80.0{'' if why else '?'} us for one launch per factor: {untrusted}"
     run._print(
         {**figures, "doubt": "", "floor_us": None, "share_of_floor": None, "each_factor_doubt": ["", ""]}, "tile=1"
     )
     said = " ".join(capsys.readouterr().out.split())
-    assert "80.0 us for one launch per factor: 2.00 of the time of one launch" in said
-    assert "none: this device was just seen to copy 9 GB/s" in said
+    assert "80.0 us for one launch per factor: 2.00 times the time of one launch" in said
+    assert "none: this device just copied 9 GB/s" in said
     assert f"share {NO_FLOOR}" in said
     run._print(
         {**figures, "doubt": "", "floor_us": 41.0, "share_of_floor": None, "each_factor_doubt": ["", ""]}, "tile=1"
     )
     said = " ".join(capsys.readouterr().out.split())
     assert "floor 41.0 us: this device" in said
-    assert "share none, as the time is below the floor" in said
+    assert "share none, because the time is below the floor" in said
 
 
 @pytest.mark.parametrize(("precision", "is_slower"), [("bfloat16", True), ("float32", False)])
@@ -209,7 +209,7 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--spec", "SPEC"), "SPEC has several layers; name one by --layer: up, lone, apart, qkv"),
+        (("--spec", "SPEC"), "SPEC has several layers; name one with --layer: up, lone, apart, qkv"),
         (
             ("--spec", "SPEC", "--layer", "lon"),
             "--layer 'lon': SPEC has no layer of that name; did you mean lone? accepted: up, lone, apart, qkv",

@@ -90,7 +90,9 @@ def test_without_a_device_the_kernel_is_one_for_the_batch_and_processors_are_men
             "vector",
         )
         assert facts["chosen_by"] == "the family's default for sm_80"
-    assert "Kernels are those for sm_80; --device names one of this machine" in run("show", "1,192,48,2").stdout
+    assert (
+        "Kernels are those for sm_80. For a device of this machine, give --device" in run("show", "1,192,48,2").stdout
+    )
 
 
 def test_a_group_is_answered_first_and_in_short() -> None:

@@ -52,9 +52,8 @@ def test_a_pattern_is_tuned_reported_and_taken_by_launchers(home: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "2,24,9,3 float32 bsf" in done.stdout
     outcome = (
-        "faster than its default: launchers take the constants found from now on|the default won, and launchers go on "
-        "with it|"
-        "no winner, as times are unreliable: launchers take these constants until a search on a quiet machine"
+        "faster than the default: launchers take the new constants from now on|the default won: launchers keep it|"
+        "no winner, because times are unreliable: launchers take these constants until a search on a quiet machine"
     )
     assert re.search(rf"1 of 1 kernel tuned on .*, batch 70\.\n1 kernel: ({outcome})\.\n", done.stdout)
     assert re.search(r"Saved in \S+/wisdom/\S+\.json", done.stdout)
@@ -259,11 +258,11 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
     [
         ((), KsgenError, "name what to tune: patterns such as 1,192,48,2, or --spec FILE"),
         (("--pattern", "1,2,3,4", "--spec", "x.yaml"), KsgenError, "name what to tune: "),
-        (("1,2,3,1", "--chain"), KsgenError, "--chain: accepted: a layer's patterns, two or more"),
+        (("1,2,3,1", "--chain"), KsgenError, "--chain: accepted: a layer of two or more patterns"),
         (
             ("--spec", "specs/vit.yaml", "--out-layout", "bsl"),
             KsgenError,
-            "--out-layout: accepted: a layer's patterns, two or more",
+            "--out-layout: accepted: a layer of two or more patterns",
         ),
         (("1,2,3,1", "1,3,2,1", "--chain", "--job", "gradient"), KsgenError, "--chain: accepted: "),
         (("--spec", "specs/vit.yaml", "--chain"), KsgenError, "--chain: accepted: "),

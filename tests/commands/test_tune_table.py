@@ -95,10 +95,11 @@ def test_each_outcome_is_reported_and_counted(
         said = capsys.readouterr().out
         assert f"2 of 2 kernels tuned on Abacus, batch {first.batch}." in said
         outcomes = (
-            "faster than its default: launchers take the constants found from now on.",
-            "the default won, and launchers go on with it.",
-            "what was known before stays, as its time is reliable or shorter.",
-            "no winner, as times are unreliable: launchers take these constants until a search on a quiet machine.",
+            "faster than the default: launchers take the new constants from now on.",
+            "the default won: launchers keep it.",
+            "the earlier entry of wisdom stays, because its time is reliable or shorter.",
+            "no winner, because times are unreliable: launchers take these constants until a search on a quiet "
+            "machine.",
             "the finals were not finished: launchers take the fastest constants so far, until the search is resumed.",
         )
         for count, outcome in zip(counts, outcomes, strict=True):

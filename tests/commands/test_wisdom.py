@@ -94,7 +94,7 @@ def test_show_groups_by_the_version_that_measured(folders: tuple[Path, Path]) ->
     assert [line for line in lines if line.startswith("NVIDIA")] == [
         "NVIDIA H200, by ksgen 0.1.0: 1 entry, none stale",
         "NVIDIA H200, by ksgen 0.2.0: 1 entry, none stale",
-        "NVIDIA H200, by ksgen of no version: 1 entry, none stale",
+        "NVIDIA H200, by ksgen of unknown version: 1 entry, none stale",
     ]
     assert f"  {KERNEL.name} batch 1         of unknown time" in lines
 
@@ -103,7 +103,7 @@ def test_show_of_nothing_says_where_it_looked(folders: tuple[Path, Path]) -> Non
     for folder in folders:
         (folder / "nvidia-h200.json").unlink()
     assert said("show") == f"no wisdom yet in {folders[0]} or {folders[1]}\n"
-    assert mistake("export") == "nothing to export: this machine knows no wisdom yet (ksgen wisdom show)"
+    assert mistake("export") == "nothing to export: this machine has no wisdom yet (ksgen wisdom show)"
 
 
 @pytest.mark.parametrize(
