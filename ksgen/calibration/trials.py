@@ -147,7 +147,7 @@ def calibrate(
         >>> found.entry.family, found.entry.is_trial
         ('vector', True)
     """
-    kernels = [each for given in what for each in _kernels_of(given, precision, layout)]
+    kernels = [kernel for item in what for kernel in _kernels_of(item, precision, layout)]
     if not kernels:
         raise SpecError("nothing to calibrate; accepted: patterns such as '1,192,48,2', chains, or paths of specs")
     with opened(device, fresh) as calibration:
@@ -183,11 +183,11 @@ def opened(device: str | None, fresh: bool = False) -> Iterator["Calibration"]:
         store.close()
 
 
-def _kernels_of(given: Any, precision: PrecisionName, layout: Layout) -> list[KernelSpec]:
+def _kernels_of(item: Any, precision: PrecisionName, layout: Layout) -> list[KernelSpec]:
     """Kernels of one pattern, chain, group or spec."""
-    if isinstance(given, Path) or (isinstance(given, str) and given.endswith((".yaml", ".yml"))):
-        return list(kernels_of_spec(load(Path(given))))
-    chains = chains_of(given)
+    if isinstance(item, Path) or (isinstance(item, str) and item.endswith((".yaml", ".yml"))):
+        return list(kernels_of_spec(load(Path(item))))
+    chains = chains_of(item)
     if not is_layer(chains, layout, None):
         return [KernelSpec(chains[0][0], precision, layout)]
     return kernels_of_layer(layer_launch(chains, precision, layout, Epilogue()))

@@ -64,14 +64,14 @@ def paper(
 @measurements_option
 @click.option(
     "--seconds",
-    "long",
+    "length_s",
     type=click.FloatRange(min=0.1),
     default=2.5,
     show_default=True,
-    help="Length of one measurement.",
+    help="Seconds per measurement.",
 )
 @json_option
-def energy(selection: Selection, measurements: int, long: float, as_json: bool) -> None:
+def energy(selection: Selection, measurements: int, length_s: float, as_json: bool) -> None:
     """Measure the energy per run of each contender on an NVIDIA GPU. The idle GPU's power is measured first, and its
     energy is subtracted.
 
@@ -101,6 +101,6 @@ def energy(selection: Selection, measurements: int, long: float, as_json: bool) 
         nvml, where = open_nvml(), torch_device(device)
         uuid = getattr(torch.cuda.get_device_properties(where), "uuid", None)
         meter = Meter(nvml, find_handle(nvml, str(uuid) if uuid else None, device.index))
-        return Energies(meter, meter.idle(), long)
+        return Energies(meter, meter.idle(), length_s)
 
     print_done(measure(selection, protocol, quantity, MOST_D), as_json)

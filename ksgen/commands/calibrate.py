@@ -157,8 +157,8 @@ def command(
     if report:
         _write_report(report, report_of(facts, passport, trials), as_json)
     if is_stopped:
-        rest = "the same command tries all again" if fresh else "the same command does the rest"
-        click.echo(f"ksgen: interrupted; what was found so far is kept, and {rest}", err=True)
+        rest = "the same command repeats all trials" if fresh else "the same command continues from there"
+        click.echo(f"ksgen: interrupted; results so far are saved, and {rest}", err=True)
         sys.exit(130)
     if any(each.why for each in found):
         sys.exit(1)
@@ -321,7 +321,7 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
         fresh = "on a quiet machine, --fresh retries"
         click.echo(f"{counted(given_up, 'kernel')} settled after {MOST_ATTEMPTS} unreliable attempts: {fresh}.")
     if new and not all(doubts):
-        click.echo(f"Kept in {wisdom_dir() / file_name(facts.name)}; `ksgen tune` searches further.")
+        click.echo(f"Saved in {wisdom_dir() / file_name(facts.name)}; `ksgen tune` searches further.")
     for each in found:
         if each.why:
             which = f"{each.kernel.name}, batch {each.batch}: "

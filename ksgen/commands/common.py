@@ -131,7 +131,7 @@ def check_memory(kernel: KernelSpec, batch: int, limits: "Limits", place: "Sourc
     need = footprint(kernel, batch, limits)
     if need.total > memory:
         parts = (
-            f"arrays {need.arrays / 1e9:.1f}, the float64 reference {need.reference / 1e9:.1f}, the device's own "
+            f"arrays {need.arrays / 1e9:.1f}, the float64 reference {need.reference / 1e9:.1f}, the device's buffers "
             f"{need.device / 1e9:.1f}"
         )
         has = f"this machine has {memory / 1e9:.1f} GB"

@@ -33,7 +33,7 @@ from ksgen.values import excerpt
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Run a layer or group of this spec, with its options.")
-@click.option("--layer", "layer_name", metavar="NAME", help="Layer of the spec, if it has several.")
+@click.option("--layer", "layer_name", metavar="NAME", help="Name of the layer or group, if the spec has several.")
 @click.option("--batch", type=int, help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]")
 @takes_wanted(has_job=False)
 @click.option(
@@ -206,14 +206,16 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ),
         ("share", "{share}"),
     ]
-    if each := figures.get("each_factor_us"):
+    if factor_us := figures.get("each_factor_us"):
         copy_us = cast("float", figures.get("transpose_us", 0.0))
-        sum_us = sum(cast("list[float]", each)) + copy_us
+        sum_us = sum(cast("list[float]", factor_us)) + copy_us
         copied = f", with {copy_us:.1f} us at least for the copy that transposes an intermediate" if copy_us else ""
-        of_each = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")
+        factor_doubt = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")
         ratio = f"{sum_us / cast('float', figures['median_us']):.2f} times the time of one launch"
-        note = _untrusted(why or of_each) if why or of_each else ratio
-        rows.append(("unfused", f"{marked(f'{sum_us:.1f}', of_each)} us for one launch per factor{copied}: {note}"))
+        note = _untrusted(why or factor_doubt) if why or factor_doubt else ratio
+        rows.append(
+            ("unfused", f"{marked(f'{sum_us:.1f}', factor_doubt)} us for one launch per factor{copied}: {note}")
+        )
     floor_us, part = cast("float | None", figures["floor_us"]), cast("float | None", figures["share_of_floor"])
     floor = "none" if floor_us is None else f"{floor_us:.1f} us"
     reached = (

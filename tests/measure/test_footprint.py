@@ -68,5 +68,5 @@ def test_more_than_there_is_is_refused_in_words(command: list[str], monkeypatch:
     refused = CliRunner().invoke(cli, arguments)
     assert isinstance(refused.exception, SpecError)
     assert str(refused.exception).startswith("--batch 1: checking ks_1x2147483647x1x1_float32_bsf takes 1")
-    assert "the float64 reference 68.7, the device's own 26.0)" in str(refused.exception)
+    assert "the float64 reference 68.7, the device's buffers 26.0)" in str(refused.exception)
     assert str(refused.exception).endswith("GB; take a smaller pattern")
