@@ -1,17 +1,17 @@
 """Describes the sources to generate: a YAML spec, and its kernels and layers.
 
-    defaults:                            # any of the ten options; these are the values without one
+    defaults:                            # any of the ten options; shown are their default values
       # float32, float64, float16, bfloat16, complex64, complex128, tf32, tf32x3, fp16x3, bf16x6, c64_tf32x3
       precision: float32
       layout: bsf                        # bsf: x is (batch, features); bsl: (features, batch)
       batch: any                         # any, or a number that the kernel is specialised to
-      bias: false                        # then, in this order: + bias,
+      bias: false                        # the epilogue, in this order: + bias,
       activation: none                   #   none, relu, gelu, gelu_tanh, silu,
       residual: false                    #   + residual
-      gradients: false                   # kernels of training too: of weights' gradients, and of that of x
-      stride: dense                      # any: slices of larger arrays, whose rows lie apart; [dense, any]: both
-      weights: same                      # int8, e4m3, e5m2: in eight bits, with scales; bfloat16, with x in float32
-      inputs: same                       # of x; or in eight bits as weights are
+      gradients: false                   # true: kernels for the gradients of weights and of x, too
+      stride: dense                      # any: arrays may be slices of larger ones; [dense, any]: kernels for both
+      weights: same                      # int8, e4m3 or e5m2: eight bits, with scales; bfloat16: for x in float32
+      inputs: same                       # storage of x: that of y, or that of eight-bit weights
     kernels:
       - 6,64,64,1                        # a pattern a,b,c,d with the defaults
       - {pattern: [2,48,192,1], precision: [float16, bfloat16], batch: [any, 25088]}
@@ -21,12 +21,12 @@
       mix: {chain: {family: monarch, in_features: 1024, out_features: 1024, split_in: 32, split_out: 32}}
       heads: {group: [[[2,48,192,1], [1,192,48,2]], [[6,64,64,1]]], bias: true}  # chains that take the same x
       deep: {chain: [[6,64,64,1], [1,768,192,2]], between: relu}  # the activation of each factor but the last
-      transposed: {chain: [[6,64,64,1], [1,768,192,2]], out_layout: bsl}  # of y, where it is not that of x
-      whole: {chain: [[6,64,64,1], [1,768,192,2]], fuse: yes}  # one launch: auto, where faster; yes: always; or no
+      transposed: {chain: [[6,64,64,1], [1,768,192,2]], out_layout: bsl}  # layout of y, if it is not that of x
+      whole: {chain: [[6,64,64,1], [1,768,192,2]], fuse: yes}  # one launch: auto (if faster), yes, no
     patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults
 
-A list of values asks for one kernel per value. Layers share kernels; under `kernels`, a kernel twice is an error.
-The families and their arguments are the functions of `ksgen.pattern`. `schema` gives all of it as a JSON schema.
+A list of values asks for one kernel per value. Layers share kernels, but `kernels` may list a kernel only once. The
+families and their arguments are the functions of `ksgen.pattern`. `schema` returns the JSON schema of specs.
 """
 
 from ksgen.spec.document import load, parse, schema

@@ -15,7 +15,7 @@ MOST_BYTES_OF_FILE = 2**22
 
 
 def load(path: str | Path) -> Spec:
-    """Load the spec in a YAML file; a `SpecError` names the file, and the line and key if they are wrong."""
+    """Load the spec in a YAML file. A `SpecError` names the file, and the line and key of wrong content."""
     try:
         path = Path(path)
     except TypeError:
@@ -35,7 +35,7 @@ def load(path: str | Path) -> Spec:
 
 
 def parse(text: str, file: str = "<text>") -> Spec:
-    """Parse a spec from YAML text; messages call it `file`, and the file's stem names the spec."""
+    """Parse a spec from YAML text. Messages name `file`, and its stem becomes the spec's name."""
     from ksgen.spec.reader import read_spec  # imports PyYAML, which only this function needs
 
     title = Path(file).stem
@@ -45,7 +45,7 @@ def parse(text: str, file: str = "<text>") -> Spec:
 def schema() -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of a spec, which gives editors completion.
 
-    It cannot say what depends on several values, such as whether two patterns fit: the reader alone checks that.
+    It cannot express rules for several values, such as whether two patterns fit: only the reader checks those.
     """
     from ksgen.spec import reader
 

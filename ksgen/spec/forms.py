@@ -1,6 +1,6 @@
-"""Forms of a spec's values: how each is read from YAML nodes, and its JSON schema. Never which kernels follow.
+"""Defines the values that a spec accepts: how each is read from YAML nodes, and its JSON schema. Never derives kernels.
 
-A form holds the data that both need, such as the accepted words, so that schema and reader cannot disagree.
+Reader and schema use the same data of a form, such as the accepted words, so that they cannot disagree.
 """
 
 import re
@@ -74,7 +74,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class OneOrMore:
-    """A value, or a list of different ones."""
+    """One value, or a list of distinct values."""
 
     each: Form
 
@@ -116,10 +116,10 @@ class PatternForm:
 
 @dataclass(frozen=True)
 class ListOf:
-    """One value or more, in a list."""
+    """A list of at least one value."""
 
     each: Form
-    what: str  # its name in messages
+    what: str  # description of the list in messages
 
     @property
     def schema(self) -> Schema:
@@ -171,7 +171,7 @@ class Group(ListOf):
 
 @dataclass(frozen=True)
 class SpecEntry:
-    """The values of a mapping, and where each stands."""
+    """Values of a mapping, and the place of each in the text."""
 
     place: SourcePlace
     values: Mapping[str, Any]
@@ -180,7 +180,7 @@ class SpecEntry:
 
 @dataclass(frozen=True)
 class Keys:
-    """A mapping with some of these keys: all that are required, and one of `one_of` at least."""
+    """A mapping with some of these keys: all required ones, and at least one of `one_of`."""
 
     forms: Mapping[str, Form]
     required: Collection[str] = ()
@@ -205,7 +205,10 @@ class Keys:
 
 @dataclass(frozen=True)
 class KeysOrValue:
-    """One of several mappings, identified by its required key; or only that key's value, for the first mapping."""
+    """One of several mappings, each identified by its required key.
+
+    In place of the first mapping, the value of its required key alone is accepted, too.
+    """
 
     kinds: Mapping[str, Keys]
 
@@ -224,10 +227,10 @@ class KeysOrValue:
 
 @dataclass(frozen=True)
 class Named:
-    """A mapping of users' own names to values."""
+    """A mapping whose keys are names that users choose."""
 
     each: Form
-    what: str  # its name in messages
+    what: str  # description of the mapping in messages
     is_name: ClassVar = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 
     @property
@@ -260,7 +263,7 @@ class About:
 
 
 def items_of(node: Node, accepted: str) -> tuple[Node, ...]:
-    """The items of a list that has some; `SpecError` on anything else."""
+    """Items of a list that is not empty; `SpecError` on anything else."""
     if not isinstance(node, Items) or not node.items:
         raise node.place.error(f"got {node}; accepted: {accepted}")
     return node.items
@@ -282,7 +285,7 @@ def _number(node: Node, accepted: str) -> int:
 
 
 def _numbers(node: Node) -> Any:
-    """A whole number, or a list of such, as deep as it goes."""
+    """A whole number, or lists of whole numbers, nested to any depth."""
     return [_numbers(item) for item in node.items] if isinstance(node, Items) else _number(node, "a whole number")
 
 

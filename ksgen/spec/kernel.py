@@ -27,17 +27,17 @@ from ksgen.values import cached_property, excerpt, whole_number
 
 Layout = Literal["bsf", "bsl"]  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
-# rows of X, Y and the residual are contiguous; or a call gives their distance: they are slices
+# dense: rows of X, Y and the residual are contiguous; any: calls pass their distance, so that they may be slices
 Stride = Literal["dense", "any"]
-Job = Literal["multiply", "gradient"]  # Y = X K^T; the gradient of its weights, from X and that of Y
-Fuse = Literal["auto", "yes", "no"]  # one launch for all factors: if it is faster; always, or it is an error; never
+Job = Literal["multiply", "gradient"]  # Y = X K^T; the gradient of the weights, from X and dY
+Fuse = Literal["auto", "yes", "no"]  # one launch for all factors: if faster; always, or an error; never
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 STRIDES: tuple[Stride, ...] = get_args(Stride)
 JOBS: tuple[Job, ...] = get_args(Job)
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
-CHAIN = "chain"  # the job of one launch of several factors, or of one that changes the layout; no spec names it
-LONGEST_PATTERNS = 150  # characters of a kernel's name, which is that of a file; longer patterns are hashed
+CHAIN = "chain"  # job of a kernel for several factors, or for one factor that changes the layout; no spec names it
+LONGEST_PATTERNS = 150  # characters of the patterns in a kernel's name, which names a file; longer ones are hashed
 MOST_BYTES = 2**63 - 1  # bytes of X, Y or the weights: offsets are signed and 64 bits wide
 
 
@@ -152,7 +152,7 @@ class _Chains:
     """The field `chains`, which accepts a pattern, a chain, or several chains, and holds chains."""
 
     def __get__(self, spec: "KernelSpec | None", _: type) -> tuple[Chain, ...]:
-        if spec is None:  # without a default
+        if spec is None:  # dataclasses ask for the default: there is none
             raise AttributeError("chains")
         found: tuple[Chain, ...] = spec.__dict__["chains"]
         return found
@@ -347,7 +347,7 @@ class KernelSpec:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Parts of the kernel's name for all but a plain product: activation in between, epilogue, slices, job."""
+        """Parts of the kernel's name that a plain product lacks: activation in between, epilogue, slices, job."""
         return (self.job,) if self.job == "gradient" else (*self._activated, *self.epilogue.words, *self._sliced)
 
     @property
@@ -389,7 +389,7 @@ class KernelSpec:
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
     def flops(self, batch: int) -> int:
-        """Additions and multiplications of the product; a gradient takes as many."""
+        """Additions and multiplications of the product; a gradient takes the same number."""
         return 2 * PRECISIONS[self.precision].multiply_adds * batch * sum(chain.weight_count for chain in self.chains)
 
     def bytes(self, batch: int) -> int:

@@ -1,8 +1,8 @@
-"""Parses YAML text into nodes that know their place, so that every complaint names file, line and key. Never what the
-keys mean.
+"""Parses YAML text into nodes that know their place, so that every error names file, line and key. Never interprets
+keys.
 
-Scalars stay text: `1,192,48,2` is no number here, and `no` no truth value. Features that specs do not need are refused.
-They are anchors and aliases (a few lines of them can stand for gigabytes), tags, further documents, and deep nesting.
+Scalars stay text: neither `1,192,48,2` nor `no` is converted. YAML features that specs do not need are refused: anchors
+and aliases (a few lines can expand to gigabytes), tags, further documents, and deep nesting.
 """
 
 import re
@@ -16,7 +16,7 @@ from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
 
 MOST_CHARACTERS = 2**20
-MOST_EVENTS = 2**15  # events of the parser, which takes up to 40 us per event; a list or a mapping is two
+MOST_EVENTS = 2**15  # events of the parser, which takes up to 40 us per event; a list or a mapping takes two
 MOST_DEPTH = 8
 ROOT = "spec"  # the key that messages name for nodes outside of all keys
 
@@ -63,7 +63,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Pairs:
-    place: SourcePlace  # place of the node; a value under a key has the key's
+    place: SourcePlace  # place of the mapping; a value's place is that of its key
     pairs: Mapping[str, "Node"]
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ def _parsed(text: str, file: str) -> Iterator[yaml.Event]:
 
 def _node(event: yaml.Event, events: Iterator[yaml.Event], place: SourcePlace, depth: int) -> Node:
     if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-        raise place.error("YAML anchors and aliases are not read; accepted: what is shared goes into defaults")
+        raise place.error("YAML anchors and aliases are not read; accepted: shared options under defaults")
     if (tag := getattr(event, "tag", None)) is not None:
         raise place.error(f"the YAML tag {excerpt(tag)}; accepted: values without a tag")
     if depth > MOST_DEPTH:
@@ -145,7 +145,7 @@ def _node(event: yaml.Event, events: Iterator[yaml.Event], place: SourcePlace, d
 def _key(node: Node, before: Mapping[str, Node]) -> str:
     if not isinstance(node, Scalar):
         raise node.place.error(f"{node} as a key; accepted: a word")
-    if node.text.isdecimal():  # {pattern: 6,64,64,1} is read like this
+    if node.text.isdecimal():  # YAML reads {pattern: 6,64,64,1} with the keys 64, 64 and 1
         raise node.place.error(f"the number {node} as a key; accepted: a word, and patterns inside braces as [a,b,c,d]")
     if node.text in before:
         raise node.place.error(f"key {node} again, after line {before[node.text].place.line}; accepted: each key once")

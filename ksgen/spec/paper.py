@@ -14,12 +14,15 @@ _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # values of a in 
 _COUNTS_OF_D = (4, 16, 64)  # in the second sweep
 _SIDES = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # values of b and c
 _LEFT_OUT = {(1024, 256), (256, 1024), (128, 512), (512, 128), (64, 256), (256, 64)}  # (b, c), of the second sweep
-_MOST_ELEMENTS = 2**31 - 1  # elements of X, Y and the weights each
-_BANDS = (40, 64, 100, 200)  # upper ends of bands of bc/(b + c); a last one lies beyond
+_MOST_ELEMENTS = 2**31 - 1  # elements of each array: X, Y and the weights
+_BANDS = (40, 64, 100, 200)  # upper ends of bands of bc/(b + c); the last band has none
 
 
 def paper_patterns(batch: int = BATCH) -> list[Pattern]:
-    """Patterns of two sweeps: over d with a = 1, and over a; square or 4 to 1, for arrays with 32-bit indices."""
+    """Patterns of two sweeps: over d with a = 1, and over a. Blocks have b = c, b = 4c or c = 4b.
+
+    Patterns are left out if an array exceeds 32-bit indices at this batch size.
+    """
     blocks = [(b, c) for b, c in product(_SIDES, _SIDES) if b == c or b == 4 * c or c == 4 * b]
     kept = [block for block in blocks if block not in _LEFT_OUT]
     over_d = [Pattern(1, b, c, d) for (b, c), d in product(blocks, _COUNTS)]

@@ -16,7 +16,7 @@ class Operand:
 
     @property
     def k_step(self) -> int:
-        """Inputs of one instruction."""
+        """Inputs per output that one instruction multiplies."""
         return K_BYTES // self.item_bytes
 
 
@@ -32,7 +32,7 @@ class TileProducts:
 
     operand: Operand
     parts: int = 1  # parts into which each operand is split
-    products: int = 1  # products of tiles that stand for one
+    products: int = 1  # products of these parts that replace one product
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Promotion:
     Products of operands in parts then err at most twice as much as a sequential float32 sum.
     """
 
-    least_in: int = 1  # inputs below which even one instruction's sum errs more
-    few: int = 0  # inputs after which sums leave, of up to `few_in` in all; 0: never
+    least_in: int = 1  # fewest inputs for which that holds; with fewer, even one instruction's sum errs more
+    few: int = 0  # interval for at most `few_in` inputs; 0: sums never leave
     many: int = 0  # interval for more inputs
     few_in: int = 0
     batch: int = 1024  # rows of the batch after which sums of gradients leave
@@ -59,20 +59,20 @@ class Precision:
     """Storage and arithmetic of X, Y and the weights."""
 
     name: str
-    dtype: str  # NumPy's name of how X, Y and the weights are stored; bfloat16 is ml_dtypes'
+    dtype: str  # NumPy's name of the stored type of X, Y and the weights; bfloat16 is from ml_dtypes
     item_bytes: int
     unit_roundoff: float  # roundoff of the stored type, or of the operands if they are rounded more
-    operand: Operand | None = None  # type that tensor cores multiply; None: they have no such products
+    operand: Operand | None = None  # type that tensor cores multiply; None: they do not support this precision
     parts: int = 1  # parts into which each operand is split
-    products: int = 1  # products of tensor cores that stand for one
+    products: int = 1  # tensor-core products of these parts that replace one product
     # if tensor cores add 16 bytes of products at a time and keep one bit below float32's last
     coarse: Promotion = Promotion()
     fine: Promotion = Promotion()  # if they add 32 bytes and keep two bits
-    gradient: str = ""  # the precision of its gradients; empty: its own
-    tiles: TileProducts | None = None  # products of a processor's tiles; None: they have no such products
+    gradient: str = ""  # the precision of gradients; empty: the same
+    tiles: TileProducts | None = None  # products of a processor's matrix tiles; None: not supported
     families: tuple[str, ...] = ()  # families that are candidates although launchers do not choose them by default
     is_complex: bool = False  # whether a number is a pair of real ones
-    of_parts: str = ""  # how tensor cores multiply these two: a precision of real numbers
+    of_parts: str = ""  # precision in which tensor cores multiply real and imaginary parts
     range_note: str = ""  # accepted numbers, if they are fewer than the stored type can hold
     aliases: tuple[str, ...] = ()  # names in other libraries
 
@@ -98,7 +98,7 @@ class Precision:
 
     @property
     def rounds_once(self) -> bool:
-        """Whether the rounding of operands or outputs outweighs those of the sums."""
+        """Whether the rounding of operands or outputs outweighs the rounding of the sums."""
         return self.unit_roundoff > SUMS_ROUNDOFF
 
     def promotion(self, has_fine_sums: bool) -> Promotion:
@@ -121,12 +121,12 @@ PRECISIONS = {
         Precision("float16", "float16", 2, 2.0**-11, F16, tiles=TileProducts(F16), aliases=("fp16", "half")),
         Precision("bfloat16", "bfloat16", 2, 2.0**-8, BF16, tiles=TileProducts(BF16), aliases=("bf16",)),
         Precision("tf32", "float32", 4, 2.0**-11, TF32),  # ten bits of mantissa in each product
-        Precision(  # three such products: at most twice the error of a float32 sum
+        Precision(  # three products of tf32: at most twice the error of a float32 sum
             "tf32x3", "float32", 4, 2.0**-24, TF32, parts=2, products=3,
             coarse=Promotion(28, 16, 16, batch=16), fine=Promotion(17, 16, 32, few_in=47, batch=32),
             tiles=SIX_PRODUCTS, families=BY_TILES,
         ),
-        Precision(  # the same from three float16 ones; gradients are smaller than what float16 resolves
+        Precision(  # the same error by three products of float16; gradients may be too small for float16
             "fp16x3", "float32", 4, 2.0**-24, F16, parts=2, products=3, gradient="tf32x3",
             coarse=Promotion(6, 16, 32, few_in=47), fine=Promotion(6, 32, 64, few_in=64),
             range_note="|x| up to 65504 and |weights| up to 63.9",

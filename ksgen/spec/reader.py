@@ -63,7 +63,7 @@ class KernelOptions:
     weights: tuple[str, ...] = (SAME,)
     inputs: tuple[str, ...] = (SAME,)
     batch_place: SourcePlace | None = None  # place of the batches, if any
-    names_precision: bool = False  # whether the text names one; else the arrays decide
+    names_precision: bool = False  # whether the text names a precision; else the arrays decide
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
         axes = (
@@ -75,7 +75,7 @@ class KernelOptions:
             yield KernelSpec(pattern, precision, layout, epilogue, batch, stride=stride, weights=weights, inputs=inputs)
 
     def values(self, name: str) -> tuple[Any, ...]:
-        """The values of an option that its kernels have."""
+        """Values that an option has in the kernels."""
         if name in ("weights", "inputs"):
             return tuple(zip(*self._stored, strict=True))[name == "inputs"]
         found: tuple[Any, ...] = getattr(self, name)
@@ -83,7 +83,7 @@ class KernelOptions:
 
     @property
     def _stored(self) -> list[tuple[str, str]]:
-        """Storage of weights and of X. X is stored in eight bits like the weights if `inputs` has that."""
+        """Combinations of the storage of weights and of X: X is stored like Y, or in eight bits like the weights."""
         if lone := [each for each in self.inputs if each not in (SAME, *self.weights)]:
             raise SpecError(
                 f"inputs={lone[0]} with weights={', '.join(self.weights)}; accepted: inputs as weights are stored, or "
@@ -108,12 +108,12 @@ class KernelOptions:
 
 @dataclass(frozen=True)
 class SpecRequest:
-    """Request of one entry."""
+    """One pattern that an entry of the text asks for, with its options."""
 
     place: SourcePlace
     pattern: Pattern
     options: KernelOptions
-    is_listed: bool = False  # under `kernels`, where nothing may be asked for twice
+    is_listed: bool = False  # whether it is under `kernels`, where a kernel may be listed only once
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _Layer:
 
 
 def read_spec(text: str, file: str, name: str) -> Spec:
-    """The spec of that name in a text of that file: every kernel once, in the order of the text."""
+    """Read a spec from the text of a file, under the given name: every kernel once, in the order of the text."""
     sections = _SPEC.read(read_nodes(text, file))
     defaults = (
         _options(sections.values["defaults"], KernelOptions()) if "defaults" in sections.values else KernelOptions()
@@ -139,14 +139,14 @@ def read_spec(text: str, file: str, name: str) -> Spec:
         if section == "kernels":
             requests += [_kernel(entry, defaults) for entry in value]
         elif section == "layers":
-            requests += [each for own in layers.values() for chain in own.chains for each in _factors(own, chain)]
+            requests += [each for layer in layers.values() for chain in layer.chains for each in _factors(layer, chain)]
         elif section == "patterns":
             requests += [SpecRequest(sections.places[section], pattern, defaults) for pattern in _PATTERN_SETS[value]()]
     kernels, places = _collect(requests)
     launches = {title: _launches(each) for title, each in layers.items()}
     for title, each in layers.items():
-        for whole in launches[title]:
-            places.setdefault(whole, each.options.batch_place)
+        for fused in launches[title]:
+            places.setdefault(fused, each.options.batch_place)
     return Spec(
         name,
         kernels,
@@ -161,7 +161,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
 
 
 def _collect(requests: list[SpecRequest]) -> tuple[tuple[KernelSpec, ...], dict[KernelSpec, SourcePlace | None]]:
-    """Every kernel once, and where its batch stands."""
+    """Every kernel once, and the place of its batch in the text."""
     kernels: dict[KernelSpec, SourcePlace | None] = {}
     listed: dict[KernelSpec, SourcePlace] = {}
     for count, (request, kernel) in enumerate(_multiply_out(requests)):
@@ -193,52 +193,56 @@ def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
     values, places = entry.values, entry.places
     is_group = "group" in values
     chains = tuple(replace(chain, name=name) for chain in (values["group"] if is_group else (values["chain"],)))
-    options = LayerOptions(**{key: values[key] for key in _LAYER_OPTIONS if key in values})
-    if options.between != "none" and all(len(chain) == 1 for chain in chains):
-        raise places["between"].error(f"got {options.between} with one factor; accepted: none")
-    if options.out_layout and is_group:
-        raise places["out_layout"].error(f"got {options.out_layout} of a group; accepted: of a chain")
-    own = _options(entry, defaults)
-    if lone := [each for each in own.precision if options.between not in activations_of(each)]:
-        raise places["between"].error(f"got {options.between} of complex numbers, {lone[0]}; accepted: none")
-    return _Layer(entry.place, chains, is_group, own, options)
+    layer_options = LayerOptions(**{key: values[key] for key in _LAYER_OPTIONS if key in values})
+    if layer_options.between != "none" and all(len(chain) == 1 for chain in chains):
+        raise places["between"].error(f"got {layer_options.between} with one factor; accepted: none")
+    if layer_options.out_layout and is_group:
+        raise places["out_layout"].error(f"got {layer_options.out_layout} of a group; accepted: of a chain")
+    options = _options(entry, defaults)
+    if lone := [each for each in options.precision if layer_options.between not in activations_of(each)]:
+        raise places["between"].error(f"got {layer_options.between} of complex numbers, {lone[0]}; accepted: none")
+    return _Layer(entry.place, chains, is_group, options, layer_options)
 
 
 def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
-    """The epilogue is the layer's, so that only the last factor has it.
+    """Requests for the factors of a chain. Only the last factor has the layer's epilogue.
 
-    Slices are what the first one reads and the last one writes.
+    Slices and X in eight bits are options of the first factor, and slices of Y those of the last one.
     """
     *before, last = chain
     place, options, out_layout = layer.place, layer.options, layer.layer_options.out_layout
     transposing = chain.transposing_factor  # looks at all factors
     for number, pattern in enumerate(before):
-        own = options.without_epilogue()
+        factor_options = options.without_epilogue()
         if number:  # X is an intermediate
-            own = replace(own, stride=("dense",), inputs=(SAME,))
-        layout = (out_layout,) if out_layout and number >= transposing else own.layout
-        yield SpecRequest(place, pattern, replace(own, activation=(layer.layer_options.between,), layout=layout))
-    own = replace(options, inputs=(SAME,)) if before else options
-    yield SpecRequest(place, last, replace(own, layout=(out_layout,)) if out_layout else own)
+            factor_options = replace(factor_options, stride=("dense",), inputs=(SAME,))
+        layout = (out_layout,) if out_layout and number >= transposing else factor_options.layout
+        yield SpecRequest(
+            place, pattern, replace(factor_options, activation=(layer.layer_options.between,), layout=layout)
+        )
+    factor_options = replace(options, inputs=(SAME,)) if before else options
+    yield SpecRequest(place, last, replace(factor_options, layout=(out_layout,)) if out_layout else factor_options)
 
 
 def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
-    """Launches of all factors in one, with the options of the last factor. None if each is launched by itself, or there
-    is only one."""
+    """Kernels for the whole layer in one launch, with the options of its last factor.
+
+    Empty if `fuse` is "no", or if the layer is one factor that keeps the layout.
+    """
     found: list[KernelSpec] = []
     chains, layer_options = layer.chains, layer.layer_options
     with blaming(layer.place):
         for last in layer.options.kernels(chains[0][-1]) if layer_options.fuse != "no" else ():
             if is_layer(chains, last.layout, layer_options.out_layout):
-                own: dict[str, Any] = {"between": layer_options.between, "out_layout": layer_options.out_layout}
-                own |= {"weights": last.weights, "inputs": last.inputs}
-                whole = KernelSpec(tuple(chains), last.precision, last.layout, last.epilogue, stride=last.stride, **own)
-                found.append(replace(whole, batch=last.batch))
+                more: dict[str, Any] = {"between": layer_options.between, "out_layout": layer_options.out_layout}
+                more |= {"weights": last.weights, "inputs": last.inputs, "stride": last.stride}
+                fused = KernelSpec(tuple(chains), last.precision, last.layout, last.epilogue, **more)
+                found.append(replace(fused, batch=last.batch))
     return tuple(found)
 
 
 def _stated_of_patterns(requests: list[SpecRequest]) -> dict[str | Pattern, StatedOptions]:
-    """Options that all entries of a pattern state. A pattern that has only gradients has no epilogue."""
+    """Options that all entries of a pattern state. A pattern that only gradients need has no epilogue."""
     asked: dict[Pattern, list[KernelOptions]] = {}
     backward: dict[Pattern, list[KernelOptions]] = {}
     for request in requests:
@@ -268,7 +272,7 @@ def _options(entry: SpecEntry, defaults: KernelOptions) -> KernelOptions:
 
 
 def schema() -> Schema:
-    """The JSON schema of specs, from the forms that the reader reads by."""
+    """The JSON schema of specs, from the forms that the reader uses."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A spec of ksgen", **_SPEC.schema}
 
 

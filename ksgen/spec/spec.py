@@ -20,18 +20,18 @@ class Spec:
     layers: Mapping[str, Chain]
     groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
     options: Mapping[str, LayerOptions] = field(default_factory=dict)  # by layer or group
-    # kernels of all of a layer or group in one launch
+    # by layer or group: kernels for all of it in one launch
     launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)
     wanted: Mapping[str, tuple[KernelSpec, ...]] = field(
         default_factory=dict
-    )  # kernels of a layer's or group's last factor, in its own layout
+    )  # by layer or group: kernels of its last factor, in the layout of x
     stated: Mapping[str | Pattern, StatedOptions] = field(
         default_factory=dict
-    )  # options of calls: by name for layers and groups, and by pattern
+    )  # options of calls, by name of a layer or group, or by pattern
     batch_places: "Mapping[KernelSpec, SourcePlace]" = field(
         default_factory=dict
-    )  # places of the batches of kernels and launches in the text
-    title: str = ""  # the name of its file without the ending; empty if it is from none
+    )  # places in the text of the batches of kernels and launches
+    title: str = ""  # stem of the spec's file; empty without a file
 
     @property
     def chains_of(self) -> dict[str, tuple[Chain, ...]]:

@@ -13,22 +13,22 @@ BITS = "uint8"
 Same = Literal["same"]
 SAME: Same = "same"  # weights, or X, are stored as Y is
 SCALE_BYTES = 4  # bytes of a scale: float32
-ALIGNMENT = 16  # bytes; where the scales begin, behind the values
+ALIGNMENT = 16  # bytes: the scales, behind the values, begin at a multiple of it
 
 
 @dataclass(frozen=True)
 class Storage:
     """Storage of weights as values times scales. Kernels scale the sums, not the weights.
 
-    In eight bits, X may be stored like its weights, with one scale that is multiplied into theirs. In two bytes, every
+    With weights in eight bits, X may be stored like them; its one scale is multiplied into theirs. In bfloat16, every
     scale is 1.
     """
 
     name: str
     dtype: str  # dtype of arrays that hold values: NumPy's name, or ml_dtypes'
-    largest: float  # value
+    largest: float  # largest value
     mantissa: int | None  # bits behind the leading one; None: values are whole numbers
-    least_exponent: int = 0  # least exponent of values with a leading one; smaller values are as far apart as there
+    least_exponent: int = 0  # exponent of the smallest normal values; subnormal values have the same spacing
     item_bytes: int = 1
 
     @property
@@ -53,12 +53,12 @@ WeightStorage = Literal["int8", "e4m3", "e5m2", "bfloat16"]  # the keys of STORE
 STORAGES = {
     each.name: each
     for each in (
-        Storage("int8", "int8", 127, None),  # -128 is not used: values are as far below zero as above it
+        Storage("int8", "int8", 127, None),  # -128 is not used, so that the range is symmetric
         Storage("e4m3", "float8_e4m3fn", 448, 3, -6),
         Storage("e5m2", "float8_e5m2", 57344, 2, -14),
     )
 }
-# X is float32: values are rounded weights
+# for X in float32; values are rounded weights
 BFLOAT16 = Storage("bfloat16", "bfloat16", 2.0**127 * (2 - 2.0**-7), 7, -126, 2)
 STORED = STORAGES | {BFLOAT16.name: BFLOAT16}  # storages in eight bits, and bfloat16
 WEIGHTS = (SAME, *STORED)

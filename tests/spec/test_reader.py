@@ -533,7 +533,7 @@ WRONG = [
     ("a: b: c", "1: YAML: mapping values are not allowed here"),
     (
         "kernels:\n- &x [1,2,3,4]\n- *x",
-        "2: kernels[0]: YAML anchors and aliases are not read; accepted: what is shared goes into defaults",
+        "2: kernels[0]: YAML anchors and aliases are not read; accepted: shared options under defaults",
     ),
     ("kernels:\n- *x", "2: kernels[0]: YAML anchors and aliases are not read"),
     (
