@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 try:
-    STARTED_IN = os.getcwd()  # relative paths in the environment are meant from here, wherever the program goes later
+    STARTED_IN = os.getcwd()  # where relative paths of environment variables start, even if the program changes folder
 except OSError:  # a folder that is gone
     STARTED_IN = os.sep
 __all__ = [
@@ -85,7 +85,7 @@ _HOMES = {
     "use_bundle": "ksgen.launcher",
 }
 
-# modules that are imported at their first use, with the library without which each cannot be imported
+# modules that are imported at their first use, each with the library that it needs
 _PACKAGES = {"jax": "jax", "structures": "ksgen", "torch": "torch", "transforms": "numpy"}
 
 

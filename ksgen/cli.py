@@ -83,7 +83,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without ⊗, and file names that are not text
     _print_own_warnings()
-    os.environ["KSGEN_COMPILE"] = "wait"  # commands measure kernels, not PyTorch's products, which replace missing ones
+    os.environ["KSGEN_COMPILE"] = "wait"  # else commands would time PyTorch's products until kernels are compiled
     try:
         cli.main(prog_name="ksgen", standalone_mode=False)
     except click.exceptions.Abort:

@@ -1,5 +1,7 @@
-"""Exceptions of ksgen: one root, and children for wrong input, which never shows a traceback. Warnings name the user's
-line."""
+"""Defines ksgen's exceptions: one root class and its subclasses. The command line shows them without a traceback.
+
+Warnings point to the user's line.
+"""
 
 import os
 import sys
@@ -11,7 +13,7 @@ class KsgenWarning(UserWarning):
 
 
 def warn(message: str, place: tuple[str, int] | None = None) -> None:
-    """Point a warning to the line that was the cause of it: the caller's, or a place that `cause` found earlier."""
+    """Warn, and point to the user's line that led to the warning: the current one, or one that `cause` returned."""
     if place is None:
         warnings.warn(message, KsgenWarning, stacklevel=_level() + 1)
     else:
@@ -52,11 +54,11 @@ class KsgenError(Exception):
 
 
 class PatternError(KsgenError, ValueError):
-    """An invalid pattern, chain or named family. A `ValueError` too, as Python raises for them."""
+    """An invalid pattern, chain or named family. Also a `ValueError`, which Python raises for wrong values."""
 
 
 class SpecError(KsgenError, ValueError):
-    """A YAML spec, or a kernel specification, that asks for something unknown. A `ValueError` too."""
+    """A YAML spec, or a kernel specification, that asks for something unknown or impossible. Also a `ValueError`."""
 
 
 class ConstantsError(KsgenError):
@@ -64,7 +66,7 @@ class ConstantsError(KsgenError):
 
 
 class RenderError(KsgenError):
-    """A template that uses an undefined variable, or that cannot be read: a mistake of ksgen's own."""
+    """A template that uses an undefined variable or cannot be read: a bug of ksgen."""
 
 
 class ToolchainError(KsgenError):
@@ -72,8 +74,8 @@ class ToolchainError(KsgenError):
 
 
 class DeviceError(KsgenError):
-    """No device, a device that lacks what is asked of it, or a runtime that failed."""
+    """No device, a device that lacks a feature that is asked for, or a runtime that failed."""
 
 
 class LaunchError(KsgenError, RuntimeError):
-    """Arguments of a call that do not fit the kernel. A `RuntimeError` too, as PyTorch raises for them."""
+    """Arguments of a call that do not fit the kernel. Also a `RuntimeError`, which PyTorch raises for them."""

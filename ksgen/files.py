@@ -1,6 +1,6 @@
-"""Reads and writes users' files whole. Never reads an endless one, and never leaves half of one.
+"""Reads and writes users' files as a whole. Never reads without a limit, and never leaves a file half written.
 
-Knows nothing of what is in them.
+Never interprets their content.
 """
 
 import errno
@@ -21,9 +21,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of network 
 
 
 def read(path: Path, most_bytes: int, is_own: bool = False) -> bytes:
-    """Read a file. `OSError` if it cannot be read, or is longer than any intended file: /dev/zero has no end.
+    """Read a file. `OSError` if it cannot be read, or if it has more than `most_bytes`: /dev/zero has no end.
 
-    `is_own` marks a file that ksgen keeps: no pipe, which may never answer, and not writable by another user.
+    `is_own` marks a file that ksgen manages. It must be a regular file, because reading a pipe may never end. No other
+    user may be able to write to it.
     """
     with open(path, "rb", opener=_open_own if is_own else None) as file:
         content = file.read(most_bytes + 1)
@@ -43,7 +44,7 @@ def reading(path: Path, accepted: str = "") -> Iterator[None]:
 
 
 def _open_own(path: str, flags: int) -> int:
-    opened = os.open(path, flags | os.O_NONBLOCK)  # a pipe is opened at once too
+    opened = os.open(path, flags | os.O_NONBLOCK)  # O_NONBLOCK: does not wait for a pipe's writer
     try:
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
@@ -67,7 +68,7 @@ def replaced(path: Path, is_own: bool = False) -> Iterator[Path]:
     the old file.
 
     A link of this user or of root keeps leading to its file. A pipe or a device is written to, and never replaced. The
-    mode of the old file stays. `is_own` marks a file that ksgen keeps: other users lose the right to write to it.
+    mode of the old file stays. `is_own` marks a file that ksgen manages: other users lose the right to write to it.
     """
     aside = None
     try:
@@ -95,7 +96,7 @@ def replaced(path: Path, is_own: bool = False) -> Iterator[Path]:
 def _followed(path: Path) -> Path:
     """Follow a chain of links. Links of other users are refused: in an open folder they can lead to any file of this
     user."""
-    for _ in range(40):  # Linux follows as many
+    for _ in range(40):  # the limit of Linux
         if not path.is_symlink():
             return path
         check_owner(path, os.lstat(path))
@@ -104,7 +105,7 @@ def _followed(path: Path) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `KsgenError` if no file can be written there, before the work whose result it would hold."""
+    """Raise `KsgenError` if no file can be written there. Call it before the work whose result goes into the file."""
     is_stream = path.exists() and not path.is_file() and not path.is_dir()
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if is_stream else path.parent, os.W_OK):
         raise KsgenError(
@@ -135,7 +136,7 @@ def locked(path: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator
 
 @contextmanager
 def replaced_in_turn(path: Path) -> Iterator[Path]:
-    """Like `replaced`, for a file that ksgen keeps from other users, and that processes change in turn."""
+    """Like `replaced`, for a file that ksgen manages and that processes change in turn: a lock file orders them."""
     make_folder(path.parent)
     with locked(path.parent / f".{path.name}.lock"), replaced(path, is_own=True) as aside:
         yield aside

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-NEWEST = 13  # the CUDA of the extra `cuda`; drivers before it take `cuda12`
-_OLDEST_GPU = 75  # oldest compute capability that its compilers know
+NEWEST = 13  # the CUDA of the extra `cuda`; older drivers need `cuda12`
+_OLDEST_GPU = 75  # oldest compute capability that CUDA 13 compiles for
 # A C++ compiler needs these for kernels on the processor: GCC before 12 lacks the type, and Clang may find no C++
 # library.
 _TRIAL = b"#include <array>\nstd::array<_Float16, 8> x;\n"
@@ -51,7 +51,7 @@ def capabilities() -> list[int]:
 
 
 def cuda_extra() -> str:
-    """The extra with cuda-bindings and an NVRTC that knows the GPUs, and whose binaries the driver loads."""
+    """The extra whose NVRTC supports this machine's GPUs, and whose binaries its driver loads."""
     is_older = 0 < supported_cuda() < NEWEST * 1000 or min(capabilities(), default=_OLDEST_GPU) < _OLDEST_GPU
     return "cuda12" if is_older else "cuda"
 
@@ -70,7 +70,7 @@ def has_compiler() -> bool:
     """Whether a C++ compiler here builds kernels for the processor: the one that KSGEN_CXX names, or one on PATH."""
     named = os.environ.get("KSGEN_CXX")
     for command in [named] if named else ["c++", "g++", "clang++"]:
-        with suppress(OSError, ValueError, subprocess.TimeoutExpired):  # it is missing, wrongly quoted, or hangs
+        with suppress(OSError, ValueError, subprocess.TimeoutExpired):  # the command is missing, misquoted, or hangs
             words = [*shlex.split(command), "-std=gnu++17", "-fsyntax-only", "-x", "c++", "-"]
             tried = subprocess.run(words, input=_TRIAL, capture_output=True, timeout=60)
             if tried.returncode == 0:

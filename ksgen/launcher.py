@@ -1,6 +1,6 @@
 """The calls that users make, and that emitted modules import: `y = launcher(x, weights)`.
 
-A launcher holds all kernels of one pattern, a chain launcher those of one layer; `ksgen.launch` has what they do.
+A launcher holds all kernels of one pattern, a chain launcher those of one layer. `ksgen.launch` implements both.
 """
 
 from ksgen.launch.chain import ChainLauncher

@@ -1,6 +1,6 @@
-"""Locks that are free in a forked child, where the threads that held them do not exist.
+"""Creates locks that are free in a forked child, where the threads that held them do not exist.
 
-Every lock of the process comes from here.
+ksgen creates all its locks here.
 """
 
 import os
@@ -8,27 +8,27 @@ import threading
 from typing import Any
 from weakref import WeakSet
 
-_made: WeakSet[Any] = WeakSet()
+_locks: WeakSet[Any] = WeakSet()
 
 
 def new_lock() -> threading.Lock:
-    made: threading.Lock = _kept(threading.Lock())
-    return made
+    lock: threading.Lock = _registered(threading.Lock())
+    return lock
 
 
 def new_reentrant_lock() -> Any:
     """Create a reentrant lock: the thread that holds it may take it again."""
-    return _kept(threading.RLock())
+    return _registered(threading.RLock())
 
 
-def _kept(lock: Any) -> Any:
-    _made.add(lock)
+def _registered(lock: Any) -> Any:
+    _locks.add(lock)
     return lock
 
 
 def _free_all() -> None:
-    for lock in list(_made):
-        lock._at_fork_reinit()  # the standard library frees its own like this
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # as the standard library does with its locks
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,8 +1,7 @@
-"""Whether another user can have written a file or folder, and folders for temporary files that no other user can write
-to.
+"""Checks whether another user can have written a file or folder, and creates private folders for temporary files.
 
-Caches hold machine code, so that ksgen refuses what belongs to another user than root and this one, or what others can
-write. `KSGEN_TRUST=all` accepts it. Never reads a file's content.
+Caches hold machine code. So ksgen refuses files and folders of users other than root and the current user, and those
+that others can write to. `KSGEN_TRUST=all` accepts them. Never reads a file's content.
 """
 
 import errno
@@ -22,7 +21,7 @@ from ksgen.errors import KsgenError
 from ksgen.paths import temporary_root
 from ksgen.values import excerpt, shown
 
-GRACE_SECONDS = 60  # from making a temporary folder or lock file to locking it
+GRACE_SECONDS = 60  # age at which a temporary folder or lock file must be locked, if it is in use
 
 _LEFT = re.compile(r"ksgen-\w+-\w{8}|[0-9a-f]{64}", re.ASCII)  # temporary folders; locks of builds, named by digests
 
@@ -44,15 +43,11 @@ def trusts_all() -> bool:
 
 
 def check_owner(path: Path, status: os.stat_result) -> None:
-    """Raise `UntrustedError` if another user can have written a file or folder of this status."""
+    """Raise `UntrustedError` if another user can have written the file or folder, judged by its status."""
     if status.st_uid not in (0, os.geteuid()):
-        who = (
-            "user 65534, who stands for users outside this container"
-            if status.st_uid == 65534
-            else f"user {status.st_uid}"
-        )
+        who = "user 65534 (any user outside this container)" if status.st_uid == 65534 else f"user {status.st_uid}"
         _refuse(path, f"it belongs to {who}", "make it yours (chown)")
-    if stat.S_ISLNK(status.st_mode):  # has no mode of its own
+    if stat.S_ISLNK(status.st_mode):  # the mode of a link has no meaning
         return
     if status.st_mode & stat.S_IWOTH:
         _refuse(path, "every user can write to it", "take that right away (chmod o-w)")
@@ -74,7 +69,7 @@ def check_folder(path: Path) -> None:
 
 
 def distrust(folder: Path) -> str:
-    """Reason why ksgen reads nothing from a folder, in one line; empty if it does, or if there is none."""
+    """Reason why ksgen reads nothing from a folder, in one line; empty if it does, or if the folder cannot be found."""
     try:
         check_folder(folder)
     except UntrustedError as error:
@@ -86,20 +81,21 @@ def distrust(folder: Path) -> str:
 
 @cache
 def _is_own_group(group: int, user: int) -> bool:
-    """Whether it is root's group, or a private group with the user's name and no other members."""
+    """Whether a group is root's, or a private group with the user's name and no other members."""
     import grp
     import pwd
 
     if group == 0:
         return True
     with suppress(KeyError):
-        own, found = pwd.getpwuid(user), grp.getgrgid(group)
-        return found.gr_name == own.pw_name and own.pw_gid == group and {*found.gr_mem} <= {own.pw_name}
+        account, entry = pwd.getpwuid(user), grp.getgrgid(group)
+        is_namesake = entry.gr_name == account.pw_name and account.pw_gid == group
+        return is_namesake and {*entry.gr_mem} <= {account.pw_name}
     return False
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of ksgen, and its parents, for this user alone; check one that is there."""
+    """Make a folder and its missing parents, which only this user may access; check an existing folder."""
     if not folder.exists():
         if not folder.parent.exists():
             make_folder(folder.parent)
@@ -111,17 +107,19 @@ def make_folder(folder: Path) -> None:
 
 
 def keep_from_others(path: Path) -> None:
-    """Allow only this user to write to it, whatever the umask; with `KSGEN_TRUST=all` a shared cache's umask
-    decides."""
+    """Allow only this user to write to a file, whatever the umask.
+
+    With `KSGEN_TRUST=all` the umask decides, because others may share the cache.
+    """
     if not trusts_all():
         path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
 
 
 def own_temporary(root: str | None = None) -> Path:
-    """Folder of this user for temporary files: for locks, and for temporary folders that are swept.
+    """Folder of this user for lock files and temporary folders, from which `sweep` removes those of dead processes.
 
-    `PermissionError` if another user made it first, whatever `KSGEN_TRUST` says: there is always a new folder to take
-    in its place.
+    `PermissionError` if it is not this user's, or if others can write to it, even with `KSGEN_TRUST=all`. Callers can
+    use a new folder instead.
     """
     folder = Path(root or temporary_root(), f"ksgen-{os.geteuid()}")
     with suppress(FileExistsError):
@@ -134,9 +132,9 @@ def own_temporary(root: str | None = None) -> Path:
 
 @contextmanager
 def temporary_folder(what: str) -> Iterator[str]:
-    """A folder for temporary files, removed at the end. Those that killed processes left are removed first.
+    """A folder for temporary files, removed at the end. Folders that killed processes left are removed first.
 
-    It is locked as long as its process lives: a folder that can be locked is left over.
+    The folder is locked while its process lives. So a folder that can be locked is left over.
     """
     parent: Path | None = None
     with suppress(OSError):
@@ -144,7 +142,7 @@ def temporary_folder(what: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix=f"ksgen-{what}-", dir=parent, ignore_cleanup_errors=True) as folder:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with suppress(OSError):  # a file system without locks, where nothing is swept either
+            with suppress(OSError):  # a file system without locks, on which `sweep` removes nothing either
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield folder
         finally:

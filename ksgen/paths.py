@@ -28,18 +28,18 @@ def wisdom_dir() -> Path:
 
 
 def from_start(path: str) -> str:
-    """A path of the environment, absolute: a relative one is meant from the folder in which ksgen was imported."""
+    """Make a path absolute. A relative one starts in the folder in which ksgen was imported."""
     return os.path.join(STARTED_IN, os.path.expanduser(path))  # an unknown user's ~ stays unchanged
 
 
 def program(word: str) -> str:
-    """Absolute path of a program that the environment names; a bare name is searched for on PATH."""
+    """Absolute path of a program; a bare name stays unchanged, because it is searched for on PATH."""
     named = os.path.expanduser(word)
     return from_start(named) if os.sep in named else named
 
 
 def variable(name: str) -> str | None:
-    """A variable of the environment that says where compilers are, with absolute paths; None where it is not set."""
+    """Value of an environment variable that locates compilers, with absolute paths; None if it is not set."""
     if not (value := os.environ.get(name)):
         return value
     if name in _LISTS:
@@ -48,7 +48,7 @@ def variable(name: str) -> str | None:
 
 
 def variables_for_compilers() -> dict[str, str]:
-    """The variables that are set, for compilers, which run in a folder of their own."""
+    """Environment variables for compilers, with absolute paths because compilers run in another folder."""
     return {name: value for name in (*_FOLDERS, *_LISTS, *_PROGRAMS) if (value := variable(name))}
 
 
@@ -59,15 +59,15 @@ def _own_folder(name: str, fallback: str) -> Path:
 
     with suppress(RuntimeError):
         folder = str(getattr(platformdirs, fallback)("ksgen", appauthor=False))
-        if not folder.startswith("~"):  # older platformdirs leaves it so if there is no home
+        if not folder.startswith("~"):  # older platformdirs keeps the ~ if there is no home folder
             return Path(from_start(folder))
-    # No HOME, and no home folder of a user without a name, as in some containers.
+    # HOME is not set, and the user has no name and so no home folder, as in some containers.
     return Path(temporary_root(), f"ksgen-{fallback.split('_')[1]}-{os.geteuid()}")
 
 
 def temporary_root() -> str:
-    """The folder for temporary files, whether or not it takes one."""
+    """The folder for temporary files, even if none can be written there."""
     try:
         return gettempdir()
-    except OSError:  # none takes a file
+    except OSError:  # no folder can be written to
         return "/tmp"

@@ -1,4 +1,4 @@
-"""Values in messages: users' values, accepted if their meaning is clear and shown in one line; numbers in words."""
+"""Reads users' values as numbers, and writes values and numbers in messages."""
 
 from collections.abc import Callable, Iterable
 from operator import index
@@ -19,25 +19,25 @@ class cached_property(Generic[T]):  # noqa: N801 (named like Python's)
         self._compute, self._name, self.__doc__ = compute, compute.__name__, compute.__doc__
 
     def __get__(self, owner: Any, of: type[Any] | None = None) -> T:
-        if owner is None:  # asked of the class, by documentation's tools
+        if owner is None:  # read from the class, as documentation tools do
             return self  # type: ignore[return-value]
         value = owner.__dict__[self._name] = self._compute(owner)
         return value
 
 
 def whole_number(value: Any) -> int | None:
-    """An integer of any library, such as NumPy, as Python's own; None for anything else. True is no number."""
+    """An integer of any library, such as NumPy, as a Python int; None for any other value, including True."""
     try:
         return None if isinstance(value, bool) else index(value)
-    except Exception:  # an array of several numbers, or whatever a stranger's object answers
+    except Exception:  # an array of several numbers, or any error of a foreign object
         return None
 
 
 def real_number(value: Any) -> float | None:
-    """A real number of any library as Python's own; None for anything else. True is no number, and no text is one."""
+    """A real number of any library as a Python float; None for any other value, including True and text."""
     try:
         return None if isinstance(value, bool | str | bytes) else float(value)
-    except Exception:  # an array of several numbers, or whatever a stranger's object answers
+    except Exception:  # an array of several numbers, or any error of a foreign object
         return None
 
 
@@ -68,12 +68,12 @@ def shown(path: Any) -> str:
 
 
 def counted(count: int, one: str, several: str = "") -> str:
-    """`1 kernel`, `2 kernels`, `2 entries`: what does not take an s is given as `several`."""
+    """`1 kernel`, `2 kernels`, `2 entries`. `several` is the plural, if it is not the singular with an s."""
     return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
 def spanned(values: Iterable[float], show: Callable[[float], str] = str) -> str:
-    """`10`, or `2 to 10`; empty for no value. Values that read the same are the same."""
+    """`10`, or `2 to 10`; empty for no value. Two ends that are shown alike appear once."""
     found = sorted(set(values))
     ends = [show(found[0]), show(found[-1])] if found else []
     return " to ".join(dict.fromkeys(ends))
