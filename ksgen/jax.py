@@ -1,7 +1,7 @@
 """ksgen in JAX: `product` makes a function that `jax.jit`, `jax.grad` and `jax.vmap` transform.
 
 XLA calls launchers through JAX's foreign-function interface. They read and write its buffers on its stream, and copy
-nothing. Gradients are products by transposed factors, and gradients of weights, by the same launchers.
+nothing. The same launchers compute gradients: that of x by transposed factors, and those of the weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
 }
-REMEMBERED = 1024  # launchers and what calls them
+REMEMBERED = 1024  # entries of each cache: of launchers, and of functions that call them
 NOWHERE = 16  # an aligned address for arrays of a trace, which have no memory yet
 
 
@@ -97,19 +97,22 @@ def product(
         Array([4., 0.], dtype=float32)
     """
     layer = Layer(tuple(map(str, Chain.read(chain))), layout, between, activation, precision, fuse)
-    own = _launcher(layer)
+    launcher = _launcher(layer)
 
     def multiply(x: jax.Array, weights: Any, bias: Any = None, residual: Any = None) -> jax.Array:
         given = weights if isinstance(weights, list | tuple) else (weights,)
-        if len(given) != len(own.factors):
-            raise LaunchError(f"{own!r}: weights={excerpt(weights)}; accepted: a list of arrays, one per factor")
-        names = "x", *own.names.weights, "bias", "residual"
-        arrays = {name: _array(own, name, each) for name, each in zip(names, (x, *given, bias, residual), strict=True)}
+        if len(given) != len(launcher.factors):
+            raise LaunchError(f"{launcher!r}: weights={excerpt(weights)}; accepted: a list of arrays, one per factor")
+        names = "x", *launcher.names.weights, "bias", "residual"
+        arrays = {
+            name: _array(launcher, name, each) for name, each in zip(names, (x, *given, bias, residual), strict=True)
+        }
         x, *each, bias, residual = arrays.values()
-        _check(own, layout, arrays)
-        shape = (*x.shape[:-1], own.chain.out_features) if layout == "bsf" else (own.chain.out_features, x.shape[1])
+        _check(launcher, layout, arrays)
+        features = launcher.chain.out_features
+        shape = (*x.shape[:-1], features) if layout == "bsf" else (features, x.shape[1])
         if residual is not None and residual.shape != shape:
-            raise LaunchError(f"{own!r}: got residual of shape {residual.shape}; {shape} is needed")
+            raise LaunchError(f"{launcher!r}: got residual of shape {residual.shape}; {shape} is needed")
         if 0 in shape:  # no rows
             return jnp.zeros(shape, x.dtype)
         if layout == "bsf" and x.ndim > 2:
@@ -127,14 +130,14 @@ def _launcher(layer: Layer) -> ChainLauncher:
     )
 
 
-def _array(own: ChainLauncher, name: str, value: Any) -> jax.Array | None:
+def _array(launcher: ChainLauncher, name: str, value: Any) -> jax.Array | None:
     try:
         return None if value is None and name in ("bias", "residual") else jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise LaunchError(f"{own!r}: {name}={excerpt(value)}; accepted: an array") from error
+        raise LaunchError(f"{launcher!r}: {name}={excerpt(value)}; accepted: an array") from error
 
 
-def _check(own: ChainLauncher, layout: Layout, arrays: dict[str, Any]) -> None:
+def _check(launcher: ChainLauncher, layout: Layout, arrays: dict[str, Any]) -> None:
     """Raise `LaunchError` on shapes and dtypes that a launcher would refuse, while the function is traced."""
 
     def shape_of(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -152,8 +155,8 @@ def _check(own: ChainLauncher, layout: Layout, arrays: dict[str, Any]) -> None:
         for name, each in arrays.items()
         if each is not None
     }
-    stated = own.stated
-    own._checks.find(own, CallOptions(stated.layout, stated.activation, stated.precision), views, ())
+    stated = launcher.stated
+    launcher._checks.find(launcher, CallOptions(stated.layout, stated.activation, stated.precision), views, ())
 
 
 # ---- the product of all factors
@@ -161,20 +164,20 @@ def _check(own: ChainLauncher, layout: Layout, arrays: dict[str, Any]) -> None:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(layer: Layer, x: Any, weights: tuple[Any, ...], bias: Any, residual: Any) -> Any:
-    own = _launcher(layer)
-    if len(weights) > 1 and not _is_one_launch(own, layer, x, bias, residual):
+    launcher = _launcher(layer)
+    if len(weights) > 1 and not _is_one_launch(launcher, layer, x, bias, residual):
         return _composed(layer, x, weights, bias, residual)
     added = {name: each for name, each in (("bias", bias), ("residual", residual)) if each is not None}
-    return _called(_launch_of_layer(layer), _y_shape(own, layer.layout, x), x.dtype)(x, weights, added)
+    return _called(_launch_of_layer(layer), _y_shape(launcher, layer.layout, x), x.dtype)(x, weights, added)
 
 
 @lru_cache(REMEMBERED)
 def _launch_of_layer(layer: Layer) -> Callable[..., None]:
-    own = _launcher(layer)
+    launcher = _launcher(layer)
 
     def launch(ctx: Any, out: Any, x: Any, weights: Any, added: Any) -> None:
         (out, x, weights, added), stream = _arrays(ctx, (out, x, list(weights), added))
-        own(x, weights, out=out, stream=stream, **added)
+        launcher(x, weights, out=out, stream=stream, **added)
 
     return launch
 
@@ -184,7 +187,7 @@ def _product_forward(layer: Layer, *given: Any) -> tuple[Any, Any]:
 
 
 def _product_backward(layer: Layer, given: Any, grad_y: Any) -> Any:
-    """Gradients by those of one factor each; intermediates are computed again."""
+    """Compute all gradients factor by factor; intermediates are computed again."""
     return jax.vjp(partial(_composed, layer), *given)[1](grad_y)
 
 
@@ -194,8 +197,9 @@ _product.defvjp(_product_forward, _product_backward)
 def _composed(layer: Layer, x: Any, weights: Sequence[Any], bias: Any, residual: Any) -> Any:
     """Compute the product factor by factor; JAX adds the bias, applies activations and adds the residual."""
     batch_axis = 0 if layer.layout == "bsf" else 1
-    for number, (pattern, own) in enumerate(zip(map(Pattern.read, layer.patterns), weights, strict=True), 1):
-        x = _factor(pattern.natural, layer.layout, layer.precision, x, own)
+    patterns = map(Pattern.read, layer.patterns)
+    for number, (pattern, values) in enumerate(zip(patterns, weights, strict=True), 1):
+        x = _factor(pattern.natural, layer.layout, layer.precision, x, values)
         if pattern.is_exchanged:
             shape, axes = pattern.exchange()
             x = jnp.moveaxis(x, batch_axis, 0)
@@ -210,17 +214,17 @@ def _composed(layer: Layer, x: Any, weights: Sequence[Any], bias: Any, residual:
 
 
 def _activated(name: str, x: Any) -> Any:
-    """Activation, in float32 at least."""
+    """Apply an activation, computed in float32 at least."""
     if name == "none":
         return x
     return ACTIVATIONS[name](x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
 
-def _is_one_launch(own: ChainLauncher, layer: Layer, x: Any, bias: Any, residual: Any) -> bool:
+def _is_one_launch(launcher: ChainLauncher, layer: Layer, x: Any, bias: Any, residual: Any) -> bool:
     device = device_for("host" if jax.default_backend() == "cpu" else ("cuda", None))
     epilogue = Epilogue(bias is not None, layer.activation, residual is not None)
     batch = _batch(layer.layout, x)
-    return own._verdict(device, layer.precision or str(x.dtype), layer.layout, epilogue, batch).is_one
+    return launcher._verdict(device, layer.precision or str(x.dtype), layer.layout, epilogue, batch).is_one
 
 
 # ---- one factor, and the gradient of its weights: both are linear in x and in the other operand
@@ -248,9 +252,9 @@ def _forward(function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
 
 
 def _factor_backward(pattern: Pattern, layout: Layout, precision: PrecisionName | None, kept: Any, grad_y: Any) -> Any:
-    own: Any = precision and gradient_of(precision)  # gradients may exceed the range of another one
+    backward: Any = precision and gradient_of(precision)  # gradients may exceed the range of the forward precision
     x, weights = kept
-    return _transposed(pattern, layout, own, grad_y, weights), _gradient(pattern, layout, own, x, grad_y)
+    return _transposed(pattern, layout, backward, grad_y, weights), _gradient(pattern, layout, backward, x, grad_y)
 
 
 def _gradient_backward(pattern: Pattern, layout: Layout, precision: PrecisionName | None, kept: Any, grad: Any) -> Any:
@@ -271,16 +275,16 @@ def _factor_launcher(pattern: Pattern) -> Launcher:
 def _launches_of_factor(
     pattern: Pattern, layout: Layout, precision: PrecisionName | None
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The product and the gradient of the weights."""
-    own = _factor_launcher(pattern)
+    """Functions that launch the product, and the gradient of the weights."""
+    launcher = _factor_launcher(pattern)
 
     def multiply(ctx: Any, out: Any, x: Any, weights: Any) -> None:
         (out, x, weights), stream = _arrays(ctx, (out, x, weights))
-        own(x, weights, out=out, stream=stream, layout=layout, precision=precision)
+        launcher(x, weights, out=out, stream=stream, layout=layout, precision=precision)
 
     def gradient(ctx: Any, out: Any, x: Any, grad_y: Any) -> None:
         (out, x, grad_y), stream = _arrays(ctx, (out, x, grad_y))
-        own.gradient(x, grad_y, out=out, stream=stream, layout=layout, precision=precision)
+        launcher.gradient(x, grad_y, out=out, stream=stream, layout=layout, precision=precision)
 
     return multiply, gradient
 
@@ -307,5 +311,5 @@ def _batch(layout: Layout, x: Any) -> int:
     return int(x.shape[0 if layout == "bsf" else 1])
 
 
-def _y_shape(own: ChainLauncher | Launcher, layout: Layout, x: Any) -> tuple[int, int]:
-    return y_shape(own.chain, layout, _batch(layout, x))
+def _y_shape(launcher: ChainLauncher | Launcher, layout: Layout, x: Any) -> tuple[int, int]:
+    return y_shape(launcher.chain, layout, _batch(layout, x))

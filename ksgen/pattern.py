@@ -258,8 +258,10 @@ class Pattern:
 
     @property
     def run(self) -> int:
-        """Length of the runs, aligned to this length, of outputs in the order (i, k, j) that are stored
-        contiguously."""
+        """Length of the runs of outputs, in the order (i, k, j), that are stored contiguously.
+
+        Runs begin at multiples of this length.
+        """
         if not self.store:
             return self.out_features
         *_, last = self.digits
@@ -375,8 +377,8 @@ class Chain:
     A chain is a sequence: it has a length, an index and an iterator.
 
     Args:
-        factors: Patterns in any form that `Pattern.read` accepts. Each must take as many features as the one before it
-            gives.
+        factors: Patterns in any form that `Pattern.read` accepts. The input features of each must equal the output
+            features of the previous one.
         name: Name for messages, which comparisons ignore.
 
     Raises:
@@ -687,7 +689,7 @@ def btt(in_features: int, out_features: int, split_in: int, split_out: int, rank
     """Create the chain of a block tensor train of two cores: a Monarch chain whose blocks have any rank.
 
     The matrix has `split_out` x `split_in` blocks of that rank. The first factor computes the inner features of all
-    blocks, and exchanges digits so that the second one finds those of a row of blocks together.
+    blocks, and exchanges digits so that the inner features of a row of blocks are contiguous for the second one.
 
     Args:
         in_features: Features of x.
@@ -717,7 +719,7 @@ def btt(in_features: int, out_features: int, split_in: int, split_out: int, rank
 def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> Chain:
     """Create a deformable butterfly from blocks of b x c.
 
-    A factor's d is the product of the b before it. Its a is the remaining part of the features.
+    A factor's d is the product of the b of the earlier factors. Its a is the remaining part of the features.
 
     Args:
         in_features: Features of x.
@@ -795,9 +797,9 @@ def _read_digits(store: object, sizes: dict[str, int]) -> tuple[Digit, ...]:
             )
         unit = size
         for number in sorted(parts[index]):
-            own = parts[index][number] or rest
-            unit //= own
-            units[index, number] = Digit(index, unit, own)
+            digit_size = parts[index][number] or rest
+            unit //= digit_size
+            units[index, number] = Digit(index, unit, digit_size)
     named = (units[each[1], int(each[2] or 0)] for each in found if each)
     return tuple(digit for digit in named if digit.size > 1) or (Digit("k", 1, 1),)
 
@@ -830,10 +832,10 @@ def _written(digits: Sequence[Digit]) -> str:
 
 
 def _reversed(pattern: Pattern, then: Pattern) -> str:
-    """Order in which the transpose of the next factor stores its outputs, so that the pattern's are in order i.k.j."""
-    own = pattern.digits
+    """Order in which the transpose of the next factor, `then`, stores its outputs: the pattern's order (i, k, j)."""
+    digits = pattern.digits
     # where digits begin, in stored features: digits of the exchange, and digits of the next factor's inputs
-    begins = {*accumulate([digit.size for digit in reversed(own)], mul, initial=1)}
+    begins = {*accumulate([digit.size for digit in reversed(digits)], mul, initial=1)}
     begins |= {then.d, then.d * then.c, then.d * then.c * then.a}
     ends = sorted(begins)
     if any(high % low for low, high in pairwise(ends)):
@@ -845,7 +847,7 @@ def _reversed(pattern: Pattern, then: Pattern) -> str:
     for low, high in pairwise(ends):
         index = next(each for each, (size, unit) in sizes.items() if unit <= low < unit * size)
         begin = 1
-        for digit in reversed(own):
+        for digit in reversed(digits):
             if begin <= low < begin * digit.size:
                 weight = {"i": pattern.b * pattern.d, "k": pattern.d, "j": 1}[digit.name]
                 pieces.append((weight * digit.unit * (low // begin), Digit(index, low // sizes[index][1], high // low)))
@@ -854,7 +856,7 @@ def _reversed(pattern: Pattern, then: Pattern) -> str:
 
 
 def _is_shape(given: object) -> TypeGuard[Sequence[int]]:
-    """Whether it is the four numbers of a pattern, and not a list of patterns."""
+    """Whether a value is the four numbers of a pattern, and not a list of patterns."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         return False
     return len(given) == 4 and not any(isinstance(each, Pattern | Sequence) for each in given)

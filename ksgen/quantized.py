@@ -23,11 +23,11 @@ Array = np.ndarray[Any, Any]
 
 Per = Literal["factor", "i", "output"]  # the keys of PER
 PER = {"factor": (), "i": (0,), "output": (0, 1, 3)}  # axes of (a, b, c, d) along which scales differ
-# shares of the largest weight that calibration tries as the largest value; all of it first
+# shares of the largest weight that calibration maps to the largest value, in the order in which it tries them
 CLIPPED = np.linspace(0.3, 1.0, 36)[::-1]
 ROUNDED = 1 + 2.0**-20  # numbers up to this multiple of the largest value exceed it only by rounding errors
 LARGEST = float(np.finfo(np.float32).max)
-ELEMENTS_AT_ONCE = 2**22  # elements of X in float64, when it is summed up
+ELEMENTS_AT_ONCE = 2**22  # elements of X that are summed at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class Quantized:
         return STORED[self.storage].item_bytes * self.pattern.weight_count + SCALE_BYTES * int(prod(self.scale.shape))
 
     def dequantized(self) -> Any:
-        """Compute the weights that values and scales stand for.
+        """Compute the weights that values and scales represent.
 
         Returns:
             float32 weights (a, b, c, d): an array, or a tensor on the device of the values.
@@ -129,7 +129,7 @@ class Quantized:
         return float(np.sqrt(apart / whole)) if whole else float(np.sqrt(apart))
 
     def _exact(self) -> Array:
-        """The weights in float64."""
+        """The dequantized weights in float64."""
         return _as_array(self.values) * _as_array(self.scale)
 
     @property
@@ -183,7 +183,7 @@ class QuantizedInputs:
         )
 
     def dequantized(self) -> Any:
-        """Compute the x that values and scale stand for.
+        """Compute the x that values and scale represent.
 
         Returns:
             float32 array, or tensor on the device of the values.
@@ -214,7 +214,7 @@ def quantize_inputs(
         x: Array of NumPy or tensor of PyTorch, of real finite numbers.
         storage: "int8", "e4m3" or "e5m2".
         scale: Scale that was found on other data. None: the smallest scale without saturation.
-        saturate: True sets values beyond the largest one to it. False refuses a scale with such values.
+        saturate: True clips elements beyond the largest value. False refuses a scale that needs clipping.
 
     Returns:
         `QuantizedInputs`. `quantize(weights, storage, x_scale=result.scale)` gives weights for it.
@@ -229,8 +229,8 @@ def quantize_inputs(
         >>> stored = ksgen.quantize_inputs(x, "int8")
         >>> stored.values
         array([[127, 127, 127, 127]], dtype=int8)
-        >>> own = ksgen.quantize(weights, "int8", x_scale=stored.scale)
-        >>> ksgen.Launcher(1, 3, 2, 2)(stored.values, own)
+        >>> quantized = ksgen.quantize(weights, "int8", x_scale=stored.scale)
+        >>> ksgen.Launcher(1, 3, 2, 2)(stored.values, quantized)
         array([[2., 2., 2., 2., 2., 2.]], dtype=float32)
     """
     if not is_word(storage, STORAGES):
@@ -245,15 +245,15 @@ def quantize_inputs(
         raise LaunchError(
             f"x up to {largest:.3g}, whose scale in {storage} would exceed float32; accepted: smaller values"
         )
-    own = float(np.float32(chosen)) if scale is None else checked_x_scale(scale)
-    values, saturated = _values(wide, np.asarray(own, np.float32), how)
+    x_scale = float(np.float32(chosen)) if scale is None else checked_x_scale(scale)
+    values, saturated = _values(wide, np.asarray(x_scale, np.float32), how)
     if saturated and not saturate:
-        what, most = counted(saturated, "element"), own * how.largest
+        what, most = counted(saturated, "element"), x_scale * how.largest
         raise LaunchError(
-            f"scale={own:.6g}: {what} of x beyond {most:.6g}, the largest value in {storage} with it; accepted: a "
+            f"scale={x_scale:.6g}: {what} of x beyond {most:.6g}, the largest value in {storage} with it; accepted: a "
             "larger scale, or saturate=True"
         )
-    return QuantizedInputs(storage, _like(x, values, how), own, saturated)
+    return QuantizedInputs(storage, _like(x, values, how), x_scale, saturated)
 
 
 def checked_x_scale(scale: Any) -> float:
@@ -288,7 +288,7 @@ def quantize(
         per: What has a scale of its own: "factor" (all weights), "i" (a diagonal block) or "output" (i, k, j).
         x: Inputs of the layer for calibration. None: no calibration.
         layout: Layout of x: "bsf" or "bsl".
-        scale: Scales (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d), at which no weight saturates. None: chosen.
+        scale: Scales (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d), at which no weight saturates. None: computed.
         x_scale: Scale of x, if x is stored in eight bits like the weights. `quantize_inputs` finds it.
 
     Returns:
@@ -358,7 +358,7 @@ def rounded(wide: Array, how: Storage) -> Array:
 def _to_odd(wide: Array) -> Array:
     """Numbers rounded to odd in float32: the last bit is set if digits were cut off.
 
-    Rounding the result to fewer bits, as ml_dtypes does by way of float32, then rounds the number itself.
+    Rounding these numbers to fewer bits, as ml_dtypes does, gives the same values as rounding the given numbers once.
     """
     with np.errstate(over="ignore", under="ignore"):
         near = wide.astype(np.float32)
@@ -378,23 +378,25 @@ def numpy_type(how: Storage) -> Any:
 
 
 def _values(wide: Array, scales: Array, how: Storage) -> tuple[Array, int]:
-    """Values for these scales, and the number of weights beyond the largest one by more than half a step."""
-    given = wide / scales.astype(np.float64)
-    kept = np.clip(given, -how.largest, how.largest)
-    return rounded(kept, how), int(np.count_nonzero(np.abs(given) > how.largest * ROUNDED))
+    """Values for these scales, and how many were clipped: beyond the largest value by more than a rounding error."""
+    quotients = wide / scales.astype(np.float64)
+    clipped = np.clip(quotients, -how.largest, how.largest)
+    return rounded(clipped, how), int(np.count_nonzero(np.abs(quotients) > how.largest * ROUNDED))
 
 
 def _scales(pattern: Pattern, wide: Array, how: Storage, per: str, moments: Array | None) -> Array:
-    """Scales in float32, broadcast to (a, b, c, d): the smallest without saturation; with moments of X, the best of
-    those tried."""
+    """Scales in float32, which broadcast to (a, b, c, d).
+
+    They are the smallest without saturation; with moments of X, the best of those that `CLIPPED` gives.
+    """
     reduced = tuple(axis for axis in range(4) if axis not in PER[per])
     largest = np.abs(wide).max(axis=reduced, keepdims=True) / how.largest
-    whole = np.where(largest > 0, np.maximum(largest, np.finfo(np.float32).tiny), 1.0).astype(np.float32)
+    unclipped = np.where(largest > 0, np.maximum(largest, np.finfo(np.float32).tiny), 1.0).astype(np.float32)
     if moments is None:
-        return whole
-    best, least = whole, np.full(whole.shape, np.inf)
+        return unclipped
+    best, least = unclipped, np.full(unclipped.shape, np.inf)
     for share in CLIPPED:
-        tried = np.maximum(whole * np.float32(share), np.finfo(np.float32).tiny)
+        tried = np.maximum(unclipped * np.float32(share), np.finfo(np.float32).tiny)
         values, _ = _values(wide, tried, how)
         error = _squares(values.astype(np.float64) * tried - wide, moments).sum(axis=reduced, keepdims=True)
         is_better = error < least
@@ -402,14 +404,14 @@ def _scales(pattern: Pattern, wide: Array, how: Storage, per: str, moments: Arra
     return best
 
 
-def _squares(apart: Array, moments: Array | None) -> Array:
-    """(a, b, 1, d): squared norms of each output's weights; with moments of X, of the outputs themselves."""
+def _squares(weights: Array, moments: Array | None) -> Array:
+    """(a, b, 1, d): squared norm of each output's weights; with moments of X, of the output over the batch."""
     if moments is None:
-        squares: Array = np.square(apart).sum(axis=2, keepdims=True)
+        squares: Array = np.square(weights).sum(axis=2, keepdims=True)
         return squares
-    rows = apart.transpose(0, 3, 1, 2)
-    made: Array = np.maximum((np.matmul(rows, moments) * rows).sum(axis=-1), 0.0)
-    return made.transpose(0, 2, 1)[:, :, None, :]
+    rows = weights.transpose(0, 3, 1, 2)
+    norms: Array = np.maximum((np.matmul(rows, moments) * rows).sum(axis=-1), 0.0)
+    return norms.transpose(0, 2, 1)[:, :, None, :]
 
 
 def _moments(pattern: Pattern, x: Any, layout: str) -> Array:
@@ -487,7 +489,7 @@ def _as_array(given: Any) -> Array:
 
 
 def _like(given: Any, made: Array, how: Storage | None = None) -> Any:
-    """Values or scales in the form of the given weights: a tensor on their device, or a read-only array."""
+    """Values or scales in the form of the given array: a tensor on its device, or a read-only NumPy array."""
     if _is_tensor(given):
         torch = sys.modules["torch"]
         if how is None:

@@ -1,6 +1,6 @@
 """Reference results that every kernel is checked against: products in float64 or complex128 with NumPy. Not fast.
 
-Weights have shape (a, b, c, d). Arrays of any real or complex dtype are taken, `ml_dtypes.bfloat16` included.
+Weights have shape (a, b, c, d). Arrays may have any real or complex dtype, `ml_dtypes.bfloat16` included.
 """
 
 import math
@@ -120,10 +120,10 @@ def multiply(
         raise LaunchError(f"layout={excerpt(layout)}; accepted: {', '.join(LAYOUTS)}")
     if not is_word(activation, _ACTIVATIONS):
         raise LaunchError(f"activation={excerpt(activation)}; accepted: {', '.join(_ACTIVATIONS)}")
-    own = _checked("weights", weights, pattern.shape)
-    if wide_type(own) == np.complex128 and activation != "none":
+    free = _checked("weights", weights, pattern.shape)
+    if wide_type(free) == np.complex128 and activation != "none":
         raise LaunchError(f"activation={activation} of complex numbers; accepted: none")
-    blocks = _wide(own.transpose(0, 3, 2, 1))
+    blocks = _wide(free.transpose(0, 3, 2, 1))
     rows_in = _batch_first(_checked("x", x, _in_layout(layout, None, pattern.in_features)), layout)
     batch = len(rows_in)
     y = np.empty(_in_layout(layout, batch, pattern.out_features), np.result_type(wide_type(rows_in), blocks))
@@ -163,13 +163,13 @@ def dequantized(values: ArrayLike, scale: ArrayLike) -> Float64:
 
 
 def values_of(storage: Storage) -> Float64:
-    """Compute the number that each of the 256 bit patterns stands for, by its format's definition.
+    """Compute the number that each of the 256 bit patterns represents, by the format's definition.
 
     Args:
         storage: Record of `ksgen.spec.STORAGES`.
 
     Returns:
-        float64 array of 256 numbers; NaN marks bit patterns that are no number.
+        float64 array of 256 numbers; NaN marks bit patterns of infinities and NaN.
 
     Examples:
         >>> from ksgen import reference
@@ -302,7 +302,7 @@ def _batch_first(array: NDArray[Any], layout: str) -> NDArray[Any]:
 
 
 def _checked(name: str, values: ArrayLike, shape: Sequence[int | None]) -> NDArray[Any]:
-    """`values` as an array, if it has that shape; None stands for any size."""
+    """`values` as an array; `LaunchError` if its shape differs. A size of None accepts any size."""
     array = np.asarray(values)
     if array.ndim != len(shape) or any(want not in (None, have) for want, have in zip(shape, array.shape, strict=True)):
         wanted = str(tuple(shape)).replace("None", "batch")
@@ -311,7 +311,7 @@ def _checked(name: str, values: ArrayLike, shape: Sequence[int | None]) -> NDArr
 
 
 def _gelu(values: Float64) -> Float64:
-    """x (1 + erf(x / sqrt 2)) / 2; through erfc, which does not cancel where x is far below zero."""
+    """x (1 + erf(x / sqrt 2)) / 2, computed by erfc: the sum would cancel for x far below zero."""
     complement: Float64 = np.vectorize(math.erfc, otypes=[np.float64])(values * -math.sqrt(0.5))
     return 0.5 * values * complement
 

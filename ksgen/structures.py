@@ -1,7 +1,7 @@
 """Structured matrices of the literature as chains, with the parameters of their authors' layers.
 
-A structure says which parameter is which factor of its chain, so that checkpoints of its authors' layers become weights
-of launchers and of `KSLinear`, and back. Nothing is computed: a factor has the entries of a parameter in another order.
+A structure assigns each parameter of its authors' layer to a factor of its chain. So checkpoints of such layers become
+weights of launchers and of `KSLinear`, and back. Nothing is computed: entries are only reordered.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ class Structure:
     Args:
         chain: The chain.
         shapes: Shape of each parameter, by name, in the order of the chain's factors.
-        axes: Of parameters that store a factor's axes in another order: their axes in the factor's order.
+        axes: Permutation of a parameter's axes to the factor's order, by name, if the parameter stores another order.
         scales: Standard deviations of the authors' initial values, by name; without them, those of `KSLinear`.
 
     Examples:
@@ -137,7 +137,7 @@ def monarch(in_features: int, out_features: int, blocks: int) -> Structure:
     Args:
         in_features: Features of x.
         out_features: Features of y.
-        blocks: Diagonal blocks of each factor, a divisor of both.
+        blocks: Diagonal blocks of each factor, a divisor of `in_features` and `out_features`.
 
     Returns:
         The `Structure`, with the parameters blkdiag1 and blkdiag2.
@@ -168,7 +168,7 @@ def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank
 
     Returns:
         The `Structure`, with the authors' cores W1 (blocks of x, inputs, blocks of y * rank) and W2 (blocks of y,
-        blocks of x * rank, outputs), and their initial scales for maximal updates.
+        blocks of x * rank, outputs), and their initial scales by the maximal-update parametrization.
 
     Raises:
         PatternError: A number is not accepted.
@@ -191,7 +191,7 @@ def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Stru
     Args:
         in_features: Features of x.
         out_features: Features of y.
-        blocks: Blocks k along each side, a divisor of both and of `rank`.
+        blocks: Blocks k along each side, a divisor of `in_features`, `out_features` and `rank`.
         rank: Inner features of all blocks of a row.
 
     Returns:
@@ -206,13 +206,13 @@ def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Stru
         >>> print(structures.gralora(64, 32, blocks=2, rank=8).chain)
         2,8,32,1@k1:2.i.k2:4 then 2,16,8,1
     """
-    *_, own = _blocks_of(blocks, in_features=in_features, out_features=out_features, rank=rank)
-    chain = Chain(pattern.btt(in_features, out_features, blocks, blocks, own).factors, "gralora")
+    *_, block_rank = _blocks_of(blocks, in_features=in_features, out_features=out_features, rank=rank)
+    chain = Chain(pattern.btt(in_features, out_features, blocks, blocks, block_rank).factors, "gralora")
     return _of_blocks(chain, "gralora_A", "gralora_B")
 
 
 def oft(features: int, block: int) -> Structure:
-    """Create the rotation of OFT (Qiu et al., 2023): diagonal blocks, y = x R for each.
+    """Create the rotation of OFT (Qiu et al., 2023): diagonal blocks R, each of which computes its part of y as x R.
 
     Args:
         features: Features of x and y.
@@ -253,7 +253,7 @@ def low_rank(in_features: int, out_features: int, rank: int) -> Structure:
         {'A': (8, 64), 'B': (32, 8)}
     """
     chain = pattern.low_rank(in_features, out_features, rank)
-    return Structure(chain, {name: own.shape[1:3] for name, own in zip(("A", "B"), chain, strict=True)})
+    return Structure(chain, {name: factor.shape[1:3] for name, factor in zip(("A", "B"), chain, strict=True)})
 
 
 def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> Structure:
@@ -284,12 +284,12 @@ def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> 
 
 def _of_blocks(chain: Chain, *names: str) -> Structure:
     """Structure of block-diagonal factors whose parameters have blocks (inputs, outputs)."""
-    shapes = {name: (own.a, own.c, own.b) for name, own in zip(names, chain, strict=True)}
+    shapes = {name: (factor.a, factor.c, factor.b) for name, factor in zip(names, chain, strict=True)}
     return Structure(chain, shapes, dict.fromkeys(names, (0, 2, 1)))
 
 
 def _checked_pair(blocks: Any, in_features: int, out_features: int) -> tuple[Any, Any]:
-    """Blocks along y and along x, which divide both."""
+    """Numbers of blocks along y and along x, which divide the features."""
     rows, columns = blocks if isinstance(blocks, tuple) and len(blocks) == 2 else (blocks, blocks)
     _blocks_of(columns, in_features=in_features)
     _blocks_of(rows, out_features=out_features)
