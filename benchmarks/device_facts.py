@@ -2,12 +2,12 @@
 
 The command writes results/<gpu>/facts.json. Later facts rest on earlier ones, in this order:
 
-1. Layouts of descriptors and boxes in shared memory, compared with the emulator.
+1. Layouts of descriptors and TMA boxes in shared memory, compared with the emulator.
 2. Treatment of a float32's lower bits by tensor cores, and bits that sums of eight-bit products keep.
-3. Errors of their sums.
+3. Errors of sums on tensor cores.
 4. Rates of memory copies and of plain cores.
 5. Rates of tensor cores, with A in shared memory and in registers.
-6. Rates of boxes from the cache, by the length of their rows.
+6. Rates of copying TMA boxes from the L2 cache, by the length of their rows.
 7. Gain of launches that begin before the previous one ends.
 """
 
@@ -38,8 +38,8 @@ from tests.ptx.cases import BYTES, Case, all_cases, mma, normal, wgmma, wgmma_re
 
 Launch = Callable[[Case], None]
 LOW_BITS = 0x1FFF  # bits of a float32 that tf32 drops
-FACTORS = (Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2))  # 384 -> 96 -> 384 features, each by a family for Hopper
-STAGES, ROWS, LINE_WORDS = 8, 128, 128  # of the box test: boxes in flight, their rows, and words per row of the array
+FACTORS = (Pattern(2, 48, 192, 1), Pattern(1, 192, 48, 2))  # 384 -> 96 -> 384 features, by a family for Hopper
+STAGES, ROWS, LINE_WORDS = 8, 128, 128  # box test: boxes in flight, rows per box, and words per row of the array
 
 # Repeated products on fixed operands: two warpgroups, each with one group of instructions in flight.
 RATE = """
@@ -130,7 +130,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Boxes whose rows have so many bytes."""
+    """Rate of copying boxes with rows of `row_bytes` bytes."""
 
     row_bytes: int
 
@@ -173,7 +173,7 @@ FETCHES = [Fetch(row_bytes) for row_bytes in (16, 32, 64, 128)]
 
 
 def reading(launch: Launch) -> dict[str, str]:
-    """Compare every case with a descriptor, a box or a swizzle with the emulator."""
+    """Compare the GPU with the emulator in every case that has a descriptor, a box or a swizzle."""
     wanted = [case for case in all_cases() if case.name.startswith(("wgmma", "box", "batched", "matrices"))]
     return {case.name: verdict(case, launch) for case in wanted}
 
@@ -226,7 +226,7 @@ def kept_bits(launch: Launch) -> dict[str, int]:
 
 
 def sums(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Errors of long sums, next to those of the emulator, which adds like an H100."""
+    """Errors of long sums, and those of the emulator, which adds like an H100."""
     for name, product in on_gpu.PRODUCTS.items():
         case = product.case()
         launch(case)
@@ -284,7 +284,7 @@ def measure_chain(device: Device, starts_early: bool, batch: int = GPU_BATCH, ro
 def measure_early_launches(device: Device) -> dict[str, str]:
     """Compare sequential with early launches, small batches first: short launches gain more."""
     return {
-        f"batch {batch}": f"{measure_chain(device, False, batch):.2f} us a launch; "
+        f"batch {batch}": f"{measure_chain(device, False, batch):.2f} us per launch; "
         f"{measure_chain(device, True, batch):.2f} early"
         for batch in (GPU_BATCH // 8, GPU_BATCH)
     }
@@ -325,9 +325,9 @@ def main(results: Path) -> None:
     found: dict[str, Any] = {}
     path = results / Path(file_name(device.name)).stem / "facts.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    for topic, told in facts(device):
-        found[topic] = told
-        click.echo(f"{topic}\n" + "".join(f"  {name:48} {value}\n" for name, value in told.items()))
+    for topic, measured in facts(device):
+        found[topic] = measured
+        click.echo(f"{topic}\n" + "".join(f"  {name:48} {value}\n" for name, value in measured.items()))
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")  # a later fact may crash
     click.echo(f"written to {path}")
 

@@ -1,8 +1,8 @@
 """Error and time of `ksgen.torch.factorize` on random matrices: python benchmarks/factorize.py
 
 Medians of several runs on this machine's processor, or on its GPU with `--device cuda`. Every run has another matrix of
-standard normal elements. This is the hardest case, because all directions have the same size. `--lazylinop`
-alternates with lazylinop's `ksd` on products of long chains, which both should recover.
+standard normal elements. This is the hardest case, because all directions have the same size. `--lazylinop` compares
+with lazylinop's `ksd` on products of long chains, which both should recover; the two alternate.
 """
 
 import argparse
@@ -32,7 +32,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
-        "--lazylinop", action="store_true", help="on the processor, on products of square dyadic chains"
+        "--lazylinop",
+        action="store_true",
+        help="compare with lazylinop on the processor, on products of square dyadic chains",
     )
     arguments = parser.parse_args()
     if arguments.lazylinop:
@@ -54,20 +56,20 @@ def lazylinop(runs: int) -> None:
     for features in (64, 256, 1024):
         chain, their_chain = square_dyadic(features), TheirChain.square_dyadic((features, features))
         matrix = product_of([torch.randn(pattern.shape) for pattern in chain])
-        ways = [partial(factorize, matrix, chain), partial(ksd, matrix, their_chain)]
-        for way in ways:
-            way()
-        times = [[seconds(way) for way in ways] for _ in range(runs)]
+        methods = [partial(factorize, matrix, chain), partial(ksd, matrix, their_chain)]
+        for method in methods:
+            method()
+        times = [[seconds(method) for method in methods] for _ in range(runs)]
         ours, theirs = (1e3 * median(some) for some in zip(*times, strict=True))
-        their_error = relative_error(matrix, [(ways[1]() @ torch.eye(features))[None, :, :, None]])
+        their_error = relative_error(matrix, [(methods[1]() @ torch.eye(features))[None, :, :, None]])
         print(
             f"{features:8} {ours:9.2f} {factorize(matrix, chain).relative_error:8.1e} {theirs:14.2f} {their_error:8.1e}"
         )
 
 
-def seconds(way: Callable[[], object]) -> float:
+def seconds(method: Callable[[], object]) -> float:
     begin = perf_counter()
-    way()
+    method()
     return perf_counter() - begin
 
 

@@ -1,6 +1,6 @@
-"""Cost of a call on the host, by part, through both CUDA runtimes, and on a processor:
+"""Cost of a call on the host by part, through both CUDA runtimes and on a processor.
 
-`python -m benchmarks.launch_cost`.
+    python -m benchmarks.launch_cost
 
 On a machine without a GPU it runs over the stand-in driver (tests/driver), which checks launches and drops them.
 """
@@ -56,21 +56,21 @@ def measure(rounds: int) -> dict[str, float]:
         return _measure_processor(device, ks, rounds)
     arrays = [np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384))]
     x, weights, out = (CudaArray(device, array) for array in arrays)
-    kept = ks.pack(weights)
-    call = ks.prepare(x, kept, out=out)
+    packed = ks.pack(weights)
+    call = ks.prepare(x, packed, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views, (kept.form,))
+    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views, (packed.form,))
     kernel = plan.multiply
     parts: dict[str, Callable[[], Any]] = {
         "a prepared call": call,
-        "  the driver, and what its binding takes": _driver_call(device, plan, call.arguments),
-        "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
+        "  the driver and its binding": _driver_call(device, plan, call.arguments),
+        "an ordinary call, packed weights": lambda: ks(x, packed, out=out),
         "  reading an array, each": lambda: view(x, "x"),
-        "  what fits shapes like these": lambda: ks._checks.find(ks, CallOptions(), views, (kept.form,)),
+        "  looking up the checked arguments": lambda: ks._checks.find(ks, CallOptions(), views, (packed.form,)),
         "  checking the memory": lambda: _checked(ks, device, views),
         "  device and stream": lambda: device_and_stream(ks, fit.place, None),
         "  selecting the binary": lambda: ks._plan(fit, device, None, True),
-        "  packed weights": lambda: kept.use(plan, None),
+        "  packed weights": lambda: packed.use(plan, None),
         "  arguments, block and launch": lambda: device.launch(
             kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None
         ),
@@ -86,20 +86,20 @@ def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, floa
     Every call waits for its kernel, so the time above the kernel alone is the launcher's.
     """
     x, weights, out = (np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384)))
-    kept = ks.pack(weights, device=f"{device.runtime}:{device.index}")
-    call = ks.prepare(x, kept, out=out)
+    packed = ks.pack(weights, device=f"{device.runtime}:{device.index}")
+    call = ks.prepare(x, packed, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views, (kept.form,))
+    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views, (packed.form,))
     call()  # binds its arguments to an OpenCL kernel, and starts native threads
     parts: dict[str, Callable[[], Any]] = {
         "a prepared call": call,
-        "  the kernel, and what its binding takes": _kernel_call(device, plan, call.arguments),
-        "an ordinary call, packed weights": lambda: ks(x, kept, out=out),
+        "  the kernel and its binding": _kernel_call(device, plan, call.arguments),
+        "an ordinary call, packed weights": lambda: ks(x, packed, out=out),
         "  reading an array, each": lambda: view(x, "x"),
-        "  what fits shapes like these": lambda: ks._checks.find(ks, CallOptions(), views, (kept.form,)),
+        "  looking up the checked arguments": lambda: ks._checks.find(ks, CallOptions(), views, (packed.form,)),
         "  checking the memory": lambda: check_memory(ks, views),
         "  selecting the binary": lambda: ks._plan(fit, device, None, True),
-        "  packed weights": lambda: kept.use(plan, None),
+        "  packed weights": lambda: packed.use(plan, None),
         "  an array as an argument, each": lambda: device.shared(views["x"].pointer),
         "an ordinary call, weights packed again": lambda: ks(x, weights, out=out),
     }
@@ -182,13 +182,13 @@ def _processor(runtime: str) -> str:
     listed = [each.selector for each in list_devices() if isinstance(each, Found) and each.runtime == runtime]
     found = next((each for each in listed if find_device(each).shares_host), None)
     if found is None:
-        raise DeviceError("no such device takes the host's memory where it lies")
+        raise DeviceError("no such device uses host memory in place")
     return found
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--rounds", default=200, show_default=True, help="Of 50 calls each; their median is printed.")
+@click.option("--rounds", default=200, show_default=True, help="Rounds of 50 calls each; medians are printed.")
 @click.option("--apart", is_flag=True, hidden=True, help="Measure here, on KSGEN_DEVICE.")
 def main(as_json: bool, rounds: int, apart: bool) -> None:
     """Print the cost of a call by part, in microseconds."""

@@ -3,16 +3,16 @@
 | name | prints |
 | --- | --- |
 | `defaults` | shares of the floor that launchers' untuned choices should reach, on each target's usual card |
-| `hopper-shares` | the same for Hopper's families: defaults, the best alone, and with clusters and resident tiles |
+| `hopper-shares` | the same for Hopper's families: defaults, the best without clusters and resident X, and the best |
 | `fused` | layers: all factors in one launch compared with one launch per factor, or several layers on one X |
-| `ksmm` | the model replayed on the times that the paper's authors published of their own kernel |
+| `ksmm` | the model replayed on the times that the paper's authors published for their kernel |
 | `predictions` | predicted times of our kernels on an A100, compared with those times |
-| `measured` | measured times of our kernels over predicted ones, and what launchers' choices lose by them |
+| `measured` | ratios of measured to predicted times of our kernels, and of launchers' choices to the fastest |
 
-`ksmm_times.csv.gz` holds the best times that the authors found, with their constants. They are figures of the public
-repository PascalCarrivain/ksmm at d02b9cc (`kernel_bs_first_float.best` and its three neighbours), those for batch
-25088, each once. The repository does not name the GPU. Its rates are an A100's: one float32 time is 1.6 % below the
-limit of that peak, and none is further below.
+`ksmm_times.csv.gz` holds the best times that the authors found, with their constants. They are from the public
+repository PascalCarrivain/ksmm at d02b9cc (`kernel_bs_first_float.best` and its three neighbours): each figure for
+batch 25088 once. The repository does not name the GPU. The rates fit an A100: one float32 time is 1.6 % below the limit
+of its peak, and none is further below.
 """
 
 import csv
@@ -52,7 +52,7 @@ from ksgen.tuning.model import Machine
 
 BATCH = LARGE  # batch size of the published times
 _PATTERNS = click.option(
-    "--patterns", type=click.IntRange(min=1), default=60, show_default=True, help="How many of the stratified ones."
+    "--patterns", type=click.IntRange(min=1), default=60, show_default=True, help="Number of stratified patterns."
 )
 
 
@@ -86,7 +86,7 @@ def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool)
     able = [family for family in families_for(kernel, limits, batch) if all_families or family.by_default]
     us = {family.name: default_us(family, kernel, limits, batch) for family in able}
     floors = []
-    for family, constants in ((each, own) for each in able for own in each.defaults(kernel, limits, batch)):
+    for family, constants in ((each, some) for each in able for some in each.defaults(kernel, limits, batch)):
         speed, products = (
             _speed(family, kernel, limits, constants),
             kernel.arithmetic.products if constants.on_tensor_cores else 1,
@@ -130,7 +130,7 @@ HOPPER = cuda_limits("sm_90a")
 
 
 def hopper_shares(kernel: KernelSpec, ceilings: Ceilings) -> dict[str, float]:
-    """Return the largest share of each sort of constants, over Hopper's families that serve the kernel."""
+    """Return the largest share of each sort of constants, over Hopper's families that support the kernel."""
     found: dict[str, float] = {}
     for name in ("wgmma_shared", "wgmma_registers", "wgmma_permuted"):
         family: Any = family_named(name)
@@ -176,9 +176,10 @@ _ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
 def layer_row(
     chain: Chain, precision: str, layout: str, target: str, batch: int, side_by_side: int = 1
 ) -> dict[str, Any]:
-    """Return megabytes and microseconds of one launch per factor in total, and of one launch, if it fits.
+    """Return megabytes and microseconds of one launch per factor, summed, and of a single launch, if one is possible.
 
-    For a group: of one launch per layer, the fewest bytes possible, and each layer's expected fastest form.
+    For layers side by side, a single launch is compared with one launch per layer: the fewest bytes possible, and the
+    expected time of each layer's fastest form.
     """
     alone, limits = KernelSpec((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
     kernel = KernelSpec((chain.factors,) * side_by_side, precision, layout, Epilogue())
@@ -223,7 +224,7 @@ def layer_lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
 @click.option("--layout", "layouts", default=LAYOUTS, multiple=True, show_default=True)
 @click.option("--target", "targets", default=("sm_80", "sm_90a"), multiple=True, show_default=True)
 @click.option(
-    "--side-by-side", type=click.IntRange(min=1), default=1, show_default=True, help="Layers like each, on one X."
+    "--side-by-side", type=click.IntRange(min=1), default=1, show_default=True, help="Number of equal layers on one X."
 )
 @click.option("--json", "as_json", is_flag=True)
 def fused(
@@ -254,7 +255,7 @@ def fused(
 # ---- the authors' kernel
 
 A100 = cuda_limits("sm_80")
-BOOKKEEPING = 30  # registers per thread in addition to sums and operands, about: nvcc gave it 48 to 91 in all
+BOOKKEEPING = 30  # approximate registers per thread in addition to sums and operands: nvcc gives it 48 to 91 in all
 Band = tuple[float, float, float]  # percentiles 5, 50 and 95
 
 
@@ -324,8 +325,8 @@ class Ksmm:
     def _shared_cycles(self, kernel: KernelSpec, tiles: Tiles, threads: int) -> float:
         """Return cycles of a block.
 
-        A read of 16 bytes per lane takes a warp four cycles, or two if neighbours read the same. That holds for all
-        reads of X, and for none of W.
+        A read of 16 bytes per lane takes a warp four cycles, or two if neighbours read the same. Neighbours read the
+        same of X always, and of W never.
         """
         item, c = kernel.item_bytes, kernel.pattern.c
         apart = max(1, tiles.vector * item // 4)
@@ -351,8 +352,8 @@ class Published:
     def terms(self) -> dict[str, float]:
         """Terms of the model in microseconds.
 
-        The floor moves X, weights and Y once, and does all multiply-adds. The longest is that of memory, cache, shared
-        memory and multiply-adds, each at its full rate. The last term adds multiply-adds and cache.
+        `floor` moves X, weights and Y once, and does all multiply-adds. `longest` is the largest time of memory, cache,
+        shared memory and multiply-adds, each at its full rate. `together` adds multiply-adds and cache.
         """
         speed, work = _speed(KSMM, self.kernel, A100), KSMM.work(self.kernel, self.tiles, BATCH)
         memory, from_cache = work.memory_bytes / speed.bytes_per_s, work.cache_bytes / speed.cache_bytes_per_s
@@ -367,10 +368,10 @@ class Published:
         return _predicted(KSMM, self.kernel, self.tiles)
 
     def ours(self, precision: str) -> tuple[str, Prediction, Band]:
-        """Return our family in that precision, its prediction, and the published time over it.
+        """Return our family in that precision, its prediction, and ratios of the published time to it.
 
-        A launcher would take this family, here with default constants. The ratio is given at the slow end of the
-        prediction's band, at the prediction, and at the fast end.
+        A launcher would choose this family, here with default constants. The ratios are those to the slow end of the
+        prediction's band, to the prediction, and to the fast end.
         """
         kernel = replace(self.kernel, precision=precision)
         family = family_for(kernel, A100, BATCH)
@@ -418,7 +419,7 @@ class Replay:
         return band([row.us / row.predicted.us for row in self.rows])
 
     def ranks(self, term: str = "") -> float:
-        """Rank correlation of the predicted (or a term's) and the measured slowdown over the floor.
+        """Rank correlation of the measured slowdown over the floor with the predicted one, or with that of a term.
 
         The ratio to the floor removes the size, which makes any prediction look good.
         """
@@ -508,7 +509,7 @@ def predictions(patterns: tuple[Pattern, ...], brief: bool) -> None:
 
 
 def rows_of(path: Path) -> Iterator[tuple[KernelSpec, Modelled[Any], Any, int, float]]:
-    """Kernels of a benchmark with constants, batch and reliable microseconds; constants that are gone are left out."""
+    """Kernels of a benchmark, with constants, batch and reliable microseconds; removed constants are left out."""
     for row in read_rows(path):
         if row.implementation == "ksgen" and row.median_us and not row.doubt:
             words = (word.split("=") for word in row.constants.split(", "))

@@ -2,7 +2,8 @@
 
     python -m benchmarks.packing_cost [--json]
 
-The kernel alone and the kernel after packing alternate, on the selected device and by its own clock; medians of --runs.
+The kernel alone and the kernel with packing before it alternate on the selected device. Times are medians of --runs, by
+the device's clock.
 The host's cost of packing is in `benchmarks.launch_cost`.
 """
 
@@ -51,7 +52,7 @@ def calls(device: Device, plan: Plan) -> dict[str, Callable[[], None]]:
 
 
 def medians_us(device: Device, jobs: dict[str, Callable[[], None]], runs: int) -> dict[str, float]:
-    """Median times of the jobs, which alternate."""
+    """Median times of the jobs, which alternate, in microseconds."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for run in range(runs):
         for name, job in jobs.items():
@@ -64,7 +65,7 @@ def medians_us(device: Device, jobs: dict[str, Callable[[], None]], runs: int) -
 @click.option("--precision", default="float32", type=click.Choice(list(PRECISIONS)), show_default=True)
 @click.option("--layout", default="bsf", type=click.Choice(list(LAYOUTS)), show_default=True)
 @click.option("--runs", default=51, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each pattern and batch.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one line per pattern and batch.")
 def main(batches: tuple[int, ...], precision: str, layout: str, runs: int, as_json: bool) -> None:
     """Print both times, and their ratio."""
     device = find_device()
@@ -83,9 +84,9 @@ def main(batches: tuple[int, ...], precision: str, layout: str, runs: int, as_js
                 "batch": batch,
                 **took,
             }
-            words = f"{pattern!s:12} batch {batch:5}  alone {took['alone_us']:9.1f} us"
-            told = f"{words}  with packing {took['with_packing_us']:9.1f} us  {ratio:5.2f}"
-            click.echo(json.dumps(row | {"ratio": ratio}) if as_json else told)
+            line = f"{pattern!s:12} batch {batch:5}  alone {took['alone_us']:9.1f} us"
+            line += f"  with packing {took['with_packing_us']:9.1f} us  {ratio:5.2f}"
+            click.echo(json.dumps(row | {"ratio": ratio}) if as_json else line)
 
 
 if __name__ == "__main__":

@@ -78,13 +78,13 @@ def model_step(model: Any, rows: int) -> Callable[[], object]:
 
 
 @click.command()
-@click.option("--only", default="", help="A part of a method's name.")
+@click.option("--only", default="", help="Only methods whose names contain this.")
 @click.option("--features", default=1024, show_default=True)
 @click.option("--rows", default=1568, show_default=True)
 @click.option("--threads", default=2, show_default=True)
 @click.option("--runs", default=15, show_default=True)
-@click.option("--seconds", default=6.0, show_default=True, help="At most, for a row of the table.")
-@click.option("--steps/--no-steps", default=True, show_default=True, help="Time whole steps too.")
+@click.option("--seconds", default=6.0, show_default=True, help="Most seconds per row of the table.")
+@click.option("--steps/--no-steps", default=True, show_default=True, help="Time steps of a model, too.")
 def main(only: str, features: int, rows: int, threads: int, runs: int, seconds: float, steps: bool) -> None:
     """Time PEFT's layers and the accelerated ones."""
     torch.manual_seed(0)

@@ -1,8 +1,8 @@
 """Errors of weights in eight bits, and times of a small batch: `python -m benchmarks.quantized [--json]`.
 
-Errors are those of a sparse block of ViT-S/16 and one of GPT-2 medium, with drawn weights and inputs. Nothing is
-downloaded; a trained model has other errors. They are relative, by the Frobenius norm, for each layer's output and the
-block's. The inputs differ from those of the calibration.
+Errors are those of a sparse block of ViT-S/16 and one of GPT-2 medium, with random weights and inputs. Nothing is
+downloaded; a trained model has other errors. Errors are relative, by the Frobenius norm, for the output of each layer
+and of the block. The inputs differ from those of the calibration.
 
 With --times, each job runs all layers of all blocks of a model once, each on its own x. Like a decoder, it reads the
 weights sequentially from memory. Jobs alternate, on all cores.
@@ -28,7 +28,7 @@ from ksgen.torch import KSLinear, quantize
 
 SHAPES = {"vit-s16": VIT_S16, "gpt2-medium": GPT2_MEDIUM}
 ROWS = 256  # of x, for calibration and for errors
-ENTRIES = ("float32", "bfloat16")  # dtypes of x
+X_DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Error:
 
 
 def block_of(name: str) -> TransformerBlock:
-    """Create a sparse block with drawn weights."""
+    """Create a sparse block with random weights."""
     block = SHAPES[name].block()
     make_sparse(block, rule(name), from_weights=False)
     block.eval()
@@ -82,17 +82,18 @@ def errors(name: str, storages: tuple[WeightStorage, ...], pers: tuple[Per, ...]
                 quantized = deepcopy(block)
                 report = quantize(quantized, storage, per, inputs=inputs, x_too=x_too)
                 found = outputs(quantized, x)
-                beyond = {
-                    each: quantized.get_submodule(each).saturated_inputs
-                    for each in (told.name for told in report.layers)
+                counts = {
+                    each.name: (
+                        each.saturated,
+                        each.chain.weight_count,
+                        quantized.get_submodule(each.name).saturated_inputs,
+                    )
+                    for each in report.layers
                 }
-                told = {
-                    each.name: (each.saturated, each.chain.weight_count, beyond[each.name]) for each in report.layers
-                }
-                told["block"] = tuple(map(sum, zip(*told.values(), strict=True)))  # type: ignore[assignment]
+                counts["block"] = tuple(map(sum, zip(*counts.values(), strict=True)))  # type: ignore[assignment]
                 for layer, y in wanted.items():
                     error = float((found[layer] - y).norm() / y.norm())
-                    yield Error(name, storage, per, inputs is not None, x_too, layer, error, *told[layer])
+                    yield Error(name, storage, per, inputs is not None, x_too, layer, error, *counts[layer])
 
 
 def layers_of(name: str, shape: TransformerSize, dtype: torch.dtype) -> list[KSLinear]:
@@ -106,7 +107,7 @@ def layers_of(name: str, shape: TransformerSize, dtype: torch.dtype) -> list[KSL
 def jobs(name: str, batch: int) -> dict[str, Job]:
     """Jobs that run all layers once, by the storage of x and of the weights."""
     found: dict[str, Job] = {}
-    for kind in ENTRIES:
+    for kind in X_DTYPES:
         layers = layers_of(name, SHAPES[name], getattr(torch, kind))
         xs = {
             width: torch.randn(batch, width, dtype=layers[0].weights[0].dtype)
@@ -115,9 +116,9 @@ def jobs(name: str, batch: int) -> dict[str, Job]:
         storages: tuple[Any, ...] = (kind, *STORAGES)
         for storage in storages:
             if storage in STORAGES:  # all blocks repeat the values of one, in separate memory
-                made = {each.chain: each for each in layers}
-                made_so = {chain: each.quantize(storage) for chain, each in made.items()}
-                stored: list[nn.Module] = [deepcopy(made_so[each.chain]) for each in layers]
+                by_chain = {each.chain: each for each in layers}
+                quantized = {chain: each.quantize(storage) for chain, each in by_chain.items()}
+                stored: list[nn.Module] = [deepcopy(quantized[each.chain]) for each in layers]
             else:
                 stored = [*(each.freeze() for each in layers)]
 
@@ -143,9 +144,9 @@ def jobs(name: str, batch: int) -> dict[str, Job]:
     show_default=True,
 )
 @click.option("--per", "pers", type=click.Choice(list(PER)), default=tuple(PER), multiple=True, show_default=True)
-@click.option("--times", is_flag=True, help="Time instead.")
-@click.option("--batch", default=1, show_default=True, help="Of the times.")
-@click.option("--most-seconds", default=4.0, show_default=True, help="For a model's times.")
+@click.option("--times", is_flag=True, help="Print times instead of errors.")
+@click.option("--batch", default=1, show_default=True, help="Batch size of the times.")
+@click.option("--most-seconds", default=4.0, show_default=True, help="Most seconds to time a model.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
     models: tuple[str, ...],
@@ -184,9 +185,9 @@ def main(
             else:
                 scales = f"{found.storage}, a scale per {found.per}{', chosen for x' if found.is_calibrated else ''}"
                 scales += ", x too" if found.is_x_too else ""
-                said = f"{found.saturated} of {found.weights} saturated"
-                said += f", {found.saturated_inputs} of x" if found.is_x_too else ""
-                click.echo(f"{name:12} {scales:47} {found.layer:24} {found.error:.4f}  {said}")
+                clipped = f"{found.saturated} of {found.weights} saturated"
+                clipped += f", {found.saturated_inputs} of x" if found.is_x_too else ""
+                click.echo(f"{name:12} {scales:47} {found.layer:24} {found.error:.4f}  {clipped}")
 
 
 if __name__ == "__main__":

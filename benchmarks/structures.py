@@ -98,7 +98,7 @@ def compared(structure: Structure, form: Form, rows: int, dtype: torch.dtype, is
 
 
 def merged(chain: Chain, rows: int, dtype: torch.dtype) -> tuple[Chain, dict[str, Job]]:
-    """Merged chain, and jobs of a layer before and after, and of a dense one."""
+    """Merged chain, and jobs of the layer before and after merging, and of a dense layer."""
     layer = KSLinear(chain, bias=False, dtype=dtype).eval()
     best = optimize(layer, batch=rows)
     dense = nn.Linear(layer.in_features, layer.out_features, bias=False, dtype=dtype)
@@ -110,10 +110,10 @@ def merged(chain: Chain, rows: int, dtype: torch.dtype) -> tuple[Chain, dict[str
 @click.command()
 @click.option("--batch", "batches", type=int, multiple=True, default=(1, 16, 1568), show_default=True)
 @click.option("--precision", "precisions", multiple=True, default=("float32", "bfloat16"), show_default=True)
-@click.option("--merge", is_flag=True, help="Chains before and after `optimize`.")
+@click.option("--merge", is_flag=True, help="Time chains before and after `optimize`.")
 @click.option("--threads", default=2, show_default=True)
 @click.option("--runs", default=15, show_default=True)
-@click.option("--seconds", default=4.0, show_default=True, help="At most, for a line.")
+@click.option("--seconds", default=4.0, show_default=True, help="Most seconds per line.")
 def main(
     batches: tuple[int, ...], precisions: tuple[str, ...], merge: bool, threads: int, runs: int, seconds: float
 ) -> None:

@@ -1,11 +1,11 @@
 """KSLinear's `auto` compared with its other backends, on the processor: `python -m benchmarks.torch_cpu [--json]`.
 
-Layers have one factor and no bias, or with `--layers` those of transformers, with a bias and next to `nn.Linear`. With
-`--convolutions` they are `KSConv1x1` in both memory formats next to `nn.Conv2d`, and the batch counts images. The
-steps are "forward" with frozen layers; "unfrozen", where only PyTorch's backends are frozen; and "training", with
-gradients of x and the weights. All backends alternate on all cores, on memory that was used before, with a pause before
-each run. A row shows the time of auto, and its ratio to each backend. A backend that takes four times as long as the
-best is dropped after its first rounds.
+Layers have one factor and no bias. With `--layers` they are those of transformers with a bias, compared with
+`nn.Linear` too. With `--convolutions` they are `KSConv1x1` in both memory formats, compared with `nn.Conv2d`, and the
+batch counts images. The steps are "forward" with frozen layers; "unfrozen", in which only PyTorch's backends are
+frozen; and "training", with gradients of x and the weights. All backends alternate on all cores, on memory that was
+used before, with a pause before each run. A row shows the time of auto, and the ratio of each backend's time to it. A
+backend that takes four times as long as the best is dropped after its first rounds.
 """
 
 import json
@@ -26,13 +26,13 @@ from ksgen.spec import LAYOUTS, Layout
 from ksgen.torch import KSConv1x1, KSLinear, freeze
 from ksgen.torch.operators.backends import BackendName
 
-os.environ.setdefault("KSGEN_COMPILE", "wait")  # time kernels, and not what serves meanwhile
+os.environ.setdefault("KSGEN_COMPILE", "wait")  # else PyTorch's products would be timed until kernels are compiled
 
 PATTERNS = [
     (2, 48, 192, 1), (1, 192, 48, 2), (6, 64, 64, 1), (1, 768, 192, 2), (1, 128, 128, 3),
     (1, 64, 64, 16), (4, 64, 64, 16), (1, 48, 48, 64), (16, 64, 256, 1), (1, 256, 256, 4), (64, 2, 2, 8),
 ]  # fmt: skip
-WAYS: tuple[BackendName, ...] = ("auto", "ksgen", "strided", "bmm", "einsum", "dense")
+BACKENDS: tuple[BackendName, ...] = ("auto", "ksgen", "strided", "bmm", "einsum", "dense")
 FIRST, HOPELESS = 3, 4.0  # first rounds, which all backends run as warm-up; ratio to the best that drops a backend
 TURN_US = 2000  # least duration of a round of the fastest backend
 Job = Callable[[], object]
@@ -67,7 +67,7 @@ def training(layer: nn.Module, x: torch.Tensor) -> Job:
 
     def run() -> object:
         found = torch.autograd.grad(layer(x), (x, *layer.parameters()), y_gradient)
-        return [each.contiguous() for each in found]  # like stored gradients, whose layout some backends do not give
+        return [each.contiguous() for each in found]  # as stored gradients are; some backends return another layout
 
     return run
 
@@ -116,12 +116,12 @@ def chains_of_layers() -> dict[str, Chain]:
 
 def layers_of(chain: Chain, layout: Layout, dtype: torch.dtype, has_bias: bool) -> dict[str, nn.Linear]:
     found: dict[str, nn.Linear] = {
-        each: KSLinear(chain, bias=has_bias, layout=layout, dtype=dtype, backend=each) for each in WAYS
+        each: KSLinear(chain, bias=has_bias, layout=layout, dtype=dtype, backend=each) for each in BACKENDS
     }
     return found | ({"linear": nn.Linear(chain.in_features, chain.out_features, dtype=dtype)} if has_bias else {})
 
 
-# Channels to channels by groups, and the width of an image: ShuffleNet's, then butterflies for a bottleneck's layers.
+# Patterns and widths of images: grouped layers of ShuffleNet, then Monarch chains for the layers of a bottleneck.
 CONVOLUTIONS: dict[str, tuple[Patterns, int]] = {
     "240 to 60, 3 groups": ("3,20,80,1", 28),
     "60 to 240, 3 groups": ("3,80,20,1", 28),
@@ -132,7 +132,7 @@ CONVOLUTIONS: dict[str, tuple[Patterns, int]] = {
 
 
 def convolutions(images: int, runs: int, seconds: float, only: str) -> None:
-    """Time 1x1 convolutions: sparse, dense, and grouped if the pattern is that of groups."""
+    """Time 1x1 convolutions: sparse, dense, and grouped if the pattern has groups."""
     for words, (patterns, width) in CONVOLUTIONS.items():
         if only not in words:
             continue
@@ -156,15 +156,15 @@ def convolutions(images: int, runs: int, seconds: float, only: str) -> None:
 
 
 @click.command()
-@click.option("--convolutions", "are_convolutions", is_flag=True, help="1x1 convolutions, and nothing else.")
+@click.option("--convolutions", "are_convolutions", is_flag=True, help="Time 1x1 convolutions only.")
 @click.option("--threads", default=0, help="0: all cores.")
-@click.option("--layers", "are_layers", is_flag=True, help="Layers of transformers in the place of single factors.")
-@click.option("--only", default="", help="A part of the names of the layers or patterns.")
+@click.option("--layers", "are_layers", is_flag=True, help="Time layers of transformers instead of single factors.")
+@click.option("--only", default="", help="Only layers or patterns whose names contain this.")
 @click.option("--batch", "batches", default=(1, 16, 1024, 6272), multiple=True, show_default=True)
 @click.option("--precision", "precisions", default=("float32", "bfloat16"), multiple=True, show_default=True)
 @click.option("--steps", default=("forward", "training"), multiple=True, show_default=True)
 @click.option("--runs", default=15, show_default=True)
-@click.option("--most-seconds", default=1.0, show_default=True, help="For a row.")
+@click.option("--most-seconds", default=1.0, show_default=True, help="Most seconds per row.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
     are_convolutions: bool,

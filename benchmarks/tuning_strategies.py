@@ -7,8 +7,8 @@
     # searches, then compares each winner with the default
     python benchmarks/tuning_strategies.py winners
 
-On two quiet cores recording takes about five minutes and replaying one. `record` continues where it was stopped. The
-last column is Optuna's sampler (pip install optuna), on the same tables.
+On two idle cores, recording takes about five minutes and replaying takes one. `record` continues after an interruption.
+The last column is Optuna's sampler (pip install optuna), on the same tables.
 """
 
 import json
@@ -53,11 +53,11 @@ PATTERNS = (
 LAYOUTS = ("bsf", "bsl")  # alternating over the patterns
 GROUP = 8  # candidates that are measured alternately
 RUNS = Runs(seconds=0.5)
-MOST_UNROLLED = 512  # multiply-adds per stage and thread: beyond, a processor's compiler is slow
+MOST_UNROLLED = 512  # multiply-adds per stage and thread; compilers for processors are slow with more
 WITHIN = 0.02
 SEEDS = 9
 NEAR_FINALS = 1.15  # largest ratio, in either direction, to the time in the finals
-TURNS_SECONDS = 1.0  # for the winner, and for the default
+TURNS_SECONDS = 1.0  # at most, for the winner, and the same for the default
 
 Table = dict[Candidate, float | None]
 
@@ -70,7 +70,7 @@ def main() -> None:
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--batch", default=392, show_default=True)
-@click.option("--candidates", default=48, show_default=True, help="Of each kernel's space, the default among them.")
+@click.option("--candidates", default=48, show_default=True, help="Candidates per kernel, including the default.")
 @click.option("--kernels", default=len(PATTERNS), show_default=True)
 @click.option("--precision", default="float32", show_default=True)
 @click.option("--device")
@@ -106,7 +106,7 @@ def _operand(name: str, job: Job, limits: Any) -> str | None:
 
 
 def _bounded(job: Job, machine: Machine, count: int) -> list[Candidate]:
-    """The default, then a sample of the space, equal at every call."""
+    """The default, then a random sample of the space, the same at every call."""
     family = family_for(job.kernel, machine.limits)
     default = Candidate(family.name, family.default(job.kernel, machine.limits))
     rest = [
@@ -164,7 +164,7 @@ def _from_json(row: dict[str, Any]) -> tuple[Job, Machine, Table]:
 @click.argument("file", type=click.Path(path_type=Path, exists=True))
 @click.option("--within", default=WITHIN, show_default=True)
 def replay(file: Path, within: float) -> None:
-    """Print how many candidates each strategy needs to come within 2 % of the fastest."""
+    """Print how many candidates each strategy needs to come within `--within` of the fastest."""
     content = json.loads(file.read_text())
     tables = [_from_json(row) for row in content["tables"]]
     rows = []
@@ -175,7 +175,7 @@ def replay(file: Path, within: float) -> None:
         )
     names = list(rows[0][2])
     print(
-        f"Candidates looked at until one is within {within:.0%} of the fastest, on {content['device']}; -: the "
+        f"Candidates that were tried until one was within {within:.0%} of the fastest, on {content['device']}; -: the "
         "strategy ended before.\n"
     )
     print("| kernel | candidates | " + " | ".join(names) + " |")
@@ -196,11 +196,11 @@ def replay(file: Path, within: float) -> None:
 @main.command()
 @click.option("--batch", default=1568, show_default=True)
 @click.option(
-    "--others", default="392,784,3136,6272", show_default=True, help="More batches at which a winner is compared."
+    "--others", default="392,784,3136,6272", show_default=True, help="More batch sizes at which winners are compared."
 )
 @click.option("--first", default=0, show_default=True, help="The number of the first kernel.")
 @click.option("--kernels", default=len(PATTERNS), show_default=True)
-@click.option("--budget", help="Of each search, as ksgen tune takes it.")
+@click.option("--budget", help="Budget of each search, as for `ksgen tune --budget`.")
 @click.option("--device")
 def winners(batch: int, others: str, first: int, kernels: int, budget: str | None, device: str | None) -> None:
     """Search for kernels, with separate wisdom and trials. Then compare each winner with the launchers' default."""
@@ -233,12 +233,12 @@ def winners(batch: int, others: str, first: int, kernels: int, budget: str | Non
         }
         near = sum(1 / NEAR_FINALS <= ratio <= NEAR_FINALS for ratio in finals.values())
         best = Choice(found.best.family, found.best.constants, "the winner")
-        ratios = [_beside_default(find_device(device), job.kernel, each, best) for each in batches]
+        ratios = [_compared_with_default(find_device(device), job.kernel, each, best) for each in batches]
         cells = (f"{len(timed)}", f"{reliable}", f"{near} of {len(finals)}", *ratios)
         print(f"| {job.kernel.pattern} {job.kernel.layout} | " + " | ".join(cells) + " |", flush=True)
 
 
-def _beside_default(device: Device, kernel: KernelSpec, batch: int, winner: Choice) -> str:
+def _compared_with_default(device: Device, kernel: KernelSpec, batch: int, winner: Choice) -> str:
     """Ratio of the winner's time to that of the launchers' default, with the interval of its median.
 
     Blocks of both alternate.
@@ -292,7 +292,7 @@ def _needs(cold: Pool, warm: Pool, times: Table, within: float) -> dict[str, flo
         "exhaustive, in the model's order": need(STRATEGIES["exhaustive"](cold), cold),
         "model": need(STRATEGIES["model"](cold), cold),
         "model, after the others": need(STRATEGIES["model"](warm), warm),
-        "looked at by it in all": len(
+        "tried by it in all": len(
             _order(STRATEGIES["model"](warm), [times[candidate] for candidate in warm.candidates])
         ),
     }
