@@ -2,26 +2,26 @@
 # they work offline. `make help` lists all targets: the text behind `##`.
 PYTHON ?= python3
 BIN := .venv/bin/python
-# The extras for this machine's GPU and driver, or OpenCL without a C++ compiler; else none: ksgen/install.py says
-# which. It is asked once.
+# The extras for this machine, which ksgen/install.py prints: those for its GPU and driver, or OpenCL if it has neither
+# a GPU nor a C++ compiler, else none. The script runs at most once.
 DEVICE ?= $(eval DEVICE := $$(shell "$$(PYTHON)" -m ksgen.install))$(DEVICE)
 EXTRAS = $(addprefix [,$(addsuffix ],$(DEVICE)))
 COMMA := ,
-# Tests start hundreds of processes. Each would compile ksgen's sources again where the environment forbids Python to
-# keep bytecode.
+# Tests start hundreds of processes. If the environment forbade Python to store bytecode, each would compile ksgen's
+# sources again.
 export PYTHONDONTWRITEBYTECODE :=
 NO_PYCUDA = $(subst pycuda$(COMMA),,$(DEVICE))
-# What was installed, or OpenCL, which the tests compare with; and cuda-bindings where that lacks it: tests run them
-# over a stand-in driver.
+# The extras that were installed, or OpenCL, with which tests compare. BINDINGS adds cuda-bindings if they are missing:
+# tests run them over a stand-in driver.
 INSTALLED = $(or $(shell cat .venv/.ready 2>/dev/null),$(DEVICE),cpu)
 BINDINGS = $(if $(filter cuda cuda12,$(subst $(COMMA), ,$(INSTALLED))),,cuda$(COMMA))
-# What `make test-torch` installs where no PyTorch is there.
+# What `make test-torch` installs if PyTorch is missing.
 TORCH ?= torch
-# A test that waits in a library, where no signal reaches it, ends its worker after the time limit and not the whole
-# run.
+# A test may hang in a library, where no signal reaches it. By the thread method, the time limit then ends the worker,
+# and the run goes on.
 PYTEST = $(BIN) -m pytest -n auto --dist worksteal --timeout-method=thread -p tests.progress \
     -o console_output_style=classic --durations=10
-# Modules are compiled at their first import: most of the packages' 5,200 are never imported.
+# --no-compile: Python compiles modules at their first import, and most of the packages' 5,200 are never imported.
 INSTALL = $(BIN) -m pip install --quiet --disable-pip-version-check --no-compile -e
 
 .PHONY: demo test test-torch test-tenth test-all quick check lint types docs pycuda nvrtc matrix gpu-check setup
