@@ -77,7 +77,7 @@ class Expected:
     """Expectation of one kernel's default."""
 
     family: str
-    share: float  # of the floor, for the fastest instructions of any family
+    share: float  # ratio of the floor, for the fastest instructions of any family, to the default's time
     over_best: float  # ratio to the fastest of the families' defaults
 
 

@@ -82,8 +82,8 @@ class Pattern:
             and k2 < b/4. Digits of one value may be left out.
 
     Raises:
-        PatternError: A number is no whole number of at least 1, K has over 2^31 - 1 rows or columns, or `store` is no
-            order of the outputs.
+        PatternError: A number is not a whole number of at least 1, K has over 2^31 - 1 rows or columns, or `store` is
+            not an order of the outputs.
 
     Examples:
         >>> from ksgen import Pattern
@@ -342,7 +342,7 @@ class Pattern:
     def column_order(self) -> tuple[int, ...]:
         """Compute the perfect shuffle Q of K = P K~ Q, where K~ is block diagonal with a*d blocks of b x c.
 
-        An exchange of outputs is not part of it.
+        It does not include an exchange of outputs.
 
         Returns:
             Indices: (Q x)[n] = x[order[n]].
@@ -357,7 +357,7 @@ class Pattern:
     def row_order(self) -> tuple[int, ...]:
         """Compute the perfect shuffle P of K = P K~ Q, where K~ is block diagonal with a*d blocks of b x c.
 
-        An exchange of outputs is not part of it.
+        It does not include an exchange of outputs.
 
         Returns:
             Indices: (P y)[n] = y[order[n]].

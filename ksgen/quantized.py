@@ -124,9 +124,9 @@ class Quantized:
         if wide.shape != self.pattern.shape:
             raise LaunchError(f"{self!r}: got weights of shape {wide.shape}; {self.pattern.shape} is needed")
         moments = None if x is None else _moments(self.pattern, x, layout)
-        apart = _squares(self._exact() - wide, moments).sum()
-        whole = _squares(wide, moments).sum()
-        return float(np.sqrt(apart / whole)) if whole else float(np.sqrt(apart))
+        difference = _squares(self._exact() - wide, moments).sum()
+        reference = _squares(wide, moments).sum()
+        return float(np.sqrt(difference / reference)) if reference else float(np.sqrt(difference))
 
     def _exact(self) -> Array:
         """The dequantized weights in float64."""

@@ -103,7 +103,7 @@ def _events(text: str, file: str) -> Iterator[yaml.Event]:
         if count == MOST_EVENTS:
             place = SourcePlace(file, _line(event))
             raise place.error(
-                f"more than {MOST_EVENTS} YAML values; accepted: fewer; a list of values stands for many entries"
+                f"more than {MOST_EVENTS} YAML values; accepted: fewer; a list of values replaces many entries"
             )
         yield event
 

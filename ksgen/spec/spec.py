@@ -20,7 +20,7 @@ class Spec:
     layers: Mapping[str, Chain]
     groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
     options: Mapping[str, LayerOptions] = field(default_factory=dict)  # by layer or group
-    # by layer or group: kernels for all of it in one launch
+    # by layer or group: kernels that compute it in one launch
     launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)
     wanted: Mapping[str, tuple[KernelSpec, ...]] = field(
         default_factory=dict

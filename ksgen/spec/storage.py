@@ -13,7 +13,7 @@ BITS = "uint8"
 Same = Literal["same"]
 SAME: Same = "same"  # weights, or X, are stored as Y is
 SCALE_BYTES = 4  # bytes of a scale: float32
-ALIGNMENT = 16  # bytes: the scales, behind the values, begin at a multiple of it
+ALIGNMENT = 16  # bytes: scales begin behind the values, at a multiple of this
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,7 @@ def test_a_text_of_too_many_values_is_refused_before_all_are_read(text: str, lin
     with pytest.raises(SpecError) as caught:
         read_nodes(text, "spec.yaml")
     assert str(caught.value) == (
-        f"spec.yaml:{line}: spec: more than 32768 YAML values; accepted: fewer; a list of values "
-        "stands for many entries"
+        f"spec.yaml:{line}: spec: more than 32768 YAML values; accepted: fewer; a list of values replaces many entries"
     )
 
 
