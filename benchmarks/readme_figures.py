@@ -87,9 +87,9 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     note = (
         "A `KSLinear`, frozen for inference, is compared with the dense layer, and with the fastest of PyTorch's "
         "methods for the dense or the sparse layer. "
-        "Speed-ups are geometric means. The least and the most are of the speed-ups over the best of PyTorch. The "
-        "floor is the least time of memory or of arithmetic, whichever is longer. A share is the floor divided by the "
-        "time. The table has medians of it. "
+        "Speed-ups are geometric means, with the least and the most of those over the best of PyTorch. The floor is "
+        "the least time of memory or of arithmetic, whichever is longer. The share of the floor is the median of the "
+        "floor divided by the time. "
         f"{where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
     )
     picture = f"![microseconds of eight layers: the dense layer, PyTorch's fastest method, and ksgen]({PICTURE})"
