@@ -45,7 +45,7 @@ edit(
 )
 
 # **3. Its function in the C that CUDA and OpenCL share.** `type` is a number or a
-# vector of numbers, so that arithmetic, `exp`, `erf` and `tanh` are what it may use:
+# vector of numbers, so the function uses only arithmetic, `exp`, `erf` and `tanh`:
 
 MACRO = """{% macro quick_gelu(name, type) %}
 DEVICE {{ type }} {{ name }}({{ type }} value) { return value / (({{ type }})1 + exp(({{ type }})-1.702 * value)); }

@@ -75,8 +75,8 @@ print("accuracy of the dense model:", f"{dense_accuracy:.0%}")
 proposed = propose(64, 256, budget=0.4)
 print(proposed)
 
-# A rule names the layers, and the chain of each. The factors come from the dense weights: they are the nearest
-# ones. The patch embedding and the head stay dense.
+# A rule names the layers, and the chain of each. The factors are computed from the dense weights, so that their
+# product is the nearest one. The patch embedding and the head stay dense.
 
 rule = {"up": [(4, 16, 16, 1), (1, 64, 16, 4)], "down": [(4, 16, 64, 1), (1, 16, 16, 4)]}
 before = sum(each.numel() for each in model.parameters())
@@ -87,8 +87,8 @@ print(converted)
 
 print(chain_svg(model.blocks[0].up.chain))
 
-# Converted weights are only near the old ones, so the model is trained on. The gradients of `KSLinear` are kernels
-# too.
+# Converted weights are only near the old ones, so the model is trained further. Kernels compute the gradients of
+# `KSLinear` too.
 
 print("accuracy after the conversion:", f"{accuracy(model):.0%}")
 train(model, 150)

@@ -21,8 +21,8 @@ multiply = ksgen.Launcher(2, 4, 3, 2)
 y = multiply(x, weights)
 print(y.shape, y.dtype)
 
-# The first call writes a kernel for this pattern, compiles it and keeps it. Later calls launch it. It gives what the
-# dense matrix gives:
+# The first call writes a kernel for this pattern, compiles it and keeps it. Later calls launch it. The result equals
+# that of the dense matrix:
 
 dense = to_dense(ksgen.Pattern(2, 4, 3, 2), weights)
 print(dense.shape, "matrix,", np.count_nonzero(dense), "free entries")

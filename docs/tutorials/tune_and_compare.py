@@ -1,7 +1,7 @@
 # # Tutorial: tune and compare
 #
 # ksgen chooses the constants of a kernel, such as the size of a tile, by rule. A search measures other constants on
-# this machine, and keeps the fastest as *wisdom*. On this page it goes to a folder of its own.
+# this machine, and keeps the fastest as *wisdom*. On this page, it goes to a temporary folder.
 
 import os
 import tempfile
@@ -32,7 +32,7 @@ multiply = ksgen.Launcher(pattern)
 print(multiply.explain(392))
 
 # Is it faster than something else? A fair comparison uses the same arrays, checks that results agree, and lets the
-# contenders take turns, so that what else runs on the machine disturbs all of them alike. NumPy permutes,
+# contenders take turns, so that other programs on the machine disturb all of them alike. NumPy permutes,
 # multiplies in a batch, and permutes back:
 
 rng = np.random.default_rng(0)
@@ -62,9 +62,9 @@ times = {name: median(turn[name] for turn in turns) for name in contenders}
 bars = Bars(f"{pattern}, batch 392, float32", tuple(times.items()), frozenset({"ksgen"}))
 print(picture("ksgen compared with NumPy", [bars]))
 
-# These are whole calls from Python, with what checking the arguments costs. `ksgen bench` measures more carefully:
-# kernels and PyTorch's products on arrays that no cache holds. Times that other processes disturbed are marked and
-# left out, and a floor says how fast any kernel could be. It takes the layers of a spec:
+# These are whole calls from Python, including the cost of checking the arguments. `ksgen bench` measures more
+# carefully: kernels and PyTorch's products on arrays that no cache holds. Times that other processes disturbed are
+# marked and left out, and a floor says how fast any kernel could be. The command takes the layers of a spec:
 #
 #     ksgen bench mine.yaml
 #
