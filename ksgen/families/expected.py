@@ -330,10 +330,12 @@ def fastest(
         return next(options())
     like, row = max(CLASSES[0], batch_like(kernel, batch)), row or family.name
     key, large = (row, kernel, limits, like), (row, kernel, limits, LARGE)
-    if key not in _found:
+    found: ConstantsT | None = _found.get(key)
+    if found is None:
         if len(_found) >= REMEMBERED:
             _found.clear()
-        batches = (like,) if large in _found else tuple(dict.fromkeys((LARGE, like)))
+        of_large: ConstantsT | None = _found.get(large)  # another thread may clear the cache from here on
+        batches = tuple(dict.fromkeys((LARGE, like))) if of_large is None else (like,)
         listed: dict[ConstantsT, list[Terms | None]] = {}
         for option in options():  # each at all batches in turn, while the sizes that its rules computed are cached
             if option not in listed:
@@ -355,10 +357,9 @@ def fastest(
 
             return winner if is_better(us) or is_better(predicted) else first
 
-        chosen = every.index(_found[large]) if large in _found else best(LARGE, 0, min_saving, 0.0)
+        chosen = best(LARGE, 0, min_saving, 0.0) if of_large is None else every.index(of_large)
         _found[large] = every[chosen]
-        _found[key] = every[chosen if like == LARGE else best(like, chosen, MIN_CLASS_SAVING, LEAST_US)]
-    found: ConstantsT = _found[key]
+        found = _found[key] = every[chosen if like == LARGE else best(like, chosen, MIN_CLASS_SAVING, LEAST_US)]
     return found
 
 

@@ -82,7 +82,8 @@ class GpuChainConstants(Constants):
     @property
     def parsed(self) -> tuple[Any, ...]:
         """Constants of each factor by itself."""
-        return _parsed(type(self), self.tile_batch, self.tiles)
+        kind: Any = type(self)
+        return _parsed(kind, self.tile_batch, self.tiles)
 
     @classmethod
     def tiles_with(cls, kernel: KernelSpec, each: Iterable[Any]) -> str:

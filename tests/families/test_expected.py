@@ -230,6 +230,18 @@ def test_constants_of_large_batches_are_compared_once_for_all_classes(monkeypatc
     assert [FAMILIES["mma"].default(kernel, HOPPER, batch) for batch in (None, 2000, 200)] == chosen[::-1]
 
 
+def test_another_thread_may_clear_the_cache_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cleared(dict[Any, Any]):
+        """A cache that loses each entry at once."""
+
+        def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    family, kernel, limits = FAMILIES["simt"], KernelSpec(Pattern(1, 192, 48, 2)), cuda_limits("sm_80")
+    wanted = family.default(kernel, limits, 64)
+    monkeypatch.setattr(model, "_found", Cleared())
+    assert family.default(kernel, limits, 64) == wanted
+
+
 def test_what_is_built_beforehand_holds_the_constants_of_every_class() -> None:
     spec, target = parse("kernels: [{pattern: [1,768,192,2], precision: float16}]"), "sm_80"
     (kernel,) = spec.kernels

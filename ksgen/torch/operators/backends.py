@@ -192,9 +192,11 @@ def multiply_all_by(
         )
     orders = exchanges or (None,) * len(weights)
     for number, ((prepare, each, layout_of_factor), exchange) in enumerate(zip(every, orders, strict=True), 1):
-        epilogue = (bias, activation, residual) if number == len(every) else (None, between, None)
+        last_bias, function, last_residual = (
+            (bias, activation, residual) if number == len(every) else (None, between, None)
+        )
         y = exchanged(BACKENDS[backend](prepare(x), each, layout_of_factor), exchange, layout_of_factor)
-        x = finish(y, *epilogue, layout_of_factor)
+        x = finish(y, last_bias, function, last_residual, layout_of_factor)
     return x
 
 
