@@ -231,7 +231,7 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
     )
     pointer = operator.index(pointer)
     known = _NUMBERS.get(typestr)
-    # No type string means bfloat16: only the array's own dtype tells it from two raw bytes.
+    # bfloat16 has no type string of its own: only the array's dtype tells it from two raw bytes.
     dtype = known or dtype_of(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
     steps = interface.get("strides")
     strides = (

@@ -12,9 +12,8 @@ from pathlib import Path
 from threading import get_native_id
 from time import process_time, sleep
 
-# naps of a quarter of a second in all, because OpenBLAS's threads spin for 2^28 cycles, 0.1 s and more; and the largest
-# share of a nap that threads may work
-NAP_S, MOST_NAPS, AWAKE_SHARE = 2e-3, 125, 0.1
+NAP_S, MOST_NAPS = 2e-3, 125  # a quarter of a second: OpenBLAS's threads spin for 2^28 cycles, 0.1 s and more
+AWAKE_SHARE = 0.1  # largest share of a nap that threads may work
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt, in glibc's malloc.h
 _NEVER = 2**31 - 1
 _TASKS = Path("/proc/self/task")

@@ -100,7 +100,7 @@ class Problem:
 
     @property
     def tolerance(self) -> float:
-        """Largest relative error that rounding explains: the sum over factors; for a group, its largest."""
+        """Largest relative error that rounding explains: the sum over factors; of a group, its worst chain."""
         precision = self.kernel.precision
         of_chain = tolerance(precision, self.terms) + sum(
             tolerance(precision, pattern.c) for pattern in self.kernel.factors.factors[:-1]
@@ -410,7 +410,7 @@ class Bench:
 
 
 def _spaced(array: "Array") -> "Array":
-    """Copy an array into a wider one, whose further columns are NaN: a kernel of slices must not read them."""
+    """Copy an array into a wider one, whose further columns are NaN: kernels of slices read it, or write to it."""
     wide = np.full((array.shape[0], array.shape[1] + GAP), np.nan, np.float32).astype(array.dtype)
     wide[:, : array.shape[1]] = array
     return wide

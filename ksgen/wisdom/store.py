@@ -48,13 +48,13 @@ class Entry:
     batch: int
     family: str
     constants: Any
-    # median_us, floor_us, transpose_us, default_us, predicted_us, driver, compiler, ksgen, template, date; note: why
-    # the time is unreliable, if it is; trial: true, if only a few candidates were timed; attempts, as below
+    # median_us, floor_us, transpose_us, default_us, predicted_us, driver, compiler, ksgen, template, date.
+    # note: why the time is unreliable, if it is. trial: true, if only a few candidates were timed. attempts: as below.
     measured: Mapping[str, Any]
 
     @property
     def is_stale(self) -> bool:
-        """Whether the template has changed since: the time is of another source, the constants are a first guess."""
+        """Whether the template has changed since: the time is of another source, and the constants are a guess."""
         return bool(self.measured.get("template") != template_digest(self.family))
 
     @property

@@ -26,4 +26,4 @@ def test_build_fills_the_cache_and_says_what_it_made(spec: Path) -> None:
     assert kernels == {("ks_2x9x5x3_float32_bsf", target) for target in ("sm_80", "sm_90a")}
     again = ksgen("build", spec.name, cwd=spec.parent, KSGEN_CACHE_DIR=str(spec.parent / "cache"), KSGEN_NO_COMPILE="1")
     assert again.stdout.startswith("1 kernel of small for sm_80,sm_90a: 14 binaries in the cache, 0 with spilled")
-    assert again.stdout.splitlines()[1].startswith("A kernel has binaries per target")
+    assert again.stdout.splitlines()[1].startswith("Each kernel has one binary per target")

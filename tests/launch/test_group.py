@@ -500,7 +500,8 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
     first, *each = wide.explain(25088, precision="float16").splitlines()
     assert first.endswith("layer by layer; no family has room for all factors in one launch, in this precision")
     assert [line.partition(";")[0] for line in each[::3]] == ["1,8192,16,1 then 1,16,8192,1: one launch per factor"] * 2
-    assert GroupLauncher(Launcher(1, 16, 64, 1)).explain(8).splitlines()[0] == "1,16,64,1: layer by layer; there is one"
+    alone = GroupLauncher(Launcher(1, 16, 64, 1)).explain(8).splitlines()[0]
+    assert alone == "1,16,64,1: layer by layer; there is one factor"
 
 
 def test_an_output_over_weights_that_were_packed_where_they_lie_is_refused(gpu: FakeGpu) -> None:

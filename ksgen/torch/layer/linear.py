@@ -223,7 +223,8 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             structure: A structure such as `ksgen.structures.blast(...)`.
             state: The parameters by name, as in `structure.shapes`, and "bias" if the layer has one. None: they are
-                drawn with the authors' scales, or by `init` if it is given.
+                drawn with the structure's `scales`, if it has some and `init` is not given, else as those of any
+                `KSLinear`.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
         Returns:

@@ -24,13 +24,13 @@ class Style:
 
     name: str
     takes: str  # placement of x
-    gives: str  # placement of y
+    gives: str  # placement of y, before terms are summed
 
     def axes(self, chain: Chain) -> tuple[int | None, ...]:
         """Axis along which each factor is split; None if the factor is replicated.
 
         Features of a process are contiguous. If x and y are both sharded, all factors are split along a. Otherwise one
-        factor with a = 1 is split along k or l. Factors between it and the sharded features are split along a, all
+        factor with a = 1 is split along k or l. Factors between it and the sharded features are split along a. All
         others are replicated.
         """
         if self.takes == self.gives:
@@ -133,7 +133,7 @@ class Split:
 def split(name: str, chain: Chain, processes: int, given: str = "", asked: str = "") -> Split:
     """Split a chain in that style; `PatternError` if `processes` does not divide all axes that are split.
 
-    `given` is the placement of x, and `asked` that of y. By default, they are the style's placements.
+    `given` is the placement of x, and `asked` that of y. By default, they are the style's; terms are summed.
     """
     if chain.is_exchanged:
         raise PatternError(f"{name} of {chain}, whose outputs are exchanged; accepted: outputs in the order i.k.j")

@@ -357,13 +357,13 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     operators can use its cache of cast weights. So a convolution of an empty input casts the weight, which has four
     dimensions like the weight of a convolution.
     """
-    is_cached = (
+    may_cache = (
         type(tensor) is Parameter
         and tensor.dim() == 4
         and _needs_gradient(tensor)
         and torch.is_autocast_cache_enabled()
     )
-    if tensor.dtype == dtype or not is_cached or _is_watched(tensor) or is_transformed() or _is_traced():
+    if tensor.dtype == dtype or not may_cache or _is_watched(tensor) or is_transformed() or _is_traced():
         return tensor.to(dtype)
     if is_saved_otherwise():  # reading the saved weight would trigger a checkpoint's recomputation
         return tensor.to(dtype)
@@ -509,7 +509,7 @@ def _multiply_batched(
 ) -> tuple[Tensor, int]:
     """Rule for `vmap`: fold the mapped dimension into the batch.
 
-    If weights or biases are mapped too, the dimension is folded into a instead, as more blocks.
+    If weights or biases are mapped, the dimension is folded into a instead, as more blocks.
     """
     layout, count = options[0], info.batch_size
     if not count:  # nothing to compute, and `unflatten` cannot infer a length from no elements
@@ -800,7 +800,7 @@ def _flops_of_weight_gradient(
 
 
 def rows_of(tensor: Any) -> Any:
-    """Copy a matrix unless kernels accept it, with gaps only between rows.
+    """Copy a matrix, unless its only gaps are between rows, which kernels accept.
 
     Slices of columns are thus read in place. None stays None.
     """

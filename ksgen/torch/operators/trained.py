@@ -26,7 +26,7 @@ from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, NotPreparedError,
 
 Step = Callable[..., Tensor]  # takes the layer, x, the bias and the weights
 _steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
-_refused: set[Hashable] = set()  # steps whose kernels a compiler could not build; never retried
+_refused: set[Hashable] = set()  # steps whose kernels a compiler could not build; not retried in this generation
 
 
 def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:

@@ -280,9 +280,10 @@ def test_a_write_a_load_and_a_move_are_seen() -> None:
         assert relative(other(x), before) > 0.1
         other.load_state_dict(made.state_dict())
         torch.testing.assert_close(other(x), before, rtol=0, atol=0)
-        with pytest.raises(
-            RuntimeError, match="values_1 is int8, and this layer's float8_e4m3fn; quantize the layer to the"
-        ):
+        other_storage = (
+            "values_1 is int8, and this layer's float8_e4m3fn; quantize the layer to the storage of the saved"
+        )
+        with pytest.raises(RuntimeError, match=f"{other_storage} one"):
             layer.quantize("e4m3").load_state_dict(made.state_dict())
         made.scale_2.mul_(2)
         bias = made.bias
