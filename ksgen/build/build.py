@@ -32,8 +32,8 @@ from ksgen.ownership import UntrustedError, own_temporary
 
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
 
-LOCK_SECONDS = 120.0  # wait so long for another process that compiles the same request, then compile here too
-MOST_WAIT_S = 60  # wait so long for compilers inside this process: it would abort if it ended before them
+LOCK_SECONDS = 120.0  # longest wait for another process that compiles the same request; then compile here too
+MOST_WAIT_S = 60  # longest wait for compilers inside this process, which would abort if it ended before them
 
 Result = Binary | KsgenError
 

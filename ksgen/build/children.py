@@ -24,7 +24,7 @@ from ksgen.values import excerpt
 MOST_SECONDS = 10**6
 COMPILE_SECONDS = 300.0  # a kernel takes about one; minutes mean that the source unrolls far too much
 KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
-IDLE_S = 3.0  # for so long, background compilers use idle cores only; without a limit, a busy machine would starve them
+IDLE_S = 3.0  # seconds for which background compilers use idle cores only; longer, a busy machine would starve them
 # nvcc's variables with further options, hidden from children because cache keys do not contain them
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 

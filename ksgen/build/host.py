@@ -189,7 +189,7 @@ def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, 
 
     With -O3, GCC moves sums out of the 16 vector registers of an x86 without AVX-512. With -O2, it does so too if it
     shares a register between a sum and its copies. GCC for ARM and Clang for any processor do the same if they reorder
-    instructions before register allocation: loads then come so early that no registers are left for sums.
+    instructions before register allocation. Loads then come so early that no registers are left for sums.
     """
     if is_clang:
         return ("-O3", "-mllvm", "-enable-misched=false")

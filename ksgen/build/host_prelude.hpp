@@ -221,8 +221,8 @@ static inline host::Vector<double, 4> fma(const host::Vector<double, 4> a, const
 }
 #endif
 #if defined(__AVX512F__) && !defined(__clang__)
-// Without this, GCC would load a vector again for each product that uses it: as many loads as multiply-adds, although a
-// core can do half as many.
+// Without this, GCC would load a vector again for each product that uses it. That is as many loads as multiply-adds,
+// although a core can do half as many.
 #define IN_REGISTER host::in_register
 namespace host {
 template <class T, int N>

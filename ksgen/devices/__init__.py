@@ -1,5 +1,6 @@
-"""Finds the device to run on: `KSGEN_DEVICE`, or the first that works of PyCUDA, the CUDA driver, an OpenCL GPU, the
-processor, and other OpenCL devices.
+"""Finds the device to run on: `KSGEN_DEVICE`, or the first that works.
+
+The order of preference is: PyCUDA, the CUDA driver, an OpenCL GPU, the processor, other OpenCL devices.
 
 Each runtime is one module with `found()` and `open_device(index)`, imported only when it is needed.
 """

@@ -29,7 +29,7 @@ GPU_BATCH, CPU_BATCH = 25088, 1568  # measured unless the user names a batch: 12
 CONTEXT_LOST = "; the GPU context is lost, and only a new process can use the GPU again"
 MAP_BYTES = 128  # size of an encoded tensor map
 PER_THREAD_STREAM = 2  # CUDA's default stream of the calling thread
-LEGACY_STREAM = 1  # CUDA's legacy default stream, like 0: it cannot be captured, and a query of that may fail
+LEGACY_STREAM = 1  # CUDA's legacy default stream, like 0: it cannot be captured, and asking whether it is may fail
 PORTABLE_SHARED_BYTES = 48 * 1024  # a CUDA kernel must request more than this before its launch
 
 

@@ -213,7 +213,7 @@ class _Kernel:
 
 @cache
 def _driver() -> Any:
-    """cuda-bindings' driver module after `cuInit`. Imported only if a driver loads: that takes a tenth of a second."""
+    """cuda-bindings' driver module after `cuInit`. Its import takes 0.1 s, so a driver must load first."""
     try:
         load_driver()
         from cuda.bindings import driver as cu

@@ -260,7 +260,7 @@ class PyCudaDevice(CudaDevice):
             raise self._error(doing, error) from error
 
     def _error(self, doing: str, error: Exception) -> DeviceError:
-        """Error of a failed call. PyCUDA's own errors lack the driver's code, so its sentence shows a lost context."""
+        """Error of a failed call. PyCUDA's errors lack the driver's code; their message says if the context is lost."""
         message = str(error) if self.is_open else _GONE
         if self.is_open and not isinstance(error, DriverError):
             lost = CONTEXT_LOST if any(words in message for words in lost_context_messages()) else ""

@@ -108,7 +108,8 @@ def _own_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
 def _listed(folder: Path, new: Mapping[str, Any]) -> Digests:
     """Digests of files that the folder's manifest lists, by name. Manifests of earlier versions of ksgen count, too.
 
-    Raises `KsgenError` if the manifest is another spec's or not emit's, or if there are files but no manifest.
+    Raises `KsgenError` if the manifest is not emit's, or is of a spec with the same name but another title. It also
+    does so if there are files but no manifest.
     """
     path = folder / MANIFEST
     if not os.path.lexists(path):

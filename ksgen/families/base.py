@@ -179,7 +179,7 @@ class Work(NamedTuple):
 
 
 class Modelled(Protocol[ConstantsT_contra]):
-    """Interface to the cost model: of a family, or of another project's kernel that is compared with ours."""
+    """What the cost model reads of a family, or of another project's kernel that is compared with ours."""
 
     name: str
     by_warpgroups: bool  # whether the kernel uses wgmma, and not mma.sync

@@ -22,7 +22,8 @@ class Rates:
     cache_gb_s: float  # rate of the second-level cache
     plain: int = 128  # float32 multiply-adds per multiprocessor and cycle
     double: int = 2  # the same in float64
-    # the same by mma.sync on dense 16-bit operands with float32 sums; before sm_80 on float16, and by no family here
+    # the same by mma.sync on dense 16-bit operands with float32 sums. Before sm_80 it is for float16 only, and no
+    # family uses it
     half: int = 0
     tf32: int = 0  # the same by mma.sync on tf32 operands
     warpgroup_gain: float = 1.0  # speed of wgmma over mma.sync
@@ -41,7 +42,7 @@ class Gpu:
     fine_sums: bool = False
     warpgroups: bool = False  # wgmma, tensor maps, setmaxnreg: only with the suffix
     suffix: str = ""  # suffix of the target that has all of the GPU's instructions
-    more_registers: int = 0  # per thread, that ptxas takes for float32 multiply-adds in addition to other targets
+    more_registers: int = 0  # per thread, that ptxas takes for float32 multiply-adds beyond those on other targets
     rates: Rates | None = None  # None: unknown
 
 

@@ -120,7 +120,10 @@ class Sorted:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A vertical axis from the least to the largest value, logarithmic if they are far apart. Percentages go to 100."""
+    """A vertical axis: from 0 to 100 for percentages, else from the least to the largest value.
+
+    The latter is logarithmic if these values are far apart.
+    """
 
     top: float
     low: float

@@ -19,8 +19,8 @@ from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
 DOT = 16  # cycles per product of two tiles
-# cycles per component of an input that is copied into the panel, and per output that is finished and stored: in
-# batch-size-first, where j are interleaved, and in batch-size-last, along the batch
+# cycles per component of an input that is copied into the panel, and per output that is finished and stored. The first
+# number is for batch-size-first, where j are interleaved; the second is for batch-size-last, along the batch
 INTERLEAVED, ALONG = 1.0, 0.3
 PIECE, PAGE_BYTES = 70, 4096  # cycles per piece of a row in batch-size-last, if rows have PAGE_BYTES or more
 APART = 1.25  # multiplies the cycles of copies that overlap no products, because they wait for memory
@@ -187,7 +187,7 @@ class AmxFactor(AmxTiling):
     def copied_meanwhile(self) -> float:
         """Share of inputs that are copied while tiles are multiplied.
 
-        The first plane is copied earlier, because it waits for the previous factor's outputs.
+        No products overlap the copy of the first plane, because it waits for the previous factor's outputs.
         """
         return super().copied_meanwhile * (self.planes - 1) / self.planes
 

@@ -28,7 +28,8 @@ MOST_OUTPUTS = 256  # outputs per j whose sums wait
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # tiles along the inputs per chunk
 # lines SETS_BYTES apart share a set of a first-level cache; at most WAYS rows that are read in place may share one
 SETS_BYTES, WAYS = 4096, 4
-# multiply-adds per input or output, b * c / (b + c), from which on parts are planes, whose weights stay in the cache
+# multiply-adds per input or output, b * c / (b + c), from which on parts are planes in batch-size-first, so that a
+# plane's weights stay in the cache; counted, not measured
 LEAST_REUSE = 64
 TASKS = 4  # work groups per core that parts provide, if there are enough groups of outputs
 

@@ -71,7 +71,7 @@ _CHAIN_RULES: tuple[Rule[AmxChainConstants], ...] = (
 )
 
 
-FEW_ROWS = 4  # rows of the batch up to which launchers choose vectors without wisdom
+FEW_ROWS = 4  # rows of the batch up to which tiles are no default, unless the precision names `amx`
 
 
 class Amx(ProcessorProduct[AnyAmxConstants]):

@@ -79,7 +79,8 @@ _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
 class CpuGradient(OfKinds):
     """Sums over the batch on a processor: by fused multiply-adds of its vector units, or by its matrix tiles.
 
-    Without wisdom, tiles are used for bfloat16 if the processor has them, and for precisions that require them.
+    Without wisdom, a processor that has tiles uses them for bfloat16, and for precisions that tiles compute by products
+    of bfloat16 (`tf32x3`, `bf16x6`).
     """
 
     name = "cpu_gradient"

@@ -68,8 +68,8 @@ def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int,
     """Layout of a batch-size-first tile whose copies have the fewest bank conflicts; then the least memory, and the
     longest runs of lanes.
 
-    Sizes count what is copied at once: a word, which holds one row of the batch, or two; or a complex number, which is
-    two words.
+    Sizes count what is copied at once. That is a word, which holds one or two rows of the batch, or a complex number,
+    which is two words.
     """
     unit = max(4, item_bytes)
     of_chunk = CHUNK // unit

@@ -117,7 +117,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     def work(self, kernel: KernelSpec, constants: AnyMmaConstants, batch: int) -> Work:
         shape, runs = self.shape(kernel, constants), divide_up(batch, constants.tile_batch)
-        # `written` lists the factors whose inputs are written to shared memory; of factors that share X, only one
+        # `written` lists the factors whose inputs are written to shared memory; a resident X counts once per order
         last, written = ends_of(kernel, shape.factors)[1], list(shape.copying)
         if kernel.is_chain:
             written += [each for each, at in zip(shape.factors, shape.places, strict=True) if at.at]

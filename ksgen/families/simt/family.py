@@ -56,7 +56,7 @@ class Simt(GpuProduct[AnySimtConstants]):
     listed = by_kind({SimtConstants: RULES, SimtChainConstants: CHAIN_RULES})
     why = (
         "plain multiply-adds: every precision on every device; from sm_80 on, also all factors of layers in one launch "
-        "in 32 and 64-bit types"
+        "in float32 and float64"
     )
 
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:

@@ -2,8 +2,8 @@
 terms of the cost model.
 
 The model assumes a core as built since 2015. The core does two vector operations and two loads per cycle, with results
-after four cycles, and takes 64 bytes per cycle from its second-level cache. The model ranks constants of one kernel,
-and measures nothing.
+after four cycles. It takes 64 bytes per cycle from its second-level cache. The model ranks constants of one kernel, and
+measures nothing.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
-"""Shared parts of families for processors: vectors of sums, whose lanes are along the outputs or along the batch, and
-planes: outputs that share their inputs."""
+"""Shared parts of families for processors: vectors of sums, and planes, which are outputs that share their inputs.
+
+Lanes of a vector are along the outputs or along the batch.
+"""
 
 from math import gcd
 from typing import Any
@@ -189,7 +191,7 @@ def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) ->
     """Statements that fill `each`, an array of the vectors of a period, from the inputs at `at`.
 
     A complex number is two neighbours. If d is less than the lanes and does not divide them, the statements may read
-    one input per lane, so the memory behind the d inputs must be readable.
+    one input per lane. So the memory behind the d inputs must be readable.
     """
     reals, at = precision.reals_per_number, f"(GLOBAL const {part_of(precision)}*)at" if precision.is_complex else "at"
     d, lanes, firsts = d * reals, lanes * reals, [number * lanes % d * reals for number in range(vectors)]

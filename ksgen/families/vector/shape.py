@@ -14,8 +14,8 @@ MOST_LANES = 16  # lanes of a vector, in float32
 PACKED_AT_ONCE = 2**14  # bytes, half of a first-level cache
 # bytes of a plane's weights that stay in a second-level cache while all rows of a block are multiplied
 PLANE_BYTES = 512 * 1024
-# bytes of a plane's inputs and outputs, up to which it gets more blocks on the diagonal, so that its exchanged outputs
-# are whole vectors in memory
+# most bytes of a plane's inputs and outputs for which it gets more blocks on the diagonal; with these, its exchanged
+# outputs are whole vectors in memory
 EXCHANGED_BYTES = 512 * 1024
 CONFLICTING_BYTES = 1024  # rows whose distance is a multiple of this share few sets of a first-level cache
 

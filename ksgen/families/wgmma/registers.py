@@ -41,7 +41,7 @@ GROUPS = [(1, 1), *TOGETHER]  # groups that a search tries
 # the cost model's waits per instruction: for its fragments, then for the instruction; fitted to an H100's times
 INSTRUCTION_WAITS = 0.15
 # bytes of whole sectors that take as long as the store of a piece of a sector, and as a box's row. They were fitted to
-# the times of 73 kernels, in which a row takes longer than in a test of boxes alone
+# 73 times of kernels, in which a row takes longer than in a test of boxes alone
 PIECE, BOX_ROW = 128, 88
 WANTED_STAGES, MOST_STAGES = 4, 6  # by default
 
