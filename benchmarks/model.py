@@ -178,8 +178,8 @@ def layer_row(
 ) -> dict[str, Any]:
     """Return megabytes and microseconds of one launch per factor, summed, and of a single launch, if one is possible.
 
-    For layers side by side, a single launch is compared with one launch per layer: the fewest bytes possible, and the
-    expected time of each layer's fastest form.
+    For layers side by side, a single launch is compared with one launch per layer. The figures are the fewest bytes
+    possible, and the expected time of each layer's fastest form.
     """
     alone, limits = KernelSpec((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
     kernel = KernelSpec((chain.factors,) * side_by_side, precision, layout, Epilogue())
@@ -255,7 +255,8 @@ def fused(
 # ---- the authors' kernel
 
 A100 = cuda_limits("sm_80")
-BOOKKEEPING = 30  # approximate registers per thread in addition to sums and operands: nvcc gives it 48 to 91 in all
+# approximate registers per thread in addition to sums and operands; nvcc gives the kernel 48 to 91 in all
+BOOKKEEPING = 30
 Band = tuple[float, float, float]  # percentiles 5, 50 and 95
 
 

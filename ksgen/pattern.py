@@ -82,8 +82,8 @@ class Pattern:
             and k2 < b/4. Digits of one value may be left out.
 
     Raises:
-        PatternError: A number is not a whole number of at least 1, K has over 2^31 - 1 rows or columns, or `store` is
-            not an order of the outputs.
+        PatternError: A number is not a whole number of at least 1, or K has over 2^31 - 1 rows or columns. Also if
+            `store` is not an order of the outputs.
 
     Examples:
         >>> from ksgen import Pattern
@@ -689,7 +689,7 @@ def btt(in_features: int, out_features: int, split_in: int, split_out: int, rank
     """Create the chain of a block tensor train of two cores: a Monarch chain whose blocks have any rank.
 
     The matrix has `split_out` x `split_in` blocks of that rank. The first factor computes the inner features of all
-    blocks, and exchanges digits so that the inner features of a row of blocks are contiguous for the second one.
+    blocks. It exchanges digits so that those of a row of blocks are contiguous for the second one.
 
     Args:
         in_features: Features of x.

@@ -168,7 +168,7 @@ def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank
 
     Returns:
         The `Structure`, with the authors' cores W1 (blocks of x, inputs, blocks of y * rank) and W2 (blocks of y,
-        blocks of x * rank, outputs), and their initial scales by the maximal-update parametrization.
+        blocks of x * rank, outputs). Its initial scales follow the maximal-update parametrization.
 
     Raises:
         PatternError: A number is not accepted.

@@ -31,7 +31,7 @@ print("the default won" if found.default_won else f"the winner: {found.best.cons
 multiply = ksgen.Launcher(pattern)
 print(multiply.explain(392))
 
-# Is it faster than something else? A fair comparison uses the same arrays, checks that results agree, and lets the
+# Is it faster than something else? A fair comparison uses the same arrays, and checks that results agree. The
 # contenders take turns, so that other programs on the machine disturb all of them alike. NumPy permutes,
 # multiplies in a batch, and permutes back:
 

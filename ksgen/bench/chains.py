@@ -28,7 +28,7 @@ _BANDS = (512, 2048, MOST_FEATURES)  # upper bounds of the size classes, by the 
 class MeasuredLayer:
     """A layer to measure: its chains, several for a group, and its other operations.
 
-    If `precisions`, `layouts` or `batches` is None, the command's option applies.
+    The command's options replace `precisions`, `layouts` and `batches`. None: the command's default applies.
     """
 
     name: str

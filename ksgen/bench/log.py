@@ -43,7 +43,7 @@ class Content:
     whole_bytes: int = 0  # the file's size up to its last complete line
 
     def take(self, line: Facts) -> None:
-        """Add a line; `ValueError` or `KeyError` if it is none of a log."""
+        """Add a line. Raises `ValueError`, `KeyError`, `TypeError` or `AttributeError` if it is not a line of a log."""
         kind, rest = line["kind"], {name: value for name, value in line.items() if name != "kind"}
         if kind == "run":
             self.run, self.ceilings = rest, {}

@@ -315,8 +315,8 @@ def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
 class ModelSource:
     """A library's model: its constructor, and its layers.
 
-    `layers` maps names of layers in the model to a layer of the spec, and to the number of its chains side by side: 3
-    for queries, keys and values.
+    `layers` maps names of layers in the model to a layer of the spec and the number of its chains side by side. That is
+    3 for queries, keys and values.
     """
 
     build: Callable[[], nn.Module]

@@ -68,7 +68,7 @@ _METHODS = words_from(METHODS, "contender")
     help="Precisions.  [default: the spec's, or float32]",
 )
 @click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: the spec's, or both]")
-@click.option("--subset", type=click.IntRange(min=1), help="Measure only the first layers, this many.")
+@click.option("--subset", type=click.IntRange(min=1), help="Measure only this many layers, the first ones.")
 @click.option(
     "--group-size",
     type=click.IntRange(min=2),

@@ -131,7 +131,7 @@ def _host_compiler() -> Finding:
     from ksgen.devices.native import working_compiler
 
     what = "processors' kernels are built by"
-    sets = ", ".join(each.name for each in instruction_sets_here()) or "--arch host alone"
+    sets = ", ".join(each.name for each in instruction_sets_here()) or "--arch host only"
     try:
         compiler = working_compiler()
         version = compiler.version.rpartition(",")[0]  # without the digest of ksgen's own snippets

@@ -1,5 +1,7 @@
-"""Options that describe kernels and layers: the patterns of a chain, other chains on the same X, the activation between
-factors, and which kernels of a spec match.
+"""Options that describe kernels and layers.
+
+They are the patterns of a chain, other chains on the same X, the activation between factors, and filters of a spec's
+kernels.
 
 Shared by `run`, `tune`, `calibrate` and `show`. Measures nothing.
 """

@@ -97,7 +97,7 @@ def command(
     kernels: dict[KernelSpec, SourcePlace | None]  # each with the place of its batch in the spec
     if chain or layer.is_asked_for:
         options_given = ", ".join(["--chain"] * chain + layer.options)
-        refusal = f"{options_given}: accepted: a layer of two or more patterns, without --spec and --job gradient"
+        refusal = f"{options_given}: accepted: a layer of two or more patterns, with neither --spec nor --job gradient"
         if spec:
             raise SpecError(refusal)
         kernels = dict.fromkeys(layer.kernels(wanted, Epilogue(), refusal))

@@ -22,7 +22,7 @@ MOST_OTHERS = 200  # trials of other kernels that are learned from: the newest
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Candidates in the order in which they are tried: guesses, then the others by predicted time."""
+    """Candidates: guesses first, then the others by predicted time. Strategies may try them in another order."""
 
     job: Job
     candidates: tuple[Candidate, ...]

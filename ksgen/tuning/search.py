@@ -72,7 +72,7 @@ class Tuned:
 
     job: Job
     best: Trial
-    default: Trial | None  # trial of the launchers' default, if it could be measured
+    default: Trial | None  # trial of the default (`Tuner.default`), if it could be measured
     looked: int
     measured_now: int  # candidates that no earlier search had measured
     seconds: float

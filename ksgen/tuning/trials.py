@@ -91,8 +91,8 @@ class TrialStore:
     def trials(
         self, kernel: KernelSpec | None = None, batch: int | None = None, device: str | None = None, newest: int = -1
     ) -> list[Trial]:
-        """Trials, in the order in which they were first tried: of one kernel, batch or device if named, and only the
-        `newest` ones unless that is -1.
+        """Trials, in the order in which they were first tried. A kernel, batch or device restricts them if named. Only
+        the `newest` ones are returned, unless that is -1.
 
         Trials of another version of ksgen, with constants unknown to this one, are skipped.
         """

@@ -118,7 +118,7 @@ class Tuner:
         return Machine(facts.target, self.limits, facts.limits.multiprocessors, ceilings, plain)
 
     def default(self, job: Job) -> Candidate:
-        """Candidate that launchers take without wisdom: of the only family to search, if there is one."""
+        """Default of the family that launchers take without wisdom, or of the only family to search."""
         named = self.options.family
         family = family_named(named) if named else family_for(job.kernel, self.limits, job.batch)
         return Candidate(family.name, family.default(job.kernel, self.limits, job.batch))
