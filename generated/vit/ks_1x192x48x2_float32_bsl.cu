@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 9f40520d, spec 6e2e412c
+// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 3066b080, spec 6e2e412c
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -8,8 +8,8 @@
 //
 // Every block computes a tile: TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It walks over
 // l in steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is multiplied. Sums live
-// in registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first: place, load and multiply, store. The
-// functions that it calls follow, in that order.
+// in registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first. Its functions follow: place, load,
+// multiply, store.
 //
 // A tile of Y. Tiles: 2 along k, 2 along j, 1 along i; along s, as many as the batch needs.
 //
@@ -27,7 +27,7 @@
 //   ks_1x192x48x2_float32_bsl_pack<<<72, 256>>>(w, packed): w is (A, B, C, D) of float32, packed has 73728 bytes
 //   ks_1x192x48x2_float32_bsl<<<4 * tiles, 192, 43008>>>(x, packed, y, batch): tiles = batch / 128, rounded up
 
-// ---- the pattern and the constants that follow from it
+// ---- constants: the pattern, the chosen tiling, and values derived from them
 constexpr int A                =        1;  // blocks on the diagonal, index i
 constexpr int B                =      192;  // outputs of a block, index k
 constexpr int C                =       48;  // inputs of a block, index l
@@ -95,7 +95,7 @@ typedef struct {
     int first_out;       // k of its first output
     int weights;         // number of the tile of packed weights, counted over (i, planes, outputs)
     extent first_batch;  // s of its first row of the batch
-    int batch_left;      // rows of the batch from there on, at most TILE_BATCH
+    int batch_left;      // rows of the batch from `first_batch` on, at most TILE_BATCH
 } Tile;
 typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
@@ -133,8 +133,8 @@ void ks_1x192x48x2_float32_bsl(
     const extent y_pitch = batch;
     const Tile tile = find_tile(block_index(), batch);
     // A warp is 8 lanes along the batch by 4 along the outputs. Lanes n and n + 1 (n even) read the same X, lanes n and
-    // n + 2 (n / 2 even) the same W. If such neighbours share their 16 bytes, shared memory answers a warp's read in
-    // two cycles instead of four.
+    // n + 2 (n / 2 even) the same W. Because such neighbours read the same 16 bytes, shared memory answers a warp's
+    // read in two cycles instead of four.
     const int lane = thread_index() % 32;
     const int lane_batch = lane / 2 % 8, lane_out = lane % 2 + lane / 16 * 2;
     const int warp = thread_index() / 32;
@@ -237,7 +237,7 @@ DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch, const extent x
     return batch % GROUP == 0 && x_pitch % GROUP == 0 && is_aligned(x);
 }
 DEVICE int x_place(const int line, const int run) { return line * X_PITCH + run; }
-// A warp copies X_LANE_LINES lines at a time, by X_LANE_RUN lanes each. Along a run there are X_WARPS_RUN warps.
+// A warp copies X_LANE_LINES lines at a time, with X_LANE_RUN lanes per line. X_WARPS_RUN warps share a run.
 DEVICE int x_line(const int round) {
     const int warp = thread_index() / 32;
     return warp / X_WARPS_RUN * X_LANE_LINES + thread_index() % 32 / X_LANE_RUN + round * X_LINE_STEP;
@@ -269,7 +269,7 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent n
 }
 DEVICE void copy_weights(real* to, const real* from) {
     const int warp = thread_index() / 32;
-    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart: an immediate offset of the instruction
+    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart: an immediate offset in the instruction
         const int at = ((warp * W_ROUNDS + q) * 32 + thread_index() % 32) * GROUP;
         if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) copy_async_16(to + at, from + at, true);
     }
@@ -292,8 +292,8 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
             UNROLL for (int m = 0; m < THREAD_BATCH; m += 2) multiply_add_pair(sums[n] + m, own_x + m, own_w[n]);
     }
 }
-// Multiply all stages. If WIDE, rows are aligned, and each copy moves a group. Either case has its own loop, without
-// branches for the other.
+// Multiply all stages. If WIDE, rows are aligned, and each copy moves a group. Each case has a loop of its own, without
+// branches for the other case.
 template <bool WIDE>
 DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared,
                             const Tile tile, const extent x_pitch, const int own_x, const int own_w) {
@@ -301,8 +301,8 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
     // In batch-size-last, addresses are computed as multiples of next_step. In batch-size-first, they advance by it.
     // With the opposite choice, ptxas spills.
     constexpr bool BY_MULTIPLES = X_VECTOR > 1;
-    // STAGES - 1 stages are in flight while one is multiplied. Every step commits one group, empty or not, because
-    // the wait counts groups.
+    // STAGES - 1 stages are in flight while one is multiplied. Every step commits one group, even an empty one,
+    // because the wait counts groups.
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
             copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_next_line(x_pitch),
@@ -313,9 +313,8 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
         }
         copy_async_commit();
     }
-    // In float32, the loop is unrolled by the stages if they divide the steps, except for unaligned rows: they are
-    // rare. Stages of an unrolled loop have constant addresses in shared memory. In other cases unrolling makes ptxas
-    // spill.
+    // In float32, the loop is unrolled STAGES times if STAGES divides STEPS, except for unaligned rows, which are rare.
+    // Stages of an unrolled loop have constant addresses in shared memory. In other cases unrolling makes ptxas spill.
     constexpr bool IS_UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 && (WIDE || X_VECTOR == 1);
     constexpr int UNROLLED = IS_UNROLLED ? STAGES : 1;
     _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)
@@ -324,7 +323,7 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
             const int read = IS_UNROLLED ? e : step % STAGES,
                 written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
-            wait_for_block();  // this step's stage is complete, and all threads have read the one to be overwritten
+            wait_for_block();  // this step's stage is complete, and all threads have read the stage to be overwritten
             // if unrolled, the first step always copies, and the others share one condition
             if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;

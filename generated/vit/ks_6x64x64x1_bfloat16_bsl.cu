@@ -1,4 +1,4 @@
-// ks_6x64x64x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 3d72e516, spec aa47d1fd
+// ks_6x64x64x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 85e6209f, spec aa47d1fd
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, bfloat16, batch-size-last.
 // Edit the template, not this file.
 //
@@ -9,11 +9,11 @@
 // Every block computes a tile on tensor cores: TILE_OUT outputs k by TILE_BATCH rows s of the batch, for each of TILE_D
 // neighbouring j of one i. Packed weights are operand A, X is operand B. The block walks over l in steps of TILE_IN: a
 // stage of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is resident, its
-// stages stay there, and the block walks over all PASSES tiles of outputs. Lanes read X in 16-byte chunks, unchanged.
-// An instruction's k-index may stand for any input, and its row for any output, if both operands agree. A is packed so
-// that they do (`input_of`, `out_of`). Below, g and t of a lane are PTX's groupID and threadID_in_group: it is lane
-// 4g + t of its warp. The kernel comes first: place, load, multiply, store. The functions that it calls follow, in that
-// order.
+// stages stay in shared memory, and the block walks over all PASSES tiles of outputs. Lanes read X in 16-byte chunks,
+// unchanged. The k-indices of an instruction may be any inputs, and its rows any outputs, if A and B have the same
+// inputs in the same order. A is packed in that order (`input_of`, `out_of`). Below, g and t are PTX's groupID and
+// threadID_in_group of a lane: lane 4g + t of its warp. The kernel comes first. Its functions follow: place, load,
+// multiply, store.
 //
 // A tile of Y. Tiles: 1 along k, 1 along j, 6 along i; along s, as many as the batch needs.
 //
@@ -29,7 +29,7 @@
 //   ks_6x64x64x1_bfloat16_bsl_pack<<<48, 256>>>(w, packed): w is (A, B, C, D) of bfloat16, packed has 49152 bytes
 //   ks_6x64x64x1_bfloat16_bsl<<<6 * tiles, 128, 41984>>>(x, packed, y, batch): tiles = batch / 256, rounded up
 
-// ---- the pattern and the constants that follow from it
+// ---- constants: the pattern, the chosen tiling, and values derived from them
 constexpr int A                =        6;  // blocks on the diagonal, index i
 constexpr int B                =       64;  // outputs of a block, index k
 constexpr int C                =       64;  // inputs of a block, index l
@@ -99,7 +99,7 @@ typedef struct {
     int first_out;       // k of its first output
     int weights;         // number of the tile of packed weights, counted over (i, planes, outputs)
     extent first_batch;  // s of its first row of the batch
-    int batch_left;      // rows of the batch from there on, at most TILE_BATCH
+    int batch_left;      // rows of the batch from `first_batch` on, at most TILE_BATCH
 } Tile;
 typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
@@ -154,26 +154,26 @@ void ks_6x64x64x1_bfloat16_bsl(
     Tile tile = find_tile(block_index(), batch);
     const Chunk* const tile_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16);
     const bool wide = x_is_wide(x, batch, x_pitch);
-    const auto load_stage = [&](const int at) {
-        if (at < STEPS) load_x(shared_memory + at % X_STAGES * X_STAGE, x, tile, x_pitch, at * TILE_IN, wide);
-        if (at < PASSES * STEPS)
-            load_packed(shared_memory + W_BASE + at % STAGES * W_BYTES,
-                        tile_weights + static_cast<extent>(at) * (W_BYTES / 16));
-        copy_async_commit();  // empty or not, because the wait counts groups
+    const auto load_stage = [&](const int stage) {
+        if (stage < STEPS) load_x(shared_memory + stage % X_STAGES * X_STAGE, x, tile, x_pitch, stage * TILE_IN, wide);
+        if (stage < PASSES * STEPS)
+            load_packed(shared_memory + W_BASE + stage % STAGES * W_BYTES,
+                        tile_weights + static_cast<extent>(stage) * (W_BYTES / 16));
+        copy_async_commit();  // a group per call, even an empty one, because the wait counts groups
     };
 
     // STAGES - 1 stages are in flight while one is multiplied; with several passes, also while a tile is stored.
-    UNROLL for (int at = 0; at < STAGES - 1; ++at) load_stage(at);
+    UNROLL for (int stage = 0; stage < STAGES - 1; ++stage) load_stage(stage);
     _Pragma("unroll 1") for (int pass = 0; pass < PASSES; ++pass) {
         Totals sums;
         sums.clear();
         _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
-            const int at = pass * STEPS + step;
+            const int stage = pass * STEPS + step;
             copy_async_wait<STAGES - 2>();
-            wait_for_block();  // this step's stage is complete, and all threads have read the one to be overwritten
-            load_stage(at + STAGES - 1);
+            wait_for_block();  // this step's stage is complete, and all threads have read the stage to be overwritten
+            load_stage(stage + STAGES - 1);
             multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE,
-                           shared_memory + W_BASE + at % STAGES * W_BYTES);
+                           shared_memory + W_BASE + stage % STAGES * W_BYTES);
             sums.end_stage(step);
         }
         store_tile(y, sums.end(), tile, batch,
@@ -257,8 +257,8 @@ DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
     if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word(0);
 }
 
-// A word holds two elements. Words of X hold neighbours of one chunk, so an operand's word takes one element from each
-// of two words.
+// A word of two elements, each from the lower or the upper half of a word. Words of X hold neighbours of one chunk, but
+// the two elements of an operand's word may come from different words.
 DEVICE unsigned pair(const unsigned first, const bool first_upper, const unsigned second, const bool second_upper) {
     return __byte_perm(first, second, (first_upper ? 0x32 : 0x10) | (second_upper ? 0x7600 : 0x5400));
 }
@@ -289,13 +289,15 @@ DEVICE void multiply_add_tile(float (&sums)[ELEMENT_FLOATS][4], const unsigned (
     mma_bf16(sums[0], w[0], x[0][0], x[0][1]);
 }
 
+// A lane's g and t. Then its warp's first row of the batch, first output and first j, within the tile.
 DEVICE int lane_g() { return thread_index() % 32 / 4; }
 DEVICE int lane_t() { return thread_index() % 4; }
 DEVICE int warp_batch() { return thread_index() / 32 % WARPS_BATCH * (TILE_BATCH / WARPS_BATCH); }
 DEVICE int warp_out() { return thread_index() / 32 / WARPS_BATCH % WARPS_OUT * (TILE_OUT / WARPS_OUT); }
 DEVICE int warp_plane() { return thread_index() / 32 / (WARPS_BATCH * WARPS_OUT) * WARP_D; }
 
-// The output, counted within the warp, of a lane's sums in one half of a row tile: 0 is row g, 1 is row g + 8.
+// Output of a lane's sums in one half of a row tile, as an index within the warp's outputs. Half 0 is row g of an
+// instruction, half 1 is row g + 8.
 DEVICE constexpr int out_of(const int g, const int row_tile, const int row_half) {
     const int q = 2 * row_tile + row_half;
     return (q / RUN_OUT * 8 + g) * RUN_OUT + q % RUN_OUT;
@@ -303,6 +305,8 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int row_half)
 
 // ---- place and read: offsets of X in memory and in a stage, and the part of X that a lane reads
 // X[((i * C + l) * D + j) * x_pitch + s]: a line of the X tile is one l, a run goes along the batch.
+
+// whether copies can move X_VECTOR elements: X and its lines are aligned, and lines have only whole copies
 DEVICE bool x_is_wide(const stored* x, const extent batch, const extent x_pitch) {
     return batch % X_VECTOR == 0 && x_pitch % X_VECTOR == 0 && is_aligned(x, 16);
 }
@@ -314,21 +318,20 @@ DEVICE const stored* x_at(const stored* x, const Tile tile, const extent x_pitch
 }
 DEVICE bool run_is_inside(const Tile tile, const int, const int run) { return run < tile.batch_left; }
 DEVICE int lines_inside(const Tile, const int first_in) { return C - first_in; }
-// Index within the stage of the input that element e of lane t's operand holds. The instruction's inputs begin at
-// `in_stage`.
+// Input in element e of lane t's operand, as an index within the stage. The instruction's inputs begin at `in_stage`.
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) { return in_stage + 4 * e + t; }
-// A chunk is one input of VECTOR neighbouring rows of the batch. Element e of a chunk belongs to matrix instruction e.
+// A chunk has one input for VECTOR neighbouring rows of the batch. Element e of a chunk is for matrix instruction e.
 // Chunk t is column 2t and chunk 4 + t is column 2t + 1, so that four lanes store neighbours.
 DEVICE void load_fragments(unsigned (&x)[SUPER_STEPS][WARP_D][COLUMN_TILES][COMPONENTS][2], const unsigned char* stage,
                            const int first) {
-    const unsigned char* const own =
+    const unsigned char* const chunks =
         stage + (warp_batch() + (lane_g() % 2 * 4 + lane_g() / 2) * VECTOR) * static_cast<int>(sizeof(stored));
     UNROLL for (int group = 0; group < COLUMN_TILES / VECTOR; ++group)
         UNROLL for (int k_half = 0; k_half < 2; k_half += ELEMENT_FLOATS) {  // a chunk of complex numbers has both
             unsigned words[WORD_INPUTS * 4];
             UNROLL for (int e = 0; e < WORD_INPUTS; ++e) {
                 const int line = input_of(first, lane_t(), k_half * WORD_INPUTS + e);
-                const Chunk chunk = *reinterpret_cast<const Chunk*>(own + line * X_PITCH + group * 8 * 16);
+                const Chunk chunk = *reinterpret_cast<const Chunk*>(chunks + line * X_PITCH + group * 8 * 16);
                 UNROLL for (int r = 0; r < 4; ++r) words[e * 4 + r] = chunk.word[r];
             }
             UNROLL for (int v = 0; v < VECTOR; ++v)
@@ -355,7 +358,7 @@ DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, c
         const stored* from = x_at(x, tile, x_pitch, first_in, line, run);
         unsigned char* to = stage + line * X_PITCH + run * SIZE;
         const bool inside = run_is_inside(tile, first_in, run);
-        constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // more would take registers from the sums
+        constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // to unroll further would take registers from the sums
         _Pragma("unroll AT_ONCE") for (; line < X_LINES; line += STEP / X_RUN) {
             copy_x<WIDTH>(to, from, inside && line < lines);
             from += STEP / X_RUN * next_line(x_pitch);
@@ -405,12 +408,12 @@ DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsig
 }
 
 // ---- store: from the sums to Y
-// The first row of the batch in a chunk of Y, counted from the lane's first one in VECTOR matrix instructions.
+// First row of the batch in a chunk of Y, counted from the lane's first row.
 DEVICE constexpr int line_of(const int run, const int column) {
     return (run * Y_VECTOR / VECTOR * 8 + 4 * column) * VECTOR + run * Y_VECTOR % VECTOR;
 }
-// A lane has VECTOR neighbouring rows of the batch of an output, from as many matrix instructions: chunks of Y. They
-// share a bias. All chunks of an output's residual are read before the first one is needed.
+// A lane has VECTOR neighbouring rows of the batch per output, one from each of VECTOR matrix instructions. They form
+// chunks of Y, and share a bias. All chunks of an output's residual are read before the first one is needed.
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch,
                        const stored* bias, const stored* residual,
                        const extent residual_pitch) {
