@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 3066b080, spec c4c67c2b
+// ks_6x64x256x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 9ad850c7, spec c4c67c2b
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -237,7 +237,7 @@ DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch, const extent x
     return batch % GROUP == 0 && x_pitch % GROUP == 0 && is_aligned(x);
 }
 DEVICE int x_place(const int line, const int run) { return line * X_PITCH + run; }
-// A warp copies X_LANE_LINES lines at a time, with X_LANE_RUN lanes per line. X_WARPS_RUN warps share a run.
+// A warp copies X_LANE_LINES lines at a time, with X_LANE_RUN lanes per line. X_WARPS_RUN warps share a line.
 DEVICE int x_line(const int round) {
     const int warp = thread_index() / 32;
     return warp / X_WARPS_RUN * X_LANE_LINES + thread_index() % 32 / X_LANE_RUN + round * X_LINE_STEP;

@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 3066b080, spec d9de890d
+// ks_6x64x64x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 9ad850c7, spec d9de890d
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -237,7 +237,7 @@ DEVICE bool x_is_wide(GLOBAL const stored* x, const extent batch, const extent x
     return X_VECTOR > 1 && x_pitch % X_VECTOR == 0 && is_aligned(x);
 }
 DEVICE int x_place(const int line, const int run) { return run * X_PLANE + line; }
-// A warp copies X_LANE_LINES lines at a time, with X_LANE_RUN lanes per line. X_WARPS_RUN warps share a run.
+// A warp copies X_LANE_LINES lines at a time, with X_LANE_RUN lanes per line. X_WARPS_RUN warps share a line.
 DEVICE int x_line(const int round) {
     const int warp = thread_index() / 32;
     return warp / X_WARPS_RUN * X_LANE_LINES + thread_index() % 32 / X_LANE_RUN + round * X_LINE_STEP;
