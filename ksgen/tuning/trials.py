@@ -191,9 +191,9 @@ def _row(trial: Trial) -> dict[str, Any]:
 
 def _trial(row: dict[str, Any]) -> Trial | None:
     try:
-        kernel = json.loads(row["kernel"])
-        chains, epilogue = chains_from_json(kernel, lambda shape: Pattern(**shape)), Epilogue(**kernel.pop("epilogue"))
-        options = {name: value for name, value in kernel.items() if name not in ("pattern", "before", "beside")}
+        own = json.loads(row["kernel"])
+        chains, epilogue = chains_from_json(own, lambda shape: Pattern(**shape)), Epilogue(**own.pop("epilogue"))
+        options = {name: value for name, value in own.items() if name not in ("pattern", "before", "beside")}
         family = family_named(row["family"])
         constants = family.constants(json.loads(row["constants"]))
         return Trial(
