@@ -87,9 +87,9 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     note = (
         "A `KSLinear`, frozen for inference, is compared with the dense layer, and with the fastest of PyTorch's "
         "methods for the dense or the sparse layer. "
-        "Speed-ups are geometric means, with the least and the most of those over the best of PyTorch. The floor is "
-        "the least time of memory or of arithmetic, whichever is longer. The share of the floor is the median of the "
-        "floor divided by the time. "
+        "Speed-ups are geometric means; *the least* and *the most* are extremes of the speed-up over the best of "
+        "PyTorch. The floor is the time of memory traffic or of arithmetic at peak rates, whichever is longer. "
+        "The share of the floor is the median of the floor divided by the time. "
         f"{where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
     )
     picture = f"![microseconds of eight layers: the dense layer, PyTorch's fastest method, and ksgen]({PICTURE})"
@@ -105,8 +105,8 @@ def _on_gpus(folder: Path) -> str:
             sentences.append(
                 f"**{machine_of(path) or rows[0].device}** ran products of the patterns of the paper cited below, "
                 f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest "
-                f"other method. Median speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results)). In "
-                "bsf, X is (batch, features); in bsl, (features, batch)."
+                "other method. In layout bsf, X is (batch, features); in bsl, (features, batch). "
+                f"Median speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results))."
             )
     return " ".join(sentences)
 
