@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 9ad850c7, spec 2190bf8c
+// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 fac9f998, spec 2190bf8c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -57,7 +57,7 @@ constexpr int W_BASE           =     3168;  // offset of a stage's weights, in e
 constexpr int W_STAGE          =     1536;  // elements of weights per stage
 constexpr int STAGE            =     4704;  // elements per stage
 constexpr int SHARED_ELEMENTS  =    18816;  // elements of shared memory per block
-constexpr int X_LINES          =      128;  // lines of the X tile
+constexpr int X_LINES          =      128;  // lines of the X tile: its rows of the batch
 constexpr int X_VECTOR         =        1;  // contiguous elements that one copy of X moves
 constexpr int X_LANE_RUN       =        8;  // lanes of a warp along a line
 constexpr int X_LANE_LINES     =        4;  // lines that a warp copies at once
@@ -68,7 +68,7 @@ constexpr int X_RUN_STEP       =        8;  // elements of a line that the block
 constexpr int X_RUN_ROUNDS     =        3;  // rounds until a line is copied
 constexpr int W_ROUNDS         =        1;  // copies of weights per thread and stage
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
-constexpr int Y_PLANE          =      132;  // elements of shared memory from one j of a stored slice to the next
+constexpr int Y_PLANE          =      132;  // elements from one (k, j) to the next, while sums become rows of Y
 constexpr int Y_LANE_RUN       =        8;  // lanes of a warp along a line of Y
 constexpr int Y_LANE_LINES     =        4;  // rows of the batch that a warp stores at once
 constexpr int Y_WARPS_RUN      =       12;  // warps along a line
@@ -216,9 +216,9 @@ typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOu
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
 
 // ---- place: offsets of elements in this layout
-// X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one row of the batch, a run goes
-// along l and the tile's j. For each element of a run, shared memory holds the rows of the batch contiguously, so the
-// copy transposes; X_PLANE puts element (run, line) into bank GROUP * run + line.
+// X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one row of the batch. `run` is an
+// element's index within its line, along l and the tile's j. For each `run`, shared memory holds the rows of the batch
+// contiguously, so the copy transposes. X_PLANE puts element `run` of row `line` into bank GROUP * run + line.
 DEVICE extent along_run(const int run) { return TILE_D == D ? run : run / TILE_D * (extent)D + run % TILE_D; }
 DEVICE extent x_next_line(const extent x_pitch) { return x_pitch; }
 DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, const int run) {
@@ -275,7 +275,7 @@ DEVICE void copy_weights(real* to, const real* from) {
     }
 }
 
-// ---- multiply: one stage in shared memory into the sums, and all stages
+// ---- multiply: add the products of one stage to the sums, and loop over the stages
 DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const real* x, SHARED const real* w) {
     UNROLL for (int l = 0; l < TILE_IN; ++l) {
         real own_x[THREAD_BATCH];
@@ -324,7 +324,7 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
                 written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and all threads have read the stage to be overwritten
-            // if unrolled, the first step always copies, and the others share one condition
+            // if unrolled, the first step of each round always copies, and the others share one condition
             if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;
                 copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN,
@@ -349,7 +349,7 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 // ---- store: from the sums to Y
 // Sums go through shared memory in slices: GROUP_OUT outputs of every thread. They are written with the batch
 // contiguous, and read along (k, j). So a warp stores Y_LANE_RUN neighbouring features of each of Y_LANE_LINES rows of
-// the batch. A run is (output of the slice, j).
+// the batch. `run` counts the pairs (output of the slice, j), with j fastest.
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
                        const extent batch, const extent y_pitch, const int plane, const int own_batch,
                        const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual,

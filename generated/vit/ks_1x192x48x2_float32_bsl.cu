@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 9ad850c7, spec 6e2e412c
+// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 fac9f998, spec 6e2e412c
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -57,7 +57,7 @@ constexpr int W_BASE           =     2048;  // offset of a stage's weights, in e
 constexpr int W_STAGE          =     1536;  // elements of weights per stage
 constexpr int STAGE            =     3584;  // elements per stage
 constexpr int SHARED_ELEMENTS  =    10752;  // elements of shared memory per block
-constexpr int X_LINES          =       16;  // lines of the X tile
+constexpr int X_LINES          =       16;  // lines of the X tile: its inputs l
 constexpr int X_VECTOR         =        4;  // contiguous elements that one copy of X moves
 constexpr int X_LANE_RUN       =       32;  // lanes of a warp along a line
 constexpr int X_LANE_LINES     =        1;  // lines that a warp copies at once
@@ -222,8 +222,8 @@ typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOu
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
 
 // ---- place: offsets of elements in this layout
-// X[((i * C + l) * D + j) * x_pitch + s]: the batch is contiguous. A line of the X tile is one l, a run goes along the
-// batch.
+// X[((i * C + l) * D + j) * x_pitch + s]: the batch is contiguous. A line of the X tile is one l. `run` is an element's
+// index within its line, along the batch.
 DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, const int run) {
     return (((extent)tile.block * C + line) * D + tile.first_j) * x_pitch + tile.first_batch + run;
 }
@@ -275,7 +275,7 @@ DEVICE void copy_weights(real* to, const real* from) {
     }
 }
 
-// ---- multiply: one stage in shared memory into the sums, and all stages
+// ---- multiply: add the products of one stage to the sums, and loop over the stages
 DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const real* x, SHARED const real* w) {
     UNROLL for (int l = 0; l < TILE_IN; ++l) {
         real own_x[THREAD_BATCH];
@@ -324,7 +324,7 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
                 written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and all threads have read the stage to be overwritten
-            // if unrolled, the first step always copies, and the others share one condition
+            // if unrolled, the first step of each round always copies, and the others share one condition
             if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;
                 copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN,

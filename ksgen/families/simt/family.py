@@ -30,7 +30,7 @@ from ksgen.families.tiles import (
 )
 from ksgen.spec import KernelSpec
 
-_OF_FACTOR = (  # constants of a factor's own source that a chain's source repeats for it
+_OF_FACTOR = (  # constants that a chain's source defines per factor, named as in the source for one factor
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH",
     "WARPS_PER_PLANE", "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR",
     "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN", "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS",
@@ -181,6 +181,7 @@ class Simt(GpuProduct[AnySimtConstants]):
     def constexprs_of_factor(self, kernel: KernelSpec, constants: SimtConstants) -> list[Constexpr]:
         shape = SimtTiling.of(kernel, constants)
         x, y = shape.x_plan, shape.y_plan
+        of_lines = "inputs l" if kernel.layout == "bsl" else "rows of the batch"
         tuned = [
             *pattern_constexprs(kernel),
             *epilogue_constexprs(kernel),
@@ -208,7 +209,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             named(shape, "W_STAGE", "elements of weights per stage"),
             named(shape, "STAGE", "elements per stage"),
             Constexpr("SHARED_ELEMENTS", shape.shared_reals, "elements of shared memory per block"),
-            Constexpr("X_LINES", x.lines, "lines of the X tile"),
+            Constexpr("X_LINES", x.lines, f"lines of the X tile: its {of_lines}"),
             Constexpr("X_VECTOR", x.vector, "contiguous elements that one copy of X moves"),
             Constexpr("X_LANE_RUN", x.lane_run, "lanes of a warp along a line"),
             Constexpr("X_LANE_LINES", x.lane_lines, "lines that a warp copies at once"),
@@ -226,7 +227,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             derived.append(Constexpr("X_HELD", held, "elements of X that a thread holds while it copies them"))
         if kernel.layout == "bsf":
             derived += [
-                named(shape, "Y_PLANE", "elements of shared memory from one j of a stored slice to the next"),
+                named(shape, "Y_PLANE", "elements from one (k, j) to the next, while sums become rows of Y"),
                 Constexpr("Y_LANE_RUN", y.lane_run, "lanes of a warp along a line of Y"),
                 Constexpr("Y_LANE_LINES", y.lane_lines, "rows of the batch that a warp stores at once"),
                 Constexpr("Y_WARPS_RUN", y.warps_run, "warps along a line"),
