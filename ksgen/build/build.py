@@ -33,7 +33,7 @@ from ksgen.ownership import UntrustedError, own_temporary
 __all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
 
 LOCK_SECONDS = 120.0  # longest wait for another process that compiles the same request; then compile here too
-MOST_WAIT_S = 60  # longest wait for compilers inside this process, which would abort if it ended before them
+MOST_WAIT_S = 60  # longest wait for in-process compilers; this process would abort if it ended before they do
 
 Result = Binary | KsgenError
 
@@ -95,7 +95,10 @@ def bundles_in_use() -> tuple[Bundle, ...]:
 
 @dataclass(frozen=True)
 class AbsentCompiler:
-    """Placeholder for a compiler that a device needs and this machine lacks. All compilers' cached binaries count."""
+    """Placeholder for a compiler that a device needs and this machine lacks.
+
+    Cached binaries of any compiler are accepted.
+    """
 
     why: str
     name: str = "none"

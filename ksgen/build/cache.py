@@ -2,7 +2,7 @@
 
     <folder>/<request digest>/<key>/binary, meta.json      one entry
     <folder>/.tmp-<random>/                                 an entry being written or removed
-    <folder>/failed/                                        sources that did not build, for their author
+    <folder>/failed/                                        sources that did not build, and logs, for the user
 
 The request digest is over source text, entry and target, so that a machine without a compiler finds any compiler's
 binary. The key adds the compiler, its version and its options. An entry appears and disappears by one rename, so a
@@ -186,7 +186,7 @@ class Cache:
         return binary
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        # One rename removes an entry, so an entry that lacks files is damaged, and not being removed.
+        # An entry is removed by one rename. So an entry that lacks files is damaged: no other process is removing it.
         damaged = isinstance(error, DamagedError) or getattr(error, "errno", 0) == errno.EFBIG or _lacks_files(path)
         if damaged and not self.read_only:
             _log.warning("cache entry %s is ignored, and is built again: %s", path, error)
@@ -305,7 +305,8 @@ def _move_into_place(aside: Path, path: Path) -> None:
                 raise
             # An eviction removed the request's folder between the two lines above.
         except NotADirectoryError:
-            for place in (path.parent, path):  # a file here is a damaged disk's; only the cache uses such names
+            # a file at these paths comes from a damaged disk, because only the cache uses such names
+            for place in (path.parent, path):
                 if os.path.lexists(place) and not place.is_dir():
                     place.unlink()
         except OSError as error:

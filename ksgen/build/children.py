@@ -54,7 +54,8 @@ class Finished:
 class Children:
     """The compilers that are running. `stop` ends them all, and lets no new one start.
 
-    Background compilers use idle cores only for `IDLE_S` seconds, counted from the start of the first one.
+    For the first `IDLE_S` seconds, background compilers use only idle cores. These seconds count from the start of a
+    compiler while no other one is running.
     """
 
     def __init__(self, is_background: bool = False) -> None:

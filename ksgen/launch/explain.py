@@ -83,7 +83,7 @@ def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOpt
     words |= {name: layer.pop(name) for name in ("out_layout",) if name in layer}
     features = f"{chains[0].in_features} to {', '.join(str(each.out_features) for each in chains)} features"
     lines = [
-        f"Multiply x by {'; '.join(map(str, chains))}, {features}.",
+        f"Multiply x by {'; '.join(map(str, chains))} ({features}).",
         "",
         f"A call takes {', '.join(operands)}.",
         f"Unless it names others, its options are: {_listed(words)}.",

@@ -39,7 +39,7 @@ class Launcher(BaseLauncher):
         b: Second number. Omit b, c and d if `a` is a full pattern, or a chain.
         c: Third number.
         d: Fourth number.
-        batches: Batch sizes with kernels of their own. Other sizes share one kernel.
+        batches: Batch sizes with kernels of their own. Other sizes share kernels.
         between: Activation after each factor but the last, as in `ChainLauncher`.
         fuse: Launches of a chain: "auto", "yes" or "no", as in `ChainLauncher`.
         out_layout: Layout of y for calls that name none: "bsf" or "bsl". None: that of x.
@@ -69,7 +69,7 @@ class Launcher(BaseLauncher):
         Options that all calls share are stated once. The launcher's docstring then lists them:
 
         >>> print(ksgen.Launcher("1,3,2,2", activation="relu", bias=True).__doc__)
-        Multiply x by 1,3,2,2, 4 to 6 features.
+        Multiply x by 1,3,2,2 (4 to 6 features).
         <BLANKLINE>
         A call takes x, weights (1, 3, 2, 2), bias (or bias=False).
         Unless it names others, its options are: layout bsf, activation relu, precision that of the arrays.
@@ -219,7 +219,10 @@ class Launcher(BaseLauncher):
 
     def _pack_quantized(self, weights: Quantized, device: str | None, stream: Any) -> Weights:
         if self.pattern.is_exchanged:
-            raise LaunchError(f"{self!r}: got {weights!r}; accepted where outputs are exchanged: an array of weights")
+            raise LaunchError(
+                f"{self!r}: got {weights!r}; accepted for a pattern that stores outputs in another order than i.k.j: "
+                "an array of weights"
+            )
         if weights.pattern != self.pattern:
             raise LaunchError(f"{self!r}: got {weights!r}; weights of {self.pattern} are needed")
         found = view(weights.scale, "weights.scale", stream_handle(stream))
@@ -229,7 +232,7 @@ class Launcher(BaseLauncher):
         return pack_quantized(weights, where, found, launch_stream)
 
     def _device_of_weights(self, found: ArrayView, device: str | None, stream: Any) -> tuple[Device, Stream]:
-        """Device of weights on a device, and a stream on which they are complete."""
+        """Device of weights that are not host arrays, and a stream on which they are complete."""
         if device is not None:
             raise LaunchError(
                 f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already"

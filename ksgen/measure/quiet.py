@@ -29,8 +29,8 @@ def rest() -> None:
         spent = process_time()
         sleep(NAP_S)
         states = list(_states())
-        # Processor time decides only without states: Linux adds other threads' time only at ticks, which are longer
-        # than a nap.
+        # Processor time decides only if the system reports no states of threads: Linux adds other threads' time only
+        # at ticks, which are longer than a nap.
         if "R" not in states if states else process_time() - spent < AWAKE_SHARE * NAP_S:
             return
 

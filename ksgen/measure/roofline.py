@@ -1,8 +1,8 @@
 """The least time that a kernel could take on a device: the bytes and operations it needs, divided by measured ceilings.
 
-A copy measures the rate of memory, and reads of a small array that of a CUDA GPU's second-level cache. The fastest
-multiply-adds for the kernel's operands measure the rate of arithmetic. On a GPU these are plain ones, or those of
-tensor cores: by warpgroups if the device has them, else by warps. On a processor they are vector instructions on all
+A copy measures the rate of memory. Reads of a small array measure the rate of a CUDA GPU's second-level cache. The
+fastest multiply-adds for the kernel's operands measure the rate of arithmetic. On a GPU these are plain ones, or those
+of tensor cores: by warpgroups if the device has them, else by warps. On a processor they are vector instructions on all
 cores, or matrix tiles if these multiply the stored type.
 """
 
@@ -34,7 +34,7 @@ CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400
 COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
 GROUPS_PER_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups per core, and rounds of each: a few milliseconds
 TILE_ROUNDS = 1 << 13  # the same of matrix tiles
-NO_FLOOR = "There is no share where the floor would count at memory's rate what a cache may keep between runs."
+NO_FLOOR = "No share is shown if the floor depends on arrays that a cache of unknown rate may keep between runs."
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Ceilings:
         return max(kernel.bytes(batch) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
 
     def floor_us(self, kernel: KernelSpec, batch: int, sets: int) -> float | None:
-        """Floor in microseconds of a time measured on the same weights and at most `sets` sets of X and Y in turn.
+        """Floor, in microseconds, of runs that share the weights and alternate between at most `sets` sets of X and Y.
 
         Arrays that a cache may keep between runs count at the cache's rate. If that rate is unknown, they do not count,
         and the floor is None if moving them from memory takes longer than everything else.

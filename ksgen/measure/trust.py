@@ -72,7 +72,8 @@ class Blocks:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Interval that contains the median with a confidence of 95 %, for any distribution of independent values."""
     ordered, count = sorted(values), len(values)
-    # values omitted at either end; outcomes, of 2^count, with at most cut + 1 values on one given side of the median
+    # cut: values omitted at either end. tail: how many of the 2^count outcomes have at most cut + 1 values below the
+    # median
     cut, tail = 0, 1 + count
     while 2 * tail * ONE_IN <= 2**count:
         cut += 1
@@ -131,8 +132,8 @@ def take_blocks(
     passed.
 
     A timer whose blocks are all slower than `give_up` needs no further ones. On a processor, a block that follows
-    another timer's block first waits until the threads of this process sleep. There, no series ends before the load of
-    the machine is known. The clock of a GPU needs neither.
+    another timer's block first waits until the threads of this process sleep. There, a series ends early only if the
+    load of the machine is known. The clock of a GPU needs neither.
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]

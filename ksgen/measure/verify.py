@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CACHE_BYTES = 256 * 2**20  # more than a last-level cache holds
 GPU_ROTATED, CPU_ROTATED = 256, 8  # most sets of arrays that timed runs use in turn
 GAP = 16  # elements between the rows of slices
-MOST_EXACT_IN = 64  # largest c of a factor whose sums of small integers every precision holds as intermediates
+MOST_EXACT_IN = 64  # largest c of a factor whose intermediates, sums of small integers, are exact in every precision
 MOST_REFERENCE_FLOPS = 2e10  # above this, only a sample of the batch is compared
 
 
@@ -61,7 +61,7 @@ class Problem:
     quantized: tuple[Quantized, ...] = ()  # exact quantized form of all weights, if they are quantized
     # problems of a group's other chains on the same X; this one is the first chain's
     others: "tuple[Problem, ...]" = ()
-    is_exact: bool = False  # whether right results have the bits of the reference, rounded once
+    is_exact: bool = False  # whether correct results equal the reference, rounded once to their type
     inputs: QuantizedInputs | None = None  # exact quantized form of x, if it is stored in eight bits
 
     @property
@@ -100,7 +100,7 @@ class Problem:
 
     @property
     def tolerance(self) -> float:
-        """Largest relative error that rounding explains: the sum over factors; of a group, its worst chain."""
+        """Largest relative error that rounding explains, summed over the factors; a group has its worst chain's."""
         precision = self.kernel.precision
         of_chain = tolerance(precision, self.terms) + sum(
             tolerance(precision, pattern.c) for pattern in self.kernel.factors.factors[:-1]
@@ -111,7 +111,7 @@ class Problem:
     def chosen(self) -> Any:
         """Index of the rows of the batch that are compared: all, or a sample.
 
-        A gradient sums over the batch: for it, the index of the values of j that are compared.
+        A gradient sums over the batch, so for gradients, this is the index of the values of j that are compared.
         """
         kernel = self.kernel
         if self.grad_y is not None:
@@ -180,7 +180,10 @@ class Measured:
 
 
 def tolerance(precision: str, terms: int) -> float:
-    """Largest relative error that rounding explains: one rounding (16-bit outputs, tf32), else one per term."""
+    """Largest relative error that rounding explains: one rounding (16-bit outputs, tf32), else several.
+
+    Errors of a sum's terms grow like a random walk: 2 sqrt(terms) roundings, at least 4. A complex term counts twice.
+    """
     known = PRECISIONS[precision]
     return (
         known.unit_roundoff

@@ -146,10 +146,10 @@ def test_what_only_gradients_ask_for_has_no_epilogue(emitted: ModuleType) -> Non
 
 def test_docstrings_say_what_is_taken(emitted: ModuleType) -> None:
     up, heads, stored = emitted.layer_up.__doc__, emitted.layer_heads.__doc__, emitted.ks_1_9_4_1.__doc__
-    assert "Multiply x by 2,6,4,1 then 1,5,12,1, 8 to 5 features." in up
+    assert "Multiply x by 2,6,4,1 then 1,5,12,1 (8 to 5 features)." in up
     assert "A call takes x, weights (2, 6, 4, 1), (1, 5, 12, 1), bias (or bias=False)." in up
     assert "Unless it names others, its options are: layout bsl, activation gelu, precision float32." in up
-    assert "8 to 3, 7 features." in heads
+    assert "(8 to 3, 7 features)." in heads
     assert "weights (1, 3, 8, 1); (1, 7, 8, 1), residual (or residual=False)." in heads
     assert "x in int8, weights (1, 9, 4, 1), stored in int8 as ksgen.quantize gives them." in stored
     assert "precision that of the arrays" in emitted.ks_1_9_3_1.__doc__

@@ -218,13 +218,13 @@ class KSLinear(ChainLayer, nn.Linear):
     def from_structure(
         cls, structure: Structure, state: Mapping[str, Tensor | None] | None = None, **options: Any
     ) -> "KSLinear":
-        """Create a layer of a structured matrix, with copies of the parameters of its authors' layer if they are given.
+        """Create a layer whose K is a structured matrix.
 
         Args:
             structure: A structure such as `ksgen.structures.blast(...)`.
-            state: The parameters by name, as in `structure.shapes`, and "bias" if the layer has one. None: they are
-                drawn with the structure's `scales`, if it has some and `init` is not given, else as those of any
-                `KSLinear`.
+            state: Parameters to copy from the layer that the structure's authors published, by name as in
+                `structure.shapes`, and "bias" if it has one. None: they are drawn with the structure's `scales`, if it
+                has some and `init` is not given, else as those of any `KSLinear`.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
         Returns:
@@ -361,7 +361,8 @@ class KSLinear(ChainLayer, nn.Linear):
             )
         if name in OPTIONS:
             options = {each: getattr(self, each) for each in OPTIONS} | {name: value}
-            # a cast of the weights may have invalidated an earlier precision, which calls report
+            # a cast of the weights may have invalidated the precision; calls report that, so that other options can
+            # still be set
             checks_weights = name == "precision" or self.precision is None
             checked_dtype(self.chain, self.bias is not None, self._dtype if checks_weights else None, **options)
             if self._parallel is not None and options["out_layout"] not in (None, options["layout"]):
@@ -478,7 +479,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
         Raises:
             SpecError: A batch size is no whole number of at least 1.
-            ToolchainError: A kernel that PyTorch's products cannot replace cannot be compiled.
+            ToolchainError: Compilation fails for a kernel that PyTorch's products cannot replace.
 
         Examples:
             >>> from ksgen.torch import KSLinear
@@ -545,7 +546,7 @@ class KSLinear(ChainLayer, nn.Linear):
     def train(self, mode: bool = True) -> Self:
         """Set training mode like any module.
 
-        Training mode thaws the layer, unless its weights are stored, because stored weights are not trained.
+        Training mode thaws the layer, except a `QuantizedKSLinear`, whose weights are not trained.
         """
         if mode and not self.has_stored_type:
             self.thaw()
@@ -585,7 +586,7 @@ class KSLinear(ChainLayer, nn.Linear):
             and not STORED[storage].is_scaled
             and dtype not in x_precisions(storage)
         ):
-            already = f", or this one, whose weights are {dtype}" if dtype == storage else ""
+            already = " (this one needs no conversion: use it unchanged)" if dtype == storage else ""
             wanted = f"a layer of {', '.join(x_precisions(storage))}{already}"
             raise LaunchError(f"{self._name()}: weights of {dtype} in {storage}; accepted: {wanted}")
         if type(x_too) is not bool:
@@ -680,8 +681,8 @@ class QuantizedKSLinear(StoredWeights, KSLinear):
     `KSLinear.quantize` creates it. `values_1`, `scale_1` and so on are buffers, in the order in which factors multiply
     x. x is float32; for weights in eight bits it may also be float16 or bfloat16.
 
-    If there is a buffer `x_scale`, x is quantized like the weights before the first factor. A buffer `x_saturated` then
-    counts the elements of x beyond the range.
+    If there is a buffer `x_scale`, x is quantized before the first factor, to the storage type of the weights. A buffer
+    `x_saturated` then counts the elements of x beyond the range.
     """
 
     backend, precision = "auto", None

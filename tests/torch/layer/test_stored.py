@@ -512,7 +512,7 @@ def test_weights_in_bfloat16() -> None:
         (
             KSLinear(CHAIN).bfloat16().quantize,
             ("bfloat16",),
-            "weights of bfloat16 in bfloat16; accepted: a layer of float32, or this one",
+            r"weights of bfloat16 in bfloat16; accepted: a layer of float32 \(this one needs no conversion",
         ),
         (
             KSLinear(CHAIN).half().quantize,
