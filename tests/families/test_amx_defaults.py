@@ -14,6 +14,7 @@ from tests.families.test_vector import kernel_of
 from tests.support.amx_kernels import CPU, FAMILY, PATTERNS, PRECISIONS
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def patterns_of(chain: tuple[str, ...]) -> tuple[Pattern, ...]:
     return tuple(map(Pattern.parse, chain))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("text", [pytest.param(PATTERNS[0], marks=pytest.mark.optimized), *PATTERNS[1:]])
@@ -56,6 +57,7 @@ def test_vectors_of_a_processor(text: str, layout: str) -> None:
             assert np.linalg.norm(difference) <= tolerance(precision, pattern.c) * np.linalg.norm(y.astype(dtype))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize("fuse", ["yes", "no"])
 @pytest.mark.parametrize("chain", [*CHAINS[:2], pytest.param(CHAINS[2], marks=pytest.mark.optimized)])
@@ -72,6 +74,7 @@ def test_chains_on_a_processor(chain: tuple[str, ...], fuse: Any) -> None:
             assert np.linalg.norm(y - truth) <= 1e-5 * np.linalg.norm(truth)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("text", PATTERNS)
 @pytest.mark.parametrize(("family", "precision"), [("simt", "float32"), ("mma", "bfloat16"), ("gemv", "float16")])
@@ -81,6 +84,7 @@ def test_kernels_of_gpus_in_the_emulator(family: str, precision: str, text: str,
         check_result(source, batch, in_emulator())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layouts", [("bsf", None), ("bsl", None), ("bsf", "bsl")])
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize(("family", "precision"), [("simt", "float32"), ("mma", "bfloat16")])

@@ -21,6 +21,7 @@ COMPLEX: dict[str, tuple[Callable[[int], transforms.Transform], Callable[[Array]
 }
 
 
+@pytest.mark.exhaustive
 @needs_device
 @pytest.mark.parametrize("dtype", PRECISE)
 @pytest.mark.parametrize("n", SIZES)
