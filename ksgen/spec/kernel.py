@@ -232,6 +232,10 @@ class KernelSpec:
             if count * self.item_bytes > MOST_BYTES:
                 raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: another thread may cache a property while this one is pickled."""
+        return {name: vars(self)[name] for name in type(self).__dataclass_fields__}
+
     def _check_weights(self) -> None:
         if self.job == "gradient" and self.has_bytes_in:
             raise SpecError(

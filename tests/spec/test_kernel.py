@@ -1,6 +1,8 @@
 """One kernel: its name, digest, counts, and what it refuses."""
 
-from dataclasses import replace
+import copy
+import pickle
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any, get_args, get_type_hints
 
@@ -51,6 +53,17 @@ def test_the_layout_of_y_goes_without_saying_where_it_is_that_of_x() -> None:
     turned = replace(chain, out_layout="bsl")
     assert (turned.name, turned.y_layout) == ("ks_6x64x64x1_6x64x64x1_float32_bsf_to_bsl", "bsl")
     assert replace(turned, layout="bsl") == replace(chain, layout="bsl")
+
+
+def test_a_pickle_has_the_fields_alone() -> None:
+    """Searches pickle a kernel while other threads cache its properties, which changes its dictionary."""
+    kernel = KernelSpec(Pattern(1, 6, 4, 2), epilogue=Epilogue(bias=True))
+    before = pickle.dumps(kernel)
+    assert kernel.is_quantized is False
+    assert "is_quantized" in vars(kernel)
+    assert pickle.dumps(kernel) == before
+    assert vars(pickle.loads(before)).keys() == {field.name for field in fields(KernelSpec)}
+    assert pickle.loads(before) == copy.copy(kernel) == kernel
 
 
 def test_different_kernels_have_different_names_and_digests() -> None:
