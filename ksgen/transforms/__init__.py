@@ -216,7 +216,7 @@ def daubechies(
 
     Args:
         n: Number of points, which each level halves: an even number up to 2^24.
-        taps: Number of filter coefficients: an even number from 2 on.
+        taps: Number of filter coefficients: an even number from 2 to 20.
         levels: Number of levels. None: as many as `n` allows.
         inverse: True creates the inverse, `pywt.waverec`.
         radix: Largest window of the factor that combines several levels.

@@ -181,11 +181,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
         found += [
             Constexpr("X_PLACE", shape.x_place(at), "offset of the inputs in shared memory, in bytes"),
             named(tiling, "X_PITCH", "bytes from one line of inputs to the next, free of bank conflicts"),
-            named(
-                shape,
-                "X_SLOT",
-                "bytes of the largest stage of X, which each slot of its ring can hold; 0 if all of X is resident",
-            ),
+            named(shape, "X_SLOT", "bytes per slot of the ring of X: its largest stage; 0 if all of X is resident"),
             named(tiling, "X_STAGE", "bytes from one stage of resident inputs to the next"),
         ]
         if shape.places[at].is_last:
