@@ -41,7 +41,7 @@ Rule = Mapping[str, Patterns | RuleEntry] | Spec | str | Path
 
 def convert(
     model: nn.Module, rule: Rule | Iterable[str] | None = None, *, budget: float | None = None,
-    from_weights: bool = True, refine: int = 0,
+    merge: bool = False, from_weights: bool = True, refine: int = 0,
     progress: bool = False, **options: Any,
 ) -> "Report":  # fmt: skip
     """Replace every dense layer that a rule names by a `KSLinear` of its chain, in place.
@@ -59,6 +59,7 @@ def convert(
             embeddings, and layers with at most 16 outputs.
         budget: Largest share of the dense weights. `propose` then finds a chain per layer: among the nearest, the one
             with the fastest training step. Only that one is factorized.
+        merge: With a `budget`, whether `propose` also merges neighbouring factors.
         from_weights: False draws the new weights at random.
         refine: Steps of L-BFGS of `factorize`.
         progress: True shows a progress bar on a terminal.
@@ -82,8 +83,12 @@ def convert(
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
-    check_flags(from_weights=from_weights, progress=progress)
-    wanted = read_rule(rule) if budget is None else _proposed(model, rule, budget, from_weights, progress)
+    check_flags(from_weights=from_weights, merge=merge, progress=progress)
+    if merge and budget is None:
+        raise SpecError(
+            "merge=True without a budget; accepted: merge=True with a budget, or a rule and `optimize` later"
+        )
+    wanted = read_rule(rule) if budget is None else _proposed(model, rule, budget, merge, from_weights, progress)
     found = find_layers(model, wanted)
     check_config(model)
     before = _parameter_count(model)
@@ -138,7 +143,9 @@ def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
     return found
 
 
-def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool, progress: bool) -> dict[str, RuleEntry]:
+def _proposed(
+    model: nn.Module, names: Any, budget: float, merge: bool, from_weights: bool, progress: bool
+) -> dict[str, RuleEntry]:
     """Select a chain per layer: the one with the fastest training step whose error is within `NEAR` of the least."""
     if isinstance(names, str | Path | Mapping | Spec):
         raise SpecError(
@@ -147,7 +154,9 @@ def _proposed(model: nn.Module, names: Any, budget: float, from_weights: bool, p
     keys = listed(names) if names is not None else ("*",)
     head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models have this method
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    offers = cache(partial(propose, budget=budget, most=CHAINS_PER_FAMILY))  # cached: layers share a few shapes
+    offers = cache(
+        partial(propose, budget=budget, merge=merge, most=CHAINS_PER_FAMILY)
+    )  # cached: layers share a few shapes
     choices: dict[str, tuple[Tensor, list[tuple[float, RuleEntry]]]] = {}
     for name, layer in _layers(model):
         if not name or not any(_fits(key, name) for key in keys or ()):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
+from itertools import accumulate
 from math import inf
 from typing import Any, overload
 
@@ -122,16 +123,27 @@ def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[
     return [sizes for _, sizes in sorted(each[count] for each in best[1:])][:TIMED]
 
 
+def merged_chains(chain: Chain, clock: Clock, precision: str, batch: int) -> list[Chain]:
+    """The chain with merged neighbours: at most `TIMED` merges, those with the least expected times."""
+    partitions = _partitions(chain, clock, precision, batch)
+    return [Chain(tuple(covering(part.factors) for part in _parts(chain, sizes))) for sizes in partitions]
+
+
+def _parts(chain: Chain, sizes: Sequence[int]) -> list[Chain]:
+    """Neighbouring factors of a chain, as many per part as the sizes say."""
+    ends = list(accumulate(sizes))
+    return [Chain(chain.factors[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
 def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
     """Layer in which each factor is the product of the given number of neighbouring factors."""
     weights, patterns, first = list[Tensor](), list[Pattern](), 0
     with torch.no_grad():
-        for size in sizes:
-            neighbours = Chain(layer.chain.factors[first : first + size])
-            patterns.append(covering(neighbours.factors))
-            matrix = chain_to_dense(neighbours, list(layer.weights)[first : first + size])
+        for part in _parts(layer.chain, sizes):
+            patterns.append(covering(part.factors))
+            matrix = chain_to_dense(part, list(layer.weights)[first : first + len(part)])
             weights.append(on_support(matrix, patterns[-1]))
-            first += size
+            first += len(part)
     options = {name: getattr(layer, name) for name in layer._settable if name not in ("between", "intermediates")}
     made = KSLinear.from_weights(weights, layer.bias, patterns=patterns, **options)
     made.requires_grad_(layer.weights[0].requires_grad)

@@ -17,6 +17,7 @@ from ksgen.pattern import Chain, Pattern, block_butterfly, dense, kaleidoscope, 
 from ksgen.spec import PRECISIONS, PrecisionName
 from ksgen.spec.kernel import check_word, checked_batch, checked_count
 from ksgen.torch.conversion.factorize import Factorization, factorize
+from ksgen.torch.conversion.merge import merged_chains
 from ksgen.torch.conversion.times import clock_of, measured_us
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.checks import check_flags, check_tensors
@@ -143,6 +144,7 @@ def propose(
     precision: PrecisionName = "float32",
     weight: Tensor | None = None,
     measure: bool = False,
+    merge: bool = False,
     most: int = 3,
 ) -> Proposals:
     """Propose chains that could replace a dense layer, with their size, time and error.
@@ -160,6 +162,8 @@ def propose(
         precision: Arithmetic of the products, such as "float16".
         weight: Matrix (out_features, in_features) to approximate, or None.
         measure: Whether to time the chains, as `KSLinear`, and the dense layer on the device.
+        merge: Whether to propose chains with merged neighbours, too, as `optimize` merges them. A merged factor has
+            more weights, so that the error is never larger; the budget still holds.
         most: Number of chains per family.
 
     Returns:
@@ -176,7 +180,7 @@ def propose(
         (16, 12)
     """
     whole = dense(in_features, out_features)
-    check_flags(measure=measure)
+    check_flags(measure=measure, merge=merge)
     check_word("precision", precision, PRECISIONS)
     most = checked_count("most", most, " (chains per family)")
     if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget <= 1:
@@ -199,6 +203,10 @@ def propose(
         )
     ]
     for family, chains in candidates(whole.in_features, whole.out_features, budget).items():
+        if merge:
+            merged = [new for chain in chains for new in merged_chains(chain, clock, precision, batch)]
+            affordable = (chain for chain in merged if chain.weight_count <= budget * whole.weight_count)
+            chains = list(dict.fromkeys((*chains, *affordable)))
         best = sorted((Proposal(family, chain, clock.chain_us(chain, precision, batch)) for chain in chains), key=_rank)
         proposals += best[: most if weight is None and not measure else LOOKED_AT * most]
     proposals[1:] = [replace(each, step_us=clock.step_us(each.chain, precision, batch)) for each in proposals[1:]]

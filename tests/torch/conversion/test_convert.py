@@ -446,3 +446,23 @@ def test_mistakes_with_a_budget_change_nothing(names: Any, budget: float, messag
         convert(model, names, budget=budget)
     assert str(caught.value).startswith(message)
     assert [type(module) for module in model.modules()] == before
+
+
+def test_a_budgets_chain_may_have_merged_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("ksgen.torch.conversion.convert")
+
+    def proposed(*sizes: int, **options: Any) -> Any:
+        """Only the butterflies, which a smaller step of other families would hide."""
+        offered = propose(*sizes, **options)
+        return replace(offered, looked_at=tuple(each for each in offered.looked_at if each.family == "square_dyadic"))
+
+    monkeypatch.setattr(module, "propose", proposed)
+    lengths = []
+    for merge in (False, True):
+        model = nn.Sequential(nn.Linear(64, 64))
+        (layer,) = convert(model, ["0"], budget=0.45, merge=merge, from_weights=False).layers
+        assert layer.chain.weight_count <= 0.45 * 64**2
+        lengths.append(len(layer.chain))
+    assert lengths[1] < lengths[0] == 6
+    with pytest.raises(SpecError, match="merge=True without a budget; accepted: merge=True with a budget"):
+        convert(nn.Sequential(nn.Linear(64, 64)), {"0": "2,32,32,1"}, merge=True)

@@ -51,6 +51,31 @@ def test_with_a_weight_the_nearest_come_first() -> None:
     assert all(each.relative_error is not None for each in found.looked_at)
 
 
+def test_merged_neighbours_are_proposed_within_the_budget() -> None:
+    """A butterfly of eight factors: merged ones are expected to be faster, and come no less near."""
+    plain, merged = (propose(256, 256, budget=0.3, device=TARGET, merge=merge, most=20) for merge in (False, True))
+    assert {len(chain) for chain in found_of(plain, "square_dyadic")} == {8}
+    assert {len(chain) for chain in found_of(merged, "square_dyadic")} > {8}
+    assert min(map(len, found_of(merged, "square_dyadic"))) < 8
+    assert set(found_of(plain, "square_dyadic")) < set(found_of(merged, "square_dyadic"))
+    assert all(each.parameters <= 0.3 * 256**2 for each in merged)
+    fastest = {each.family: each.us for each in reversed(merged)}
+    assert all(fastest[each.family] <= each.us for each in plain)
+    torch.manual_seed(0)
+    weight = torch.randn(32, 32)
+    for each in propose(32, 32, budget=0.6, device=TARGET, weight=weight, merge=True, most=20):
+        if each.family == "square_dyadic" and len(each.chain) < 5:
+            (whole,) = [
+                other
+                for other in propose(32, 32, budget=0.6, device=TARGET, weight=weight, most=20)
+                if other.family == "square_dyadic"
+            ]
+            assert each.relative_error < whole.relative_error
+            break
+    else:
+        pytest.fail("no merged chain")
+
+
 def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -97,6 +122,7 @@ def test_the_table() -> None:
         ({"in_features": 0}, "in_features=0; accepted: a whole number from 1 to"),
         ({"budget": 30}, "budget=30; accepted: a share of the dense weights, above 0 and up to 1"),
         ({"budget": True}, "budget=True; accepted: a share"),
+        ({"merge": 1}, "merge=1; accepted: True or False"),
         ({"most": 0}, "most=0; accepted: a whole number from 1 up (chains per family)"),
         ({"batch": 0}, "batch=0; accepted: a whole number from 1 up"),
         ({"precision": "fp16"}, "precision='fp16'"),
