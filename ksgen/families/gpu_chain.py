@@ -33,7 +33,8 @@ from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
 BLOCKS = (3, 2, 1)  # blocks per multiprocessor that a search tries
-REMEMBERED = 4096  # cached tiles of factors
+REMEMBERED = 4096  # cached constants of factors
+SHARED = 64  # cached lists of sizes: combinations that share one follow each other, and a list takes kilobytes
 
 
 class LayerVariables(TypedDict):
@@ -175,6 +176,12 @@ class GpuChainShape(Sized, Generic[FactorT]):
     @property
     def packed_bytes(self) -> int:
         return sum(factor.packed_bytes for factor in self.factors)
+
+
+@lru_cache(SHARED)
+def sizes_of_factors(kind: Any, each: tuple[tuple[KernelSpec, Any], ...], roles: tuple[int, ...]) -> list[Any]:
+    """Sizes of each factor, of the class `kind`, which takes the factor's role in the chain as its last argument."""
+    return [kind(*own, role) for own, role in zip(each, roles, strict=True)]
 
 
 def rules_of_blocks(shape: Callable[[KernelSpec, Any], Any]) -> tuple[Rule[Any], ...]:

@@ -11,8 +11,17 @@ from itertools import product
 from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Limits, named
-from ksgen.families.chains import FactorPlace, factor_kernels, own_of_factors, places
-from ksgen.families.gpu_chain import BLOCKS, REMEMBERED, GpuChainConstants, GpuChainShape, ends_of, rules_of_chain
+from ksgen.families.chains import factor_kernels, own_of_factors, places
+from ksgen.families.gpu_chain import (
+    BLOCKS,
+    REMEMBERED,
+    SHARED,
+    GpuChainConstants,
+    GpuChainShape,
+    ends_of,
+    rules_of_chain,
+    sizes_of_factors,
+)
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTiling, padded_chunks
 from ksgen.families.operands import CHUNK
@@ -88,14 +97,6 @@ class MmaFactor(MmaTiling):
         return (self.x_pitch, *others)  # nothing more, if features keep their order
 
 
-@lru_cache(REMEMBERED)
-def _factors(
-    each: tuple[tuple[KernelSpec, MmaConstants], ...], places: tuple[FactorPlace, ...], streamed: int
-) -> list[MmaFactor]:
-    """Sizes of each factor, cached because combinations of other constants share them."""
-    return [MmaFactor(*own, streamed * (where.at == 0)) for own, where in zip(each, places, strict=True)]
-
-
 @dataclass(frozen=True)
 class MmaChainTiling(GpuChainShape[MmaFactor]):
     """Sizes of a chain, in bytes."""
@@ -103,7 +104,8 @@ class MmaChainTiling(GpuChainShape[MmaFactor]):
     @cached_property
     def factors(self) -> list[MmaFactor]:
         streamed = self.constants.stages * self.constants.stream
-        return _factors(own_of_factors(self.kernel, self.constants), self.places, streamed)
+        roles = tuple(streamed * (where.at == 0) for where in self.places)
+        return sizes_of_factors(MmaFactor, own_of_factors(self.kernel, self.constants), roles)
 
     @property
     def buffer_sizes(self) -> list[list[int]]:
@@ -223,6 +225,7 @@ def _best_of_all(kernel: KernelSpec, limits: Limits, tile_batch: int, warps: int
     return best
 
 
+@lru_cache(REMEMBERED)
 def best_of_factor(
     kernel: KernelSpec,
     promote: int,
@@ -237,12 +240,12 @@ def best_of_factor(
     which the lanes' order repeats. If `orders` are given, the tile reads X in one of them.
     """
     tiles = _tiles_of_factor(kernel, promote, tile_batch, warps)
-    fitting = (shape for count, shape in tiles if count <= stretches and (not orders or shape.order in orders))
-    return next((shape.constants for shape in fitting), None)
+    fitting = (own for count, own in tiles if count <= stretches)
+    return next((own for own in fitting if not orders or MmaFactor(kernel, own).order in orders), None)
 
 
-@lru_cache(REMEMBERED)
-def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: int) -> list[tuple[int, MmaFactor]]:
+@lru_cache(SHARED)
+def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: int) -> list[tuple[int, MmaConstants]]:
     """All tiles with their stretches per stage, those with the least cost first."""
     chunk, whole = CHUNK // kernel.item_bytes, planes(kernel)
     unit = COLUMNS * (1 if kernel.layout == "bsf" else chunk)
@@ -266,5 +269,5 @@ def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: i
             if fits and first_broken(RULES, kernel, shape.constants) is None:
                 padding = shape.multiply_adds / (kernel.pattern.weight_count * tile_batch)
                 per_product = padding * (1 + 1 / shape.row_tiles + 1 / shape.column_tiles)
-                found.append(((per_product, shape.block_stages, -shape.sums), count, shape))
-    return [(count, shape) for _, count, shape in sorted(found, key=lambda each: each[0])]
+                found.append(((per_product, shape.block_stages, -shape.sums), count, shape.constants))
+    return [(count, own) for _, count, own in sorted(found, key=lambda each: each[0])]

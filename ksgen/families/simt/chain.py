@@ -12,8 +12,16 @@ from typing import Any, ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, named
-from ksgen.families.chains import FactorPlace, factor_kernels, own_of_factors, places
-from ksgen.families.gpu_chain import BLOCKS, REMEMBERED, GpuChainConstants, GpuChainShape, rules_of_chain
+from ksgen.families.chains import factor_kernels, own_of_factors, places
+from ksgen.families.gpu_chain import (
+    BLOCKS,
+    REMEMBERED,
+    SHARED,
+    GpuChainConstants,
+    GpuChainShape,
+    rules_of_chain,
+    sizes_of_factors,
+)
 from ksgen.families.rules import Rule, first_broken
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, RULES, SimtConstants, SimtTiling
 from ksgen.families.tiles import divide_up
@@ -70,19 +78,14 @@ class SimtFactor(SimtTiling):
         return super().copy_cycles if self.is_first else divide_up(self.w_stage * self.real_bytes, CYCLE_BYTES)
 
 
-@lru_cache(REMEMBERED)
-def _factors(each: tuple[tuple[KernelSpec, SimtConstants], ...], places: tuple[FactorPlace, ...]) -> list[SimtFactor]:
-    """Sizes of each factor, cached because combinations of other constants share them."""
-    return [SimtFactor(*own, is_first=where.at == 0) for own, where in zip(each, places, strict=True)]
-
-
 @dataclass(frozen=True)
 class SimtChainTiling(GpuChainShape[SimtFactor]):
     """Sizes of a chain, in elements of the sums' type."""
 
     @cached_property
     def factors(self) -> list[SimtFactor]:
-        return _factors(own_of_factors(self.kernel, self.constants), self.places)
+        roles = tuple(where.at == 0 for where in self.places)
+        return sizes_of_factors(SimtFactor, own_of_factors(self.kernel, self.constants), roles)
 
     @property
     def buffer_sizes(self) -> list[list[int]]:
@@ -142,6 +145,7 @@ def options(kernel: KernelSpec) -> Iterator[SimtChainConstants]:
             )
 
 
+@lru_cache(REMEMBERED)
 def best_of_factor(
     kernel: KernelSpec, ends: tuple[bool, bool], tile_batch: int, warps: int, most: int
 ) -> SimtConstants | None:
@@ -154,7 +158,7 @@ def best_of_factor(
     return next((own for (_, stage, _), own in tiles if stage * kernel.real_bytes <= most), None)
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(SHARED)
 def _tiles_of_factor(
     kernel: KernelSpec, is_first: bool, is_last: bool, tile_batch: int, warps: int
 ) -> list[tuple[tuple[float, int, int], SimtConstants]]:
