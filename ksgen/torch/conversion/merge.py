@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
-from itertools import accumulate
+from itertools import islice
 from math import inf
 from typing import Any, overload
 
@@ -131,19 +131,18 @@ def merged_chains(chain: Chain, clock: Clock, precision: str, batch: int) -> lis
 
 def _parts(chain: Chain, sizes: Sequence[int]) -> list[Chain]:
     """Neighbouring factors of a chain, as many per part as the sizes say."""
-    ends = list(accumulate(sizes))
-    return [Chain(chain.factors[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    factors = iter(chain)
+    return [Chain(tuple(islice(factors, size))) for size in sizes]
 
 
 def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
     """Layer in which each factor is the product of the given number of neighbouring factors."""
-    weights, patterns, first = list[Tensor](), list[Pattern](), 0
+    weights, patterns, given = list[Tensor](), list[Pattern](), iter(layer.weights)
     with torch.no_grad():
         for part in _parts(layer.chain, sizes):
             patterns.append(covering(part.factors))
-            matrix = chain_to_dense(part, list(layer.weights)[first : first + len(part)])
+            matrix = chain_to_dense(part, list(islice(given, len(part))))
             weights.append(on_support(matrix, patterns[-1]))
-            first += len(part)
     options = {name: getattr(layer, name) for name in layer._settable if name not in ("between", "intermediates")}
     made = KSLinear.from_weights(weights, layer.bias, patterns=patterns, **options)
     made.requires_grad_(layer.weights[0].requires_grad)
