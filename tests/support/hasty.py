@@ -4,7 +4,7 @@ and for OpenCL drivers.
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import pytest
 
@@ -22,14 +22,14 @@ def compiles_hastily(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
 
     Tests marked `optimized` are exceptions.
     """
-    with nullcontext() if request.node.get_closest_marker("optimized") else _compiling(tmp_path_factory, "-O1"):
+    with _compiling(request, tmp_path_factory, "-O1"):
         yield
 
 
 @pytest.fixture(autouse=True)
 def compiles_unoptimized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Except for tests marked `optimized`. GCC takes seconds to optimize emulated tiles, and a fifth of one without."""
-    with nullcontext() if request.node.get_closest_marker("optimized") else _compiling(tmp_path_factory, "-O0"):
+    with _compiling(request, tmp_path_factory, "-O0"):
         yield
 
 
@@ -43,7 +43,10 @@ def drivers_compile_unoptimized(request: pytest.FixtureRequest) -> Iterator[None
 
 
 @contextmanager
-def _compiling(folders: pytest.TempPathFactory, level: str) -> Iterator[None]:
+def _compiling(request: pytest.FixtureRequest, folders: pytest.TempPathFactory, level: str) -> Iterator[None]:
+    if request.node.get_closest_marker("optimized"):
+        yield
+        return
     with pytest.MonkeyPatch.context() as patch:
         try:
             processor = find_device("native")
