@@ -184,13 +184,13 @@ def multiply_chain(
     orders = exchanges or (None,) * len(weights)
 
     def multiplied(
-        rows: Tensor, each: Tensor, exchange: Exchange | None, layout: Layout, *, bias: Tensor | None = None,
+        rows: Tensor, each: Tensor, exchange: Exchange | None, factor_layout: Layout, *, bias: Tensor | None = None,
         residual: Tensor | None = None, activation: Activation,
     ) -> Tensor:  # fmt: skip
         if exchange is None:
-            return _multiply_factor(rows, each, bias, residual, layout, precision, activation, backend)
-        y = _multiply_factor(rows, each, None, None, layout, precision, "none", backend)
-        return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
+            return _multiply_factor(rows, each, bias, residual, factor_layout, precision, activation, backend)
+        y = _multiply_factor(rows, each, None, None, factor_layout, precision, "none", backend)
+        return finish(exchanged(y, exchange, factor_layout), bias, activation, residual, factor_layout)
 
     def one_by_one() -> Tensor:
         *first, last = zip(transposed_at(transposing_factor, weights, layout, out_layout), orders, strict=True)
