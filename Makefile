@@ -10,7 +10,6 @@ COMMA := ,
 # Tests start hundreds of processes. If the environment forbade Python to store bytecode, each would compile ksgen's
 # sources again.
 export PYTHONDONTWRITEBYTECODE :=
-NO_PYCUDA = $(subst pycuda$(COMMA),,$(DEVICE))
 # The extras that were installed, or OpenCL, with which tests compare. BINDINGS adds cuda-bindings if they are missing:
 # tests run them over a stand-in driver.
 INSTALLED = $(or $(shell cat .venv/.ready 2>/dev/null),$(DEVICE),cpu)
@@ -23,6 +22,15 @@ PYTEST = $(BIN) -m pytest -n auto --dist worksteal --timeout-method=thread -p te
     -o console_output_style=classic --durations=10
 # --no-compile: Python compiles modules at their first import, and most of the packages' 5,200 are never imported.
 INSTALL = $(BIN) -m pip install --quiet --disable-pip-version-check --no-compile -e
+# $(call install,EXTRAS,FIRST) installs ksgen with these extras, without PyCUDA if that fails, and writes the FIRST of
+# them to .venv/.ready. Each call of pip builds ksgen, so a target makes one call.
+WITHOUT_PYCUDA = $(subst pycuda$(COMMA),,$1)
+define install
+$(INSTALL) ".$(addprefix [,$(addsuffix ],$1))" && echo "$2" >.venv/.ready || { \
+    [ "$(WITHOUT_PYCUDA)" != "$1" ] && \
+    echo "ksgen: PyCUDA cannot be installed here, as pip says above; installing ksgen[$(WITHOUT_PYCUDA)] without it" && \
+    $(INSTALL) ".[$(WITHOUT_PYCUDA)]" && echo "$(call WITHOUT_PYCUDA,$2)" >.venv/.ready; }
+endef
 
 .PHONY: demo test test-torch test-tenth test-all quick check lint types docs pycuda nvrtc matrix gpu-check setup
 .PHONY: clean help
@@ -92,14 +100,11 @@ help:  ## List these targets.
 
 .venv/.ready: .venv/.python pyproject.toml
 	@echo "ksgen: installing ksgen$(EXTRAS) into .venv"
-	@$(INSTALL) ".$(EXTRAS)" && echo "$(DEVICE)" >$@ || { \
-	    [ "$(NO_PYCUDA)" != "$(DEVICE)" ] && \
-	    echo "ksgen: PyCUDA cannot be installed here, as pip says above; installing ksgen[$(NO_PYCUDA)] without it" && \
-	    $(INSTALL) ".[$(NO_PYCUDA)]" && echo "$(NO_PYCUDA)" >$@; }
+	@$(call install,$(DEVICE),$(DEVICE))
 
-.venv/.ready-dev: .venv/.ready
-	@echo "ksgen: installing what the tests need into .venv"
-	@$(INSTALL) ".[$(INSTALLED),$(BINDINGS)tune,dev]"
+.venv/.ready-dev: .venv/.python pyproject.toml
+	@echo "ksgen: installing ksgen and what its tests need into .venv"
+	@$(call install,$(INSTALLED)$(COMMA)$(BINDINGS)tune$(COMMA)dev,$(INSTALLED))
 	@touch $@
 
 .venv/.ready-docs: .venv/.python pyproject.toml
