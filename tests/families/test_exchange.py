@@ -40,38 +40,38 @@ def patterns_of(chain: tuple[str, ...]) -> tuple[Pattern, ...]:
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("without_tiles")
+@pytest.mark.parametrize(("precision", "dtype"), [("float32", np.float64), ("bfloat16", np.float32)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("text", [pytest.param(PATTERNS[0], marks=pytest.mark.optimized), *PATTERNS[1:]])
-def test_vectors_of_a_processor(text: str, layout: str) -> None:
+def test_vectors_of_a_processor(text: str, layout: str, precision: str, dtype: type) -> None:
     """One row, few rows, and whole blocks with a rest take different paths."""
     pattern = Pattern.parse(text)
-    for precision, dtype in (("float32", np.float64), ("bfloat16", np.float32)):
-        for batch in (1, 3, 37, 2048):  # the last outputs are streamed
-            kernel = KernelSpec(pattern, precision, layout, EVERY)
-            arrays = arrays_of(kernel, batch)
-            y = Launcher(pattern)(
-                arrays["x"], arrays["weights 0"], layout=layout, bias=arrays["bias"], activation="relu",
-                residual=arrays["residual"],
-            )  # fmt: skip
-            difference = y.astype(dtype) - truth_of(kernel, arrays)
-            assert np.linalg.norm(difference) <= tolerance(precision, pattern.c) * np.linalg.norm(y.astype(dtype))
+    for batch in (1, 3, 37, 2048):  # the last outputs are streamed
+        kernel = KernelSpec(pattern, precision, layout, EVERY)
+        arrays = arrays_of(kernel, batch)
+        y = Launcher(pattern)(
+            arrays["x"], arrays["weights 0"], layout=layout, bias=arrays["bias"], activation="relu",
+            residual=arrays["residual"],
+        )  # fmt: skip
+        difference = y.astype(dtype) - truth_of(kernel, arrays)
+        assert np.linalg.norm(difference) <= tolerance(precision, pattern.c) * np.linalg.norm(y.astype(dtype))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize("fuse", ["yes", "no"])
+@pytest.mark.parametrize(("layout", "out_layout"), [("bsf", None), ("bsl", None), ("bsf", "bsl"), ("bsl", "bsf")])
 @pytest.mark.parametrize("chain", [*CHAINS[:2], pytest.param(CHAINS[2], marks=pytest.mark.optimized)])
-def test_chains_on_a_processor(chain: tuple[str, ...], fuse: Any) -> None:
+def test_chains_on_a_processor(chain: tuple[str, ...], layout: str, out_layout: str | None, fuse: Any) -> None:
     patterns = patterns_of(chain)
     launcher = ChainLauncher(*patterns, between="relu", fuse=fuse)
-    for layout, out_layout in (("bsf", None), ("bsl", None), ("bsf", "bsl"), ("bsl", "bsf")):
-        for batch in (1, 40):
-            kernel = KernelSpec(patterns, "float32", layout, Epilogue(True), between="relu", out_layout=out_layout)
-            arrays = arrays_of(kernel, batch)
-            weights = [arrays[f"weights {number}"] for number in range(len(patterns))]
-            y = launcher(arrays["x"], weights, layout=layout, out_layout=out_layout, bias=arrays["bias"])
-            truth = truth_of(kernel, arrays)
-            assert np.linalg.norm(y - truth) <= 1e-5 * np.linalg.norm(truth)
+    for batch in (1, 40):
+        kernel = KernelSpec(patterns, "float32", layout, Epilogue(True), between="relu", out_layout=out_layout)
+        arrays = arrays_of(kernel, batch)
+        weights = [arrays[f"weights {number}"] for number in range(len(patterns))]
+        y = launcher(arrays["x"], weights, layout=layout, out_layout=out_layout, bias=arrays["bias"])
+        truth = truth_of(kernel, arrays)
+        assert np.linalg.norm(y - truth) <= 1e-5 * np.linalg.norm(truth)
 
 
 @pytest.mark.exhaustive
