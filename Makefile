@@ -27,8 +27,8 @@ INSTALL = $(BIN) -m pip install --quiet --disable-pip-version-check --no-compile
 WITHOUT_PYCUDA = $(subst pycuda$(COMMA),,$1)
 define install
 $(INSTALL) ".$(addprefix [,$(addsuffix ],$1))" && echo "$2" >.venv/.ready || { \
-    [ "$(WITHOUT_PYCUDA)" != "$1" ] && \
-    echo "ksgen: PyCUDA cannot be installed here, as pip says above; installing ksgen[$(WITHOUT_PYCUDA)] without it" && \
+    [ "$(WITHOUT_PYCUDA)" != "$1" ] && echo \
+        "ksgen: PyCUDA cannot be installed here, as pip says above; installing ksgen[$(WITHOUT_PYCUDA)] without it" && \
     $(INSTALL) ".[$(WITHOUT_PYCUDA)]" && echo "$(call WITHOUT_PYCUDA,$2)" >.venv/.ready; }
 endef
 
