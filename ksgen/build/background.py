@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -124,6 +124,11 @@ def deferred(policy: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         _policy.reset(token)
+
+
+def give_way() -> AbstractContextManager[None]:
+    """Stop background compilers during most of the enclosed computation, if it is a long one."""
+    return _background.children.give_way()
 
 
 @contextmanager

@@ -24,7 +24,9 @@ from ksgen.values import excerpt
 MOST_SECONDS = 10**6
 COMPILE_SECONDS = 300.0  # a kernel takes about one; minutes mean that the source unrolls far too much
 KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
-IDLE_S = 3.0  # seconds for which background compilers use idle cores only; longer, a busy machine would starve them
+# While calls compute, background compilers run for `SHARED_S` seconds of each period. They look every `POLL_S` seconds.
+SHARED_S, PERIOD_S, POLL_S = 0.02, 0.1, 0.005
+LONG_S, LONG_PERIOD_S = 0.25, 1.0  # a longer call, and its period
 # nvcc's variables with further options, hidden from children because cache keys do not contain them
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
@@ -51,15 +53,50 @@ class Finished:
     log: str
 
 
+class _Calls:
+    """Calls that compute while compilers run, and the share of time that they take."""
+
+    def __init__(self) -> None:
+        self._guard, self._running, self._began, self._spent = new_lock(), 0, 0.0, 0.0
+        self._period, self._spent_before, self._are_most = monotonic(), 0.0, False
+
+    def begin(self) -> None:
+        with self._guard:
+            if not self._running:
+                self._began = monotonic()
+            self._running += 1
+
+    def end(self) -> None:
+        with self._guard:
+            self._running -= 1
+            if not self._running:
+                self._spent += monotonic() - self._began
+
+    def permit_others(self) -> bool:
+        """Whether others may use the cores now: for a part of each period if calls take most of the time, else always.
+
+        The part is smaller in a long call. It is never zero, because calls may wait for what others compute.
+        """
+        with self._guard:
+            now = monotonic()
+            length = now - self._began if self._running else 0.0
+            if (passed := now - self._period) > PERIOD_S:
+                spent = self._spent + length
+                self._are_most = spent - self._spent_before > passed / 2
+                self._period, self._spent_before = now, spent
+            if length < SHARED_S and not self._are_most:
+                return True
+            return now % (PERIOD_S if length < LONG_S else LONG_PERIOD_S) < SHARED_S
+
+
 class Children:
     """The compilers that are running. `stop` ends them all, and lets no new one start.
 
-    For the first `IDLE_S` seconds, background compilers use only idle cores. These seconds count from the start of a
-    compiler while no other one is running.
+    Background compilers are stopped for most of the time in which calls compute.
     """
 
     def __init__(self, is_background: bool = False) -> None:
-        self._is_background, self._busy_since = is_background, 0.0
+        self._is_background, self._calls = is_background, _Calls()
         self._running: set[subprocess.Popen[str]] = set()
         self._guard = new_lock()
         self.stopped = False
@@ -74,13 +111,12 @@ class Children:
                 if self.stopped:
                     raise ToolchainError(f"{command[0]} was not started: the build is being stopped")
                 child = _start(command, folder, environment, group)
-                if not self._running:
-                    self._busy_since = monotonic()
                 self._running.add(child)
             try:
-                if self._is_background:
-                    _finish_on_idle_cores(child, group, min(seconds, self._busy_since + IDLE_S - monotonic()))
-                log, _ = child.communicate(timeout=seconds)
+                end = monotonic() + seconds
+                if self._is_background and group:
+                    self._give_way(child, group, end)
+                log, _ = child.communicate(timeout=max(0.0, end - monotonic()))
             except subprocess.TimeoutExpired:
                 limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS)"
                 raise ToolchainError(f"{command[0]} was stopped: it had not finished after {limit}") from None
@@ -92,6 +128,30 @@ class Children:
         if child.returncode < 0:
             log = f"{log.rstrip()}\n{KILLED} {-child.returncode}".lstrip()
         return Finished(child.returncode, log)
+
+    @contextmanager
+    def give_way(self) -> Iterator[None]:
+        """Stop background compilers for most of a computation.
+
+        Processes that share cores with PyTorch's threads make its products take several times as long, whatever their
+        priority: the threads wait for each other after every few microseconds.
+        """
+        self._calls.begin()
+        try:
+            yield
+        finally:
+            self._calls.end()
+
+    def _give_way(self, child: subprocess.Popen[str], group: int, end: float) -> None:
+        """Stop and resume a background compiler, until it ends or `end` has come."""
+        runs = True
+        while monotonic() < end:
+            if runs != (runs := self._calls.permit_others()):
+                with suppress(OSError):  # it has just ended
+                    os.killpg(group, signal.SIGCONT if runs else signal.SIGTSTP)
+            with suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=POLL_S)
+                return
 
     def stop(self) -> None:
         with self._guard:
@@ -145,42 +205,6 @@ def _start(
         raise ToolchainError(f"{command[0]} does not run: {error}") from None
 
 
-def _finish_on_idle_cores(child: subprocess.Popen[str], group: int, seconds: float) -> None:
-    """Let a command use idle cores only, until it ends or `seconds` have passed.
-
-    Linux lets few users leave this scheduling policy again, so the group's guard first tries to enter and leave it.
-    """
-    if seconds <= 0 or not group or not hasattr(os, "SCHED_IDLE"):
-        return
-    if not (_schedule(group, os.SCHED_IDLE) and _schedule(group, os.SCHED_OTHER)):
-        return
-    for member in _members(group):  # processes that they start inherit the policy
-        _schedule(member, os.SCHED_IDLE)
-    try:
-        child.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        for each in _members(group):
-            _schedule(each, os.SCHED_OTHER)
-
-
-def _schedule(process: int, policy: int) -> bool:
-    """Set the scheduling policy of a process, and return whether that succeeded."""
-    with suppress(OSError):  # the process has just ended, or the system forbids it
-        os.sched_setscheduler(process, policy, os.sched_param(0))
-        return True
-    return False
-
-
-def _members(group: int) -> list[int]:
-    """IDs of the processes in a group."""
-    members = []
-    for each in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        with suppress(OSError):
-            if os.getpgid(each) == group:
-                members.append(each)
-    return members
-
-
 @contextmanager
 def _guarded_group() -> Iterator[int]:
     """Process group that ends with this process: its guard is a shell that kills it when its input closes.
@@ -190,7 +214,7 @@ def _guarded_group() -> Iterator[int]:
     guard: subprocess.Popen[bytes] | None = None
     with suppress(OSError):  # no shell, or no room for another process
         guard = subprocess.Popen(
-            ("/bin/sh", "-c", "read -r _; kill -s KILL 0"),
+            ("/bin/sh", "-c", "trap '' TSTP; read -r _; kill -s KILL 0"),  # it goes on while compilers are stopped
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

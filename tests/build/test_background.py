@@ -1,8 +1,11 @@
 """Work in the background: deferred, shared, awaited, and ended with its process."""
 
+import ctypes
 import os
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,8 +15,9 @@ import pytest
 
 from ksgen.build import background, children
 from ksgen.build.background import PendingError, all_of, deferred, outcome
-from ksgen.build.children import Children
 from ksgen.errors import ToolchainError
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 @pytest.fixture(autouse=True)
@@ -135,64 +139,122 @@ def test_a_fork_waits_for_work_that_imports_modules() -> None:
     os.waitpid(child, 0)
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux alone has such a policy")
-def test_a_compiler_takes_idle_cores_at_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Then, after a while, any."""
-    policies, real = [], children._schedule
-
-    def schedule(process: int, policy: int) -> bool:
-        policies.append(policy)
-        if policies[2:] and policy == os.SCHED_OTHER:
-            (tmp_path / "any core").touch()
-        return real(process, policy)
-
-    monkeypatch.setattr(children, "_schedule", schedule)
-    monkeypatch.setattr(children, "IDLE_S", 0.2)
-    wait = f"while [ ! -e '{tmp_path}/any core' ]; do sleep 0.01; done; echo ended"
-    assert Children(is_background=True).run(("sh", "-c", wait)).log == "ended\n"
-    assert policies[:3] == [os.SCHED_IDLE, os.SCHED_OTHER, os.SCHED_IDLE]  # the first two try whether there is a return
-    returned = policies.index(os.SCHED_OTHER, 2)
-    assert set(policies[2:returned]) == {os.SCHED_IDLE}
-    assert set(policies[returned:]) == {os.SCHED_OTHER}
-    monkeypatch.setattr(children, "IDLE_S", 60)
-    assert Children(is_background=True).run(("echo", "all of it")).log == "all of it\n"
-
-
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux alone has such a policy")
-def test_what_a_compiler_has_started_takes_idle_cores_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler may start others before this process, whose lock other threads hold, changes its policy."""
-    start = children._start
-
-    def start_late(*given: Any) -> Any:
-        child = start(*given)
-        os.read(forked, 1)
-        return child
-
-    forked, tell = os.pipe()
-    monkeypatch.setattr(children, "_start", start_late)
-    program = (
-        f"import os, time; is_child = not os.fork(); is_child and os.write(os.open('/proc/{os.getpid()}/fd/{tell}', "
-        "os.O_WRONLY), b'.'); time.sleep(0.3); print(os.sched_getscheduler(0), flush=True); is_child or os.wait()"
+@pytest.fixture
+def ticking(own: background._Background, tmp_path: Path) -> Iterator[Callable[[], int]]:
+    """Provide a function that counts the steps of a background compiler, which takes one every 10 ms."""
+    steps = tmp_path / "steps"
+    steps.touch()
+    runner = threading.Thread(
+        target=own.children.run, args=(("sh", "-c", f"while sleep 0.01; do echo >>'{steps}'; done"),)
     )
-    log = Children(is_background=True).run((sys.executable, "-c", program)).log
-    assert log == f"{os.SCHED_IDLE}\n" * 2
+    runner.start()
+    until(lambda: steps.stat().st_size > 0)
+    yield lambda: steps.stat().st_size
+    own.children.stop()
+    runner.join()
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux alone has such a policy")
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def has_stopped(count: Callable[[], int]) -> bool:
+    before = count()
+    time.sleep(0.3)
+    return count() == before
+
+
+def test_compilers_are_stopped_during_a_long_call(ticking: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "PERIOD_S", 60)
+    monkeypatch.setattr(children, "LONG_PERIOD_S", 60)
+    with background.give_way():
+        with background.give_way():
+            until(lambda: has_stopped(ticking))
+        assert has_stopped(ticking)
+    before = ticking()
+    until(lambda: ticking() > before + 3)
+
+
+def test_compilers_are_stopped_during_most_of_many_short_calls(
+    ticking: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls with longer pauses leave them enough time."""
+    monkeypatch.setattr(children, "SHARED_S", 0.005)
+    monkeypatch.setattr(children, "PERIOD_S", 0.05)
+
+    def steps(call_s: float, pause_s: float) -> int:
+        before, end = ticking(), time.monotonic() + 1
+        while time.monotonic() < end:
+            with background.give_way():
+                time.sleep(call_s)
+            time.sleep(pause_s)
+        return ticking() - before
+
+    assert 2 * steps(0.004, 0.0) < steps(0.0, 0.004)
+
+
 @pytest.mark.parametrize("has_guard", [True, False])
-def test_a_compiler_takes_any_core_where_there_is_no_return(has_guard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most users may not leave the policy of idle cores: on a busy machine their compilers would never end."""
-    changed, real = [], os.sched_setscheduler
-
-    def without_rights(process: int, policy: int, parameter: os.sched_param) -> None:
-        if policy != os.SCHED_IDLE:
-            raise PermissionError(1, "Operation not permitted")
-        real(process, policy, parameter)
-        changed.append(process)
-
-    monkeypatch.setattr(os, "sched_setscheduler", without_rights)
+def test_a_background_compiler_returns_its_log(
+    has_guard: bool, own: background._Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a guard it is never stopped, because nothing would end it with its process."""
+    monkeypatch.setattr(children, "PERIOD_S", 60)
+    monkeypatch.setattr(children, "LONG_PERIOD_S", 60)
     if not has_guard:
         monkeypatch.setattr(children, "_guarded_group", lambda: nullcontext(0))
-    process = Children(is_background=True).run(("sh", "-c", "echo $$")).log
-    assert len(changed) == has_guard
-    assert int(process) not in changed
+    command = "sh", "-c", f"echo all; sleep {0 if has_guard else 0.2}; echo of it"
+    with nullcontext() if has_guard else background.give_way():
+        assert own.children.run(command).log == "all\nof it\n"
+
+
+def test_compilers_go_on_during_a_call_without_end(ticking: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call may wait for what they compile."""
+    monkeypatch.setattr(children, "LONG_PERIOD_S", 0.1)
+    with background.give_way():
+        before = ticking()
+        until(lambda: ticking() > before + 10)
+
+
+@pytest.fixture
+def adopts() -> Iterator[None]:
+    """Adopt orphans, as the first process of a container does. In this session, the system does not end them."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "prctl"):
+        pytest.skip("Linux alone lets a process adopt orphans")
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.mark.usefixtures("adopts")
+def test_a_stopped_compiler_ends_with_its_process(tmp_path: Path) -> None:
+    """The guard goes on while the compiler is stopped."""
+    program = """
+import sys, threading, time
+from ksgen.build import background, children
+children.PERIOD_S = children.LONG_PERIOD_S = 60
+run = background._background.children.run
+threading.Thread(target=run, args=(("sh", "-c", f"echo $$ >'{sys.argv[1]}'; sleep 60"),), daemon=True).start()
+with background.give_way():
+    time.sleep(60)
+"""
+
+    def compiler() -> str:
+        return (tmp_path / "compiler").read_text().strip()
+
+    caller = subprocess.Popen([sys.executable, "-c", program, tmp_path / "compiler"])
+    until(lambda: (tmp_path / "compiler").exists() and state_of(compiler()) == "T")
+    caller.kill()
+    caller.wait()
+    until(lambda: state_of(compiler()) in ("", "Z"))
+
+
+def state_of(process: str) -> str:
+    """State of a process in Linux; empty if it is gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

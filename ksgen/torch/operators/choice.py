@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ksgen.build.background import PendingError, deferred, outcome
+from ksgen.build.background import PendingError, deferred, give_way, outcome
 from ksgen.devices import device_for, find_device
 from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.families import family_named
@@ -156,7 +156,8 @@ def run_chosen(
     """
     if backend == "auto" and precision in (None, dtype_name(x.dtype)) and not is_ready(x.device):
         note_unsettled()
-        return methods["strided"]()
+        with give_way():
+            return methods["strided"]()
     if not has_kernels(x.device):
         return methods["strided"]()
     if backend != "auto":
@@ -177,7 +178,8 @@ def run_chosen(
         if not _unbuilt:
             _warn_once(str(error))
         _unbuilt[kernel] = str(error).splitlines()[0]
-    return methods["strided"]()
+    with give_way():
+        return methods["strided"]()
 
 
 def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
@@ -199,7 +201,7 @@ def run_fastest(
     if not _is_timed(key, methods) and may_defer():
         trial = _trial(key, timed or methods)
         note_unsettled()
-        with deferred(may_defer):
+        with give_way(), deferred(may_defer):
             if timed is None:
                 y = trial.compute(methods, meanwhile)
             else:
@@ -207,8 +209,10 @@ def run_fastest(
                 trial.go_on(timed)
         _settle(key, trial)
         return y
-    y = by_kernels(lambda: methods[faster(job, timed or methods)]())
-    return methods[meanwhile]() if y is None else y
+    if (y := by_kernels(lambda: methods[faster(job, timed or methods)]())) is not None:
+        return y
+    with give_way():
+        return methods[meanwhile]()
 
 
 def faster(job: Hashable, methods: Mapping[str, Method]) -> str:
