@@ -21,7 +21,9 @@ from ksgen.values import excerpt, listed, whole_number
 MOST_FEATURES = 2**31 - 1  # a kernel counts features in 32 bits; offsets, which the batch multiplies, take 64
 
 WRITTEN = re.compile(
-    r"\s*[(\[]?" + ",".join([r"\s*([+-]?[0-9]{1,20})\s*"] * 4) + r"[)\]]?\s*(?:@\s*([ikj0-9:.]{1,200})\s*)?", re.ASCII
+    r"\s*(?=\([^)\]]*\)|\[[^)\]]*\]|[^()\[\]]*$)"  # parentheses, brackets, or neither
+    r"[(\[]?" + ",".join([r"\s*([+-]?[0-9]{1,20})\s*"] * 4) + r"[)\]]?\s*(?:@\s*([ikj0-9:.]{1,200})\s*)?",
+    re.ASCII,
 )
 _PIECE = re.compile(r"([ikj])([0-9]{0,2})(?::([0-9]{1,10}))?", re.ASCII)
 

@@ -87,7 +87,21 @@ def test_a_pattern_refuses_more_features_than_32_bits_count() -> None:
         Pattern(2**15, 1, 2**16, 1)
 
 
-@pytest.mark.parametrize("text", ["", "6,64,64", "6,64,64,1,1", "6.0,64,64,1", "6x64x64x1", "a,b,c,d", "٦,64,64,1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "6,64,64",
+        "6,64,64,1,1",
+        "6.0,64,64,1",
+        "6x64x64x1",
+        "a,b,c,d",
+        "٦,64,64,1",
+        "(6,64,64,1]",
+        "[6,64,64,1",
+        "6,64,64,1)",
+    ],
+)
 def test_parsing_refuses_what_is_not_four_numbers(text: str) -> None:
     with pytest.raises(PatternError, match="is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2"):
         Pattern.parse(text)

@@ -135,7 +135,7 @@ def take_blocks(
     another timer's block first waits until the threads of this process sleep. There, a series ends early only if the
     load of the machine is known. The clock of a GPU needs neither.
     """
-    watch = Watch() if on_processor else None
+    watch, has_looked = Watch() if on_processor else None, False
     values: list[list[float]] = [[] for _ in timers]
     last, order, end = (
         -1,
@@ -144,6 +144,8 @@ def take_blocks(
     )
     while True:
         for index in order:
+            if has_looked and Blocks(tuple(values[index])).is_hopeless(give_up):
+                continue
             if watch and index != last:
                 rest()
             values[index].append(timers[index]())

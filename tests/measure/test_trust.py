@@ -178,6 +178,13 @@ def test_hopeless_series_end_early_unless_a_block_is_fast(monkeypatch: pytest.Mo
         assert len(found.values) == blocks
 
 
+def test_hopeless_series_end_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    timers = [clock.timer(iter([151.0, 152.0])), clock.timer(each / 5 for each in BIMODAL)]
+    hopeless, uncertain = take_blocks(timers, on_processor=True, most_seconds=10, give_up=150.0)
+    assert (len(hopeless.values), len(uncertain.values)) == (2, 18)
+
+
 def test_hopeless_series_last_until_the_load_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that others keep busy makes any candidate slow."""
     clock = Clock(monkeypatch, others=0.5)
