@@ -62,9 +62,10 @@ def test_right_candidates_are_timed_in_turns(worker: Worker, facts: Facts) -> No
 @needs_opencl
 def test_a_candidate_far_behind_the_best_gets_no_more_than_the_first_blocks(worker: Worker, facts: Facts) -> None:
     binary = worker.compile(JOB.kernel, candidate(1), facts)
-    block_s = 8 * LEAST_SECONDS  # after one the load is known, even if its first runs took several times as long
+    block_s = 2 * LEAST_SECONDS  # after one the load is known
+    long = replace(JOB, batch=7000)  # a block has at most MOST_RUNS runs
     (outcome,) = worker.measure(
-        JOB, [(candidate(1), binary)], replace(RUNS, seconds=60.0, block_s=block_s, give_up_us=1e-3)
+        long, [(candidate(1), binary)], replace(RUNS, seconds=60.0, block_s=block_s, give_up_us=1e-3)
     )
     assert len(outcome.microseconds) == HOPELESS_BLOCKS
 
