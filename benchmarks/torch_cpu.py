@@ -3,17 +3,20 @@
 Layers have one factor and no bias. With `--layers` they are those of transformers with a bias, compared with
 `nn.Linear` too. With `--convolutions` they are `KSConv1x1` in both memory formats, compared with `nn.Conv2d`, and the
 batch counts images. The steps are "forward" with frozen layers; "unfrozen", in which only PyTorch's backends are
-frozen; and "training", with gradients of x and the weights. All backends alternate on all cores, on memory that was
-used before, with a pause before each run. A row shows the time of auto, and the ratio of each backend's time to it. A
-backend that takes four times as long as the best is dropped after its first rounds.
+frozen; "compiled" by `torch.compile`, if asked for; and "training", with gradients of x and the weights. All backends
+alternate on all cores, on memory that was used before, with a pause before each run. A row shows the time of auto, and
+the ratio of each backend's time to it. A backend that takes four times as long as the best is dropped after its first
+rounds.
 """
 
 import json
 import os
 from collections.abc import Callable
+from itertools import product
 from math import inf
 from statistics import geometric_mean, median
 from time import perf_counter_ns
+from typing import Any, TextIO
 
 import click
 import torch
@@ -60,6 +63,17 @@ def unfrozen(layer: nn.Linear, x: torch.Tensor) -> Job:
     return run
 
 
+def compiled(layer: nn.Linear, x: torch.Tensor) -> Job:
+    compiled_layer = torch.compile(layer.eval())
+
+    def run() -> object:
+        with torch.no_grad():
+            return compiled_layer(x)
+
+    run()
+    return run
+
+
 def training(layer: nn.Module, x: torch.Tensor) -> Job:
     x = x.clone().requires_grad_()
     with torch.no_grad():
@@ -97,7 +111,8 @@ def medians_us(jobs: dict[str, Job], seconds: float, runs: int) -> dict[str, flo
     return {name: median(each[FIRST:] or each[1:]) for name, each in times.items()}
 
 
-STEPS = {"forward": forward, "unfrozen": unfrozen, "training": training}
+COMPILED = ("auto", "einsum", "linear")  # ways that are compiled: each takes seconds
+STEPS = {"forward": forward, "unfrozen": unfrozen, "compiled": compiled, "training": training}
 
 
 def chains_of_layers() -> dict[str, Chain]:
@@ -166,6 +181,7 @@ def convolutions(images: int, runs: int, seconds: float, only: str) -> None:
 @click.option("--runs", default=15, show_default=True)
 @click.option("--most-seconds", default=1.0, show_default=True, help="Most seconds per row.")
 @click.option("--json", "as_json", is_flag=True)
+@click.option("--read", type=click.File(), help="Print the table of rows that `--json` printed.")
 def main(
     are_convolutions: bool,
     threads: int,
@@ -177,6 +193,7 @@ def main(
     runs: int,
     most_seconds: float,
     as_json: bool,
+    read: TextIO | None,
 ) -> None:
     """Time every backend on every pattern."""
     torch.manual_seed(0)
@@ -187,42 +204,53 @@ def main(
         for images in batches:
             convolutions(images, runs, most_seconds, only)
         return
-    kept: dict[str, list[tuple[float, float, str]]] = {}
+    if read:
+        print_summary([json.loads(line) for line in read])
+        return
+    rows: list[dict[str, Any]] = []
     cases = chains_of_layers() if are_layers else {str(Pattern(*each)): Chain.read([each]) for each in PATTERNS}
     cases = {words: chain for words, chain in cases.items() if only in words}
-    for precision in precisions:
-        for words, chain in cases.items():
-            for batch in batches:
-                for layout in LAYOUTS[:1] if are_layers else LAYOUTS:
-                    for kind in (each for each in STEPS if each in steps):
-                        dtype, features = getattr(torch, precision), chain.in_features
-                        x = torch.randn((batch, features) if layout == "bsf" else (features, batch), dtype=dtype)
-                        layers = layers_of(chain, layout, dtype, are_layers)
-                        jobs = {name: STEPS[kind](layer, x) for name, layer in layers.items()}
-                        took = medians_us(jobs, most_seconds, runs)
-                        fastest = min(took, key=took.__getitem__)
-                        row = {
-                            "pattern": words,
-                            "batch": batch,
-                            "layout": layout,
-                            "precision": precision,
-                            "kind": kind,
-                            "us": took,
-                        }
-                        name = f"{kind} {precision} {layout} batch {batch}"
-                        label = f"{words} {name}"
-                        kept.setdefault(name, []).append(
-                            (took["auto"] / took[fastest], took["bmm"] / took["auto"], label)
-                        )
-                        others = (f"{each} {took[each] / took['auto']:.2f}" for each in took if each != "auto")
-                        line = f"{label:52} auto {took['auto']:9.1f} us  {'  '.join(others)}"
-                        click.echo(json.dumps(row) if as_json else line)
-    for name, rows in kept.items():
-        over_best, over_bmm = [each[0] for each in rows], [each[1] for each in rows]
-        least, most = min(over_bmm), max(rows)
-        summary = f"{name}: bmm over auto {geometric_mean(over_bmm):.2f}, at least {least:.2f}; "
-        summary += f"auto over the best: median {median(over_best):.2f}, at most {most[0]:.2f} ({most[2].split()[0]})"
-        click.echo(json.dumps({"summary": summary}) if as_json else summary)
+    for precision, (words, chain), batch, layout in product(
+        precisions, cases.items(), batches, LAYOUTS[:1] if are_layers else LAYOUTS
+    ):
+        for kind in (each for each in STEPS if each in steps):
+            dtype, features = getattr(torch, precision), chain.in_features
+            x = torch.randn((batch, features) if layout == "bsf" else (features, batch), dtype=dtype)
+            torch._dynamo.reset()  # it compiles a function for at most eight layers
+            layers = layers_of(chain, layout, dtype, are_layers)
+            compared = COMPILED if kind == "compiled" else layers
+            jobs = {name: STEPS[kind](layer, x) for name, layer in layers.items() if name in compared}
+            took = medians_us(jobs, most_seconds, runs)
+            rounded = {name: round(each, 1) for name, each in took.items()}
+            row = {"pattern": words, "batch": batch, "layout": layout, "precision": precision, "kind": kind}
+            rows.append(row | {"us": rounded})
+            label = f"{words} {kind} {precision} {layout} batch {batch}"
+            others = (f"{each} {took[each] / took['auto']:.2f}" for each in took if each != "auto")
+            line = f"{label:52} auto {took['auto']:9.1f} us  {'  '.join(others)}"
+            click.echo(json.dumps(rows[-1]) if as_json else line)
+    if not as_json:
+        print_summary(rows)
+
+
+def print_summary(rows: list[dict[str, Any]]) -> None:
+    """Print a table of the times of other ways, divided by those of `auto`: geometric mean and least of all rows."""
+    click.echo("| step | precision | layout | batch | rows | best other way | least | in | linear | least | in |")
+    click.echo("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault((row["kind"], row["precision"], row["layout"], row["batch"]), []).append(row)
+    for name, group in grouped.items():
+        cells = [*name, len(group)]
+        for ways in (BACKENDS[2:], ("linear",)):
+            ratios = [
+                (min(found) / row["us"]["auto"], row["pattern"])
+                for row in group
+                if (found := [row["us"][way] for way in ways if way in row["us"]])
+            ]
+            least, where = min(ratios, default=(0.0, ""))
+            mean = geometric_mean([each for each, _ in ratios]) if ratios else 0.0
+            cells += [f"{mean:.2f}", f"{least:.2f}", where] if ratios else ["", "", ""]
+        click.echo(f"| {' | '.join(map(str, cells))} |")
 
 
 if __name__ == "__main__":
