@@ -1,20 +1,35 @@
 """Structured matrices of the literature as chains, with the parameters of their authors' layers.
 
 A structure assigns each parameter of its authors' layer to a factor of its chain. So checkpoints of such layers become
-weights of launchers and of `KSLinear`, and back. Nothing is computed: entries are only reordered.
+weights of launchers and of `KSLinear`, and back. Nothing is computed: entries are only reordered, and repeated where a
+factor's weights are tied. A sum of chains is a tuple of structures, one per summand.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
-from typing import Any
+from operator import attrgetter
+from typing import Any, Literal
 
 from ksgen import pattern
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern
 from ksgen.values import excerpt, listed
 
-__all__ = ["Structure", "blast", "block_dense", "btt", "gralora", "low_rank", "monarch", "oft"]
+__all__ = [
+    "Structure",
+    "blast",
+    "block_dense",
+    "btt",
+    "dyad",
+    "gralora",
+    "kronecker",
+    "low_rank",
+    "monarch",
+    "oft",
+]
+
+DyadVariant = Literal["it", "ot", "dt"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,8 @@ class Structure:
         shapes: Shape of each parameter, by name, in the order of the chain's factors.
         axes: Permutation of a parameter's axes to the factor's order, by name, if the parameter stores another order.
         scales: Standard deviations of the authors' initial values, by name; without them, those of `KSLinear`.
+        tied: Axis of the factor along which all weights are equal, by name, if the parameter is one slice of them: 0
+            for a, or 3 for d.
 
     Examples:
         >>> from ksgen import structures
@@ -40,6 +57,7 @@ class Structure:
     shapes: Mapping[str, tuple[int, ...]]
     axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
+    tied: Mapping[str, int] = field(default_factory=dict)
 
     def from_state(self, state: Mapping[str, Any]) -> list[Any]:
         """Convert the authors' parameters to weights (a, b, c, d), one per factor.
@@ -48,7 +66,8 @@ class Structure:
             state: NumPy arrays or tensors by name: exactly those of `shapes`.
 
         Returns:
-            The weights, in the order in which the factors multiply x. They may share memory with the parameters.
+            The weights, in the order in which the factors multiply x, in the order of memory that launchers accept.
+            Tied weights are repeated. Weights may share memory with the parameters.
 
         Raises:
             LaunchError: A parameter is missing, unknown, or of another shape.
@@ -67,7 +86,7 @@ class Structure:
             if (found := tuple(state[name].shape)) != shape:
                 raise LaunchError(f"{self.chain.name}: got {name} of shape {found}; {shape} is needed")
         return [
-            _permuted(state[name], self._axes_of(name)).reshape(factor.shape)
+            _filled(_permuted(state[name], self._axes_of(name)).reshape(self._stored_shape(name, factor)), factor)
             for name, factor in zip(self.shapes, self.chain, strict=True)
         ]
 
@@ -81,7 +100,7 @@ class Structure:
             The parameters by name. They may share memory with the weights.
 
         Raises:
-            LaunchError: A weight is missing, or of another shape.
+            LaunchError: A weight is missing, of another shape, or tied and not equal along its axis.
 
         Examples:
             >>> import numpy as np
@@ -95,14 +114,23 @@ class Structure:
         if shapes != needed:
             raise LaunchError(f"{self.chain.name}: got weights of shapes {excerpt(shapes)}; {needed} are needed")
         state = {}
-        for (name, shape), weight in zip(self.shapes.items(), given, strict=True):
-            axes = self._axes_of(name)
-            stored = weight.reshape([shape[axis] for axis in axes])
+        for (name, shape), factor, weight in zip(self.shapes.items(), self.chain, given, strict=True):
+            axes, part = self._axes_of(name), weight[tuple(map(slice, self._stored_shape(name, factor)))]
+            if name in self.tied and not bool((weight == part).all()):
+                raise LaunchError(
+                    f"{self.chain.name}: weights of {name} differ along {'abcd'[self.tied[name]]} of {factor}, where "
+                    "they are tied; equal ones are needed"
+                )
+            stored = part.reshape([shape[axis] for axis in axes])
             state[name] = _permuted(stored, tuple(axes.index(axis) for axis in range(len(axes))))
         return state
 
     def _axes_of(self, name: str) -> tuple[int, ...]:
         return self.axes.get(name) or tuple(range(len(self.shapes[name])))
+
+    def _stored_shape(self, name: str, factor: Pattern) -> tuple[int, ...]:
+        """Shape of a parameter in the factor's order of axes: 1 along the axis of tied weights."""
+        return tuple(1 if axis == self.tied.get(name) else size for axis, size in enumerate(factor.shape))
 
 
 def blast(in_features: int, out_features: int, blocks: int | tuple[int, int], rank: int) -> Structure:
@@ -185,6 +213,42 @@ def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank
     return replace(found, scales=scales)
 
 
+def dyad(in_features: int, out_features: int, blocks: int, variant: DyadVariant = "it") -> tuple[Structure, Structure]:
+    """Create a DYAD structure (Chandy et al., 2023): the sum of diagonal blocks and of permuted diagonal blocks.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        blocks: Diagonal blocks k of both summands, a divisor of `in_features` and `out_features`.
+        variant: Permutation of the second summand: "it" (inputs transposed: block i takes each k-th feature of x, from
+            i on), "ot" (outputs transposed), or "dt" (both).
+
+    Returns:
+        A `Structure` per summand, with the parameters wl and wu (k, out_features / k, in_features / k).
+
+    Raises:
+        PatternError: A number or the variant is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> [str(each.chain) for each in structures.dyad(64, 32, blocks=4)]
+        ['4,8,16,1', '1,8,16,4@j.k']
+    """
+    inputs, outputs = _blocks_of(blocks, in_features=in_features, out_features=out_features)
+    straight = Pattern(blocks, outputs, inputs, 1)
+    permuted = {
+        "it": Pattern(1, outputs, inputs, blocks, "j.k"),
+        "ot": Pattern(blocks, outputs, inputs, 1, "k.i"),
+        "dt": Pattern(1, outputs, inputs, blocks),
+    }
+    if not isinstance(variant, str) or variant not in permuted:
+        raise PatternError(f"variant={excerpt(variant)}; accepted: {', '.join(permuted)}")
+    shape, scale = straight.shape[:3], 1 / sqrt(3 * straight.in_features)  # of values within +-1/sqrt(in_features)
+    first = Structure(Chain((straight,), "dyad"), {"wl": shape}, scales={"wl": scale})
+    axes = {} if variant == "ot" else {"wu": (1, 2, 0)}
+    return first, Structure(Chain((permuted[variant],), "dyad"), {"wu": shape}, axes, {"wu": scale})
+
+
 def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Structure:
     """Create the update of GraLoRA (Jung et al., 2025): a matrix of k x k blocks, each of rank `rank` / k.
 
@@ -231,6 +295,40 @@ def oft(features: int, block: int) -> Structure:
     """
     (count,) = _blocks_of(block, name="block", features=features)
     return _of_blocks(Chain((Pattern(count, block, block, 1),), "oft"), "R")
+
+
+def kronecker(in_features: int, out_features: int, blocks: int | tuple[int, int]) -> Structure:
+    """Create a Kronecker product A ⊗ B: a matrix of blocks, each of which is B times an entry of A.
+
+    Each factor of the chain repeats one of both matrices. They are applied in the order with fewer multiplications.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        blocks: Rows and columns of A, or both: blocks along y and along x.
+
+    Returns:
+        The `Structure`, with the parameters A (blocks along y, blocks along x) and B (rows and columns of a block).
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> matrix = structures.kronecker(64, 32, blocks=(4, 8))
+        >>> print(matrix.chain)
+        1,4,8,8 then 4,8,8,1
+        >>> matrix.shapes, matrix.tied
+        ({'A': (4, 8), 'B': (8, 8)}, {'A': 3, 'B': 0})
+    """
+    rows, columns = _checked_pair(blocks, in_features, out_features)
+    inputs, outputs = in_features // columns, out_features // rows
+    b_first = Chain((Pattern(columns, outputs, inputs, 1), Pattern(1, rows, columns, outputs)), "kronecker")
+    a_first = Chain((Pattern(1, rows, columns, inputs), Pattern(rows, outputs, inputs, 1)), "kronecker")
+    chain = min(b_first, a_first, key=attrgetter("weight_count"))
+    names = ("B", "A") if chain is b_first else ("A", "B")
+    shapes = {name: factor.shape[1:3] for name, factor in zip(names, chain, strict=True)}
+    return Structure(chain, shapes, tied={name: {"A": 3, "B": 0}[name] for name in names})
 
 
 def low_rank(in_features: int, out_features: int, rank: int) -> Structure:
@@ -303,6 +401,16 @@ def _blocks_of(blocks: object, name: str = "blocks", **features: int) -> tuple[i
         if size % number:
             raise PatternError(f"{name}={number}; accepted: a divisor of {each}={size}")
     return tuple(size // number for size in sizes)
+
+
+def _filled(array: Any, factor: Pattern) -> Any:
+    """The array without gaps in memory, repeated along axes of the factor in which it has one slice."""
+    if hasattr(array, "expand"):
+        return array.expand(factor.shape).contiguous()
+    for axis, size in enumerate(factor.shape):
+        if array.shape[axis] != size:
+            array = array.repeat(size, axis)
+    return array.copy()
 
 
 def _permuted(array: Any, axes: tuple[int, ...]) -> Any:

@@ -70,6 +70,8 @@ STRUCTURES: dict[str, tuple[Structure, Callable[[State], Array]]] = {
     "btt of square blocks": (structures.btt(12, 8, blocks=4, rank=1), of_btt),
     "gralora": (structures.gralora(24, 15, blocks=3, rank=6), of_gralora),
     "oft": (structures.oft(12, block=3), lambda state: diagonal(state["R"].transpose(0, 2, 1))),
+    "kronecker by B first": (structures.kronecker(24, 20, (5, 3)), lambda state: np.kron(state["A"], state["B"])),
+    "kronecker by A first": (structures.kronecker(24, 20, (2, 4)), lambda state: np.kron(state["A"], state["B"])),
     "low rank": (structures.low_rank(9, 14, rank=4), lambda state: state["B"] @ state["A"]),
     "block dense": (
         structures.block_dense(12, 10, blocks=3, rank=6),
@@ -91,6 +93,14 @@ def test_its_chain_is_the_matrix_of_the_paper(structure: Structure, matrix_of: C
     product = reduce(lambda after, own: own @ after, (reference.to_dense(*each) for each in factors))
     assert product.shape == (structure.chain.out_features, structure.chain.in_features)
     np.testing.assert_allclose(product, matrix_of(state), rtol=1e-12, atol=1e-12)
+
+
+@each_structure
+def test_weights_lie_in_memory_as_launchers_need_them(
+    structure: Structure, matrix_of: Callable[[State], Array]
+) -> None:
+    weights = structure.from_state(drawn(structure))
+    assert [each.flags.c_contiguous and each.flags.writeable for each in weights] == [True] * len(structure.chain)
 
 
 @each_structure
@@ -117,6 +127,53 @@ def test_a_state_is_taken_exactly() -> None:
         structure.to_state(structure.from_state(state)[:1])
 
 
+def test_a_kronecker_product_is_applied_in_the_order_with_fewer_multiplications() -> None:
+    orders = {blocks: structures.kronecker(24, 20, blocks) for blocks in ((5, 3), (2, 4))}
+    assert [str(each.chain) for each in orders.values()] == ["3,4,8,1 then 1,5,3,4", "1,2,4,6 then 2,10,6,1"]
+    for (rows, columns), structure in orders.items():
+        inputs, outputs = 24 // columns, 20 // rows
+        b_first = columns * outputs * inputs + rows * columns * outputs
+        a_first = rows * columns * inputs + rows * outputs * inputs
+        assert structure.chain.weight_count == min(b_first, a_first) < max(b_first, a_first)
+
+
+def test_tied_weights_that_differ_are_no_parameter() -> None:
+    structure, _ = STRUCTURES["kronecker by B first"]
+    first, second = structure.from_state(drawn(structure))
+    first[1, 0, 0, 0] += 1
+    with pytest.raises(
+        LaunchError, match="kronecker: weights of B differ along a of 3,4,8,1, where they are tied; equ"
+    ):
+        structure.to_state([first, second])
+    first[:], second[0, 4, 2, 3] = first[:1], 0
+    with pytest.raises(
+        LaunchError, match="kronecker: weights of A differ along d of 1,5,3,4, where they are tied; equ"
+    ):
+        structure.to_state([first, second])
+
+
+def of_dyad(state: State, variant: str) -> Array:
+    """A matrix of diagonal blocks, and one of diagonal blocks that reads, or stores, every k-th feature in turn."""
+    k, outputs, inputs = state["wl"].shape
+    before = shuffle(inputs, k) if variant in ("it", "dt") else np.eye(k * inputs)
+    after = shuffle(k, outputs) if variant in ("ot", "dt") else np.eye(k * outputs)
+    return diagonal(state["wl"]) + after @ diagonal(state["wu"]) @ before
+
+
+@pytest.mark.parametrize("variant", ["it", "ot", "dt"])
+def test_dyad_is_a_sum_of_two_chains(variant: structures.DyadVariant) -> None:
+    pair = structures.dyad(24, 20, blocks=4, variant=variant)
+    random = np.random.default_rng(0)
+    state = {name: random.standard_normal(shape) for each in pair for name, shape in each.shapes.items()}
+    assert {name: each.shape for name, each in state.items()} == {"wl": (4, 5, 6), "wu": (4, 5, 6)}
+    own = [each.from_state({name: state[name] for name in each.shapes}) for each in pair]
+    found = sum(reference.to_dense(each.chain[0], weights) for each, (weights,) in zip(pair, own, strict=True))
+    np.testing.assert_allclose(found, of_dyad(state, variant), rtol=1e-12, atol=1e-12)
+    back = [each.to_state(weights) for each, weights in zip(pair, own, strict=True)]
+    for name, each in (back[0] | back[1]).items():
+        np.testing.assert_array_equal(each, state[name])
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -130,6 +187,11 @@ def test_a_state_is_taken_exactly() -> None:
         (lambda: structures.btt(24, 20, blocks=4, rank=0), "rank=0; accepted: a whole number from 1"),
         (lambda: structures.gralora(24, 20, blocks=4, rank=6), "blocks=4; accepted: a divisor of rank=6"),
         (lambda: structures.oft(24, block=5), "block=5; accepted: a divisor of features=24"),
+        (lambda: structures.kronecker(24, 20, (3, 4)), "blocks=3; accepted: a divisor of out_features=20"),
+        (lambda: structures.kronecker(24, 20, 5), "blocks=5; accepted: a divisor of in_features=24"),
+        (lambda: structures.dyad(24, 20, blocks=5), "blocks=5; accepted: a divisor of in_features=24"),
+        (lambda: structures.dyad(24, 20, 4, variant="io"), "variant='io'; accepted: it, ot, dt"),  # type: ignore[arg-type]
+        (lambda: structures.dyad(24, 20, 4, variant=[]), r"variant=\[\]; accepted: it, ot, dt"),  # type: ignore[arg-type]
         (lambda: structures.low_rank(8, 8, rank=9), "rank=9 for 8 to 8 features; accepted: 1 to 8"),
         (lambda: structures.block_dense(24, 20, blocks=3, rank=8), "blocks=3; accepted: a divisor of rank=8"),
     ],
