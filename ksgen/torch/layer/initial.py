@@ -21,11 +21,18 @@ _EXACT = 1e-9  # a product in float64 with at most this relative error counts as
 def initialize(name: str, init: str, chain: Chain, weights: Sequence[Tensor]) -> None:
     """Initialize the weights by `init`, which is not "uniform"; `LaunchError` if the chain cannot represent the matrix.
 
-    `name` names the layer in messages.
+    `name` names the layer in messages. Tied weights are given as one slice, with extent 1 along the axis.
     """
     with torch.no_grad():
         values = _VALUES[init](f"{name}: init={init!r}", chain, weights[0])
-        for each, value in zip(weights, values, strict=True):
+        for number, (each, given) in enumerate(zip(weights, values, strict=True), start=1):
+            value = given[tuple(map(slice, each.shape))]  # the first slice where weights are tied
+            is_tied = each.shape != given.shape and not each.is_meta
+            if is_tied and init != "orthogonal" and not torch.equal(value.expand_as(given), given):
+                raise LaunchError(
+                    f"{name}: init={init!r} has different weights where those of factor {number} are tied; accepted: "
+                    "'uniform' or 'orthogonal'"
+                )
             if hasattr(each, "full_tensor"):  # sharded
                 from torch.distributed.tensor import distribute_tensor
 

@@ -21,6 +21,7 @@ from ksgen.torch.layer.explained import explained
 from ksgen.torch.layer.group import KSLinears, group
 from ksgen.torch.layer.initial import INITS, Init, initialize
 from ksgen.torch.layer.stored import StoredWeights
+from ksgen.torch.layer.tied import initialized, tie
 from ksgen.torch.layer.weight import Weight
 from ksgen.torch.operators import frozen
 from ksgen.torch.operators.backends import (
@@ -224,7 +225,8 @@ class KSLinear(ChainLayer, nn.Linear):
             structure: A structure such as `ksgen.structures.blast(...)`.
             state: Parameters to copy from the layer that the structure's authors published, by name as in
                 `structure.shapes`, and "bias" if it has one. None: they are drawn with the structure's `scales`, if it
-                has some and `init` is not given, else as those of any `KSLinear`.
+                has some and `init` is not given, else as those of any `KSLinear`. Tied weights have one
+                slice as their parameter.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
         Returns:
@@ -243,15 +245,22 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         if state is None:
             layer = cls(structure.chain, **options)
+        else:
+            parameters = dict(state)
+            bias = parameters.pop("bias", None)
+            layer = cls.from_weights(structure.from_state(parameters), bias, patterns=structure.chain, **options)
+        for number, name in enumerate(structure.shapes):
+            if name in structure.tied:
+                tie(layer.weights, number, structure.tied[name])
+        if state is None:
+            if structure.tied:
+                layer.reset_parameters()  # refuses an `init` that tied weights cannot represent
             scales = {} if "init" in options else structure.scales
             with torch.no_grad():
-                for name, weights in zip(structure.shapes, layer.weights, strict=True):
+                for name, weights in zip(structure.shapes, initialized(layer.weights), strict=True):
                     if name in scales:
                         weights.normal_(std=scales[name])
-            return layer
-        parameters = dict(state)
-        bias = parameters.pop("bias", None)
-        return cls.from_weights(structure.from_state(parameters), bias, patterns=structure.chain, **options)
+        return layer
 
     @classmethod
     def from_linear(cls, linear: nn.Module, patterns: Patterns, *, refine: int = 0, **options: Any) -> "KSLinear":
@@ -405,10 +414,10 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         check_words(init=(self.init, INITS))
         if self.init == "uniform":
-            for pattern, weights in zip(self.chain, self.weights, strict=True):
+            for pattern, weights in zip(self.chain, initialized(self.weights), strict=True):
                 _draw(weights, 1 / sqrt(pattern.c))
         else:
-            initialize(self._name(), self.init, self.chain, list(self.weights))
+            initialize(self._name(), self.init, self.chain, initialized(self.weights))
         if self.bias is not None:
             _draw(self.bias, 1 / sqrt(self.in_features))
 
@@ -516,9 +525,11 @@ class KSLinear(ChainLayer, nn.Linear):
 
     def _freeze(self, name: str) -> bool:
         weights, again = self._own_weights(), self._own_weights()
-        if any(weights[each] is not again[each] for each in weights):
+        if computed := [each.removeprefix("weights.") for each in weights if weights[each] is not again[each]]:
             raise LaunchError(
-                f"{name}: its weights are computed at each use, by a parametrization; such a layer cannot be frozen"
+                f"{name}: its weights are computed at each use, by a parametrization; such a layer cannot be frozen; "
+                "torch.nn.utils.parametrize.remove_parametrizations(layer.weights, name) makes plain weights, for "
+                f"name in {computed}"
             )
         return frozen.freeze(self, name, weights)
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ksgen.errors import LaunchError
 from ksgen.launch.weights import writes_to
+from ksgen.torch.layer.tied import initialized
 
 _ATTRIBUTES = "shape dtype device layout ndim is_meta is_cuda is_cpu is_sparse is_quantized is_nested itemsize nbytes"
 _KNOWN = {  # functions whose results need no values
@@ -65,7 +66,7 @@ class Weight(Tensor):
     @property
     def _factors(self) -> list[Tensor]:
         """Tensors that an initializer's draws write to; none if the layer stores its weights in another type."""
-        return [] if self._layer.has_stored_type else list(self._layer.weights)
+        return [] if self._layer.has_stored_type else initialized(self._layer.weights)
 
     @classmethod
     def __torch_function__(

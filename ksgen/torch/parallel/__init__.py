@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
+from torch.nn.utils import parametrize
 
 from ksgen.errors import LaunchError
 from ksgen.torch.layer.group import KSLinears
@@ -62,6 +63,10 @@ class _KSParallel(ParallelStyle):
         if layer._parallel is not None or any(isinstance(each, DTensor) for each in layer.parameters()):
             raise LaunchError(
                 f"{name}: {layer._name()} is sharded already; accepted: plain weights, to which fully_shard comes later"
+            )
+        if parametrize.is_parametrized(layer.weights):
+            raise LaunchError(
+                f"{name}: {layer._name()} has parametrized weights, such as tied ones; accepted: plain ones"
             )
         layer._refuse_out_layout(f"a layer that {name} splits")
         if mesh.ndim != 1:

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from ksgen import structures  # noqa: E402
 from ksgen.errors import LaunchError, PatternError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.parallel import (  # noqa: E402
@@ -330,6 +331,7 @@ def refusals() -> list[str]:
     rows = parallel.parallelize_module(KSLinear(FIRST), line, KSRowwise(output_layouts=Shard(1)))
     sharded = KSLinear(LAST)
     fsdp.fully_shard(sharded, mesh=line)
+    tied = KSLinear.from_structure(structures.kronecker(12, 12, 3))
     mistakes = [
         lambda: KSRowwise(output_layouts="whole"),
         lambda: KSRowwise(output_layouts=Partial()),
@@ -350,6 +352,7 @@ def refusals() -> list[str]:
         ),
         lambda: parallel.parallelize_module(KSLinear(LAST), line, parallel.ColwiseParallel()),
         lambda: parallel.parallelize_module(KSLinear(FIRST, between="relu"), line, KSRowwise()),
+        lambda: parallel.parallelize_module(tied, line, KSColwise()),
     ]
     told = []
     for mistake in mistakes:
@@ -383,6 +386,7 @@ def test_mistakes_are_reported(four: Processes) -> None:
         "a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()",
         "weights.0 cannot be registered; accepted for tensor parallelism: styles of ksgen.torch.parallel",
         "between='relu' comes before the sum over processes; accepted: KSBlockwise or KSColwise, or a layer without it",
+        "KSColwise: KSLinear(3,4,4,1 then 1,3,3,4) has parametrized weights, such as tied ones; accepted: plain ones",
     ]
     for told in four.run(refusals):
         for words, message in zip(expected, told, strict=True):

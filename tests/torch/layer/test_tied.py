@@ -1,0 +1,183 @@
+"""Tied weights: the parameter is one slice of them, and its gradient is the sum over all slices."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ksgen import structures
+from ksgen.errors import LaunchError
+from ksgen.torch import KSLinear, Tied, freeze
+
+B_FIRST, A_FIRST = structures.kronecker(24, 20, (5, 3)), structures.kronecker(24, 20, (2, 4))
+SQUARE = structures.kronecker(16, 16, 4)
+
+
+def drawn(structure: Any = B_FIRST, **options: Any) -> KSLinear:
+    torch.manual_seed(0)
+    return KSLinear.from_structure(structure, **options)
+
+
+def parts(layer: KSLinear) -> dict[str, Tensor]:
+    """Parameters A and B of a Kronecker product in float64, as leaves."""
+    names = ("B", "A") if layer.chain == B_FIRST.chain else ("A", "B")
+    found = zip(names, layer.weights.parameters(), strict=True)
+    return {name: each.detach().double().flatten(0, 1).squeeze(-1).requires_grad_() for name, each in found}
+
+
+def untied(layer: KSLinear) -> KSLinear:
+    for name in list(layer.weights.parametrizations):
+        parametrize.remove_parametrizations(layer.weights, name)
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("structure", [B_FIRST, A_FIRST], ids=["B first", "A first"])
+def test_values_and_gradients_are_those_of_the_kronecker_product(structure: Any, layout: Any, dtype: Any) -> None:
+    layer = drawn(structure, layout=layout, dtype=dtype)
+    x = torch.randn((33, 24) if layout == "bsf" else (24, 33)).to(dtype).requires_grad_()
+    own, rows, bias = parts(layer), x.detach().double(), layer.bias.detach().double()
+    rows = (rows if layout == "bsf" else rows.t()).requires_grad_()
+    wanted = rows @ torch.kron(own["A"], own["B"]).t() + bias
+    dy = torch.randn_like(wanted).to(dtype).double()
+    gradients = torch.autograd.grad(wanted, [rows, *own.values()], dy)
+    error = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 0.03, "atol": 0.15}
+
+    def check(y: Tensor) -> None:
+        torch.testing.assert_close((y if layout == "bsf" else y.t()).double(), wanted.detach(), **error)
+
+    for _ in range(3):  # the usual path, and a prepared step where there is one
+        check(y := layer(x))
+        found = torch.autograd.grad(y, [x, *layer.weights.parameters()], (dy if layout == "bsf" else dy.t()).to(dtype))
+        of_x, *of_parts = gradients
+        torch.testing.assert_close((found[0] if layout == "bsf" else found[0].t()).double(), of_x, **error)
+        for each, truth in zip(found[1:], of_parts, strict=True):
+            torch.testing.assert_close(each.double().reshape(truth.shape), truth, **error)
+    untied(layer).eval().freeze()
+    with torch.no_grad():
+        for _ in range(3):
+            check(layer(x))
+
+
+@pytest.mark.parametrize("backend", ["auto", "ksgen", "strided", "bmm", "einsum", "dense"])
+def test_training_steps_are_those_of_the_parameters(backend: Any) -> None:
+    layer = drawn(backend=backend, dtype=torch.float64)
+    own, x = parts(layer), torch.randn(5, 24, dtype=torch.float64)
+    assert sum(each.numel() for each in layer.weights.parameters()) == sum(each.numel() for each in own.values()) == 47
+    bias = layer.bias.detach().clone().requires_grad_()
+    steps = [torch.optim.SGD(each, lr=0.01) for each in (layer.parameters(), [*own.values(), bias])]
+    for _ in range(3):
+        for step, y in zip(steps, (layer(x), x @ torch.kron(own["A"], own["B"]).t() + bias), strict=True):
+            step.zero_grad()
+            y.square().sum().backward()
+            step.step()
+    torch.testing.assert_close(layer.to_dense(), torch.kron(own["A"], own["B"]))
+    state = B_FIRST.to_state(layer.weights)
+    assert all(torch.equal(state[name], each) for name, each in parts(layer).items())
+
+
+def test_a_checkpoint_becomes_tied_weights() -> None:
+    state = {"A": torch.randn(5, 3), "B": torch.randn(4, 8), "bias": torch.randn(20)}
+    layer = KSLinear.from_structure(B_FIRST, state)
+    assert [tuple(each.shape) for each in layer.weights.parameters()] == [(1, 4, 8, 1), (1, 5, 3, 1)]
+    torch.testing.assert_close(layer.to_dense(), torch.kron(state["A"], state["B"]))
+    assert all(torch.equal(each, state[name]) for name, each in B_FIRST.to_state(layer.weights).items())
+    one_copy = KSLinear.from_structure(structures.kronecker(8, 6, (6, 8)))  # d = 1, so that A is not tied
+    assert [name for name, _ in one_copy.weights.named_parameters()] == ["0", "parametrizations.1.original"]
+
+
+def test_states_copies_and_casts() -> None:
+    layer, other = drawn(), KSLinear.from_structure(B_FIRST)
+    x = torch.randn(5, 24)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x))
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+    assert torch.equal(layer.double().weights[1], other.weights[1].double())
+    assert layer.weights.parametrizations["0"].original.dtype == torch.float64
+    empty = KSLinear.from_structure(B_FIRST, device="meta").to_empty(device="cpu")
+    empty.load_state_dict(other.state_dict())
+    assert torch.equal(empty(x), other(x))
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), other(x))
+    torch.testing.assert_close(other.quantize("int8").to_dense(), other.to_dense(), rtol=0.05, atol=0.01)
+
+
+def test_initializers_write_to_the_slices() -> None:
+    layer = drawn(SQUARE, dtype=torch.float64)
+    before = layer.to_dense().detach()
+    layer.reset_parameters()
+    assert all(0.3 < each.abs().max() <= 0.5 for each in layer.weights.parameters())  # 1/sqrt(c), with c = 4
+    assert not torch.equal(layer.to_dense(), before)
+    nn.init.normal_(layer.weight, std=0.25)
+    deviation = torch.cat([each.detach().flatten() for each in layer.weights.parameters()]).std()
+    assert 0.3 < deviation < 0.7  # each of both factors has 1/sqrt(c), so that outputs vary as with a dense weight
+    before = layer.to_dense().detach()
+    with pytest.raises(LaunchError, match="add_ would write to weight, which is the product of the factors"):
+        nn.init.normal_(layer.weight).add_(1)
+    assert torch.equal(layer.to_dense(), before)
+    setattr(layer.weights, "0", torch.ones(SQUARE.chain[0].shape, dtype=torch.float64))
+    assert torch.equal(layer.weights.parametrizations["0"].original, torch.ones(1, 4, 4, 1))
+    layer.weight.requires_grad_(False)
+    assert not any(each.requires_grad for each in layer.weights.parameters())
+
+
+def test_initial_matrices() -> None:
+    orthogonal = drawn(SQUARE, init="orthogonal", dtype=torch.float64).to_dense()
+    torch.testing.assert_close(orthogonal @ orthogonal.t(), torch.eye(16, dtype=torch.float64))
+    assert torch.equal(drawn(SQUARE, init="identity").to_dense(), torch.eye(16))
+    assert torch.equal(drawn(structures.kronecker(16, 32, (4, 2)), init="identity").to_dense(), torch.eye(32, 16))
+    with pytest.raises(LaunchError, match=r"init='identity' has different weights where those of factor 1 are tied; a"):
+        KSLinear.from_structure(structures.kronecker(16, 32, (8, 4)), init="identity")
+
+
+def test_tied_layers_freeze_once_their_weights_are_plain() -> None:
+    model = nn.Sequential(drawn(), nn.ReLU()).eval()
+    x = torch.randn(5, 24)
+    expected = model(x).detach()
+    remedy = r"torch.nn.utils.parametrize.remove_parametrizations\(layer.weights, name\) makes plain weights, for name"
+    with pytest.raises(LaunchError, match=rf"cannot be frozen; {remedy} in \['0', '1'\]"):
+        freeze(model)
+    layer = untied(model[0])
+    assert all(each.is_contiguous() for each in layer.weights)
+    assert freeze(model) == ["0"]
+    with torch.no_grad():
+        for _ in range(3):  # prepared calls
+            torch.testing.assert_close(model(x), expected)
+        layer.weights[0][1:] = 0  # these weights are no longer tied
+        with pytest.warns(UserWarning, match=r"frozen no more: .*weights\.0 was written to"):
+            model(x)
+    with pytest.raises(LaunchError, match="weights of B differ along a of 3,4,8,1, where they are tied; equal ones"):
+        B_FIRST.to_state(layer.weights)
+
+
+def test_any_factor_can_be_tied() -> None:
+    layer = KSLinear(["2,3,4,2", "1,2,6,2"], bias=False, dtype=torch.float64)
+    first = layer.weights[0].detach().clone()
+    parametrize.register_parametrization(layer.weights, "0", Tied(axis=3, count=2))
+    assert torch.equal(layer.weights[0], first[..., :1].expand_as(first))
+    assert "Tied(axis=3, count=2)" in repr(layer)
+    x = torch.randn(4, 16, dtype=torch.float64)
+    plain = layer.weights[0].detach().clone().requires_grad_()
+    wanted = KSLinear.from_weights([plain, layer.weights[1]], dtype=torch.float64)
+    layer(x).square().sum().backward()
+    wanted(x).square().sum().backward()
+    found = layer.weights.parametrizations["0"].original.grad
+    torch.testing.assert_close(found, wanted.weights[0].grad.sum(3, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"axis": 1, "count": 2}, r"Tied: axis=1; accepted: 0 for a, or 3 for d"),
+        ({"axis": "a", "count": 2}, r"Tied: axis='a'; accepted: 0 for a, or 3 for d"),
+        ({"axis": 0, "count": 0}, r"Tied: count=0; accepted: a whole number from 1"),
+        ({"axis": 0, "count": 1.5}, r"Tied: count=1.5; accepted: a whole number from 1"),
+    ],
+)
+def test_what_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        Tied(**options)
