@@ -32,12 +32,13 @@ from ksgen.torch.conversion.merge import optimize
 from ksgen.torch.conversion.propose import propose
 from ksgen.torch.conversion.quantize import quantize_model as quantize
 from ksgen.torch.conversion.rule import save_rule
-from ksgen.torch.layer import KSConv1x1, KSLinear, Tied, build, calibrate, freeze, thaw
+from ksgen.torch.layer import KSConv1x1, KSLinear, KSSum, Tied, build, calibrate, freeze, thaw
 from ksgen.torch.operators.ops import multiply
 
 __all__ = [
     "KSConv1x1",
     "KSLinear",
+    "KSSum",
     "Tied",
     "build",
     "calibrate",

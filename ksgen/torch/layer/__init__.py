@@ -5,6 +5,7 @@ from ksgen.torch.layer.building import build
 from ksgen.torch.layer.calibrating import calibrate
 from ksgen.torch.layer.convolution import KSConv1x1
 from ksgen.torch.layer.linear import KSLinear, QuantizedKSLinear
+from ksgen.torch.layer.sum import KSSum
 from ksgen.torch.layer.tied import Tied
 
-__all__ = ["KSConv1x1", "KSLinear", "QuantizedKSLinear", "Tied", "build", "calibrate", "freeze", "thaw"]
+__all__ = ["KSConv1x1", "KSLinear", "KSSum", "QuantizedKSLinear", "Tied", "build", "calibrate", "freeze", "thaw"]

@@ -3,17 +3,18 @@
 One launch computes all of them if that is faster and no gradient is recorded.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.fused import Verdict, least_rows
 from ksgen.launcher import GroupLauncher
 from ksgen.spec import Epilogue
-from ksgen.torch.layer.base import ChainLayer, freeze
+from ksgen.torch.layer.base import ChainLayer
+from ksgen.torch.layer.several import Layers
 from ksgen.torch.operators import frozen, prepared
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import (
@@ -33,7 +34,7 @@ from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
 
 
-class KSLinears(nn.ModuleList):
+class KSLinears(Layers):
     """Layers side by side that take the same x; their outputs are concatenated."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,34 +61,12 @@ class KSLinears(nn.ModuleList):
         layers: list[Any] = list(self._modules.values())
         return None if _are_watched(layers) else prepared.of_group(self, layers, x)
 
-    def freeze(self) -> Self:
-        """Freeze every layer, like `KSLinear.freeze`.
-
-        On a processor, calls of the group are then prepared, like calls of a single layer.
-        """
-        freeze(self)
-        return self
-
-    def thaw(self) -> Self:
-        """Thaw every layer."""
-        for layer in self:
-            if hasattr(layer, "thaw"):  # other modules may replace a layer
-                layer.thaw()
-        return self
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether all layers are frozen."""
-        return all(getattr(layer, "is_frozen", False) for layer in self)
-
     def explain(self, batch: int = 1024) -> str:
         """Explain each layer, and whether one launch runs all of them.
 
         On a processor, the text includes the measured time of one launch.
         """
-        lines = [
-            f"{number}. {line}" for number, each in enumerate(self, 1) for line in _explained(each, batch).splitlines()
-        ]
+        lines = self._explained(batch)
         if not len(self) or not self._are_plain:
             return "\n".join(lines)
         layer = self._first
@@ -107,7 +86,7 @@ class KSLinears(nn.ModuleList):
     def to_dense(self) -> Tensor:
         """Dense matrix of all layers, concatenated."""
         self._check_has_layers()
-        return torch.cat([_dense(layer, number) for number, layer in enumerate(self, 1)])
+        return torch.cat(self._matrices())
 
     @property
     def _are_plain(self) -> bool:
@@ -122,10 +101,6 @@ class KSLinears(nn.ModuleList):
     @property
     def _first(self) -> Any:
         return next(self._linears())
-
-    def _linears(self) -> Iterator[Any]:
-        """Layers of the group, untyped; callers check that all are plain."""
-        return iter(self)
 
     def _each(self, x: Tensor) -> Tensor:
         """Outputs of the layers, called one by one, and concatenated."""
@@ -249,27 +224,6 @@ def _are_watched(layers: Sequence[Any]) -> bool:
 
 def _is_usual(layer: Any) -> bool:
     return type(layer).forward is ChainLayer.forward and "forward" not in vars(layer)
-
-
-def _explained(layer: Any, batch: int) -> str:
-    """Explain any module of a group, because other modules may replace a layer."""
-    return (
-        str(layer.explain(batch))
-        if hasattr(layer, "explain")
-        else f"{type(layer).__name__}: no layer of ksgen, called directly"
-    )
-
-
-def _dense(layer: Any, number: int) -> Tensor:
-    if hasattr(layer, "to_dense"):
-        matrix: Tensor = layer.to_dense()
-        return matrix
-    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
-        return layer.weight
-    raise LaunchError(
-        f"layer {number} of the group is a {type(layer).__name__}, whose matrix is not known; accepted: layers of "
-        "ksgen, and nn.Linear"
-    )
 
 
 def _place_of(tensor: Tensor) -> str:

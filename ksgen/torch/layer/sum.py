@@ -1,0 +1,177 @@
+"""`KSSum`: the sum of layers on one x. Each layer but the first adds the sum of those before it as its residual."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ksgen.errors import LaunchError
+from ksgen.spec.kernel import checked_batch
+from ksgen.structures import Structure
+from ksgen.torch.layer.base import ChainLayer
+from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.layer.several import Layers
+from ksgen.values import excerpt, listed
+
+_FEATURES, _LAYOUTS = ("in_features", "out_features"), ("layout", "out_layout")  # equal for all layers
+
+
+class KSSum(Layers):
+    """Sum of layers, y = K_1 x + ... + K_n x + bias + residual: a matrix that is a sum of chains.
+
+    A layer adds the sum of the earlier ones inside its last kernel, so that the sum takes no pass of its own. The bias
+    is the sum of the layers' biases. In 16 bits, each partial sum is rounded. The module is a list of its layers.
+
+    Args:
+        layers: Two or more `KSLinear` without an activation, with equal features and layouts.
+
+    Raises:
+        LaunchError: A layer is of another type, has an activation, or does not fit the others.
+
+    Examples:
+        >>> import torch
+        >>> from ksgen.torch import KSLinear, KSSum
+        >>> layer = KSSum([KSLinear("1,6,4,2"), KSLinear("2,6,4,1", bias=False)])
+        >>> layer(torch.randn(5, 8)).shape
+        torch.Size([5, 12])
+        >>> KSSum([KSLinear("1,6,4,2"), KSLinear("2,5,4,1")])
+        Traceback (most recent call last):
+        ...
+        ksgen.errors.LaunchError: KSSum: layers with out_features of 12, 10; accepted: equal ones
+    """
+
+    def __init__(self, layers: Iterable[KSLinear]) -> None:
+        given = listed(layers) or ()
+        if len(given) < 2 or not all(isinstance(each, ChainLayer) for each in given):
+            raise LaunchError(f"KSSum: layers={excerpt(layers)}; accepted: a list of two KSLinear or more")
+        _check(given, *_FEATURES, *_LAYOUTS)
+        super().__init__(given)
+
+    @classmethod
+    def from_structures(
+        cls,
+        structures: Iterable[Structure],
+        state: Mapping[str, Tensor | None] | None = None,
+        *,
+        bias: bool = True,
+        **options: Any,
+    ) -> "KSSum":
+        """Create a sum of structured matrices, such as those of `ksgen.structures.dyad`.
+
+        Args:
+            structures: A structure per summand, whose parameters have different names.
+            state: Parameters to copy from the layer that the structures' authors published, and "bias" if it has one.
+                None: they are drawn, as by `KSLinear.from_structure`.
+            bias: Whether the sum has a bias, if there is no state. The first layer has it.
+            **options: Options of `KSLinear`.
+
+        Returns:
+            The module.
+
+        Raises:
+            LaunchError: A parameter is missing, unknown, or of another shape.
+
+        Examples:
+            >>> from ksgen import structures
+            >>> from ksgen.torch import KSSum
+            >>> layer = KSSum.from_structures(structures.dyad(64, 32, blocks=4))
+            >>> [str(each.chain) for each in layer]
+            ['4,8,16,1', '1,8,16,4@j.k']
+        """
+        given: tuple[Structure, ...] = listed(structures) or ()
+        rest, layers = dict(state or {}), list[KSLinear]()
+        for each in given:
+            if state is None:
+                layers.append(KSLinear.from_structure(each, bias=bias and not layers, **options))
+            else:
+                own = {name: rest.pop(name) for name in (*each.shapes, "bias") if name in rest}
+                layers.append(KSLinear.from_structure(each, own, **options))
+        if rest:
+            raise LaunchError(f"KSSum: got {', '.join(sorted(map(str, rest)))}, which no structure has")
+        return cls(layers)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Compute y = K_1 x + ... + K_n x + bias + residual.
+
+        Args:
+            x: Input, as `KSLinear` takes it.
+            residual: Tensor like y, or None.
+
+        Returns:
+            y, of the dtype of x.
+
+        Raises:
+            LaunchError: x or the residual does not fit, or a layer's options were set to others.
+
+        Examples:
+            >>> import torch
+            >>> from ksgen.torch import KSLinear, KSSum
+            >>> layers = [KSLinear.from_weights([torch.ones(1, 2, 2, 1)]) for _ in range(2)]
+            >>> KSSum(layers).requires_grad_(False)(torch.ones(1, 2))
+            tensor([[4., 4.]])
+        """
+        _check(self, *_LAYOUTS)
+        first, *others = self
+        y: Tensor = first(x, residual)
+        for layer in others:
+            y = layer(x, y)
+        return y
+
+    def to_dense(self) -> Tensor:
+        """Compute the sum of the layers' matrices differentiably.
+
+        Returns:
+            K, a tensor (out_features, in_features).
+
+        Raises:
+            LaunchError: A layer has an activation `between`, and therefore no matrix.
+
+        Examples:
+            >>> import torch
+            >>> from ksgen.torch import KSLinear, KSSum
+            >>> layers = [KSLinear.from_weights([torch.ones(1, 2, 2, 1)]) for _ in range(2)]
+            >>> KSSum(layers).requires_grad_(False).to_dense()
+            tensor([[2., 2.],
+                    [2., 2.]])
+        """
+        return torch.stack(self._matrices()).sum(0)
+
+    def explain(self, batch: int = 1024) -> str:
+        """Explain which backend multiplies each factor of each layer, and why.
+
+        Args:
+            batch: Batch size: all dimensions of x except the features, multiplied.
+
+        Returns:
+            Text with one line or more per layer.
+
+        Raises:
+            SpecError: `batch` is no whole number of at least 1.
+
+        Examples:
+            >>> from ksgen.torch import KSLinear, KSSum
+            >>> layers = [KSLinear(each, backend="strided") for each in ("1,4,4,2", "2,4,4,1")]
+            >>> print(KSSum(layers).explain(batch=4))  # doctest: +ELLIPSIS
+            1. 1,4,4,2: strided, as asked for: ...
+            2. 2,4,4,1: strided, as asked for: ...
+        """
+        return "\n".join(self._explained(checked_batch(batch)))
+
+
+def _check(layers: Iterable[nn.Module], *names: str) -> None:
+    """Raise `LaunchError` if these attributes differ, or for an activation, which would have to follow the sum.
+
+    Options may be set after the layers were combined. Modules of other types that replaced a layer are not checked.
+    """
+    chains: Sequence[Any] = [each for each in layers if isinstance(each, ChainLayer)]
+    for each in chains:
+        if each.activation != "none":
+            raise LaunchError(
+                f"KSSum: {each._name()} has activation={each.activation!r}; accepted: 'none', and an activation that "
+                "follows the sum"
+            )
+    for name in names:
+        if len({getattr(each, name) for each in chains}) > 1:
+            values = ", ".join(str(getattr(each, name)) for each in chains)
+            raise LaunchError(f"KSSum: layers with {name} of {values}; accepted: equal ones")

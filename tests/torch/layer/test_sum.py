@@ -1,0 +1,176 @@
+"""`KSSum`: one matrix that is a sum of chains, accumulated by the layers' residuals."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ksgen import structures
+from ksgen.errors import LaunchError, SpecError
+from ksgen.torch import KSLinear, KSSum, build, freeze, thaw
+from ksgen.torch.layer.base import ChainLayer
+
+CHAINS = (["1,6,4,4", "2,10,12,1"], ["4,5,4,1"], ["1,20,16,1"])
+
+
+def made(biases: tuple[bool, ...] = (True, False, True), **options: Any) -> KSSum:
+    torch.manual_seed(0)
+    return KSSum([KSLinear(each, bias=bias, **options) for each, bias in zip(CHAINS, biases, strict=True)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("layout", "out_layout"), [("bsf", None), ("bsl", None), ("bsf", "bsl")])
+def test_values_and_gradients_are_those_of_the_dense_sum(layout: Any, out_layout: Any, dtype: Any) -> None:
+    model = made(layout=layout, out_layout=out_layout, dtype=dtype)
+    x = torch.randn((33, 16) if layout == "bsf" else (16, 33)).to(dtype).requires_grad_()
+    is_bsf = (out_layout or layout) == "bsf"
+    residual = torch.randn((33, 20) if is_bsf else (20, 33)).to(dtype)
+
+    def rows(each: Tensor, is_bsf: bool = is_bsf) -> Tensor:
+        return (each if is_bsf else each.t()).double()
+
+    doubled = copy.deepcopy(model).double()
+    given = rows(x.detach(), layout == "bsf").requires_grad_()
+    y = given @ sum(each.to_dense() for each in doubled).t() + doubled[0].bias + doubled[2].bias  # type: ignore[operator]
+    wanted = y + rows(residual)
+    learned, weights = list(model.parameters()), list(doubled.parameters())
+    gradients = torch.autograd.grad(wanted.square().sum(), [given, *weights])
+    error = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 0.03, "atol": 0.05}
+    for _ in range(3):
+        found = model(x, residual)
+        torch.testing.assert_close(rows(found), wanted.detach(), **error)
+        of_x, *others = torch.autograd.grad(found.double().square().sum(), [x, *learned])
+        error_of_sum = {"rtol": 1e-3, "atol": 1e-3} if dtype is torch.float32 else {"rtol": 0.05, "atol": 4.0}
+        for each, truth in zip([rows(of_x, layout == "bsf"), *others], gradients, strict=True):
+            torch.testing.assert_close(each.double(), truth, **error_of_sum)
+    model.eval().freeze()
+    with torch.no_grad():
+        for _ in range(3):  # prepared calls
+            torch.testing.assert_close(rows(model(x)), y.detach(), **error)
+            torch.testing.assert_close(rows(model(x, residual)), wanted.detach(), **error)
+
+
+def test_each_layer_adds_the_earlier_ones_as_its_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, forward = list[Any](), ChainLayer.forward
+
+    def watched(self: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        given.append(residual)
+        given.append(y := forward(self, x, residual))
+        return y
+
+    monkeypatch.setattr(KSLinear, "forward", watched)
+    y = made()(torch.randn(3, 5, 16))
+    first, *residuals, last = given
+    assert first is None
+    assert last is y
+    assert residuals[0] is residuals[1]
+    assert residuals[2] is residuals[3]
+
+
+def test_functions_for_models_reach_the_layers() -> None:
+    model = nn.Sequential(made(), nn.ReLU()).eval()
+    x = torch.randn(2, 3, 16)
+    expected = x @ model[0].to_dense().t() + model[0][0].bias + model[0][2].bias
+    build(model, x)
+    assert freeze(model) == ["0.0", "0.1", "0.2"]
+    assert model[0].is_frozen
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), expected.relu())
+    assert thaw(model) == ["0.0", "0.1", "0.2"]
+    assert not model[0].is_frozen
+    assert model[0].freeze() is model[0]
+    assert model[0].is_frozen
+    assert not model[0].thaw().is_frozen
+    lines = model[0].explain(batch=4).splitlines()
+    assert [line.partition(":")[0] for line in lines if line[0].isdigit() and line[1] == "."][:2] == [
+        "1. 1,6,4,4",
+        "1. 2,10,12,1",
+    ]
+    with pytest.raises(SpecError, match="batch=0"):
+        model[0].explain(batch=0)
+
+
+def test_states_copies_and_programs() -> None:
+    model, other, x = made(), made(), torch.randn(3, 16)
+    assert list(model.state_dict())[:3] == ["0.bias", "0.weights.0", "0.weights.1"]
+    nn.init.zeros_(other[0].bias)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), model(x))
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+    assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+
+
+def dyad(state: dict[str, Tensor], variant: str) -> Tensor:
+    """The authors' layer, which has features first, of the unit vectors."""
+    k, outputs, inputs = state["wl"].shape
+    x = torch.eye(k * inputs, dtype=state["wl"].dtype)
+    strided = x.reshape(inputs, k, -1).transpose(0, 1)
+    permuted = state["wu"].bmm(strided if variant in ("it", "dt") else x.reshape(k, inputs, -1))
+    permuted = permuted.transpose(0, 1) if variant in ("ot", "dt") else permuted
+    return state["wl"].bmm(x.reshape(k, inputs, -1)).reshape(k * outputs, -1) + permuted.reshape(k * outputs, -1)
+
+
+@pytest.mark.parametrize("variant", ["it", "ot", "dt"])
+def test_a_checkpoint_of_dyad_becomes_a_sum(variant: Any) -> None:
+    torch.manual_seed(0)
+    matrices = structures.dyad(24, 20, blocks=4, variant=variant)
+    state = {name: torch.randn(shape) for each in matrices for name, shape in each.shapes.items()}
+    state["bias"] = torch.randn(20)
+    model = KSSum.from_structures(matrices, state)
+    assert [each.bias is not None for each in model] == [True, False]
+    x = torch.randn(7, 24, requires_grad=True)
+    wanted = x @ dyad(state, variant).t() + state["bias"]
+    torch.testing.assert_close(model(x), wanted)
+    (found,), (truth,) = (torch.autograd.grad(y.square().sum(), x) for y in (model(x), wanted))
+    torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-4)
+    model.eval().freeze()
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(model(x), wanted, rtol=1e-4, atol=1e-4)
+    for one, layer in zip(matrices, model, strict=True):
+        assert all(torch.equal(each, state[name]) for name, each in one.to_state(layer.weights).items())
+
+
+def test_a_sum_without_a_checkpoint_is_drawn() -> None:
+    torch.manual_seed(0)
+    model = KSSum.from_structures(structures.dyad(512, 512, blocks=4), layout="bsl", dtype=torch.float64)
+    assert [(each.layout, each.bias is not None) for each in model] == [("bsl", True), ("bsl", False)]
+    for each in model:
+        assert float(each.weights[0].detach().std()) == pytest.approx(1 / (3 * 512) ** 0.5, rel=0.02)
+    assert KSSum.from_structures(structures.dyad(24, 20, blocks=4), bias=False)[0].bias is None
+
+
+def test_what_is_refused() -> None:
+    one, pair = KSLinear("1,4,4,2"), structures.dyad(24, 20, blocks=4)
+    for given in ([one], [one, nn.Linear(8, 8)], one, 3):
+        with pytest.raises(LaunchError, match=r"^KSSum: layers=.*; accepted: a list of two KSLinear or more$"):
+            KSSum(given)  # type: ignore[arg-type]
+    for other, message in {
+        "1,4,5,2": "in_features of 8, 10",
+        "1,5,4,2": "out_features of 8, 10",
+    }.items():
+        with pytest.raises(LaunchError, match=f"KSSum: layers with {message}; accepted: equal ones"):
+            KSSum([one, KSLinear(other)])
+    with pytest.raises(LaunchError, match="KSSum: layers with layout of bsf, bsl; accepted: equal ones"):
+        KSSum([one, KSLinear("2,4,4,1", layout="bsl")])
+    with pytest.raises(LaunchError, match="KSSum: layers with out_layout of None, bsl; accepted: equal ones"):
+        KSSum([one, KSLinear("2,4,4,1", out_layout="bsl")])
+    with pytest.raises(
+        LaunchError, match=r"KSSum: KSLinear\(2,4,4,1\) has activation='relu'; accepted: 'none', and an"
+    ):
+        KSSum([one, KSLinear("2,4,4,1", activation="relu")])
+    model = KSSum([one, KSLinear("2,4,4,1")])
+    one.activation = "gelu"
+    with pytest.raises(LaunchError, match=r"KSSum: KSLinear\(1,4,4,2\) has activation='gelu'"):
+        model(torch.zeros(1, 8))
+    one.activation, one.layout = "none", "bsl"
+    with pytest.raises(LaunchError, match="KSSum: layers with layout of bsl, bsf; accepted: equal ones"):
+        model(torch.zeros(8, 8))
+    state = {name: torch.zeros(shape) for each in pair for name, shape in each.shapes.items()}
+    with pytest.raises(LaunchError, match="KSSum: got other, which no structure has"):
+        KSSum.from_structures(pair, {**state, "other": torch.zeros(1)})
+    with pytest.raises(LaunchError, match="dyad: got no parameters; wu are needed"):
+        KSSum.from_structures(pair, {"wl": state["wl"]})
