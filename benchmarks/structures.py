@@ -11,6 +11,7 @@ from itertools import product
 import click
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from benchmarks.torch_cpu import Job, forward, medians_us
 from ksgen import block_butterfly, kaleidoscope, square_dyadic, structures
@@ -55,12 +56,20 @@ def monarch(x: Tensor, state: dict[str, Tensor]) -> Tensor:
     return torch.bmm(inner, second.transpose(1, 2)).permute(1, 2, 0).flatten(1)
 
 
+def kronecker(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Two sums by `einsum`, over the columns of B and then over those of A."""
+    left, right = state["A"], state["B"]
+    inner = torch.einsum("bij,oj->bio", x.unflatten(1, (left.shape[1], -1)), right)
+    return torch.einsum("bio,pi->bpo", inner, left).flatten(1)
+
+
 CASES: dict[str, tuple[Structure, Form]] = {
     "btt(1024, 1024, blocks=32, rank=4)": (structures.btt(1024, 1024, 32, 4), btt),
     "btt(1024, 4096, blocks=32, rank=2)": (structures.btt(1024, 4096, 32, 2), btt),
     "gralora(1024, 1024, blocks=4, rank=64)": (structures.gralora(1024, 1024, 4, 64), gralora),
     "blast(1024, 4096, blocks=16, rank=128)": (structures.blast(1024, 4096, 16, 128), blast),
     "monarch(1024, 4096, blocks=32)": (structures.monarch(1024, 4096, 32), monarch),
+    "kronecker(1024, 4096, blocks=(64, 32))": (structures.kronecker(1024, 4096, (64, 32)), kronecker),
 }
 MERGED = {
     "square_dyadic(1024)": square_dyadic(1024),
@@ -87,11 +96,13 @@ def compared(structure: Structure, form: Form, rows: int, dtype: torch.dtype, is
     x = torch.randn(rows, layer.in_features, dtype=dtype, requires_grad=is_training)
     torch.testing.assert_close(layer(x), form(x, state), rtol=0.1, atol=0.1)
     if not is_training:
+        for name in list(getattr(layer.weights, "parametrizations", [])):  # tied weights, which cannot be frozen
+            parametrize.remove_parametrizations(layer.weights, name)
         layer.freeze()
         return {"ksgen": lambda: layer(x), "authors": lambda: form(x, state), "dense": lambda: dense(x)}
     theirs = {name: each.requires_grad_() for name, each in state.items()}
     return {
-        "ksgen": training(layer, x, list(layer.weights)),
+        "ksgen": training(layer, x, list(layer.weights.parameters())),
         "authors": training(lambda given: form(given, theirs), x, list(theirs.values())),
         "dense": training(dense, x, [dense.weight]),
     }

@@ -1,14 +1,27 @@
 """Layers of structured matrices take their authors' checkpoints, and compute what their authors' layers do."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from ksgen import structures
 from ksgen.errors import LaunchError
 from tests.support.libraries import library
+from tests.support.native import chosen_native
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.torch import KSLinear  # noqa: E402  (PyTorch may be missing)
+
+PAGE = Path(__file__).parents[3] / "docs" / "structures.md"
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_examples_of_the_page_run(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    exec(EXAMPLES[number], {})
 
 
 def test_a_checkpoint_becomes_a_layer_and_comes_back() -> None:
