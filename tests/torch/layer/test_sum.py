@@ -36,15 +36,15 @@ def test_values_and_gradients_are_those_of_the_dense_sum(layout: Any, out_layout
     y = given @ sum(each.to_dense() for each in doubled).t() + doubled[0].bias + doubled[2].bias  # type: ignore[operator]
     wanted = y + rows(residual)
     learned, weights = list(model.parameters()), list(doubled.parameters())
-    gradients = torch.autograd.grad(wanted.square().sum(), [given, *weights])
-    error = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 0.03, "atol": 0.05}
+    dy = torch.randn_like(residual)
+    gradients = torch.autograd.grad(wanted, [given, *weights], rows(dy))
+    error = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 0.03, "atol": 0.15}
     for _ in range(3):
         found = model(x, residual)
         torch.testing.assert_close(rows(found), wanted.detach(), **error)
-        of_x, *others = torch.autograd.grad(found.double().square().sum(), [x, *learned])
-        error_of_sum = {"rtol": 1e-3, "atol": 1e-3} if dtype is torch.float32 else {"rtol": 0.05, "atol": 4.0}
+        of_x, *others = torch.autograd.grad(found, [x, *learned], dy)
         for each, truth in zip([rows(of_x, layout == "bsf"), *others], gradients, strict=True):
-            torch.testing.assert_close(each.double(), truth, **error_of_sum)
+            torch.testing.assert_close(each.double(), truth, **error)
     model.eval().freeze()
     with torch.no_grad():
         for _ in range(3):  # prepared calls

@@ -25,7 +25,7 @@ def parts(layer: KSLinear) -> dict[str, Tensor]:
     """Parameters A and B of a Kronecker product in float64, as leaves."""
     names = ("B", "A") if layer.chain == B_FIRST.chain else ("A", "B")
     found = zip(names, layer.weights.parameters(), strict=True)
-    return {name: each.detach().double().flatten(0, 1).squeeze(-1).requires_grad_() for name, each in found}
+    return {name: each.detach().double().flatten(0, 1).squeeze(-1).clone().requires_grad_() for name, each in found}
 
 
 def untied(layer: KSLinear) -> KSLinear:
