@@ -82,8 +82,8 @@ class Tied(nn.Module):
         """
         return weights.narrow(self.axis, 0, 1).clone(memory_format=torch.contiguous_format)
 
-    def extra_repr(self) -> str:
-        return f"axis={self.axis}, count={self.count}"
+    def __repr__(self) -> str:
+        return f"Tied(axis={self.axis}, count={self.count})"
 
 
 def tie(weights: nn.ParameterList, number: int, axis: int) -> None:
