@@ -138,7 +138,8 @@ def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "tuple[Prepared
 def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | None:
     """Parameters of a layer that a call reads; None if one of them is not plain memory like x.
 
-    Pruning and parametrizations compute a parameter at each access. They remove the stored one of that name.
+    Pruning and parametrizations compute a parameter at each access, and remove the stored one of that name. Weights
+    that parametrizations compute are read here; a pruned layer, or a computed bias, takes the usual path.
     """
     stored = layer._parameters
     if "bias" not in stored or layer._parallel is not None:
@@ -147,8 +148,10 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
     if has_weights:
         if layer.has_stored_type or "weights" not in layer._modules:
             return None
-        weights, factors = layer._modules["weights"]._parameters, layer.chain.factors
-        found += [weights.get(name) for name in NAMES[: len(weights)]]
+        weights, factors = layer._modules["weights"], layer.chain.factors
+        stored = weights._parameters
+        is_computed = "parametrizations" in weights._modules
+        found += list(weights) if is_computed else [stored.get(name) for name in NAMES[: len(stored)]]
         if [None if each is None else each.shape for each in found[1:]] != [
             (each.a, each.b, each.c, each.d) for each in factors
         ]:

@@ -27,6 +27,11 @@ FACTORS = [(1, 8, 6, 2), (2, 6, 8, 1)]
 BATCH = 5
 
 
+class _Doubled(torch.nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return 2 * values
+
+
 class Clock:
     """What a clock would have found: the fastest way, and the ways that were asked for."""
 
@@ -292,11 +297,6 @@ def _pruned(layer: Any, x: Tensor) -> None:
     torch.testing.assert_close(layer(x), wanted)
 
 
-class _Doubled(torch.nn.Module):
-    def forward(self, bias: Tensor) -> Tensor:
-        return 2 * bias
-
-
 def _with_a_bias_that_is_made(layer: Any, x: Tensor) -> None:
     parametrize.register_parametrization(layer, "bias", _Doubled())
     torch.testing.assert_close(layer(x), multiply(multiply(x, layer.weights[0]), layer.weights[1], layer.bias))
@@ -327,6 +327,23 @@ def test_what_is_not_plain_goes_the_usual_way(name: str, usual: list[str]) -> No
     assert usual == ["usual"]
     CALLS[name](layer, x)
     assert len(usual) > 1
+
+
+@pytest.mark.parametrize("fastest", ["bmm", "ksgen"])
+def test_weights_that_a_parametrization_computes(fastest: str, usual: list[str], clock: Clock) -> None:
+    clock.fastest = fastest
+    layer = KSLinear(FACTORS)
+    parametrize.register_parametrization(layer.weights, "0", _Doubled())
+    x, own = x_of(layer), layer.weights.parametrizations["0"].original
+    for _ in range(3):
+        plain = own.detach().clone().requires_grad_()
+        truth = multiply(multiply(x, 2 * plain), layer.weights[1], layer.bias)
+        found = torch.autograd.grad(y := layer(x), own, torch.ones_like(truth))
+        torch.testing.assert_close(y, truth)
+        torch.testing.assert_close(found, torch.autograd.grad(truth, plain, torch.ones_like(truth)))
+        with torch.no_grad():
+            own.mul_(1.5)
+    assert usual == ["usual"]
 
 
 def test_where_the_usual_way_was_faster_it_serves(clock: Clock, usual: list[str]) -> None:

@@ -189,6 +189,17 @@ def test_every_change_of_the_weights_counts(change: str, served: list[Any]) -> N
     check(layer, x)
 
 
+def test_weights_that_a_parametrization_computes_are_read_at_each_call(served: list[Any]) -> None:
+    layer = layer_of()
+    x = warmed(layer, served)
+    _computed_weights(layer)
+    for _ in range(2):
+        check(layer, x)
+        assert served[-1] is not None
+        with torch.no_grad():
+            layer.weights.parametrizations["0"].original.mul_(2)
+
+
 @pytest.mark.parametrize("change", BIAS_CHANGES)
 def test_every_change_of_the_bias_counts(change: str, served: list[Any]) -> None:
     layer = layer_of()
