@@ -1,4 +1,4 @@
-"""`KSSum`: the sum of layers on one x. Each layer but the first adds the sum of those before it as its residual."""
+"""`KSSum`: the sum of layers on one x. Without gradients, each adds the sum of the earlier layers as its residual."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,8 +20,9 @@ _FEATURES, _LAYOUTS = ("in_features", "out_features"), ("layout", "out_layout") 
 class KSSum(Layers):
     """Sum of layers, y = K_1 x + ... + K_n x + bias + residual: a matrix that is a sum of chains.
 
-    A layer adds the sum of the earlier ones inside its last kernel, so that the sum takes no pass of its own. The bias
-    is the sum of the layers' biases. In 16 bits, each partial sum is rounded. The module is a list of its layers.
+    Without gradients, a layer adds the sum of the earlier ones inside its last kernel, so that the sum takes no pass of
+    its own. The bias is the sum of the layers' biases. In 16 bits, each partial sum is rounded. The module is a list of
+    its layers.
 
     Args:
         layers: Two or more `KSLinear` without an activation, with equal features and layouts.
@@ -114,8 +115,9 @@ class KSSum(Layers):
         _check(self, *_LAYOUTS)
         first, *others = self
         y: Tensor = first(x, residual)
+        is_recorded = torch.is_grad_enabled()  # prepared training steps take no residual
         for layer in others:
-            y = layer(x, y)
+            y = y + layer(x) if is_recorded else layer(x, y)
         return y
 
     def to_dense(self) -> Tensor:
