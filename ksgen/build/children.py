@@ -24,9 +24,9 @@ from ksgen.values import excerpt
 MOST_SECONDS = 10**6
 COMPILE_SECONDS = 300.0  # a kernel takes about one; minutes mean that the source unrolls far too much
 KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
-# While calls compute, background compilers run for `SHARED_S` seconds of each period. They look every `POLL_S` seconds.
+# While calls compute, background compilers run for `SHARED_S` seconds of each period, checked every `POLL_S` seconds.
 SHARED_S, PERIOD_S, POLL_S = 0.02, 0.1, 0.005
-LONG_S, LONG_PERIOD_S = 0.25, 1.0  # a longer call, and its period
+LONG_S, LONG_PERIOD_S = 0.25, 1.0  # a call of at least `LONG_S` seconds has this period
 # nvcc's variables with further options, hidden from children because cache keys do not contain them
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
@@ -73,9 +73,11 @@ class _Calls:
                 self._spent += monotonic() - self._began
 
     def permit_others(self) -> bool:
-        """Whether others may use the cores now: for a part of each period if calls take most of the time, else always.
+        """Whether others may use the cores now.
 
-        The part is smaller in a long call. It is never zero, because calls may wait for what others compute.
+        They may always, except while calls take most of the time or one has run for `SHARED_S` seconds. Then they may
+        for a part of each period. The part is smaller in a long call. It is never zero, because calls may wait for what
+        others compute.
         """
         with self._guard:
             now = monotonic()
@@ -214,7 +216,7 @@ def _guarded_group() -> Iterator[int]:
     guard: subprocess.Popen[bytes] | None = None
     with suppress(OSError):  # no shell, or no room for another process
         guard = subprocess.Popen(
-            ("/bin/sh", "-c", "trap '' TSTP; read -r _; kill -s KILL 0"),  # it goes on while compilers are stopped
+            ("/bin/sh", "-c", "trap '' TSTP; read -r _; kill -s KILL 0"),  # not stopped with compilers
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

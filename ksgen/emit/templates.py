@@ -29,7 +29,7 @@ LIBRARIES = {  # snippet libraries of a dialect, in the order in which they use 
 VECTOR_LIBRARIES = ("opencl", "vector", "epilogue", "vector_outputs")  # snippets of sources for processors
 PART_LIBRARIES = ("tile", "chunks", "operands")  # snippets of a part of a source with its own constants
 TILE_LIBRARIES = (*VECTOR_LIBRARIES, "amx")  # snippets of sources for processors' matrix tiles
-TILE_PART_LIBRARIES = TILE_LIBRARIES[2:]  # the same of a part of theirs
+TILE_PART_LIBRARIES = TILE_LIBRARIES[2:]  # snippets of a part of such a source
 VARIANT = "__"  # separates a snippet's name and its variant: `widen__float16` is for sources with the variant `float16`
 
 _LATE = "\0"  # placeholder for later snippets in a first rendering
@@ -90,7 +90,7 @@ def _library(name: str) -> jinja2.Template:
 def _linked(
     used: set[str], libraries: list[str], variants: tuple[str, ...], variables: Mapping[str, Any]
 ) -> tuple[list[tuple[str, str]], set[str]]:
-    """Snippets for a source that uses these names, by library, and all names used then, in order."""
+    """Snippets for a source that uses these names, in order, each with its library; and all names then used."""
     found: list[tuple[str, str]] = []
     for name in reversed(libraries):
         library = _library(name)
@@ -214,8 +214,10 @@ def has_parts(template: str) -> bool:
 
 
 def libraries(family: Family[Any], kind: type[Any], dialect: str, in_parts: bool = False) -> tuple[str, ...]:
-    """Snippet libraries that the family's sources with such constants may use in a dialect, in order. `in_parts`:
-    outside of the parts of a source that has parts with snippets of their own."""
+    """Snippet libraries that the family's sources with such constants may use in a dialect, in order.
+
+    `in_parts` says that the source has parts with snippets of their own. The result then excludes the parts' snippets.
+    """
     if template_of(family, kind).endswith(".cl.j2"):
         own = VECTOR_LIBRARIES if family.name == "vector" else TILE_LIBRARIES
         return tuple(each for each in own if not in_parts or each not in part_libraries(family, kind))
@@ -248,7 +250,7 @@ def template_digest(family: str) -> str:
     while new := found - read:
         read |= new
         found.update(path for name in _named(new) for path in (root / "include").glob(name))
-        # begun with
+        # templates that they extend
         found.update(
             root / name for path in new for name in re.findall(r'"(\w+\.cu\.j2)"', path.read_text(encoding="utf-8"))
         )

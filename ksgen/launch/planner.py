@@ -1,7 +1,7 @@
 """Cached plans: read wisdom, choose constants, render a source, find or build its binary, and load it.
 
-Binaries of bundles come first. Wisdom of bundles precedes the shipped wisdom, but not the user's own. Never launches,
-and holds no lock of other kernels while it compiles or loads one.
+Binaries of bundles come first. Wisdom of bundles precedes the shipped wisdom, but not the user's own. A planner never
+launches. While it compiles or loads a kernel, it holds no lock of another kernel.
 """
 
 import contextlib
@@ -110,8 +110,8 @@ class Planner:
         if before_loading and not is_loaded:
             before_loading()
         make = partial(self.plan_or_fallback, device, kernel, batch, aligned, choice)
-        ends = device.runtime == "opencl"
-        made: Plan = outcome((generation, *key), kernel.name, make, at_once=is_loaded, must_end=ends)
+        must_end = device.runtime == "opencl"
+        made: Plan = outcome((generation, *key), kernel.name, make, at_once=is_loaded, must_end=must_end)
         with self._guard:
             if generation != self.generation:  # derived from outdated wisdom, so only this call uses it
                 return made
@@ -138,7 +138,8 @@ class Planner:
     def refuse(self, plan: Plan, why: str, aligned: bool = True) -> None:
         """Choose another kernel than a plan's from now on, because the device refuses its launches.
 
-        All other plans stay. `aligned` is that of the refused call; `DeviceError` if no kernel is left for it.
+        All other plans stay. `aligned` says whether the refused call's arrays were aligned. `DeviceError` if no kernel
+        is left for such arrays.
         """
         key = plan.device, plan.kernel, plan.choice.family, plan.choice.constants
         with self._guard:
@@ -174,7 +175,8 @@ class Planner:
     def plan_or_fallback(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
         """Plan of a choice, or of another one if its kernel cannot be built or launched.
 
-        Prebuilt kernels are for the target's usual card, or for any processor with a subset of this one's instructions.
+        If the build fails, prebuilt kernels are tried. They are for the target's usual card, or for any processor with
+        a subset of this one's instructions.
         """
         while True:
             try:
@@ -210,13 +212,13 @@ class Planner:
     ) -> Plan:
         """Plan of a given choice, which the caller caches.
 
-        `target` is that of the binary, if it differs from the device's target.
+        `target` is the binary's target, if it differs from the device's.
         """
         check_grid(kernel, choice.family, choice.constants, batch)
         key = (device, kernel, choice.family, choice.constants)
         load_it = partial(self._load, device, kernel, choice, target or device.target)
-        ends = device.runtime == "opencl"
-        loaded = outcome(key, kernel.name, load_it, at_once=key in self._loaded, must_end=ends)
+        must_end = device.runtime == "opencl"
+        loaded = outcome(key, kernel.name, load_it, at_once=key in self._loaded, must_end=must_end)
         return make_plan(device, kernel, batch, choice, loaded)
 
     def _load(self, device: Device, kernel: KernelSpec, choice: Choice, target: str) -> Loaded:
