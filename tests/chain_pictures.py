@@ -1,10 +1,14 @@
-"""The table of named chains in docs/specs.md, and its pictures. `python -m tests.chain_pictures` draws them again."""
+"""The table of named chains in docs/specs.md, and its pictures and those of docs/structures.md.
+
+`python -m tests.chain_pictures` draws them again.
+"""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ksgen import structures
 from ksgen.figures.chain import chain_svg
 from ksgen.pattern import NAMED_CHAINS, Chain
 
@@ -12,6 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 _ROW = re.compile(
     r"^\| `(?P<call>(?P<name>\w+)\(.+\))`<br>.* \| !\[.+\]\((?P<file>.+\.svg)\)<br>(?P<chain>.+) \|$", re.MULTILINE
 )
+_STRUCTURE = re.compile(r"!\[(?P<call>\w+\([^)]+\)+(?:\[\d\])?)\]\((?P<file>chains/.+?\.svg)\)")
 
 
 class Row(NamedTuple):
@@ -28,7 +33,14 @@ def rows() -> Iterator[Row]:
         yield Row(found["name"], chain, found["chain"], DOCS / found["file"])
 
 
+def pictures() -> dict[Path, str]:
+    """SVG of each picture: of the table, and of the examples that are the titles of pictures of structures."""
+    chains = {row.picture: row.chain for row in rows()}
+    for found in _STRUCTURE.finditer((DOCS / "structures.md").read_text(encoding="utf-8")):
+        chains[DOCS / found["file"]] = eval(found["call"], vars(structures).copy()).chain
+    return {path: chain_svg(chain) for path, chain in chains.items()}
+
+
 if __name__ == "__main__":
-    for row in rows():
-        row.picture.parent.mkdir(exist_ok=True)
-        row.picture.write_text(chain_svg(row.chain), encoding="utf-8")
+    for path, picture in pictures().items():
+        path.write_text(picture, encoding="utf-8")

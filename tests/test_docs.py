@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ksgen.figures.chain import chain_svg
+from ksgen import structures
 from ksgen.pattern import NAMED_CHAINS
 from ksgen.spec import parse, schema
 from release.tutorial import tutorial_page
@@ -165,10 +165,15 @@ def test_the_table_of_named_chains_is_what_they_are() -> None:
     rows = list(chain_pictures.rows())
     assert {row.name for row in rows} == set(NAMED_CHAINS)
     assert [row.name for row in rows if str(row.chain) != row.written] == []
-    drawn = {row.picture: chain_svg(row.chain) for row in rows}
+
+
+def test_pictures_of_chains_and_structures_are_what_they_are() -> None:
+    drawn = chain_pictures.pictures()
     outdated = [path.name for path, picture in drawn.items() if path.read_text(encoding="utf-8") != picture]
     assert outdated == [], "draw them again: python -m tests.chain_pictures"
-    assert set((ROOT / "docs" / "chains").iterdir()) == set(drawn)
+    assert set((ROOT / "docs" / "chains").rglob("*.svg")) == set(drawn)
+    shown = {path.stem.rstrip("0123456789") for path in drawn if path.parent.name == "structures"}
+    assert shown == set(structures.__all__) - {"Structure"}
 
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
