@@ -127,7 +127,7 @@ def deferred(policy: Callable[[], bool]) -> Iterator[None]:
 
 
 def give_way() -> AbstractContextManager[None]:
-    """Stop background compilers during most of the enclosed computation, if it is a long one."""
+    """Stop background compilers for most of the enclosed computation, if it is long or one of many."""
     return _background.children.give_way()
 
 
