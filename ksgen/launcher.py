@@ -1,6 +1,7 @@
-"""The calls that users make, and that emitted modules import: `y = launcher(x, weights)`.
+"""The launchers that users call, and that emitted modules import: `y = launcher(x, weights)`.
 
-A launcher holds all kernels of one pattern, a chain launcher those of one layer. `ksgen.launch` implements both.
+A launcher holds all kernels of one pattern, a chain launcher those of one layer, a group launcher those of several
+layers on one x. `ksgen.launch` implements them.
 """
 
 from ksgen.launch.chain import ChainLauncher
@@ -16,7 +17,7 @@ __all__ = ["Call", "ChainLauncher", "GroupLauncher", "Launcher", "Weights", "use
 def use_bundle(path: str) -> None:
     """Prefer the binaries and wisdom of a bundle in every launcher of this process.
 
-    A bundle holds binaries and wisdom, so that a machine without a compiler can launch them.
+    A bundle holds binaries and wisdom, so that a machine without a compiler can launch kernels.
     `ksgen bundle specs/vit.yaml --arch sm_90a -o vit.ksb` writes one. The bundle that was added last is searched first.
 
     Args:

@@ -116,7 +116,7 @@ def main() -> None:
 
 @contextmanager
 def _wait_for_turn(device: Known, on_wait: Callable[[str], object]) -> Iterator[None]:
-    """Wait until no other process proves this device's families; the next one finds their verdicts."""
+    """Let one process at a time prove this device's families. A process that waited finds the verdicts recorded."""
     path = path_of(device.name)
     why = f"{device.name}: waiting for another process, which proves the families of this device"
     with locked(path.with_name(f".{path.name}.proof.lock"), lambda: on_wait(why)):

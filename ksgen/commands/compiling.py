@@ -178,7 +178,7 @@ def _sources_for(spec: Spec, setup: _Setup, wisdom: Wisdom, adds_tuned: bool) ->
 
 
 def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
-    """Sources that launchers on such a target will render: one per batch in wisdom and per class of batches."""
+    """Sources that launchers with these limits will render: one per batch in wisdom and per class of batches."""
     classes = (
         [1 << power for power in range(LARGEST_CPU_BATCH.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *SMALL]
     )

@@ -172,7 +172,7 @@ def _driver() -> list[Finding]:
 
 
 def _compilers(target: str) -> list[Finding]:
-    """Each kind of compiler, tried on a one-line kernel, and with a driver the compiler that launchers take."""
+    """Try each kind of compiler on a one-line kernel; with a CUDA driver, also report the one that launchers take."""
     from ksgen.build.toolchain import CudaCompiler, compilers, find_compiler
 
     findings, taken = [], list[CudaCompiler]()

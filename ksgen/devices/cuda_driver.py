@@ -184,7 +184,7 @@ class DriverDevice(CudaDevice):
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Make the device's context current. A thread without a context keeps it; other threads get theirs back."""
+        """Make the device's context current. It stays so in a thread that had none; others get their context back."""
         cu = self._cu
         before = int(self._call("asking for the context", cu.cuCtxGetCurrent))
         if before in (0, self.context):

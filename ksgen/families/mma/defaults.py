@@ -150,7 +150,7 @@ def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaCo
 
 
 def _inputs(c: int, least: int, wanted: int) -> int:
-    """Inputs per stage: about as many as wanted, with the least padding of c."""
+    """Inputs per stage, from `least` up to `wanted`: those with the least padding of c, and the most of these."""
     choices = [least << shift for shift in range(4) if least << shift <= max(least, wanted)]
     return min(choices, key=lambda inputs: (divide_up(c, inputs) * inputs, -inputs))
 

@@ -123,7 +123,7 @@ def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> Vector
 
 
 def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:
-    """Whether pairs are contiguous in place, and a tile's rows do not share few sets of the cache."""
+    """Whether pairs are contiguous in X, and a tile's rows fit the sets of the cache that they share."""
     meet = constants.height > WAYS and kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0
     return lie_in_pairs(kernel) and not meet
 

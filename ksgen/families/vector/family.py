@@ -1,8 +1,8 @@
 """The vector family fills a processor's vector registers with sums. It supports every pattern, batch and layout, and
 all factors of a layer in one launch.
 
-Decides the tiles of `vector.cl.j2`; its design is docs/kernels.md. Never renders, compiles or runs. Weights are packed
-as for each factor alone.
+Decides the tiles of `vector.cl.j2`, which docs/kernels/vector.md describes. Never renders, compiles or runs. Weights
+are packed as for each factor alone.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class VectorFactorVariables(PlaneVariables, total=False):
     n: str  # end of the names in its part of the source; a factor alone has none
     kernel: KernelSpec
     along: str
-    constexprs: list[Constexpr]  # of a factor in a chain; empty for a factor alone, whose source has them itself
+    constexprs: list[Constexpr]  # of a factor in a chain; empty for a factor alone: `Vector.constexprs` has them
     source: str
     target: str
     kept: str
@@ -292,7 +292,7 @@ def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
 
 
 def _variables_of_pairs(shape: VectorTiling) -> PlaneVariables:
-    """Template variables for copies of inputs as pairs: the lanes that a vector of pairs takes of two vectors."""
+    """Template variables for copies of inputs as pairs: the lanes that a vector of pairs takes from two vectors."""
     lanes = shape.constants.lanes
     # if a vector does not hold whole l, inputs are copied one l at a time
     run = shape.run if lanes % shape.run == 0 else lanes

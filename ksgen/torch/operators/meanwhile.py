@@ -20,7 +20,7 @@ Method = Callable[[], Tensor]
 Result = TypeVar("Result")
 ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
 LONG_ROUNDS = 2  # rounds of timing if one round takes longer than the ration
-MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds, and seconds after which no more than ROUNDS are run
+MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds; seconds of all rounds that suffice, after at least ROUNDS
 MOST_ADDED_S = 0.04  # most seconds that timing adds at once, to one call or to calls in quick succession
 SHARE = 0.2  # largest share of the time that timing takes on average
 
@@ -124,7 +124,8 @@ class MethodTrial:
     def compute(self, methods: Mapping[str, Method], meanwhile: str) -> Tensor:
         """Compute a call by the method `meanwhile`, and time others within the ration.
 
-        If `meanwhile` takes longer than `MOST_ADDED_S`, a method that is not timed yet computes the call itself.
+        If `meanwhile` takes longer than `MOST_ADDED_S`, a method with fewer than `LONG_ROUNDS` times computes the
+        call instead.
         """
         self._takes_calls = True
         if self._last.get(meanwhile, 0.0) > MOST_ADDED_S:

@@ -72,7 +72,7 @@ def _multiply(layer: Any, x: Tensor, parameters: prepared.Parameters) -> Tensor 
 
 
 def _prepared(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
-    """The fastest method; `UNFIT` if that is the usual path, `SEEN` if it is not known yet."""
+    """The fastest method; `UNFIT` if the usual path is fastest or required, `SEEN` if the fastest is not known yet."""
     chain, activations = layer.chain, (layer.between, layer.activation)
     is_usual = layer.precision in (None, dtype_name(x.dtype)) and layer.out_layout is None and layer.fuse != "yes"
     if not is_usual or layer.backend not in prepared.BACKENDS:
