@@ -72,6 +72,22 @@ def test_the_background_hands_out_no_plan_of_outdated_wisdom(gpu: FakeGpu, monke
     assert deferred_plan(planner, gpu, BATCH) == "plan 2"
 
 
+def test_a_plan_during_which_wisdom_changed_serves_its_own_call_alone(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner, made = Planner(), []
+
+    def make(*_: Any) -> str:
+        made.append(len(made))
+        if len(made) == 1:
+            planner.forget()
+        return f"plan {len(made)}"
+
+    monkeypatch.setattr(planner, "plan_or_fallback", make)
+    found: list[Any] = [planner.plan(gpu, KernelSpec(PATTERN, "float32"), BATCH) for _ in range(3)]
+    assert found == ["plan 1", "plan 2", "plan 2"]
+
+
 def test_a_batch_that_is_new_to_a_loaded_kernel_can_be_captured(gpu: FakeGpu, ks: Launcher) -> None:
     x, weights = inputs()
     kept = ks.pack(FakeArray(gpu, weights))

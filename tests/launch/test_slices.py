@@ -192,6 +192,8 @@ REFUSED = [
     # rows over each other
     ("x", lambda x: np.lib.stride_tricks.as_strided(x, (BATCH, 30), (4, 4)), "x is not row-major with gaps"),
     ("x", lambda x: np.broadcast_to(x[:1, :30], (BATCH, 30)), "x is not row-major with gaps"),
+    # rows that begin within an element
+    ("x", lambda x: np.lib.stride_tricks.as_strided(x, (BATCH, 30), (122, 4)), "x is not row-major with gaps"),
 ]
 
 

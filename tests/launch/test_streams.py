@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ksgen.devices.opencl import OpenCLDevice
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.launch import arrays, streams
 from ksgen.launch.arrays import views_of
@@ -168,6 +169,26 @@ def test_queues_are_checked_and_decide_where_host_arrays_go(gpu: FakeGpu, ks: La
         LaunchError, match="stream is a pyopencl CommandQueue, and x lies on a CUDA device; give a CUDA stream"
     ):
         ks(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu), stream=queue)
+
+
+@needs_opencl
+def test_the_queues_of_arrays_are_waited_for(ks: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyopencl as cl
+    import pyopencl.array as cl_array
+
+    context = cl.Context([cl.get_platforms()[0].get_devices()[0]])
+    own, other = cl.CommandQueue(context), cl.CommandQueue(context)
+    x, weights = inputs()
+    given, waited = (cl_array.to_device(other, x), cl_array.to_device(own, weights)), []
+    usual = OpenCLDevice.synchronize
+    monkeypatch.setattr(
+        OpenCLDevice, "synchronize", lambda device, stream=None: waited.append(stream) or usual(device, stream)
+    )
+    y = ks(*given, stream=own)
+    own.finish()
+    check(y.get(), x, weights)
+    assert other in waited
+    assert own not in waited
 
 
 def test_host_arrays_follow_packed_weights_to_their_device(gpu: FakeGpu) -> None:
