@@ -30,6 +30,20 @@ def test_a_duel_by_hand() -> None:
     assert Results(FOUR, "float16", 25088).rows == Results(FOUR, "float32", 1).rows == []
 
 
+def test_an_unreliable_time_decides_nothing() -> None:
+    noisy = {"doubt": "others took 50% of the processors"}
+    part: dict[str, Any] = {"error": None, "tolerance": None}
+    some = [
+        row("1,48,48,2", OURS, median_us=100.0),
+        row("1,48,48,2", OURS, median_us=50.0, **noisy),
+        row("1,48,48,2", "bmm", median_us=200.0),
+        row("1,48,48,2", "rewriting", median_us=40.0, **part, **noisy),
+    ]
+    results = Results(some, "float32", 25088)
+    assert results.duel(OURS, ["bmm"], "bsl") == Duel((2.0,))
+    assert results.rewriting_share("bsl") == []
+
+
 def test_rewriting_and_energy_by_hand() -> None:
     part: dict[str, Any] = {"error": None, "tolerance": None}
     some = [

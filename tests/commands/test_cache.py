@@ -7,19 +7,20 @@ import pytest
 
 from ksgen.build.cache import Cache
 from ksgen.build.request import Binary, Request, Resources
+from ksgen.commands import cache
 from ksgen.errors import KsgenError
 from tests.support.commands import run
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    cache = Cache(tmp_path / "cache")
+    filled = Cache(tmp_path / "cache")
     for name in ("ks_one", "ks_two"):
         provenance = {"compiler": "nvcc", "compiler_version": "13.0", "options": "[]"}
-        cache.put(
+        filled.put(
             Request(f"text of {name}", name, "sm_90a"), Binary(b"code" * 100, name, "sm_90a", Resources(), provenance)
         )
-    return cache.path
+    return filled.path
 
 
 def test_cache_ls_lists_what_is_there(folder: Path) -> None:
@@ -49,6 +50,14 @@ def test_cache_gc_and_clear(folder: Path) -> None:
     assert str(unanswered.exception) == f"{folder}: nothing was removed; answer y, or give --yes"
     assert run("cache", "clear", "--yes", "--folder", str(folder)).exit_code == 0
     assert list(Cache(folder).entries()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("500", 500), ("2k", 2000), ("500M", 500_000_000), ("1.5GB", 1_500_000_000), ("1 t", 10**12), ("7b", 7)],
+)
+def test_sizes_have_decimal_units(text: str, size: int) -> None:
+    assert cache._parse_bytes(text) == size
 
 
 def test_mistakes_of_cache(tmp_path: Path) -> None:

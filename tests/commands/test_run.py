@@ -165,6 +165,23 @@ def test_a_family_that_is_expected_to_be_faster_is_named(
     assert f"chosen by {figures['why']} error" in table
 
 
+@pytest.mark.parametrize("wrong", [None, "layer", "factor"])
+def test_a_wrong_result_of_a_layer_or_of_a_factor_fails(wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu: Any = FakeGpu()
+
+    def measured(device: Any, kernel: KernelSpec, batch: int, *_: Any) -> Measured:
+        source = SimpleNamespace(entry=kernel.name)
+        plan: Any = SimpleNamespace(choice=choose(kernel, batch, limits_of(gpu), Wisdom()), source=source)
+        is_wrong = wrong == ("layer" if kernel.is_chain else "factor")
+        return Measured(plan, 1.0 if is_wrong else 1e-7, 1e-6, 48, Blocks((1e-3,) * 8))
+
+    monkeypatch.setattr("ksgen.devices.find_device", lambda _: gpu)
+    monkeypatch.setattr("ksgen.measure.verify.measure", measured)
+    monkeypatch.setattr("ksgen.measure.roofline.measure_ceilings", lambda *_: Ceilings(3e12, 6e14))
+    done = CliRunner().invoke(run.command, ["2,9,5,3", "1,4,18,3", "--batch", "70", "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["passed"]) == (0 if wrong is None else 1, wrong is None)
+
+
 SPEC = """
 layers:
   up: {chain: [[2,9,5,3], [1,4,18,3]], between: relu, activation: gelu, bias: true, batch: 40}

@@ -1,5 +1,7 @@
 """Reliable and unreliable figures, by recorded and invented series and loads. Nothing is timed."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -254,6 +256,17 @@ def test_counts_are_of_what_is_not_idle(tmp_path: Path, monkeypatch: pytest.Monk
     found = trust.counts()
     assert found
     assert (found.clock, found.busy) == (10.0, 12.0)
+
+
+def test_the_time_of_children_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers that this process started are no others."""
+    if trust.counts() is None:
+        pytest.skip("the system says nothing")
+    subprocess.run([sys.executable, "-c", "sum(range(10**6))"], check=True)
+    monkeypatch.setattr(trust, "process_time", lambda: 0.0)
+    ended, found = trust.os.times(), trust.counts()
+    assert found
+    assert found.own == ended.children_user + ended.children_system > 0
 
 
 def test_an_unreliable_figure_is_marked_and_the_first_reason_is_reported() -> None:

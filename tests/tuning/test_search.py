@@ -335,6 +335,14 @@ def test_a_reliable_time_wins_over_a_shorter_unreliable_one(times: dict[int, tup
     assert search._best() is search.trials[best]
 
 
+def test_an_unreliable_time_of_the_default_gives_no_speed_over_it() -> None:
+    best = Trial(JOB.kernel, 70, "a device", "simt", CONSTANTS, template_digest("simt"), "measured", median_us=4.0)
+    default = replace(best, constants=replace(CONSTANTS, tile_in=4), median_us=8.0)
+    for note, factor in (("", 2.0), (MOVED, None)):
+        found = Tuned(JOB, best, replace(default, note=note), 2, 2, 1.0, True)
+        assert found.entry().over_default == factor
+
+
 @pytest.mark.parametrize(
     ("others", "defaults", "is_so"),
     [
