@@ -92,6 +92,16 @@ def test_epilogues(family: str, layout: str, activation: str) -> None:
         kernels.check(source_of(family, kernel), 66, in_emulator())
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_of_nan_is_nan(activation: str) -> None:
+    kernel = kernel_of((1, 1, 1, 1), "float32", "bsf", Epilogue(activation=activation))
+    x = np.array([[np.nan], [2], [np.inf]], np.float32)
+    problem = replace(make_problem(kernel, 3), x=x, weights=np.ones((1, 1, 1, 1), np.float32))
+    y = kernels.multiply(problem, source_of("simt", kernel), in_emulator())[:, 0]
+    np.testing.assert_array_equal(np.isnan(y), [True, False, False])
+    assert y[2] == np.inf
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "precision", "layout"), [each for each in one_of_each_size(2, 4, 8, 16) if JOB_OF[each[0]] == "multiply"]
@@ -153,6 +163,25 @@ def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(family: str, 
 def test_inf_and_nan_do_not_leak(family: str, precision: str, layout: str, name: str) -> None:
     kernel = kernel_of(patterns_of(family, precision)[name], precision, layout)
     kernels.check_leaks(source_of(family, kernel), 65, in_emulator())
+
+
+def _with_ragged_planes() -> Iterator[tuple[str, KernelSpec, Any]]:
+    """Families in float32 whose tiles hold several j, each with constants of which d = 5 is no multiple."""
+    for family in JOB_OF:
+        kernel = job_of(family, kernel_of((2, 37, 13, 5), "float32", "bsf"))
+        if not supports(family, kernel) or not hasattr(own := VARIANTS[family].default(kernel, LIMITS), "tile_d"):
+            continue
+        ragged = (replace(own, tile_d=tile_d) for tile_d in (2, 3, 4))
+        if found := next((each for each in ragged if is_allowed(family, kernel, each)), None):
+            yield family, kernel, found
+
+
+def test_tiles_of_j_that_end_within_d_are_right() -> None:
+    """Defaults divide d, and searches try other numbers. A gradient of 300 rows has several parts."""
+    found = list(_with_ragged_planes())
+    assert {family for family, *_ in found} >= {"simt", "gemv", "gradient"}
+    for family, kernel, constants in found:
+        kernels.check(source_of(family, kernel, constants), 300 if kernel.job == "gradient" else 9, in_emulator())
 
 
 @pytest.mark.exhaustive

@@ -66,6 +66,19 @@ def test_every_value_is_widened_exactly(storage: str) -> None:
         np.testing.assert_array_equal(found[0], truth[bits])
 
 
+def test_a_row_of_weights_ends_in_zeros_whatever_lies_behind_it() -> None:
+    """The scales lie behind the last row. Here, their bytes would be NaN as weights."""
+    values, scale = np.ones((1, 16, 23, 1), numpy_type(STORAGES["e5m2"])), np.array([0x3F7F7F7F], np.uint32)
+    given = Quantized(Pattern(*values.shape), "e5m2", "factor", values, scale.view(np.float32).reshape(1, 1, 1, 1))
+    kernel, weights = KernelSpec(given.pattern, "float16", weights="e5m2"), reference.dequantized(values, given.scale)
+    constants = FAMILIES["gemv"].default(kernel, LIMITS, 1)
+    tiling = GemvTiling(kernel, constants)
+    assert tiling.pieces * tiling.vector == 24
+    problem = Problem(kernel, 1, np.ones((1, 23), np.float16), weights, None, None, quantized=(given,))
+    y = kernels.multiply(problem, source_of("gemv", kernel, constants), in_emulator())
+    np.testing.assert_allclose(y, weights.sum(axis=(2, 3)), rtol=1e-3)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_serves_them(layout: str) -> None:
     """Small batches read a weight as one byte. Families without kernels for eight-bit weights do not serve them."""

@@ -135,6 +135,13 @@ def test_there_are_no_reads_outside_the_arrays_and_no_races(patterns: tuple[Patt
         np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), expected)
 
 
+def test_a_tile_of_j_of_the_first_factor_that_ends_within_d() -> None:
+    """Sums beyond d belong to no intermediate."""
+    kernel = chain_of(NARROW[:2], "float32", "bsf")
+    source, arrays = source_of(kernel, SimtChainConstants(32, "4 8 2 4 1, 32 6 1 4 4", 2, 1)), arrays_of(kernel, 37)
+    assert is_right(kernel, run_chain(source, arrays, in_emulator()), truth_of(kernel, arrays))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_inf_and_nan_stay_in_their_blocks(layout: str) -> None:
     """Inf and NaN in X reach only the outputs of the reference. Padding between the factors does not spread them."""

@@ -362,6 +362,13 @@ def test_gelu_is_right_everywhere() -> None:
     np.testing.assert_array_equal(gelu(far), np.array([np.nan, np.inf, 1e30, 50, 0, 0, 0], np.float32))
 
 
+@needs_opencl
+def test_relu_keeps_nan() -> None:
+    x = np.array([[np.nan], [np.inf], [2], [0], [-3], [-np.inf]], np.float32)
+    y = Launcher(1, 1, 1, 1)(x, np.ones((1, 1, 1, 1), np.float32), activation="relu")
+    np.testing.assert_array_equal(np.asarray(y)[:, 0], np.array([np.nan, np.inf, 2, 0, 0, 0], np.float32))
+
+
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("along", WAYS)
