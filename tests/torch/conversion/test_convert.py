@@ -116,6 +116,10 @@ def test_what_stays() -> None:
     assert torch.equal(up.bias, bias)
     assert down.bias is None
     assert [each.requires_grad for each in (up.weights[0], up.bias, down.weights[0])] == [False, True, True]
+    model = blocks()
+    model["blocks"][0].mlp["up"].bias.requires_grad_(False)
+    convert(model, {"up": UP})
+    assert [block.mlp["up"].bias.requires_grad for block in model["blocks"]] == [False, True]
 
 
 def test_fresh_weights_and_the_meta_device() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import ksgen
 from ksgen.errors import LaunchError, SpecError, ToolchainError
 from ksgen.launch.fused import Verdict
 from ksgen.launch.planner import PLANNER
@@ -577,6 +578,16 @@ def test_x_becomes_as_the_weights_are(storage: str, layout: str) -> None:
         # rounded otherwise, by the scale that the weights are multiplied by too
         assert 1e-3 < relative(made(x), again(x)) < 0.15
         torch.testing.assert_close(copy.deepcopy(made)(x), made(x), rtol=0, atol=0)
+
+
+def test_scales_of_a_later_factor_fit_what_the_activation_gives() -> None:
+    """The second factor's large weight multiplies zeros alone after relu, so that it may saturate."""
+    first, second = torch.tensor([1.0, -1.0]).reshape(1, 2, 1, 1), torch.tensor([0.3337, 1.0]).reshape(1, 1, 2, 1)
+    layer, x = KSLinear.from_weights([first, second], between="relu"), torch.rand(40, 1)
+    made = layer.quantize("int8", x=x)
+    wanted = ksgen.quantize(second, "int8", x=torch.cat([x, torch.zeros_like(x)], 1))
+    assert made.scales[1].item() == pytest.approx(wanted.scale.item(), rel=1e-6)
+    assert made.scales[1].item() < 0.99 / 127
 
 
 def test_a_layer_whose_x_is_in_eight_bits_is_one_launch_where_that_is_asked_for() -> None:

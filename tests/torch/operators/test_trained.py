@@ -123,6 +123,16 @@ def test_the_same_outputs_and_gradients(
     assert len(usual) == (1 if has_kernels or fastest == "bmm" else 4)
 
 
+def test_a_step_whose_x_takes_no_gradient_serves_no_x_that_does(clock: Clock) -> None:
+    clock.fastest = "ksgen"
+    layer = KSLinear(FACTORS)
+    copy, upstream = copy_of(layer), torch.randn(BATCH, layer.out_features)
+    for wants_x in (False, False, True, True):
+        x = x_of(layer).requires_grad_(wants_x)
+        for one, other in zip(gradients(layer, x, upstream), gradients(copy, x, upstream), strict=True):
+            torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("chain", [[(1, 8, 6, 2)], FACTORS, [(1, 6, 4, 20), (1, 4, 6, 20), (2, 3, 40, 1)]])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_factor_is_packed_as_its_adjoint(chain: Any, layout: str, clock: Clock) -> None:
