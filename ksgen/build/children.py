@@ -115,10 +115,8 @@ class Children:
                 child = _start(command, folder, environment, group)
                 self._running.add(child)
             try:
-                end = monotonic() + seconds
-                if self._is_background and group:
-                    self._give_way(child, group, end)
-                log, _ = child.communicate(timeout=max(0.0, end - monotonic()))
+                left = self._give_way(child, group, seconds) if self._is_background and group else seconds
+                log, _ = child.communicate(timeout=left)
             except subprocess.TimeoutExpired:
                 limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS)"
                 raise ToolchainError(f"{command[0]} was stopped: it had not finished after {limit}") from None
@@ -144,16 +142,20 @@ class Children:
         finally:
             self._calls.end()
 
-    def _give_way(self, child: subprocess.Popen[str], group: int, end: float) -> None:
-        """Stop and resume a background compiler, until it ends or `end` has come."""
-        runs = True
-        while monotonic() < end:
+    def _give_way(self, child: subprocess.Popen[str], group: int, seconds: float) -> float:
+        """Stop and resume a background compiler, until it ends or has run for `seconds`; return the seconds left."""
+        runs, before = True, monotonic()
+        while seconds > 0:
             if runs != (runs := self._calls.permit_others()):
                 with suppress(OSError):  # it has just ended
                     os.killpg(group, signal.SIGCONT if runs else signal.SIGTSTP)
+                    os.kill(group, signal.SIGCONT)  # the group's guard always goes on
             with suppress(subprocess.TimeoutExpired):
                 child.communicate(timeout=POLL_S)
-                return
+                break
+            before, passed = (now := monotonic()), now - before
+            seconds -= passed * runs
+        return max(0.0, seconds)
 
     def stop(self) -> None:
         with self._guard:
@@ -216,7 +218,7 @@ def _guarded_group() -> Iterator[int]:
     guard: subprocess.Popen[bytes] | None = None
     with suppress(OSError):  # no shell, or no room for another process
         guard = subprocess.Popen(
-            ("/bin/sh", "-c", "trap '' TSTP; read -r _; kill -s KILL 0"),  # not stopped with compilers
+            ("/bin/sh", "-c", "read -r _; kill -s KILL 0"),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -243,6 +243,11 @@ class KSLinear(ChainLayer, nn.Linear):
             >>> KSLinear.from_structure(matrix, {"A": torch.ones(2, 8), "B": torch.ones(6, 2)}).out_features
             6
         """
+        if not isinstance(structure, Structure):
+            raise LaunchError(
+                f"KSLinear.from_structure: structure={excerpt(structure)}; accepted: one ksgen.structures.Structure; "
+                "KSSum.from_structures takes several"
+            )
         if state is None:
             layer = cls(structure.chain, **options)
         else:

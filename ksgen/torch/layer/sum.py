@@ -1,4 +1,4 @@
-"""`KSSum`: the sum of layers on one x. Without gradients, each adds the sum of the earlier layers as its residual."""
+"""`KSSum`: the sum of layers on one x. In inference, each adds the sum of the earlier layers as its residual."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,9 +20,9 @@ _FEATURES, _LAYOUTS = ("in_features", "out_features"), ("layout", "out_layout") 
 class KSSum(Layers):
     """Sum of layers, y = K_1 x + ... + K_n x + bias + residual: a matrix that is a sum of chains.
 
-    Without gradients, a layer adds the sum of the earlier ones inside its last kernel, so that the sum takes no pass of
-    its own. The bias is the sum of the layers' biases. In 16 bits, each partial sum is rounded. The module is a list of
-    its layers.
+    Under `torch.no_grad()`, a layer adds the sum of the earlier ones inside its last kernel, so that the sum takes no
+    pass of its own. The bias is the sum of the layers' biases. In 16 bits, each partial sum is rounded. The module is a
+    list of its layers.
 
     Args:
         layers: Two or more `KSLinear` without an activation, with equal features and layouts.
@@ -81,6 +81,8 @@ class KSSum(Layers):
             ['4,8,16,1', '1,8,16,4@j.k']
         """
         given: tuple[Structure, ...] = listed(structures) or ()
+        if not given or not all(isinstance(each, Structure) for each in given):
+            raise LaunchError(f"KSSum: structures={excerpt(structures)}; accepted: a list of two structures or more")
         rest, layers = dict(state or {}), list[KSLinear]()
         for each in given:
             if state is None:
@@ -112,12 +114,17 @@ class KSSum(Layers):
             >>> KSSum(layers).requires_grad_(False)(torch.ones(1, 2))
             tensor([[4., 4.]])
         """
-        _check(self, *_LAYOUTS)
-        first, *others = self
-        y: Tensor = first(x, residual)
-        is_recorded = torch.is_grad_enabled()  # prepared training steps take no residual
-        for layer in others:
-            y = y + layer(x) if is_recorded else layer(x, y)
+        _check(self, *_FEATURES, *_LAYOUTS)
+        # prepared training steps take no residual, and a trace must not depend on gradients
+        adds_apart = torch.is_grad_enabled() or torch.jit.is_tracing()
+        y = residual
+        for number, layer in enumerate(self):
+            if isinstance(layer, ChainLayer) and not (number and adds_apart):
+                y = layer(x, y)
+            else:  # a module of another type may have replaced a layer
+                y = layer(x) if y is None else y + layer(x)
+        if y is None:
+            raise LaunchError("KSSum: it has no layers; accepted: two KSLinear or more")
         return y
 
     def to_dense(self) -> Tensor:

@@ -38,6 +38,8 @@ class Tied(nn.Module):
         ([(1, 3, 2, 1)], (4, 3, 2, 1))
     """
 
+    repeats = True  # prepared calls read these weights, too
+
     def __init__(self, axis: int, count: int) -> None:
         super().__init__()
         if whole_number(axis) not in (0, 3):

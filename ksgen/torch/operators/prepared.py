@@ -139,7 +139,7 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
     """Parameters of a layer that a call reads; None if one of them is not plain memory like x.
 
     Pruning and parametrizations compute a parameter at each access, and remove the stored one of that name. Weights
-    that parametrizations compute are read here; a pruned layer, or a computed bias, takes the usual path.
+    that a parametrization repeats are read here. A pruned layer, or any other computed parameter, takes the usual path.
     """
     stored = layer._parameters
     if "bias" not in stored or layer._parallel is not None:
@@ -150,8 +150,12 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
             return None
         weights, factors = layer._modules["weights"], layer.chain.factors
         stored = weights._parameters
-        is_computed = "parametrizations" in weights._modules
-        found += list(weights) if is_computed else [stored.get(name) for name in NAMES[: len(stored)]]
+        computed = weights._modules.get("parametrizations")
+        # others than repetitions may be costly, or change at each evaluation, and the usual path evaluates them again
+        is_repeated = computed is not None and all(
+            hasattr(each, "repeats") for steps in computed.values() for each in steps
+        )
+        found += list(weights) if is_repeated else [stored.get(name) for name in NAMES[: len(stored)]]
         if [None if each is None else each.shape for each in found[1:]] != [
             (each.a, each.b, each.c, each.d) for each in factors
         ]:

@@ -175,3 +175,36 @@ def test_what_is_refused() -> None:
         KSSum.from_structures(pair, {**state, "other": torch.zeros(1)})
     with pytest.raises(LaunchError, match="dyad: got no parameters; wu are needed"):
         KSSum.from_structures(pair, {"wl": state["wl"]})
+
+
+def test_other_modules_may_replace_layers() -> None:
+    layer, x = KSSum([KSLinear("1,6,4,2"), KSLinear("2,6,4,1")]), torch.randn(5, 8)
+    for number in range(2):
+        layer[number] = nn.Linear(8, 12)
+        expected = layer[0](x) + layer[1](x)
+        torch.testing.assert_close(layer(x), expected)
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x), expected)
+    layer[0] = KSLinear("1,1,8,1")
+    layer[1] = KSLinear("2,6,4,1")
+    for context in (torch.enable_grad(), torch.no_grad()):
+        with context, pytest.raises(LaunchError, match="layers with out_features of 1, 12; accepted: equal ones"):
+            layer(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_sum_is_traced() -> None:
+    layer, x = KSSum([KSLinear("1,6,4,2"), KSLinear("2,6,4,1")]), torch.randn(5, 8)
+    torch.testing.assert_close(torch.jit.trace(layer, x)(x), layer(x))
+
+
+def test_structures_are_one_or_several() -> None:
+    pair = structures.dyad(64, 32, blocks=4)
+    with pytest.raises(LaunchError, match=r"from_structure: structure=.*KSSum.from_structures takes several"):
+        KSLinear.from_structure(pair)  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=r"KSSum: structures=.*; accepted: a list of two structures or more"):
+        KSSum.from_structures(pair[0])  # type: ignore[arg-type]
+    layer = KSSum.from_structures(pair)
+    del layer[1], layer[0]
+    with pytest.raises(LaunchError, match="KSSum: it has no layers; accepted: two KSLinear or more"):
+        layer(torch.randn(5, 64))

@@ -181,3 +181,25 @@ def test_any_factor_can_be_tied() -> None:
 def test_what_is_refused(options: Any, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         Tied(**options)
+
+
+@pytest.mark.parametrize("backend", ["auto", "strided"])
+def test_other_parametrizations_are_computed_once_per_call(backend: Any) -> None:
+    """One such as `spectral_norm` changes at each evaluation."""
+
+    class Counted(nn.Module):
+        count = 0
+
+        def forward(self, weights: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return weights * 1
+
+    layer, counted = KSLinear("2,6,4,1", bias=False, backend=backend), Counted()
+    parametrize.register_parametrization(layer.weights, "0", counted)
+    x = torch.randn(5, 8)
+    for context in (torch.enable_grad(), torch.no_grad()):
+        with context:
+            for _ in range(4):
+                before = counted.count
+                layer(x)
+                assert counted.count == before + 1

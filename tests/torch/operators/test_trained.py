@@ -28,6 +28,8 @@ BATCH = 5
 
 
 class _Doubled(torch.nn.Module):
+    repeats = True  # as `Tied` says
+
     def forward(self, values: Tensor) -> Tensor:
         return 2 * values
 
@@ -340,7 +342,7 @@ def test_what_is_not_plain_goes_the_usual_way(name: str, usual: list[str]) -> No
 
 
 @pytest.mark.parametrize("fastest", ["bmm", "ksgen"])
-def test_weights_that_a_parametrization_computes(fastest: str, usual: list[str], clock: Clock) -> None:
+def test_weights_that_a_parametrization_repeats(fastest: str, usual: list[str], clock: Clock) -> None:
     clock.fastest = fastest
     layer = KSLinear(FACTORS)
     parametrize.register_parametrization(layer.weights, "0", _Doubled())

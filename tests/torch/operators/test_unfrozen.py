@@ -101,6 +101,8 @@ def test_every_method_is_right(
 
 
 class Doubled(nn.Module):
+    repeats = True  # as `Tied` says
+
     def forward(self, values: Tensor) -> Tensor:
         return 2 * values
 
@@ -189,7 +191,7 @@ def test_every_change_of_the_weights_counts(change: str, served: list[Any]) -> N
     check(layer, x)
 
 
-def test_weights_that_a_parametrization_computes_are_read_at_each_call(served: list[Any]) -> None:
+def test_weights_that_a_parametrization_repeats_are_read_at_each_call(served: list[Any]) -> None:
     layer = layer_of()
     x = warmed(layer, served)
     _computed_weights(layer)
