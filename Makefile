@@ -5,7 +5,8 @@ BIN := .venv/bin/python
 # The extras for this machine, which ksgen/install.py prints: those for its GPU and driver, or OpenCL if it has neither
 # a GPU nor a C++ compiler, else none. The script runs at most once.
 DEVICE ?= $(eval DEVICE := $$(shell "$$(PYTHON)" -m ksgen.install))$(DEVICE)
-EXTRAS = $(addprefix [,$(addsuffix ],$(DEVICE)))
+# $(call EXTRAS,cpu) is [cpu], and nothing without extras.
+EXTRAS = $(addprefix [,$(addsuffix ],$1))
 COMMA := ,
 # Tests start hundreds of processes. If the environment forbade Python to store bytecode, each would compile ksgen's
 # sources again.
@@ -26,7 +27,7 @@ INSTALL = $(BIN) -m pip install --quiet --disable-pip-version-check --no-compile
 # them to .venv/.ready. Each call of pip builds ksgen, so a target makes one call.
 WITHOUT_PYCUDA = $(subst pycuda$(COMMA),,$1)
 define install
-$(INSTALL) ".$(addprefix [,$(addsuffix ],$1))" && echo "$2" >.venv/.ready || { \
+$(INSTALL) ".$(EXTRAS)" && echo "$2" >.venv/.ready || { \
     [ "$(WITHOUT_PYCUDA)" != "$1" ] && echo \
         "ksgen: PyCUDA cannot be installed here, as pip says above; installing ksgen[$(WITHOUT_PYCUDA)] without it" && \
     $(INSTALL) ".[$(WITHOUT_PYCUDA)]" && echo "$(call WITHOUT_PYCUDA,$2)" >.venv/.ready; }
@@ -99,7 +100,7 @@ help:  ## List these targets.
 	@touch $@
 
 .venv/.ready: .venv/.python pyproject.toml
-	@echo "ksgen: installing ksgen$(EXTRAS) into .venv"
+	@echo "ksgen: installing ksgen$(call EXTRAS,$(DEVICE)) into .venv"
 	@$(call install,$(DEVICE),$(DEVICE))
 
 .venv/.ready-dev: .venv/.python pyproject.toml

@@ -216,10 +216,11 @@ def main(
         for kind in (each for each in STEPS if each in steps):
             dtype, features = getattr(torch, precision), chain.in_features
             x = torch.randn((batch, features) if layout == "bsf" else (features, batch), dtype=dtype)
-            torch._dynamo.reset()  # it compiles a function for at most eight layers
             layers = layers_of(chain, layout, dtype, are_layers)
-            compared = COMPILED if kind == "compiled" else layers
-            jobs = {name: STEPS[kind](layer, x) for name, layer in layers.items() if name in compared}
+            if kind == "compiled":
+                torch._dynamo.reset()  # it compiles a function for at most eight layers
+                layers = {name: layer for name, layer in layers.items() if name in COMPILED}
+            jobs = {name: STEPS[kind](layer, x) for name, layer in layers.items()}
             took = medians_us(jobs, most_seconds, runs)
             rounded = {name: round(each, 1) for name, each in took.items()}
             row = {"pattern": words, "batch": batch, "layout": layout, "precision": precision, "kind": kind}

@@ -54,6 +54,7 @@ from tests.support.kernels import (
     source_of,
 )
 from tests.support.libraries import library
+from tests.support.process_state import has_ended
 
 ROOT = Path(__file__).parents[1]
 needs_emulator = pytest.mark.skipif(not is_installed("none"), reason="the fake GPU is the emulator, which needs g++")
@@ -425,12 +426,9 @@ gpu_children.run(["sh", "-c", "echo $$; exec sleep 600"], 600, Path({str(tmp_pat
 
 
 def is_gone(process: int) -> bool:
-    """Return whether the process ends within a second. It may stay listed as a zombie if its parent does not wait."""
+    """Return whether the process ends within a second."""
     for _ in range(50):
-        try:
-            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X"):
-                return True
-        except (FileNotFoundError, ProcessLookupError):
+        if has_ended(process):
             return True
         sleep(0.02)
     return False

@@ -128,7 +128,7 @@ def deferred(policy: Callable[[], bool]) -> Iterator[None]:
 
 def give_way() -> AbstractContextManager[None]:
     """Stop background compilers for most of the enclosed computation, if it is long or one of many."""
-    return _background.children.give_way()
+    return _background.children.calls
 
 
 @contextmanager

@@ -54,19 +54,23 @@ class Finished:
 
 
 class _Calls:
-    """Calls that compute while compilers run, and the share of time that they take."""
+    """Context of each call that computes while compilers run. Measures the share of time that calls take.
+
+    Processes that share cores with PyTorch's threads make its products take several times as long, whatever their
+    priority: the threads wait for each other after every few microseconds.
+    """
 
     def __init__(self) -> None:
         self._guard, self._running, self._began, self._spent = new_lock(), 0, 0.0, 0.0
         self._period, self._spent_before, self._are_most = monotonic(), 0.0, False
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         with self._guard:
             if not self._running:
                 self._began = monotonic()
             self._running += 1
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._guard:
             self._running -= 1
             if not self._running:
@@ -98,7 +102,7 @@ class Children:
     """
 
     def __init__(self, is_background: bool = False) -> None:
-        self._is_background, self._calls = is_background, _Calls()
+        self._is_background, self.calls = is_background, _Calls()
         self._running: set[subprocess.Popen[str]] = set()
         self._guard = new_lock()
         self.stopped = False
@@ -129,32 +133,21 @@ class Children:
             log = f"{log.rstrip()}\n{KILLED} {-child.returncode}".lstrip()
         return Finished(child.returncode, log)
 
-    @contextmanager
-    def give_way(self) -> Iterator[None]:
-        """Stop background compilers for most of a computation.
-
-        Processes that share cores with PyTorch's threads make its products take several times as long, whatever their
-        priority: the threads wait for each other after every few microseconds.
-        """
-        self._calls.begin()
-        try:
-            yield
-        finally:
-            self._calls.end()
-
     def _give_way(self, child: subprocess.Popen[str], group: int, seconds: float) -> float:
         """Stop and resume a background compiler, until it ends or has run for `seconds`; return the seconds left."""
         runs, before = True, monotonic()
         while seconds > 0:
-            if runs != (runs := self._calls.permit_others()):
+            if runs != (runs := self.calls.permit_others()):
                 with suppress(OSError):  # it has just ended
                     os.killpg(group, signal.SIGCONT if runs else signal.SIGTSTP)
                     os.kill(group, signal.SIGCONT)  # the group's guard always goes on
             with suppress(subprocess.TimeoutExpired):
                 child.communicate(timeout=POLL_S)
                 break
-            before, passed = (now := monotonic()), now - before
-            seconds -= passed * runs
+            now = monotonic()
+            if runs:
+                seconds -= now - before
+            before = now
         return max(0.0, seconds)
 
     def stop(self) -> None:

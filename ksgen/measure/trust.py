@@ -135,7 +135,7 @@ def take_blocks(
     another timer's block first waits until the threads of this process sleep. There, a series ends early only if the
     load of the machine is known. The clock of a GPU needs neither.
     """
-    watch, has_looked = Watch() if on_processor else None, False
+    watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
     last, order, end = (
         -1,
@@ -144,8 +144,6 @@ def take_blocks(
     )
     while True:
         for index in order:
-            if has_looked and Blocks(tuple(values[index])).is_hopeless(give_up):
-                continue
             if watch and index != last:
                 rest()
             values[index].append(timers[index]())
@@ -156,6 +154,8 @@ def take_blocks(
         has_looked = not watch or watch.has_looked
         if monotonic() >= end or (has_looked and all(each.is_known or each.is_hopeless(give_up) for each in found)):
             return found
+        if has_looked:
+            order = [index for index in order if not found[index].is_hopeless(give_up)]
         order = [*order[1:], order[0]]  # no timer always follows the same one
 
 

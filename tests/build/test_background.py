@@ -16,6 +16,7 @@ import pytest
 from ksgen.build import background, children
 from ksgen.build.background import PendingError, all_of, deferred, outcome
 from ksgen.errors import ToolchainError
+from tests.support.process_state import has_ended, state_of
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -265,12 +266,4 @@ with background.give_way():
     until(lambda: (tmp_path / "compiler").exists() and state_of(compiler()) == "T")
     caller.kill()
     caller.wait()
-    until(lambda: state_of(compiler()) in ("", "Z"))
-
-
-def state_of(process: str) -> str:
-    """State of a process in Linux; empty if it is gone."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    until(lambda: has_ended(compiler()))

@@ -23,6 +23,7 @@ from ksgen.build.bundle import Bundle, write_bundle
 from ksgen.build.cache import Cache
 from ksgen.errors import KsgenError, ToolchainError
 from tests.support.compilers import write_program
+from tests.support.process_state import has_ended
 
 
 @dataclass(frozen=True)
@@ -402,14 +403,6 @@ def test_interrupt_ends_the_compilers(monkeypatch, tmp_path):
     assert all(has_ended(each) for each in compilers)
     assert not list(tmp_path.glob("ksgen-nvcc-*"))
     assert list(Cache(tmp_path / "user").entries()) == []
-
-
-def has_ended(process: int) -> bool:
-    """Return whether the process has ended. It may stay listed as a zombie if its parent does not wait."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_real_compiler_through_the_cache():

@@ -15,6 +15,7 @@ from ksgen.build.toolchain import Nvcc
 from ksgen.errors import ToolchainError
 from tests.support.compilers import SOURCE, fake_nvcc
 from tests.support.mounts import fill, mounted
+from tests.support.process_state import has_ended
 
 pytestmark = pytest.mark.usefixtures("nothing_found_yet")
 
@@ -25,7 +26,7 @@ def test_compiler_past_its_time_is_ended_with_what_it_started(monkeypatch, tmp_p
     monkeypatch.setenv("KSGEN_COMPILE_SECONDS", "0.5")
     with pytest.raises(ToolchainError, match=r"it had not finished after 0.5 s \(KSGEN_COMPILE_SECONDS\)"):
         compiler.compile(SOURCE, "scale", "sm_90a")
-    assert is_gone(int((tmp_path / "pid").read_text()))
+    assert has_ended(int((tmp_path / "pid").read_text()))
 
 
 def test_time_limit_must_be_a_number(monkeypatch, tmp_path):
@@ -83,7 +84,7 @@ def test_compiler_ends_with_a_process_that_is_killed(tmp_path):
     user.wait()
     for process in (tmp_path / "pids").read_text().split():
         deadline = time.monotonic() + 60
-        while not is_gone(int(process)):
+        while not has_ended(int(process)):
             assert time.monotonic() < deadline, f"process {process} still runs"
             time.sleep(0.01)
 
@@ -109,11 +110,3 @@ def test_full_disk_is_named(tmp_path, monkeypatch):
             match=r"^k: temporary files cannot be written \(.*No space left.*\); TMPDIR=.*/disk; accepted: a",
         ):
             find_host_compiler().compile_whole("int x;" * 10_000, "k", host_target())
-
-
-def is_gone(process: int) -> bool:
-    """Return whether the process has ended. It may stay listed as a zombie if its parent does not wait."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return True

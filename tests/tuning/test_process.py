@@ -11,6 +11,7 @@ import pytest
 from ksgen.devices import Found, list_devices
 from ksgen.errors import DeviceError
 from ksgen.tuning.process import Worker
+from tests.support.process_state import has_ended
 
 HAS_OPENCL = any(isinstance(line, Found) and line.runtime == "opencl" for line in list_devices())
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -39,12 +40,12 @@ def test_a_child_that_hangs_ends_by_itself_when_its_parent_was_killed() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     parent = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, env=environment)
     assert parent.stdout is not None
-    child = Path(f"/proc/{int(parent.stdout.readline())}/stat")
+    child = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
     parent.stdout.close()
     for _ in range(600):
-        if not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z":
+        if has_ended(child):
             return
         time.sleep(0.05)
     raise AssertionError(f"{child} still runs")

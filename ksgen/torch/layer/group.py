@@ -3,7 +3,7 @@
 One launch computes all of them if that is faster and no gradient is recorded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -97,6 +97,10 @@ class KSLinears(Layers):
     def _are_alike(self) -> bool:
         """Whether the layers differ only in their chains."""
         return prepared.are_alike(list(self._linears()))
+
+    def _linears(self) -> Iterator[Any]:
+        """Layers of the group, untyped; callers check that all are plain."""
+        return iter(self)
 
     @property
     def _first(self) -> Any:

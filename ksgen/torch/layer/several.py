@@ -1,6 +1,5 @@
 """Base of modules that hold layers with the same x: freezes, thaws and explains all of them. Computes no outputs."""
 
-from collections.abc import Iterator
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -56,10 +55,6 @@ class Layers(nn.ModuleList):
     def _matrices(self) -> list[Tensor]:
         """Dense matrix of each layer."""
         return [_dense(layer, number) for number, layer in enumerate(self, 1)]
-
-    def _linears(self) -> Iterator[Any]:
-        """Layers, untyped; callers check what they are."""
-        return iter(self)
 
 
 def _explained(layer: Any, batch: int) -> str:

@@ -114,17 +114,17 @@ class KSSum(Layers):
             >>> KSSum(layers).requires_grad_(False)(torch.ones(1, 2))
             tensor([[4., 4.]])
         """
+        if not len(self):
+            raise LaunchError("KSSum: it has no layers; accepted: two KSLinear or more")
         _check(self, *_FEATURES, *_LAYOUTS)
         # prepared training steps take no residual, and a trace must not depend on gradients
         adds_apart = torch.is_grad_enabled() or torch.jit.is_tracing()
-        y = residual
+        y: Any = residual
         for number, layer in enumerate(self):
             if isinstance(layer, ChainLayer) and not (number and adds_apart):
                 y = layer(x, y)
             else:  # a module of another type may have replaced a layer
                 y = layer(x) if y is None else y + layer(x)
-        if y is None:
-            raise LaunchError("KSSum: it has no layers; accepted: two KSLinear or more")
         return y
 
     def to_dense(self) -> Tensor:

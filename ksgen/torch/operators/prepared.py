@@ -151,9 +151,11 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
         weights, factors = layer._modules["weights"], layer.chain.factors
         stored = weights._parameters
         computed = weights._modules.get("parametrizations")
-        # others than repetitions may be costly, or change at each evaluation, and the usual path evaluates them again
-        is_repeated = computed is not None and all(
-            hasattr(each, "repeats") for steps in computed.values() for each in steps
+        # the usual path evaluates them again: others than repetitions may be costly, or change at each evaluation
+        is_repeated = (
+            computed is not None
+            and layer.backend in BACKENDS
+            and all(hasattr(each, "repeats") for steps in computed.values() for each in steps)
         )
         found += list(weights) if is_repeated else [stored.get(name) for name in NAMES[: len(stored)]]
         if [None if each is None else each.shape for each in found[1:]] != [

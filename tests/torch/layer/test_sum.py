@@ -206,5 +206,6 @@ def test_structures_are_one_or_several() -> None:
         KSSum.from_structures(pair[0])  # type: ignore[arg-type]
     layer = KSSum.from_structures(pair)
     del layer[1], layer[0]
-    with pytest.raises(LaunchError, match="KSSum: it has no layers; accepted: two KSLinear or more"):
-        layer(torch.randn(5, 64))
+    for residual in (None, torch.randn(5, 32)):
+        with pytest.raises(LaunchError, match="KSSum: it has no layers; accepted: two KSLinear or more"):
+            layer(torch.randn(5, 64), residual)
