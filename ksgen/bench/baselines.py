@@ -1,33 +1,52 @@
-"""Baselines: each converts weights (a, b, c, d) to its own format, ahead of time, and returns a function of X.
+"""Baselines: each converts a job's weights to its own format, ahead of time, and returns a function of X.
 
-The conversion is never timed. Y has the layout of X. Contenders make Y contiguous, and that copy is timed.
+The conversion is never timed. Outputs are contiguous, and a copy that makes them so is timed.
 
 The paper's five (appendix D.1) and `strided` are backends of `ksgen.torch`. `three_passes`, `densified` and `pieces`
-are what an expert writes in PyTorch for products without views for `strided`. `compiled` is torch.compile, `layer` a
-frozen `KSLinear`, and `rewriting` the memory traffic of `bmm` alone. `scipy` and `lazylinop` run on processors, if they
-are installed.
+are what an expert writes in PyTorch for products without views for `strided`. `views` is `strided` where views exist,
+else `bmm`. `compiled` is torch.compile, `layer` a frozen `KSLinear`, `authors` the form in which a structure's authors
+published it, and `rewriting` the memory traffic of `bmm` alone. `scipy` and `lazylinop` run on processors, if they are
+installed.
+
+A product of one pattern multiplies a layer factor by factor, and PyTorch computes the layer's other operations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from ksgen.bench.authors import FORMS
+from ksgen.bench.problem import LayerArrays
 from ksgen.bench.roster import LAYER
 from ksgen.errors import KsgenError
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.backends import BACKENDS
-from ksgen.torch.operators.products import by_matrix, permuted, permuted_back
+from ksgen.torch.operators.products import (
+    ACTIVATIONS,
+    by_matrix,
+    chain_to_dense,
+    exchange_of,
+    exchanged,
+    finish,
+    permuted,
+    permuted_back,
+)
 
 Product = Callable[[Tensor], Tensor]
 Prepare = Callable[[Pattern, str, Tensor], Product]
+LayerProduct = Callable[[Tensor], Sequence[Tensor]]  # outputs per chain
+PrepareLayer = Callable[[LayerArrays], LayerProduct]
 
 PIECES = (64, 128, 256)  # rows of the batch per piece; a processor's cache holds a piece's permuted copies
+DENSE = "the dense layer of the same shape: torch.nn.functional.linear"
 PREPARING = 3  # calls after which a frozen layer's calls are prepared, see `ksgen.torch.operators.prepared`
 MOST_DENSIFIED = 4  # largest d at which multiplying by the zeros between weights may be faster than permuting
 NEEDED = {"lazylinop": ("pandas", "pyopencl")}  # packages that a library needs without declaring them
@@ -43,10 +62,43 @@ class Baseline:
 
     name: str
     says: str
-    prepare: Prepare
-    elements: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # stored in the baseline's weight format
-    multiplications: Callable[[Pattern], int] = lambda pattern: pattern.weight_count  # per row of the batch
+    prepare: PrepareLayer
+    elements: Callable[[Chain], int] = lambda chain: chain.weight_count  # stored in the baseline's weight format
+    multiplications: Callable[[Chain], int] = lambda chain: chain.weight_count  # per row of the batch
     library: str = "torch"
+
+
+def by_factors(prepare: Prepare) -> PrepareLayer:
+    """Return a preparation that multiplies by every factor, and then applies the layer's other operations.
+
+    The layout changes, and outputs are exchanged, by a pass over the intermediate.
+    """
+
+    def prepare_layer(arrays: LayerArrays) -> LayerProduct:
+        layer, transposes = arrays.layer, arrays.y_layout != arrays.layout
+        chains = [
+            [
+                (exchange_of(pattern), layout, prepare(pattern.natural, layout, factor))
+                for pattern, layout, factor in zip(chain, arrays.layouts_of(chain), weights, strict=True)
+            ]
+            for chain, weights in zip(layer.chains, arrays.weights, strict=True)
+        ]
+        if len(chains) == len(chains[0]) == 1 and not (layer.epilogue.words or transposes or chains[0][0][0]):
+            product = chains[0][0][2]
+            return lambda x: [product(x).contiguous()]
+        between = ACTIVATIONS[layer.between].apply
+
+        def of_chain(place: int, x: Tensor) -> Tensor:
+            for number, (exchange, layout, product) in enumerate(chains[place]):
+                x = between(x) if number else x
+                changes = transposes and number == layer.chains[place].transposing_factor
+                x = exchanged(product(x.t().contiguous() if changes else x), exchange, layout)
+            y = finish(x, arrays.biases[place], layer.epilogue.activation, arrays.residuals[place], arrays.y_layout)
+            return y.contiguous()
+
+        return lambda x: [of_chain(place, x) for place in range(len(chains))]
+
+    return prepare_layer
 
 
 def backend(name: str) -> Prepare:
@@ -66,21 +118,52 @@ def strided(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     return backend("strided")(pattern, layout, weights)
 
 
+def views(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """Multiply with `strided`, or with `bmm` if X has no view with a stride of 1."""
+    return backend("bmm" if layout == "bsf" and pattern.d > 1 else "strided")(pattern, layout, weights)
+
+
 def three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Multiply like `bmm`, with preallocated memory."""
-    by_pieces = _by_pieces(pattern, layout, weights)
-    return lambda x: by_pieces(x, len(x))
+    into = _into(pattern, layout, weights)
+
+    def product(x: Tensor) -> Tensor:
+        y = x.new_empty(len(x), pattern.out_features)
+        into(x, y)
+        return y
+
+    return product
 
 
-def pieces(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """Multiply like `three_passes`, but only some rows of the batch at a time.
+def pieces(arrays: LayerArrays) -> LayerProduct:
+    """Multiply some rows of the batch at a time: a product like `three_passes`, a layer like `views`.
 
     The first product of each batch size times all `PIECES`; the fastest number of rows is then kept.
     """
-    if weights.is_cuda:
+    if arrays.sets[0].is_cuda:
         raise UnsupportedError("pieces are measured on processors alone, whose caches hold them")
-    by_pieces = _by_pieces(pattern, layout, weights)
+    if "bsl" in (arrays.layout, arrays.y_layout):
+        raise UnsupportedError("only rows of batch-size-first are contiguous pieces of X")
+    if arrays.layer.epilogue.residual:
+        raise UnsupportedError("pieces add no residual")
     fastest: dict[int, int] = {}  # rows of a piece, by batch size
+    if arrays.layer.name:
+        by_views = by_factors(views)(arrays)
+
+        def into(x: Tensor, ys: Sequence[Tensor]) -> None:
+            for y, piece in zip(ys, by_views(x), strict=True):
+                y.copy_(piece)
+    else:
+        into_one = _into(arrays.job.pattern, "bsf", arrays.weights[0][0])
+
+        def into(x: Tensor, ys: Sequence[Tensor]) -> None:
+            into_one(x, ys[0])
+
+    def by_pieces(x: Tensor, rows: int) -> list[Tensor]:
+        ys = [x.new_empty(len(x), features) for features in arrays.features]
+        for x_piece, *y_pieces in zip(x.split(rows), *(y.split(rows) for y in ys), strict=True):
+            into(x_piece, y_pieces)
+        return ys
 
     def seconds(x: Tensor, rows: int) -> float:
         by_pieces(x, rows)  # the first use allocates
@@ -88,7 +171,7 @@ def pieces(pattern: Pattern, layout: str, weights: Tensor) -> Product:
         by_pieces(x, rows)
         return perf_counter() - begin
 
-    def product(x: Tensor) -> Tensor:
+    def product(x: Tensor) -> list[Tensor]:
         if len(x) not in fastest:
             fastest[len(x)] = min(PIECES, key=lambda rows: seconds(x, rows))
         return by_pieces(x, fastest[len(x)])
@@ -96,28 +179,22 @@ def pieces(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     return product
 
 
-def _by_pieces(pattern: Pattern, layout: str, weights: Tensor) -> Callable[[Tensor, int], Tensor]:
-    """Return a function of X and a number of rows per piece.
-
-    It permutes, multiplies and permutes back piece by piece, in memory that it reuses.
-    """
+def _into(pattern: Pattern, layout: str, weights: Tensor) -> Callable[[Tensor, Tensor], None]:
+    """Return a function that permutes X, multiplies, and permutes back into Y, in memory that it reuses."""
     if layout == "bsl" or pattern.d == 1:
         raise UnsupportedError(f"{pattern} in {layout}: strided needs no passes over memory")
     a, b, c, d = pattern.shape
     matrices = by_matrix(weights).flatten(0, 1).transpose(1, 2)
-    buffers: dict[int, tuple[Tensor, Tensor]] = {}  # permuted X and Y, by rows of the piece
+    buffers: dict[int, tuple[Tensor, Tensor]] = {}  # permuted X and Y, by batch size
 
-    def product(x: Tensor, rows: int) -> Tensor:
-        y = x.new_empty(len(x), pattern.out_features)
-        for x_piece, y_piece in zip(x.split(rows), y.split(rows), strict=True):
-            batch = len(x_piece)
-            if batch not in buffers:
-                buffers[batch] = x.new_empty(a, d, batch, c), x.new_empty(a * d, batch, b)
-            permuted_x, permuted_y = buffers[batch]
-            permuted_x.copy_(x_piece.view(batch, a, c, d).permute(1, 3, 0, 2))
-            torch.bmm(permuted_x.view(a * d, batch, c), matrices, out=permuted_y)
-            y_piece.view(batch, a, b, d).copy_(permuted_y.view(a, d, batch, b).permute(2, 0, 3, 1))
-        return y
+    def product(x: Tensor, y: Tensor) -> None:
+        batch = len(x)
+        if batch not in buffers:
+            buffers[batch] = x.new_empty(a, d, batch, c), x.new_empty(a * d, batch, b)
+        permuted_x, permuted_y = buffers[batch]
+        permuted_x.copy_(x.view(batch, a, c, d).permute(1, 3, 0, 2))
+        torch.bmm(permuted_x.view(a * d, batch, c), matrices, out=permuted_y)
+        y.view(batch, a, b, d).copy_(permuted_y.view(a, d, batch, b).permute(2, 0, 3, 1))
 
     return product
 
@@ -134,26 +211,79 @@ def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     return strided(Pattern(a, b * d, c * d, 1), layout, wide.view(a, b * d, c * d, 1))
 
 
-def compiled(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+def compiled(arrays: LayerArrays) -> LayerProduct:
+    """Multiply with torch.compile of the einsums of all factors."""
     torch.compiler.reset()  # code compiled for other shapes would make this one dynamic
-    compiled_einsum: Product = torch.compile(backend("einsum")(pattern, layout, weights), dynamic=False)
-    return compiled_einsum
+    whole: LayerProduct = torch.compile(by_factors(backend("einsum"))(arrays), dynamic=False)
+    return whole
 
 
-def layer(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """Multiply with a frozen `KSLinear`, which chooses its backend at its first calls."""
-    frozen = KSLinear.from_weights([weights], None, layout=layout).eval().requires_grad_(False).freeze()
-    calls = 0
+def dense(arrays: LayerArrays) -> LayerProduct:
+    """Multiply with `torch.nn.functional.linear` by the chains' stacked dense matrices."""
+    layer, dtype = arrays.layer, arrays.sets[0].dtype
+    if layer.between != "none":
+        raise UnsupportedError(f"a layer with {layer.between} between its factors has no dense matrix")
+    pairs = zip(layer.chains, arrays.weights, strict=True)
+    matrices = [chain_to_dense(chain, [each.double() for each in weights]) for chain, weights in pairs]
+    matrix = torch.cat(matrices).to(dtype)
+    biases = [each for each in arrays.biases if each is not None]
+    bias = torch.cat(biases) if biases else None
+    x_is_bsf, y_is_bsf = arrays.layout == "bsf", arrays.y_layout == "bsf"
+    residuals = [each for each in arrays.residuals if each is not None]
+    residual = torch.cat(residuals, 1 if y_is_bsf else 0) if residuals else None
+    activation, column = layer.epilogue.activation, None if bias is None else bias[:, None]
 
-    def product(x: Tensor) -> Tensor:
-        nonlocal calls
-        while calls < PREPARING:
-            calls += 1
-            frozen(x)
-        y: Tensor = frozen(x)
-        return y
+    def product(x: Tensor) -> list[Tensor]:
+        if y_is_bsf:
+            y = functional.linear(x if x_is_bsf else x.t(), matrix, bias)
+        else:
+            columns = x.t() if x_is_bsf else x
+            y = matrix @ columns if column is None else torch.addmm(column, matrix, columns)
+        return arrays.apart(finish(y, None, activation, residual, arrays.y_layout))
 
     return product
+
+
+def layer(arrays: LayerArrays) -> LayerProduct:
+    """Multiply with a frozen `KSLinear`, which chooses its backend as in normal use."""
+    layer = arrays.layer
+    options: dict[str, Any] = {"layout": arrays.layout, "out_layout": layer.out_layout, "fuse": layer.fuse}
+    options |= {"activation": layer.epilogue.activation}
+    layers = [
+        KSLinear.from_weights(
+            weights, bias, patterns=chain, between=layer.between if len(chain) > 1 else "none", **options
+        )
+        .eval()
+        .requires_grad_(False)
+        .freeze()
+        for chain, weights, bias in zip(layer.chains, arrays.weights, arrays.biases, strict=True)
+    ]
+    residual = arrays.residuals[0]
+    if len(layers) > 1 and layer.epilogue.residual:
+        raise UnsupportedError("KSLinear.group adds no residual")
+    group = KSLinear.group(layers) if len(layers) > 1 else None
+
+    def product(x: Tensor) -> Sequence[Tensor]:
+        return [layers[0](x, residual)] if group is None else arrays.apart(group(x))
+
+    for _ in range(PREPARING):
+        product(arrays.sets[0])
+    return product
+
+
+def authors(arrays: LayerArrays) -> LayerProduct:
+    """Multiply in the form in which the structure's authors published it."""
+    structure, operations = arrays.layer.structure, arrays.layer
+    if structure is None or structure.chain.name not in FORMS:
+        raise UnsupportedError(f"{operations.name} is no structure with a published form: {', '.join(FORMS)}")
+    if "bsl" in (arrays.layout, arrays.y_layout):
+        raise UnsupportedError("the published forms take batch-size-first alone")
+    if operations.between != "none":
+        raise UnsupportedError("the published forms have no activation between factors")
+    form, state = FORMS[structure.chain.name], structure.to_state(arrays.weights[0])
+    state = {name: each.contiguous() for name, each in state.items()}
+    bias, activation, residual = arrays.biases[0], operations.epilogue.activation, arrays.residuals[0]
+    return lambda x: [finish(form(x, state), bias, activation, residual, "bsf").contiguous()]
 
 
 def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
@@ -229,45 +359,41 @@ def library_version(name: str) -> str:
         return f"{name} is missing"
 
 
-def _densified_count(pattern: Pattern) -> int:
-    return pattern.d * pattern.weight_count
+def _densified_count(chain: Chain) -> int:
+    return sum(pattern.d * pattern.weight_count for pattern in chain)
 
 
-def _dense_count(pattern: Pattern) -> int:
-    return pattern.in_features * pattern.out_features
-
-
-def _dense_extra(pattern: Pattern) -> int:
-    """Elements of the dense matrix and of two temporaries: a copy of it, and the blocks with their zeros along j."""
-    return 2 * _dense_count(pattern) + _dense_count(pattern) // pattern.a
+def _dense_count(chain: Chain) -> int:
+    return chain.in_features * chain.out_features
 
 
 BASELINES = {
     each.name: each
     for each in (
-        *(Baseline(name, BACKENDS[name].why, backend(name)) for name in ("bmm", "einsum", "bsr")),
-        Baseline("dense", BACKENDS["dense"].why, backend("dense"), _dense_extra, _dense_count),
+        *(Baseline(name, BACKENDS[name].why, by_factors(backend(name))) for name in ("bmm", "einsum", "bsr")),
+        # The dense matrix in float64 and in the job's type, and a product of some factors.
+        Baseline("dense", DENSE, dense, lambda chain: 4 * _dense_count(chain), _dense_count),
         # A value and its 64-bit column index per weight, and the same again during construction.
-        Baseline("sparse", BACKENDS["sparse"].why, backend("sparse"), lambda pattern: 12 * pattern.weight_count),
-        Baseline("strided", BACKENDS["strided"].why, strided),
+        Baseline(
+            "sparse", BACKENDS["sparse"].why, by_factors(backend("sparse")), lambda chain: 12 * chain.weight_count
+        ),
+        Baseline("strided", BACKENDS["strided"].why, by_factors(strided)),
+        Baseline("views", "batched products on views of X, or as bmm where X has none", by_factors(views)),
         Baseline(
             "three_passes",
             "permute, one batched product, permute back, into preallocated memory",
-            three_passes,
+            by_factors(three_passes),
         ),
         Baseline(
             "densified",
             "one batched product on views, with zeros in between",
-            densified,
+            by_factors(densified),
             _densified_count,
             _densified_count,
         ),
-        Baseline(
-            "pieces",
-            "permute, one batched product, permute back, some rows at a time, which stay in a processor's cache",
-            pieces,
-        ),
-        Baseline("compiled", "torch.compile of the einsum", compiled),
+        Baseline("pieces", "all factors for some rows at a time, which stay in a processor's cache", pieces),
+        Baseline("compiled", "torch.compile of the einsums", compiled),
+        Baseline("authors", "the form in PyTorch that the structure's authors published", authors),
         Baseline(
             LAYER,
             "KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products",
@@ -278,13 +404,17 @@ BASELINES = {
         Baseline(
             "scipy",
             "SciPy's product with compressed sparse rows",
-            scipy_sparse,
-            lambda pattern: 14 * pattern.weight_count,
+            by_factors(scipy_sparse),
+            lambda chain: 14 * chain.weight_count,
             library="scipy",
         ),
-        Baseline("lazylinop", "lazylinop's own kernels, by OpenCL", lazylinop_kernels, library="lazylinop"),
+        Baseline("lazylinop", "lazylinop's own kernels, by OpenCL", by_factors(lazylinop_kernels), library="lazylinop"),
         Baseline(
-            "rewriting", "the permutations of bmm alone, no product", rewriting, lambda pattern: 0, lambda pattern: 0
+            "rewriting",
+            "the permutations of bmm alone, no product",
+            by_factors(rewriting),
+            lambda chain: 0,
+            lambda chain: 0,
         ),
     )
 }

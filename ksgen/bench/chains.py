@@ -1,4 +1,4 @@
-"""Layers to measure: chains of transformers, random chains, and the layers and groups of a spec.
+"""Layers to measure: chains of transformers, structures, random chains, and the layers and groups of a spec.
 
 Imports no PyTorch.
 """
@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
 
+from ksgen import structures
 from ksgen.bench.roster import COMPARISONS
 from ksgen.errors import SpecError
 from ksgen.paths import resource
 from ksgen.pattern import Chain, Pattern, block_butterfly, low_rank, monarch
 from ksgen.spec import Epilogue, load, paper_patterns
+from ksgen.structures import Structure
 
 OF_TRANSFORMERS = (
     (384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096),
@@ -40,6 +42,7 @@ class MeasuredLayer:
     layouts: tuple[str, ...] | None = None
     batches: tuple[int, ...] | None = None
     fuse: str = "auto"  # option of its `KSLinear`
+    structure: Structure | None = field(default=None, compare=False)  # with which its authors' form multiplies
 
     def group_of(self, count: int) -> "MeasuredLayer":
         """Group of `count` equal layers on one x, such as q, k and v."""
@@ -82,6 +85,22 @@ def drawn(seed: int = 0, count: int = COUNT) -> dict[str, Chain]:
     in_turn = cycle([strata[key] for key in sorted(strata)])
     found = (chains.pop() for chains in in_turn if chains)
     return {f"random {number}": chain for number, chain in enumerate(islice(found, count), 1)}
+
+
+def structured() -> dict[str, Structure]:
+    """Structures in the sizes of published layers, by name. The last three halve the weights of Llama 7B's layers."""
+    return {
+        "btt 1024 to 1024": structures.btt(1024, 1024, 32, 4),
+        "btt 1024 to 4096": structures.btt(1024, 4096, 32, 2),
+        "gralora 1024 to 1024": structures.gralora(1024, 1024, 4, 64),
+        "monarch 1024 to 4096": structures.monarch(1024, 4096, 32),
+        "kronecker 1024 to 4096": structures.kronecker(1024, 4096, (64, 32)),
+        "low rank 1024 to 4096": structures.low_rank(1024, 4096, 128),
+        "blast 1024 to 4096": structures.blast(1024, 4096, 16, 128),
+        "blast 4096 to 4096": structures.blast(4096, 4096, 16, 1024),
+        "blast 4096 to 11008": structures.blast(4096, 11008, 16, 1488),
+        "blast 11008 to 4096": structures.blast(11008, 4096, 16, 1488),
+    }
 
 
 def _pairs() -> Iterator[Chain]:

@@ -10,14 +10,13 @@ from itertools import product
 from statistics import geometric_mean, median
 
 from ksgen.bench.comparison import Results, comparisons
-from ksgen.bench.roster import LAYER, OTHERS, OUR_METHODS, OURS, PYTORCH
+from ksgen.bench.roster import LAYER, OTHER_METHODS, OTHERS, OUR_METHODS, OURS, PYTORCH
 from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import LAYOUT_WORDS, layers_by_kind
 from ksgen.figures.charts import Bars, Series, Sorted
 from ksgen.spec import LAYOUTS
 
 MOST_BARS = 10  # with more jobs, curves replace the bar charts
-PRODUCTS_OF_LAYERS = ("bmm", "views", "dense")  # PyTorch's contenders for layers
 OWN_LAYERS = (LAYER, *OUR_METHODS)  # of many layers, curves compare the first of these that was measured
 BARS_NOTE = (
     "Microseconds, the median. Orange: ours. x: times as long as our fastest. Dashed: the floor, which no "
@@ -73,7 +72,7 @@ def charts(rows: Sequence[ResultRow]) -> list[Charts]:
     ]
     for results, layout, is_group in layers_by_kind(layers):
         title = f"{'groups of ' * is_group}layers, {results.title}"
-        compared.append(_Compared(results, title, (layout,), OWN_LAYERS, PRODUCTS_OF_LAYERS, PRODUCTS_OF_LAYERS))
+        compared.append(_Compared(results, title, (layout,), OWN_LAYERS, OTHER_METHODS, OTHER_METHODS))
     for each in filter(lambda each: each.own, compared):
         if len(each.jobs) <= MOST_BARS:
             where = f"{each.title}, {LAYOUT_WORDS[each.layouts[0]]}" if len(each.layouts) == 1 else each.title

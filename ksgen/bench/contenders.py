@@ -1,8 +1,13 @@
-"""Contenders: our kernels, by family and constants, and the baselines, each ready to run on a job's arrays."""
+"""Contenders: our kernels, by family and constants, and the baselines, each ready to run on a job's arrays.
+
+For a product, ours are its families. For a layer, ours are one launch of all factors, one launch per layer of a group,
+and one launch per factor.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import accumulate
 from math import inf
 from time import monotonic
 from typing import Any
@@ -11,18 +16,19 @@ import torch
 from torch import Tensor
 
 from ksgen import __version__
-from ksgen.bench.baselines import BASELINES, Baseline, library_version
+from ksgen.bench.baselines import BASELINES, Baseline, UnsupportedError, library_version
 from ksgen.bench.problem import LayerArrays, LayerJob
-from ksgen.bench.roster import OURS, PARTS
+from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_METHODS, OURS, PARTS
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError, ToolchainError, warn
 from ksgen.families import family_for, family_named, meant_for, operand_of
+from ksgen.families.chains import factor_kernels, layer_kernels
 from ksgen.families.signature import each_chains, pitches_of, weights_of
 from ksgen.launch.choice import Choice, limits_of
-from ksgen.launch.fused import packings
+from ksgen.launch.fused import packing_choices, packings, verdict
 from ksgen.launch.plan import Plan, check_grid, load, make_plan
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Call
@@ -112,10 +118,10 @@ class Contender:
         }
 
 
-def contenders(job: LayerJob, device: Device, names: tuple[str, ...]) -> list[Contender]:
+def contenders(job: LayerJob, device: Device, names: Sequence[str]) -> list[Contender]:
     """All named contenders that could run the job, ours first."""
-    found = list(ours(job, device)) if OURS in names else []
-    return found + [_baseline(job, BASELINES[name], torch_device(device)) for name in names if name != OURS]
+    found = list(_methods(job, device, names) if job.layer.name else ours(job, device) if OURS in names else ())
+    return found + [_baseline(job, BASELINES[name], torch_device(device)) for name in names if name in BASELINES]
 
 
 def ours(job: LayerJob, device: Device) -> Iterator[Contender]:
@@ -224,6 +230,100 @@ def _our(job: LayerJob, device: Device, arithmetic: str, choice: Choice, variant
         job, OURS, variant, arithmetic, identity, prepare, copies + workspace_bytes, job.pattern.weight_count,
         choice.family, str(choice.constants), choice.why, lambda: [source()],
     )  # fmt: skip
+
+
+def _methods(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Contender]:
+    """Our methods for a layer, by their number of launches."""
+    is_group, is_single = len(job.layer.chains) > 1, sum(map(len, job.layer.chains)) == 1
+    for name in OUR_METHODS:
+        if name not in names or (name == EACH_LAYER and not is_group) or (name == EACH_FACTOR and is_single):
+            continue
+        for arithmetic in arithmetics(job, device):
+            yield from _method(job, device, name, arithmetic)
+
+
+def _method(job: LayerJob, device: Device, name: str, arithmetic: str) -> Iterator[Contender]:
+    kernel = job.kernel(arithmetic)
+    launches = _launches(kernel, name)
+    refusal = next((why for each in launches if (why := _why_unavailable(device, each, job.batch))), "")
+    for choices in [[]] if refusal else _choices(device, launches, job.batch):
+        digests = dict.fromkeys(template_digest(each.family) for each in choices)
+        yield Contender(
+            job,
+            name,
+            "tuned" if any(each.from_wisdom for each in choices) else "default",
+            arithmetic,
+            " ".join(("ksgen", __version__, *digests)),
+            partial(_prepare, device, launches, choices, refusal),
+            extra_bytes=2 * job.bytes,
+            multiplications=sum(chain.weight_count for chain in job.layer.chains),
+            family=", ".join(dict.fromkeys(each.family for each in choices)),
+            constants="; ".join(dict.fromkeys(str(each.constants) for each in choices)),
+            why=choices[0].why if choices else refusal,
+            sources=partial(_sources, device, launches, choices),
+        )
+
+
+def _choices(device: Device, launches: Sequence[KernelSpec], batch: int) -> Iterator[list[Choice]]:
+    """Yield the launchers' choices, one per launch.
+
+    On a processor, then yield the defaults of families that launchers take only on request.
+    """
+    yield [PLANNER.choice(device, each, batch) for each in launches]
+    limits = limits_of(device)
+    if limits.is_cpu:
+        usual = [family_for(each, limits, batch) for each in launches]
+        families = [family_for(each, limits, batch, all_families=True) for each in launches]
+        if families != usual:
+            pairs = zip(launches, families, strict=True)
+            yield [
+                Choice(family.name, family.default(each, limits, batch), "the family's default")
+                for each, family in pairs
+            ]
+
+
+def _prepare(
+    device: Device, launches: Sequence[KernelSpec], choices: Sequence[Choice], refusal: str, arrays: LayerArrays
+) -> ReadyContender:
+    """Prepare calls on PyTorch's own memory, with weights packed once. Several launches are separate calls."""
+    if refusal:
+        raise UnsupportedError(refusal)
+    pairs, batch = zip(launches, choices, strict=True), arrays.job.batch
+    plans = [PLANNER.plan_of(device, kernel, batch, choice) for kernel, choice in pairs]
+    return in_place(plans, arrays)
+
+
+def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
+    """Kernels in the order of their launches, chain by chain.
+
+    The last kernel of each chain writes its outputs with the strides of `kernel`, as one launch would.
+    """
+    if name == ONE_LAUNCH or not kernel.is_chain:
+        return [kernel]
+    if name == EACH_LAYER:
+        return layer_kernels(kernel)
+    ends = set(accumulate(map(len, kernel.chains)))
+    return [
+        replace(each, stride=kernel.stride) if number in ends else each
+        for number, each in enumerate(factor_kernels(kernel), 1)
+    ]
+
+
+def _why_unavailable(device: Device, kernel: KernelSpec, batch: int) -> str:
+    """Reason why one launch is unavailable; empty if it is available."""
+    if not kernel.is_chain:
+        return ""
+    found = verdict(device, kernel, batch, "yes")
+    return "" if found.is_one else found.why
+
+
+def _sources(device: Device, launches: Sequence[KernelSpec], choices: Sequence[Choice]) -> list[Source]:
+    """Sources of the launches, and of the kernels that pack weights for them."""
+    found = []
+    for kernel, choice in zip(launches, choices, strict=False):  # without choices there is nothing to launch
+        packed = packing_choices(kernel, choice.family, choice.constants) if kernel.is_chain else []
+        found += [rendered(each, chosen, device.dialect) for each, chosen in ((kernel, choice), *packed)]
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -337,15 +437,12 @@ def _uploaded(device: Device, tensor: Tensor) -> Buffer:
 
 def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contender:
     def prepare(arrays: LayerArrays) -> ReadyContender:
-        product = baseline.prepare(job.pattern, job.layout, arrays.weights[0][0])
+        product = baseline.prepare(arrays)
+        return by_calls(lambda number: product(arrays.sets[number]), where.type == "cuda")
 
-        def run(number: int) -> list[Tensor]:
-            return [product(arrays.sets[number]).contiguous()]  # contiguous like ours
-
-        return by_calls(run, where.type == "cuda")
-
-    extra = baseline.elements(job.pattern) * job.kernel(job.comparison.baselines).item_bytes + 2 * job.bytes
+    chains, arithmetic = job.layer.chains, job.comparison.baselines
+    stored_bytes = sum(map(baseline.elements, chains)) * PRECISIONS[arithmetic].item_bytes
     return Contender(
-        job, baseline.name, "", job.comparison.baselines, library_version(baseline.library), prepare, extra,
-        baseline.multiplications(job.pattern), why=baseline.says,
+        job, baseline.name, "", arithmetic, library_version(baseline.library), prepare, stored_bytes + 2 * job.bytes,
+        sum(map(baseline.multiplications, chains)), why=baseline.says,
     )  # fmt: skip

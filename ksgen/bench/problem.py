@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ksgen.bench.chains import MeasuredLayer
 from ksgen.bench.roster import AND, COMPARISONS, Comparison
-from ksgen.errors import KsgenError
 from ksgen.families.chains import layer_kernels
 from ksgen.measure.verify import CACHE_BYTES, Problem, tolerance
 from ksgen.pattern import Chain, Pattern
@@ -35,13 +34,6 @@ class LayerJob:
     precision: str  # a name in COMPARISONS
     layout: str
     batch: int
-
-    def __post_init__(self) -> None:
-        """Refuse exchanged outputs, which the other contenders do not compute."""
-        if exchanged := next((chain for chain in self.layer.chains if chain.is_exchanged), None):
-            raise KsgenError(
-                f"{exchanged} exchanges outputs; accepted for a job to compare: outputs in the order i.k.j"
-            )
 
     @property
     def comparison(self) -> Comparison:
@@ -126,7 +118,7 @@ class LayerArrays:
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=draw, device=where).to(dtype)
 
-        self.weights = [[uniform(pattern) for pattern in chain] for chain in job.layer.chains]
+        self.weights = [self._with_ties([uniform(pattern) for pattern in chain]) for chain in job.layer.chains]
         x = normal(*self._shape(kernel.in_features, self.layout))
         # as many copies as make the arrays of all sets exceed the cache
         self.sets = [x, *(x.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
@@ -146,6 +138,20 @@ class LayerArrays:
 
     def _shape(self, features: int, layout: str) -> tuple[int, int]:
         return (self.job.batch, features) if layout == "bsf" else (features, self.job.batch)
+
+    def layouts_of(self, chain: Chain) -> list[str]:
+        """Layout in which each factor of a chain multiplies."""
+        first = chain.transposing_factor
+        return [self.layout if number < first else self.y_layout for number in range(len(chain))]
+
+    def _with_ties(self, weights: list[Tensor]) -> list[Tensor]:
+        """Weights of a chain. Where the layer's structure ties them, their first slice is repeated."""
+        structure = self.layer.structure
+        axes = [structure.tied.get(name) for name in structure.shapes] if structure else [None] * len(weights)
+        return [
+            weight if axis is None else weight.narrow(axis, 0, 1).expand_as(weight).contiguous()
+            for weight, axis in zip(weights, axes, strict=True)
+        ]
 
     def apart(self, y: Tensor) -> list[Tensor]:
         """Outputs per chain, as slices of one array."""

@@ -19,7 +19,8 @@ STEP_TITLES = {"forward": "forward", "training": "training steps", "decode": "on
 NAMES = (OURS, LAYER, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_METHODS = ("one_launch", "each_factor", "each_layer")  # launches of a layer
 AND = " and "  # separates the chains of a group in a row's pattern
-METHODS = (*OUR_METHODS, LAYER, "bmm", "views", "dense")  # contenders for layers
+OTHER_METHODS = ("bmm", "views", "einsum", "pieces", "compiled", "authors", "dense")  # PyTorch's, for layers
+METHODS = (*OUR_METHODS, LAYER, *OTHER_METHODS)  # contenders for layers
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import torch
 
 from ksgen.bench.baselines import UnsupportedError
 from ksgen.bench.contenders import Contender, contenders, torch_device, tune
-from ksgen.bench.layers import layer_contenders
 from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import MOST_SETS, LayerArrays, LayerJob
 from ksgen.bench.roster import COMPILED, OUR_METHODS, OURS, Comparison
@@ -126,8 +125,7 @@ class Runner:
         return monotonic() + self._longest.get(contender.implementation, 0.0) < self.deadline
 
     def _contenders(self, job: LayerJob) -> list[Contender]:
-        contenders_of = layer_contenders if job.layer.name else contenders
-        return list(contenders_of(job, self.device, self.protocol.names))
+        return contenders(job, self.device, self.protocol.names)
 
     def _missing(self, contender: Contender) -> int:
         """Number of missing measurements: up to the protocol's, then one more while the median is uncertain."""

@@ -21,6 +21,7 @@ from ksgen.bench.roster import (
     LAYERS,
     METHODS,
     ONE_LAUNCH,
+    OTHER_METHODS,
     OTHERS,
     OURS,
     PAPERS,
@@ -363,7 +364,8 @@ def absent(rows: Sequence[ResultRow]) -> ResultTable:
 
 # ---- layers: each contender's time over that of one launch
 
-OTHER_METHODS = tuple(name for name in METHODS if name != ONE_LAUNCH)
+BEST_OTHER = "best other"  # the fastest of PyTorch's methods, layer by layer
+COMPARED_METHODS = tuple(name for name in METHODS if name != ONE_LAUNCH)
 
 
 def layers_by_kind(rows: Sequence[ResultRow]) -> Iterator[tuple[Results, str, bool]]:
@@ -379,14 +381,15 @@ def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
     lines = []
     for results, layout, is_group in layers_by_kind(rows):
         title = f"{results.precision} {layout} {results.batch}{' groups' * is_group}"
-        for name in OTHER_METHODS:
-            if ratios := results.over(ONE_LAUNCH, [name], layout).values():
+        against = [(name, ONE_LAUNCH, [name]) for name in COMPARED_METHODS]
+        for name, ours, others in (*against, (BEST_OTHER, LAYER, OTHER_METHODS)):
+            if ratios := results.over(ours, others, layout).values():
                 spread = map(times, (geometric_mean(ratios), min(ratios), max(ratios)))
                 lines.append((title, name, f"{len(ratios)} of {len(results.best[layout])}", *spread))
                 title = ""
     note = (
         "Times as long as one launch takes: the geometric mean over the layers with two reliable times, the least and "
-        "the most."
+        f"the most. {BEST_OTHER}: times as long as a frozen `KSLinear` takes."
     )
     return ResultTable.of(
         "Layers: every contender compared with one launch", ("", "", "layers", "mean", "least", "most"), lines, note
@@ -396,7 +399,7 @@ def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
 def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
     """Tables with one line per layer."""
     for results, layout, is_group in layers_by_kind(rows):
-        ratios = [results.over(ONE_LAUNCH, [name], layout) for name in OTHER_METHODS]
+        ratios = [results.over(ONE_LAUNCH, [name], layout) for name in COMPARED_METHODS]
         lines = []
         for layer, best in results.best[layout].items():
             one = best.get(ONE_LAUNCH)
@@ -409,8 +412,8 @@ def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
         for title, statistic in (("geometric mean", geometric_mean), ("median", median), ("least", min), ("most", max)):
             lines.append((title, "", "", "", *(times(statistic(each.values())) if each else NONE for each in ratios)))
         title = f"Layers, {results.precision}, {LAYOUT_WORDS[layout]}, batch {results.batch}{', groups' * is_group}"
-        columns = ("layer", "one launch, us", "of the floor", "by", *OTHER_METHODS)
-        note = f"{', '.join(OTHER_METHODS)}: times as long as one launch takes; above 1, one launch is faster."
+        columns = ("layer", "one launch, us", "of the floor", "by", *COMPARED_METHODS)
+        note = f"{', '.join(COMPARED_METHODS)}: times as long as one launch takes; above 1, one launch is faster."
         if any(figure not in ("", NONE) for _, *figures in lines for figure in figures):
             yield ResultTable.of(title, columns, lines, note, "Only reliable times of right results.")
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ksgen.bench.timing import Protocol
 
 LOG = Path("layers.jsonl")
-SETS = ("transformers", "random")
+SETS = ("transformers", "structures", "random")
 
 
 _PRECISIONS, _LAYOUTS = words_from(COMPARISONS, "precision"), words_from(LAYOUTS, "layout")
@@ -56,7 +56,7 @@ _METHODS = words_from(METHODS, "contender")
 
 
 @click.command("layers", short_help="Time layers: one launch against one per factor, PyTorch and the dense layer.")
-@click.argument("named", nargs=-1, metavar="[transformers|random|SPEC]...")
+@click.argument("named", nargs=-1, metavar="[transformers|structures|random|SPEC]...")
 @click.option(
     "--batch", "batches", type=batches_in, metavar="NUMBERS", help=f"Batch sizes.  [default: the spec's, or {BATCHES}]"
 )
@@ -108,9 +108,10 @@ def command(
     factor, KSLinear, PyTorch's products per factor, and a dense layer of the same size. Every result is checked against
     float64.
 
-    transformers (the default) names 24 chains with the sizes of layers in transformers. random names 24 random pairs of
-    the paper's patterns, from every class of size. A spec names its layers and groups, with its options. A run that was
-    stopped or killed continues when the same command is run again.
+    transformers (the default) names 24 chains with the sizes of layers in transformers. structures names layers such as
+    BTT and BLAST, which are compared with their authors' forms, too. random names 24 random pairs of the paper's
+    patterns, from every class of size. A spec names its layers and groups, with its options. A run that was stopped or
+    killed continues when the same command is run again.
 
     \b
     Examples:
@@ -152,17 +153,17 @@ def command(
 
 
 def _layers(named: Sequence[str], seed: int) -> list["MeasuredLayer"]:
-    from ksgen.bench.chains import MeasuredLayer, drawn, of_spec, transformers
+    from ksgen.bench.chains import MeasuredLayer, drawn, of_spec, structured, transformers
 
     found: list[MeasuredLayer] = []
     for word in dict.fromkeys(named):
         if word.endswith((".yaml", ".yml")):
             found += of_spec(find_spec(Path(word)))
+        elif word == "structures":
+            found += [MeasuredLayer(name, (each.chain,), structure=each) for name, each in structured().items()]
         elif word in SETS:
-            found += [
-                MeasuredLayer(name, (chain,))
-                for name, chain in (transformers() if word == "transformers" else drawn(seed)).items()
-            ]
+            chains = transformers() if word == "transformers" else drawn(seed)
+            found += [MeasuredLayer(name, (chain,)) for name, chain in chains.items()]
         else:
             raise SpecError(f"{excerpt(word)} names no layers; {hint(word, SETS)}, or a spec such as specs/vit.yaml")
     if not found:

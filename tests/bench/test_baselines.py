@@ -1,18 +1,28 @@
 """What PyTorch can do: each way of multiplying is right, moves what it says, and says what it lacks."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from ksgen import structures
+from ksgen.bench.chains import MeasuredLayer
 from ksgen.bench.roster import LIBRARIES, PARTS
-from ksgen.pattern import Pattern
+from ksgen.pattern import Chain, Pattern
 from ksgen.reference import multiply
-from ksgen.spec import LAYOUTS
+from ksgen.spec import LAYOUTS, Epilogue
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
+from ksgen.bench.authors import FORMS  # noqa: E402
 from ksgen.bench.baselines import BASELINES, PIECES, UnsupportedError, library_version  # noqa: E402
+from ksgen.bench.problem import LayerArrays, LayerJob, product_job  # noqa: E402
 from tests.support.bench_runs import JOB  # noqa: E402
+
+
+def arrays_of(job: Any) -> LayerArrays:
+    return LayerArrays(job, torch.device("cpu"), seed=0)
 
 
 @pytest.mark.filterwarnings("ignore")  # lazylinop's of what it lacks, PyTorch's of its sparse formats
@@ -22,10 +32,10 @@ def test_baselines_multiply(name: str, layout: str) -> None:
     computed, missing = 0, False
     for shape in ((1, 8, 8, 2), (2, 6, 4, 3), (3, 4, 8, 1), (1, 4, 12, 1)):
         pattern = Pattern(*shape)
-        weights = torch.randn(shape)
-        x = torch.randn((150, pattern.in_features) if layout == "bsf" else (pattern.in_features, 150))
+        arrays = arrays_of(product_job(pattern, "float32", layout, 150))
+        ((weights,),), x = arrays.weights, arrays.sets[0]
         try:
-            y = BASELINES[name].prepare(pattern, layout, weights)(x).contiguous()
+            (y,) = BASELINES[name].prepare(arrays)(x)
         except UnsupportedError as unsupported:
             missing |= "not installed" in str(unsupported)
             continue
@@ -35,8 +45,68 @@ def test_baselines_multiply(name: str, layout: str) -> None:
         pytest.skip(f"{name} is not installed")
     assert computed or (name, layout) in {
         *((each, "bsl") for each in ("three_passes", "densified", "pieces")),
+        *(("authors", each) for each in LAYOUTS),
         ("lazylinop", "bsf"),
     }
+
+
+CHAIN = Chain(("2,6,4,1@k1:2.i.k2:3", "2,5,6,1"))
+LAYERS = {
+    "exchanged": MeasuredLayer("exchanged", (CHAIN,)),
+    "finished": MeasuredLayer("finished", (CHAIN,), "relu", None, Epilogue(bias=True, activation="silu")),
+    "group": MeasuredLayer("group", (CHAIN, Chain(("1,4,8,1",)))),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("name", ["bmm", "views", "einsum", "pieces", "compiled", "layer", "dense"])
+def test_baselines_multiply_by_layers(layer: str, name: str) -> None:
+    arrays = arrays_of(LayerJob(LAYERS[layer], "float32", "bsf", 150))
+    if (layer, name) == ("finished", "dense"):
+        with pytest.raises(UnsupportedError, match="relu between its factors has no dense matrix"):
+            BASELINES[name].prepare(arrays)
+        return
+    assert arrays.error(BASELINES[name].prepare(arrays)(arrays.sets[0])) < 1e-6
+
+
+STRUCTURES = [
+    structures.btt(12, 8, (2, 3), 2), structures.gralora(12, 8, 2, 4), structures.blast(12, 8, (2, 3), 5),
+    structures.monarch(12, 8, 4), structures.kronecker(12, 8, (4, 6)), structures.low_rank(12, 8, 3),
+]  # fmt: skip
+
+
+def test_every_published_form_is_tested() -> None:
+    assert sorted(each.chain.name for each in STRUCTURES) == sorted(FORMS)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=lambda each: each.chain.name)
+def test_the_authors_forms_equal_the_chains(structure: structures.Structure) -> None:
+    layer = MeasuredLayer("one", (structure.chain,), epilogue=Epilogue(bias=True), structure=structure)
+    arrays = arrays_of(LayerJob(layer, "float32", "bsf", 20))
+    assert arrays.error(BASELINES["authors"].prepare(arrays)(arrays.sets[0])) < 1e-6
+
+
+def test_layers_without_a_published_form_say_so() -> None:
+    plain, structure = LAYERS["exchanged"], STRUCTURES[0]
+    jobs = {
+        "is no structure with a published form: btt, ": LayerJob(plain, "float32", "bsf", 4),
+        "take batch-size-first alone": LayerJob(
+            MeasuredLayer("last", (structure.chain,), structure=structure), "float32", "bsl", 4
+        ),
+        "have no activation between factors": LayerJob(
+            MeasuredLayer("relu", (structure.chain,), "relu", structure=structure), "float32", "bsf", 4
+        ),
+    }
+    for says, job in jobs.items():
+        with pytest.raises(UnsupportedError, match=says):
+            BASELINES["authors"].prepare(arrays_of(job))
+
+
+def test_pieces_say_what_they_do_not_serve() -> None:
+    residual = MeasuredLayer("residual", (CHAIN,), epilogue=Epilogue(residual=True))
+    for says, layer, layout in (("pieces add no residual", residual, "bsf"), ("contiguous", LAYERS["group"], "bsl")):
+        with pytest.raises(UnsupportedError, match=says):
+            BASELINES["pieces"].prepare(arrays_of(LayerJob(layer, "float32", layout, 4)))
 
 
 def test_pieces_have_the_fastest_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,8 +116,8 @@ def test_pieces_have_the_fastest_number_of_rows(monkeypatch: pytest.MonkeyPatch)
     split = torch.Tensor.split
     monkeypatch.setattr(torch.Tensor, "split", lambda x, own: (rows.append(own), split(x, own))[1])
     pattern = Pattern(1, 8, 8, 2)
-    product = BASELINES["pieces"].prepare(pattern, "bsf", torch.randn(pattern.shape))
-    x = torch.randn(300, pattern.in_features)
+    arrays = arrays_of(product_job(pattern, "float32", "bsf", 300))
+    product, x = BASELINES["pieces"].prepare(arrays), arrays.sets[0]
     product(x)
     rows.clear()
     product(x)
@@ -55,20 +125,21 @@ def test_pieces_have_the_fastest_number_of_rows(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_libraries_that_are_missing_or_cannot_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = torch.ones(1, 8, 8, 2)
+    jobs = [product_job(JOB.pattern, precision, "bsl", 2) for precision in ("float32", "bfloat16")]
+    single, half = map(arrays_of, jobs)
     monkeypatch.setattr(
         "ksgen.bench.baselines.find_spec", lambda name: None if name in ("scipy", "pandas") else "found"
     )
     told = {"scipy": "scipy is not", "lazylinop": "lazylinop needs pandas, which is not"}
     for name, lacking in zip(LIBRARIES, ("scipy", "pandas"), strict=True):
         with pytest.raises(UnsupportedError, match=f"^{told[name]} installed: pip install {lacking}$"):
-            BASELINES[name].prepare(JOB.pattern, "bsl", weights)
+            BASELINES[name].prepare(single)
         with pytest.raises(UnsupportedError, match=f"{name} has no bfloat16"):
-            BASELINES[name].prepare(JOB.pattern, "bsl", weights.bfloat16())
+            BASELINES[name].prepare(half)
     assert library_version("no_such_library") == "no_such_library is missing"
 
 
 def test_a_copy_in_another_format_needs_memory_too() -> None:
     """A process that takes more than there is would be killed."""
-    pattern = Pattern(1, 64, 64, 4)
-    assert BASELINES["scipy"].elements(pattern) > BASELINES["sparse"].elements(pattern) > 2 * pattern.weight_count
+    chain = Chain((Pattern(1, 64, 64, 4),))
+    assert BASELINES["scipy"].elements(chain) > BASELINES["sparse"].elements(chain) > 2 * chain.weight_count

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ksgen.bench.roster import OTHER_METHODS
 from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import each_layer, layers_summary
 from tests.support.bench_rows import row
@@ -22,6 +23,9 @@ ROWS = [
     layer_row("bmm", 90.0, "down"),
     layer_row("dense", 1.0, "down", doubt="others took 90% of the processors"),
     layer_row("each_factor", None, "down", status="failed", reason="why"),
+    layer_row("layer", 12.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
+    layer_row("einsum", 36.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
+    layer_row("pieces", 18.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
     layer_row("one_launch", 10.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
     layer_row("each_layer", 15.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
 ]
@@ -32,6 +36,10 @@ def test_layers_in_short() -> None:
         ("float32 bsl 16", "bmm", "2 of 2", "x4.24", "x2.00", "x9.00"),
         ("", "dense", "1 of 2", "x0.50", "x0.50", "x0.50"),
         ("float32 bsl 16 groups", "each_layer", "1 of 1", "x1.50", "x1.50", "x1.50"),
+        ("", "layer", "1 of 1", "x1.20", "x1.20", "x1.20"),
+        ("", "einsum", "1 of 1", "x3.60", "x3.60", "x3.60"),
+        ("", "pieces", "1 of 1", "x1.80", "x1.80", "x1.80"),
+        ("", "best other", "1 of 1", "x1.50", "x1.50", "x1.50"),
     )
 
 
@@ -46,13 +54,12 @@ def test_layer_by_layer() -> None:
         "each_factor",
         "each_layer",
         "layer",
-        "bmm",
-        "views",
-        "dense",
+        *OTHER_METHODS,
     )
-    first = ("up: 2,4,8,1 then 1,8,8,1", "8", "40 %", "amx, bf16x6", "-", "-", "-", "x2.00", "-", "x0.50")
+    none = ("-",) * (len(OTHER_METHODS) - 2)  # of all between bmm and dense
+    first = ("up: 2,4,8,1 then 1,8,8,1", "8", "40 %", "amx, bf16x6", "-", "-", "-", "x2.00", *none, "x0.50")
     assert alone.rows[0] == first
-    assert alone.rows[2] == ("geometric mean", "", "", "", "-", "-", "-", "x4.24", "-", "x0.50")
+    assert alone.rows[2] == ("geometric mean", "", "", "", "-", "-", "-", "x4.24", *none, "x0.50")
     assert [line[0] for line in alone.rows[2:]] == ["geometric mean", "median", "least", "most"]
     assert groups.title == "Layers, float32, batch-size-last, batch 16, groups"
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ksgen import structures
 from ksgen.bench.chains import MeasuredLayer
 from ksgen.bench.log import Log
 from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, METHODS, ONE_LAUNCH
@@ -18,8 +19,8 @@ from tests.support.native import saying_it_has_tiles
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
-from ksgen.bench import layers  # noqa: E402  (PyTorch may be missing)
-from ksgen.bench.layers import layer_contenders  # noqa: E402
+from ksgen.bench import baselines  # noqa: E402  (PyTorch may be missing)
+from ksgen.bench.contenders import contenders  # noqa: E402
 from ksgen.bench.problem import LayerArrays, LayerJob  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402
@@ -27,6 +28,7 @@ from tests.support.fake_gpu import FakeGpu  # noqa: E402
 
 PAIR = Chain((Pattern(2, 4, 8, 1), Pattern(1, 12, 4, 2)))  # 16 -> 24
 WIDE = Chain((Pattern(2, 16, 8, 1), Pattern(1, 8, 32, 1)))
+BTT = structures.btt(12, 8, (2, 3), 2)  # exchanges the outputs of its first factor
 WHOLE = Epilogue(bias=True, activation="gelu", residual=True)
 JOBS = [
     LayerJob(MeasuredLayer("plain", (PAIR,)), "float32", "bsf", 5),
@@ -34,6 +36,7 @@ JOBS = [
     LayerJob(MeasuredLayer("group", (PAIR, WIDE), "silu", None, WHOLE), "bfloat16", "bsl", 70),
     LayerJob(MeasuredLayer("two", (PAIR, Chain((Pattern(1, 8, 16, 1),)))), "float32", "bsf", 70),
     LayerJob(MeasuredLayer("lone", (Chain((Pattern(1, 8, 16, 1),)),)), "float32", "bsf", 5),
+    LayerJob(MeasuredLayer("btt", (BTT.chain,), structure=BTT), "float32", "bsf", 5),
 ]  # fmt: skip
 
 
@@ -62,12 +65,11 @@ def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> Non
     assert complete == len(JOBS)
     assert all(row.is_accurate and row.measurements == 2 for row in rows if row.status == OK)
     found = {(row.layer, row.implementation): row.status for row in rows if row.arithmetic != "bf16x6"}
-    missing = {("transposed", "dense"), ("group", "dense"), ("group", "layer")}
+    missing = {("transposed", "dense"), ("group", "dense"), ("group", "layer"), ("transposed", "pieces")}
+    missing |= {("group", "pieces")} | {(job.layer.name, "authors") for job in JOBS if job.layer.structure is None}
     assert {each for each, status in found.items() if status != OK} == missing
-    methods = {
-        name: {way for layer, way in found if layer == name} for name in ("plain", "transposed", "group", "two", "lone")
-    }
-    assert methods["plain"] == methods["transposed"] == set(METHODS) - {EACH_LAYER}
+    methods = {job.layer.name: {way for layer, way in found if layer == job.layer.name} for job in JOBS}
+    assert methods["plain"] == methods["transposed"] == methods["btt"] == set(METHODS) - {EACH_LAYER}
     assert methods["group"] == methods["two"] == set(METHODS)
     assert methods["lone"] == set(METHODS) - {EACH_LAYER, EACH_FACTOR}
     (transposed,) = {row.pattern for row in rows if row.layer == "transposed"}
@@ -82,21 +84,21 @@ def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
 def test_ksgens_layer_is_fused_as_a_spec_says(fuse: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    of_weights = layers.KSLinear.from_weights
+    of_weights = baselines.KSLinear.from_weights
     monkeypatch.setattr(
-        layers.KSLinear,
+        baselines.KSLinear,
         "from_weights",
         lambda *given, **options: made.append(of_weights(*given, **options)) or made[-1],
     )
     job = LayerJob(MeasuredLayer("own", (PAIR,), fuse=fuse), "float32", "bsf", 5)
-    (own,) = layer_contenders(job, find_device("native"), ("layer",))
+    (own,) = contenders(job, find_device("native"), ("layer",))
     own.prepare(LayerArrays(job, torch.device("cpu"), seed=0))
     assert [each.fuse for each in made] == [fuse]
 
 
 def test_wrong_results_are_distinguished_from_right_ones() -> None:
     arrays = LayerArrays(JOBS[3], torch.device("cpu"), seed=0)
-    methods = {each.implementation: each for each in layer_contenders(JOBS[3], find_device("native"), ("dense",))}
+    methods = {each.implementation: each for each in contenders(JOBS[3], find_device("native"), ("dense",))}
     ys = methods["dense"].prepare(arrays).run(0)
     assert arrays.error(ys) < 1e-6
     assert arrays.error([ys[1], ys[0]]) != arrays.error([ys[1], ys[0]])  # NaN: shapes differ
@@ -108,7 +110,7 @@ def test_on_a_gpu_everything_is_chosen_and_rendered_beforehand() -> None:
     job = LayerJob(
         MeasuredLayer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),)), "bfloat16", "bsf", 25088
     )
-    one, each = layer_contenders(job, FakeGpu(), (ONE_LAUNCH, EACH_FACTOR))
+    one, each = contenders(job, FakeGpu(), (ONE_LAUNCH, EACH_FACTOR))
     assert (one.family, each.family.split(", ")[-1][:2]) == ("mma", "wg")
     assert one.sources
     assert each.sources
@@ -120,7 +122,7 @@ def test_on_a_gpu_everything_is_chosen_and_rendered_beforehand() -> None:
 
 def test_a_group_of_few_entries_on_a_gpu_is_one_launch_or_one_for_each_layer() -> None:
     layer = MeasuredLayer("qkv", (Chain((Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))),)).group_of(3)
-    found = layer_contenders(LayerJob(layer, "bfloat16", "bsf", 3), FakeGpu(), (ONE_LAUNCH, EACH_LAYER, EACH_FACTOR))
+    found = contenders(LayerJob(layer, "bfloat16", "bsf", 3), FakeGpu(), (ONE_LAUNCH, EACH_LAYER, EACH_FACTOR))
     methods = {each.implementation: each for each in found}
     assert {name: each.family for name, each in methods.items()} == {
         ONE_LAUNCH: "gemv",
@@ -135,7 +137,7 @@ def test_a_lack_of_space_is_reported() -> None:
     job = LayerJob(
         MeasuredLayer("wide", (Chain((Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1))),)), "float32", "bsf", 1000
     )
-    (one, *_) = layer_contenders(job, FakeGpu(), (ONE_LAUNCH,))
+    (one, *_) = contenders(job, FakeGpu(), (ONE_LAUNCH,))
     assert one.family == ""
     assert "room" in one.why
 
@@ -146,7 +148,7 @@ def test_tiles_are_contenders_where_launchers_take_vectors_too(
 ) -> None:
     layer = MeasuredLayer("up", (Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))),))
     with saying_it_has_tiles(native, tmp_path / "wisdom", monkeypatch):
-        found = list(layer_contenders(LayerJob(layer, "bfloat16", "bsf", batch), native, (ONE_LAUNCH, EACH_FACTOR)))
+        found = list(contenders(LayerJob(layer, "bfloat16", "bsf", batch), native, (ONE_LAUNCH, EACH_FACTOR)))
         families = [(name, family) for name in (ONE_LAUNCH, EACH_FACTOR) for family in taken]
         assert [(each.implementation, each.family) for each in found] == families
         assert len({each.key for each in found}) == len(families)

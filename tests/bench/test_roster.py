@@ -2,7 +2,7 @@
 
 import pytest
 
-from ksgen.bench.roster import NAMES, OURS
+from ksgen.bench.roster import METHODS, NAMES, OUR_METHODS, OURS
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
@@ -14,7 +14,7 @@ from tests.support.bench_runs import JOB  # noqa: E402
 
 
 def test_everyone_is_in_the_roster() -> None:
-    assert set(NAMES) == {OURS, *BASELINES}
+    assert {*NAMES, *METHODS} == {OURS, *OUR_METHODS, *BASELINES}
 
 
 def test_tf32_is_allowed_where_the_comparison_allows_it() -> None:

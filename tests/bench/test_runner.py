@@ -42,11 +42,8 @@ def measure_into(device: Any, path: Path, jobs: list[LayerJob], deadline: float)
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rewriting_moves_what_bmm_moves(layout: str) -> None:
-    pattern = Pattern(2, 6, 4, 3)
-    x = torch.randn((10, pattern.in_features) if layout == "bsf" else (pattern.in_features, 10))
-    weights = torch.randn(pattern.shape)
-    y = BASELINES["bmm"].prepare(pattern, layout, weights)(x)
-    moved = BASELINES["rewriting"].prepare(pattern, layout, weights)(x)
+    arrays = product_job(Pattern(2, 6, 4, 3), "float32", layout, 10).problem(torch.device("cpu"), 0)
+    (y,), (moved,) = (BASELINES[name].prepare(arrays)(arrays.sets[0]) for name in ("bmm", "rewriting"))
     assert (moved.shape, moved.stride()) == (y.shape, y.stride())
 
 
@@ -170,19 +167,19 @@ def test_compilers_end_with_the_time(cpu: Any, tmp_path: Path, monkeypatch: pyte
 def test_what_cannot_be_measured_is_a_row_with_its_reason(
     cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(pattern: Pattern, layout: str, weights: Any) -> Any:
+    def broken(arrays: Any) -> Any:
         raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED\nwhen calling")
 
-    def full(pattern: Pattern, layout: str, weights: Any) -> Any:
+    def full(arrays: Any) -> Any:
         raise torch.OutOfMemoryError("tried to allocate 9 TiB")
 
-    def wrong(pattern: Pattern, layout: str, weights: Any) -> Any:
-        return lambda x: x.new_zeros(len(x), pattern.out_features)
+    def wrong(arrays: Any) -> Any:
+        return lambda x: [x.new_zeros(shape) for shape in arrays.y_shapes]
 
     for name, prepare in (("bmm", broken), ("einsum", full), ("dense", wrong)):
         monkeypatch.setitem(BASELINES, name, Baseline(name, "", prepare))
-    huge = Baseline("sparse", "", broken, elements=lambda pattern: 10**15)
-    slow = Baseline("bsr", "", broken, multiplications=lambda pattern: 10**15)
+    huge = Baseline("sparse", "", broken, elements=lambda chain: 10**15)
+    slow = Baseline("bsr", "", broken, multiplications=lambda chain: 10**15)
     monkeypatch.setitem(BASELINES, "sparse", huge)
     monkeypatch.setitem(BASELINES, "bsr", slow)
     _, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("bmm", "einsum", "dense", "sparse", "bsr"))
@@ -215,12 +212,12 @@ def test_what_fails_later_is_a_row_too(
 ) -> None:
     calls = []
 
-    def greedy(pattern: Pattern, layout: str, weights: Any) -> Any:
+    def greedy(arrays: Any) -> Any:
         def product(x: Any) -> Any:
             calls.append(1)
             if len(calls) > 8:
                 raise error
-            return x @ torch.zeros(pattern.in_features, pattern.out_features)
+            return [x @ torch.zeros(JOB.pattern.in_features, JOB.pattern.out_features)]
 
         return product
 

@@ -94,11 +94,11 @@ def test_a_contender_that_takes_too_long_is_not_measured(
 ) -> None:
     now, ran = [0.0], []
 
-    def prepare(pattern: Any, layout: str, weights: Any) -> Any:
+    def prepare(arrays: Any) -> Any:
         def product(x: Any) -> Any:
             now[0] += then_s if ran else first_s
             ran.append(1)
-            return x
+            return [x]
 
         return product
 

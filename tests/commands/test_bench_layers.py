@@ -157,11 +157,11 @@ def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
 
 MISTAKES = [
     (["--batch", "1,0"], "--batch '1,0'; accepted: whole numbers from 1 up, separated by commas, such as 1,16,1568"),
-    (["transformer"], "'transformer' names no layers; did you mean transformers? accepted: transformers, random, or a "
-                      "spec such as"),
+    (["transformer"], "'transformer' names no layers; did you mean transformers? accepted: transformers, structures, "
+                      "random, or a spec such as"),
     (
         ["none.yaml"],
-        "none.yaml has no layers; accepted: a spec with `layers:`, transformers, random; "
+        "none.yaml has no layers; accepted: a spec with `layers:`, transformers, structures, random; "
         "`ksgen bench paper --patterns none.yaml` times its kernels",
     ),
     (["missing.yaml"], "missing.yaml: cannot be read"),

@@ -1,0 +1,60 @@
+"""Structured products in PyTorch, in the forms in which their authors published them.
+
+Each form takes x (batch, in_features) and the authors' parameters by name, as
+`ksgen.structures` names them.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Form = Callable[[Tensor, dict[str, Tensor]], Tensor]
+
+
+def btt(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Batched products, with a permutation of the intermediate."""
+    first, second = state["W1"], state["W2"]
+    columns, rows = len(first), len(second)
+    inner = torch.bmm(x.unflatten(1, (columns, -1)).transpose(0, 1), first).unflatten(2, (rows, -1))
+    return torch.bmm(inner.permute(2, 1, 0, 3).flatten(2), second).transpose(0, 1).flatten(1)
+
+
+def gralora(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Two sums by `einsum`, with a permutation of the intermediate, as in PEFT."""
+    down, up = state["gralora_A"], state["gralora_B"]
+    inner = torch.einsum("bni,nir->bnr", x.unflatten(1, (len(down), -1)), down).unflatten(2, (len(down), -1))
+    return torch.einsum("bjr,jro->bjo", inner.transpose(1, 2).flatten(2), up).flatten(1)
+
+
+def blast(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Batched products for C and B, a weighted sum for D."""
+    right, inner, left = state["C"], state["D"], state["B"]
+    down = torch.bmm(x.unflatten(1, (len(right), -1)).transpose(0, 1), right.transpose(1, 2))
+    mixed = torch.einsum("qbr,pqr->pbr", down, inner)
+    return torch.bmm(mixed, left.transpose(1, 2)).transpose(0, 1).flatten(1)
+
+
+def monarch(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Two batched products, with a permutation before and after the second one."""
+    first, second = state["blkdiag1"], state["blkdiag2"]
+    inner = torch.bmm(x.unflatten(1, (len(first), -1)).transpose(0, 1), first.transpose(1, 2))
+    inner = inner.permute(1, 0, 2).flatten(1).unflatten(1, (-1, len(second))).permute(2, 0, 1)
+    return torch.bmm(inner, second.transpose(1, 2)).permute(1, 2, 0).flatten(1)
+
+
+def kronecker(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Two sums by `einsum`, over the columns of B and then over those of A."""
+    left, right = state["A"], state["B"]
+    inner = torch.einsum("bij,oj->bio", x.unflatten(1, (left.shape[1], -1)), right)
+    return torch.einsum("bio,pi->bpo", inner, left).flatten(1)
+
+
+def low_rank(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Two dense products, down and up."""
+    return x @ state["A"].t() @ state["B"].t()
+
+
+FORMS: dict[str, Form] = {
+    each.__name__: each for each in (btt, gralora, blast, monarch, kronecker, low_rank)
+}  # by the name of the structure's chain
