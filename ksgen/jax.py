@@ -41,7 +41,7 @@ REMEMBERED = 1024  # entries of each cache: of launchers, and of functions that 
 NOWHERE = 16  # an aligned address for arrays of a trace, which have no memory yet
 
 
-class Layer(NamedTuple):
+class LayerCall(NamedTuple):
     """Chain of a product and its options; equal layers share traces."""
 
     patterns: tuple[str, ...]
@@ -96,7 +96,7 @@ def product(
         >>> jax.grad(lambda weights: multiply(x, weights).sum())(weights)[1][0, 0, :, 0]
         Array([4., 0.], dtype=float32)
     """
-    layer = Layer(tuple(map(str, Chain.read(chain))), layout, between, activation, precision, fuse)
+    layer = LayerCall(tuple(map(str, Chain.read(chain))), layout, between, activation, precision, fuse)
     launcher = _launcher(layer)
 
     def multiply(x: jax.Array, weights: Any, bias: Any = None, residual: Any = None) -> jax.Array:
@@ -123,7 +123,7 @@ def product(
 
 
 @lru_cache(REMEMBERED)
-def _launcher(layer: Layer) -> ChainLauncher:
+def _launcher(layer: LayerCall) -> ChainLauncher:
     patterns, layout, between, activation, precision, fuse = layer
     return ChainLauncher(
         *patterns, between=between, fuse=fuse, layout=layout, activation=activation, precision=precision
@@ -163,7 +163,7 @@ def _check(launcher: ChainLauncher, layout: Layout, arrays: dict[str, Any]) -> N
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(layer: Layer, x: Any, weights: tuple[Any, ...], bias: Any, residual: Any) -> Any:
+def _product(layer: LayerCall, x: Any, weights: tuple[Any, ...], bias: Any, residual: Any) -> Any:
     launcher = _launcher(layer)
     if len(weights) > 1 and not _is_one_launch(launcher, layer, x, bias, residual):
         return _composed(layer, x, weights, bias, residual)
@@ -172,7 +172,7 @@ def _product(layer: Layer, x: Any, weights: tuple[Any, ...], bias: Any, residual
 
 
 @lru_cache(REMEMBERED)
-def _launch_of_layer(layer: Layer) -> Callable[..., None]:
+def _launch_of_layer(layer: LayerCall) -> Callable[..., None]:
     launcher = _launcher(layer)
 
     def launch(ctx: Any, out: Any, x: Any, weights: Any, added: Any) -> None:
@@ -182,11 +182,11 @@ def _launch_of_layer(layer: Layer) -> Callable[..., None]:
     return launch
 
 
-def _product_forward(layer: Layer, *given: Any) -> tuple[Any, Any]:
+def _product_forward(layer: LayerCall, *given: Any) -> tuple[Any, Any]:
     return _product(layer, *given), given
 
 
-def _product_backward(layer: Layer, given: Any, grad_y: Any) -> Any:
+def _product_backward(layer: LayerCall, given: Any, grad_y: Any) -> Any:
     """Compute all gradients factor by factor; intermediates are computed again."""
     return jax.vjp(partial(_composed, layer), *given)[1](grad_y)
 
@@ -194,7 +194,7 @@ def _product_backward(layer: Layer, given: Any, grad_y: Any) -> Any:
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _composed(layer: Layer, x: Any, weights: Sequence[Any], bias: Any, residual: Any) -> Any:
+def _composed(layer: LayerCall, x: Any, weights: Sequence[Any], bias: Any, residual: Any) -> Any:
     """Compute the product factor by factor; JAX adds the bias, applies activations and adds the residual."""
     batch_axis = 0 if layer.layout == "bsf" else 1
     patterns = map(Pattern.read, layer.patterns)
@@ -220,7 +220,7 @@ def _activated(name: str, x: Any) -> Any:
     return ACTIVATIONS[name](x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
 
-def _is_one_launch(launcher: ChainLauncher, layer: Layer, x: Any, bias: Any, residual: Any) -> bool:
+def _is_one_launch(launcher: ChainLauncher, layer: LayerCall, x: Any, bias: Any, residual: Any) -> bool:
     device = device_for("host" if jax.default_backend() == "cpu" else ("cuda", None))
     epilogue = Epilogue(bias is not None, layer.activation, residual is not None)
     batch = _batch(layer.layout, x)

@@ -39,6 +39,15 @@ def imported_by(path: Path) -> set[str]:
     return found
 
 
+def test_no_two_public_classes_share_a_name() -> None:
+    places: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "ksgen").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(path.relative_to(ROOT).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_importing_ksgen_imports_nothing_heavy() -> None:
     program = f"import sys, ksgen; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

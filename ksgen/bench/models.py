@@ -101,7 +101,7 @@ LLAMA_1B = LlamaSize(features=2048, depth=16, heads=32, key_heads=8, hidden=8192
 LLAMA_ENDS = Language(vocabulary=128256, positions=2048)
 
 
-class Cache:
+class KeyValueCache:
     """Keys and values of a causal model's earlier tokens. The first call may have several tokens, later ones have one.
 
     Callers advance `length`, the number of earlier tokens.
@@ -133,7 +133,7 @@ class Attention(nn.Module):
     """Attention, added to a residual. Subclasses have the layers of queries, keys and values, and `projection`."""
 
     projection: nn.Module
-    cache: Cache | None = None
+    cache: KeyValueCache | None = None
 
     def __init__(self, is_causal: bool) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class VisionTransformer(nn.Module):
 class LanguageModel(nn.Module):
     """Language model from (batch, tokens) to (batch, tokens, vocabulary); the head shares the embedding's weight."""
 
-    cache: Cache | None = None
+    cache: KeyValueCache | None = None
 
     def __init__(self, shape: TransformerSize | LlamaSize = GPT2_MEDIUM, ends: Language = Language()) -> None:
         super().__init__()
@@ -285,9 +285,9 @@ class LanguageModel(nn.Module):
         for embedding in filter(None, (self.tokens, self.positions)):
             nn.init.normal_(embedding.weight, std=0.02)
 
-    def begin_decoding(self, batch: int, tokens: int) -> Cache:
+    def begin_decoding(self, batch: int, tokens: int) -> KeyValueCache:
         """Cache the keys and values of all following calls, for at most `tokens` tokens."""
-        cache = Cache(batch, tokens)
+        cache = KeyValueCache(batch, tokens)
         for module in self.modules():
             if isinstance(module, Attention):
                 module.cache = cache

@@ -30,7 +30,7 @@ from ksgen.errors import KsgenError, ToolchainError, warn
 from ksgen.locks import new_lock
 from ksgen.ownership import UntrustedError, own_temporary
 
-__all__ = ["Binary", "Compiler", "Layers", "Request", "Resources", "build", "build_many", "default_caches"]
+__all__ = ["Binary", "CacheLayers", "Compiler", "Request", "Resources", "build", "build_many", "default_caches"]
 
 LOCK_SECONDS = 120.0  # longest wait for another process that compiles the same request; then compile here too
 MOST_WAIT_S = 60  # longest wait for in-process compilers; this process would abort if it ended before they do
@@ -49,7 +49,7 @@ class CacheLayer(Protocol):
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None: ...
 
 
-class Layers:
+class CacheLayers:
     """Several cache layers as one. The first answer counts; a new binary goes to the first folder that accepts it."""
 
     def __init__(self, layers: Iterable[CacheLayer]) -> None:
@@ -76,10 +76,12 @@ class Layers:
             )
 
 
-def default_caches(*bundles: CacheLayer) -> Layers:
+def default_caches(*bundles: CacheLayer) -> CacheLayers:
     listed = [Path(paths.from_start(each)) for each in os.environ.get("KSGEN_CACHE_PATH", "").split(os.pathsep) if each]
     project = tuple(place for place in listed if place.exists())
-    return Layers((*_layers(project, paths.cache_dir(), max_bytes_from_environment()), *bundles_in_use(), *bundles))
+    return CacheLayers(
+        (*_layers(project, paths.cache_dir(), max_bytes_from_environment()), *bundles_in_use(), *bundles)
+    )
 
 
 def put_in_use(bundle: Bundle) -> None:
@@ -111,7 +113,9 @@ class AbsentCompiler:
         raise ToolchainError(f"{entry}: {self.why}")
 
 
-def build(text: str, entry: str, target: str, compiler: Compiler | None = None, caches: Layers | None = None) -> Binary:
+def build(
+    text: str, entry: str, target: str, compiler: Compiler | None = None, caches: CacheLayers | None = None
+) -> Binary:
     """Return the binary of one source, by the given compiler or the machine's CUDA compiler.
 
     If a compiler does not work here, the next one is tried, unless the user named the compiler. Without any compiler, a
@@ -151,7 +155,7 @@ def build(text: str, entry: str, target: str, compiler: Compiler | None = None, 
 def build_many(
     jobs: Iterable[Request],
     compiler: Compiler | None = None,
-    caches: Layers | None = None,
+    caches: CacheLayers | None = None,
     workers: int | None = None,
     on_done: Callable[[Request, Result], None] | None = None,
 ) -> list[Result]:
@@ -213,14 +217,14 @@ def compiling_is_forbidden() -> bool:
     return os.environ.get("KSGEN_NO_COMPILE", "") not in ("", "0")
 
 
-def _result_of(job: Request, compiler: Compiler | None, caches: Layers) -> Result | BaseException:
+def _result_of(job: Request, compiler: Compiler | None, caches: CacheLayers) -> Result | BaseException:
     try:
         return build(job.text, job.entry, job.target, compiler, caches)
     except BaseException as error:  # handed to the thread that asked
         return error
 
 
-def _compile_once(request: Request, compiler: Compiler, caches: Layers) -> Binary:
+def _compile_once(request: Request, compiler: Compiler, caches: CacheLayers) -> Binary:
     """Compile, unless another process or thread compiled the same request first."""
     # If no folder can store the binary, waiting is pointless: every caller compiles at the same time.
     places = [str(cache.path.absolute()) for cache in caches.writable]

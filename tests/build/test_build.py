@@ -18,7 +18,7 @@ import pytest
 
 from ksgen.build import build as build_module
 from ksgen.build import toolchain
-from ksgen.build.build import Binary, Layers, Request, Resources, build, build_many, default_caches
+from ksgen.build.build import Binary, CacheLayers, Request, Resources, build, build_many, default_caches
 from ksgen.build.bundle import Bundle, write_bundle
 from ksgen.build.cache import Cache
 from ksgen.errors import KsgenError, ToolchainError
@@ -199,14 +199,14 @@ def test_full_disk_warns_and_works(compiler, monkeypatch):
         assert build("text", "ks_1", "sm_90a", compiler).data == b"1.0 text"
 
 
-def layered(tmp_path: Path) -> tuple[Layers, Cache, Cache]:
+def layered(tmp_path: Path) -> tuple[CacheLayers, Cache, Cache]:
     project, user = Cache(tmp_path / "project"), Cache(tmp_path / "own")
-    return Layers([project, user]), project, user
+    return CacheLayers([project, user]), project, user
 
 
 def test_first_layer_answers_first_and_takes_what_is_new(compiler, tmp_path):
     both, project, user = layered(tmp_path)
-    build("old", "ks_1", "sm_90a", compiler, Layers([user]))
+    build("old", "ks_1", "sm_90a", compiler, CacheLayers([user]))
     build("old", "ks_1", "sm_90a", compiler, both)
     assert list(project.entries()) == []
     build("new", "ks_1", "sm_90a", compiler, both)
@@ -220,14 +220,14 @@ def test_next_layer_takes_what_the_first_cannot(compiler, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build("text", "ks_1", "sm_90a", compiler, both)
-        build("text", "ks_1", "sm_90a", compiler, Layers([Cache(tmp_path / "shared", read_only=True), user]))
+        build("text", "ks_1", "sm_90a", compiler, CacheLayers([Cache(tmp_path / "shared", read_only=True), user]))
     assert len(list(user.entries())) == 1
     assert not (tmp_path / "shared").exists()
 
 
 def bundle_of(path: Path, *texts: str) -> Bundle:
     old = Compiler(path.parent / "bundle journal", version="0.9")
-    caches = Layers([Cache(path.parent / "bundled")])
+    caches = CacheLayers([Cache(path.parent / "bundled")])
     jobs = [Request(text, "ks_1", "sm_90a") for text in texts]
     write_bundle(path, [(job, build(job.text, job.entry, job.target, old, caches)) for job in jobs])
     return Bundle(path)

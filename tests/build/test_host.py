@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ksgen.build import host
-from ksgen.build.build import AbsentCompiler, Layers, build
+from ksgen.build.build import AbsentCompiler, CacheLayers, build
 from ksgen.build.host import HostCompiler, find_host_compiler, host_target, source_of
 from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.build.request import Request
@@ -273,7 +273,7 @@ def test_a_missing_binary_is_reported_with_the_command_that_builds_it(target: st
     why = "no C++ compiler found; install g++"
     told = rf"ks: no cache holds it for {target}, and {re.escape(why)}; prepare it with: {says}$"
     with pytest.raises(ToolchainError, match=told):
-        build("text", "ks", target, AbsentCompiler(why), Layers(()))
+        build("text", "ks", target, AbsentCompiler(why), CacheLayers(()))
 
 
 def test_other_words_are_another_key(compiler: HostCompiler, monkeypatch: pytest.MonkeyPatch) -> None:

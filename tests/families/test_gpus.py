@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ksgen.build.build import Layers, build
+from ksgen.build.build import CacheLayers, build
 from ksgen.build.cache import Cache
 from ksgen.build.toolchain import find_compiler
 from ksgen.devices.base import cuda_target
@@ -174,4 +174,6 @@ def test_a_target_of_the_compiler_that_the_table_lacks_compiles(
     constants = FAMILIES["mma"].default(kernel, limits)
     assert FAMILIES["mma"].shared_bytes(kernel, constants) <= 60 * 1024
     source = render(kernel, constants)
-    assert build(source.text, source.entry, f"sm_{new}", compiler, Layers((Cache(tmp_path),))).target == f"sm_{new}"
+    assert (
+        build(source.text, source.entry, f"sm_{new}", compiler, CacheLayers((Cache(tmp_path),))).target == f"sm_{new}"
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ksgen.bench import roster
-from ksgen.build.build import Layers, build
+from ksgen.build.build import CacheLayers, build
 from ksgen.build.cache import Cache
 from ksgen.build.toolchain import find_compiler
 from ksgen.devices import find_device
@@ -171,7 +171,7 @@ def test_it_compiles(toy: str, tmp_path: Path) -> None:
     except ToolchainError as error:
         pytest.skip(str(error))
     source = render(kernel_of((2, 37, 13, 5), toy, "bsf"))
-    binary = build(source.text, source.entry, "sm_80", compiler, Layers((Cache(tmp_path / "cache"),)))
+    binary = build(source.text, source.entry, "sm_80", compiler, CacheLayers((Cache(tmp_path / "cache"),)))
     assert binary.resources.spill_bytes == 0
 
 

@@ -88,7 +88,7 @@ def most_alike(kernel: KernelSpec) -> float:
 
 
 @dataclass(frozen=True)
-class Resident(GemvTiling):
+class ResidentTiling(GemvTiling):
     """A factor whose inputs all reside in shared memory."""
 
     @cached_property
@@ -97,7 +97,7 @@ class Resident(GemvTiling):
 
 
 @dataclass(frozen=True)
-class First(Resident):
+class First(ResidentTiling):
     """The first factor, numbered like the second one: its pattern has the second one's a and d, and its outputs are the
     second one's inputs.
 
@@ -162,8 +162,8 @@ class GemvChainTiling(Sized):
     constants: GemvChainConstants
 
     @cached_property
-    def last(self) -> Resident:
-        return Resident(_factors(self.kernel)[1], self.constants.last)
+    def last(self) -> ResidentTiling:
+        return ResidentTiling(_factors(self.kernel)[1], self.constants.last)
 
     @cached_property
     def first(self) -> First:
