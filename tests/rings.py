@@ -3,8 +3,8 @@
 The first ring proves each promise once: `make test` and `make test-torch` run it. The second ring holds the other
 cases, and `make test-all` runs both. Two markers decide:
 
-* `exhaustive`: a test with many cases. The first ring takes those in which a word occurs first: each precision, layout,
-  family or pattern that several cases name.
+* `exhaustive`: a test with many cases. The first ring takes those in which a word occurs first: each family, and each
+  precision, layout, pattern or other word that several cases name.
 * `second`: a test or a case of the second ring alone.
 
 CI runs the first ring and one tenth of the second. `.ci/tenth` names the tenth; each landing advances it.
@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from ksgen.families import FAMILIES
+
 TENTHS = 10
 
 
@@ -26,7 +28,10 @@ def function_of(test: str) -> str:
 
 
 def beyond_sample(tests: Sequence[str]) -> set[str]:
-    """The cases in which no word occurs first. A function's first case is always kept."""
+    """The cases in which no family, and no other word of several cases, occurs first.
+
+    A function's first case is always kept.
+    """
     uses: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for test in tests:
         uses[function_of(test)].update(_words(test))
@@ -34,7 +39,7 @@ def beyond_sample(tests: Sequence[str]) -> set[str]:
     beyond = set()
     for test in tests:
         function = function_of(test)
-        words = {word for word in _words(test) if uses[function][word] > 1}
+        words = {word for word in _words(test) if uses[function][word] > 1 or word in FAMILIES}
         if function in seen and words <= seen[function]:
             beyond.add(test)
         seen.setdefault(function, set()).update(words)

@@ -34,6 +34,11 @@ def test_functions_are_sampled_apart_and_keep_their_first_case() -> None:
     assert beyond_sample(tests) == {"a.py::test_b[y]", "a.py::test_c[2-x]"}
 
 
+def test_the_first_ring_has_every_family() -> None:
+    tests = [f"a.py::test_a[{each}]" for each in ("simt", "vector", "x", "y")]
+    assert beyond_sample(tests) == {tests[2], tests[3]}
+
+
 def test_ten_parts_are_the_whole() -> None:
     found = [tenth_of(f"a.py::test_a[{number}]") for number in range(200)]
     assert set(found) == set(range(TENTHS))
