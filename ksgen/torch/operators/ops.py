@@ -160,11 +160,12 @@ def step_job(
 
 
 def multiply_by_pytorch(
-    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str
-) -> Tensor:
+    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, activation: str,
+    exchange: Exchange | None = None,
+) -> Tensor:  # fmt: skip
     """Multiply with plain PyTorch operators, so that autograd can differentiate."""
     y = products.permuted_multiply(x, derived(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
-    return finish(y, bias, activation, residual, layout)
+    return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
 
 
 def multiply_chain(

@@ -28,7 +28,7 @@ def by_matrix(weights: Tensor) -> Tensor:
 
 def blocks_of(weights: Tensor) -> Tensor:
     """Reshape weights (a, b, c, d) to (a*d, b, c), without a copy if possible."""
-    return weights.permute(0, 3, 1, 2).flatten(0, 1)
+    return weights.squeeze(3) if weights.shape[3] == 1 else weights.permute(0, 3, 1, 2).flatten(0, 1)
 
 
 def to_dense(weights: Tensor) -> Tensor:
@@ -107,9 +107,14 @@ def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) 
 def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
     """Compute Y = X K^T by permuting X, one batched product with (a*d, b, c), and permuting back.
 
-    Plain PyTorch, differentiable.
+    Plain PyTorch, differentiable. Each operator that a dense factor or d = 1 can spare takes microseconds of a call.
     """
     _, b, c = blocks.shape
+    if a == d == 1:
+        return by_whole_matrix(x, blocks.squeeze(0), layout)
+    if layout == "bsf" and d == 1:
+        y = torch.bmm(x.reshape(-1, a, c).transpose(0, 1), blocks.transpose(1, 2))
+        return y.transpose(0, 1).reshape(-1, a * b).contiguous()
     if layout == "bsf":  # as (a*d, batch, features of a block), whose product is nearest to the memory layout of Y
         rows = x.reshape(-1, a, c, d).permute(1, 3, 0, 2).reshape(a * d, -1, c)
         y = torch.bmm(rows, blocks.transpose(1, 2)).view(a, d, -1, b).permute(2, 0, 3, 1)

@@ -33,7 +33,7 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     """Output of the layer in a training step; None if it has to take the usual path."""
     if residual is not None or not _is_plain_step(x):
         return None
-    if layer.has_stored_type or layer._exchanges or frozen.was_frozen(layer):
+    if layer.has_stored_type or frozen.was_frozen(layer):
         return None
     parameters = prepared.parameters_of(layer, x, True)
     return None if parameters is None else _multiply(layer, x, parameters)
@@ -59,7 +59,7 @@ def _multiply(layer: Any, x: Tensor, parameters: prepared.Parameters) -> Tensor 
         return None
     bias, shapes = parameters[0], tuple([None if each is None else each.shape for each in parameters])
     needs_gradients = x.requires_grad, bias is not None and bias.requires_grad
-    options = prepared.options_of(layer), layer.intermediates
+    options = prepared.options_of(layer), layer.intermediates, layer._exchanges
     key = x.shape, x.dtype, needs_gradients, options, shapes, torch.get_num_threads(), PLANNER.generation
     found = _steps.get(key)
     if found is None:
@@ -100,7 +100,8 @@ def _fastest(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
     methods: dict[str, Step] = {"each": _by_the_usual_path}
     if layer.backend == "auto":
         methods["bmm"] = _by_pytorch
-    if layer.between == layer.activation == "none" and (job, PLANNER.generation) not in _refused:
+    is_plain = layer.between == layer.activation == "none" and not layer._exchanges
+    if is_plain and (job, PLANNER.generation) not in _refused:
         try:
             methods["ksgen"] = Trained(layer, x, parameters)
         except ToolchainError:
@@ -120,16 +121,16 @@ def _by_the_usual_path(layer: Any, x: Tensor, bias: Tensor | None, *weights: Ten
 
 def _by_pytorch(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
     layout, last = layer.layout, len(weights) - 1
-    is_matrix = x.dim() == 2
+    is_matrix, exchanges = x.dim() == 2, layer._exchanges or (None,) * len(weights)
     rows = x if is_matrix else layer._as_matrix(x)
-    for number, each in enumerate(weights):
+    for number, (each, exchange) in enumerate(zip(weights, exchanges, strict=True)):
         others = (bias, None, layout, layer.activation) if number == last else (None, None, layout, layer.between)
-        rows = ops.multiply_by_pytorch(rows, each, *others)
+        rows = ops.multiply_by_pytorch(rows, each, *others, exchange)
     return rows if is_matrix else ops.shaped(rows, layer._y_shape(x), layer.activation)
 
 
 class Trained:
-    """`Step` of a layer without activations: one call for all launches forward, and one backward.
+    """`Step` of a layer without activations and exchanges: one call for all launches forward, and one backward.
 
     It holds no array.
     """

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
+from ksgen.spec import LAYOUTS  # noqa: E402
 from ksgen.torch import multiply  # noqa: E402
 from ksgen.torch.operators import products  # noqa: E402
 from tests.support.torch_cases import matrix, truth  # noqa: E402
@@ -19,3 +20,18 @@ def test_many_small_products_are_one_of_copies_and_large_ones_are_views() -> Non
         found = products.weight_gradient(x, y, layout, 4, 6)
         expected = torch.einsum("ikjs,icjs->ikcj", y.view(4, 5, 6, -1), x.view(4, 3, 6, -1))
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(1, 5, 3, 1), (4, 5, 3, 1), (1, 5, 3, 6), (4, 5, 3, 6)])
+def test_permuted_products_and_their_gradients(shape: tuple[int, ...], layout: str) -> None:
+    """A dense factor and d = 1 spare operators."""
+    a, _, c, d = shape
+    x, weights = matrix(7, a * c * d, layout, torch.float64).requires_grad_(), torch.randn(shape, dtype=torch.float64)
+    weights.requires_grad_()
+    y = products.permuted_multiply(x, products.blocks_of(weights), layout, a, d)
+    assert y.is_contiguous()
+    torch.testing.assert_close(y, truth(x, weights, layout))
+    assert torch.autograd.gradcheck(
+        lambda x, weights: products.permuted_multiply(x, products.blocks_of(weights), layout, a, d), (x, weights)
+    )

@@ -81,12 +81,29 @@ def x_of(layer: Any, *more: int) -> Any:
 def copy_of(layer: Any) -> Any:
     """The same layer by PyTorch's products."""
     options = {name: getattr(layer, name) for name in ("layout", "activation", "between")}
-    return KSLinear.from_weights(list(layer.weights), layer.bias, backend="einsum", **options)
+    return KSLinear.from_weights(list(layer.weights), layer.bias, patterns=layer.chain, backend="einsum", **options)
 
 
 def gradients(layer: Any, x: Tensor, upstream: Tensor, **options: Any) -> list[Tensor]:
     wanted = [*layer.parameters(), *([x] if x.requires_grad else [])]
     return list(torch.autograd.grad(layer(x), wanted, upstream, **options))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("options", [{}, {"between": "silu", "activation": "gelu"}])
+def test_exchanged_outputs(layout: str, options: dict[str, Any], usual: list[str], clock: Clock) -> None:
+    """PyTorch's products exchange them; a layer of equal shapes without exchanges has steps of its own."""
+    patterns = ["2,6,4,1@k1:2.i.k2:3", "2,5,6,1@k.i"]
+    layer, plain = KSLinear(patterns, layout=layout, **options), KSLinear([(2, 6, 4, 1), (2, 5, 6, 1)], layout=layout)
+    x, copy = x_of(layer).requires_grad_(), copy_of(layer)
+    for number in range(3):
+        y = layer(x)
+        assert number != 1 or clock.asked == ["each", "bmm"]
+        plain(x)
+        torch.testing.assert_close(y, copy(x))
+        upstream = torch.randn_like(y)
+        torch.testing.assert_close(gradients(layer, x, upstream), gradients(copy, x, upstream))
+    assert len(usual) == 2  # the first call of each layer
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
