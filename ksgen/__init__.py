@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ksgen.calibration import calibrate
     from ksgen.errors import KsgenError
-    from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher, use_bundle
+    from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher, SumLauncher, use_bundle
     from ksgen.pattern import (
         Chain,
         Pattern,
@@ -45,6 +45,7 @@ __all__ = [
     "Pattern",
     "Quantized",
     "QuantizedInputs",
+    "SumLauncher",
     "__version__",
     "blast",
     "block_butterfly",
@@ -70,6 +71,7 @@ _HOMES = {
     "Pattern": "ksgen.pattern",
     "Quantized": "ksgen.quantized",
     "QuantizedInputs": "ksgen.quantized",
+    "SumLauncher": "ksgen.launcher",
     "blast": "ksgen.pattern",
     "block_butterfly": "ksgen.pattern",
     "btt": "ksgen.pattern",

@@ -1,7 +1,7 @@
 """The launchers that users call, and that emitted modules import: `y = launcher(x, weights)`.
 
 A launcher holds all kernels of one pattern, a chain launcher those of one layer, a group launcher those of several
-layers on one x. `ksgen.launch` implements them.
+layers on one x, a sum launcher those of a sum of chains. `ksgen.launch` implements them.
 """
 
 from ksgen.launch.chain import ChainLauncher
@@ -9,9 +9,10 @@ from ksgen.launch.group import GroupLauncher
 from ksgen.launch.launcher import Launcher
 from ksgen.launch.plan import Call
 from ksgen.launch.planner import PLANNER
+from ksgen.launch.sum import SumLauncher
 from ksgen.launch.weights import Weights
 
-__all__ = ["Call", "ChainLauncher", "GroupLauncher", "Launcher", "Weights", "use_bundle"]
+__all__ = ["Call", "ChainLauncher", "GroupLauncher", "Launcher", "SumLauncher", "Weights", "use_bundle"]
 
 
 def use_bundle(path: str) -> None:

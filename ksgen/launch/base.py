@@ -65,7 +65,7 @@ class BaseLauncher(Explainable):
         self.chains, self.stated, self._factors, self.options = chains, stated, tuple(factors), options
         self.between, self.fuse, self.out_layout = options.between, options.fuse, options.out_layout
         self.names, self._checks = names_of(chains), ArgumentChecks()
-        self.__doc__ = docstring(chains, stated, options)
+        self.__doc__ = docstring(chains, stated, options, is_sum=len(chains) > 1 and not self.gives_list)
 
     @property
     def layers(self) -> tuple[Any, ...]:
@@ -322,7 +322,7 @@ class BaseLauncher(Explainable):
         """Add a call's bias or residual, with one array per chain, to its arrays; False adds none."""
         for name, array in zip(names, self._per_chain(operand, value), strict=True) if value is not False else ():
             if array is None and is_stated:
-                one = "an array" if len(names) == 1 else "an array per layer, in a list"
+                one = "an array per layer, in a list" if self.gives_list else "an array"
                 remedy = f"{operand}={one}, or {operand}=False to leave it out"
                 raise LaunchError(f"{self!r}: {operand} is missing, but the launcher requires it; accepted: {remedy}")
             if array is not None and array is not False:

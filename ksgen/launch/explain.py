@@ -68,7 +68,9 @@ def bytes_saved(kernel: KernelSpec, batch: int) -> str:
     return f"; {kernel.bytes(batch):,} bytes, with x in {kernel.dtype} {replace(kernel, inputs=SAME).bytes(batch):,}"
 
 
-def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOptions) -> str:
+def docstring(
+    chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOptions, is_sum: bool = False
+) -> str:  # fmt: skip
     """Docstring of a launcher: operands of its calls, and their options."""
     weights = "; ".join(", ".join(str(pattern.shape) for pattern in chain) for chain in chains)
     stored = "" if stated.weights == SAME else f", stored in {stated.weights} as ksgen.quantize gives them"
@@ -81,9 +83,10 @@ def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOpt
         "precision": stated.precision or "that of the arrays",
     }
     words |= {name: layer.pop(name) for name in ("out_layout",) if name in layer}
-    features = f"{chains[0].in_features} to {', '.join(str(each.out_features) for each in chains)} features"
+    outputs = chains[:1] if is_sum else chains
+    features = f"{chains[0].in_features} to {', '.join(str(each.out_features) for each in outputs)} features"
     lines = [
-        f"Multiply x by {'; '.join(map(str, chains))} ({features}).",
+        f"Multiply x by {(' plus ' if is_sum else '; ').join(map(str, chains))} ({features}).",
         "",
         f"A call takes {', '.join(operands)}.",
         f"Unless it names others, its options are: {_listed(words)}.",

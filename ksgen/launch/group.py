@@ -47,6 +47,7 @@ class GroupLauncher(BaseLauncher):
     """
 
     parts = "layer"
+    kind = "group"
     gives_list = True
     accepted = "layers with fuse='auto' or 'no'"
 
@@ -56,13 +57,14 @@ class GroupLauncher(BaseLauncher):
         given = tuple(map(layer_of, layers))
         chains, stated = tuple(layer.chain for layer in given), given[0].stated
         if changed := [layer for layer in given if layer.out_layout]:
-            raise LaunchError(f"{changed[0]!r} of a group; accepted: layers without out_layout")
+            raise LaunchError(f"{changed[0]!r} of a {self.kind}; accepted: layers without out_layout")
         if len({chain.in_features for chain in chains}) > 1:
             taken = ", ".join(f"{chain} takes {chain.in_features}" for chain in chains)
             raise LaunchError(f"{taken} features; accepted: layers that take the same x")
         if others := [layer for layer in given if layer.stated != stated]:
             raise LaunchError(
-                f"{given[0]!r} and {others[0]!r} of a group have different options; accepted: layers with equal options"
+                f"{given[0]!r} and {others[0]!r} of a {self.kind} have different options; accepted: layers with equal "
+                "options"
             )
         self._given, self._layers = (
             given,

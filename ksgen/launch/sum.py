@@ -1,0 +1,91 @@
+"""Sum launcher, y = K_1 x + ... + K_n x: each chain adds the sum of the earlier ones, as the residual of its launch."""
+
+from typing import Any
+
+from ksgen.errors import LaunchError
+from ksgen.launch.base import Given
+from ksgen.launch.checks import CheckedArguments, per_chain
+from ksgen.launch.explain import LaunchOptions
+from ksgen.launch.fused import Verdict
+from ksgen.launch.group import GroupLauncher
+from ksgen.spec import Epilogue, Layout
+
+WHY_SEVERAL = "each adds the sum of the earlier ones as its residual"
+
+
+class SumLauncher(GroupLauncher):
+    """Multiply x by a sum of chains: y = total(x, weights) computes K_1 x + ... + K_n x + bias + residual.
+
+    The first chain writes y, with the bias and the residual. Each further chain adds y in its own last kernel, so the
+    sum takes no pass of its own. In 16 bits, each partial sum is rounded. Arguments that any chain would refuse are
+    refused before the first launch.
+
+    Args:
+        *layers: Two or more `ChainLauncher`s, `Launcher`s, chains or patterns, one per argument. All must take and give
+            the same numbers of features and state the same options. None may have an activation, which would follow the
+            sum, or an `out_layout`.
+
+    Raises:
+        PatternError: A layer is no chain.
+        LaunchError: Fewer than two layers are given, or layers do not fit each other.
+
+    Examples:
+        >>> import numpy as np
+        >>> import ksgen
+        >>> total = ksgen.SumLauncher("1,3,2,2", "2,3,2,1")
+        >>> weights = [np.ones((1, 3, 2, 2), np.float32), np.ones((2, 3, 2, 1), np.float32)]
+        >>> total(np.array([[1, 2, 3, 4]], np.float32), weights, bias=np.ones(6, np.float32))
+        array([[ 8., 10.,  8., 14., 12., 14.]], dtype=float32)
+    """
+
+    kind = "sum"
+    gives_list = False
+
+    def __init__(self, *layers: Any) -> None:
+        super().__init__(*layers)
+        if len(layers) < 2:
+            raise LaunchError(f"{self!r}: accepted: two chains or more")
+        if len({chain.out_features for chain in self.chains}) > 1:
+            given = ", ".join(f"{chain} gives {chain.out_features}" for chain in self.chains)
+            raise LaunchError(f"{given} features; accepted: chains of equal out_features")
+        self._check_activation(self.stated.activation)
+        self.fuse = "no"  # of the sum: each chain has a `fuse` of its own
+        every = len(self.chains)
+        self.names = self.names._replace(bias=("bias",) * every, residual=("residual",) * every, out=("out",) * every)
+
+    def _check_activation(self, activation: str) -> None:
+        if activation != "none":
+            raise LaunchError(
+                f"{self!r}: activation={activation!r}; accepted: 'none', because an activation would follow the sum"
+            )
+
+    def _per_chain(self, name: str, value: Any) -> Any:
+        """Entries of an argument, one per chain, which share all operands but the weights."""
+        return super()._per_chain(name, value) if name == "weights" else (value,) * len(self.chains)
+
+    def _add_outputs(self, out: Any, layout: str, arrays: dict[str, Any]) -> Any:
+        arrays["out"] = out
+        return out
+
+    def _one_by_one(self, given: Given, fit: CheckedArguments) -> Any:
+        """Launch the chains sequentially."""
+        arrays, factor_weights, _, _, y, options = given
+        self._check_activation(options.activation)
+        operands = {"bias": arrays.get("bias"), "residual": arrays.get("residual")}
+        options = options._replace(precision=fit.precision)
+        for layer, weights in zip(self.layers, per_chain(self.chains, factor_weights), strict=True):
+            y = layer(arrays["x"], weights, out=y, **operands, **options._asdict())
+            operands = {"residual": y}
+        return y
+
+    def _parts_of(self, options: LaunchOptions, out_layout: Layout | None) -> list[tuple[Any, LaunchOptions]]:
+        self._check_activation(options.epilogue.activation)
+        further = options._replace(epilogue=Epilogue(residual=True))
+        return [(layer, further if number else options) for number, layer in enumerate(self.layers)]
+
+    def _verdict(self, *_: Any) -> Verdict:
+        return Verdict(False, WHY_SEVERAL)
+
+    @property
+    def _title(self) -> str:
+        return " plus ".join(map(str, self.chains))

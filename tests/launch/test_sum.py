@@ -1,0 +1,202 @@
+"""Sums of chains: correct by float64 on every kind of device, accumulated in one array, and what is refused."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen import (
+    Chain,
+    ChainLauncher,
+    GroupLauncher,
+    Launcher,
+    SumLauncher,
+    quantize,
+    quantize_inputs,
+    reference,
+    structures,
+)
+from ksgen.devices.base import Device
+from ksgen.errors import LaunchError
+from ksgen.launch.memory import numpy_dtype
+from ksgen.launch.plan import Plan
+from ksgen.measure.verify import tolerance
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, Epilogue
+from tests.support.host_memory import processor
+from tests.support.libraries import library
+
+CHAINS = (  # 24 to 30 features; two factors, one, and one with exchanged outputs
+    Chain((Pattern(3, 5, 4, 2), Pattern(1, 10, 10, 3))),
+    Chain((Pattern(2, 5, 4, 3),)),
+    Chain((Pattern(1, 5, 4, 6, "j.k"),)),
+)
+Array = np.ndarray[Any, Any]
+
+
+def draw(*shape: int, precision: str = "float32", seed: int = 0) -> Array:
+    values = np.random.default_rng([seed, *shape]).standard_normal((2, *shape))
+    return (values[0] + 1j * values[1] if precision == "complex64" else values[0]).astype(numpy_dtype(precision))
+
+
+def rows(features: int, layout: str, batch: int = 33, precision: str = "float32", seed: int = 0) -> Array:
+    return draw(*((batch, features) if layout == "bsf" else (features, batch)), precision=precision, seed=seed)
+
+
+def weights_of(precision: str = "float32") -> list[list[Array]]:
+    return [
+        [draw(*each.shape, precision=precision, seed=10 * number + at) for at, each in enumerate(chain)]
+        for number, chain in enumerate(CHAINS)
+    ]
+
+
+def truth_of(x: Array, weights: list[list[Array]], layout: str, bias: Any = 0.0, residual: Any = 0.0) -> Array:
+    """The sum in float64, or in complex128."""
+    total = np.asarray(residual, np.float64) + (bias if layout == "bsf" else np.reshape(bias, (-1, 1)))
+    for chain, each in zip(CHAINS, weights, strict=True):
+        y: Array = x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+        for pattern, factor in zip(chain, each, strict=True):
+            y = reference.multiply(pattern, y, factor, layout)
+        total = total + y
+    return total
+
+
+def is_right(y: Array, truth: Array, precision: str = "float32") -> bool:
+    error = np.linalg.norm(np.asarray(y).astype(truth.dtype) - truth)
+    return bool(error <= 3 * tolerance(precision, 40) * np.linalg.norm(truth))
+
+
+def total(**options: Any) -> SumLauncher:
+    return SumLauncher(*(ChainLauncher(chain, **options) for chain in CHAINS))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("batch", [1, 33])
+def test_chains_add_to_one_array(either: Device, layout: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bias is added once, and the residual once, also if y lies in its memory."""
+    written: list[Any] = []
+    launch = Plan.launch
+    monkeypatch.setattr(
+        Plan,
+        "launch",
+        lambda plan, arguments, stream: (written.append(plan.kernel.epilogue), launch(plan, arguments, stream))[1],
+    )
+    x, weights, bias, residual = rows(24, layout, batch), weights_of(), draw(30), rows(30, layout, batch, seed=1)
+    own, truth = total(), truth_of(x, weights, layout, bias, residual)
+    y = own(x, weights, layout=layout, bias=bias, residual=residual)
+    assert is_right(y, truth)
+    ends = [each for each in written if each != Epilogue()]
+    assert ends == [Epilogue(True, "none", True), *[Epilogue(residual=True)] * 2]
+    for given in ({"out": np.full_like(residual, np.nan), "residual": residual}, {"out": residual.copy()}):
+        out = given["out"]
+        assert own(x, weights, layout=layout, bias=bias, residual=given.get("residual", out), out=out) is out
+        np.testing.assert_array_equal(out, y)
+    assert is_right(own(x, weights, layout=layout), truth_of(x, weights, layout))
+
+
+@pytest.mark.parametrize("precision", ["float64", "float16", "bfloat16", "complex64"])
+def test_other_precisions(precision: str) -> None:
+    processor()
+    x, weights = rows(24, "bsf", precision=precision), weights_of(precision)
+    assert is_right(total()(x, weights), truth_of(x, weights, "bsf"), precision)
+
+
+def test_slices_packed_weights_and_one_launch_per_chain() -> None:
+    processor()
+    weights, whole, larger = weights_of(), draw(33, 40), np.full((33, 50), 7, np.float32)
+    own, x, out = total(fuse="auto"), whole[:, 5:29], larger[:, 9:39]
+    packed = [
+        [factor.pack(each) for factor, each in zip(layer.factors, listed, strict=True)]
+        for layer, listed in zip(own.layers, weights, strict=True)
+    ]
+    for given in (weights, packed):
+        out[:] = np.nan
+        assert own(x, given, out=out) is out
+        assert is_right(out, truth_of(x, weights, "bsf"))
+    assert (larger == 7).sum() == 33 * 20
+    assert own.prepare(x, weights) is None
+    assert own.build([1, 33]) is own
+
+
+def test_x_in_eight_bits() -> None:
+    processor()
+    chains = [Chain((pattern,)) for pattern in (Pattern(1, 8, 16, 2), Pattern(2, 8, 16, 1))]
+    x, own = draw(9, 32), SumLauncher(*chains)
+    stored = quantize_inputs(x, "int8")
+    weights = [quantize(draw(*chain[0].shape), "int8", x_scale=stored.scale) for chain in chains]
+    apart = [Launcher(chain[0])(stored.values, each) for chain, each in zip(chains, weights, strict=True)]
+    np.testing.assert_allclose(own(stored.values, weights), apart[0] + apart[1], rtol=1e-5, atol=1e-5)
+
+
+def test_dyad_is_the_sum_of_its_structures() -> None:
+    processor()
+    pair = structures.dyad(32, 16, blocks=4)
+    state = {name: draw(*shape) for each in pair for name, shape in each.shapes.items()}
+    weights = [each.from_state({name: state[name] for name in each.shapes}) for each in pair]
+    own, x = SumLauncher(*(each.chain for each in pair)), draw(5, 32)
+    expected = sum(ChainLauncher(each.chain)(x, given) for each, given in zip(pair, weights, strict=True))
+    np.testing.assert_allclose(own(x, weights), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_explanation_has_each_chain_with_what_it_adds() -> None:
+    processor()
+    text = total().explain(batch=33, epilogue=Epilogue(bias=True))
+    assert text.startswith(f"{' plus '.join(map(str, CHAINS))}: layer by layer; each adds the sum of the earlier ones")
+    assert "2x5x4x3_float32_bsf_residual at batch 33" in text
+    text = str(total(bias=True).__doc__)
+    assert text.startswith(f"Multiply x by {' plus '.join(map(str, CHAINS))} (24 to 30 features).")
+    assert "bias (or bias=False)" in text
+
+
+def test_a_sum_is_pickled_with_its_options() -> None:
+    own = total(bias=True, layout="bsl", fuse="no")
+    again = pickle.loads(pickle.dumps(own))
+    assert (type(again), repr(again), again.stated, again.chains) == (SumLauncher, repr(own), own.stated, own.chains)
+
+
+def test_what_does_not_fit_is_refused_before_any_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor()
+    x, weights, own = rows(24, "bsf"), weights_of(), total()
+    monkeypatch.setattr(Plan, "launch", lambda *_: pytest.fail("launched"))
+
+    def refused(message: str, made: Any = own, **given: Any) -> None:
+        with pytest.raises(LaunchError, match=message):
+            made(given.pop("x", x), given.pop("weights", weights), **given)
+
+    refused("activation='relu'; accepted: 'none', because an activation would follow the sum", activation="relu")
+    refused("got 2 entries; 3 are needed, one per layer, in a list", weights=weights[:2])
+    refused(r"got weights of shape \(2, 5, 4, 1\)", weights=[weights[0], [weights[1][0][..., :1].copy()], weights[2]])
+    refused(r"got bias of shape \(29,\); \(30,\) is needed", bias=draw(29))
+    refused(r"got out of shape \(33, 60\); \(33, 30\) is needed", out=draw(33, 60))
+    refused("out shares memory with x", x=(shared := draw(33, 54))[:, :24], out=shared[:, 20:50])
+    refused("bias is missing, but the launcher requires it; accepted: bias=an array, or bias=False", total(bias=True))
+    refused("out_layout='bsl' with layout='bsf'", out_layout="bsl")
+    with pytest.raises(LaunchError, match="activation='gelu'; accepted: 'none'"):
+        own.build(3, epilogue=Epilogue(activation="gelu"))
+
+
+def test_layers_that_form_no_sum_are_refused() -> None:
+    with pytest.raises(LaunchError, match=r"SumLauncher\(.*\): accepted: two chains or more"):
+        SumLauncher("1,3,2,2")
+    with pytest.raises(LaunchError, match="1,3,2,2 gives 6, 1,4,4,1 gives 4 features; accepted: chains of equal"):
+        SumLauncher("1,3,2,2", "1,4,4,1")
+    with pytest.raises(LaunchError, match="features; accepted: layers that take the same x"):
+        SumLauncher("1,3,2,2", "1,6,5,1")
+    with pytest.raises(LaunchError, match="activation='relu'; accepted: 'none'"):
+        SumLauncher(*(Launcher("1,3,2,2", activation="relu") for _ in range(2)))
+    with pytest.raises(LaunchError, match="of a sum have different options"):
+        SumLauncher(Launcher("1,3,2,2", bias=True), "1,3,2,2")
+    with pytest.raises(LaunchError, match="of a sum; accepted: layers without out_layout"):
+        SumLauncher(Launcher("1,3,2,2", out_layout="bsl"), "1,3,2,2")
+    with pytest.raises(LaunchError, match="of a group have different options"):
+        GroupLauncher(Launcher("1,3,2,2", bias=True), "1,3,2,2")
+
+
+@pytest.mark.libraries
+def test_tensors() -> None:
+    torch, _ = library("torch"), processor()
+    x, weights = rows(24, "bsf"), weights_of()
+    y = total()(torch.from_numpy(x), [[torch.from_numpy(each) for each in listed] for listed in weights])
+    assert isinstance(y, torch.Tensor)
+    assert is_right(y.numpy(), truth_of(x, weights, "bsf"))
