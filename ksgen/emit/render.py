@@ -259,9 +259,7 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = N
         raise ConstantsError(f"{spec.name}: {family} supports none of its kernels ({family_named(family).why})")
     sources = [render(kernel, family=family, dialect=dialect) for kernel in kernels]
     files = {f"{source.entry}{DIALECTS[dialect]}": source.text for source in sources}
-    names = [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [
-        f"layer_{name}" for name in (*spec.layers, *spec.groups)
-    ]
+    names = [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [f"layer_{name}" for name in spec.names]
     files["launchers.py"] = _launchers(spec)
     listed = "".join(f"    {name},\n" for name in names)
     quoted = "".join(f'    "{name}",\n' for name in names)
@@ -303,18 +301,20 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
         return list(map(pattern_as_list, chain))
 
     layers = {name: listed(chain) for name, chain in spec.layers.items()}
-    groups: dict[str, Any] = (
-        {"groups": {name: list(map(listed, chains)) for name, chains in spec.groups.items()}} if spec.groups else {}
-    )
-    options = {name: options.non_defaults for name, options in spec.options.items() if options.non_defaults}
-    groups |= {"options": options} if options else {}
+    several = {
+        kind: {name: list(map(listed, chains)) for name, chains in each.items()}
+        for kind, each in (("groups", spec.groups), ("sums", spec.sums))
+        if each
+    }
+    options = {name: given for name in spec.names if (given := spec.options_of(name).non_defaults)}
     title = {"title": spec.title} if spec.title else {}
     return {
         "ksgen": __version__,
         "spec": spec.name,
         **title,
         "layers": layers,
-        **groups,
+        **several,
+        **({"options": options} if options else {}),
         "kernels": [entry(source) for source in sources],
     }
 
@@ -333,15 +333,15 @@ def _launchers(spec: Spec) -> str:
     ]
     lines += [f"ks_{pattern.identifier} = Launcher({_arguments(spec, pattern)})" for pattern in _patterns(spec)]
     lines += [f"layer_{name} = {_layer(chain, _options(spec, name))}" for name, chain in spec.layers.items()]
-    for name, chains in spec.groups.items():
-        lines.append(
-            f"layer_{name} = GroupLauncher({', '.join(_layer(chain, _options(spec, name)) for chain in chains)})"
-        )
+    for launcher, several in (("GroupLauncher", spec.groups), ("SumLauncher", spec.sums)):
+        for name, chains in several.items():
+            layers = ", ".join(_layer(chain, _options(spec, name)) for chain in chains)
+            lines.append(f"layer_{name} = {launcher}({layers})")
     return "\n".join(lines) + "\n"
 
 
 def _launcher_classes(spec: Spec) -> list[str]:
-    wanted = {"ChainLauncher": spec.layers or spec.groups, "GroupLauncher": spec.groups, "Launcher": True}
+    wanted = {"ChainLauncher": spec.names, "GroupLauncher": spec.groups, "Launcher": True, "SumLauncher": spec.sums}
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
 

@@ -170,6 +170,25 @@ class Group(ListOf):
 
 
 @dataclass(frozen=True)
+class Sum(Group):
+    """Two chains or more that take the same x and give the same number of features."""
+
+    @property
+    def schema(self) -> Schema:
+        return super().schema | {"minItems": 2}
+
+    def read(self, node: Node) -> tuple[Chain, ...]:
+        first, *others = chains = super().read(node)
+        if not others:
+            raise node.place.error(f"got one chain, {first}; accepted: two or more")
+        for item, chain in zip(items_of(node, self.what)[1:], others, strict=True):
+            if chain.out_features != first.out_features:
+                given = f"gives {chain.out_features} features, and the first chain {first.out_features}"
+                raise item.place.error(f"{given}; accepted: chains of equal out_features")
+        return chains
+
+
+@dataclass(frozen=True)
 class SpecEntry:
     """Values of a mapping, and the place of each in the text."""
 

@@ -22,6 +22,7 @@ from ksgen.spec.forms import (
     PatternForm,
     Schema,
     SpecEntry,
+    Sum,
     Word,
     blaming,
 )
@@ -40,7 +41,7 @@ from ksgen.spec.kernel import (
 from ksgen.spec.nodes import SourcePlace, read_nodes
 from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
-from ksgen.spec.spec import Spec
+from ksgen.spec.spec import Spec, parts_of
 from ksgen.spec.storage import INPUTS, SAME, WEIGHTS
 
 MOST_KERNELS = 100_000
@@ -122,7 +123,7 @@ class _Layer:
 
     place: SourcePlace
     chains: tuple[Chain, ...]
-    is_group: bool
+    kind: str  # a key of `_LAYERS`
     options: KernelOptions  # options of its kernels
     layer_options: LayerOptions
 
@@ -133,7 +134,8 @@ def read_spec(text: str, file: str, name: str) -> Spec:
     defaults = (
         _options(sections.values["defaults"], KernelOptions()) if "defaults" in sections.values else KernelOptions()
     )
-    layers = {title: _layer(title, entry, defaults) for title, entry in sections.values.get("layers", {}).items()}
+    named = {title: _layer(title, entry, defaults) for title, entry in sections.values.get("layers", {}).items()}
+    layers = {part: layer for title, each in named.items() for part, layer in _parts(title, each).items()}
     requests: list[SpecRequest] = []
     for section, value in sections.values.items():
         if section == "kernels":
@@ -147,16 +149,19 @@ def read_spec(text: str, file: str, name: str) -> Spec:
     for title, each in layers.items():
         for fused in launches[title]:
             places.setdefault(fused, each.options.batch_place)
+    chains = {kind: {title: each.chains for title, each in named.items() if each.kind == kind} for kind in _LAYERS}
+    every = named | layers
     return Spec(
         name,
         kernels,
-        {title: each.chains[0] for title, each in layers.items() if not each.is_group},
-        {title: each.chains for title, each in layers.items() if each.is_group},
-        {title: each.layer_options for title, each in layers.items()},
+        {title: chain for title, (chain,) in chains["chain"].items()},
+        chains["group"],
+        {title: each.layer_options for title, each in every.items()},
         launches,
         {title: tuple(each.options.kernels(each.chains[0][-1])) for title, each in layers.items()},
-        {**{title: _stated([each.options]) for title, each in layers.items()}, **_stated_of_patterns(requests)},
+        {**{title: _stated([each.options]) for title, each in every.items()}, **_stated_of_patterns(requests)},
         {kernel: place for kernel, place in places.items() if place and kernel.batch},
+        chains["sum"],
     )
 
 
@@ -189,19 +194,36 @@ def _kernel(entry: SpecEntry, defaults: KernelOptions) -> SpecRequest:
 
 
 def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
-    """A chain, or a group of chains on one x, with its options."""
+    """A chain, or a group or a sum of chains on one x, with its options."""
     values, places = entry.values, entry.places
-    is_group = "group" in values
-    chains = tuple(replace(chain, name=name) for chain in (values["group"] if is_group else (values["chain"],)))
+    kind = next(each for each in _LAYERS if each in values)
+    chains = tuple(replace(chain, name=name) for chain in ((values[kind],) if kind == "chain" else values[kind]))
     layer_options = LayerOptions(**{key: values[key] for key in _LAYER_OPTIONS if key in values})
     if layer_options.between != "none" and all(len(chain) == 1 for chain in chains):
         raise places["between"].error(f"got {layer_options.between} with one factor; accepted: none")
-    if layer_options.out_layout and is_group:
-        raise places["out_layout"].error(f"got {layer_options.out_layout} of a group; accepted: of a chain")
+    if layer_options.out_layout and kind != "chain":
+        raise places["out_layout"].error(f"got {layer_options.out_layout} of a {kind}; accepted: of a chain")
     options = _options(entry, defaults)
+    if kind == "sum" and options.activation != ("none",):
+        got = next(each for each in options.activation if each != "none")
+        place = places.get("activation", entry.place)
+        raise place.error(f"got activation {got} of a sum; accepted: none, because an activation would follow the sum")
     if lone := [each for each in options.precision if layer_options.between not in activations_of(each)]:
         raise places["between"].error(f"got {layer_options.between} of complex numbers, {lone[0]}; accepted: none")
-    return _Layer(entry.place, chains, is_group, options, layer_options)
+    return _Layer(entry.place, chains, kind, options, layer_options)
+
+
+def _parts(name: str, layer: _Layer) -> dict[str, _Layer]:
+    """A layer or a group, or the layers of a sum: each but the first adds the sum of the earlier ones."""
+    if layer.kind != "sum":
+        return {name: layer}
+    further = replace(layer.options, bias=(False,), residual=(True,))
+    found = dict[str, _Layer]()
+    for part, chain in parts_of(name, layer.chains):
+        between = layer.layer_options.between if len(chain) > 1 else "none"
+        options, own = further if found else layer.options, replace(layer.layer_options, between=between)
+        found[part] = _Layer(layer.place, (chain,), "chain", options, own)
+    return found
 
 
 def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
@@ -297,6 +319,7 @@ _LAYER_OPTIONS: dict[str, Form] = {  # options of a layer as a whole
 _LAYERS: dict[str, Form] = {
     "chain": About("Patterns in the order in which they multiply x, or a named family.", _CHAIN),
     "group": About("Chains that take the same x.", Group(_CHAIN, "a list of chains")),
+    "sum": About("Chains that take the same x, whose outputs are added.", Sum(_CHAIN, "a list of chains")),
 }
 _KERNEL = KeysOrValue({"pattern": Keys({"pattern": PatternForm(), **_OPTIONS}, required=("pattern",))})
 _LAYER = KeysOrValue(

@@ -1,6 +1,6 @@
 """Defines the content of a spec: kernels, and the layers that share them. Never reads a text."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,12 +31,19 @@ class Spec:
     batch_places: "Mapping[KernelSpec, SourcePlace]" = field(
         default_factory=dict
     )  # places in the text of the batches of kernels and launches
+    sums: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # chains on one x whose outputs are added
     title: str = ""  # stem of the spec's file; empty without a file
 
     @property
     def chains_of(self) -> dict[str, tuple[Chain, ...]]:
-        """Chains by name: one per layer, several per group."""
-        return {name: (chain,) for name, chain in self.layers.items()} | dict(self.groups)
+        """Chains by name: one per layer, several per group. Each chain of a sum is a layer of its own."""
+        parts = {name: (chain,) for title, chains in self.sums.items() for name, chain in parts_of(title, chains)}
+        return {name: (chain,) for name, chain in self.layers.items()} | dict(self.groups) | parts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of layers, groups and sums."""
+        return *self.layers, *self.groups, *self.sums
 
     def options_of(self, layer: str) -> LayerOptions:
         return self.options.get(layer, LayerOptions())
@@ -44,3 +51,8 @@ class Spec:
     def stated_of(self, launcher: str | Pattern) -> StatedOptions:
         """Options that the spec states for a layer or group, by name, or for a pattern."""
         return self.stated.get(launcher, StatedOptions())
+
+
+def parts_of(name: str, chains: Iterable[Chain]) -> list[tuple[str, Chain]]:
+    """Chains of a sum, each with the name of its layer."""
+    return [(f"{name}[{number}]", chain) for number, chain in enumerate(chains)]

@@ -13,11 +13,13 @@ import pytest
 
 from ksgen.build.request import Request
 from ksgen.emit.render import emit, render, template_digest
-from ksgen.errors import ConstantsError, KsgenError, SpecError
+from ksgen.errors import ConstantsError, KsgenError, LaunchError, SpecError
 from ksgen.families.simt.shape import SimtConstants
 from ksgen.pattern import Pattern
+from ksgen.reference import to_dense
 from ksgen.spec import PRECISIONS, STORAGES, Epilogue, KernelSpec, load, parse
 from ksgen.spec.kernel import activations_of
+from tests.support.native import chosen_native
 
 ROOT = Path(__file__).parents[2]
 KERNEL = KernelSpec(Pattern(2, 64, 48, 4), "float32", "bsf")
@@ -221,6 +223,28 @@ def test_emitted_groups_can_be_called(tmp_path: Path, monkeypatch: pytest.Monkey
     manifest = json.loads((tmp_path / "made" / spec.name / "manifest.json").read_text())
     assert manifest["options"] == {"deep": {"between": "relu", "out_layout": "bsl", "fuse": "no"}}
     assert manifest["groups"] == {"heads": [[[2, 8, 8, 2], [1, 4, 8, 4]], [[1, 3, 32, 1]]]}
+
+
+def test_emitted_sums_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np = pytest.importorskip("numpy")
+    chosen_native(monkeypatch)
+    spec = parse("layers: {total: {sum: [[[2,8,8,2], [1,4,8,4]], [[1,16,32,1]]], bias: true}}", "added.yaml")
+    emit(spec, tmp_path / "made" / spec.name)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(f"made.{spec.name}")
+    assert module.__all__ == ["ks_2_8_8_2", "ks_1_4_8_4", "ks_1_16_32_1", "layer_total"]
+    manifest = json.loads((tmp_path / "made" / spec.name / "manifest.json").read_text())
+    assert manifest["sums"] == {"total": [[[2, 8, 8, 2], [1, 4, 8, 4]], [[1, 16, 32, 1]]]}
+    draw = np.random.default_rng(0).standard_normal
+    x, bias = draw((5, 32)).astype("f4"), draw(16).astype("f4")
+    weights = [[draw(pattern.shape).astype("f4") for pattern in chain] for chain in spec.sums["total"]]
+    (first, second), (alone,) = ([to_dense(*each) for each in zip(*both, strict=True)] for both in zip(
+        spec.sums["total"], weights, strict=True
+    ))  # fmt: skip
+    expected = x @ (second @ first + alone).T + bias
+    np.testing.assert_allclose(module.layer_total(x, weights, bias=bias), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(LaunchError, match="bias is missing"):
+        module.layer_total(x, weights)
 
 
 def test_the_manifest_lists_every_kernel_with_its_hash(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ BEYOND = (  # messages on specs that no schema refuses: they are no YAML, or sev
     "and the first chain",
     "with one factor",
     "of complex numbers",
-    "out_layout: got bsl of a group",
+    "out_layout: got bsl of a",
+    "of a sum; accepted: none",
     "features=12; accepted: a power of two",
 )
 

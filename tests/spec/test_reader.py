@@ -197,6 +197,36 @@ def test_a_group_has_the_kernels_of_all_its_chains() -> None:
     ]
 
 
+def test_a_sum_has_a_layer_per_chain_each_of_which_adds_the_earlier_ones() -> None:
+    text = """
+        layers:
+          up: {sum: [[[1,6,4,2], [1,6,12,1]], [[2,3,4,1]], [[1,6,4,2], [1,6,12,1]]], bias: true, between: relu}
+        """
+    spec = parse(text)
+    pair, alone = Chain((Pattern(1, 6, 4, 2), Pattern(1, 6, 12, 1))), Chain((Pattern(2, 3, 4, 1),))
+    assert (spec.sums, spec.groups, spec.layers) == ({"up": (pair, alone, pair)}, {}, {})
+    assert names(text) == [
+        "1x6x4x2_float32_bsf_relu",
+        "1x6x12x1_float32_bsf_bias",
+        "2x3x4x1_float32_bsf_residual",
+        "1x6x12x1_float32_bsf_residual",
+    ]
+    assert {name: [kernel.name.removeprefix("ks_") for kernel in each] for name, each in spec.launches.items()} == {
+        "up[0]": ["1x6x4x2_1x6x12x1_float32_bsf_relu_between_bias"],
+        "up[1]": [],
+        "up[2]": ["1x6x4x2_1x6x12x1_float32_bsf_relu_between_residual"],
+    }
+    assert (spec.options_of("up").between, spec.options_of("up[1]").between) == ("relu", "none")
+    assert spec.stated_of("up").non_defaults == {"bias": True}
+    further = parse("layers: {up: {sum: [[[2,3,4,1]], [[2,3,4,1]]], gradients: true, weights: same, layout: bsl}}")
+    assert [each.name.removeprefix("ks_") for each in further.kernels] == [
+        "2x3x4x1_float32_bsl",
+        "2x3x4x1_float32_bsl_gradient",
+        "2x4x3x1_float32_bsl",
+        "2x3x4x1_float32_bsl_residual",
+    ]
+
+
 def test_a_layer_is_one_launch_too_unless_it_says_no() -> None:
     text = """
         layers:
@@ -483,6 +513,27 @@ WRONG = [
     (
         "layers:\n  q: {group: [[[1,2,3,4]]], out_layout: bsl}",
         "2: layers.q.out_layout: got bsl of a group; accepted: of a chain",
+    ),
+    ("layers:\n  q: {sum: [[[1,2,3,4]]]}", "2: layers.q.sum: got one chain, 1,2,3,4; accepted: two or more"),
+    (
+        "layers:\n  q:\n    sum:\n    - [[1,2,3,4]]\n    - [[1,3,3,4]]",
+        "5: layers.q.sum[1]: gives 12 features, and the first chain 8; accepted: chains of equal out_features",
+    ),
+    (
+        "layers:\n  q:\n    sum:\n    - [[1,2,3,4]]\n    - [[1,2,4,4]]",
+        "5: layers.q.sum[1]: takes 16 features, and the first chain 12; accepted: chains that take the same x",
+    ),
+    (
+        "layers:\n  q: {sum: [[[1,2,3,4]], [[1,2,3,4]]], out_layout: bsl}",
+        "2: layers.q.out_layout: got bsl of a sum; accepted: of a chain",
+    ),
+    (
+        "layers:\n  q:\n    sum: [[[1,2,3,4]], [[1,2,3,4]]]\n    activation: [none, gelu]",
+        "4: layers.q.activation: got activation gelu of a sum; accepted: none, because an activation would follow the",
+    ),
+    (
+        "defaults: {activation: relu}\nlayers:\n  q: {sum: [[[1,2,3,4]], [[1,2,3,4]]]}",
+        "3: layers.q: got activation relu of a sum; accepted: none",
     ),
     ("layers:\n  q: {chain: [[1,2,3,4]], out_layout: same}", "2: layers.q.out_layout: got 'same'; accepted: bsf, bsl"),
     (
