@@ -235,7 +235,7 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
     dtype = known or dtype_of(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
     steps = interface.get("strides")
     strides = (
-        None if steps is None or _is_row_major(shape, steps, int(typestr[2:])) else tuple(map(operator.index, steps))
+        None if steps is None or is_row_major(shape, steps, int(typestr[2:])) else tuple(map(operator.index, steps))
     )
     current = interface.get("stream")
     return ArrayView(
@@ -260,7 +260,7 @@ def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
     tensor = owner.tensor
     shape = tuple(tensor.shape[: tensor.ndim])
     steps = _in_bytes(tensor.strides[: tensor.ndim], tensor.bits // 8) if tensor.strides else None
-    strides = None if steps is None or _is_row_major(shape, steps, tensor.bits // 8) else steps
+    strides = None if steps is None or is_row_major(shape, steps, tensor.bits // 8) else steps
     pointer = (tensor.data or 0) + tensor.byte_offset
     dtype, description = element_type(tensor)
     if dtype is None and name == "x" and description in BYTE_TYPES:
@@ -300,7 +300,7 @@ def _in_bytes(steps: Any, item_bytes: int) -> tuple[int, ...]:
     return tuple([step * item_bytes for step in steps])
 
 
-def _is_row_major(shape: tuple[int, ...], steps: Any, item_bytes: int) -> bool:
+def is_row_major(shape: tuple[int, ...], steps: Any, item_bytes: int) -> bool:
     """Whether an array is row-major without gaps.
 
     Steps along an axis of length one do not matter, and none matters in an empty array.

@@ -17,7 +17,7 @@ from ksgen.errors import LaunchError
 from ksgen.families import MAP_ALIGNMENT
 from ksgen.families.signature import numbered
 from ksgen.launch.arrays import ArrayView, CallOptions, Place, Views, common_device, form_of
-from ksgen.launch.memory import rows_are_whole, size_of
+from ksgen.launch.memory import is_repeated, rows_are_whole, size_of
 from ksgen.launch.plan import Plan
 from ksgen.launch.weights import WeightForm, Weights
 from ksgen.pattern import Chain, Pattern
@@ -171,17 +171,13 @@ def check_arrays(
             raise LaunchError(
                 f"{caller!r}: got {given.dtype} for {name} and {x.dtype} for x; give both in one precision"
             )
+        slices = job == "multiply" and name in ("x", "out", "residual")
         if given.strides is not None and not (
-            job == "multiply" and name in ("x", "out", "residual") and rows_are_whole(given)
+            (slices and rows_are_whole(given)) or (name == "weights" and is_repeated(given))
         ):
-            raise LaunchError(f"{caller!r}: {name} is not {_accepted(job, name)}; give a contiguous copy of it")
+            gaps = "with gaps only between rows" if slices else "without gaps"
+            raise LaunchError(f"{caller!r}: {name} is not row-major {gaps}; give a contiguous copy of it")
     return batch
-
-
-def _accepted(job: str, name: str) -> str:
-    """Accepted memory layout of an array."""
-    slices = job == "multiply" and name in ("x", "out", "residual")
-    return "row-major with gaps only between rows" if slices else "row-major without gaps"
 
 
 def are_aligned(views: Views) -> bool:
@@ -193,7 +189,7 @@ def are_aligned(views: Views) -> bool:
 def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
     if tuple(weights.shape) != pattern.shape:
         raise LaunchError(f"{caller!r}: got weights of shape {tuple(weights.shape)}; {pattern.shape} is needed")
-    if weights.strides is not None:
+    if weights.strides is not None and not is_repeated(weights):
         raise LaunchError(f"{caller!r}: weights is not row-major without gaps; give a contiguous copy of it")
 
 
@@ -255,6 +251,8 @@ def _overlap(one: ArrayView, other: ArrayView) -> bool:
     if second.pointer >= first.pointer + size_of(first):
         return False
     if first.strides is None or second.strides is None or first.strides[0] != second.strides[0]:
+        return True
+    if len(first.shape) != 2 or len(second.shape) != 2:  # weights that repeat a slice
         return True
     begin = (second.pointer - first.pointer) % first.strides[0]  # offset of the second's rows from the first's
     lengths = [each.shape[1] * element_bytes(each.dtype) for each in (first, second)]
@@ -393,7 +391,11 @@ def _checked(
             return CheckedArguments(batch, place, precision, dtype, None, why)
     # outputs of a group that are slices of one array
     are_slices = len(caller.chains) > 1 and (place == "host" or (names.out[0] not in views and layout == "bsf"))
-    stride = "any" if are_slices or any(found.strides is not None for found in views.values()) else "dense"
+    stride = (
+        "any"
+        if are_slices or any(views[each].strides is not None for each in views if each not in names.weights)
+        else "dense"
+    )
     (weights,) = storages
     epilogue, own_batch = (
         Epilogue(True in added[0], activation, True in added[1]),

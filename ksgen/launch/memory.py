@@ -1,10 +1,12 @@
 """Host memory of any library as NumPy arrays, and new arrays of an argument's library.
 
-The only copy is the transpose of a matrix, which separate launches of a layer need if its layouts of X and Y differ.
+Two arrays are copied: a matrix that separate launches of a layer transpose because its layouts of X and Y differ, and
+weights that repeat a slice by strides of zero.
 """
 
 import ctypes
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -12,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ksgen.devices.base import host_memory
 from ksgen.devices.libcuda import context_of
 from ksgen.errors import LaunchError
-from ksgen.launch.arrays import ArrayView, is_same_stream, stream_handle, view
+from ksgen.launch.arrays import ArrayView, is_row_major, is_same_stream, stream_handle, view
 from ksgen.spec.storage import BYTE_TYPES, element_bytes
 
 STREAM_ORDERED = ("torch", "cupy")  # libraries that reuse freed memory only in stream order
-TRANSPOSING = ("torch", "cupy")  # libraries that transpose arrays on a device; NumPy transposes arrays of the host
+COPYING = ("torch", "cupy")  # libraries that copy and transpose arrays on a device; NumPy does on the host
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +47,7 @@ def size_of(array: ArrayView) -> int:
     item_bytes = element_bytes(array.dtype)
     if array.strides is None:
         return prod(array.shape) * item_bytes
-    return (array.shape[0] - 1) * array.strides[0] + array.shape[1] * item_bytes
+    return sum((length - 1) * step for length, step in zip(array.shape, array.strides, strict=True)) + item_bytes
 
 
 def rows_are_whole(array: ArrayView) -> bool:
@@ -54,6 +56,41 @@ def rows_are_whole(array: ArrayView) -> bool:
         return False
     item_bytes, length, (next_row, step) = element_bytes(array.dtype), array.shape[1], array.strides
     return (step == item_bytes or length == 1) and next_row % item_bytes == 0 and next_row >= length * item_bytes
+
+
+def is_repeated(found: ArrayView) -> bool:
+    """Whether an array repeats a contiguous slice by strides of zero, and its library can copy it."""
+    if found.strides is None or 0 not in found.strides or (found.kind not in COPYING and found.device != "host"):
+        return False
+    of_slice = tuple([length if step else 1 for length, step in zip(found.shape, found.strides, strict=True)])
+    return is_row_major(of_slice, found.strides, element_bytes(found.dtype))
+
+
+def repetition(found: ArrayView, stream: Any) -> tuple[Any, Callable[[], None]]:
+    """Allocate an array for all values of one that `is_repeated`; also return the function that copies them into it."""
+    handle = stream_handle(stream)
+    whole = new_array(found, found.shape, handle)
+
+    def copy() -> None:
+        if found.kind not in COPYING:
+            host_array(view(whole))[...] = host_array(found)
+            return
+        with on_stream(found, stream, handle):
+            if found.kind == "torch":
+                whole.copy_(found.owner.detach())
+            else:
+                whole[...] = found.owner
+
+    return whole, copy
+
+
+def on_stream(found: ArrayView, stream: Any, handle: Any) -> Any:
+    """Context in which PyTorch or CuPy work on a stream; None is their current one."""
+    if found.device == "host" or stream is None or is_same_stream(handle or 0, found.stream):
+        return nullcontext()
+    if found.kind == "torch":
+        return sys.modules["torch"].cuda.stream(torch_stream(handle, found.device[1]))
+    return sys.modules["cupy"].cuda.ExternalStream(handle or 0, found.device[1])
 
 
 def is_whole(found: ArrayView) -> bool:
@@ -124,7 +161,7 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
 
 def check_transposable(caller: object, found: ArrayView) -> None:
     """Raise `LaunchError` for an array that cannot be transposed, before any launch."""
-    if found.kind not in TRANSPOSING and found.device != "host":
+    if found.kind not in COPYING and found.device != "host":
         kind = type(found.owner).__name__
         raise LaunchError(
             f"{caller!r}: factors are launched one by one here, and nothing transposes a {kind} from one layout "
@@ -136,20 +173,12 @@ def transposed(array: Any, stream: Any) -> Any:
     """Contiguous transpose of a matrix that passed `check_transposable`."""
     handle = stream_handle(stream)
     found = view(array, "x", handle if isinstance(handle, int) else None)
-    if found.kind == "torch" and (
-        found.device == "host" or stream is None or is_same_stream(handle or 0, found.stream)
-    ):
-        return array.t().contiguous()
     if found.kind == "torch":
-        with sys.modules["torch"].cuda.stream(torch_stream(handle, found.device[1])):
+        with on_stream(found, stream, handle):
             return array.t().contiguous()
     if found.kind == "cupy":
         cupy = sys.modules["cupy"]
-        is_current = stream is None or is_same_stream(handle or 0, found.stream)
-        with (
-            cupy.cuda.Device(found.device[1]),
-            nullcontext() if is_current else cupy.cuda.ExternalStream(handle or 0, found.device[1]),
-        ):
+        with cupy.cuda.Device(found.device[1]), on_stream(found, stream, handle):
             return cupy.ascontiguousarray(array.T)
     import numpy as np
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from ksgen.devices.base import Buffer, Device, Stream, refuse_capture, uploaded
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, stream_handle, view
-from ksgen.launch.memory import host_array, new_array
+from ksgen.launch.memory import host_array, new_array, repetition
 from ksgen.launch.plan import Plan
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized
@@ -139,15 +139,17 @@ class Weights:
 
 def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
     """Copy host weights to the device."""
-    return Weights(pattern, found.dtype, device, uploaded(device, host_array(found)), seen=_seen(found))
+    whole = _whole(found, None)  # owns its memory, which must live until it is copied
+    return Weights(pattern, found.dtype, device, uploaded(device, host_array(whole)), seen=_seen(found))
 
 
 def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: Stream) -> Weights:
     """Wrap weights on the device; they are complete for every stream after the given one is synchronised."""
     refuse_capture(device, stream, "waits for weights")
+    seen, found = _seen(found), _whole(found, stream)
     device.synchronize(stream)
     place = found._replace(kind="packed", owner=None)  # the address alone: `Launcher.pack` has checked for gradients
-    return Weights(pattern, found.dtype, device, found.pointer, found.owner, place, _seen(found))
+    return Weights(pattern, found.dtype, device, found.pointer, found.owner, place, seen)
 
 
 def pack_quantized(
@@ -166,6 +168,15 @@ def pack_quantized(
     whole = weights.whole
     device.synchronize(stream)
     return Weights(weights.pattern, "float32", device, whole.data_ptr(), whole, **options)
+
+
+def _whole(found: ArrayView, stream: Stream) -> ArrayView:
+    """The same weights without gaps: a copy if they repeat a slice by strides of zero."""
+    if found.strides is None:
+        return found
+    whole, copy = repetition(found, stream)
+    copy()
+    return view(whole)
 
 
 def _seen(found: ArrayView) -> tuple[Seen, ...]:
@@ -253,8 +264,16 @@ def packed_in(plan: Plan, weights: Any, found: ArrayView | None, buffers: PackBu
         return weights.use(plan, stream)
     assert found is not None
     buffer, owner = buffers.find(weights, found, plan, stream)
+    if found.strides is not None:
+        whole, copy = repetition(found, stream)
+        pack = _packing(plan, view(whole), stream, buffer)
+        return Packed(buffer, lambda: (copy(), pack()), (owner, whole))
+    return Packed(buffer, _packing(plan, found, stream, buffer), owner)
+
+
+def _packing(plan: Plan, found: ArrayView, stream: Stream, into: Buffer) -> Callable[[], object]:
     source = plan.device.shared(found.pointer) if found.device == "host" else found.pointer
-    return Packed(buffer, partial(plan.pack, source, stream, buffer), owner)
+    return partial(plan.pack, source, stream, into)
 
 
 def storage_of(found: ArrayView) -> Any:

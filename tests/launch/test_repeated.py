@@ -1,0 +1,93 @@
+"""Weights that repeat a slice by strides of zero: the same results as from whole arrays, at every call and packing."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen import ChainLauncher, Launcher
+from ksgen.devices.base import Device
+from ksgen.errors import LaunchError
+from ksgen.launch.arrays import view
+from ksgen.launch.memory import size_of
+from tests.support.host_memory import processor
+from tests.support.libraries import library
+
+SHAPE = (3, 5, 4, 2)
+SLICES = {"a": (1, 5, 4, 2), "d": (3, 5, 4, 1), "a and d": (1, 5, 4, 1), "c": (3, 5, 1, 2), "all": (1, 1, 1, 1)}
+Array = np.ndarray[Any, Any]
+
+
+def draw(*shape: int) -> Array:
+    return np.random.default_rng([7, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def refilled(part: Array) -> Array:
+    """Fill a slice with other values."""
+    part[...] = draw(*part.shape, 2)[..., 0]
+    return part
+
+
+@pytest.mark.parametrize("along", SLICES)
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+def test_a_call_multiplies_by_repeated_weights(either: Device, along: str, layout: Any) -> None:
+    own, part = Launcher(*SHAPE), draw(*SLICES[along])
+    weights = np.broadcast_to(part, SHAPE)
+    assert size_of(view(weights)) == part.nbytes
+    x = draw(9, 24) if layout == "bsf" else draw(24, 9)
+    np.testing.assert_array_equal(own(x, weights, layout=layout), own(x, weights.copy(), layout=layout))
+    call = own.prepare(x, weights, layout=layout)
+    assert not call.plan.kernel.is_strided
+    before = own(x, own.pack(weights), layout=layout)
+    refilled(part)
+    np.testing.assert_array_equal(call(), own(x, weights.copy(), layout=layout))  # each launch reads the slice
+    assert not np.array_equal(before, call())
+
+
+def test_a_chain_of_repeated_factors(either: Device) -> None:
+    own, parts = ChainLauncher("3,5,4,2", "1,4,15,2"), [draw(1, 5, 4, 2), draw(1, 4, 15, 1)]
+    weights = [np.broadcast_to(each, shape) for each, shape in zip(parts, (SHAPE, (1, 4, 15, 2)), strict=True)]
+    x = draw(100, 24)
+    for given in (weights, [factor.pack(each) for factor, each in zip(own.factors, weights, strict=True)]):
+        np.testing.assert_array_equal(own(x, given), own(x, [each.copy() for each in weights]))
+    (call,) = [own.prepare(x, weights)] if either.shares_host else [None]
+    if call is not None:
+        parts[1][...] *= 2
+        np.testing.assert_allclose(call(), own(x, [each.copy() for each in weights]), rtol=1e-6)
+
+
+@pytest.mark.libraries
+def test_expanded_tensors() -> None:
+    torch, _ = library("torch"), processor()
+    for dtype in (torch.float32, torch.bfloat16):
+        own, part, x = Launcher(*SHAPE), torch.randn(3, 5, 4, 1, dtype=dtype), torch.randn(9, 24, dtype=dtype)
+        weights = part.expand(SHAPE)
+        expected = own(x, weights.contiguous())
+        assert torch.equal(own(x, weights), expected)
+        packed = own.pack(weights)
+        assert torch.equal(own(x, packed), expected)
+        part.mul_(2)
+        assert torch.equal(own(x, weights), 2 * expected)
+        with pytest.raises(LaunchError, match=r"was written to after launcher\.pack"):
+            own(x, packed)
+
+
+def test_other_gaps_are_refused() -> None:
+    processor()
+    own, x = Launcher(*SHAPE), draw(9, 24)
+    message = "weights is not row-major without gaps; give a contiguous copy of it"
+    for weights in (
+        draw(3, 5, 4, 4)[..., ::2],
+        draw(2, 4, 5, 3).T,
+        np.broadcast_to(draw(3, 4, 5, 1).transpose(0, 2, 1, 3), SHAPE),
+    ):
+        for use in (lambda given: own(x, given), own.pack):
+            with pytest.raises(LaunchError, match=message):
+                use(weights)
+    shared = draw(9, 30)
+    with pytest.raises(LaunchError, match="out shares memory with weights"):
+        own(x, np.broadcast_to(shared.reshape(-1)[:60].reshape(3, 5, 4, 1), SHAPE), out=shared)
+    pitched = draw(9, 40)  # rows of y between which weights of the same pitch begin
+    weights = np.broadcast_to(pitched.reshape(-1)[20:100].reshape(2, 5, 8, 1), (2, 5, 8, 2))
+    with pytest.raises(LaunchError, match="out shares memory with weights"):
+        Launcher(2, 5, 8, 2)(draw(9, 32), weights, out=pitched[:, :20])
