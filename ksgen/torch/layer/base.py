@@ -202,7 +202,7 @@ def freeze(model: nn.Module) -> list[str]:
         Names of the layers that this call froze.
 
     Raises:
-        LaunchError: A parametrization computes a layer's weights at each use.
+        LaunchError: A parametrization other than `Tied` computes a layer's weights at each use.
 
     Examples:
         >>> from torch import nn

@@ -21,7 +21,7 @@ from ksgen.torch.layer.explained import explained
 from ksgen.torch.layer.group import KSLinears, group
 from ksgen.torch.layer.initial import INITS, Init, initialize
 from ksgen.torch.layer.stored import StoredWeights
-from ksgen.torch.layer.tied import initialized, tie
+from ksgen.torch.layer.tied import initialized, keep, retie, stored, tie, untied
 from ksgen.torch.layer.weight import Weight
 from ksgen.torch.operators import frozen
 from ksgen.torch.operators.backends import (
@@ -248,17 +248,25 @@ class KSLinear(ChainLayer, nn.Linear):
                 f"KSLinear.from_structure: structure={excerpt(structure)}; accepted: one ksgen.structures.Structure; "
                 "KSSum.from_structures takes several"
             )
-        if state is None:
+        ties = [
+            (number, structure.tied[name]) for number, name in enumerate(structure.shapes) if name in structure.tied
+        ]
+        if state is None and not ties:
             layer = cls(structure.chain, **options)
+        elif state is None:  # drawn below, as slices
+            check_device(device := options.pop("device", None))
+            init = options.get("init", "uniform")
+            layer = cls(structure.chain, **options | {"device": "meta", "init": "uniform"})
+            layer.init = init
         else:
             parameters = dict(state)
             bias = parameters.pop("bias", None)
             layer = cls.from_weights(structure.from_state(parameters), bias, patterns=structure.chain, **options)
-        for number, name in enumerate(structure.shapes):
-            if name in structure.tied:
-                tie(layer.weights, number, structure.tied[name])
+        for number, axis in ties:
+            tie(layer.weights, number, axis)
         if state is None:
-            if structure.tied:
+            if ties:
+                layer.to_empty(device=torch.empty(0).device if device is None else device)
                 layer.reset_parameters()  # refuses an `init` that tied weights cannot represent
             scales = {} if "init" in options else structure.scales
             with torch.no_grad():
@@ -390,6 +398,20 @@ class KSLinear(ChainLayer, nn.Linear):
             raise LaunchError(f"{self._name()}: {name} cannot be set; accepted: {self._fixed[name]}")
         super().__setattr__(name, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """State of copies and pickles. PyTorch pickles no parametrized modules, so tied weights are saved untied."""
+        state = dict(vars(self))
+        if "weights" in self._modules and (plain := untied(self.weights)):
+            weights, state["_ties"] = plain
+            state["_modules"] = {**self._modules, "weights": weights}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ties = state.pop("_ties", {})
+        super().__setstate__(state)
+        if ties:
+            retie(self.weights, ties)
+
     @property
     def _dtype(self) -> torch.dtype:
         return self.weights[0].dtype
@@ -517,7 +539,7 @@ class KSLinear(ChainLayer, nn.Linear):
             The layer itself.
 
         Raises:
-            LaunchError: A parametrization computes the weights at each use.
+            LaunchError: A parametrization other than `Tied` computes the weights at each use.
 
         Examples:
             >>> from ksgen.torch import KSLinear
@@ -529,7 +551,9 @@ class KSLinear(ChainLayer, nn.Linear):
         return self
 
     def _freeze(self, name: str) -> bool:
+        repeated = keep(self.weights)  # alive until `weights` refers to them
         weights, again = self._own_weights(), self._own_weights()
+        del repeated
         if computed := [each.removeprefix("weights.") for each in weights if weights[each] is not again[each]]:
             raise LaunchError(
                 f"{name}: its weights are computed at each use, by a parametrization; such a layer cannot be frozen; "
@@ -645,14 +669,19 @@ class KSLinear(ChainLayer, nn.Linear):
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
         """Whether the weights multiply x of this dtype without a cast."""
-        return all(each.dtype == dtype for each in self.weights)
+        return all(each.dtype == dtype for each in self.weights.parameters())  # tied weights are not repeated for it
 
     def _prepared_calls(self) -> dict[Hashable, Any] | None:
         """Calls that were prepared with these weights; None unless they are frozen."""
-        return frozen.calls_of(self, self._modules["weights"]._parameters)
+        return frozen.calls_of(self)
+
+    def _stored(self) -> Mapping[str, Any]:
+        """Parameters of the weights by name, and tied weights, which a frozen layer repeats only once."""
+        weights: Any = self._modules["weights"]
+        return stored(weights) if "parametrizations" in weights._modules else weights._parameters
 
     def _own_weights(self) -> dict[str, Tensor]:
-        return {f"weights.{number}": weights for number, weights in enumerate(self.weights)}
+        return {f"weights.{name}": each for name, each in stored(self.weights).items()}
 
     def explain(self, batch: int = 1024, processes: int = 1) -> str:
         """Explain which backend multiplies each factor on the weights' device, and why. Measured times are included.

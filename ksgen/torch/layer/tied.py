@@ -1,16 +1,19 @@
 """`Tied`: weights of a factor that are equal along one of its axes, as a parametrization of their one slice.
 
 The gradient of the slice is the sum over the axis, by autograd. A call repeats the slice in memory, because kernels
-read whole weights. Launchers and kernels know nothing of ties.
+read whole weights; the calls of a frozen layer share one repetition. Launchers and kernels know nothing of ties.
 """
 
+from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ksgen.errors import LaunchError
+from ksgen.launch.weights import Seen
 from ksgen.values import excerpt, whole_number
 
 
@@ -39,6 +42,8 @@ class Tied(nn.Module):
     """
 
     repeats = True  # prepared calls read these weights, too
+    # the slice of a frozen layer, and its repetition, which lives as long as the layer is frozen
+    _kept: tuple[Seen, ref[Tensor]] | None = None
 
     def __init__(self, axis: int, count: int) -> None:
         super().__init__()
@@ -55,7 +60,8 @@ class Tied(nn.Module):
             part: Weights of one slice, with extent 1 along the axis.
 
         Returns:
-            The weights of all slices, in memory of their own.
+            The weights of all slices, in memory of their own. If the layer is frozen and no gradient is recorded, all
+            calls return the same tensor.
 
         Examples:
             >>> import torch
@@ -63,9 +69,48 @@ class Tied(nn.Module):
             >>> Tied(axis=3, count=2)(torch.ones(1, 3, 2, 1)).shape
             torch.Size([1, 3, 2, 2])
         """
+        kept = self._found(part)
+        return self.view(part).contiguous() if kept is None else kept
+
+    def view(self, part: Tensor) -> Tensor:
+        """Repeat the slice by a stride of zero.
+
+        Args:
+            part: Weights of one slice, with extent 1 along the axis.
+
+        Returns:
+            The weights of all slices, in the memory of the slice.
+
+        Examples:
+            >>> import torch
+            >>> from ksgen.torch import Tied
+            >>> Tied(axis=3, count=2).view(torch.ones(1, 3, 2, 1)).stride()
+            (6, 2, 1, 0)
+        """
         shape = list(part.shape)
         shape[self.axis] = self.count
-        return part.expand(shape).contiguous()
+        return part.expand(shape)
+
+    def _keep(self, part: Tensor) -> Tensor:
+        """Repeat the slice once: `forward` returns the result as long as it lives and the slice is unchanged."""
+        with torch.inference_mode(False), torch.no_grad():
+            if (kept := self._found(part)) is None:
+                kept = self.view(part).contiguous()
+                self._kept = Seen(part), ref(kept)
+            return kept
+
+    def _found(self, part: Tensor) -> Tensor | None:
+        """Repetition of this slice that a frozen layer keeps; None if there is none, or a gradient is recorded."""
+        if torch.compiler.is_compiling() or self._kept is None or torch.jit.is_tracing():
+            return None
+        if torch.is_grad_enabled() and part.requires_grad:
+            return None
+        seen, kept = self._kept
+        return kept() if part is seen.tensor and not seen.what_happened() else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State of copies and pickles, which are not frozen."""
+        return {name: each for name, each in vars(self).items() if name != "_kept"}
 
     def right_inverse(self, weights: Tensor) -> Tensor:
         """Take the first slice, as PyTorch does when it registers the parametrization, or sets the weights.
@@ -94,11 +139,53 @@ def tie(weights: nn.ParameterList, number: int, axis: int) -> None:
         parametrize.register_parametrization(weights, str(number), Tied(axis, count))
 
 
+def _ties(weights: nn.ParameterList) -> Iterator[tuple[str, Any, Tied]]:
+    """Tied weights: the factor's number as PyTorch names it, the list with the parameter, and the parametrization."""
+    parametrizations: Any = weights._modules.get("parametrizations") or {}
+    for name, each in parametrizations.items():
+        if len(each) == 1 and isinstance(each[0], Tied):
+            yield name, each, each[0]
+
+
 def initialized(weights: nn.ParameterList) -> list[Tensor]:
     """Tensors that initializers of the factors write to: the slice that tied weights repeat, else the weights."""
     found: list[Tensor] = list(weights)
-    parametrizations: Any = getattr(weights, "parametrizations", {})
-    for name, each in parametrizations.items():
-        if len(each) == 1 and isinstance(each[0], Tied):
-            found[int(name)] = each.original
+    for name, each, _ in _ties(weights):
+        found[int(name)] = each.original
     return found
+
+
+def keep(weights: nn.ParameterList) -> list[Tensor]:
+    """Repeat the slices of tied weights once, for a layer that freezes. The results must live until it thaws.
+
+    Another parametrization computes its weights at each use.
+    """
+    return [tie._keep(each.original) for _, each, tie in _ties(weights)]
+
+
+def stored(weights: nn.ParameterList) -> dict[str, Tensor]:
+    """Parameters of tied weights, and then the weights of all factors, by name.
+
+    While the layer is frozen, these are the same tensors at each call.
+    """
+    slices = {f"parametrizations.{name}.original": each.original for name, each, _ in _ties(weights)}
+    with torch.no_grad():
+        return {**slices, **{str(number): each for number, each in enumerate(weights)}}
+
+
+def untied(weights: nn.ParameterList) -> tuple[nn.ParameterList, dict[int, tuple[int, int]]] | None:
+    """The parameters as a plain list, and the axis and count of each tie by number. PyTorch can pickle these.
+
+    None if nothing is tied, or there are other parametrizations.
+    """
+    ties = {int(name): (tie.axis, tie.count) for name, _, tie in _ties(weights)}
+    if not ties or len(ties) < len(weights._modules["parametrizations"]):
+        return None
+    return nn.ParameterList(initialized(weights)), ties
+
+
+def retie(parameters: nn.ParameterList, ties: dict[int, tuple[int, int]]) -> None:
+    """Tie the weights whose slices are the parameters, as `untied` returned them."""
+    for number, tie in ties.items():
+        # unchecked, because PyTorch would refuse a parametrization that changes a shape
+        parametrize.register_parametrization(parameters, str(number), Tied(*tie), unsafe=True)

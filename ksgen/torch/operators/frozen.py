@@ -61,7 +61,7 @@ class _Frozen:
     parameters: tuple[str, ...] = field(init=False)  # names in the layer's list of weights
 
     def __post_init__(self) -> None:
-        self.parameters = tuple([name.rpartition(".")[2] for name in self.weights])
+        self.parameters = tuple([name.removeprefix("weights.") for name in self.weights])
 
 
 @dataclass(eq=False)
@@ -95,9 +95,9 @@ def derived(weights: Tensor, make: Make, uncached: Make | None = None) -> Any:
     return kept.form(make, uncached)
 
 
-def calls_of(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> dict[Hashable, Any] | None:
+def calls_of(layer: nn.Module) -> dict[Hashable, Any] | None:
     """Prepared calls of a frozen layer with unchanged weights; None for other layers."""
-    frozen = _as_frozen(layer, weights)
+    frozen = _as_frozen(layer)
     return None if frozen is None else frozen.calls
 
 
@@ -108,8 +108,7 @@ def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashab
     """
     found: list[_Frozen] = []
     for layer in layers:
-        frozen = _as_frozen(layer, layer._modules["weights"]._parameters) if "weights" in layer._modules else None
-        if frozen is None:
+        if (frozen := _as_frozen(layer)) is None:
             return None
         found.append(frozen)
     record = _groups.get(group)
@@ -118,10 +117,13 @@ def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashab
     return record.calls
 
 
-def _as_frozen(layer: nn.Module, weights: Mapping[str, Tensor | None]) -> _Frozen | None:
+def _as_frozen(layer: Any) -> _Frozen | None:
     """Record of a frozen layer with unchanged weights; None for other layers."""
     frozen = _frozen.get(layer) if _frozen else None
-    if frozen is None or tuple(weights) != frozen.parameters:  # pruning or a parametrization renames weights
+    if frozen is None:
+        return None
+    weights = layer._stored()
+    if tuple(weights) != frozen.parameters:  # pruning or a parametrization renames weights
         return None
     for tensor, kept in zip(weights.values(), frozen.weights.values(), strict=True):
         if tensor is not kept.seen.tensor or kept.seen.what_happened():

@@ -111,7 +111,7 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     if (parameters := parameters_of(layer, x, calls is None)) is None:
         return None
     call = _found(calls, (layer,), x, residual, parameters)
-    return None if call is None else unless_refused(call.run, x, residual, parameters)
+    return None if call is None else unless_refused(call.run, x, residual, make_whole(parameters))
 
 
 def unless_refused(run: Callable[..., Result], *arguments: Any) -> Result | None:
@@ -139,7 +139,8 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
     """Parameters of a layer that a call reads; None if one of them is not plain memory like x.
 
     Pruning and parametrizations compute a parameter at each access, and remove the stored one of that name. Weights
-    that a parametrization repeats are read here. A pruned layer, or any other computed parameter, takes the usual path.
+    that a parametrization repeats are read here, as views if it has them: only prepared calls need
+    whole ones (`make_whole`). A pruned layer, or any other computed parameter, takes the usual path.
     """
     stored = layer._parameters
     if "bias" not in stored or layer._parallel is not None:
@@ -157,7 +158,7 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
             and layer.backend in BACKENDS
             and all(hasattr(each, "repeats") for steps in computed.values() for each in steps)
         )
-        found += list(weights) if is_repeated else [stored.get(name) for name in NAMES[: len(stored)]]
+        found += _repeated(weights) if is_repeated else [stored.get(name) for name in NAMES[: len(stored)]]
         if [None if each is None else each.shape for each in found[1:]] != [
             (each.a, each.b, each.c, each.d) for each in factors
         ]:
@@ -166,9 +167,29 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
     for number, each in enumerate(found):
         if each is None and not number:
             continue
-        if not _lies_in_memory(each) or each.dtype != dtype or each.get_device() != place or not each.is_contiguous():
+        if not _lies_in_memory(each) or each.dtype != dtype or each.get_device() != place:
+            return None
+        if not each.is_contiguous() and 0 not in each.stride():
             return None
     return found
+
+
+def _repeated(weights: Any) -> list[Tensor]:
+    """Weights that parametrizations repeat: views of what is repeated, if a parametrization has a `view`."""
+    computed, found = weights._modules["parametrizations"]._modules, []
+    for name in NAMES[: len(weights)]:
+        steps = computed.get(name, ())
+        has_view = len(steps) == 1 and hasattr(steps[0], "view")
+        found.append(steps[0].view(steps.original) if has_view else getattr(weights, name))
+    return found
+
+
+def make_whole(parameters: list[Tensor | None]) -> list[Tensor | None]:
+    """Replace views that repeat weights by copies, once; return the list."""
+    for number, each in enumerate(parameters):
+        if each is not None:
+            parameters[number] = each.contiguous()
+    return parameters
 
 
 def _found(
@@ -176,7 +197,7 @@ def _found(
     layers: Sequence[Any],
     x: Tensor,
     residual: Tensor | None,
-    parameters: Parameters,
+    parameters: list[Tensor | None],
 ) -> "Prepared | None":
     """Prepared call for these arrays; None if there is none yet, or if the usual path has to be taken.
 
@@ -196,7 +217,7 @@ def _found(
             calls.clear()
         calls[key] = SEEN
     elif found is SEEN:
-        calls[key] = found = _prepared(layers, x, residual, parameters)
+        calls[key] = found = _prepared(layers, x, residual, make_whole(parameters))
     elif type(found) is Prepared and not found.is_open:
         calls[key] = found = SEEN
     return found if type(found) is Prepared and found.takes(x, residual, parameters) else None

@@ -54,7 +54,7 @@ def _is_plain_step(x: Any) -> bool:
     return not ops.is_saved_otherwise()  # a checkpoint's second pass must equal the first
 
 
-def _multiply(layer: Any, x: Tensor, parameters: prepared.Parameters) -> Tensor | None:
+def _multiply(layer: Any, x: Tensor, parameters: list[Tensor | None]) -> Tensor | None:
     if not all(each.requires_grad for each in parameters[1:] if each is not None):
         return None
     bias, shapes = parameters[0], tuple([None if each is None else each.shape for each in parameters])
@@ -67,8 +67,8 @@ def _multiply(layer: Any, x: Tensor, parameters: prepared.Parameters) -> Tensor 
             _steps.clear()
         _steps[key] = SEEN
     elif found is SEEN:
-        _steps[key] = found = _prepared(layer, x, parameters)
-    return found(layer, x, *parameters) if callable(found) else None
+        _steps[key] = found = _prepared(layer, x, prepared.make_whole(parameters))
+    return found(layer, x, *prepared.make_whole(parameters)) if callable(found) else None
 
 
 def _prepared(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:

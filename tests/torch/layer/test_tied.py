@@ -1,6 +1,8 @@
 """Tied weights: the parameter is one slice of them, and its gradient is the sum over all slices."""
 
 import copy
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch.nn.utils import parametrize
 from ksgen import structures
 from ksgen.errors import LaunchError
 from ksgen.torch import KSLinear, Tied, freeze
+from ksgen.torch.operators import prepared, trained
 
 B_FIRST, A_FIRST = structures.kronecker(24, 20, (5, 3)), structures.kronecker(24, 20, (2, 4))
 SQUARE = structures.kronecker(16, 16, 4)
@@ -57,10 +60,11 @@ def test_values_and_gradients_are_those_of_the_kronecker_product(structure: Any,
         torch.testing.assert_close((found[0] if layout == "bsf" else found[0].t()).double(), of_x, **error)
         for each, truth in zip(found[1:], of_parts, strict=True):
             torch.testing.assert_close(each.double().reshape(truth.shape), truth, **error)
-    untied(layer).eval().freeze()
-    with torch.no_grad():
-        for _ in range(3):
-            check(layer(x))
+    for each in (layer, untied(layer)):
+        each.eval().freeze()
+        with torch.no_grad():
+            for _ in range(3):
+                check(each(x))
 
 
 @pytest.mark.parametrize("backend", ["auto", "ksgen", "strided", "bmm", "einsum", "dense"])
@@ -134,13 +138,166 @@ def test_initial_matrices() -> None:
         KSLinear.from_structure(structures.kronecker(16, 32, (8, 4)), init="identity")
 
 
-def test_tied_layers_freeze_once_their_weights_are_plain() -> None:
+def repetitions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The counts of slices that are repeated in memory from now on."""
+    found: list[int] = []
+    contiguous = Tensor.contiguous
+
+    def counted(tensor: Tensor, *given: Any, **named: Any) -> Tensor:
+        if 0 in tensor.stride():
+            found.append(tensor.stride().count(0))
+        return contiguous(tensor, *given, **named)
+
+    monkeypatch.setattr(Tensor, "contiguous", counted)
+    return found
+
+
+def is_frozen_no_more(layer: KSLinear, what: str, x: Tensor) -> None:
+    with torch.no_grad(), pytest.warns(UserWarning, match=f"KSLinear.* is frozen no more: weights.{what}"):
+        layer(x)
+    assert not layer.is_frozen
+    torch.testing.assert_close(layer(x), copy.deepcopy(layer)(x))
+
+
+def test_a_frozen_layer_repeats_its_slices_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(drawn(), nn.ReLU()).eval()
+    layer, x = model[0], torch.randn(5, 24)
+    expected, found = model(x).detach(), repetitions(monkeypatch)
+    assert (freeze(model), layer.is_frozen, freeze(model)) == (["0"], True, ["0"])
+    with torch.no_grad():
+        for _ in range(4):  # the usual path, then prepared calls
+            torch.testing.assert_close(model(x), expected)
+        assert all(torch.equal(one, other) for one, other in zip(layer.weights, layer.weights, strict=True))
+    assert len(found) == 2
+    assert set(layer.state_dict()) == {*(f"weights.parametrizations.{n}.original" for n in (0, 1)), "bias"}
+    y = model(x)  # gradients reach the slices, and the layer stays frozen
+    y.sum().backward()
+    assert all(each.grad is not None for each in layer.weights.parameters())
+    assert layer.is_frozen
+    assert not layer.train().is_frozen
+    found.clear()
+    with torch.no_grad():
+        model(x)
+    assert len(found) == 2  # memory of the repetition is gone
+
+
+@pytest.mark.parametrize("change", ["write", "optimizer", "load", "assigned", "cast", "repetition"])
+def test_changes_of_a_slice_thaw(change: str) -> None:
+    layer, x = drawn().eval().freeze(), torch.randn(5, 24)
+    own = layer.weights.parametrizations["0"].original
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+        if change == "write":
+            own.mul_(2)
+            torch.testing.assert_close(layer.to_dense(), copy.deepcopy(layer).to_dense())  # before any call
+        elif change == "optimizer":
+            own.grad = torch.ones_like(own)
+            with pytest.warns(UserWarning, match="frozen no more: weights.* was in a step of Adam"):
+                torch.optim.Adam([own], fused=True).step()
+            torch.testing.assert_close(layer(x), copy.deepcopy(layer)(x))
+            return
+        elif change == "load":
+            layer.load_state_dict(KSLinear.from_structure(B_FIRST).state_dict())
+        elif change == "assigned":
+            layer.load_state_dict(KSLinear.from_structure(B_FIRST).state_dict(), assign=True)
+        elif change == "cast":
+            layer.double()
+            x = x.double()
+        else:
+            layer.weights[0][1:] = 0
+    words = {
+        "write": "parametrizations.0.original was written to",
+        "load": "parametrizations.0.original was written to",
+        "assigned": "parametrizations.0.original was replaced",
+        "cast": "parametrizations.0.original got other memory",
+        "repetition": "0 was written to",
+    }
+    is_frozen_no_more(layer, words[change], x)
+
+
+def test_frozen_groups_read_the_repetitions() -> None:
+    layers = [KSLinear.from_structure(SQUARE) for _ in range(3)]
+    group, x = KSLinear.group(layers).eval(), torch.randn(40, 16)
+    expected = torch.cat([each(x) for each in layers], -1).detach()
+    group.freeze()
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(group(x), expected)
+    assert group.is_frozen
+
+
+def test_copies_and_pickles_of_a_frozen_layer(tmp_path: Path) -> None:
+    model, x = nn.Sequential(drawn(), nn.ReLU()).eval(), torch.randn(5, 24)
+    expected = model(x).detach()
+    freeze(model)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    shared = nn.ModuleList([model[0], copy.deepcopy(model[0])])
+    for other in (loaded[0], copy.deepcopy(model)[0], pickle.loads(pickle.dumps(model[0])), shared[1]):
+        assert not other.is_frozen
+        assert repr(other) == repr(model[0])
+        assert [tuple(each.shape) for each in other.weights.parameters()] == [(1, 4, 8, 1), (1, 5, 3, 1)]
+        assert all(each.requires_grad for each in other.parameters())
+        torch.testing.assert_close(other.freeze()(x).relu(), expected)
+        other.load_state_dict(model[0].state_dict())
+        untied(other.thaw())
+        torch.testing.assert_close(other(x).relu(), expected)
+    assert model[0].is_frozen
+    weights = copy.deepcopy(model[0].weights)
+    assert pickle.loads(pickle.dumps(model[0].weights.parametrizations["0"][0])).count == 3
+    assert all(torch.equal(one, other) for one, other in zip(weights, model[0].weights, strict=True))
+    partly = KSLinear(["2,3,4,2", "1,2,6,2"])
+    parametrize.register_parametrization(partly.weights, "1", Tied(axis=3, count=2))
+    again = pickle.loads(pickle.dumps(partly))
+    assert torch.equal(again.to_dense(), partly.to_dense())
+    parametrize.register_parametrization(partly.weights, "0", nn.Tanh())
+    with pytest.raises(RuntimeError, match="parametrized modules is only supported through state_dict"):
+        pickle.dumps(partly)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("backend", ["auto", "ksgen", "strided"])
+def test_a_call_repeats_each_slice_once(is_trained: bool, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the search for a prepared call nor its preparation repeats it again."""
+    layer, x = drawn(backend=backend).train(is_trained).build(7), torch.randn(7, 24)
+    prepared._calls.clear(), trained._steps.clear()
+    found = repetitions(monkeypatch)
+    with torch.set_grad_enabled(is_trained):
+        for _ in range(5):
+            layer(x)
+            assert len(found) == 2
+            found.clear()
+    known = (trained._steps if is_trained else prepared._calls).values()
+    assert all(each is not prepared.SEEN for each in known)
+
+
+def test_slices_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn_shapes: list[Any] = []
+    uniform = Tensor.uniform_
+    monkeypatch.setattr(
+        Tensor,
+        "uniform_",
+        lambda each, *given, **named: (
+            drawn_shapes.append(tuple(each.shape)) if not each.is_meta else None,
+            uniform(each, *given, **named),
+        )[1],
+    )
+    layer = drawn(dtype=torch.bfloat16, layout="bsl")
+    assert drawn_shapes == [(1, 4, 8, 1), (1, 5, 3, 1), (20,)]
+    assert (layer.weights[0].dtype, layer.layout, layer.init, layer.bias.is_meta) == (
+        torch.bfloat16,
+        "bsl",
+        "uniform",
+        False,
+    )
+    assert drawn(device="meta").bias.is_meta
+
+
+def test_weights_that_became_plain_are_watched() -> None:
     model = nn.Sequential(drawn(), nn.ReLU()).eval()
     x = torch.randn(5, 24)
     expected = model(x).detach()
-    remedy = r"torch.nn.utils.parametrize.remove_parametrizations\(layer.weights, name\) makes plain weights, for name"
-    with pytest.raises(LaunchError, match=rf"cannot be frozen; {remedy} in \['0', '1'\]"):
-        freeze(model)
     layer = untied(model[0])
     assert all(each.is_contiguous() for each in layer.weights)
     assert freeze(model) == ["0"]
