@@ -116,7 +116,7 @@ class Structure:
         state = {}
         for (name, shape), factor, weight in zip(self.shapes.items(), self.chain, given, strict=True):
             axes, part = self._axes_of(name), weight[tuple(map(slice, self._stored_shape(name, factor)))]
-            if name in self.tied and not bool((weight == part).all()):
+            if name in self.tied and not bool(((weight == part) | ((weight != weight) & (part != part))).all()):  # NaN
                 raise LaunchError(
                     f"{self.chain.name}: weights of {name} differ along {'abcd'[self.tied[name]]} of {factor}, where "
                     "they are tied; equal ones are needed"

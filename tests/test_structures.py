@@ -140,11 +140,16 @@ def test_a_kronecker_product_is_applied_in_the_order_with_fewer_multiplications(
 def test_tied_weights_that_differ_are_no_parameter() -> None:
     structure, _ = STRUCTURES["kronecker by B first"]
     first, second = structure.from_state(drawn(structure))
-    first[1, 0, 0, 0] += 1
-    with pytest.raises(
-        LaunchError, match="kronecker: weights of B differ along a of 3,4,8,1, where they are tied; equ"
-    ):
-        structure.to_state([first, second])
+    first[:, 1] = np.nan
+    assert np.isnan(structure.to_state([first, second])["B"][1]).all()  # equal, though NaN differs from itself
+    first[:, 1] = 0
+    for number in (0, 1):  # NaN in the slice, or in a repetition of it
+        first[:, 0, 0, 0] = 0
+        first[number, 0, 0, 0] = np.nan
+        with pytest.raises(
+            LaunchError, match="kronecker: weights of B differ along a of 3,4,8,1, where they are tied; equ"
+        ):
+            structure.to_state([first, second])
     first[:], second[0, 4, 2, 3] = first[:1], 0
     with pytest.raises(
         LaunchError, match="kronecker: weights of A differ along d of 1,5,3,4, where they are tied; equ"

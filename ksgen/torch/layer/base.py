@@ -202,7 +202,8 @@ def freeze(model: nn.Module) -> list[str]:
         Names of the layers that this call froze.
 
     Raises:
-        LaunchError: A parametrization other than `Tied` computes a layer's weights at each use.
+        LaunchError: A layer cannot be frozen, such as one whose weights a parametrization other than `Tied` computes at
+            each use. Then no layer is frozen that was not before.
 
     Examples:
         >>> from torch import nn
@@ -213,11 +214,18 @@ def freeze(model: nn.Module) -> list[str]:
         >>> model[0].is_frozen
         True
     """
-    return [
-        name
-        for name, layer in _trainable_layers(model)
-        if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name())
-    ]
+    names, new = list[str](), list[Any]()
+    try:
+        for name, layer in _trainable_layers(model):
+            was_frozen = frozen.was_frozen(layer)
+            if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name()):
+                names.append(name)
+                new += [] if was_frozen else [layer]
+    except LaunchError:
+        for layer in new:
+            frozen.thaw(layer)
+        raise
+    return names
 
 
 def thaw(model: nn.Module) -> list[str]:

@@ -217,7 +217,12 @@ class KSLinear(ChainLayer, nn.Linear):
 
     @classmethod
     def from_structure(
-        cls, structure: Structure, state: Mapping[str, Tensor | None] | None = None, **options: Any
+        cls,
+        structure: Structure,
+        state: Mapping[str, Tensor | None] | None = None,
+        *,
+        bias: bool | None = None,
+        **options: Any,
     ) -> "KSLinear":
         """Create a layer whose K is a structured matrix.
 
@@ -227,13 +232,14 @@ class KSLinear(ChainLayer, nn.Linear):
                 `structure.shapes`, and "bias" if it has one. None: they are drawn with the structure's `scales`, if it
                 has some and `init` is not given, else as those of any `KSLinear`. Tied weights have one
                 slice as their parameter.
+            bias: Whether the layer has a bias. None: whether the state has one; without a state, it has one.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
         Returns:
             The layer.
 
         Raises:
-            LaunchError: A parameter is missing, unknown, or of another shape.
+            LaunchError: A parameter is missing, unknown, or of another shape, or `bias` contradicts the state.
 
         Examples:
             >>> import torch
@@ -252,16 +258,22 @@ class KSLinear(ChainLayer, nn.Linear):
             (number, structure.tied[name]) for number, name in enumerate(structure.shapes) if name in structure.tied
         ]
         if state is None and not ties:
-            layer = cls(structure.chain, **options)
+            layer = cls(structure.chain, bias is not False, **options)
         elif state is None:  # drawn below, as slices
             check_device(device := options.pop("device", None))
             init = options.get("init", "uniform")
-            layer = cls(structure.chain, **options | {"device": "meta", "init": "uniform"})
+            layer = cls(structure.chain, bias is not False, **options | {"device": "meta", "init": "uniform"})
             layer.init = init
         else:
             parameters = dict(state)
-            bias = parameters.pop("bias", None)
-            layer = cls.from_weights(structure.from_state(parameters), bias, patterns=structure.chain, **options)
+            given = parameters.pop("bias", None)
+            if bias is not None and bias is not (given is not None):
+                found = "without 'bias'" if given is None else "with 'bias'"
+                raise LaunchError(
+                    f"KSLinear.from_structure: bias={bias!r} and a state {found}; accepted: bias=None, or a state that "
+                    "agrees"
+                )
+            layer = cls.from_weights(structure.from_state(parameters), given, patterns=structure.chain, **options)
         for number, axis in ties:
             tie(layer.weights, number, axis)
         if state is None:

@@ -61,9 +61,10 @@ class KSSum(Layers):
         """Create a sum of structured matrices, such as those of `ksgen.structures.dyad`.
 
         Args:
-            structures: A structure per summand, whose parameters have different names.
+            structures: A structure per summand.
             state: Parameters to copy from the layer that the structures' authors published, and "bias" if it has one.
-                None: they are drawn, as by `KSLinear.from_structure`.
+                The structures' parameters then need different names. None: they are drawn, as by
+                `KSLinear.from_structure`.
             bias: Whether the sum has a bias, if there is no state. The first layer has it.
             **options: Options of `KSLinear`.
 
@@ -71,7 +72,7 @@ class KSSum(Layers):
             The module.
 
         Raises:
-            LaunchError: A parameter is missing, unknown, or of another shape.
+            LaunchError: A parameter is missing, unknown, of another shape, or one of several structures.
 
         Examples:
             >>> from ksgen import structures
@@ -83,6 +84,12 @@ class KSSum(Layers):
         given: tuple[Structure, ...] = listed(structures) or ()
         if not given or not all(isinstance(each, Structure) for each in given):
             raise LaunchError(f"KSSum: structures={excerpt(structures)}; accepted: a list of two structures or more")
+        names = [name for each in given for name in each.shapes]
+        if state is not None and (twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]):
+            raise LaunchError(
+                f"KSSum: several structures have the parameters {', '.join(twice)}; accepted: a state for structures "
+                "with different names"
+            )
         rest, layers = dict(state or {}), list[KSLinear]()
         for each in given:
             if state is None:

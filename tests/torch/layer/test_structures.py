@@ -55,5 +55,10 @@ def test_a_wrong_checkpoint_is_refused() -> None:
     state = {"A": torch.zeros(2, 8), "B": torch.zeros(6, 2)}
     with pytest.raises(LaunchError, match=r"low_rank: got A; A, B are needed"):
         KSLinear.from_structure(structure, {"A": state["A"]})
+    for bias, given in ((True, {}), (False, {"bias": torch.zeros(6)})):
+        message = f"bias={bias} and a state with(out)? 'bias'; accepted: bias=None, or a state that agrees"
+        with pytest.raises(LaunchError, match=message):
+            KSLinear.from_structure(structure, {**state, **given}, bias=bias)
+        assert (KSLinear.from_structure(structure, {**state, **given}, bias=not bias).bias is None) == bias
     with pytest.raises(LaunchError, match=r"got bias of shape \(8,\); \(6,\) is needed"):
         KSLinear.from_structure(structure, {**state, "bias": torch.zeros(8)})

@@ -175,6 +175,20 @@ def test_what_is_refused() -> None:
         KSSum.from_structures(pair, {**state, "other": torch.zeros(1)})
     with pytest.raises(LaunchError, match="dyad: got no parameters; wu are needed"):
         KSSum.from_structures(pair, {"wl": state["wl"]})
+    twice, matrices = [structures.low_rank(8, 6, 2)] * 2, {"A": torch.zeros(2, 8), "B": torch.zeros(6, 2)}
+    with pytest.raises(LaunchError, match="KSSum: several structures have the parameters A, B; accepted: a state for"):
+        KSSum.from_structures(twice, matrices)
+    assert len(KSSum.from_structures(twice)) == 2  # without a state, names do not matter
+
+
+def test_a_refusal_to_freeze_leaves_all_layers_unfrozen() -> None:
+    model = KSSum([KSLinear("1,6,4,2"), KSLinear("2,6,4,1"), KSLinear("2,6,4,1")]).eval()
+    nn.utils.parametrize.register_parametrization(model[2].weights, "0", nn.Tanh())
+    model[1].freeze()
+    for refused in (model.freeze, lambda: freeze(model)):
+        with pytest.raises(LaunchError, match="by a parametrization; such a layer cannot be frozen"):
+            refused()
+        assert [each.is_frozen for each in model][:2] == [False, True]
 
 
 def test_other_modules_may_replace_layers() -> None:
