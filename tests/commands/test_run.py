@@ -220,6 +220,9 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
     group = figures("--layer", "qkv", "--batch", "9", "--precision", "float32")
     assert (group["precision"], group["chains"]) == ("float32", [[[2, 9, 5, 3]], [[2, 9, 5, 3], [1, 4, 18, 3]]])
     assert len(group["each_factor_us"]) == 3
+    spec_in(tmp_path, "layers: {total: {sum: [[[2,9,5,3]], [[2,9,5,3]]], bias: true}}")
+    further = figures("--layer", "total[1]", "--batch", "9")
+    assert further["epilogue"] == {"bias": False, "activation": "none", "residual": True}
 
 
 @pytest.mark.exhaustive

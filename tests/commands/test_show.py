@@ -48,6 +48,7 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
           heads: {group: [[[2,48,64,1], [1,64,48,2]], [[2,48,64,1]]], between: silu}
           transposed: {chain: [[2,48,64,1], [1,64,48,2]], out_layout: bsl, fuse: yes, stride: any}
           apart: {chain: [[2,48,64,1], [1,64,48,2]], fuse: no, bias: true, activation: [gelu, relu]}
+          added: {sum: [[[2,48,64,1], [1,64,48,2]], [[2,64,64,1]]], bias: true}
         """
     )
     spec = ("show", "--spec", str(tmp_path / "layers.yaml"), "--precision", "float16")
@@ -63,6 +64,8 @@ def test_show_says_how_layers_and_groups_are_launched(tmp_path: Path) -> None:
     told = run(*spec).stdout
     assert "heads[1]: 2,48,64,1, 128 -> 96, 50.0% of dense" in told
     assert "transposed: " in told
+    assert found["added[0]"]["launch"]["kernel"] == "ks_2x48x64x1_1x64x48x2_float16_bsf_bias"
+    assert "added[1]: 2,64,64,1, 128 -> 128, 50.0% of dense" in told
     on_gpus = "one launch per factor on sm_75; one launch, mma on sm_80, sm_86, sm_90a"
     assert f"batch 25088: {on_gpus}; one launch, vector on a processor of 16 cores" in told
     for size, on_processors in ((64, "vector"), (256, None)):  # where large weights are shared out factor by factor
