@@ -194,17 +194,24 @@ def _product_backward(layer: LayerCall, given: Any, grad_y: Any) -> Any:
 _product.defvjp(_product_forward, _product_backward)
 
 
+def _copied(array: Any, shape: Sequence[int], axes: Sequence[int], batch_axis: int) -> Any:
+    """Copy features into another order: that of these axes of their shape."""
+    rows = jnp.moveaxis(array, batch_axis, 0)
+    rows = rows.reshape(-1, *shape).transpose(0, *(1 + axis for axis in axes)).reshape(len(rows), -1)
+    return jnp.moveaxis(rows, 0, batch_axis)
+
+
 def _composed(layer: LayerCall, x: Any, weights: Sequence[Any], bias: Any, residual: Any) -> Any:
     """Compute the product factor by factor; JAX adds the bias, applies activations and adds the residual."""
     batch_axis = 0 if layer.layout == "bsf" else 1
     patterns = map(Pattern.read, layer.patterns)
     for number, (pattern, values) in enumerate(zip(patterns, weights, strict=True), 1):
+        if pattern.inputs.is_exchanged:
+            shape, axes = pattern.inputs.exchange()
+            x = _copied(x, [shape[axis] for axis in axes], [axes.index(at) for at in range(len(axes))], batch_axis)
         x = _factor(pattern.natural, layer.layout, layer.precision, x, values)
-        if pattern.is_exchanged:
-            shape, axes = pattern.exchange()
-            x = jnp.moveaxis(x, batch_axis, 0)
-            x = x.reshape(-1, *shape).transpose(0, *(1 + axis for axis in axes)).reshape(len(x), -1)
-            x = jnp.moveaxis(x, 0, batch_axis)
+        if pattern.outputs.is_exchanged:
+            x = _copied(x, *pattern.outputs.exchange(), batch_axis)
         if number < len(weights):
             x = _activated(layer.between, x)
     if bias is not None:

@@ -28,6 +28,7 @@ LAYERS = (
         "reads a file",
     ),
     Package("files", "reads and writes users' files atomically", "interprets their content"),
+    Package("order", "orders the digits of a feature's index in memory", "touches arrays"),
     Package(
         "pattern", "defines the free entries of K: sizes, index maps, chains, named families", "touches arrays or GPUs"
     ),

@@ -3,29 +3,29 @@ families.
 
 A pattern is the support I_a ⊗ 1_{b x c} ⊗ I_d of a matrix of a*b*d rows and a*c*d columns. Row (i, k, j) and column (i,
 l, j) meet in one free value, for i < a, k < b, l < c, j < d. A pattern may store its outputs in another order of their
-digits, such as (i, j, k): then its matrix has its rows in that order. Whole numbers only: never arrays, never GPUs.
+digits, such as (i, j, k), and read its inputs in another order. Then its matrix has its rows, or its columns, in that
+order. Whole numbers only: never arrays, never GPUs.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import accumulate, pairwise
-from math import prod
-from operator import mul
-from typing import Any, NamedTuple, TypeGuard
+from itertools import pairwise
+from typing import Any, TypeGuard
 
 from ksgen.errors import PatternError, warn
+from ksgen.order import Order
 from ksgen.values import excerpt, listed, whole_number
 
 MOST_FEATURES = 2**31 - 1  # a kernel counts features in 32 bits; offsets, which the batch multiplies, take 64
 
 WRITTEN = re.compile(
-    r"\s*(?=\([^)\]]*\)|\[[^)\]]*\]|[^()\[\]]*$)"  # parentheses, brackets, or neither
+    r"\s*(?:([ilj0-9:.]{1,200})\s*@\s*)?"
+    r"(?=\([^)\]]*\)|\[[^)\]]*\]|[^()\[\]]*$)"  # parentheses, brackets, or neither
     r"[(\[]?" + ",".join([r"\s*([+-]?[0-9]{1,20})\s*"] * 4) + r"[)\]]?\s*(?:@\s*([ikj0-9:.]{1,200})\s*)?",
     re.ASCII,
 )
-_PIECE = re.compile(r"([ikj])([0-9]{0,2})(?::([0-9]{1,10}))?", re.ASCII)
 
 
 class Gain(StrEnum):
@@ -44,29 +44,6 @@ class Gain(StrEnum):
 _MOST_FROM, _SOME_FROM = 2 / 64, 2 / 256
 
 
-class Digit(NamedTuple):
-    """One digit of a stored output's index: it has `size` values, and counts i, k or j (`name`) in steps of `unit`."""
-
-    name: str
-    unit: int
-    size: int
-
-
-class Place(NamedTuple):
-    """Term of one digit in the index of a stored output: (i, k or j) / unit % size * outputs."""
-
-    name: str
-    unit: int
-    size: int
-    is_part: bool  # whether there are digits above this one, so that it is taken modulo `size`
-    outputs: int  # distance of neighbouring values of the digit, in stored outputs
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether there are digits below this one."""
-        return self.unit > 1
-
-
 @dataclass(frozen=True, order=True, slots=True, repr=False)
 class Pattern:
     """Sparsity pattern of a Kronecker-sparse matrix K: the support I_a ⊗ 1_{b x c} ⊗ I_d.
@@ -82,10 +59,11 @@ class Pattern:
         store: Order in which outputs are stored, if it is not (i, k, j): their digits from the most to the least
             significant one, such as "i.j.k". A digit may be divided: in "k1:4.i.k2", k1 < 4 counts b/4 outputs each,
             and k2 < b/4. Digits of one value may be left out.
+        load: Order in which inputs lie in x, if it is not (i, l, j): their digits, such as "l.i.j".
 
     Raises:
         PatternError: A number is not a whole number of at least 1, or K has over 2^31 - 1 rows or columns. Also if
-            `store` is not an order of the outputs.
+            `store` is not an order of the outputs, or `load` not one of the inputs.
 
     Examples:
         >>> from ksgen import Pattern
@@ -96,6 +74,8 @@ class Pattern:
         '6,64,32,2'
         >>> str(Pattern(6, 64, 32, 2, store="i.j.k"))
         '6,64,32,2@i.j.k'
+        >>> str(Pattern(6, 64, 32, 2, load="l.i.j"))
+        'l.i.j@6,64,32,2'
         >>> Pattern(6, 0, 32, 2)
         Traceback (most recent call last):
         ...
@@ -107,18 +87,19 @@ class Pattern:
     c: int
     d: int
     store: str = ""
+    load: str = ""
 
     def __post_init__(self) -> None:
         for name, count in zip("abcd", counts(a=self.a, b=self.b, c=self.c, d=self.d), strict=True):
             object.__setattr__(self, name, count)
         if (most := max(self.in_features, self.out_features)) > MOST_FEATURES:
             raise PatternError(f"pattern {self} has {most} features on a side; accepted: at most {MOST_FEATURES}")
-        if self.store != "":
-            object.__setattr__(self, "store", _written(_merged(_read_digits(self.store, self._sizes))))
+        object.__setattr__(self, "store", self.outputs.normalized())
+        object.__setattr__(self, "load", self.inputs.normalized())
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Read pickles, including those of versions without an order of outputs."""
-        for name, value in zip(self.__slots__, (*state, ""), strict=False):
+        """Read pickles, including those of versions without orders of features."""
+        for name, value in zip(self.__slots__, (*state, "", ""), strict=False):
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -127,7 +108,8 @@ class Pattern:
 
         Args:
             text: Four whole numbers with commas, such as "1,192,48,2", optionally in parentheses or brackets. The order
-                in which outputs are stored may follow: "1,192,48,2@i.j.k".
+                in which outputs are stored may follow: "1,192,48,2@i.j.k". That in which inputs lie in x may precede:
+                "i.j.l@1,192,48,2".
 
         Returns:
             The pattern.
@@ -145,9 +127,9 @@ class Pattern:
                 f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2, and perhaps an "
                 "order of outputs as in 1,192,48,2@i.j.k"
             )
-        *sizes, store = found.groups()
+        load, *sizes, store = found.groups()
         a, b, c, d = map(int, sizes)
-        return cls(a, b, c, d, store or "")
+        return cls(a, b, c, d, store or "", load or "")
 
     @classmethod
     def read(cls, given: object, name: str = "pattern") -> "Pattern":
@@ -180,11 +162,12 @@ class Pattern:
         return cls(a, b, c, d)
 
     def __repr__(self) -> str:
-        store = f", store={self.store!r}" if self.store else ""
-        return f"Pattern(a={self.a}, b={self.b}, c={self.c}, d={self.d}{store})"
+        orders = "".join(f", {name}={order!r}" for name, order in (("store", self.store), ("load", self.load)) if order)
+        return f"Pattern(a={self.a}, b={self.b}, c={self.c}, d={self.d}{orders})"
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.shape)) + (f"@{self.store}" if self.store else "")
+        load, store = (f"{self.load}@" if self.load else ""), (f"@{self.store}" if self.store else "")
+        return load + ",".join(map(str, self.shape)) + store
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -194,97 +177,50 @@ class Pattern:
     @property
     def name(self) -> str:
         """Pattern in file names and kernel names: `1x192x48x2`, or `1x192x48x2_jk` with an order of outputs."""
-        return "x".join(map(str, self.shape)) + self._order
+        return "x".join(map(str, self.shape)) + self._orders
 
     @property
     def identifier(self) -> str:
         """Pattern in identifiers, such as `1_192_48_2`."""
-        return "_".join(map(str, self.shape)) + self._order
+        return "_".join(map(str, self.shape)) + self._orders
 
     @property
-    def _order(self) -> str:
-        return "_" + self.store.replace(":", "x").replace(".", "") if self.store else ""
+    def _orders(self) -> str:
+        orders = (("_", self.store), ("_from_", self.load))
+        return "".join(word + order.replace(":", "x").replace(".", "") for word, order in orders if order)
 
     @property
     def support(self) -> str:
         """Formula of the support, such as `I_1 ⊗ 1_{192x48} ⊗ I_2`."""
-        order = f", outputs in the order {self.store}" if self.store else ""
-        return f"I_{self.a} ⊗ 1_{{{self.b}x{self.c}}} ⊗ I_{self.d}{order}"
+        orders = "".join(
+            f", {each.features} in the order {each.text}" for each in (self.outputs, self.inputs) if each.is_exchanged
+        )
+        return f"I_{self.a} ⊗ 1_{{{self.b}x{self.c}}} ⊗ I_{self.d}{orders}"
 
     @property
-    def _sizes(self) -> dict[str, int]:
-        return {"i": self.a, "k": self.b, "j": self.d}
+    def outputs(self) -> Order:
+        """Order in which outputs are stored."""
+        return Order("outputs", (self.a, self.b, self.d), self.store)
 
     @property
-    def digits(self) -> tuple[Digit, ...]:
-        """Digits of a stored output's index, from the most significant one."""
-        return _read_digits(self.store or "i.k.j", self._sizes)
+    def inputs(self) -> Order:
+        """Order in which inputs lie in x."""
+        return Order("inputs", (self.a, self.c, self.d), self.load)
 
     @property
-    def places(self) -> list[Place]:
-        """Terms whose sum is the index of a stored output, one per digit."""
-        found, outputs, sizes = [], self.out_features, self._sizes
-        for digit in self.digits:
-            outputs //= digit.size
-            found.append(Place(*digit, digit.unit * digit.size < sizes[digit.name], outputs))
-        return found
-
-    def place_of(self, i: int, k: int, j: int) -> int:
-        """Compute the row of K, and so the feature of y, where an output is stored.
-
-        Args:
-            i: Block on the diagonal.
-            k: Output of the block.
-            j: Interleaved copy.
-
-        Returns:
-            The row.
-
-        Examples:
-            >>> from ksgen import Pattern
-            >>> Pattern(2, 4, 3, 5).place_of(1, 2, 3), Pattern(2, 4, 3, 5, store="i.j.k").place_of(1, 2, 3)
-            (33, 34)
-        """
-        values = {"i": i, "k": k, "j": j}
-        return sum(values[each.name] // each.unit % each.size * each.outputs for each in self.places)
+    def exchanged(self) -> Order | None:
+        """The order of outputs, or else of inputs, that is not the natural one; None if there is none."""
+        return next((each for each in (self.outputs, self.inputs) if each.is_exchanged), None)
 
     @property
     def is_exchanged(self) -> bool:
-        """Whether outputs are stored in another order than (i, k, j)."""
-        return bool(self.store)
+        """Whether outputs are not stored in the order (i, k, j), or inputs not read in the order (i, l, j)."""
+        return bool(self.store or self.load)
 
     @property
     def natural(self) -> "Pattern":
-        """The same pattern with outputs in the order (i, k, j)."""
-        return Pattern(*self.shape) if self.store else self
-
-    @property
-    def run(self) -> int:
-        """Length of the runs of outputs, in the order (i, k, j), that are stored contiguously.
-
-        Runs begin at multiples of this length.
-        """
-        if not self.store:
-            return self.out_features
-        *_, last = self.digits
-        least = next((index for index in "jki" if self._sizes[index] > 1), "j")
-        return last.size if (last.name, last.unit) == (least, 1) else 1
-
-    def exchange(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Compute the permutation of outputs from the order (i, k, j) to the order in which they are stored.
-
-        Returns:
-            A shape and an order of its axes: stored outputs are `y.reshape(shape).transpose(axes).reshape(-1)`.
-
-        Examples:
-            >>> from ksgen import Pattern
-            >>> Pattern(2, 4, 3, 5, store="i.j.k").exchange()
-            ((2, 4, 5), (0, 2, 1))
-            >>> Pattern(2, 4, 3, 1, store="k1:2.i.k2").exchange()
-            ((2, 2, 2), (1, 0, 2))
-        """
-        natural = _sorted(self.digits)
-        return tuple(digit.size for digit in natural), tuple(natural.index(digit) for digit in self.digits)
+        """The same pattern with outputs in the order (i, k, j), and inputs in the order (i, l, j)."""
+        return Pattern(*self.shape) if self.is_exchanged else self
 
     @property
     def in_features(self) -> int:
@@ -310,12 +246,10 @@ class Pattern:
     def transpose(self) -> "Pattern":
         """Pattern of the transpose of K, by which the gradient of x is multiplied.
 
-        Raises:
-            PatternError: Outputs are exchanged, so the transpose would have exchanged inputs.
+        It reads inputs in the order in which this pattern stores outputs, and the other way round.
         """
-        if self.store:
-            raise PatternError(f"the transpose of {self} reads exchanged inputs; accepted: outputs in the order i.k.j")
-        return Pattern(self.a, self.c, self.b, self.d)
+        store, load = self.inputs.renamed("outputs"), self.outputs.renamed("inputs")
+        return Pattern(self.a, self.c, self.b, self.d, store, load)
 
     @property
     def rewrite_ratio(self) -> float:
@@ -344,7 +278,7 @@ class Pattern:
     def column_order(self) -> tuple[int, ...]:
         """Compute the perfect shuffle Q of K = P K~ Q, where K~ is block diagonal with a*d blocks of b x c.
 
-        It does not include an exchange of outputs.
+        It does not include an exchange of inputs.
 
         Returns:
             Indices: (Q x)[n] = x[order[n]].
@@ -376,7 +310,8 @@ class Pattern:
 class Chain:
     """Patterns whose product is one layer, in the order in which they multiply x.
 
-    A chain is a sequence: it has a length, an index and an iterator.
+    A chain is a sequence: it has a length, an index and an iterator. Only its first factor reads exchanged inputs: the
+    factor before another one stores its outputs in the order in which they are read.
 
     Args:
         factors: Patterns in any form that `Pattern.read` accepts. The input features of each must equal the output
@@ -407,12 +342,13 @@ class Chain:
             raise PatternError(f"factors={excerpt(self.factors)}; accepted: one Pattern or more")
         patterns = tuple(Pattern.read(each, f"factors[{place}]") for place, each in enumerate(factors))
         object.__setattr__(self, "factors", patterns)
-        for first, then in pairwise(self.factors):
+        for first, then in pairwise(patterns):
             if first.out_features != then.in_features:
                 raise PatternError(
                     f"{first} gives {first.out_features} features and {then}, next in the chain, takes "
                     f"{then.in_features}; accepted: patterns that fit, in the order in which they multiply X",
                 )
+        object.__setattr__(self, "factors", tuple(_stored_for_next(patterns)))
 
     @classmethod
     def read(cls, given: object) -> "Chain":
@@ -488,28 +424,29 @@ class Chain:
 
     @property
     def is_exchanged(self) -> bool:
-        """Whether a factor stores its outputs in another order than (i, k, j)."""
-        return any(pattern.store for pattern in self.factors)
+        """Whether a factor stores its outputs, or reads its inputs, in another order than the natural one."""
+        return self.exchanged is not None
+
+    @property
+    def exchanged(self) -> Order | None:
+        """The first order of outputs or inputs that is not the natural one; None if there is none."""
+        return next((pattern.exchanged for pattern in self.factors if pattern.is_exchanged), None)
 
     @property
     def transpose(self) -> "Chain":
         """Chain of the transposed product: transposed factors in reverse order.
 
-        An exchange between two factors becomes one of the transposed second factor's outputs.
+        An exchange between two factors becomes one of the transposed second factor's outputs. One of the last factor's
+        outputs becomes one of the first factor's inputs.
 
         Raises:
-            PatternError: The last factor's outputs are exchanged, or an exchange divides no digits of the next factor.
+            PatternError: An exchange divides no digits of the next factor.
         """
-        transposed = [self.factors[-1].transpose]
-        for then, pattern in zip(reversed(self.factors), reversed(self.factors[:-1]), strict=False):
-            if pattern.store:
-                transposed[-1] = Pattern(*transposed[-1].shape, _reversed(pattern, then))
-            transposed.append(pattern.natural.transpose)
-        return Chain(tuple(transposed), self.name)
+        return Chain(tuple(pattern.transpose for pattern in reversed(self.factors)), self.name)
 
     @property
     def is_chainable(self) -> bool:
-        """Whether every neighbouring pair is chainable and no outputs are exchanged, so that the factorisation by SVDs
+        """Whether every neighbouring pair is chainable and nothing is exchanged, so that the factorisation by SVDs
         comes with its guarantees.
         """
         return not self.is_exchanged and all(are_chainable(left, right) for right, left in pairwise(self.factors))
@@ -778,83 +715,20 @@ def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
     return tuple(Pattern(2 ** (stages - 1 - stage), 2 * block, 2 * block, 2**stage) for stage in range(stages))
 
 
-def _read_digits(store: object, sizes: dict[str, int]) -> tuple[Digit, ...]:
-    """Digits of an order of outputs, from the most significant one, without digits of only one value."""
-    accepted = "digits such as i.j.k, or k1:4.i.k2 with a divided k"
-    found = [_PIECE.fullmatch(each) for each in store.split(".")] if isinstance(store, str) else [None]
-    parts: dict[str, dict[int, int | None]] = {index: {} for index in "ikj"}  # sizes by number, from the largest unit
-    for each in found:
-        if each is None or int(each[2] or 0) in parts[each[1]] or each[3] == "0":
-            raise PatternError(f"store={excerpt(store)}; accepted: {accepted}, each once")
-        parts[each[1]][int(each[2] or 0)] = int(each[3]) if each[3] else None
-    units: dict[tuple[str, int], Digit] = {}
-    for index, size in sizes.items():
-        known = [part for part in parts[index].values() if part is not None]
-        rest, left = divmod(size, prod(known))
-        unknown = len(parts[index]) - len(known)
-        if left or unknown > 1 or (unknown == 0 and rest > 1):
+def _stored_for_next(patterns: Sequence[Pattern]) -> Iterator[Pattern]:
+    """Patterns of a chain, each of which stores its outputs as the next one reads them. Only the first one reads
+    exchanged inputs.
+    """
+    for number, (pattern, then) in enumerate(zip(patterns, (*patterns[1:], None), strict=True)):
+        store: str | None = pattern.store
+        if then is not None and then.load:
+            store = pattern.outputs.before(then.inputs)
+        if store is None:
             raise PatternError(
-                f"store={excerpt(store)}; accepted for {index}, which has {size} values: digits whose sizes have that "
-                "product, with one size left out at most"
+                f"{pattern} stores digits that divide no digits of {then}, next in the chain; accepted: sizes that do"
             )
-        unit = size
-        for number in sorted(parts[index]):
-            digit_size = parts[index][number] or rest
-            unit //= digit_size
-            units[index, number] = Digit(index, unit, digit_size)
-    named = (units[each[1], int(each[2] or 0)] for each in found if each)
-    return tuple(digit for digit in named if digit.size > 1) or (Digit("k", 1, 1),)
-
-
-def _merged(digits: Sequence[Digit]) -> list[Digit]:
-    """Merge neighbouring digits that count like one digit."""
-    merged: list[Digit] = []
-    for digit in digits:
-        if merged and merged[-1].name == digit.name and merged[-1].unit == digit.unit * digit.size:
-            digit = Digit(digit.name, digit.unit, merged.pop().size * digit.size)
-        merged.append(digit)
-    return merged
-
-
-def _sorted(digits: Sequence[Digit]) -> list[Digit]:
-    """Digits in the order (i, k, j)."""
-    return sorted(digits, key=lambda digit: ("ikj".index(digit.name), -digit.unit))
-
-
-def _written(digits: Sequence[Digit]) -> str:
-    """An order of outputs as text; empty for the order (i, k, j)."""
-    if list(digits) == _sorted(digits):
-        return ""
-    names = []
-    for digit in digits:
-        units = sorted((each.unit for each in digits if each.name == digit.name), reverse=True)
-        number = units.index(digit.unit) + 1
-        names.append(digit.name if len(units) == 1 else f"{digit.name}{number}:{digit.size}")
-    return ".".join(names)
-
-
-def _reversed(pattern: Pattern, then: Pattern) -> str:
-    """Order in which the transpose of the next factor, `then`, stores its outputs: the pattern's order (i, k, j)."""
-    digits = pattern.digits
-    # where digits begin, in stored features: digits of the exchange, and digits of the next factor's inputs
-    begins = {*accumulate([digit.size for digit in reversed(digits)], mul, initial=1)}
-    begins |= {then.d, then.d * then.c, then.d * then.c * then.a}
-    ends = sorted(begins)
-    if any(high % low for low, high in pairwise(ends)):
-        raise PatternError(
-            f"{pattern} stores digits that divide no digits of {then}; accepted for its transpose: sizes that do"
-        )
-    sizes = {"i": (then.a, then.c * then.d), "k": (then.c, then.d), "j": (then.d, 1)}
-    pieces = []  # (place of a digit in the order (i, k, j) of the pattern, digit of the transposed next factor)
-    for low, high in pairwise(ends):
-        index = next(each for each, (size, unit) in sizes.items() if unit <= low < unit * size)
-        begin = 1
-        for digit in reversed(digits):
-            if begin <= low < begin * digit.size:
-                weight = {"i": pattern.b * pattern.d, "k": pattern.d, "j": 1}[digit.name]
-                pieces.append((weight * digit.unit * (low // begin), Digit(index, low // sizes[index][1], high // low)))
-            begin *= digit.size
-    return _written(_merged([digit for _, digit in sorted(pieces, reverse=True)]))
+        load = "" if number else pattern.load
+        yield pattern if (store, load) == (pattern.store, pattern.load) else replace(pattern, store=store, load=load)
 
 
 def _is_shape(given: object) -> TypeGuard[Sequence[int]]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ksgen.errors import LaunchError, PatternError
+from ksgen.order import Order
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Storage
 from ksgen.spec.kernel import is_word
@@ -47,7 +48,7 @@ def to_dense(pattern: Pattern, weights: ArrayLike) -> Float64:
     free = _checked("weights", weights, pattern.shape)
     dense = np.zeros((pattern.out_features, pattern.in_features), wide_type(free))
     _free_entries(pattern, dense)[...] = free
-    return exchanged(pattern, dense.T).T
+    return exchanged(pattern.outputs, exchanged(pattern.inputs, dense).T).T
 
 
 def from_dense(pattern: Pattern, dense: ArrayLike) -> Float64:
@@ -72,12 +73,13 @@ def from_dense(pattern: Pattern, dense: ArrayLike) -> Float64:
         array([1., 2., 3., 4.])
     """
     given = _checked("K", dense, (pattern.out_features, pattern.in_features))
-    rest = np.array(_natural(pattern, given.T).T, dtype=wide_type(given), order="C")
+    rows = natural(pattern.outputs, natural(pattern.inputs, given).T).T
+    rest = np.array(rows, dtype=wide_type(given), order="C")
     free = _free_entries(pattern, rest)
     weights = free.copy(order="C")
     free[...] = 0
     if rest.any():
-        rest = exchanged(pattern, rest.T).T
+        rest = exchanged(pattern.outputs, exchanged(pattern.inputs, rest).T).T
         row, column = np.argwhere(rest)[0]
         raise PatternError(f"K[{row}, {column}]={rest[row, column]} is off the support of {pattern}; accepted: 0")
     return weights
@@ -134,7 +136,8 @@ def multiply(
     with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN follow the rules of float64, silently
         for start in range(0, batch, at_once):
             part = slice(start, start + at_once)
-            rows = exchanged(pattern, _multiply_rows(pattern, rows_in[part], blocks))
+            inputs = natural(pattern.inputs, rows_in[part])
+            rows = exchanged(pattern.outputs, _multiply_rows(pattern, inputs, blocks))
             if added is not None:
                 rows += _wide(added)
             rows = _ACTIVATIONS[activation](rows)
@@ -219,39 +222,53 @@ def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: str) -> 
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, batch, at_once):
             part = slice(start, start + at_once)
-            inputs = _wide(rows_x[part].reshape(-1, a, c, d).transpose(1, 3, 0, 2)).conj()
-            outputs = _wide(_natural(pattern, rows_y[part]).reshape(-1, a, b, d).transpose(1, 3, 2, 0))
+            inputs = _wide(natural(pattern.inputs, rows_x[part]).reshape(-1, a, c, d).transpose(1, 3, 0, 2)).conj()
+            outputs = _wide(natural(pattern.outputs, rows_y[part]).reshape(-1, a, b, d).transpose(1, 3, 2, 0))
             total += np.matmul(outputs, inputs)
     return np.ascontiguousarray(total.transpose(0, 2, 3, 1))
 
 
-def exchanged(pattern: Pattern, rows: NDArray[Any]) -> NDArray[Any]:
-    """Order outputs as the pattern stores them.
+def exchanged(order: Order, rows: NDArray[Any]) -> NDArray[Any]:
+    """Bring features into the order in which they lie in memory.
 
     Args:
-        pattern: Pattern of K.
-        rows: Array (batch, a*b*d) of outputs in the order (i, k, j).
+        order: Order of a pattern's outputs or inputs.
+        rows: Array (batch, features) in the natural order.
 
     Returns:
-        The same array if the pattern exchanges no outputs, else a copy in the order of `pattern.store`.
+        The same array if the order is the natural one, else a copy in that order.
 
     Examples:
         >>> import numpy as np
         >>> from ksgen import Pattern, reference
-        >>> reference.exchanged(Pattern(1, 2, 1, 3, store="j.k"), np.arange(6)[None])
+        >>> reference.exchanged(Pattern(1, 2, 1, 3, store="j.k").outputs, np.arange(6)[None])
         array([[0, 3, 1, 4, 2, 5]])
     """
-    if not pattern.is_exchanged:
+    if not order.is_exchanged:
         return rows
-    shape, axes = pattern.exchange()
+    shape, axes = order.exchange()
     return rows.reshape(-1, *shape).transpose(0, *(axis + 1 for axis in axes)).reshape(len(rows), -1)
 
 
-def _natural(pattern: Pattern, rows: NDArray[Any]) -> NDArray[Any]:
-    """Order stored outputs as (i, k, j): the inverse of `exchanged`."""
-    if not pattern.is_exchanged:
+def natural(order: Order, rows: NDArray[Any]) -> NDArray[Any]:
+    """Bring features from memory into the natural order: the inverse of `exchanged`.
+
+    Args:
+        order: Order of a pattern's outputs or inputs.
+        rows: Array (batch, features) in that order.
+
+    Returns:
+        The same array if the order is the natural one, else a copy.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ksgen import Pattern, reference
+        >>> reference.natural(Pattern(1, 1, 2, 3, load="j.l").inputs, np.arange(6)[None])
+        array([[0, 2, 4, 1, 3, 5]])
+    """
+    if not order.is_exchanged:
         return rows
-    shape, axes = pattern.exchange()
+    shape, axes = order.exchange()
     stored = rows.reshape(-1, *(shape[axis] for axis in axes))
     return stored.transpose(0, *(axes.index(axis) + 1 for axis in range(len(axes)))).reshape(len(rows), -1)
 

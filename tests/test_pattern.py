@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ksgen import reference
 from ksgen.errors import KsgenWarning, PatternError
 from ksgen.pattern import (
     NAMED_CHAINS,
@@ -25,7 +26,7 @@ from ksgen.pattern import (
     monarch,
     square_dyadic,
 )
-from tests.support.exchange import stored_order
+from tests.support.exchange import exchanged_patterns, orders, stored_order
 
 patterns = st.builds(Pattern, *[st.integers(1, 9)] * 4)
 
@@ -314,30 +315,7 @@ def test_the_factor_that_changes_the_layout_has_an_earlier_name_that_warns() -> 
         assert chain.turn == 1
 
 
-# ---- outputs in another order
-
-
-@st.composite
-def exchanged_patterns(draw: st.DrawFn) -> Pattern:
-    """Patterns whose i, k and j are divided in two at most, in any order."""
-    a, b, c, d = (draw(st.sampled_from([1, 2, 3, 4, 6])) for _ in range(4))
-    digits = []
-    for index, size in zip("ikj", (a, b, d), strict=True):
-        first = draw(st.sampled_from([each for each in range(1, size + 1) if size % each == 0]))
-        digits += [f"{index}1:{first}", f"{index}2:{size // first}"]
-    return Pattern(a, b, c, d, ".".join(draw(st.permutations(digits))))
-
-
-@given(pattern=exchanged_patterns())
-def test_an_exchange_is_one_reshape_and_one_order_of_axes(pattern: Pattern) -> None:
-    shape, axes = pattern.exchange()
-    order = np.arange(pattern.out_features).reshape(shape).transpose(axes).ravel().tolist()
-    assert order == stored_order(pattern)
-    assert pattern.is_exchanged == (order != list(range(pattern.out_features)))
-    assert Pattern.parse(str(pattern)) == pattern
-    places = np.argsort(order)
-    runs = places.reshape(-1, pattern.run)
-    np.testing.assert_array_equal(runs, runs[:, :1] + np.arange(pattern.run))
+# ---- features in another order
 
 
 @given(pattern=exchanged_patterns(), data=st.data())
@@ -351,8 +329,41 @@ def test_the_transpose_of_a_chain_exchanges_back(pattern: Pattern, data: st.Data
     except PatternError as error:
         assert "stores digits that divide no digits of" in str(error)  # noqa: PT017
         return
-    assert (second.natural, first) == (then.transpose, pattern.natural.transpose)
-    np.testing.assert_array_equal(stored_order(second), np.argsort(stored_order(pattern)))
+    assert (second.natural, first.natural) == (then.transpose, pattern.natural.transpose)
+    np.testing.assert_array_equal(stored_order(second.outputs), np.argsort(stored_order(pattern.outputs)))
+    assert (first.load, stored_order(first.outputs)) == ("", stored_order(pattern.inputs))
+
+
+@given(pattern=exchanged_patterns())
+def test_a_transpose_stores_where_the_pattern_reads(pattern: Pattern) -> None:
+    weights = np.arange(1, pattern.weight_count + 1).reshape(pattern.shape)
+    turned = reference.to_dense(pattern.transpose, weights.transpose(0, 2, 1, 3))
+    np.testing.assert_array_equal(turned, reference.to_dense(pattern, weights).T)
+    assert pattern.transpose.transpose == pattern
+    assert Pattern.parse(str(pattern)) == pattern
+
+
+@given(first=exchanged_patterns(), data=st.data())
+def test_a_chain_stores_what_its_next_factor_reads(first: Pattern, data: st.DataObject) -> None:
+    """Dense products of the factors as written equal those of the chain, where only the first factor reads exchanged
+    inputs."""
+    features = first.out_features
+    a = data.draw(st.sampled_from([each for each in range(1, features + 1) if features % each == 0]))
+    then = Pattern(a, 2, features // a, 1)
+    then = Pattern(*then.shape, load=data.draw(orders(then.inputs)))
+    try:
+        chain = Chain((first, then))
+    except PatternError as error:
+        assert "stores digits that divide no digits of" in str(error)  # noqa: PT017
+        return
+    assert (chain[0].load, chain[1].load) == (first.load, "")
+    random = np.random.default_rng(0)
+    weights = [random.integers(1, 9, each.shape) for each in chain]
+    written, stored = (
+        reference.to_dense(factors[1], weights[1]) @ reference.to_dense(factors[0], weights[0])
+        for factors in ((first, then), chain)
+    )
+    np.testing.assert_array_equal(stored, written)
 
 
 def test_an_order_has_one_text() -> None:
@@ -364,6 +375,12 @@ def test_an_order_has_one_text() -> None:
     assert Pattern.parse("(4, 8, 3, 1) @ k.i").support == "I_4 ⊗ 1_{8x3} ⊗ I_1, outputs in the order k.i"
     chain = Chain(("4,8,3,1@k.i", "1,2,32,1"))
     assert (chain.is_exchanged, chain[1].is_exchanged) == (True, False)
+    both = Pattern.parse(" l.i @ (4, 8, 3, 1) @ k.i")
+    assert both == Pattern(4, 8, 3, 1, "k.i", "l.i.j")
+    assert (str(both), both.name) == ("l.i@4,8,3,1@k.i", "4x8x3x1_ki_from_li")
+    assert both.support.endswith("I_1, outputs in the order k.i, inputs in the order l.i")
+    assert repr(both) == "Pattern(a=4, b=8, c=3, d=1, store='k.i', load='l.i')"
+    assert both.natural == Pattern(4, 8, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -386,22 +403,22 @@ def test_what_is_no_order_of_outputs(store: Any, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
-def test_a_transpose_that_reads_exchanged_inputs_is_refused() -> None:
-    with pytest.raises(PatternError, match=r"the transpose of 2,8,3,5@i.j.k reads exchanged inputs; accepted: outputs"):
-        _ = Pattern(2, 8, 3, 5, "i.j.k").transpose
-    with pytest.raises(PatternError, match=r"the transpose of 2,8,3,1@k.i reads exchanged inputs"):
-        _ = Chain(("2,8,3,1@k.i",)).transpose
+@pytest.mark.parametrize("load", ["k.i", "l.l", "i.j", 5, ["l.i"], None])
+def test_what_is_no_order_of_inputs(load: Any) -> None:
+    with pytest.raises(PatternError, match=r"load=.*; accepted( for l, which has 3 values)?: digits"):
+        Pattern(2, 8, 3, 1, load=load)
 
 
 def test_a_chain_that_exchanges_outputs_is_not_chainable() -> None:
     assert Chain(("2,4,4,1", "1,2,8,1")).is_chainable
     assert not Chain(("2,4,4,1@k.i", "1,2,8,1")).is_chainable
+    assert not Chain(("l.i@2,4,4,1", "1,2,8,1")).is_chainable
 
 
 def test_pickles_of_before_patterns_had_an_order() -> None:
-    pattern = Pattern(1, 2, 3, 4)
-    old = Pattern.__new__(Pattern)
-    old.__setstate__([1, 2, 3, 4])
-    assert old == pattern
-    exchanged = Pattern(1, 2, 3, 4, "j.k")
-    assert pickle.loads(pickle.dumps(exchanged)) == exchanged
+    for state in ([1, 2, 3, 4], [1, 2, 3, 4, "j.k"]):
+        old = Pattern.__new__(Pattern)
+        old.__setstate__(state)
+        assert old == Pattern(*state)
+    for exchanged in (Pattern(1, 2, 3, 4, "j.k"), Pattern(1, 2, 3, 4, load="j.l")):
+        assert pickle.loads(pickle.dumps(exchanged)) == exchanged

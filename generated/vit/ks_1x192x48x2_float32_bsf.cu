@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 fac9f998, spec fa63edf7
+// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 be1484d2, spec fa63edf7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -216,16 +216,18 @@ typedef struct ALIGNED(GROUP_OUT * sizeof(real)) { real at[GROUP_OUT]; } GroupOu
 DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % sizeof(StoredGroup) == 0; }
 
 // ---- place: offsets of elements in this layout
-// X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous. A line of the X tile is one row of the batch. `run` is an
-// element's index within its line, along l and the tile's j. For each `run`, shared memory holds the rows of the batch
-// contiguously, so the copy transposes. X_PLANE puts element `run` of row `line` into bank GROUP * run + line.
-DEVICE extent along_run(const int run) { return TILE_D == D ? run : run / TILE_D * (extent)D + run % TILE_D; }
+// X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous.
+// A line of the X tile is one row of the batch. `run` is an element's index within its line, along l and the tile's j.
+// For each `run`, shared memory holds the rows of the batch contiguously, so the copy transposes. X_PLANE puts element
+// `run` of row `line` into bank GROUP * run + line.
 DEVICE extent x_next_line(const extent x_pitch) { return x_pitch; }
+DEVICE extent along_run(const int run) { return TILE_D == D ? run : run / TILE_D * (extent)D + run % TILE_D; }
 DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, const int run) {
     return (tile.first_batch + line) * x_pitch + (extent)tile.block * C * D + tile.first_j + along_run(run);
 }
 DEVICE extent x_next_step(const extent x_pitch) { return (extent)TILE_IN * D; }
-DEVICE extent x_next_runs(const int run, const int rounds) {
+DEVICE extent x_in_line(const Tile tile, const extent x_pitch, const int first_in, const int line, const int run,
+                        const int rounds) {
     const bool is_constant = TILE_D == D || X_RUN_STEP % TILE_D == 0;
     return is_constant ? along_run(rounds * X_RUN_STEP) : along_run(run) - along_run(run - rounds * X_RUN_STEP);
 }
@@ -248,7 +250,7 @@ DEVICE int x_run(const int round) {
 }
 
 // ---- load: from global to shared memory
-DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in,
+DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent x_pitch, const int first_in,
                    const bool wide) {
     to += x_place(x_line(0), x_run(0));
     UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p) {
@@ -257,14 +259,15 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent n
             const int run = x_run(q);
             if ((p + 1) * X_LINE_STEP > X_LINES && line >= X_LINES) continue;
             real* const place = to + x_place(p * X_LINE_STEP, q * X_RUN_STEP);
-            const stored* address = from + x_next_runs(run, q);
+            const stored* address = from + x_in_line(tile, x_pitch, first_in, line, run, q);
             if (X_VECTOR > 1 && wide)
                 copy_async_16(place, address, x_inside(tile, first_in, line, run));
             else
                 UNROLL for (int e = 0; e < X_VECTOR; ++e)
                     copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
         }
-        from += X_LINE_STEP * next_line;  // computing each round's multiple would take twice the instructions
+        // computing each round's multiple would take twice the instructions
+        from += X_LINE_STEP * x_next_line(x_pitch);
     }
 }
 DEVICE void copy_weights(real* to, const real* from) {
@@ -305,7 +308,7 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
     // because the wait counts groups.
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
-            copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_next_line(x_pitch),
+            copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_pitch,
                    step * TILE_IN, WIDE);
             copy_weights(shared + step * STAGE + W_BASE, weights);
             from += BY_MULTIPLES ? 0 : next_step;
@@ -327,7 +330,7 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
             // if unrolled, the first step of each round always copies, and the others share one condition
             if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;
-                copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN,
+                copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_pitch, ahead * TILE_IN,
                        WIDE);
                 copy_weights(to + W_BASE, weights);
                 from += BY_MULTIPLES ? 0 : next_step;

@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 fac9f998, spec 6e2e412c
+// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 be1484d2, spec 6e2e412c
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -229,7 +229,10 @@ DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, co
 }
 DEVICE extent x_next_line(const extent x_pitch) { return D * x_pitch; }
 DEVICE extent x_next_step(const extent x_pitch) { return (extent)TILE_IN * D * x_pitch; }
-DEVICE extent x_next_runs(const int run, const int rounds) { return rounds * X_RUN_STEP; }
+DEVICE extent x_in_line(const Tile tile, const extent x_pitch, const int first_in, const int line, const int run,
+                        const int rounds) {
+    return rounds * X_RUN_STEP;
+}
 DEVICE bool x_inside(const Tile tile, const int first_in, const int line, const int run) {
     return (C % TILE_IN == 0 || first_in + line < C) && run < tile.batch_left;
 }
@@ -248,7 +251,7 @@ DEVICE int x_run(const int round) {
 }
 
 // ---- load: from global to shared memory
-DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent next_line, const int first_in,
+DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent x_pitch, const int first_in,
                    const bool wide) {
     to += x_place(x_line(0), x_run(0));
     UNROLL for (int p = 0; p < X_LINE_ROUNDS; ++p) {
@@ -257,14 +260,15 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent n
             const int run = x_run(q);
             if ((p + 1) * X_LINE_STEP > X_LINES && line >= X_LINES) continue;
             real* const place = to + x_place(p * X_LINE_STEP, q * X_RUN_STEP);
-            const stored* address = from + x_next_runs(run, q);
+            const stored* address = from + x_in_line(tile, x_pitch, first_in, line, run, q);
             if (X_VECTOR > 1 && wide)
                 copy_async_16(place, address, x_inside(tile, first_in, line, run));
             else
                 UNROLL for (int e = 0; e < X_VECTOR; ++e)
                     copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
         }
-        from += X_LINE_STEP * next_line;  // computing each round's multiple would take twice the instructions
+        // computing each round's multiple would take twice the instructions
+        from += X_LINE_STEP * x_next_line(x_pitch);
     }
 }
 DEVICE void copy_weights(real* to, const real* from) {
@@ -305,7 +309,7 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
     // because the wait counts groups.
     UNROLL for (int step = 0; step < STAGES - 1; ++step) {
         if (step < STEPS) {
-            copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_next_line(x_pitch),
+            copy_x(shared + step * STAGE, BY_MULTIPLES ? from + step * next_step : from, tile, x_pitch,
                    step * TILE_IN, WIDE);
             copy_weights(shared + step * STAGE + W_BASE, weights);
             from += BY_MULTIPLES ? 0 : next_step;
@@ -327,7 +331,7 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
             // if unrolled, the first step of each round always copies, and the others share one condition
             if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;
-                copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_next_line(x_pitch), ahead * TILE_IN,
+                copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_pitch, ahead * TILE_IN,
                        WIDE);
                 copy_weights(to + W_BASE, weights);
                 from += BY_MULTIPLES ? 0 : next_step;

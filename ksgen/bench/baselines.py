@@ -36,6 +36,7 @@ from ksgen.torch.operators.products import (
     exchange_of,
     exchanged,
     finish,
+    natural,
     permuted,
     permuted_back,
 )
@@ -92,7 +93,8 @@ def by_factors(prepare: Prepare) -> PrepareLayer:
             for number, (exchange, layout, product) in enumerate(chains[place]):
                 x = between(x) if number else x
                 changes = transposes and number == layer.chains[place].transposing_factor
-                x = exchanged(product(x.t().contiguous() if changes else x), exchange, layout)
+                rows = natural(x.t().contiguous() if changes else x, exchange, layout)
+                x = exchanged(product(rows), exchange, layout)
             y = finish(x, arrays.biases[place], layer.epilogue.activation, arrays.residuals[place], arrays.y_layout)
             return y.contiguous()
 

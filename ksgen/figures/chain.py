@@ -54,6 +54,6 @@ def _runs(pattern: Pattern, number: int) -> Iterator[tuple[int, int, int]]:
     a, b, c, d = pattern.shape
     for i, k, j in product(range(a), range(b), range(d)):
         if (i * d + j) % len(_COLOURS) == number:
-            columns = range(i * c * d + j, (i * c + c) * d + j, d)
-            row = pattern.place_of(i, k, j)
-            yield from ((row, column, 1) for column in columns) if d > 1 else [(row, columns[0], c)]
+            columns = [pattern.inputs.place_of(i, column, j) for column in range(c)]
+            row, is_run = pattern.outputs.place_of(i, k, j), d == 1 and not pattern.load
+            yield from [(row, columns[0], c)] if is_run else ((row, column, 1) for column in columns)

@@ -57,7 +57,11 @@ def legend(pattern: Pattern) -> list[str]:
         f"a = {a}: blocks on the diagonal of K",
         f"b x c = {b} x {c}: tiles in a block, b down, c across",
         f"d = {d}: free entries of a tile, on its diagonal",
-        *([f"rows are shown in the order i.k.j; they are stored in the order {pattern.store}"] * pattern.is_exchanged),
+        *(
+            f"{sides} are shown in the order {order.natural}; they are stored in the order {order.text}"
+            for sides, order in (("rows", pattern.outputs), ("columns", pattern.inputs))
+            if order.is_exchanged
+        ),
     ]
 
 

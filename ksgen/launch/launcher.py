@@ -218,10 +218,10 @@ class Launcher(BaseLauncher):
         return pack_in_place(found, self.pattern, where, launch_stream)
 
     def _pack_quantized(self, weights: Quantized, device: str | None, stream: Any) -> Weights:
-        if self.pattern.is_exchanged:
+        if order := self.pattern.exchanged:
             raise LaunchError(
-                f"{self!r}: got {weights!r}; accepted for a pattern that stores outputs in another order than i.k.j: "
-                "an array of weights"
+                f"{self!r}: got {weights!r}; accepted for a pattern with {order.features} in another order than "
+                f"{order.natural}: an array of weights"
             )
         if weights.pattern != self.pattern:
             raise LaunchError(f"{self!r}: got {weights!r}; weights of {self.pattern} are needed")

@@ -485,6 +485,9 @@ def numpy_product(problem: Problem) -> tuple[float, "Array"]:
     a, b, c, d = problem.kernel.pattern.shape
     batch = problem.batch
     small = problem.kernel.item_bytes == 2
+    rows = problem.x if problem.kernel.layout == "bsf" else problem.x.T
+    rows = reference.natural(problem.kernel.pattern.inputs, rows)
+    x = rows if problem.kernel.layout == "bsf" else rows.T
 
     def columns_of(array: "Array", rows: int) -> "Array":
         """(a * d, rows, batch)"""
@@ -495,18 +498,17 @@ def numpy_product(problem: Problem) -> tuple[float, "Array"]:
 
     if problem.grad_y is not None:
         begin = perf_counter()
-        grad = np.matmul(columns_of(problem.grad_y, b), columns_of(problem.x.conj(), c).transpose(0, 2, 1))
+        grad = np.matmul(columns_of(problem.grad_y, b), columns_of(x.conj(), c).transpose(0, 2, 1))
         grad = grad.reshape(a, d, b, c).transpose(0, 2, 3, 1).astype(problem.x.dtype, order="C")
         return perf_counter() - begin, grad
     stacked = np.ascontiguousarray(problem.weights.transpose(0, 3, 1, 2).reshape(a * d, b, c))
     stacked = stacked.astype(np.float32) if small else stacked
     begin = perf_counter()
-    y = np.matmul(stacked, columns_of(problem.x, c)).reshape(a, d, b, batch)
+    y = np.matmul(stacked, columns_of(x, c)).reshape(a, d, b, batch)
     y = y.transpose(3, 0, 2, 1) if problem.kernel.layout == "bsf" else y.transpose(0, 2, 1, 3)
     y = y.reshape(problem.y_shape)
-    if problem.kernel.is_exchanged:
-        rows = y if problem.kernel.layout == "bsf" else y.T
-        rows = reference.exchanged(problem.kernel.pattern, rows)
-        y = rows if problem.kernel.layout == "bsf" else rows.T
+    rows = y if problem.kernel.layout == "bsf" else y.T
+    rows = reference.exchanged(problem.kernel.pattern.outputs, rows)
+    y = rows if problem.kernel.layout == "bsf" else rows.T
     y = y.astype(numpy_dtype(problem.kernel.dtype), copy=False)
     return perf_counter() - begin, y

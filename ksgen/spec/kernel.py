@@ -215,10 +215,7 @@ class KernelSpec:
             raise SpecError(
                 f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which gradients lack"
             )
-        if self.is_exchanged and (self.job == "gradient" or self.is_quantized):
-            what = "job=gradient" if self.job == "gradient" else f"weights={self.weights}"
-            first = next(each for chain in self.chains for each in chain if each.is_exchanged)
-            raise SpecError(f"{what} of {first}, whose outputs are exchanged; accepted: outputs in i.k.j")
+        self._check_orders()
         for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
             if word not in activations_of(self.precision):
                 raise SpecError(f"{name}={word} of complex numbers, {self.precision}; accepted: none")
@@ -235,6 +232,16 @@ class KernelSpec:
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: another thread may cache a property while this one is pickled."""
         return {name: vars(self)[name] for name in type(self).__dataclass_fields__}
+
+    def _check_orders(self) -> None:
+        first = next((each for chain in self.chains for each in chain if each.is_exchanged), self.pattern)
+        order = first.exchanged
+        if order is not None and (self.is_quantized or (self.job == "gradient" and first.store)):
+            what = f"weights={self.weights}" if self.is_quantized else "job=gradient"
+            raise SpecError(
+                f"{what} of {first}, whose {order.features} are exchanged; accepted: {order.features} in "
+                f"{order.natural}"
+            )
 
     def _check_weights(self) -> None:
         if self.job == "gradient" and self.has_bytes_in:
@@ -303,8 +310,13 @@ class KernelSpec:
 
     @cached_property
     def is_exchanged(self) -> bool:
-        """Whether a factor stores its outputs in another order than (i, k, j)."""
+        """Whether a factor stores its outputs, or reads X, in another order than the natural one."""
         return any(chain.is_exchanged for chain in self.chains)
+
+    @cached_property
+    def reads_exchanged(self) -> bool:
+        """Whether a chain reads the features of X in another order than (i, l, j)."""
+        return any(chain[0].inputs.is_exchanged for chain in self.chains)
 
     @property
     def is_chain(self) -> bool:
@@ -418,13 +430,14 @@ class KernelSpec:
 
 
 def _pattern_as_json(pattern: Pattern) -> dict[str, Any]:
-    """Fields of a pattern; the order of its outputs only if they are exchanged."""
-    return {name: value for name, value in asdict(pattern).items() if (name, value) != ("store", "")}
+    """Fields of a pattern; the orders of its outputs and inputs only if they are exchanged."""
+    return {name: value for name, value in asdict(pattern).items() if name in "abcd" or value}
 
 
 def pattern_as_list(pattern: Pattern) -> list[Any]:
-    """Arguments of `Pattern` in files: its four numbers, then the order of its outputs if they are exchanged."""
-    return [*pattern.shape, *((pattern.store,) if pattern.store else ())]
+    """Arguments of `Pattern` in files: its four numbers, then the orders of outputs and inputs that are exchanged."""
+    orders = (pattern.store, pattern.load) if pattern.load else (pattern.store,) if pattern.store else ()
+    return [*pattern.shape, *orders]
 
 
 def chains_as_json(chains: Sequence[Chain], pattern_as_json: Callable[[Pattern], Any]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Outputs that are stored in another order of their digits: every family that supports them, alone and in chains."""
+"""Outputs that are stored, and inputs that are read, in another order of their digits: every family that supports them,
+alone and in chains."""
 
 import copy
 import pickle
@@ -9,12 +10,15 @@ import pytest
 
 from ksgen import quantize
 from ksgen.emit.render import render
-from ksgen.errors import LaunchError, SpecError
-from ksgen.families import FAMILIES, check, cuda_limits, family_named
+from ksgen.errors import ConstantsError, LaunchError, SpecError
+from ksgen.families import FAMILIES, Limits, check, cuda_limits, family_named
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from ksgen.spec.precision import BF16
+from tests.families import test_cpu_gradient_vectors as gradients
+from tests.families import test_vector as vectors
 from tests.families.test_vector_chain import arrays_of, truth_of
 from tests.support.gpu_chains import chain_of, check_against_factors
 from tests.support.hasty import compiles_hastily
@@ -27,6 +31,18 @@ EVERY = Epilogue(bias=True, activation="relu", residual=True)
 # a divided k, whose blocks on the diagonal have whole vectors of neighbours together, or have not; whole vectors of
 # neighbours; sizes that are multiples of nothing; a divided j
 PATTERNS = ("4,32,16,1@k1:4.i.k2", "8,16,4,1@k1:4.i.k2", "4,16,8,16@i.j.k", "2,20,7,3@j.i.k", "3,8,5,4@j1:2.i.k.j2")
+# inputs with no neighbours in x; with whole vectors of them; with whole vectors of j; with divided indices
+LOADS = (
+    "l.i@4,32,16,1",
+    "l1:4.i.l2@8,16,64,1@k1:4.i.k2",
+    "l.i.j@3,9,7,16",
+    "l.j.i@3,9,7,2@j.i.k",
+    "i1:2.j.l.i2@4,8,5,6",
+)
+LOADED_CHAINS = (
+    ("l.i@4,24,16,1@k1:6.i.k2", "6,16,16,1"),
+    ("j1:2.l.i.j2@2,8,16,4@i.j.k", "l.i@8,12,8,1@k.i"),
+)
 CHAINS = (
     ("4,24,16,1@k1:6.i.k2", "6,16,16,1"),
     ("2,8,16,2@i.j.k", "8,12,4,1@k.i"),
@@ -42,7 +58,7 @@ def patterns_of(chain: tuple[str, ...]) -> tuple[Pattern, ...]:
 @pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize(("precision", "dtype"), [("float32", np.float64), ("bfloat16", np.float32)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("text", [pytest.param(PATTERNS[0], marks=pytest.mark.optimized), *PATTERNS[1:]])
+@pytest.mark.parametrize("text", [pytest.param(PATTERNS[0], marks=pytest.mark.optimized), *PATTERNS[1:], *LOADS])
 def test_vectors_of_a_processor(text: str, layout: str, precision: str, dtype: type) -> None:
     """One row, few rows, and whole blocks with a rest take different paths."""
     pattern = Pattern.parse(text)
@@ -61,10 +77,10 @@ def test_vectors_of_a_processor(text: str, layout: str, precision: str, dtype: t
 @pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize("fuse", ["yes", "no"])
 @pytest.mark.parametrize(("layout", "out_layout"), [("bsf", None), ("bsl", None), ("bsf", "bsl"), ("bsl", "bsf")])
-@pytest.mark.parametrize("chain", [*CHAINS[:2], pytest.param(CHAINS[2], marks=pytest.mark.optimized)])
+@pytest.mark.parametrize("chain", [*CHAINS[:2], pytest.param(CHAINS[2], marks=pytest.mark.optimized), *LOADED_CHAINS])
 def test_chains_on_a_processor(chain: tuple[str, ...], layout: str, out_layout: str | None, fuse: Any) -> None:
-    patterns = patterns_of(chain)
-    launcher = ChainLauncher(*patterns, between="relu", fuse=fuse)
+    patterns = Chain(chain).factors
+    launcher = ChainLauncher(*chain, between="relu", fuse=fuse)
     for batch in (1, 40):
         kernel = KernelSpec(patterns, "float32", layout, Epilogue(True), between="relu", out_layout=out_layout)
         arrays = arrays_of(kernel, batch)
@@ -100,8 +116,90 @@ def test_chains_of_gpus_in_the_emulator(
     check_against_factors(render(kernel, constants, family=family), arrays, in_emulator(), truth_of(kernel, arrays))
 
 
+@pytest.mark.exhaustive
+@vectors.needs_opencl
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "complex64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("along", vectors.WAYS)
+@pytest.mark.parametrize("text", LOADS)
+def test_exchanged_inputs_of_any_lanes(text: str, along: str, layout: str, precision: str) -> None:
+    """Products and gradients, with lanes along the outputs and along the batch."""
+    pattern = Pattern.parse(text)
+    kernel, job = (KernelSpec(each, precision, layout) for each in (pattern, pattern.natural))
+    job = KernelSpec(Pattern(*pattern.shape, load=pattern.load), precision, layout, job="gradient")
+    for batch in (1, 7, 37):
+        vectors.agrees(kernel, vectors.constants_of(kernel, along, 4), batch)
+        if gradients.allows(job, along, 4) and precision != "complex64":
+            gradients.agrees(job, gradients.constants_of(job, along, 4), batch)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", LOADS)
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [("simt", "float32"), ("simt", "float16"), ("gradient", "float32"), ("gradient", "float16")],
+)
+def test_exchanged_inputs_in_the_emulator(family: str, precision: str, text: str, layout: str) -> None:
+    pattern = Pattern.parse(text)
+    loaded = pattern if family == "simt" else Pattern(*pattern.shape, load=pattern.load)
+    source = source_of(family, KernelSpec(loaded, precision, layout, EVERY))
+    for batch in (1, 37):
+        check_result(source, batch, in_emulator())
+
+
+@pytest.mark.parametrize("sanitize", ["address", "race"])
+@pytest.mark.parametrize("family", ["simt", "gradient"])
+def test_exchanged_inputs_have_no_races(family: str, sanitize: str) -> None:
+    for layout in LAYOUTS:
+        source = source_of(family, KernelSpec(Pattern.parse("l1:2.j.i.l2@2,5,6,3"), "float32", layout))
+        check_result(source, 9, in_emulator(sanitize=sanitize))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layouts", [("bsf", None), ("bsl", None), ("bsf", "bsl")])
+@pytest.mark.parametrize("chain", LOADED_CHAINS)
+def test_chains_that_read_exchanged_inputs_in_the_emulator(
+    chain: tuple[str, ...], layouts: tuple[str, str | None]
+) -> None:
+    kernel = chain_of(Chain(chain).factors, "float32", layouts[0], Epilogue(True), out_layout=layouts[1])
+    own, limits = family_named("simt"), cuda_limits("sm_80")
+    constants = own.default(kernel, limits)
+    check(own, kernel, constants, limits)
+    arrays = arrays_of(kernel, 37)
+    check_against_factors(render(kernel, constants, family="simt"), arrays, in_emulator(), truth_of(kernel, arrays))
+
+
+def test_exchanged_inputs_are_not_multiplied_in_pairs() -> None:
+    limits = Limits(
+        2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False,
+        dots=(BF16.name,), tiles=(BF16.name,),
+    )  # fmt: skip
+    loaded, vector = Pattern(4, 32, 16, 1, load="l.i"), family_named("vector")
+    for pattern, pairs in ((loaded, 0), (loaded.natural, 1)):
+        for kernel in (KernelSpec(pattern, "bfloat16"), KernelSpec((pattern, Pattern(4, 8, 32, 1)), "bfloat16")):
+            chosen = vector.default(kernel, limits, 64)
+            assert chosen.pairs == pairs
+            check(vector, kernel, chosen, limits)
+        gradient = KernelSpec(pattern, "bfloat16", job="gradient")
+        found = family_named("cpu_gradient").defaults(gradient, limits, 64)
+        assert [each.pairs for each in found if hasattr(each, "pairs")] == [pairs]
+        assert len(found) == 1 + pairs, "matrix tiles read no exchanged inputs"
+    natural = vector.default(KernelSpec(loaded.natural, "bfloat16"), limits, 64)
+    with pytest.raises(ConstantsError, match="pairs=1 must be 0 if inputs are exchanged; try 0"):
+        check(vector, KernelSpec(loaded, "bfloat16"), natural.changed(panel=1), limits)
+    natural = vector.default(KernelSpec(loaded.natural), limits, 64).changed(along="outputs", panel=0)
+    with pytest.raises(ConstantsError, match="panel=0 must be 1 for exchanged inputs; try 1"):
+        check(vector, KernelSpec(loaded), natural, limits)
+
+
 def test_copies_of_launchers_exchange_too() -> None:
-    for launcher in (Launcher("1,4,3,2@j.k", activation="relu"), ChainLauncher("1,4,3,2@j.k", "8,2,1,1@k.i")):
+    assert repr(Launcher("j.l@1,4,3,2")) == "Launcher('j.l@1,4,3,2')"
+    launchers = [
+        Launcher("1,4,3,2@j.k", activation="relu"), ChainLauncher("1,4,3,2@j.k", "8,2,1,1@k.i"),
+        Launcher("j.l@1,4,3,2"), ChainLauncher("j.l@1,4,3,2", "8,2,1,1"),
+    ]  # fmt: skip
+    for launcher in launchers:
         for copied in (copy.deepcopy(launcher), pickle.loads(pickle.dumps(launcher))):
             assert copied.chain == launcher.chain
     assert repr(Launcher("1,4,3,2@j.k")) == "Launcher('1,4,3,2@j.k')"
@@ -113,6 +211,9 @@ def test_other_families_leave_them_to_these() -> None:
     assert {name for name, family in FAMILIES.items() if family.supports(single, limits)} == {"simt", "mma", "gemv"}
     chain = KernelSpec(patterns_of(CHAINS[0]), "bfloat16", "bsf")
     assert {name for name, family in FAMILIES.items() if family.supports(chain, limits)} <= {"simt", "mma"}
+    for job, family in (("multiply", "simt"), ("gradient", "gradient")):
+        loaded = KernelSpec(Pattern(4, 64, 64, 2, load="l.i.j"), "bfloat16", "bsf", job=job)
+        assert [name for name, each in FAMILIES.items() if each.supports(loaded, limits)] == [family]
 
 
 def test_what_reads_exchanged_outputs_is_refused() -> None:
@@ -127,12 +228,25 @@ def test_what_reads_exchanged_outputs_is_refused() -> None:
         Launcher("1,4,3,2@j.k")(np.ones((1, 6), np.float32), quantize(np.ones((1, 4, 3, 2), np.float32), "int8"))
 
 
+def test_what_exchanged_inputs_refuse() -> None:
+    loaded = Pattern(4, 64, 64, 2, load="l.i.j")
+    with pytest.raises(SpecError, match=r"int8 of l.i.j@4,64,64,2, whose inputs are exchanged; accepted: inputs"):
+        KernelSpec(loaded, weights="int8")
+    with pytest.raises(LaunchError, match=r"pattern with inputs in another order than i\.l\.j: an array of weights"):
+        Launcher("j.l@1,4,3,2")(np.ones((1, 6), np.float32), quantize(np.ones((1, 4, 3, 2), np.float32), "int8"))
+
+
 def test_a_kernel_says_in_its_name_how_outputs_are_stored() -> None:
     pattern = Pattern.parse("4,32,16,1@k1:4.i.k2")
     natural, exchanged = KernelSpec(pattern.natural), KernelSpec(pattern)
     assert natural.name == "ks_4x32x16x1_float32_bsf"
     assert exchanged.name == "ks_4x32x16x1_k1x4ik2x8_float32_bsf"
     assert natural.digest != exchanged.digest
+    assert natural.digest == "57baecb4"
+    assert exchanged.digest == "095c1a9c"
+    loaded = KernelSpec(Pattern.parse("l.i@4,32,16,1@k1:4.i.k2"))
+    assert loaded.name == "ks_4x32x16x1_k1x4ik2x8_from_li_float32_bsf"
+    assert loaded.digest not in (natural.digest, exchanged.digest)
     assert KernelSpec(Chain((pattern, Pattern(4, 8, 32, 1)))).name.startswith("ks_4x32x16x1_k1x4ik2x8_4x8x32x1_")
 
 

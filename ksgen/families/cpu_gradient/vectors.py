@@ -20,6 +20,7 @@ from ksgen.families.vector.cycles import (
 )
 from ksgen.families.vector.planes import Planes, PlaneVariables, round_up, tile_picture
 from ksgen.families.vector.shape import LINE_BYTES
+from ksgen.order import Order
 from ksgen.spec import KernelSpec
 
 ACROSS = 6  # cycles to add up the lanes of a sum
@@ -29,6 +30,7 @@ class CpuGradientVariables(PlaneVariables, total=False):
     by_tiles: bool
     # by vectors
     n: str
+    inputs: Order
     source: str
     widen: str
     planes: str
@@ -239,6 +241,7 @@ class VectorGradientTiling(Planes):
         )
         own: CpuGradientVariables = {
             "n": "",
+            "inputs": self.kernel.pattern.inputs,
             "source": "stored",
             "widen": "widen",
             "end_of_rows": "count",
@@ -276,6 +279,7 @@ class VectorGradientTiling(Planes):
             named(self, "DY_BASE", "offset of dY in the private buffer"),
             named(self, "X_STEP", "elements from one l to the next"),
             *row_constexprs(self.kernel, "dY"),
+            Constexpr("RUN_IN", pattern.inputs.run, "neighbouring inputs, in the order (i, l, j), that are contiguous"),
             named(pattern, "IN_FEATURES", "inputs per row of the batch"),
             named(pattern, "OUT_FEATURES", "outputs per row of the batch"),
             *self._along,

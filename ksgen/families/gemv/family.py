@@ -120,6 +120,8 @@ class Gemv(PackingFamily[AnyGemvConstants]):
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or kernel.arithmetic.is_complex or not limits.async_copies or limits.is_cpu:
             return False
+        if kernel.reads_exchanged:
+            return False
         if not kernel.is_chain:
             return True
         if kernel.is_exchanged:

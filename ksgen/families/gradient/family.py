@@ -16,7 +16,7 @@ from ksgen.families.chains import by_kind
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient import mma, plain
 from ksgen.families.gradient.mma import GradientMmaConstants, GradientMmaTiling
-from ksgen.families.gradient.parts import SIDES, SUM_COLUMNS, GradientVariables, blocks_that_fit, fits
+from ksgen.families.gradient.parts import SUM_COLUMNS, GradientVariables, blocks_that_fit, fits, sides_of
 from ksgen.families.gradient.plain import GradientConstants, GradientTiling
 from ksgen.families.kinds import OfKinds
 from ksgen.families.signature import GRADIENT
@@ -126,7 +126,7 @@ class Gradient(OfKinds):
     def variables(self, kernel: KernelSpec, constants: Any) -> GradientVariables:
         tiling = self.shape(kernel, constants)
         variables: GradientVariables = tiling.own_variables()
-        return {**variables, "sides": SIDES, "picture": tiling.picture}
+        return {**variables, "sides": sides_of(kernel), "picture": tiling.picture}
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
         tiling = self.shape(kernel, constants)

@@ -102,7 +102,7 @@ class GradientMmaTiling(Parts):
     @staticmethod
     def is_for(kernel: KernelSpec, limits: Limits) -> bool:
         """Whether the device can compute the kernel by this tiling."""
-        return limits.tensor_cores and kernel.arithmetic.operand is not None
+        return limits.tensor_cores and kernel.arithmetic.operand is not None and not kernel.reads_exchanged
 
     @staticmethod
     def planes(kernel: KernelSpec) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from ksgen.families.base import Constexpr, Limits, Variables, named
 from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.families.traffic import SECTOR, array_bytes, bytes_of_row
+from ksgen.order import Order
 from ksgen.spec import KernelSpec
 from ksgen.values import counted
 
@@ -29,6 +30,8 @@ class SideNames(TypedDict):
     features: str
     tile: str
     first: str
+    order: Order
+    is_exchanged: bool
 
 
 class GradientVariables(Variables, total=False):
@@ -40,10 +43,18 @@ class GradientVariables(Variables, total=False):
     conjugated: str
 
 
-SIDES: tuple[SideNames, ...] = (
-    {"name": "x", "NAME": "X", "features": "C", "tile": "TILE_IN", "first": "first_in"},
-    {"name": "dy", "NAME": "DY", "features": "B", "tile": "TILE_OUT", "first": "first_out"},
-)
+def sides_of(kernel: KernelSpec) -> tuple[SideNames, ...]:
+    """Names of both operands in the source, and the orders of their features."""
+    inputs, outputs = kernel.pattern.inputs, kernel.pattern.outputs
+    x: SideNames = {
+        "name": "x", "NAME": "X", "features": "C", "tile": "TILE_IN", "first": "first_in",
+        "order": inputs, "is_exchanged": inputs.is_exchanged,
+    }  # fmt: skip
+    dy: SideNames = {
+        "name": "dy", "NAME": "DY", "features": "B", "tile": "TILE_OUT", "first": "first_out",
+        "order": outputs, "is_exchanged": outputs.is_exchanged,
+    }  # fmt: skip
+    return x, dy
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,11 @@ class GradientTiling(Parts):
         return self.constants.copy
 
     def side(self, name: str, features: int, tile: int) -> Side:
-        constants = self.constants
+        constants, pattern = self.constants, self.kernel.pattern
+        order = pattern.inputs if name == "x" else pattern.outputs
         vector = self._vector(features, tile)
+        if self.is_bsf and order.run % vector:
+            vector = 1  # neighbouring features are apart in memory
         # elements that an asynchronous copy moves together stay contiguous
         scattered = 1 if constants.copy == "async" else vector
         image = find_image(tile, constants.tile_batch, constants.tile_d, scattered, self.kernel.item_bytes, self.is_bsf)

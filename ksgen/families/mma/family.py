@@ -75,7 +75,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
     )
 
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
-        if kernel.job == "gradient" or not limits.tensor_cores or not has_products(kernel):
+        if kernel.job == "gradient" or not limits.tensor_cores or not has_products(kernel) or kernel.reads_exchanged:
             return False
         if not kernel.is_chain:
             return is_precise(kernel, limits)

@@ -167,7 +167,7 @@ class MmaTiling(TensorTile):
     def y_vector(self) -> int:
         """Contiguous elements that one store of Y moves, if pointers, pitches and, in bsl, the batch allow it."""
         chunk = CHUNK // self.kernel.item_bytes
-        return gcd(chunk, self._whole[1], self.kernel.pattern.run) if self.is_bsf else chunk
+        return gcd(chunk, self._whole[1], self.kernel.pattern.outputs.run) if self.is_bsf else chunk
 
     # ---- shared memory, in bytes
 

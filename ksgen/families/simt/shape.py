@@ -181,7 +181,8 @@ class SimtTiling(Moved, Tiled):
         """Whether groups of neighbours of a batch-size-first row never straddle a run, an i or a ragged edge."""
         _, _, c, d = self.kernel.pattern.shape
         whole = c * d if self.constants.tile_d == d else gcd(d, self.constants.tile_d)
-        return whole % self.group == 0 and run % self.group == 0
+        is_whole = whole % self.group == 0 and run % self.group == 0
+        return is_whole and self.kernel.pattern.inputs.run % self.group == 0
 
     @cached_property
     def y_plan(self) -> CopyPlan:

@@ -66,6 +66,8 @@ def alike(batch: int) -> int:
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants | VectorChainConstants:
     batch = kernel.batch or alike(batch or MANY)
+    if kernel.reads_exchanged:  # no pairs: the inputs of a pair are not at one distance everywhere
+        limits = replace(limits, dots=())
     return (_default_of_chain if kernel.is_chain else _default_of_factor)(kernel, limits, batch)
 
 
@@ -110,7 +112,7 @@ def _common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> 
 def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
     lanes = lanes_of(kernel, limits)
     # exchanged outputs along the lanes are stored one by one
-    along_outputs = (batch < lanes // 2 or not kernel.is_exchanged) and (
+    along_outputs = (batch < lanes // 2 or not kernel.pattern.outputs.is_exchanged) and (
         is_small_batch(kernel, limits, lanes, batch)
         or spread_is_faster(kernel, limits, lanes)
         or (prefers_outputs(kernel, lanes, batch) and not transposing_is_faster(kernel, limits, lanes, batch))

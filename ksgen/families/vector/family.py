@@ -80,6 +80,7 @@ RULES: tuple[Rule[VectorConstants], ...] = (
         "along=outputs needs a d that divides a tile's lanes, or more j than lanes",
         lambda k, c: c.along == "batch" or k.pattern.d > c.lanes or c.width * c.lanes % k.pattern.d == 0,
     ),
+    Rule("panel is 1 for exchanged inputs", lambda k, c: c.panel == 1 or not k.reads_exchanged),
     Rule(
         "panel is 1 along the batch, in bsl, and for single inputs below 32 bits",
         lambda k, c: c.panel == 1 or not (c.along == "batch" or needs_panel(k, c.pairs)),
@@ -89,6 +90,7 @@ RULES: tuple[Rule[VectorConstants], ...] = (
         "pairs is 0 but in bfloat16 with four lanes or more",
         lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16),
     ),
+    Rule("pairs is 0 if inputs are exchanged", lambda k, c: not (c.pairs and k.reads_exchanged)),
     Rule("pairs is 0 with weights in eight bits", lambda k, c: not (c.pairs and k.is_quantized)),
     no_more("parts", "the tiles of all outputs", lambda k, c: VectorTiling(k, c).columns),
 )
@@ -373,6 +375,10 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
     return [
         *always,
         Constexpr("CHUNK", shape.tile_lanes, "rows of the batch whose inputs are copied together"),
+        named(shape, "MATRICES", "(i, j) of a plane, whose inputs are copied together"),
+        Constexpr(
+            "RUN_IN", pattern.inputs.run, "neighbouring inputs, in the order (i, l, j), that are contiguous in x"
+        ),
         Constexpr("SCOPE", shape.scope if shape.transposes else 1, "blocks on the diagonal per plane"),
         named(shape, "PLANE_COLUMNS", "tiles per plane"),
         named(shape, "COLUMN_UNIT", "tiles that one work group takes together"),

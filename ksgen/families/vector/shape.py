@@ -72,7 +72,13 @@ class VectorTiling(Planes):
 
     @property
     def columns_from(self) -> str:
-        return "bsl_planes" if self.x_layout == "bsl" and self.transposes else self.x_layout
+        in_planes = self.transposes or self.kernel.reads_exchanged
+        return "bsl_planes" if self.x_layout == "bsl" and in_planes else self.x_layout
+
+    @property
+    def matrices(self) -> int:
+        """(i, j) per plane, whose inputs are copied together, if lanes are along the batch."""
+        return self.scope * self.kernel.pattern.d if self.transposes else 1
 
     @property
     def planes(self) -> int:
@@ -241,9 +247,9 @@ class VectorTiling(Planes):
         if self.is_along_outputs:
             lines, apart = (divide_up(c * d, line), line) if self.is_short else (c, d)
             # else the batch has few rows: nothing is prefetched
-            rows = self.constants.height if self.is_in_rows else 0
+            rows = self.constants.height if self.is_in_rows and not self.kernel.reads_exchanged else 0
             return Ahead(rows, divide_up(lines, self.tiles), apart, self.inputs)
-        if self.columns_from == "bsl_planes":
+        if self.columns_from == "bsl_planes" or self.kernel.reads_exchanged:
             return Ahead(0, 0, line, self.inputs)
         if self.x_layout == "bsl":
             chunks = divide_up(self.constants.block, self.tile_lanes)
@@ -258,12 +264,12 @@ class VectorTiling(Planes):
     def waits(self) -> bool:
         """Whether a tile's outputs leave by streaming stores while the next tile is multiplied."""
         is_contiguous = self.is_along_outputs == (self.kernel.layout == "bsf")  # its vectors are contiguous in Y
-        return bool(self.constants.streaming) and is_contiguous and not self.kernel.is_exchanged
+        return bool(self.constants.streaming) and is_contiguous and not self.kernel.pattern.outputs.is_exchanged
 
     @property
     def is_in_rows(self) -> bool:
         """Whether vectors of outputs are contiguous in rows of Y; else outputs are stored one by one."""
-        return self.kernel.layout == "bsf" and not self.kernel.is_exchanged
+        return self.kernel.layout == "bsf" and not self.kernel.pattern.outputs.is_exchanged
 
     @cached_property
     def scope(self) -> int:
@@ -272,11 +278,13 @@ class VectorTiling(Planes):
         If outputs are exchanged, it is the least number with which a plane's outputs are whole vectors in memory. If
         no number that fits achieves that, it is the largest one that fits.
         """
-        if not self.kernel.is_exchanged:
+        if not self.kernel.pattern.outputs.is_exchanged:
             return super().scope
         (_, b, c, d), most = self.kernel.pattern.shape, self.constants.lanes
         bytes_of_one = (b + c) * d * self.tile_lanes * self.real_bytes
-        least = next((digit.size for digit in self.kernel.pattern.digits if (digit.name, digit.unit) == ("i", 1)), 1)
+        least = next(
+            (digit.size for digit in self.kernel.pattern.outputs.digits if (digit.name, digit.unit) == ("i", 1)), 1
+        )
         scopes = [each for each in range(1, min(least, most) + 1) if least % each == 0]
         fitting = [each for each in scopes if each == 1 or each * bytes_of_one <= EXCHANGED_BYTES]
         return next((each for each in fitting if self._run_of_plane(each) % self.constants.lanes == 0), fitting[-1])
@@ -291,7 +299,7 @@ class VectorTiling(Planes):
         _, b, _, d = self.kernel.pattern.shape
         units = {"i": b * d, "k": d, "j": 1}
         found, after = [], self.scope * b * d
-        for digit in self.kernel.pattern.digits:
+        for digit in self.kernel.pattern.outputs.digits:
             size = digit.size if digit.name != "i" else self.scope if digit.unit == 1 else 1
             if size > 1:
                 after //= size
@@ -306,7 +314,7 @@ class VectorTiling(Planes):
     def _run_of_plane(self, scope: int) -> int:
         """Neighbouring outputs in memory of a plane with `scope` blocks on the diagonal."""
         run = 1
-        for digit in reversed(self.kernel.pattern.digits):
+        for digit in reversed(self.kernel.pattern.outputs.digits):
             if digit.name == "i":
                 size = scope if digit.unit == 1 else 1
                 run *= size
@@ -378,8 +386,9 @@ def lie_in_pairs(kernel: KernelSpec) -> bool:
 
 
 def needs_panel(kernel: KernelSpec, pairs: int) -> bool:
-    """Whether inputs must be copied: not in rows, or neither elements of the sums' type nor contiguous pairs."""
-    if kernel.layout == "bsl":
+    """Whether inputs must be copied: exchanged, not in rows, or neither elements of the sums' type nor contiguous
+    pairs."""
+    if kernel.layout == "bsl" or kernel.reads_exchanged:
         return True
     return kernel.x_item_bytes < 4 and not (pairs and lie_in_pairs(kernel))
 

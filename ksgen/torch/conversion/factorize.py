@@ -92,8 +92,11 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         True
     """
     chain = Chain.read(chain)
-    if chain.is_exchanged:
-        raise PatternError(f"{chain} exchanges outputs; accepted for a chain to factorize: outputs in the order i.k.j")
+    if order := chain.exchanged:
+        raise PatternError(
+            f"{chain} exchanges {order.features}; accepted for a chain to factorize: {order.features} in the order "
+            f"{order.natural}"
+        )
     matrix = _checked(weight, chain, refine)
     check_flags(progress=progress)
     method, guarantee, bound = _method(chain)

@@ -80,8 +80,9 @@ def optimize(
 
 
 def _fastest(layer: KSLinear, batch: int | None, precision: str) -> KSLinear:
-    if layer.chain.is_exchanged:
-        raise PatternError(f"{layer.chain} exchanges outputs; accepted for a chain to merge: outputs in i.k.j")
+    if order := layer.chain.exchanged:
+        what = f"{layer.chain} exchanges {order.features}"
+        raise PatternError(f"{what}; accepted for a chain to merge: {order.features} in {order.natural}")
     where, dtype = layer.weights[0].device, layer.weights[0].dtype
     clock = clock_of(where, precision)
     rows = checked_batch((CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)

@@ -27,7 +27,7 @@ class ChainLayer:
     layout: Layout
     out_layout: Layout | None = None
     _kind = "KSLinear"  # class name in messages, because FSDP2 renames the class
-    _exchanges: tuple[Exchange | None, ...] = ()  # one per factor; empty if no factor exchanges its outputs
+    _exchanges: tuple[Exchange | None, ...] = ()  # one per factor; empty if no factor exchanges features
     has_stored_type = False  # whether the weights are stored in another type than that of x
     _parallel: Any = None  # split over processes: a `ksgen.torch.parallel.Parallel`
     __call__: Callable[..., Any]  # inherited from nn.Module

@@ -63,8 +63,9 @@ def _orthogonal_blocks(pattern: Pattern, like: Tensor) -> Tensor:
 
 
 def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
-    if chain.is_exchanged:
-        raise LaunchError(f"{what} for {chain}, whose outputs are exchanged; accepted: outputs in the order i.k.j")
+    if order := chain.exchanged:
+        which = f"{chain}, whose {order.features} are exchanged"
+        raise LaunchError(f"{what} for {which}; accepted: {order.features} in the order {order.natural}")
     _check_rank(what, chain)
     if all(pattern.b == pattern.c for pattern in chain):
         return [torch.eye(pattern.b, device=like.device)[None, :, :, None].expand(pattern.shape) for pattern in chain]

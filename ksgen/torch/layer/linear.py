@@ -650,8 +650,9 @@ class KSLinear(ChainLayer, nn.Linear):
             )
         if self.split is not None:
             raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that one process has whole")
-        if self._exchanges:
-            raise LaunchError(f"{self._name()}: outputs are exchanged; a layer can be quantized only with order i.k.j")
+        if order := self.chain.exchanged:
+            what = f"{self._name()}: {order.features} are exchanged"
+            raise LaunchError(f"{what}; a layer can be quantized only with order {order.natural}")
         if self.precision not in (None, dtype):
             raise LaunchError(f"{self._name()}: precision={self.precision}; a layer can be quantized only with None")
         with torch.inference_mode(False), torch.no_grad():  # writes to tensors created in inference mode are invisible

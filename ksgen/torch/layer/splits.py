@@ -135,8 +135,9 @@ def split(name: str, chain: Chain, processes: int, given: str = "", asked: str =
 
     `given` is the placement of x, and `asked` that of y. By default, they are the style's; terms are summed.
     """
-    if chain.is_exchanged:
-        raise PatternError(f"{name} of {chain}, whose outputs are exchanged; accepted: outputs in the order i.k.j")
+    if order := chain.exchanged:
+        which = f"{chain}, whose {order.features} are exchanged"
+        raise PatternError(f"{name} of {which}; accepted: {order.features} in the order {order.natural}")
     style = STYLES[name]
     axes = style.axes(chain)
     split_axes = [(place, axis) for place, axis in enumerate(axes) if axis is not None]

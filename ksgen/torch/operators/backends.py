@@ -27,6 +27,7 @@ from ksgen.torch.operators.products import (
     Exchange,
     exchanged,
     finish,
+    natural,
     permuted,
     permuted_back,
     permuted_multiply,
@@ -195,7 +196,8 @@ def multiply_all_by(
         last_bias, function, last_residual = (
             (bias, activation, residual) if number == len(every) else (None, between, None)
         )
-        y = exchanged(BACKENDS[backend](prepare(x), each, layout_of_factor), exchange, layout_of_factor)
+        rows = natural(prepare(x), exchange, layout_of_factor)
+        y = exchanged(BACKENDS[backend](rows, each, layout_of_factor), exchange, layout_of_factor)
         x = finish(y, last_bias, function, last_residual, layout_of_factor)
     return x
 

@@ -87,8 +87,8 @@ class BackendChoice:
 
 
 @cache
-def launcher(a: int, b: int, c: int, d: int, store: str = "") -> Launcher:
-    return Launcher(Pattern(a, b, c, d, store))
+def launcher(a: int, b: int, c: int, d: int, store: str = "", load: str = "") -> Launcher:
+    return Launcher(Pattern(a, b, c, d, store, load))
 
 
 @lru_cache(REMEMBERED)

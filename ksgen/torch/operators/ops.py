@@ -43,7 +43,7 @@ from ksgen.torch.operators.choice import (
 )
 from ksgen.torch.operators.frozen import as_trained, derived, is_cached, operand
 from ksgen.torch.operators.meanwhile import by_kernels, waiting
-from ksgen.torch.operators.products import ACTIVATIONS, Exchange, exchanged, finish
+from ksgen.torch.operators.products import ACTIVATIONS, Exchange, exchanged, finish, natural
 
 Product = Callable[..., Tensor]
 SMALL_BATCH = 256  # largest batch at which PyTorch's own operators may be faster in training, because they start sooner
@@ -179,7 +179,7 @@ def multiply_chain(
     Tensors were cast and checked. If only the values are needed, one launch runs all factors where it is faster or
     `fuse` asks for it. `out_layout` is the layout of y, if it differs from that of x. `transposing_factor` is the index
     of the first factor whose X and Y have `out_layout`. `exchanges` has one entry per factor; it is empty if no factor
-    exchanges its outputs.
+    exchanges its outputs or inputs.
     """
     is_single = len(weights) == 1 and out_layout is None and not exchanges
     orders = exchanges or (None,) * len(weights)
@@ -188,7 +188,8 @@ def multiply_chain(
         rows: Tensor, each: Tensor, exchange: Exchange | None, factor_layout: Layout, *, bias: Tensor | None = None,
         residual: Tensor | None = None, activation: Activation,
     ) -> Tensor:  # fmt: skip
-        if exchange is None:
+        rows = natural(rows, exchange, factor_layout)
+        if exchange is None or exchange.outputs is None:
             return _multiply_factor(rows, each, bias, residual, factor_layout, precision, activation, backend)
         y = _multiply_factor(rows, each, None, None, factor_layout, precision, "none", backend)
         return finish(exchanged(y, exchange, factor_layout), bias, activation, residual, factor_layout)
@@ -213,7 +214,7 @@ def multiply_chain(
                 "'no'"
             )
         return one_by_one()
-    patterns = tuple((*each.shape, *(order[:1] if order else ())) for each, order in zip(weights, orders, strict=True))
+    patterns = tuple((*each.shape, *(order.text if order else ())) for each, order in zip(weights, orders, strict=True))
     chain, batch = chain_launcher(patterns, between, fuse), x.shape[0 if layout == "bsf" else 1]
     wanted = precision or dtype_name(x.dtype)
     if not x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(x.dtype)):

@@ -760,7 +760,8 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
         ready = factor.prepare(make)
 
         def step(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
-            y = products.exchanged(product(x, ready(parameters)), exchange, layout)
+            rows = products.natural(x, exchange, layout)
+            y = products.exchanged(product(rows, ready(parameters)), exchange, layout)
             return finish(y, parameters[0] if has_bias else None, activation, residual, layout)
 
         methods[name] = step

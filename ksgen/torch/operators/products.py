@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksgen.pattern import Chain, Pattern
+from ksgen.spec.kernel import pattern_as_list
 
 # least elements of X per product on views; with fewer, one product of permuted copies costs less than several calls
 LEAST_ELEMENTS = 2**14
@@ -46,30 +47,50 @@ def chain_to_dense(chain: Chain, weights: Sequence[Tensor]) -> Tensor:
     for pattern, each in zip(chain.factors[1:], others, strict=True):
         product = permuted_multiply(columns, blocks_of(each), "bsf", pattern.a, pattern.d)
         columns = exchanged(product, exchange_of(pattern), "bsf")
-    return columns.t()
+    exchange = exchange_of(chain[0])
+    return (columns if exchange is None else _copied(columns, exchange.inputs, "bsl")).t()
+
+
+Copy = tuple[tuple[int, ...], tuple[int, ...]] | None  # shape of features, and the order of its axes in the copy
 
 
 class Exchange(NamedTuple):
-    """Permutation that brings a factor's outputs into the order in which its pattern stores them:
-    `Pattern.exchange`."""
+    """Orders of a factor's features in memory, as `Pattern` takes them, and the copies from the natural order."""
 
-    store: str
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
+    text: tuple[str, ...]
+    outputs: Copy
+    inputs: Copy
 
 
 def exchange_of(pattern: Pattern) -> Exchange | None:
-    """Exchange of a factor's outputs; None if they stay in the order (i, k, j)."""
-    return Exchange(pattern.store, *pattern.exchange()) if pattern.is_exchanged else None
+    """Exchange of a factor's features; None if inputs and outputs are in the natural order."""
+    if not pattern.is_exchanged:
+        return None
+    outputs, inputs = (each.exchange() if each.is_exchanged else None for each in (pattern.outputs, pattern.inputs))
+    return Exchange(tuple(pattern_as_list(pattern)[4:]), outputs, inputs)
 
 
 def exchanged(y: Tensor, exchange: Exchange | None, layout: str) -> Tensor:
     """Copy outputs into the order in which the pattern stores them. Plain PyTorch, differentiable."""
-    if exchange is None:
-        return y
+    return y if exchange is None else _copied(y, exchange.outputs, layout)
+
+
+def natural(x: Tensor, exchange: Exchange | None, layout: str) -> Tensor:
+    """Copy inputs into the order (i, l, j). Plain PyTorch, differentiable."""
+    if exchange is None or exchange.inputs is None:
+        return x
+    shape, axes = exchange.inputs
+    inverse = tuple(axes.index(axis) for axis in range(len(axes)))
+    return _copied(x, (tuple(shape[axis] for axis in axes), inverse), layout)
+
+
+def _copied(array: Tensor, copy: Copy, layout: str) -> Tensor:
+    if copy is None:
+        return array
+    shape, axes = copy
     if layout == "bsf":
-        return y.unflatten(1, exchange.shape).permute(0, *[axis + 1 for axis in exchange.axes]).flatten(1)
-    return y.unflatten(0, exchange.shape).permute(*exchange.axes, len(exchange.shape)).flatten(0, -2)
+        return array.unflatten(1, shape).permute(0, *[axis + 1 for axis in axes]).flatten(1)
+    return array.unflatten(0, shape).permute(*axes, len(shape)).flatten(0, -2)
 
 
 def by_whole_matrix(x: Tensor, matrix: Tensor, layout: str) -> Tensor:

@@ -16,15 +16,22 @@ torch = library("torch")
 
 from ksgen.torch import KSLinear, factorize  # noqa: E402
 
-CHAINS = (("4,24,16,1@k1:6.i.k2", "6,16,16,1"), ("1,16,16,4@j.k",), ("4,16,8,1@k1:8.i.k2", "1,8,8,8@j.k"))
+CHAINS = (
+    ("4,24,16,1@k1:6.i.k2", "6,16,16,1"),
+    ("1,16,16,4@j.k",),
+    ("4,16,8,1@k1:8.i.k2", "1,8,8,8@j.k"),
+    ("l.i@4,16,8,1",),
+    ("j1:2.l.i.j2@2,8,4,4@j.i.k", "8,4,8,1"),
+)
 
 
 def truth(layer: Any, x: Any) -> Any:
-    """Factor by factor: einsum, then the stored order by a table of indices."""
+    """Factor by factor: einsum, with the orders of features by tables of indices."""
     rows = x if layer.layout == "bsf" else x.t()
     for number, (pattern, weights) in enumerate(zip(layer.chain, layer.weights, strict=True), 1):
+        rows = rows[:, torch.tensor(stored_order(pattern.inputs)).argsort()]
         rows = torch.einsum("sicj,ikcj->sikj", rows.unflatten(1, (pattern.a, pattern.c, pattern.d)), weights).flatten(1)
-        rows = rows[:, torch.tensor(stored_order(pattern))]
+        rows = rows[:, torch.tensor(stored_order(pattern.outputs))]
         rows = rows.relu() if layer.between == "relu" and number < len(layer.chain) else rows
     y = rows + layer.bias
     return y if layer.layout == "bsf" else y.t()
@@ -52,8 +59,9 @@ def test_values_and_gradients(chain: Sequence[str], backend: str, layout: Any) -
             torch.testing.assert_close(layer(x), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_its_matrix_has_the_exchanged_rows() -> None:
-    layer = KSLinear(list(CHAINS[2]))
+@pytest.mark.parametrize("chain", [CHAINS[2], CHAINS[4]])
+def test_its_matrix_has_the_exchanged_rows_and_columns(chain: Sequence[str]) -> None:
+    layer = KSLinear(list(chain))
     x = torch.randn(3, 32)
     torch.testing.assert_close(x @ layer.to_dense().t() + layer.bias, truth(layer, x), rtol=1e-4, atol=1e-4)
     assert torch.equal(layer.weight.detach() + 0, layer.to_dense())
@@ -102,6 +110,10 @@ def test_what_it_refuses() -> None:
         factorize(torch.eye(64), "1,16,16,4@j.k")
     with pytest.raises(LaunchError, match=r"init='identity' for 1,16,16,4@j.k, whose outputs are exchanged; accepted:"):
         KSLinear("1,16,16,4@j.k", init="identity")
+    with pytest.raises(
+        LaunchError, match=r"l.i@4,4,4,1, whose inputs are exchanged; accepted: inputs in the order i.l.j"
+    ):
+        KSLinear("l.i@4,4,4,1", init="identity")
     with pytest.raises(LaunchError, match=r"got weights of shapes \[\(1, 2, 2, 1\)\]; \[\(1, 4, 4, 1\)\] are needed"):
         KSLinear.from_weights([torch.ones(1, 2, 2, 1)], patterns="1,4,4,1")
     assert "1,16,16,4@j.k, whose outputs are exchanged" in layer.explain(processes=2)

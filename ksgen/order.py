@@ -1,0 +1,244 @@
+"""Defines the order in which a factor's inputs, or its outputs, lie in memory: the digits of their index.
+
+Three indices count the outputs (i, k, j) and the inputs (i, l, j) of a pattern. An order lists digits of these indices,
+from the most to the least significant one. An index may be divided into several digits. Never touches arrays.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from math import prod
+from operator import mul
+from typing import NamedTuple
+
+from ksgen.errors import PatternError
+from ksgen.values import excerpt
+
+_PIECE = re.compile(r"([iklj])([0-9]{0,2})(?::([0-9]{1,10}))?", re.ASCII)
+
+
+class Digit(NamedTuple):
+    """One digit of a feature's place in memory: it has `size` values, and counts an index (`name`) in steps of
+    `unit`."""
+
+    name: str
+    unit: int
+    size: int
+
+
+class Place(NamedTuple):
+    """Term of one digit in a feature's place in memory: index / unit % size * features."""
+
+    name: str
+    unit: int
+    size: int
+    is_part: bool  # whether there are digits above this one, so that it is taken modulo `size`
+    features: int  # distance of neighbouring values of the digit, in features
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether there are digits below this one."""
+        return self.unit > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Order of a factor's inputs or outputs in memory.
+
+    Args:
+        features: "inputs" or "outputs".
+        sizes: Number of values of each index, from the most significant one: (i, l, j) or (i, k, j).
+        text: Digits from the most to the least significant one, such as "i.j.k"; empty for the natural order.
+
+    Examples:
+        >>> from ksgen import Pattern
+        >>> order = Pattern(2, 4, 3, 5, store="i.j.k").outputs
+        >>> order.exchange(), order.place_of(1, 2, 3)
+        (((2, 4, 5), (0, 2, 1)), 34)
+    """
+
+    features: str
+    sizes: tuple[int, int, int]
+    text: str
+
+    @property
+    def names(self) -> str:
+        """Names of the three indices, from the most significant one."""
+        return "ilj" if self.features == "inputs" else "ikj"
+
+    @property
+    def natural(self) -> str:
+        """The order of features that are not exchanged."""
+        return ".".join(self.names)
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether features lie in another order than the natural one."""
+        return bool(self.text)
+
+    @property
+    def count(self) -> int:
+        """Number of features."""
+        return prod(self.sizes)
+
+    @property
+    def digits(self) -> tuple[Digit, ...]:
+        """Digits of a feature's place in memory, from the most significant one."""
+        return _read_digits(self.text or self.natural, self)
+
+    @property
+    def places(self) -> list[Place]:
+        """Terms whose sum is a feature's place in memory, one per digit."""
+        found, features, sizes = [], self.count, dict(zip(self.names, self.sizes, strict=True))
+        for digit in self.digits:
+            features //= digit.size
+            found.append(Place(*digit, digit.unit * digit.size < sizes[digit.name], features))
+        return found
+
+    @property
+    def run(self) -> int:
+        """Length of the runs of features, in the natural order, that are contiguous in memory.
+
+        Runs begin at multiples of this length, in both orders.
+        """
+        if not self.text:
+            return self.count
+        *_, last = self.digits
+        least = [name for name, size in zip(self.names, self.sizes, strict=True) if size > 1][-1]
+        return last.size if (last.name, last.unit) == (least, 1) else 1
+
+    def place_of(self, *indices: int) -> int:
+        """Compute a feature's place in memory.
+
+        Args:
+            indices: Values of the three indices.
+
+        Returns:
+            The place, counted in features.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> pattern = Pattern(2, 4, 3, 5, load="l.i.j")
+            >>> pattern.outputs.place_of(1, 2, 3), pattern.inputs.place_of(1, 2, 3)
+            (33, 28)
+        """
+        values = dict(zip(self.names, indices, strict=True))
+        return sum(values[each.name] // each.unit % each.size * each.features for each in self.places)
+
+    def exchange(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Compute the permutation of features from the natural order to that in memory.
+
+        Returns:
+            A shape and an order of its axes: features in memory are `natural.reshape(shape).transpose(axes).ravel()`.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(2, 4, 3, 1, store="k1:2.i.k2").outputs.exchange()
+            ((2, 2, 2), (1, 0, 2))
+        """
+        natural = self._sorted(self.digits)
+        return tuple(digit.size for digit in natural), tuple(natural.index(digit) for digit in self.digits)
+
+    def renamed(self, features: str) -> str:
+        """Text of the same order of the transposed factor's features, which are named `features`."""
+        inner, other = self.names[1], "k" if self.names[1] == "l" else "l"
+        return self.text.replace(inner, other) if features != self.features else self.text
+
+    def normalized(self) -> str:
+        """The only text of this order: neighbouring digits are merged, and the natural order is empty.
+
+        Raises:
+            PatternError: The text is no order of the features.
+        """
+        if not isinstance(self.text, str):
+            raise self._refused("")
+        return self._written(_read_digits(self.text, self)) if self.text else ""
+
+    def _refused(self, accepted: str) -> PatternError:
+        inner, what = self.names[1], "load" if self.features == "inputs" else "store"
+        usual = f": digits such as i.j.{inner}, or {inner}1:4.i.{inner}2 with a divided {inner}, each once"
+        return PatternError(f"{what}={excerpt(self.text)}; accepted{accepted or usual}")
+
+    def before(self, then: "Order") -> str | None:
+        """Order of these outputs for a next factor that reads them in its natural order.
+
+        Args:
+            then: Order in which the next factor reads these outputs in fact.
+
+        Returns:
+            The text of the order; None if digits of one order divide none of the other.
+        """
+        ends = sorted({*_ends(self.digits), *_ends(then.digits)})
+        if any(high % low for low, high in pairwise(ends)):
+            return None
+        weights = {name: prod(then.sizes[at + 1 :]) for at, name in enumerate(then.names)}
+        pieces = []  # (weight of a digit in the next factor's natural order, the digit of these outputs)
+        for low, high in pairwise(ends):
+            digit, read = _part(self.digits, low, high), _part(then.digits, low, high)
+            pieces.append((weights[read.name] * read.unit, digit))
+        return self._written([digit for _, digit in sorted(pieces, reverse=True)])
+
+    def _sorted(self, digits: Sequence[Digit]) -> list[Digit]:
+        """Digits in the natural order."""
+        return sorted(digits, key=lambda digit: (self.names.index(digit.name), -digit.unit))
+
+    def _written(self, given: Sequence[Digit]) -> str:
+        """Digits as text, with neighbours merged that count like one digit; empty for the natural order."""
+        digits: list[Digit] = []
+        for digit in given:
+            if digits and digits[-1].name == digit.name and digits[-1].unit == digit.unit * digit.size:
+                digit = Digit(digit.name, digit.unit, digits.pop().size * digit.size)
+            digits.append(digit)
+        if digits == self._sorted(digits):
+            return ""
+        names = []
+        for digit in digits:
+            units = sorted((each.unit for each in digits if each.name == digit.name), reverse=True)
+            number = units.index(digit.unit) + 1
+            names.append(digit.name if len(units) == 1 else f"{digit.name}{number}:{digit.size}")
+        return ".".join(names)
+
+
+def _ends(digits: Sequence[Digit]) -> Iterable[int]:
+    """Weights in memory at which digits begin or end."""
+    return accumulate((digit.size for digit in reversed(digits)), mul, initial=1)
+
+
+def _part(digits: Sequence[Digit], low: int, high: int) -> Digit:
+    """Part of the digit that has the weights from `low` to `high` in memory."""
+    ends: Iterator[tuple[int, int]] = pairwise(_ends(digits))
+    digit, begin = next(
+        (digit, begin) for digit, (begin, end) in zip(reversed(digits), ends, strict=True) if begin <= low < end
+    )
+    return Digit(digit.name, digit.unit * (low // begin), high // low)
+
+
+@lru_cache(maxsize=1024)
+def _read_digits(text: str, order: Order) -> tuple[Digit, ...]:
+    """Digits of an order, from the most significant one, without digits of only one value."""
+    names = order.names
+    found = [_PIECE.fullmatch(each) for each in text.split(".")]
+    parts: dict[str, dict[int, int | None]] = {index: {} for index in names}  # sizes by number, from the largest unit
+    for each in found:
+        if each is None or each[1] not in names or int(each[2] or 0) in parts[each[1]] or each[3] == "0":
+            raise order._refused("")
+        parts[each[1]][int(each[2] or 0)] = int(each[3]) if each[3] else None
+    units: dict[tuple[str, int], Digit] = {}
+    for index, size in zip(names, order.sizes, strict=True):
+        known = [part for part in parts[index].values() if part is not None]
+        rest, left = divmod(size, prod(known))
+        unknown = len(parts[index]) - len(known)
+        if left or unknown > 1 or (unknown == 0 and rest > 1):
+            raise order._refused(
+                f" for {index}, which has {size} values: digits whose sizes have that product, with one size left out "
+                "at most"
+            )
+        unit = size
+        for number in sorted(parts[index]):
+            digit_size = parts[index][number] or rest
+            unit //= digit_size
+            units[index, number] = Digit(index, unit, digit_size)
+    named = (units[each[1], int(each[2] or 0)] for each in found if each)
+    return tuple(digit for digit in named if digit.size > 1) or (Digit(names[1], 1, 1),)
