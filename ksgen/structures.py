@@ -20,6 +20,7 @@ __all__ = [
     "Structure",
     "blast",
     "block_dense",
+    "boft",
     "btt",
     "dyad",
     "gralora",
@@ -295,6 +296,40 @@ def oft(features: int, block: int) -> Structure:
     """
     (count,) = _blocks_of(block, name="block", features=features)
     return _of_blocks(Chain((Pattern(count, block, block, 1),), "oft"), "R")
+
+
+def boft(features: int, block: int, factors: int) -> Structure:
+    """Create the rotation of BOFT (Liu et al., 2024): the product of block-diagonal rotations after permutations.
+
+    Level t of the butterfly mixes features that differ in bit t above a low digit u < `block` / 2, and in u. Its factor
+    reads its inputs and stores its outputs in that order. Only the first one of the chain reads exchanged inputs.
+
+    Args:
+        features: Features of x and y.
+        block: Rows and columns of a block, a divisor of `features`; even if there are several factors.
+        factors: Factors m of the butterfly. One is OFT. 2^(m - 1) divides the number of blocks.
+
+    Returns:
+        The `Structure`, with the rotations R0, R1, ... (features / block, block, block) of PEFT's levels. The last one
+        multiplies x first.
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> print(structures.boft(64, block=8, factors=2).chain)
+        i1:4.l1:2.i2:2.l2:4@8,8,8,1@i1:4.k1:2.i2:2.k2:4 then 8,8,8,1
+    """
+    (count,) = _blocks_of(block, name="block", features=features)
+    (levels,) = pattern.counts(factors=factors)
+    most = (count & -count).bit_length() if block % 2 == 0 else 1
+    if levels > most:
+        raise PatternError(f"factors={levels}; accepted: 1 to {most} for {count} blocks of {block}")
+    # level t: the bit above u and t other bits is the high digit of a block
+    orders = [f"i1.k1:2.i2:{2**level}.k2" if level else "" for level in reversed(range(levels))]
+    chain = Chain([Pattern(count, block, block, 1, order, order.replace("k", "l")) for order in orders], "boft")
+    return _of_blocks(chain, *(f"R{level}" for level in reversed(range(levels))))
 
 
 def kronecker(in_features: int, out_features: int, blocks: int | tuple[int, int]) -> Structure:

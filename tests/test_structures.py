@@ -61,6 +61,17 @@ def of_gralora(state: State) -> Array:
     )
 
 
+def of_boft(state: State) -> Array:
+    """Each level is P D P^T, where P moves odd half blocks behind even ones; y = x M_m ... M_0."""
+    whole = np.eye(state["R0"].shape[0] * state["R0"].shape[1])
+    for level in range(len(state)):
+        blocks = state[f"R{level}"]
+        half = blocks.shape[1] // 2
+        order = np.arange(len(whole)).reshape(-1, 2**level, 2, half).transpose(0, 2, 1, 3).ravel()
+        whole = diagonal(blocks)[np.ix_(order, order)] @ whole
+    return whole.T
+
+
 STRUCTURES: dict[str, tuple[Structure, Callable[[State], Array]]] = {
     "blast": (structures.blast(24, 20, blocks=(5, 3), rank=7), of_blast),
     "blast of square blocks": (structures.blast(12, 8, blocks=4, rank=1), of_blast),
@@ -70,6 +81,9 @@ STRUCTURES: dict[str, tuple[Structure, Callable[[State], Array]]] = {
     "btt of square blocks": (structures.btt(12, 8, blocks=4, rank=1), of_btt),
     "gralora": (structures.gralora(24, 15, blocks=3, rank=6), of_gralora),
     "oft": (structures.oft(12, block=3), lambda state: diagonal(state["R"].transpose(0, 2, 1))),
+    "boft of one factor": (structures.boft(12, block=6, factors=1), of_boft),
+    "boft of two factors": (structures.boft(24, block=4, factors=2), of_boft),
+    "boft of four factors": (structures.boft(96, block=4, factors=4), of_boft),
     "kronecker by B first": (structures.kronecker(24, 20, (5, 3)), lambda state: np.kron(state["A"], state["B"])),
     "kronecker by A first": (structures.kronecker(24, 20, (2, 4)), lambda state: np.kron(state["A"], state["B"])),
     "low rank": (structures.low_rank(9, 14, rank=4), lambda state: state["B"] @ state["A"]),
@@ -192,6 +206,10 @@ def test_dyad_is_a_sum_of_two_chains(variant: structures.DyadVariant) -> None:
         (lambda: structures.btt(24, 20, blocks=4, rank=0), "rank=0; accepted: a whole number from 1"),
         (lambda: structures.gralora(24, 20, blocks=4, rank=6), "blocks=4; accepted: a divisor of rank=6"),
         (lambda: structures.oft(24, block=5), "block=5; accepted: a divisor of features=24"),
+        (lambda: structures.boft(24, block=5, factors=1), "block=5; accepted: a divisor of features=24"),
+        (lambda: structures.boft(24, block=4, factors=3), "factors=3; accepted: 1 to 2 for 6 blocks of 4"),
+        (lambda: structures.boft(24, block=3, factors=2), "factors=2; accepted: 1 to 1 for 8 blocks of 3"),
+        (lambda: structures.boft(24, block=4, factors=0), "factors=0; accepted: a whole number from 1"),
         (lambda: structures.kronecker(24, 20, (3, 4)), "blocks=3; accepted: a divisor of out_features=20"),
         (lambda: structures.kronecker(24, 20, 5), "blocks=5; accepted: a divisor of in_features=24"),
         (lambda: structures.dyad(24, 20, blocks=5), "blocks=5; accepted: a divisor of in_features=24"),

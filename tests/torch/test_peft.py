@@ -19,10 +19,12 @@ from peft.tuners.boft import layer as boft  # noqa: E402  (after the skip)
 from torch import Tensor, nn  # noqa: E402
 
 import ksgen.torch.peft  # noqa: E402
+from ksgen import structures  # noqa: E402
 from ksgen.errors import SpecError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.operators import trained  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
+from ksgen.torch.operators.products import chain_to_dense  # noqa: E402
 from ksgen.torch.peft import BOFTLinear, GraLoRALinear, OFTRotation, accelerate, combine, replace_extension, rotate  # noqa: E402
 
 CONFIGURATIONS: dict[str, Callable[..., Any]] = {
@@ -335,6 +337,9 @@ def test_factors_of_boft_are_block_diagonal_in_groups(size: int, levels: int) ->
         whole = matrix @ torch.block_diag(*blocks) @ matrix.T @ whole
     rows = torch.randn(7, features, dtype=torch.float64)
     torch.testing.assert_close(rotate(rows, factors), rows @ whole)
+    structure = structures.boft(features, size, levels)
+    weights = structure.from_state({f"R{level}": blocks for level, blocks in enumerate(factors)})
+    torch.testing.assert_close(chain_to_dense(structure.chain, weights), whole.T)
     if size * 2 ** (levels - 1) <= 64:
         torch.testing.assert_close(torch.block_diag(*combine(factors, 0, levels)), whole)
 
