@@ -328,7 +328,8 @@ def boft(features: int, block: int, factors: int) -> Structure:
         raise PatternError(f"factors={levels}; accepted: 1 to {most} for {count} blocks of {block}")
     # level t: the bit above u and t other bits is the high digit of a block
     orders = [f"i1.k1:2.i2:{2**level}.k2" if level else "" for level in reversed(range(levels))]
-    chain = Chain([Pattern(count, block, block, 1, order, order.replace("k", "l")) for order in orders], "boft")
+    factors_of_levels = tuple(Pattern(count, block, block, 1, order, order.replace("k", "l")) for order in orders)
+    chain = Chain(factors_of_levels, "boft")
     return _of_blocks(chain, *(f"R{level}" for level in reversed(range(levels))))
 
 

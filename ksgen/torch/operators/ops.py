@@ -164,7 +164,8 @@ def multiply_by_pytorch(
     exchange: Exchange | None = None,
 ) -> Tensor:  # fmt: skip
     """Multiply with plain PyTorch operators, so that autograd can differentiate."""
-    y = products.permuted_multiply(x, derived(weights, products.blocks_of), layout, weights.shape[0], weights.shape[3])
+    rows, blocks = natural(x, exchange, layout), derived(weights, products.blocks_of)
+    y = products.permuted_multiply(rows, blocks, layout, weights.shape[0], weights.shape[3])
     return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
 
 

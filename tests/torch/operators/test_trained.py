@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from ksgen.errors import KsgenError  # noqa: E402
+from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
 from ksgen.torch import KSLinear, freeze, multiply  # noqa: E402
 from ksgen.torch.operators import choice, trained  # noqa: E402
@@ -92,8 +93,8 @@ def gradients(layer: Any, x: Tensor, upstream: Tensor, **options: Any) -> list[T
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("options", [{}, {"between": "silu", "activation": "gelu"}])
 def test_exchanged_outputs(layout: str, options: dict[str, Any], usual: list[str], clock: Clock) -> None:
-    """PyTorch's products exchange them; a layer of equal shapes without exchanges has steps of its own."""
-    patterns = ["2,6,4,1@k1:2.i.k2:3", "2,5,6,1@k.i"]
+    """PyTorch's products exchange them, and inputs, too; a layer of equal shapes without exchanges has steps of its own."""
+    patterns = [Pattern(2, 6, 4, 1, "k1:2.i.k2:3", "l.i"), Pattern(2, 5, 6, 1, "k.i")]
     layer, plain = KSLinear(patterns, layout=layout, **options), KSLinear([(2, 6, 4, 1), (2, 5, 6, 1)], layout=layout)
     x, copy = x_of(layer).requires_grad_(), copy_of(layer)
     for number in range(3):
