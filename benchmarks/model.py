@@ -8,6 +8,7 @@
 | `ksmm` | the model replayed on the times that the paper's authors published for their kernel |
 | `predictions` | predicted times of our kernels on an A100, compared with those times |
 | `measured` | ratios of measured to predicted times of our kernels, and of launchers' choices to the fastest |
+| `sources` | sources that layers need at all batches on a processor |
 
 `ksmm_times.csv.gz` holds the best times that the authors found, with their constants. They are from the public
 repository PascalCarrivain/ksmm at d02b9cc (`kernel_bs_first_float.best` and its three neighbours): each figure for
@@ -26,7 +27,7 @@ from functools import cache, cached_property
 from io import StringIO
 from itertools import product
 from pathlib import Path
-from statistics import geometric_mean, median, quantiles
+from statistics import geometric_mean, mean, median, quantiles
 from typing import Any
 
 import click
@@ -43,11 +44,12 @@ from ksgen.families.expected import LARGE, Prediction, Speed, default_us, gpu_us
 from ksgen.families.gpus import gpu_of
 from ksgen.families.tiles import WARP, Constants
 from ksgen.families.traffic import SECTOR
-from ksgen.launch.fused import apart_us, family_of_chain
+from ksgen.launch.fused import apart_us, family_of_chain, shared_out, verdict_for
 from ksgen.measure.ranks import rank_correlation
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, stratified
+from ksgen.spec.kernel import layer_launch
 from ksgen.tuning.model import Machine
 
 BATCH = LARGE  # batch size of the published times
@@ -504,6 +506,38 @@ def predictions(patterns: tuple[Pattern, ...], brief: bool) -> None:
                 f"median of {len(found):<8} {precision:<9} {layout:<6} gain {middle:.2f} ({low:.2f} to {high:.2f}), a "
                 "prediction"
             )
+
+
+# ---- sources
+
+PROCESSOR = Limits(
+    256 * 1024, 8192, 0, is_cpu=True, async_copies=False, vector_bytes=64, dots=("bf16",), multiprocessors=2
+)
+ALL_BATCHES = tuple(1 << power for power in range(14))
+
+
+def sources_of(layer: KernelSpec, limits: Limits) -> set[tuple[KernelSpec, str, Any]]:
+    """Kernels, families and constants that a layer needs at `ALL_BATCHES`, by default: one source for each."""
+    found = set()
+    for batch in ALL_BATCHES:
+        is_one = not shared_out(layer, limits.multiprocessors, batch)
+        is_one = is_one and verdict_for(layer, limits, "processor", batch).is_one
+        for kernel in [layer] if is_one else factor_kernels(layer):
+            family = family_for(kernel, limits, batch)
+            found.add((kernel, family.name, family.default(kernel, limits, batch)))
+    return found
+
+
+@main.command("sources")
+@click.option("--cores", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--vector-bytes", type=click.Choice(["16", "32", "64"]), default="64", show_default=True)
+def sources(cores: int, vector_bytes: str) -> None:
+    """Count the sources of the 24 layers at batches 1, 2, 4, ..., 8192 on a processor: mean, least and most."""
+    limits = replace(PROCESSOR, multiprocessors=cores, vector_bytes=int(vector_bytes))
+    for precision, layout in product(("float32", "bfloat16"), LAYOUTS):
+        layers = [layer_launch((chain,), precision, layout, Epilogue()) for chain in transformers().values()]
+        counts = [len(sources_of(layer, limits)) for layer in layers]
+        click.echo(f"{precision:<9} {layout:<6} {mean(counts):5.1f} {min(counts):3} {max(counts):3}")
 
 
 # ---- our own kernels

@@ -261,7 +261,7 @@ def test_few_entries_keep_all_cores_busy() -> None:
     ):
         found = FAMILY.default(kernel_of(shape, layout=layout), CPU, batch)
         # each part copies inputs: one a core
-        assert (found.along, divide_up(batch, found.block) * found.parts) == ("outputs", 2)
+        assert (found.along, found.parts) == ("outputs", 2)
         assert VectorTiling(kernel_of(shape), found).period == 3
     assert FAMILY.default(kernel_of((1, 384, 384, 3), layout="bsl"), CPU, 8).along == "batch"
     assert FAMILY.default(kernel_of((1, 256, 256, 24)), CPU, 33).along == "batch"

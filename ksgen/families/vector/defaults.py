@@ -64,8 +64,8 @@ def alike(batch: int) -> int:
     return batch if batch <= FEW else min(MANY, 1 << (batch - 1).bit_length())
 
 
-def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorConstants | VectorChainConstants:
-    batch = kernel.batch or alike(batch or MANY)
+def default_by_rule(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants | VectorChainConstants:
+    """The fastest constants by rule at a batch; `sources.py` decides which batches share them."""
     if kernel.reads_exchanged:  # no pairs: the inputs of a pair are not at one distance everywhere
         limits = replace(limits, dots=())
     return (_default_of_chain if kernel.is_chain else _default_of_factor)(kernel, limits, batch)
@@ -316,7 +316,7 @@ def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, 
     blocks = divide_up(batch, constants.block)
     shape = VectorTiling(kernel, constants)
     # each part copies a plane's inputs
-    shares = shape.is_along_outputs and constants.panel and shape.planes < limits.multiprocessors * 4
+    shares = not shape.transposes and constants.panel and shape.planes < limits.multiprocessors * 4
     wanted = limits.multiprocessors * (1 if shares else 4)
     is_heavy = kernel.pattern.weight_count >= SPLIT_WEIGHTS
     is_split = shape.transposes and shape.planes * blocks < limits.multiprocessors and is_heavy

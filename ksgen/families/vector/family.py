@@ -17,9 +17,10 @@ from ksgen.families.signature import each_chains, layout_of
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.vector.chain import ProcessorProduct, VectorChainConstants, VectorChainTiling, output_reads
 from ksgen.families.vector.cycles import multiply_cycles
-from ksgen.families.vector.defaults import default, multiplies_pairs, small_batch_sizes, spread_sizes, tile_sizes
+from ksgen.families.vector.defaults import multiplies_pairs, small_batch_sizes, spread_sizes, tile_sizes
 from ksgen.families.vector.planes import PlaneVariables, lanes_of, round_up, tile_picture
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
+from ksgen.families.vector.sources import default
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
 

@@ -1,0 +1,79 @@
+"""Tests of the constants that batches share: how many sources layers need, and which batches have their own."""
+
+from itertools import product
+
+import pytest
+
+from benchmarks.model import ALL_BATCHES, PROCESSOR, sources_of
+from ksgen.families import check, family_named
+from ksgen.families.vector.defaults import default_by_rule
+from ksgen.families.vector.shape import VectorTiling
+from ksgen.families.vector.sources import expected_cycles, shared
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from ksgen.spec.kernel import layer_launch
+
+FAMILY = family_named("vector")
+LAYERS = {
+    "up": (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2)),
+    "monarch": (Pattern(32, 128, 32, 1), Pattern(1, 32, 32, 128)),
+    "low rank": (Pattern(1, 96, 768, 1), Pattern(1, 3072, 96, 1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "layout", "most"),
+    [
+        ("up", "float32", "bsf", 5),
+        ("monarch", "float32", "bsf", 6),
+        ("low rank", "float32", "bsf", 6),
+        ("up", "bfloat16", "bsf", 5),
+        ("monarch", "bfloat16", "bsf", 6),
+        ("low rank", "bfloat16", "bsf", 6),
+        ("up", "float32", "bsl", 12),
+        ("monarch", "float32", "bsl", 12),
+        ("low rank", "float32", "bsl", 14),
+    ],
+)
+def test_a_layer_needs_few_sources_for_all_batches(name: str, precision: str, layout: str, most: int) -> None:
+    layer = layer_launch((Chain(LAYERS[name]),), precision, layout, Epilogue())
+    assert len(sources_of(layer, PROCESSOR)) <= most
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("patterns", [(Pattern(1, 192, 48, 2),), (Pattern(1, 48, 48, 12),), LAYERS["up"]])
+def test_the_order_of_calls_makes_no_difference(patterns: tuple[Pattern, ...], layout: str) -> None:
+    kernel = KernelSpec(patterns, layout=layout)
+    batches = (*range(1, 18), *ALL_BATCHES, 100, 1 << 15)
+    found = []
+    for order in (batches, batches[::-1]):
+        shared.cache_clear()
+        found.append({batch: FAMILY.default(kernel, PROCESSOR, batch) for batch in order})
+    assert found[0] == found[1]
+
+
+def test_a_source_of_its_own_must_gain_enough() -> None:
+    """Small batches may share tiles that are higher than they are, because the model does not know such copies."""
+    for shape, layout in product(((1, 192, 48, 2), (6, 64, 64, 1), (1, 64, 64, 16), (1, 384, 384, 3)), LAYOUTS):
+        kernel = KernelSpec(Pattern(*shape), layout=layout)
+        for batch in ALL_BATCHES[2:]:
+            own, found = default_by_rule(kernel, PROCESSOR, batch), FAMILY.default(kernel, PROCESSOR, batch)
+            check(FAMILY, kernel, found, PROCESSOR)
+            assert (found.along, found.streaming) == (own.along, own.streaming)
+            cycles = [expected_cycles([VectorTiling(kernel, each)], PROCESSOR, batch) for each in (found, own)]
+            assert cycles[0] <= 1.1 * cycles[1]
+
+
+def test_rows_that_a_small_batch_lacks_are_few_where_copies_cost() -> None:
+    def heights(*shape: int, layout: str = "bsf") -> list[int]:
+        kernel = KernelSpec(Pattern(*shape), layout=layout)
+        return [FAMILY.default(kernel, PROCESSOR, batch).height for batch in (1, 2, 3, 4)]
+
+    assert heights(1, 768, 192, 2) == [4, 4, 4, 4]
+    assert heights(1, 64, 64, 16)[:2] == heights(1, 768, 192, 2, layout="bsl")[:2] == [2, 2]
+
+
+def test_a_kernel_for_one_batch_keeps_its_own_constants() -> None:
+    kernel = KernelSpec(Pattern(1, 768, 192, 2), batch=1)
+    assert FAMILY.default(kernel, PROCESSOR, 1) == default_by_rule(kernel, PROCESSOR, 1)
+    assert FAMILY.default(kernel, PROCESSOR, 1).height == 1
