@@ -2,6 +2,8 @@
 its band.
 """
 
+from itertools import product
+
 import pytest
 from click.testing import CliRunner
 
@@ -143,3 +145,11 @@ def test_predictions_are_compared_with_published_times() -> None:
 def test_a_pattern_without_published_times_has_no_lines() -> None:
     printed = CliRunner().invoke(main, ["predictions", "--pattern", "1,3,5,7", "--brief"])
     assert (printed.exit_code, printed.output) == (0, "")
+
+
+def test_sources_are_counted_for_every_precision_and_layout() -> None:
+    printed = CliRunner().invoke(main, ["sources", "--cores", "4", "--vector-bytes", "32"])
+    assert printed.exit_code == 0, printed.output
+    rows = [line.split() for line in printed.output.splitlines()]
+    assert [tuple(row[:2]) for row in rows] == list(product(("float32", "bfloat16"), LAYOUTS))
+    assert all(1 <= float(least) <= float(mean) <= float(most) for _, _, mean, least, most in rows)

@@ -1,5 +1,6 @@
 """Tests of the constants that batches share: how many sources layers need, and which batches have their own."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -28,10 +29,10 @@ LAYERS = {
         ("monarch", "float32", "bsf", 6),
         ("low rank", "float32", "bsf", 6),
         ("up", "bfloat16", "bsf", 5),
-        ("monarch", "bfloat16", "bsf", 6),
+        ("monarch", "bfloat16", "bsf", 4),
         ("low rank", "bfloat16", "bsf", 6),
-        ("up", "float32", "bsl", 12),
-        ("monarch", "float32", "bsl", 12),
+        ("up", "float32", "bsl", 10),
+        ("monarch", "float32", "bsl", 13),
         ("low rank", "float32", "bsl", 14),
     ],
 )
@@ -53,7 +54,6 @@ def test_the_order_of_calls_makes_no_difference(patterns: tuple[Pattern, ...], l
 
 
 def test_a_source_of_its_own_must_gain_enough() -> None:
-    """Small batches may share tiles that are higher than they are, because the model does not know such copies."""
     for shape, layout in product(((1, 192, 48, 2), (6, 64, 64, 1), (1, 64, 64, 16), (1, 384, 384, 3)), LAYOUTS):
         kernel = KernelSpec(Pattern(*shape), layout=layout)
         for batch in ALL_BATCHES[2:]:
@@ -64,13 +64,22 @@ def test_a_source_of_its_own_must_gain_enough() -> None:
             assert cycles[0] <= 1.1 * cycles[1]
 
 
-def test_rows_that_a_small_batch_lacks_are_few_where_copies_cost() -> None:
-    def heights(*shape: int, layout: str = "bsf") -> list[int]:
-        kernel = KernelSpec(Pattern(*shape), layout=layout)
-        return [FAMILY.default(kernel, PROCESSOR, batch).height for batch in (1, 2, 3, 4)]
+def test_small_batches_share_higher_tiles_where_copies_of_missing_rows_are_short() -> None:
+    def heights(*shape: int, layout: str = "bsf", precision: str = "float32", vector_bytes: int = 64) -> list[int]:
+        kernel, limits = KernelSpec(Pattern(*shape), precision, layout), replace(PROCESSOR, vector_bytes=vector_bytes)
+        return [FAMILY.default(kernel, limits, batch).height for batch in (1, 2, 4)]
 
-    assert heights(1, 768, 192, 2) == [4, 4, 4, 4]
-    assert heights(1, 64, 64, 16)[:2] == heights(1, 768, 192, 2, layout="bsl")[:2] == [2, 2]
+    assert heights(1, 3072, 96, 1) == [4, 4, 4]
+    assert heights(1, 64, 64, 16) == [1, 2, 4]  # each of eight parts copies 1024 inputs per row
+    assert heights(1, 3072, 96, 1, layout="bsl") == [1, 4, 4]
+    assert heights(1, 3072, 96, 1, layout="bsl", precision="bfloat16") == [1, 2, 4]
+    assert heights(1, 3072, 96, 1, vector_bytes=32)[0] == 1  # 16 registers hold narrower tiles
+
+
+def test_batches_fill_their_tiles() -> None:
+    kernel = KernelSpec(Pattern(32, 32, 128, 1), "bfloat16", "bsl")
+    for batch in (8, 16, 32, 64):
+        assert VectorTiling(kernel, FAMILY.default(kernel, PROCESSOR, batch)).tile_rows <= max(16, batch)
 
 
 def test_a_kernel_for_one_batch_keeps_its_own_constants() -> None:

@@ -17,8 +17,11 @@ from ksgen.spec import KernelSpec
 
 # batches whose constants others take, in the order in which these are considered
 ANCHORS = (MANY, FEW, 64, 4, 2)
-CHAIN_ANCHORS = (FEW, MANY, 4, 2)  # short blocks are as fast as long ones where intermediates stay in the cache
-MOST_REPEATED = 4  # most d with which a tile of four rows copies few inputs for rows that a batch does not have
+CHAIN_ANCHORS = (FEW, MANY, 64, 4, 2)  # short blocks are as fast as long ones where intermediates stay in the cache
+# below, the cost model is not asked, as it does not know copies of rows that a batch lacks; measured with 32 registers
+SMALL = 4
+# most inputs that a small batch may copy for such rows, relative to the weights; most d in batch-size-last
+MOST_LACKED, MOST_LACKED_D = 0.035, 4
 LEAST_GAIN = 1.1  # expected time over that of its own constants from which a batch has a source of its own
 REMEMBERED = 4096  # cached choices
 
@@ -39,46 +42,57 @@ def shared(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants
     own = default_by_rule(kernel, limits, batch)
     if kernel.batch:  # its source serves no other batch
         return own
-    anchors, least = CHAIN_ANCHORS if kernel.is_chain else ANCHORS, least_of(kernel)
-    own_shapes = shapes_of(kernel, own)
+    anchors, own_shapes = CHAIN_ANCHORS if kernel.is_chain else ANCHORS, shapes_of(kernel, own)
     most = LEAST_GAIN * expected_cycles(own_shapes, limits, batch)
     for anchor in anchors[: anchors.index(batch)] if batch in anchors else anchors:
         found = shared(kernel, limits, anchor)
         shapes = shapes_of(kernel, found)
-        may_share = found.streaming == own.streaming and fits_registers(shapes, limits)
-        if not may_share or not are_comparable(own_shapes, shapes, max(batch, least)):
+        if found.streaming != own.streaming or not are_comparable(own_shapes, shapes, limits):
             continue
-        if batch < least == anchor or expected_cycles(shapes, limits, batch) <= most:
+        pairs = list(zip(own_shapes, shapes, strict=True))
+        if batch < anchor <= SMALL:
+            lacked = ((other, other.tile_rows - max(batch, own.tile_rows)) for own, other in pairs)
+            is_fast = limits.vector_registers == 32 and all(lacks_few_rows(*each, batch) for each in lacked)
+        else:
+            are_filled = all(other.tile_rows <= max(own.tile_rows, batch) for own, other in pairs)
+            is_fast = are_filled and expected_cycles(shapes, limits, batch) <= most
+        if is_fast:
             return found
     return own
-
-
-def least_of(kernel: KernelSpec) -> int:
-    """Batch whose tiles serve all smaller ones: reading the weights takes longer than multiplying the rows."""
-    return 4 if kernel.layout == "bsf" and all(each.d <= MOST_REPEATED for each in kernel.factors) else 2
 
 
 def shapes_of(kernel: KernelSpec, constants: AnyVectorConstants) -> list[VectorTiling]:
     return [VectorTiling(*each) for each in own_of_factors(kernel, constants)]
 
 
-def are_comparable(shapes: list[VectorTiling], others: list[VectorTiling], most_rows: int) -> bool:
-    """Whether the cost model compares other constants with a batch's own.
+def are_comparable(shapes: list[VectorTiling], others: list[VectorTiling], limits: Limits) -> bool:
+    """Whether other constants may replace a batch's own if they are about as fast.
 
-    Lanes must be along the same dimension. Vectors that reach beyond a row's end must be copied by both or by neither.
-    The model underestimates rows that a batch lacks, and inputs that more parts copy again.
+    Lanes are along the same dimension. Vectors that reach beyond a row's end are copied by both or by neither. Parts
+    that copy the same inputs are no more: the cost model underestimates these copies.
     """
     return all(
         own.constants.along == other.constants.along
         and (own.constants.panel == other.constants.panel or not own.reaches)
-        and other.tile_rows <= max(own.tile_rows, most_rows)
         and (other.is_along_outputs or other.constants.parts <= max(own.constants.parts, other.planes))
+        and other.registers <= max(own.registers, limits.vector_registers)
         for own, other in zip(shapes, others, strict=True)
     )
 
 
-def fits_registers(shapes: list[VectorTiling], limits: Limits) -> bool:
-    return max(each.registers for each in shapes) <= limits.vector_registers
+def lacks_few_rows(shape: VectorTiling, rows: int, batch: int) -> bool:
+    """Whether a tile with `rows` more rows than a small batch copies few inputs for them.
+
+    Then reading the weights dominates. In batch-size-last inputs are copied one by one: at least two rows, of 32 bits
+    and with a small d, cost little.
+    """
+    kernel, constants = shape.kernel, shape.constants
+    if rows <= 0 or not shape.is_along_outputs:
+        return rows <= 0
+    if kernel.layout == "bsl":
+        return rows <= batch and kernel.pattern.d <= MOST_LACKED_D and not constants.pairs
+    copied = rows * kernel.pattern.in_features * max(1.0, constants.parts / shape.planes)
+    return bool(copied <= MOST_LACKED * kernel.pattern.weight_count)
 
 
 def expected_cycles(shapes: list[VectorTiling], limits: Limits, batch: int) -> float:
