@@ -82,6 +82,16 @@ def test_batches_fill_their_tiles() -> None:
         assert VectorTiling(kernel, FAMILY.default(kernel, PROCESSOR, batch)).tile_rows <= max(16, batch)
 
 
+def test_blocks_of_narrow_processors_are_no_shorter_than_by_rule() -> None:
+    chain, narrow = KernelSpec((Pattern(16, 64, 256, 1), Pattern(1, 64, 64, 16))), replace(PROCESSOR, vector_bytes=32)
+    blocks = [
+        (FAMILY.default(chain, each, 128).block, default_by_rule(chain, each, 128).block)
+        for each in (PROCESSOR, narrow)
+    ]
+    assert blocks[0][0] < blocks[0][1]
+    assert blocks[1][0] >= blocks[1][1]
+
+
 def test_a_kernel_for_one_batch_keeps_its_own_constants() -> None:
     kernel = KernelSpec(Pattern(1, 768, 192, 2), batch=1)
     assert FAMILY.default(kernel, PROCESSOR, 1) == default_by_rule(kernel, PROCESSOR, 1)
