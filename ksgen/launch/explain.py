@@ -68,9 +68,7 @@ def bytes_saved(kernel: KernelSpec, batch: int) -> str:
     return f"; {kernel.bytes(batch):,} bytes, with x in {kernel.dtype} {replace(kernel, inputs=SAME).bytes(batch):,}"
 
 
-def docstring(
-    chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOptions, is_sum: bool = False
-) -> str:  # fmt: skip
+def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOptions, is_sum: bool = False) -> str:
     """Docstring of a launcher: operands of its calls, and their options."""
     weights = "; ".join(", ".join(str(pattern.shape) for pattern in chain) for chain in chains)
     stored = "" if stated.weights == SAME else f", stored in {stated.weights} as ksgen.quantize gives them"

@@ -67,19 +67,24 @@ def is_repeated(found: ArrayView) -> bool:
 
 
 def repetition(found: ArrayView, stream: Any) -> tuple[Any, Callable[[], None]]:
-    """Allocate an array for all values of one that `is_repeated`; also return the function that copies them into it."""
-    handle = stream_handle(stream)
-    whole = new_array(found, found.shape, handle)
+    """Allocate an array for all values of one that `is_repeated`; also return the function that copies them into it.
+
+    The copies run on `stream`, or else on the stream that was current when the array was viewed.
+    """
+    handle = found.stream if stream is None else stream_handle(stream)
+    with sys.modules["torch"].inference_mode(False) if found.kind == "torch" else nullcontext():
+        whole = new_array(found, found.shape, handle)  # prepared calls write to it in any mode
+    later = found._replace(stream=None)  # another stream may be current when a prepared call runs
 
     def copy() -> None:
-        if found.kind not in COPYING:
-            host_array(view(whole))[...] = host_array(found)
-            return
-        with on_stream(found, stream, handle):
-            if found.kind == "torch":
+        if found.kind == "torch":
+            with on_stream(later, handle, handle):
                 whole.copy_(found.owner.detach())
-            else:
+        elif found.kind == "cupy":
+            with sys.modules["cupy"].cuda.Device(found.device[1]), on_stream(later, handle, handle):
                 whole[...] = found.owner
+        else:
+            host_array(view(whole))[...] = host_array(found)
 
     return whole, copy
 

@@ -4,10 +4,11 @@ from typing import Any
 
 from ksgen.errors import LaunchError
 from ksgen.launch.base import Given
-from ksgen.launch.checks import CheckedArguments, per_chain
+from ksgen.launch.checks import ArgumentChecks, CheckedArguments, per_chain
 from ksgen.launch.explain import LaunchOptions
 from ksgen.launch.fused import Verdict
 from ksgen.launch.group import GroupLauncher
+from ksgen.launch.plan import Call
 from ksgen.spec import Epilogue, Layout
 
 WHY_SEVERAL = "each adds the sum of the earlier ones as its residual"
@@ -18,7 +19,7 @@ class SumLauncher(GroupLauncher):
 
     The first chain writes y, with the bias and the residual. Each further chain adds y in its own last kernel, so the
     sum takes no pass of its own. In 16 bits, each partial sum is rounded. Arguments that any chain would refuse are
-    refused before the first launch.
+    refused before the first launch, except a `fuse="yes"` of a later chain that no kernel can serve.
 
     Args:
         *layers: Two or more `ChainLauncher`s, `Launcher`s, chains or patterns, one per argument. All must take and give
@@ -67,10 +68,13 @@ class SumLauncher(GroupLauncher):
         arrays["out"] = out
         return out
 
+    def _prepared(self, given: Given, checks: ArgumentChecks) -> Call | CheckedArguments:
+        self._check_activation(given.options.activation)
+        return super()._prepared(given, checks)
+
     def _one_by_one(self, given: Given, fit: CheckedArguments) -> Any:
         """Launch the chains sequentially."""
         arrays, factor_weights, _, _, y, options = given
-        self._check_activation(options.activation)
         operands = {"bias": arrays.get("bias"), "residual": arrays.get("residual")}
         options = options._replace(precision=fit.precision)
         for layer, weights in zip(self.layers, per_chain(self.chains, factor_weights), strict=True):

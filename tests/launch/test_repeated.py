@@ -1,5 +1,9 @@
 """Weights that repeat a slice by strides of zero: the same results as from whole arrays, at every call and packing."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,8 +12,8 @@ import pytest
 from ksgen import ChainLauncher, Launcher
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
-from ksgen.launch.arrays import view
-from ksgen.launch.memory import size_of
+from ksgen.launch.arrays import ArrayView, view
+from ksgen.launch.memory import repetition, size_of
 from tests.support.host_memory import processor
 from tests.support.libraries import library
 
@@ -70,6 +74,54 @@ def test_expanded_tensors() -> None:
         assert torch.equal(own(x, weights), 2 * expected)
         with pytest.raises(LaunchError, match=r"was written to after launcher\.pack"):
             own(x, packed)
+
+
+@pytest.mark.libraries
+def test_calls_prepared_in_inference_mode() -> None:
+    torch, _ = library("torch"), processor()
+    own, x, part = Launcher(*SHAPE), torch.randn(9, 24), torch.randn(3, 5, 4, 1)
+    with torch.inference_mode():
+        inference = part.clone().expand(SHAPE)
+        calls = [own.prepare(x, each) for each in (part.expand(SHAPE), inference)]
+    expected = own(x, part.expand(SHAPE))
+    for call in (*calls, own.prepare(x, inference)):
+        assert torch.equal(call(), expected)
+
+
+@pytest.mark.parametrize(("kind", "stream", "expected"), [("torch", None, 7), ("torch", 9, 9), ("cupy", None, 7)])
+def test_copies_stay_on_the_stream_of_the_launches(
+    kind: str, stream: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call may be prepared while a stream is current, and run while another one is."""
+    places = [0]
+
+    @contextmanager
+    def entered(handle: int, *_: Any) -> Iterator[None]:
+        places.append(handle)
+        yield
+        places.pop()
+
+    class Owner:
+        def __setitem__(self, *_: Any) -> None:
+            written.append(places[-1])
+
+        def copy_(self, _: Any) -> None:
+            written.append(places[-1])
+
+        def detach(self) -> None: ...
+
+    written = list[int]()
+    cuda = SimpleNamespace(
+        stream=entered,
+        ExternalStream=(lambda handle, _: handle) if kind == "torch" else entered,
+        Device=lambda _: nullcontext(),
+    )
+    monkeypatch.setitem(sys.modules, kind, SimpleNamespace(cuda=cuda, inference_mode=lambda _: nullcontext()))
+    monkeypatch.setattr("ksgen.launch.memory.new_array", lambda *_: Owner())
+    found = ArrayView(kind, 4096, SHAPE, "float32", (80, 16, 4, 0), ("cuda", 0), 7, Owner(), True)
+    _, copied = repetition(found, stream)
+    copied()
+    assert written == [expected]
 
 
 def test_other_gaps_are_refused() -> None:

@@ -172,6 +172,8 @@ def test_what_does_not_fit_is_refused_before_any_launch(monkeypatch: pytest.Monk
     refused("out shares memory with x", x=(shared := draw(33, 54))[:, :24], out=shared[:, 20:50])
     refused("bias is missing, but the launcher requires it; accepted: bias=an array, or bias=False", total(bias=True))
     refused("out_layout='bsl' with layout='bsf'", out_layout="bsl")
+    with pytest.raises(LaunchError, match="activation='silu'; accepted: 'none'"):
+        own.prepare(x, weights, activation="silu")
     with pytest.raises(LaunchError, match="activation='gelu'; accepted: 'none'"):
         own.build(3, epilogue=Epilogue(activation="gelu"))
 

@@ -181,11 +181,14 @@ def untied(weights: nn.ParameterList) -> tuple[nn.ParameterList, dict[int, tuple
     ties = {int(name): (tie.axis, tie.count) for name, _, tie in _ties(weights)}
     if not ties or len(ties) < len(weights._modules["parametrizations"]):
         return None
-    return nn.ParameterList(initialized(weights)), ties
+    return nn.ParameterList(initialized(weights)).train(weights.training), ties
 
 
 def retie(parameters: nn.ParameterList, ties: dict[int, tuple[int, int]]) -> None:
     """Tie the weights whose slices are the parameters, as `untied` returned them."""
     for number, tie in ties.items():
+        part = parameters[number]
+        parameters[number] = nn.Parameter(part.data, part.requires_grad)  # PyTorch writes to what it registers
         # unchecked, because PyTorch would refuse a parametrization that changes a shape
         parametrize.register_parametrization(parameters, str(number), Tied(*tie), unsafe=True)
+        parameters.get_submodule(f"parametrizations.{number}").original = part

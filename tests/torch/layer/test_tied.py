@@ -234,8 +234,11 @@ def test_copies_and_pickles_of_a_frozen_layer(tmp_path: Path) -> None:
     torch.save(model, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
     shared = nn.ModuleList([model[0], copy.deepcopy(model[0])])
+    shallow = copy.copy(model[0]).parameters()  # shares the parameters, and writes to none
+    assert all(one is other for one, other in zip(shallow, model[0].parameters(), strict=True))
     for other in (loaded[0], copy.deepcopy(model)[0], pickle.loads(pickle.dumps(model[0])), shared[1]):
         assert not other.is_frozen
+        assert not other.weights.training
         assert repr(other) == repr(model[0])
         assert [tuple(each.shape) for each in other.weights.parameters()] == [(1, 4, 8, 1), (1, 5, 3, 1)]
         assert all(each.requires_grad for each in other.parameters())
