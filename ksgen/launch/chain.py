@@ -55,6 +55,10 @@ class ChainLauncher(BaseLauncher):
     ) -> None:
         launchers = _factors(factors)
         self.chain = Chain(tuple(factor.pattern for factor in launchers))  # refuses factors that do not fit each other
+        launchers = tuple(  # only the first factor of a chain reads exchanged inputs
+            each if each.pattern == own else Launcher(own, batches=sorted(each.batches))
+            for each, own in zip(launchers, self.chain, strict=True)
+        )
         self.batches = launchers[0].batches if len(launchers) == 1 else frozenset()
         options = layer_options(self.chain, between, fuse, out_layout)
         self._set_up((self.chain,), launchers, checked(self.chain, StatedOptions(**stated)), options)

@@ -33,7 +33,7 @@ EVERY = Epilogue(bias=True, activation="relu", residual=True)
 PATTERNS = ("4,32,16,1@k1:4.i.k2", "8,16,4,1@k1:4.i.k2", "4,16,8,16@i.j.k", "2,20,7,3@j.i.k", "3,8,5,4@j1:2.i.k.j2")
 # inputs with no neighbours in x; with whole vectors of them; with whole vectors of j; with divided indices
 LOADS = (
-    "l.i@4,32,16,1",
+    "l.i@4,32,70,1",
     "l1:4.i.l2@8,16,64,1@k1:4.i.k2",
     "l.i.j@3,9,7,16",
     "l.j.i@3,9,7,2@j.i.k",

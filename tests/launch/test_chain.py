@@ -457,3 +457,10 @@ EARLIER = (  # a chain's launcher and a group's, as version 0.1 pickled their at
     "cHRpb25zIGFyZTogbGF5b3V0IGJzZiwgYWN0aXZhdGlvbiByZWx1LCBwcmVjaXNpb24gdGhhdCBvZiB0aGUgYXJyYXlzLgpUaGUgbGF5ZXIgaGFz"
     "IGZ1c2Ugbm8ucVJ1Yi4=",
 )
+
+
+def test_only_the_first_launcher_of_a_chain_reads_exchanged_inputs() -> None:
+    launcher = ChainLauncher(Launcher("l.i@4,8,16,1"), Launcher("l.i@8,8,4,1", batches=[5]))
+    assert [each.pattern for each in launcher.factors] == list(launcher.chain)
+    assert [str(each.pattern) for each in launcher.factors] == ["l.i@4,8,16,1@k.i", "8,8,4,1"]
+    assert launcher.factors[1].batches == {5}

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.libraries
 torch = library("torch")
 
 from ksgen.torch import KSLinear, factorize  # noqa: E402
+from ksgen.torch.operators.products import Exchange  # noqa: E402
 
 CHAINS = (
     ("4,24,16,1@k1:6.i.k2", "6,16,16,1"),
@@ -104,7 +105,7 @@ def test_an_exchange_and_a_layer_of_a_structure() -> None:
 
 def test_what_it_refuses() -> None:
     layer = KSLinear("1,16,16,4@j.k")
-    with pytest.raises(LaunchError, match=r"outputs are exchanged; a layer can be quantized only with order i.k.j"):
+    with pytest.raises(LaunchError, match=r"outputs are exchanged; accepted for quantization: order i.k.j"):
         layer.quantize("int8")
     with pytest.raises(PatternError, match=r"1,16,16,4@j.k exchanges outputs; accepted for a chain to factorize"):
         factorize(torch.eye(64), "1,16,16,4@j.k")
@@ -117,3 +118,11 @@ def test_what_it_refuses() -> None:
     with pytest.raises(LaunchError, match=r"got weights of shapes \[\(1, 2, 2, 1\)\]; \[\(1, 4, 4, 1\)\] are needed"):
         KSLinear.from_weights([torch.ones(1, 2, 2, 1)], patterns="1,4,4,1")
     assert "1,16,16,4@j.k, whose outputs are exchanged" in layer.explain(processes=2)
+
+
+def test_layers_of_earlier_pickles_exchange_outputs() -> None:
+    """An exchange consisted of the order, the shape and the axes of the outputs."""
+    layer = KSLinear("1,16,16,4@j.k")
+    known, layer._exchanges = layer._exchanges, (Exchange("j.k", (16, 4), (1, 0)),)  # type: ignore[arg-type]
+    again = pickle.loads(pickle.dumps(layer))
+    assert again._exchanges == known
