@@ -194,9 +194,9 @@ def test_several_adapters_and_none(name: str) -> None:
         found, expected = (each.base_model.model.model.layers[0].self_attn.q_proj.eval()(x) for each in (ours, theirs))
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
         assert losses(ours, 2) == pytest.approx(losses(theirs, 2), rel=1e-5)
+        ours.load_state_dict(theirs.state_dict())  # Adam's first steps have the size of its rate, whatever the gradient
     with ours.disable_adapter():
         torch.testing.assert_close(logits(ours), logits(llama()), rtol=0, atol=0)
-    ours.load_state_dict(theirs.state_dict())  # eight steps of Adam lead apart
     for each in (theirs, ours):
         each.merge_adapter()
     assert_same(theirs, ours)
