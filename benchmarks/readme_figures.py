@@ -79,20 +79,21 @@ def readme_figures(folder: Path) -> tuple[str, str]:
         return NOTHING, ""
     path, rows = measured[0]
     compared = Results([row for row in rows if AND not in row.pattern], PRECISION, BATCH)
-    where = f"{machine_of(path) or rows[0].device}, {PRECISION}, batch {BATCH}"
+    machine = machine_of(path) or rows[0].device
     panels = [panel for name in DRAWN for panel in _bars(compared, name)]
     table = markdown(replace(_families(compared), title="")).partition("\n\n")[2]
-    state = "" if on_gpu(rows) else f"{_on_gpus(folder) or f'**{NOTHING.strip()}**'} On a processor:\n\n"
+    state = "" if on_gpu(rows) else f"{_on_gpus(folder) or f'**{NOTHING.strip()}**'}\n\n"
+    lead = f"**{machine}** ran layers in {PRECISION} at batch {BATCH} ({max(row.date for row in rows)}):"
     note = (
         "A `KSLinear`, frozen for inference, is compared with the dense layer, and with the fastest of PyTorch's "
         "methods for the dense or the sparse layer. "
         "Speed-ups are geometric means; *the least* and *the most* are extremes of the speed-up over the best of "
         "PyTorch. The floor is the time of memory traffic or of arithmetic at peak rates, whichever is longer. "
-        "The share of the floor is the median of the floor divided by the time. "
-        f"{where}, {max(row.date for row in rows)}; [all results](docs/benchmarks.md#results)."
+        "The share of the floor is the median of the floor divided by the time."
     )
     picture = f"![microseconds of eight layers: the dense layer, PyTorch's fastest method, and ksgen]({PICTURE})"
-    return f"{state}{picture}\n\n{table.strip()}\n\n{note}\n", draw(f"Layers on {where}", panels)
+    drawn = draw(f"Layers on {machine}, {PRECISION}, batch {BATCH}", panels)
+    return f"{state}{lead}\n\n{picture}\n\n{table.strip()}\n\n{note}\n", drawn
 
 
 def _on_gpus(folder: Path) -> str:

@@ -84,7 +84,7 @@ def product(
     Raises:
         PatternError: The factors do not fit each other.
         SpecError: An option is unknown, or two options exclude each other.
-        LaunchError: `between` or `fuse` is unknown.
+        LaunchError: `between` or `fuse` is unknown, or an activation has no function in JAX.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -98,6 +98,9 @@ def product(
     """
     layer = LayerCall(tuple(map(str, Chain.read(chain))), layout, between, activation, precision, fuse)
     launcher = _launcher(layer)
+    for name, given in (("between", between), ("activation", activation)):
+        if given not in ACTIVATIONS:  # gradients and separate launches would need it
+            raise LaunchError(f"ksgen.jax: {name}={given!r} has no function here; accepted: {', '.join(ACTIVATIONS)}")
 
     def multiply(x: jax.Array, weights: Any, bias: Any = None, residual: Any = None) -> jax.Array:
         given = weights if isinstance(weights, list | tuple) else (weights,)

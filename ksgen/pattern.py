@@ -244,7 +244,7 @@ class Pattern:
 
     @property
     def transpose(self) -> "Pattern":
-        """Pattern of the transpose of K, by which the gradient of x is multiplied.
+        """Pattern of the transpose of K, which multiplies the gradient of y to give the gradient of x.
 
         It reads inputs in the order in which this pattern stores outputs, and the other way round.
         """
@@ -601,7 +601,7 @@ def blast(in_features: int, out_features: int, split_in: int, split_out: int, ra
         out_features: Features of y.
         split_in: Divisor of `in_features`.
         split_out: Divisor of `out_features`.
-        rank: Inner features of a block.
+        rank: Rank of each block.
 
     Returns:
         The `Chain`.
@@ -635,7 +635,7 @@ def btt(in_features: int, out_features: int, split_in: int, split_out: int, rank
         out_features: Features of y.
         split_in: Divisor of `in_features`.
         split_out: Divisor of `out_features`.
-        rank: Inner features of a block.
+        rank: Rank of each block.
 
     Returns:
         The `Chain`.

@@ -74,7 +74,7 @@ class Quantized:
 
     @property
     def description(self) -> str:
-        """Number of weights that exceeded the largest value and were clipped to it."""
+        """How many weights saturated, in words, such as "0 of 12 weights saturated"."""
         return f"{self.saturated} of {counted(self.pattern.weight_count, 'weight')} saturated"
 
     @property
@@ -278,9 +278,9 @@ def quantize(
 ) -> Quantized:
     """Quantize weights to eight bits with scales, or to bfloat16.
 
-    A scale is the largest absolute weight over the largest value, so that no weight saturates. With `x`, each scale is
-    chosen so that X K^T changes least; then the largest weights may saturate. bfloat16 has no scales: each weight is
-    rounded to the nearest value, ties to even, and infinities and NaN stay.
+    A scale is the largest absolute weight divided by the largest value of `storage`, so that no weight saturates. With
+    `x`, each scale is chosen so that X K^T changes least; then the largest weights may saturate. bfloat16 has no
+    scales: each weight is rounded to the nearest value, ties to even, and infinities and NaN stay.
 
     Args:
         weights: Weights (a, b, c, d): an array of NumPy or a tensor of PyTorch.

@@ -67,8 +67,8 @@ class Structure:
             state: NumPy arrays or tensors by name: exactly those of `shapes`.
 
         Returns:
-            The weights, in the order in which the factors multiply x, in the order of memory that launchers accept.
-            Tied weights are repeated. Weights may share memory with the parameters.
+            Contiguous weights, in the order in which the factors multiply x. Tied weights are repeated. Weights may
+            share memory with the parameters.
 
         Raises:
             LaunchError: A parameter is missing, unknown, or of another shape.
@@ -140,8 +140,8 @@ def blast(in_features: int, out_features: int, blocks: int | tuple[int, int], ra
     Args:
         in_features: Features of x.
         out_features: Features of y.
-        blocks: Blocks along both sides, or along y and along x.
-        rank: Inner features of a block.
+        blocks: Number of blocks along y and along x: a pair, or one int for both.
+        rank: Rank of each block.
 
     Returns:
         The `Structure`, with the parameters B, C and D.
@@ -192,8 +192,8 @@ def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank
     Args:
         in_features: Features of x.
         out_features: Features of y.
-        blocks: Blocks along both sides, or along y and along x.
-        rank: Inner features of a pair of blocks.
+        blocks: Number of blocks along y and along x: a pair, or one int for both.
+        rank: Rank of each block.
 
     Returns:
         The `Structure`, with the authors' cores W1 (blocks of x, inputs, blocks of y * rank) and W2 (blocks of y,
@@ -257,7 +257,7 @@ def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Stru
         in_features: Features of x.
         out_features: Features of y.
         blocks: Blocks k along each side, a divisor of `in_features`, `out_features` and `rank`.
-        rank: Inner features of all blocks of a row.
+        rank: Sum of the ranks of the k blocks in a row: each block has rank `rank` / k.
 
     Returns:
         The `Structure`, with PEFT's parameters gralora_A (k, in_features / k, rank) and gralora_B (k, rank,
@@ -328,20 +328,19 @@ def boft(features: int, block: int, factors: int) -> Structure:
         raise PatternError(f"factors={levels}; accepted: 1 to {most} for {count} blocks of {block}")
     # level t: the bit above u and t other bits is the high digit of a block
     orders = [f"i1.k1:2.i2:{2**level}.k2" if level else "" for level in reversed(range(levels))]
-    factors_of_levels = tuple(Pattern(count, block, block, 1, order, order.replace("k", "l")) for order in orders)
-    chain = Chain(factors_of_levels, "boft")
+    chain = Chain(tuple(Pattern(count, block, block, 1, order, order.replace("k", "l")) for order in orders), "boft")
     return _of_blocks(chain, *(f"R{level}" for level in reversed(range(levels))))
 
 
 def kronecker(in_features: int, out_features: int, blocks: int | tuple[int, int]) -> Structure:
     """Create a Kronecker product A ⊗ B: a matrix of blocks, each of which is B times an entry of A.
 
-    Each factor of the chain repeats one of both matrices. They are applied in the order with fewer multiplications.
+    One factor of the chain repeats A, the other repeats B. They are applied in the order with fewer multiplications.
 
     Args:
         in_features: Features of x.
         out_features: Features of y.
-        blocks: Rows and columns of A, or both: blocks along y and along x.
+        blocks: Rows and columns of A, which are the blocks along y and x: a pair, or one int for both.
 
     Returns:
         The `Structure`, with the parameters A (blocks along y, blocks along x) and B (rows and columns of a block).

@@ -126,8 +126,7 @@ def lines(counts: Counts) -> Iterator[str]:
         cycles = f"{kept.cycles:>12,} {kept.bank_cycles:>12,} {kept.return_cycles:>12,}"
         yield f"  {name:<14} {kept.requests:>12,} {kept.bytes:>14,} {cycles}"
     yield (
-        f"second-level cache, once for each block: {counts.cache_read_bytes:,} bytes read, "
-        f"{counts.cache_written_bytes:,} written"
+        f"L2 cache, once for each block: {counts.cache_read_bytes:,} bytes read, {counts.cache_written_bytes:,} written"
     )
     yield f"memory, once: {counts.memory_read_bytes:,} bytes read, {counts.memory_written_bytes:,} written"
     for name, count in counts.instructions.items():

@@ -58,7 +58,7 @@ MISTAKES = [
     ),
     (
         ["run", "--pattern", "1,2,3,1", "--device", "opencl", "--family", "mma"],
-        "ksgen: ks_1x2x3x1_float32_bsf at batch 1568: mma does",
+        "ksgen: ks_1x2x3x1_float32_bsf at batch 1568: not supported by mma",
     ),
     (["run", "--pattern", "1,2,3,1", "--device", "abacus"], "ksgen: device 'abacus': none is called that; found: "),
     (

@@ -94,7 +94,7 @@ def test_another_s_text_is_counted_by_its_launch(launch: Path) -> None:
         "cycles": warps,
     }
     assert (found["blocks"], found["barriers"], found["cache_read_bytes"]) == (2, 2, 8192 + 2 * 128)
-    assert "second-level cache, once for each block: 8,448 bytes read, 8,192 written" in run("--launch", launch).output
+    assert "L2 cache, once for each block: 8,448 bytes read, 8,192 written" in run("--launch", launch).output
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def edit(name, old, new):
 
 
 #
-# **1. Its name.** Specs, `--activation`, launchers and `KSLinear` all read this list:
+# **1. Its name.** Specs, `--activation` and launchers read this list:
 
 edit("ksgen/spec/kernel.py", '"gelu_tanh", "silu"]', '"gelu_tanh", "silu", "quick_gelu"]')
 
@@ -66,7 +66,7 @@ BLOCKS = "".join(
 )
 edit("templates/include/snippets/epilogue.j2", "{% block finish %}", BLOCKS + "{% block finish %}")
 
-# **5. Its function and derivative in PyTorch**, for training and for the backends that are PyTorch's own:
+# **5. Its function and derivative in PyTorch**, for `KSLinear` and for the backends that are PyTorch's own:
 
 LINES = """    "silu": Activation(functional.silu, _aten.silu_backward),
     "quick_gelu": Activation(lambda values: values * torch.sigmoid(1.702 * values), _quick_gelu_backward),
@@ -79,6 +79,11 @@ def _quick_gelu_backward(gradient: Tensor, values: Tensor) -> Tensor:
     return gradient * gate * (1 + 1.702 * values * (1 - gate))
 """
 edit("ksgen/torch/operators/products.py", "\n\nACTIVATIONS = {", BACKWARD + "\n\nACTIVATIONS = {")
+
+# **6. Its function in JAX**, for `ksgen.jax`:
+
+JAX = '    "silu": jax.nn.silu,\n'
+edit("ksgen/jax.py", JAX, f'{JAX}    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),\n')
 
 # That is all. `ksgen run` compiles a kernel with it, and checks it against step 2:
 

@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 be1484d2, spec a793a835
+// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 0e7b7506, spec a793a835
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -6,10 +6,10 @@
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes a tile: TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It walks over
-// l in steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is multiplied. Sums live
-// in registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first. Its functions follow: place, load,
-// multiply, store.
+// Every thread block computes a tile: TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It
+// walks over l in steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is
+// multiplied. Sums live in registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first. Its functions
+// follow: place, load, multiply, store.
 //
 // A tile of Y. Tiles: 1 along k, 1 along j, 2 along i; along s, as many as the batch needs.
 //
@@ -23,15 +23,15 @@
 // A warp: 8 lanes along s by 4 along k, with 8 x 12 sums each.
 
 // To launch by hand: grid and block have one dimension. Pass arrays as pointers, and the batch as a 64-bit integer.
-// For more than 49152 bytes of shared memory, set the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES first.
+// For more than 49152 bytes of shared memory, first set cudaFuncAttributeMaxDynamicSharedMemorySize of the kernel.
 //   ks_2x48x192x1_float32_bsf_pack<<<72, 256>>>(w, packed): w is (A, B, C, D) of float32, packed has 73728 bytes
 //   ks_2x48x192x1_float32_bsf<<<2 * tiles, 64, 17280>>>(x, packed, y, batch): tiles = batch / 128, rounded up
 
 // ---- constants: the pattern, the chosen tiling, and values derived from them
-constexpr int A                =        2;  // blocks on the diagonal, index i
-constexpr int B                =       48;  // outputs of a block, index k
-constexpr int C                =      192;  // inputs of a block, index l
-constexpr int D                =        1;  // interleaved matrices of a block, index j
+constexpr int A                =        2;  // diagonal blocks, index i
+constexpr int B                =       48;  // outputs of each small dense block, index k
+constexpr int C                =      192;  // inputs of each small dense block, index l
+constexpr int D                =        1;  // interleaved dense blocks per diagonal block, index j
 constexpr long long BATCH      =        0;  // rows of the batch, index s; 0: known at the call
 constexpr int HAS_BIAS         =        0;  // whether a bias is added, one per output feature
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
@@ -57,11 +57,11 @@ constexpr int W_BASE           =     1056;  // offset of a stage's weights, in e
 constexpr int W_STAGE          =      384;  // elements of weights per stage
 constexpr int STAGE            =     1440;  // elements per stage
 constexpr int SHARED_ELEMENTS  =     4320;  // elements of shared memory per block
-constexpr int X_LINES          =      128;  // lines of the X tile: its rows of the batch
+constexpr int X_LINES          =      128;  // lines of the X tile: its rows of the batch; `run` is an offset in a line
 constexpr int X_VECTOR         =        1;  // contiguous elements that one copy of X moves
-constexpr int X_LANE_RUN       =        8;  // lanes of a warp along a line
+constexpr int X_LANE_RUN       =        8;  // lanes of a warp that copy one line together
 constexpr int X_LANE_LINES     =        4;  // lines that a warp copies at once
-constexpr int X_WARPS_RUN      =        1;  // warps along a line
+constexpr int X_WARPS_RUN      =        1;  // warps that copy one line together
 constexpr int X_LINE_STEP      =        8;  // lines that the block copies at once
 constexpr int X_LINE_ROUNDS    =       16;  // rounds until all lines are copied
 constexpr int X_RUN_STEP       =        8;  // elements of a line that the block copies at once
@@ -69,9 +69,9 @@ constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
 constexpr int W_ROUNDS         =        2;  // copies of weights per thread and stage
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 constexpr int Y_PLANE          =      132;  // elements from one (k, j) to the next, while sums become rows of Y
-constexpr int Y_LANE_RUN       =        8;  // lanes of a warp along a line of Y
+constexpr int Y_LANE_RUN       =        8;  // lanes of a warp that store one line of Y together
 constexpr int Y_LANE_LINES     =        4;  // rows of the batch that a warp stores at once
-constexpr int Y_WARPS_RUN      =        2;  // warps along a line
+constexpr int Y_WARPS_RUN      =        2;  // warps that store one line together
 constexpr int Y_LINE_STEP      =        4;  // rows of the batch that the block stores at once
 constexpr int Y_LINE_ROUNDS    =       32;  // rounds until all rows of the batch are stored
 constexpr int Y_RUN_STEP       =       16;  // elements of a line that the block stores at once
@@ -219,7 +219,7 @@ DEVICE bool is_aligned(GLOBAL const void* pointer) { return (size_t)pointer % si
 // X[s * x_pitch + (i * C + l) * D + j]: (l, j) is contiguous.
 // A line of the X tile is one row of the batch. `run` is an element's index within its line, along l and the tile's j.
 // For each `run`, shared memory holds the rows of the batch contiguously, so the copy transposes. X_PLANE puts element
-// `run` of row `line` into bank GROUP * run + line.
+// `run` of row `line` into bank (GROUP * run + line) % 32, if `real` has 4 bytes.
 DEVICE extent x_next_line(const extent x_pitch) { return x_pitch; }
 DEVICE extent along_run(const int run) { return TILE_D == D ? run : run / TILE_D * (extent)D + run % TILE_D; }
 DEVICE extent x_offset(const Tile tile, const extent x_pitch, const int line, const int run) {

@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 be1484d2, spec c4c67c2b
+// ks_6x64x256x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 0e7b7506, spec c4c67c2b
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -6,10 +6,10 @@
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes a tile: TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It walks over
-// l in steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is multiplied. Sums live
-// in registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first. Its functions follow: place, load,
-// multiply, store.
+// Every thread block computes a tile: TILE_BATCH x TILE_OUT outputs for each of TILE_D neighbouring j of one i. It
+// walks over l in steps of TILE_IN: a stage of X and of W is copied to shared memory while an earlier one is
+// multiplied. Sums live in registers, THREAD_BATCH x THREAD_OUT per thread. The kernel comes first. Its functions
+// follow: place, load, multiply, store.
 //
 // A tile of Y. Tiles: 1 along k, 1 along j, 6 along i; along s, as many as the batch needs.
 //
@@ -23,15 +23,15 @@
 // A warp: 8 lanes along s by 4 along k, with 8 x 8 sums each.
 
 // To launch by hand: grid and block have one dimension. Pass arrays as pointers, and the batch as a 64-bit integer.
-// For more than 49152 bytes of shared memory, set the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES first.
+// For more than 49152 bytes of shared memory, first set cudaFuncAttributeMaxDynamicSharedMemorySize of the kernel.
 //   ks_6x64x256x1_float32_bsl_pack<<<384, 256>>>(w, packed): w is (A, B, C, D) of float32, packed has 393216 bytes
 //   ks_6x64x256x1_float32_bsl<<<6 * tiles, 128, 36864>>>(x, packed, y, batch): tiles = batch / 128, rounded up
 
 // ---- constants: the pattern, the chosen tiling, and values derived from them
-constexpr int A                =        6;  // blocks on the diagonal, index i
-constexpr int B                =       64;  // outputs of a block, index k
-constexpr int C                =      256;  // inputs of a block, index l
-constexpr int D                =        1;  // interleaved matrices of a block, index j
+constexpr int A                =        6;  // diagonal blocks, index i
+constexpr int B                =       64;  // outputs of each small dense block, index k
+constexpr int C                =      256;  // inputs of each small dense block, index l
+constexpr int D                =        1;  // interleaved dense blocks per diagonal block, index j
 constexpr long long BATCH      =        0;  // rows of the batch, index s; 0: known at the call
 constexpr int HAS_BIAS         =        0;  // whether a bias is added, one per output feature
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
@@ -57,11 +57,11 @@ constexpr int W_BASE           =     2048;  // offset of a stage's weights, in e
 constexpr int W_STAGE          =     1024;  // elements of weights per stage
 constexpr int STAGE            =     3072;  // elements per stage
 constexpr int SHARED_ELEMENTS  =     9216;  // elements of shared memory per block
-constexpr int X_LINES          =       16;  // lines of the X tile: its inputs l
+constexpr int X_LINES          =       16;  // lines of the X tile: its inputs l; `run` is an offset in a line
 constexpr int X_VECTOR         =        4;  // contiguous elements that one copy of X moves
-constexpr int X_LANE_RUN       =       32;  // lanes of a warp along a line
+constexpr int X_LANE_RUN       =       32;  // lanes of a warp that copy one line together
 constexpr int X_LANE_LINES     =        1;  // lines that a warp copies at once
-constexpr int X_WARPS_RUN      =        1;  // warps along a line
+constexpr int X_WARPS_RUN      =        1;  // warps that copy one line together
 constexpr int X_LINE_STEP      =        4;  // lines that the block copies at once
 constexpr int X_LINE_ROUNDS    =        4;  // rounds until all lines are copied
 constexpr int X_RUN_STEP       =      128;  // elements of a line that the block copies at once

@@ -1,4 +1,4 @@
-// ks_6x64x64x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 119400f7, spec aa47d1fd
+// ks_6x64x64x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 dddbc06a, spec aa47d1fd
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, bfloat16, batch-size-last.
 // Edit the template, not this file.
 //
@@ -6,14 +6,14 @@
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
-// Every block computes a tile on tensor cores: TILE_OUT outputs k by TILE_BATCH rows s of the batch, for each of TILE_D
-// neighbouring j of one i. Packed weights are operand A, X is operand B. The block walks over l in steps of TILE_IN: a
-// stage of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is resident, its
-// stages stay in shared memory, and the block walks over all PASSES tiles of outputs. Lanes read X in 16-byte chunks,
-// unchanged. The k-indices of an instruction may be any inputs, and its rows any outputs, if A and B have the same
-// inputs in the same order. A is packed in that order (`input_of`, `out_of`). Below, g and t are PTX's groupID and
-// threadID_in_group of a lane: lane 4g + t of its warp. The kernel comes first. Its functions follow: place, load,
-// multiply, store.
+// Every thread block computes a tile on tensor cores: TILE_OUT outputs k by TILE_BATCH rows s of the batch, for each of
+// TILE_D neighbouring j of one i. Packed weights are operand A, X is operand B. The block walks over l in steps of
+// TILE_IN: a stage of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is
+// resident, its stages stay in shared memory, and the block walks over all PASSES tiles of outputs. Lanes read X in
+// 16-byte chunks, unchanged. Along the K dimension of instructions, inputs may have any order, if A and B have the
+// same one. Rows of A may be any outputs. A is packed accordingly (`input_of`, `out_of`). Below, g and t are PTX's
+// groupID and threadID_in_group of a lane: lane 4g + t of its warp. The kernel comes first. Its functions follow:
+// place, load, multiply, store.
 //
 // A tile of Y. Tiles: 1 along k, 1 along j, 6 along i; along s, as many as the batch needs.
 //
@@ -25,15 +25,15 @@
 // A warp: 64 x 64 sums, by 4 x 8 instructions of 16 x 8.
 
 // To launch by hand: grid and block have one dimension. Pass arrays as pointers, and the batch as a 64-bit integer.
-// For more than 49152 bytes of shared memory, set the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES first.
+// For more than 49152 bytes of shared memory, first set cudaFuncAttributeMaxDynamicSharedMemorySize of the kernel.
 //   ks_6x64x64x1_bfloat16_bsl_pack<<<48, 256>>>(w, packed): w is (A, B, C, D) of bfloat16, packed has 49152 bytes
 //   ks_6x64x64x1_bfloat16_bsl<<<6 * tiles, 128, 41984>>>(x, packed, y, batch): tiles = batch / 256, rounded up
 
 // ---- constants: the pattern, the chosen tiling, and values derived from them
-constexpr int A                =        6;  // blocks on the diagonal, index i
-constexpr int B                =       64;  // outputs of a block, index k
-constexpr int C                =       64;  // inputs of a block, index l
-constexpr int D                =        1;  // interleaved matrices of a block, index j
+constexpr int A                =        6;  // diagonal blocks, index i
+constexpr int B                =       64;  // outputs of each small dense block, index k
+constexpr int C                =       64;  // inputs of each small dense block, index l
+constexpr int D                =        1;  // interleaved dense blocks per diagonal block, index j
 constexpr long long BATCH      =        0;  // rows of the batch, index s; 0: known at the call
 constexpr int HAS_BIAS         =        0;  // whether a bias is added, one per output feature
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y

@@ -1,14 +1,16 @@
 """Baselines: each converts a job's weights to its own format, ahead of time, and returns a function of X.
 
-The conversion is never timed. Outputs are contiguous, and a copy that makes them so is timed.
+The conversion is never timed. Outputs are contiguous, or slices of one array in a group. A copy that makes them so is
+timed.
 
-The paper's five (appendix D.1) and `strided` are backends of `ksgen.torch`. `three_passes`, `densified` and `pieces`
-are what an expert writes in PyTorch for products without views for `strided`. `views` is `strided` where views exist,
-else `bmm`. `compiled` is torch.compile, `layer` a frozen `KSLinear`, `authors` the form in which a structure's authors
-published it, and `rewriting` the memory traffic of `bmm` alone. `scipy` and `lazylinop` run on processors, if they are
-installed.
+The paper's five (appendix D.1) and `strided` are backends of `ksgen.torch`, except `dense`. `three_passes`,
+`densified` and `pieces` are what an expert writes in PyTorch for products without views for `strided`. `views` is
+`strided` where views exist, else `bmm`. `compiled` is torch.compile, `layer` a frozen `KSLinear`, `authors` the form in
+which a structure's authors published it, and `rewriting` the memory traffic of `bmm` alone. `scipy` and `lazylinop` run
+on processors, if they are installed.
 
-A product of one pattern multiplies a layer factor by factor, and PyTorch computes the layer's other operations.
+A baseline for one pattern (`Prepare`) multiplies a layer factor by factor, and PyTorch computes the layer's other
+operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,7 +74,7 @@ class Baseline:
 def by_factors(prepare: Prepare) -> PrepareLayer:
     """Return a preparation that multiplies by every factor, and then applies the layer's other operations.
 
-    The layout changes, and outputs are exchanged, by a pass over the intermediate.
+    Passes over x and the intermediates change the layout and exchange features.
     """
 
     def prepare_layer(arrays: LayerArrays) -> LayerProduct:
@@ -282,10 +284,13 @@ def authors(arrays: LayerArrays) -> LayerProduct:
         raise UnsupportedError("the published forms take batch-size-first alone")
     if operations.between != "none":
         raise UnsupportedError("the published forms have no activation between factors")
-    form, state = FORMS[structure.chain.name], structure.to_state(arrays.weights[0])
-    state = {name: each.contiguous() for name, each in state.items()}
-    bias, activation, residual = arrays.biases[0], operations.epilogue.activation, arrays.residuals[0]
-    return lambda x: [finish(form(x, state), bias, activation, residual, "bsf").contiguous()]
+    form, activation = FORMS[structure.chain.name], operations.epilogue.activation
+    states = map(structure.to_state, arrays.weights)
+    ready = [{name: each.contiguous() for name, each in state.items()} for state in states]
+    given = list(zip(ready, arrays.biases, arrays.residuals, strict=True))
+    return lambda x: [
+        finish(form(x, state), bias, activation, residual, "bsf").contiguous() for state, bias, residual in given
+    ]
 
 
 def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
@@ -373,8 +378,8 @@ BASELINES = {
     each.name: each
     for each in (
         *(Baseline(name, BACKENDS[name].why, by_factors(backend(name))) for name in ("bmm", "einsum", "bsr")),
-        # The dense matrix in float64 and in the job's type, and a product of some factors.
-        Baseline("dense", DENSE, dense, lambda chain: 4 * _dense_count(chain), _dense_count),
+        # The dense matrix in float64, twice while matrices are stacked, and in the job's type of at least two bytes.
+        Baseline("dense", DENSE, dense, lambda chain: 9 * _dense_count(chain), _dense_count),
         # A value and its 64-bit column index per weight, and the same again during construction.
         Baseline(
             "sparse", BACKENDS["sparse"].why, by_factors(backend("sparse")), lambda chain: 12 * chain.weight_count

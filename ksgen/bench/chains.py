@@ -93,7 +93,7 @@ def structured() -> dict[str, Structure]:
         "btt 1024 to 1024": structures.btt(1024, 1024, 32, 4),
         "btt 1024 to 4096": structures.btt(1024, 4096, 32, 2),
         "gralora 1024 to 1024": structures.gralora(1024, 1024, 4, 64),
-        "monarch 1024 to 4096": structures.monarch(1024, 4096, 32),
+        "monarch (Dao) 1024 to 4096": structures.monarch(1024, 4096, 32),
         "kronecker 1024 to 4096": structures.kronecker(1024, 4096, (64, 32)),
         "low rank 1024 to 4096": structures.low_rank(1024, 4096, 128),
         "blast 1024 to 4096": structures.blast(1024, 4096, 16, 128),

@@ -441,8 +441,11 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
         return by_calls(lambda number: product(arrays.sets[number]), where.type == "cuda")
 
     chains, arithmetic = job.layer.chains, job.comparison.baselines
+    identity = library_version(baseline.library)
+    if baseline.library == "ksgen":  # it chooses among kernels and PyTorch's products
+        identity = f"ksgen {__version__}, {library_version('torch')}"
     stored_bytes = sum(map(baseline.elements, chains)) * PRECISIONS[arithmetic].item_bytes
     return Contender(
-        job, baseline.name, "", arithmetic, library_version(baseline.library), prepare, stored_bytes + 2 * job.bytes,
+        job, baseline.name, "", arithmetic, identity, prepare, stored_bytes + 2 * job.bytes,
         sum(map(baseline.multiplications, chains)), why=baseline.says,
     )  # fmt: skip

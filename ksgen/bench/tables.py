@@ -389,7 +389,7 @@ def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
                 title = ""
     note = (
         "Times as long as one launch takes: the geometric mean over the layers with two reliable times, the least and "
-        f"the most. {BEST_OTHER}: times as long as a frozen `KSLinear` takes."
+        f"the most. {BEST_OTHER}: the fastest measured of PyTorch's methods, over a frozen `KSLinear`."
     )
     return ResultTable.of(
         "Layers: every contender compared with one launch", ("", "", "layers", "mean", "least", "most"), lines, note

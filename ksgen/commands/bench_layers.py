@@ -104,9 +104,9 @@ def command(
     names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
     seconds: float | None, output: Path, page: bool, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time layers with several contenders, in turns. The contenders are one launch of all factors, one launch per
-    factor, KSLinear, PyTorch's products per factor, and a dense layer of the same size. Every result is checked against
-    float64.
+    """Time layers with several contenders, alternately. The contenders are one launch of all factors, one launch per
+    factor, KSLinear, PyTorch's products per factor (also compiled, or for some rows at a time), the published form of a
+    structure, and a dense layer of the same size. Every result is checked against float64.
 
     transformers (the default) names 24 chains with the sizes of layers in transformers. structures names layers such as
     BTT and BLAST, which are compared with their authors' forms, too. random names 24 random pairs of the paper's

@@ -79,7 +79,7 @@ def model_command(
     model: str, precisions: tuple[str, ...], backend: str, steps: tuple[str, ...], layers: tuple[str, ...],
     device: str | None, batch: int | None, repeats: int | None, output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time a model and its modules with dense and with Kronecker-sparse layers, in turns, and show the ratios.
+    """Time a model and its modules with dense and with Kronecker-sparse layers, alternately, and show the ratios.
 
     The sparse layers of llama-1b are Monarch layers, and those of llama-1b-blast are BLAST layers (specs/llama.yaml).
 

@@ -39,7 +39,7 @@ MOST_D = 64  # largest d of its patterns, unless some are named: the limit of th
 def paper(
     selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool
 ) -> None:
-    """Time ksgen's kernels and PyTorch's methods for the same product, in turns.
+    """Time ksgen's kernels and PyTorch's methods for the same product, alternately.
 
     The results include errors and floors. A floor is the least time that the device's memory and arithmetic permit. A
     run that was stopped or killed continues when the same command is run again.

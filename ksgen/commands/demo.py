@@ -54,7 +54,7 @@ MOST_SECONDS = 0.5  # limit for the blocks of runs per contender and kernel
 @device_option
 @json_option
 def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:
-    """Emit a spec, build it, check every kernel against a float64 reference, time it in turns with NumPy, and show a
+    """Emit a spec, build it, check every kernel against a float64 reference, time it alternately with NumPy, and show a
     table. Exit code 1 if a check fails. On a GPU, the demo first determines which kernels launchers take, like `ksgen
     calibrate`.
 
@@ -217,7 +217,7 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
 def _in_turns_with_numpy(device: "Device", problem: "Problem", on_host_arrays: bool) -> "list[Blocks]":
     """Measure the seconds of NumPy's product.
 
-    With `on_host_arrays`, measure ksgen's product in turns with it, called on host arrays as by users; it comes first.
+    With `on_host_arrays`, measure ksgen's product alternately with it, called on host arrays as by users. It is first.
     """
     from ksgen.measure.trust import block_of, host_clock, take_blocks
     from ksgen.measure.verify import host_call, numpy_product
@@ -268,7 +268,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
     print_columns(("pattern", "precision", "layout", "error", "", "us", "NumPy us", "speed-up", "floor"), lines, left=3)
     passed = sum(row["passed"] for row in rows)
     click.echo(f"{passed} of {counted(len(rows), 'kernel')} agree{'s' * (len(rows) == 1)} with float64.")
-    click.echo("NumPy: permute, batched matrix product, permute back, on this processor, in turns with ksgen.")
+    click.echo("NumPy: permute, batched matrix product, permute back, on this processor, timed alternately with ksgen.")
     if known := [row["ratio"] for row in rows if not row["ratio_doubt"]]:
         span = f"geometric mean of {counted(len(known), 'reliable speed-up')}; {min(known):.2f}x to {max(known):.2f}x"
         click.echo(f"ksgen is {geometric_mean(known):.2f} times as fast as NumPy ({span}).")

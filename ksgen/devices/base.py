@@ -29,8 +29,8 @@ GPU_BATCH, CPU_BATCH = 25088, 1568  # measured unless the user names a batch: 12
 CONTEXT_LOST = "; the GPU context is lost, and only a new process can use the GPU again"
 MAP_BYTES = 128  # size of an encoded tensor map
 PER_THREAD_STREAM = 2  # CUDA's default stream of the calling thread
-LEGACY_STREAM = 1  # CUDA's legacy default stream, like 0: it cannot be captured, and asking whether it is may fail
-PORTABLE_SHARED_BYTES = 48 * 1024  # a CUDA kernel must request more than this before its launch
+LEGACY_STREAM = 1  # CUDA's legacy default stream, like 0. It cannot be captured; querying its capture status may fail
+PORTABLE_SHARED_BYTES = 48 * 1024  # a CUDA kernel that needs more must request it before its launch
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Device(Protocol):
         """The device's own compiler, or None for the compiler that `build` finds."""
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> KernelHandle:
-        """Load an entry. With `starts_early`, its launch may begin before the previous one ends; the kernel waits."""
+        """Load an entry. `starts_early` allows programmatic dependent launch, if the runtime supports it."""
 
     def launch(
         self, kernel: KernelHandle, grid: int, block: int, shared_bytes: int, args: tuple[Any, ...], stream: Stream

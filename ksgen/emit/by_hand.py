@@ -9,7 +9,7 @@ from ksgen.spec import KernelSpec
 
 _BY_HAND = (
     "To launch by hand: grid and block have one dimension. Pass arrays as pointers, and the batch as a 64-bit integer.",
-    "For more than 49152 bytes of shared memory, set the function's attribute MAX_DYNAMIC_SHARED_SIZE_BYTES first.",
+    "For more than 49152 bytes of shared memory, first set cudaFuncAttributeMaxDynamicSharedMemorySize of the kernel.",
 )
 
 

@@ -111,7 +111,7 @@ class Geometry(NamedTuple):
     group_bytes: int = 0  # global memory in addition to the arrays, per launched block
     # blocks per cluster: they run at the same time and access each other's shared memory; the grid is whole clusters
     cluster: int = 1
-    # whether the kernel itself waits for the previous grid, so that a launch may begin before that grid ends
+    # whether the kernel supports programmatic dependent launch: it may begin before the previous grid ends, and waits
     starts_early: bool = False
     before: tuple["Pass", ...] = ()  # launches of the source's other entries, with the same arguments
     after: tuple["Pass", ...] = ()
@@ -167,10 +167,10 @@ class Work(NamedTuple):
     multiply_adds: int  # padding and the parts of split operands included
     waits: float = 0  # for stages, summed over all blocks; stages in flight together count as one wait
     cycles: float = 0  # cycles of a processor's cores over all work groups: instructions, and waits for their caches
-    # bytes that a GPU's shared memory could have moved in addition to `shared_bytes` in the same cycles
+    # shared-memory bandwidth of a GPU that bank conflicts and partial accesses waste, in bytes
     returned_bytes: int = 0
     passed_bytes: int = 0  # read and written by the launches before and after, which multiply nothing
-    # further bytes that a GPU's second-level cache could have moved in the time lost to partial sectors
+    # bytes that a GPU's L2 cache could have moved in the time lost to partial sectors
     scattered_bytes: int = 0
     # stages that all blocks copy and multiply; 0: not counted, and all copies are assumed to be asynchronous
     stages: int = 0

@@ -20,7 +20,7 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.precision import F16
 
 SHARE_OF_PEAK = 0.9  # share of the peak multiply-adds that a kernel reaches, as it also loads and stores
-CACHE_RATE = 2.0  # rate of a GPU's second-level cache over its memory's, if unknown
+CACHE_RATE = 2.0  # rate of a GPU's L2 cache over its memory's, if unknown
 GHZ = 1.7  # clock of multiprocessors, if unknown
 SHARED_BYTES = 128  # bytes per cycle of one multiprocessor's shared memory
 ENOUGH_WARPS = 8  # per multiprocessor, so that one multiplies while another waits
@@ -57,7 +57,7 @@ class Speed:
     limits: Limits
     multiprocessors: int
     bytes_per_s: float  # copied: read plus written
-    cache_bytes_per_s: float  # rate of the second-level cache
+    cache_bytes_per_s: float  # rate of the L2 cache
     shared_bytes_per_s: float  # rate of one multiprocessor's shared memory
     flops_per_s: float  # a multiply-add is two; all products of a split operand count
 
@@ -86,7 +86,7 @@ def unevenness(waves: float) -> float:
 
 
 def cache_rate(rates: Rates | None) -> float:
-    """Rate of a GPU's second-level cache over its memory's."""
+    """Rate of a GPU's L2 cache over its memory's."""
     return rates.cache_gb_s / rates.memory_gb_s if rates else CACHE_RATE
 
 
@@ -122,7 +122,7 @@ def speed_of(family: Modelled[Any], kernel: KernelSpec, limits: Limits, constant
 class Terms(NamedTuple):
     """Seconds that each part of a GPU needs for a kernel, if it never waits for another part."""
 
-    moving: float  # memory, or the second-level cache if that takes longer
+    moving: float  # memory, or the L2 cache if that takes longer
     inside: float  # the multiprocessors, all equally busy: multiply-adds, issue slots, reads of shared memory, waits
     passed: float  # memory, in the launches before and after, which multiply nothing
     launches: int

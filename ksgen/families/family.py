@@ -35,8 +35,8 @@ class Family(Generic[ConstantsT]):
 
     name: str
     why: str  # its purpose, in a few words
-    # classes of constants: of one factor, and of chains or of other methods; each says by `on_tensor_cores` whether
-    # tensor cores multiply, and not plain instructions
+    # classes of constants: of one factor, and of chains or of other methods; each has `on_tensor_cores`: whether tensor
+    # cores or plain instructions multiply
     kinds: tuple[type[ConstantsT], ...]
     tilings: ClassVar[dict[Any, Any]]  # classes of derived sizes, by class of constants
     listed: tuple[Rule[ConstantsT], ...]
@@ -133,7 +133,7 @@ class Family(Generic[ConstantsT]):
         return False
 
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        """Bytes of packed weights, which the second entry writes; of a gradient's partial sums, which it reads."""
+        """Bytes of packed weights, which the second entry writes; for a gradient, of partial sums, which it reads."""
         raise NotImplementedError
 
     # ---- resources
@@ -192,7 +192,7 @@ class PackingFamily(Family[ConstantsT]):
 def unsupported(family: Family[Any], kernel: KernelSpec) -> ConstantsError:
     """Error for the default of a kernel that the family does not support."""
     return ConstantsError(
-        f"{kernel.name}: {family.name} does not support it on such a device (it is for: {family.why})"
+        f"{kernel.name}: not supported by {family.name} on this device; {family.name} is for: {family.why}"
     )
 
 

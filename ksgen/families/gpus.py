@@ -19,7 +19,7 @@ class Rates:
     multiprocessors: int
     ghz: float  # clock of the multiprocessors
     memory_gb_s: float  # of a copy, read plus written: nine tenths of the published bandwidth
-    cache_gb_s: float  # rate of the second-level cache
+    cache_gb_s: float  # rate of the L2 cache
     plain: int = 128  # float32 multiply-adds per multiprocessor and cycle
     double: int = 2  # the same in float64
     # the same by mma.sync on dense 16-bit operands with float32 sums. Before sm_80 it is for float16 only, and no

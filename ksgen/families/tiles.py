@@ -214,10 +214,10 @@ def batch_constexpr(kernel: KernelSpec) -> Constexpr:
 def pattern_constexprs(kernel: KernelSpec) -> list[Constexpr]:
     a, b, c, d = kernel.pattern.shape
     return [
-        Constexpr("A", a, "blocks on the diagonal, index i"),
-        Constexpr("B", b, "outputs of a block, index k"),
-        Constexpr("C", c, "inputs of a block, index l"),
-        Constexpr("D", d, "interleaved matrices of a block, index j"),
+        Constexpr("A", a, "diagonal blocks, index i"),
+        Constexpr("B", b, "outputs of each small dense block, index k"),
+        Constexpr("C", c, "inputs of each small dense block, index l"),
+        Constexpr("D", d, "interleaved dense blocks per diagonal block, index j"),
         batch_constexpr(kernel),
     ]
 

@@ -1,4 +1,4 @@
-"""Bytes that blocks move between a GPU's second-level cache and themselves: whole sectors, also at an array's ends.
+"""Bytes that blocks move between a GPU's L2 cache and themselves: whole sectors, also at an array's ends.
 
 Each byte counts once per block that moves it. Arrays are assumed to begin at the start of a sector.
 """

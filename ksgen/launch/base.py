@@ -234,8 +234,8 @@ class BaseLauncher(Explainable):
     ) -> Self:
         """Compile and load the kernels of calls at some batch sizes now, in parallel.
 
-        Such calls then begin at once, and a CUDA graph can record them. A terminal shows a progress bar. The kernels
-        are those that `explain` names: for arrays without gaps between rows, aligned to 16 bytes.
+        Such calls then begin immediately, and a CUDA graph can record them. A terminal shows a progress bar. The
+        kernels are those that `explain` names: for arrays without gaps between rows, aligned to 16 bytes.
 
         Args:
             batch: Batch size, or a list of them.

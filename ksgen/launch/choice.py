@@ -190,7 +190,7 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
         raise ConstantsError(f"{kernel.name}: {family.name} is {bar.reason}; {FORCE}={family.name} forces it")
     if not takes_job(family, kernel, limits, batch):
         raise ConstantsError(
-            f"{kernel.name} at batch {batch}: {name} does not support it on this device (it is for: {family.why})"
+            f"{kernel.name} at batch {batch}: not supported by {name} on this device; {name} is for: {family.why}"
         )
     return Choice(family.name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
 

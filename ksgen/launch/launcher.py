@@ -182,9 +182,9 @@ class Launcher(BaseLauncher):
     def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
         """Pack weights on their device once, for many calls.
 
-        Kernels read weights in an order of their own. The given array must not change while the result is used. After a
-        write that PyTorch counts, each use is an error, but PyTorch does not count all writes. Quantized weights stay
-        in eight bits.
+        Kernels read weights in an order of their own. The given array must not change while the result is used. After
+        an in-place write that increments a tensor's version counter, each use is an error. Other writes are not
+        detected. Quantized weights stay in eight bits.
 
         Args:
             weights: Array (a, b, c, d), or a result of `ksgen.quantize`.

@@ -32,10 +32,10 @@ from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 2**31 - 1  # limit of a grid's first dimension
 TRIED_BATCH = 128  # batch size of trial tensor maps: whole 16-byte chunks in every precision
-MOST_ENCODED = 1024  # encoded maps per plan: one per set of addresses
+MOST_ENCODED = 1024  # sets of addresses per plan whose encoded maps are cached
 
 Arguments = NewType("Arguments", tuple[Any, ...])
-"""Arguments of a launch, in the order of its kernel's signature. Only `Plan.arguments` knows that order."""
+"""Arguments of a launch, in the order of its kernel's signature: `Plan.operands`, then the batch size."""
 
 
 class Step(NamedTuple):
@@ -60,15 +60,15 @@ class Plan:
     grid: int
     block: int
     shared_bytes: int
-    pack_handle: KernelHandle
+    pack_handle: KernelHandle  # packs the weights of one factor; None if the source packs nothing
     pack_grid: int
     pack_block: int
-    adjoint_handle: KernelHandle  # packs the weights of the adjoint factor, on the same grid; None if there is none
+    adjoint_handle: KernelHandle  # packs them from those of the adjoint factor, on the same grid, or None
     packed_bytes: int
     packing: str  # equal for plans with identical packed weights
     operands: tuple[str, ...]  # operands of a launch in order, without tensor maps and batch size
     maps: tuple[TensorMap, ...] = ()
-    workspace_bytes: int = 0  # for partial results that several launches exchange
+    workspace_bytes: int = 0  # for partial results that several launches exchange, and memory per launched block
     steps: tuple[Step, ...] = ()  # the launches in order, if there are several
     is_persistent: bool = False  # whether blocks are persistent: any number of them loop over the tiles
     packers: tuple["Plan", ...] = ()  # plans that pack each factor's weights, if this one does not
@@ -130,7 +130,7 @@ class Plan:
         return self.loaded.binary
 
     def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
-        """Enqueue the packing of canonical weights; the packed weights are complete in stream order."""
+        """Enqueue the packing of weights (a, b, c, d); the packed weights are complete in stream order."""
         packed = self.device.allocate(self.packed_bytes) if into is None else into
         self.device.launch(self.pack_handle, self.pack_grid, self.pack_block, 0, (weights, packed), stream)
         return packed
@@ -163,7 +163,7 @@ class Plan:
         ]
 
     def _blocks(self) -> int:
-        """Number of blocks of the launch that multiplies; persistent ones on a processor are at most its threads."""
+        """Number of blocks of the multiplying launch; on a processor, at most one persistent block per thread."""
         return (
             groups_for(self.grid, self.device.limits.multiprocessors)
             if self.is_persistent and self.device.limits.is_cpu
@@ -256,9 +256,9 @@ class Call:
 
 
 class Packing(NamedTuple):
-    """Weights that are packed before a launch: the plan that packs them, and the numbers of both arrays.
+    """Weights that are packed before a launch: the plan that packs them, and the indices of both arrays.
 
-    The caller of `RepeatedCalls` numbers the arrays.
+    Indices are those of the arrays' addresses in a call of `RepeatedCalls`.
     """
 
     plan: Plan
@@ -272,10 +272,10 @@ class Packing(NamedTuple):
 
 
 class RepeatedCall(NamedTuple):
-    """A call that will run again on other arrays, which the caller numbers."""
+    """A call that will run again on other arrays. Each array has an index, as in `Packing`."""
 
     call: Call
-    arrays: Mapping[str, int]  # operands, with the numbers of their arrays
+    arrays: Mapping[str, int]  # indices of the arrays, by operand
     packs: Sequence[Packing] = ()  # packing that precedes the call
 
 
@@ -292,7 +292,7 @@ class RepeatedCalls:
         """Record the launches if the device shares the host's memory. `owners` keep the memory of packed weights."""
         first = calls[0].call
         self._device, self._owners, self._stream = first.plan.device, owners, first.stream
-        self._moved: list[tuple[int, int]] = []  # an argument's number among all launches, and that of its array
+        self._moved: list[tuple[int, int]] = []  # index of an argument among all launches, and of its array
         self._calls = [_Relocated.of(each) for each in calls]
         self._recording = self._recorded() if self._device.shares_host else None
 
@@ -316,7 +316,7 @@ class RepeatedCalls:
         return self._device.is_open
 
     def __call__(self, addresses: Sequence[int]) -> None:
-        """Launch on the arrays at these addresses, which are in the order of their numbers."""
+        """Launch on the arrays at these addresses, in the order of their indices."""
         if self._recording is None:
             self._enqueue(addresses)
             return
@@ -340,7 +340,7 @@ class _Relocated(NamedTuple):
 
     plan: Plan
     arguments: Arguments  # None for those that change
-    moved: Sequence[tuple[int, int]]  # position of each argument that changes, and the number of its array
+    moved: Sequence[tuple[int, int]]  # position of each argument that changes, and the index of its array
     packs: Sequence[Packing]
 
     @classmethod
@@ -355,7 +355,7 @@ class _Relocated(NamedTuple):
 
 @dataclass(eq=False)
 class Loaded:
-    """One source, loaded on one device, for all batches for which its constants were chosen."""
+    """One source loaded on one device. It serves all batch sizes that share its constants."""
 
     source: Source
     binary: Binary
@@ -367,7 +367,7 @@ class Loaded:
 def load(device: Device, source: Source, binary: Binary, early: bool = True) -> Loaded:
     """Load a source's binary on the device, with the shared memory that its constants require.
 
-    With `early`, a kernel that itself waits for the previous launch may start before that launch ends.
+    With `early`, a kernel that supports programmatic dependent launch may start before the previous launch ends.
     """
     launched = family_named(source.family).geometry(source.kernel, source.constants, 1)
     others = {each: device.load(binary, each, 0) for each in source.entries if each != source.entry}

@@ -77,7 +77,7 @@ class WrittenError(LaunchError):
 
 @dataclass(eq=False)
 class Weights:
-    """Result of `Launcher.pack`: canonical weights on a device, with packed forms created on demand.
+    """Result of `Launcher.pack`: weights (a, b, c, d) on a device, with packed forms created on demand.
 
     The source array must not change while they are used.
     """
@@ -85,8 +85,8 @@ class Weights:
     pattern: Pattern
     dtype: str
     device: Device
-    canonical: Buffer
-    owner: Any = None  # keeps the canonical memory alive
+    canonical: Buffer  # the weights (a, b, c, d)
+    owner: Any = None  # keeps the memory of `canonical` alive
     lies_in: ArrayView | None = None  # view of the caller's array that owns the memory; None: ksgen owns it
     seen: tuple[Seen, ...] = ()  # snapshots of the source tensors
     stored: str = SAME  # "same" (the type of Y), or quantized storage: `canonical` is then `Quantized.whole`

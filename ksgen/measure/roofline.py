@@ -1,6 +1,6 @@
 """The least time that a kernel could take on a device: the bytes and operations it needs, divided by measured ceilings.
 
-A copy measures the rate of memory. Reads of a small array measure the rate of a CUDA GPU's second-level cache. The
+A copy measures the rate of memory. Reads of a small array measure the rate of a CUDA GPU's L2 cache. The
 fastest multiply-adds for the kernel's operands measure the rate of arithmetic. On a GPU these are plain ones, or those
 of tensor cores: by warpgroups if the device has them, else by warps. On a processor they are vector instructions on all
 cores, or matrix tiles if these multiply the stored type.
@@ -28,7 +28,7 @@ THREADS = 256
 # per round of a probe: multiply-adds of a thread; tensor-core products of a warp, with 16 x 8 sums each
 PLAIN_PER_ROUND, TENSOR_CHAINS = 128, 16
 WARPGROUP_COLUMNS = 128  # columns of a warpgroup's product
-CACHED_BYTES = 2**19  # less than a second-level cache holds, on every GPU
+CACHED_BYTES = 2**19  # less than an L2 cache holds, on every GPU
 # blocks per multiprocessor at a time, and rounds of the probe: about a millisecond
 CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400
 COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
@@ -44,7 +44,7 @@ class Ceilings:
     bytes_per_s: float  # rate of a copy: bytes read plus bytes written
     flops_per_s: float  # a multiply-add is two
     products: int = 1  # products of the device per product of the kernel
-    cache_bytes_per_s: float = 0.0  # read from a GPU's second-level cache; 0: not measured
+    cache_bytes_per_s: float = 0.0  # read from a GPU's L2 cache; 0: not measured
 
     def floor_s(self, kernel: KernelSpec, batch: int) -> float:
         """Seconds without caches: the longer of moving X, weights and Y once, and of all multiply-adds."""
@@ -113,7 +113,7 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
 
 
 def _cache_rate(device: "Device", x: "Buffer", y: "Buffer") -> float:
-    """Bytes per second that all multiprocessors together read from the second-level cache."""
+    """Bytes per second that all multiprocessors together read from the L2 cache."""
     from ksgen.emit.render import render_cache_probe
 
     probe = render_cache_probe(THREADS, CACHE_BLOCKS)

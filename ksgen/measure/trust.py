@@ -20,7 +20,7 @@ from ksgen.values import counted
 MARK = "?"  # after each unreliable figure, wherever it is printed
 ONE_IN = 20  # one of so many intervals misses the median: a confidence of 95 %
 MOST_WIDTH = 0.05  # width of that interval, relative to the median
-MOST_OTHERS = 0.1  # largest share of the processors' time that other processes may take
+MOST_OTHERS = 0.1  # largest share of the CPU time that other processes may take
 LEAST_BLOCKS = 6  # for an interval of that confidence
 BLOCK_SECONDS = 0.02  # long compared with a single disturbance
 MOST_SECONDS = 2.0  # for the blocks of one kernel
@@ -36,7 +36,7 @@ Timer = Callable[[], float]  # takes a block, and returns its median
 
 @dataclass(frozen=True)
 class Blocks:
-    """A series of blocks: medians of their runs, and the shares of the processors that others took."""
+    """A series of blocks: medians of their runs, and the shares of the CPU time that other processes took."""
 
     values: tuple[float, ...]
     others: tuple[float, ...] = ()
@@ -84,14 +84,14 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def why_unreliable(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
     """Reason why the median of blocks is unreliable, in a few words; empty if it is reliable.
 
-    Values are times or ratios. `others` holds the shares of the processors that other processes took, if processors did
+    Values are times or ratios. `others` holds the shares of the CPU time that other processes took, if processors did
     the work. A single value is judged by these shares alone.
     """
     if not values:
         return ""
     known = [share for share in others if share is not None]
     if 2 * sum(share > MOST_OTHERS for share in known) > len(known):
-        return f"others took {median(known):.0%} of the processors"
+        return f"other processes took {median(known):.0%} of the CPU time"
     low, high = interval(values)
     if high - low > MOST_WIDTH * median(values):
         return f"the median is uncertain by {(high - low) / median(values):.0%}"
@@ -99,7 +99,7 @@ def why_unreliable(values: Sequence[float], others: Sequence[float | None] = ())
 
 
 def host_clock(call: Callable[[], object]) -> float:
-    """Seconds of a call by the processor's clock."""
+    """Wall-clock seconds of a call on the host."""
     begin = perf_counter()
     call()
     return perf_counter() - begin
@@ -128,7 +128,7 @@ def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -
 def take_blocks(
     timers: Sequence[Timer], on_processor: bool, most_seconds: float | None = None, give_up: float = inf
 ) -> list[Blocks]:
-    """Take blocks of each timer in turns, until all medians are known well enough or `most_seconds` per timer have
+    """Take blocks of all timers alternately, until all medians are known well enough or `most_seconds` per timer have
     passed.
 
     A timer whose blocks are all slower than `give_up` needs no further ones. On a processor, a block that follows
@@ -200,13 +200,13 @@ def counts() -> Counts | None:
 
 
 def others_between(before: Counts, after: Counts, processors: int) -> float:
-    """The share of the processors' time that others used, 0 to 1."""
+    """The share of the CPU time that other processes used, 0 to 1."""
     seconds = max(after.clock - before.clock, 1e-9) * processors
     return min(max(((after.busy - before.busy) - (after.own - before.own)) / seconds, 0.0), 1.0)
 
 
 class Watch:
-    """Shares of the processors that others take, per look; a look lasts at least `LEAST_SECONDS`."""
+    """Shares of the CPU time that other processes take, per look; a look lasts at least `LEAST_SECONDS`."""
 
     def __init__(self) -> None:
         self._before = counts()

@@ -37,19 +37,19 @@ class TileProducts:
 
 @dataclass(frozen=True)
 class Promotion:
-    """Intervals after which sums leave tensor cores, which truncate them, for plain float32 registers.
+    """Intervals at which tensor-core accumulators, which truncate, are added to float32 registers.
 
     Products of operands in parts then err at most twice as much as a sequential float32 sum.
     """
 
     least_in: int = 1  # fewest inputs for which that holds; with fewer, even one instruction's sum errs more
-    few: int = 0  # interval for at most `few_in` inputs; 0: sums never leave
+    few: int = 0  # interval for at most `few_in` inputs; 0: never
     many: int = 0  # interval for more inputs
     few_in: int = 0
-    batch: int = 1024  # rows of the batch after which sums of gradients leave
+    batch: int = 1024  # rows of the batch between two promotions of gradients
 
     def after(self, inputs: int) -> int:
-        """Number of inputs after which sums over `inputs` inputs leave the tensor cores; 0: never."""
+        """Number of inputs between two promotions of sums over `inputs` inputs; 0: never."""
         most = self.few if inputs <= self.few_in else self.many
         return most if inputs > most else 0
 

@@ -24,7 +24,7 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """Find the fastest constants of one kernel, and save them in the user's wisdom.
 
-    Launchers of this process use them at once. An interrupt saves the best result so far, and then raises
+    Launchers of this process use them immediately. An interrupt saves the best result so far, and then raises
     `KeyboardInterrupt`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Searches one job: compiles, measures and stores a strategy's proposals, and measures the best few again, in turns.
+"""Searches one job: compiles, measures and stores a strategy's proposals, and measures the best few again, alternately.
 
 Reports progress through a callback. Never writes wisdom: the caller saves the result.
 """
@@ -68,7 +68,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a search: the fastest trial, and that of the default, which was measured in turns with it."""
+    """The result of a search: the fastest trial, and that of the default, which was measured alternately with it."""
 
     job: Job
     best: Trial
@@ -256,7 +256,7 @@ class Search:
         self.strategy.tell(index, trial.median_us)
         self._report_progress("searching")
 
-    # ---- the finals: the best candidates, measured in turns
+    # ---- the finals: the best candidates, measured alternately
 
     def _finals(self) -> None:
         """Successive halving: the faster half enters the next round, and so does the default, which the winner must
@@ -373,6 +373,6 @@ def _together(rounds: Sequence[Outcome]) -> Outcome:
 
 
 def is_faster(one: Outcome, other: Outcome) -> bool:
-    """Whether one candidate is faster than another, measured in turns: the interval of their ratios is below 1."""
+    """Whether one candidate is faster than another, measured alternately: the interval of their ratios is below 1."""
     _, highest = interval([first / second for first, second in zip(one.microseconds, other.microseconds, strict=True)])
     return highest < 1

@@ -1,4 +1,4 @@
-"""A search over any number of jobs: opens what they need, runs them, and saves each winner as wisdom at once."""
+"""Searches any number of jobs: opens an engine, runs the jobs, and saves each winner as wisdom when it is known."""
 
 import re
 import threading
@@ -101,7 +101,7 @@ class Tuner:
         family = family_named(self.options.family)
         if not takes_job(family, job.kernel, self.limits, job.batch):
             raise KsgenError(
-                f"{job}: {family.name} does not support it on {self.engine.facts.name} (it is for: {family.why})"
+                f"{job}: not supported by {family.name} on {self.engine.facts.name}; {family.name} is for: {family.why}"
             )
         return [family.name]
 
@@ -129,7 +129,7 @@ class Tuner:
         return self.options.strategy == TRIAL
 
     def settled(self, job: Job) -> Entry | None:
-        """Entry that makes a trial unnecessary: for exactly this kernel and batch, by the current template.
+        """Entry that makes a trial unnecessary: for this kernel with dense arrays, this batch and the current template.
 
         A trial's entry with an unreliable time does not count before `MOST_ATTEMPTS` trials.
         """
@@ -137,17 +137,18 @@ class Tuner:
         return None if entry and entry.is_open else entry
 
     def kept(self, job: Job) -> Entry | None:
-        """Entry for exactly this kernel and batch by the current template, settled or not."""
+        """Entry for this kernel with dense arrays, this batch and the current template, settled or not."""
         found = self._wisdom.of(replace(job.kernel, stride="dense"), job.batch)
         return None if found is None or found.is_stale else found
 
     def _guesses(self, job: Job, machine: Machine, incumbent: Entry | None) -> list[Candidate]:
         """Candidates to measure first: the known entry, the launchers' default, and the families' defaults.
 
-        A trial, which measures a few candidates, takes one per family first, and the most promising of these first.
+        A trial measures few candidates. So of the rest, one default per family comes first, in the order of predicted
+        times.
         """
         first = [Candidate(incumbent.family, incumbent.constants)] if incumbent else []
-        only, others = self.options.family, list[Candidate]()  # an earlier name may mean some of a family's constants
+        only, others = self.options.family, list[Candidate]()  # an alias may mean one kind of a family's constants
         for name in machine.ceilings:
             family = family_named(only or name)
             others += [Candidate(name, each) for each in family.defaults(job.kernel, self.limits, job.batch)]
@@ -175,7 +176,7 @@ class Tuner:
         others = [each for each in others if _is_current(each)]
         pool = make_pool(job, machine, list_space(job, machine, self.options.family), guesses, others)
         strategy = STRATEGIES[self.options.strategy](pool, self.options.budget != Budget())
-        again = 0 if self.is_trial else AGAIN  # a trial is short; a later one repeats it
+        again = 0 if self.is_trial else AGAIN  # a trial repeats no disturbed rounds; a later one measures again
         setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say, again)
         search = Search(pool, strategy, setting, self._known(job), default)
         tuned = replace(search.run(), is_trial=self.is_trial)
@@ -239,8 +240,10 @@ def _is_current(trial: Trial) -> bool:
 
 
 def _is_better(tuned: Tuned, incumbent: Entry | None) -> bool:
-    """Whether the winner replaces the incumbent by rank. A complete search measured both; a stopped one compares their
-    times."""
+    """Whether the winner replaces the incumbent: the better rank wins.
+
+    With equal ranks, the winner of a complete search does, and after a stopped search, the shorter time decides.
+    """
     entry = tuned.entry()
     if incumbent is None or (incumbent.kernel, incumbent.batch) != (entry.kernel, entry.batch):
         return True

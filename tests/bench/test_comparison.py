@@ -31,7 +31,7 @@ def test_a_duel_by_hand() -> None:
 
 
 def test_an_unreliable_time_decides_nothing() -> None:
-    noisy = {"doubt": "others took 50% of the processors"}
+    noisy = {"doubt": "other processes took 50% of the CPU time"}
     part: dict[str, Any] = {"error": None, "tolerance": None}
     some = [
         row("1,48,48,2", OURS, median_us=100.0),

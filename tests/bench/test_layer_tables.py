@@ -21,7 +21,7 @@ ROWS = [
     layer_row("dense", 4.0),
     layer_row("one_launch", 10.0, "down"),
     layer_row("bmm", 90.0, "down"),
-    layer_row("dense", 1.0, "down", doubt="others took 90% of the processors"),
+    layer_row("dense", 1.0, "down", doubt="other processes took 90% of the CPU time"),
     layer_row("each_factor", None, "down", status="failed", reason="why"),
     layer_row("layer", 12.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
     layer_row("einsum", 36.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
@@ -72,7 +72,7 @@ def test_a_report_has_products_and_layers_apart() -> None:
     assert "## Layers" in text
     assert "| up: 2,4,8,1 then 1,8,8,1 | 8 | 40 % |" in text
     assert "| 25088 | float32 | bsl | 1 | 100 % | x2.00 |" in text  # of the product alone
-    assert "others took 90%" in text
+    assert "other processes took 90%" in text
     page = report.page(ROWS)
     assert 'id="layers"' in page
     assert "Table 8" not in page

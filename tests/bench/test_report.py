@@ -178,8 +178,8 @@ def test_few_rows_are_a_page_too() -> None:
 def test_layers_without_a_reliable_time_have_no_table_of_dashes() -> None:
     layer = row("2,4,8,1 then 1,8,8,1", ONE_LAUNCH, layer="up")
     assert len(list(tables.each_layer([layer]))) == 1
-    assert not list(tables.each_layer([replace(layer, doubt="others took 50% of the processors")]))
-    page = report.page([replace(layer, doubt="others took 50% of the processors")])
+    assert not list(tables.each_layer([replace(layer, doubt="other processes took 50% of the CPU time")]))
+    page = report.page([replace(layer, doubt="other processes took 50% of the CPU time")])
     assert report.NO_CHARTS in page
     assert "geometric mean" not in page
 

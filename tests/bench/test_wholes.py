@@ -34,7 +34,8 @@ def model_row(module: str, backend: str, ratio: float, **changes: Any) -> dict[s
 MODEL = {
     "model": "vit-s16", "device": "an abacus", "batch": 8, "repeats": 7, "layers": ["qkv", "projection", "up", "down"],
     "rows": [
-        model_row("block", "auto", 0.5), model_row("block", "bmm", 0.9, doubt="others took 80% of the processors"),
+        model_row("block", "auto", 0.5),
+        model_row("block", "bmm", 0.9, doubt="other processes took 80% of the CPU time"),
         model_row("whole", "auto", 0.6), model_row("whole", "bmm", 0.8), model_row("whole", "auto", 0.7,
             step="training", paper_ratio=None),
     ],
@@ -59,7 +60,7 @@ def test_a_table_for_each_precision_and_step(files: list[Path]) -> None:
     assert forward.title == "vit-s16 on an abacus, batch 8, float32, forward"
     assert forward.columns == ("module", "dense, ms", "auto", "bmm", "the paper")
     assert forward.rows[0] == ("block", "2.000", "0.50 (0.45-0.55)", "0.90? (0.81-0.99)", "0.78")
-    assert "?: unreliable (others took 80% of the processors)." in forward.note
+    assert "?: unreliable (other processes took 80% of the CPU time)." in forward.note
     assert "the median of 7 rounds" in forward.note
     assert (training.rows, "?" in training.note) == ((("whole", "2.000", "0.70 (0.63-0.77)", ""),), False)
     assert "with sparse down alone" in tables_of_content(files[0], MODEL | {"layers": ["down"]})[0].title

@@ -92,7 +92,7 @@ def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any]) -> str:
 
 
 def test_unreliable_times_are_marked_numpys_too(capsys: pytest.CaptureFixture[str]) -> None:
-    load = "others took 50% of the processors"
+    load = "other processes took 50% of the CPU time"
     said = printed(capsys, {"numpy_doubt": load}, {"doubt": "the median is uncertain by 9%", "ratio_doubt": load})
     first, second = [line for line in said.splitlines() if "2,9,5,3" in line]
     assert [word in first for word in ("12 ", "34?", "2.00x ", "50%")] == [True] * 4

@@ -97,7 +97,8 @@ def test_x_in_eight_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "doubts", [("others took 50% of the processors", "", ""), ("", "", "others took 50% of the processors")]
+    "doubts",
+    [("other processes took 50% of the CPU time", "", ""), ("", "", "other processes took 50% of the CPU time")],
 )
 def test_nothing_is_concluded_from_unreliable_times(
     doubts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -119,7 +120,7 @@ def test_nothing_is_concluded_from_unreliable_times(
     }
     assert lines["time"] == f"40.0{'?' if why else ''} us median of 8 blocks, between 39.0 and 41.0"
     assert lines["rate"] == ("3.0? GFLOP/s, 4.0? GB/s" if why else "3.0 GFLOP/s, 4.0 GB/s")
-    untrusted = "omitted, because the time is unreliable: others took 50% of the processors"
+    untrusted = "omitted, because the time is unreliable: other processes took 50% of the CPU time"
     assert lines["share"] == (untrusted if why else "50% of the floor")
     assert lines["unfused"] == f"80.0{'' if why else '?'} us for one launch per factor: {untrusted}"
     run._print(

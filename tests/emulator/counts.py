@@ -44,7 +44,7 @@ class Counts:
     shared: Mapping[str, SharedTally] = field(default_factory=dict)
     instructions: Mapping[str, int] = field(default_factory=dict)  # of matrix units, by name
     multiply_adds: int = 0  # of these
-    cache_read_bytes: int = 0  # sectors that blocks read, once for each block: what passes the second-level cache
+    cache_read_bytes: int = 0  # sectors that blocks read, once for each block: what passes the L2 cache
     cache_written_bytes: int = 0
     memory_read_bytes: int = 0  # sectors that the launch reads, once
     memory_written_bytes: int = 0

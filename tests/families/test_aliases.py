@@ -15,6 +15,7 @@ from ksgen.families.expected import expected_us
 from ksgen.families.mma.chain import MmaChainConstants
 from ksgen.families.simt.shape import SimtConstants
 from ksgen.families.tiles import read_constants
+from ksgen.families.vector.chain import VectorChainConstants
 from ksgen.launch.choice import choice_by_name
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
@@ -152,7 +153,10 @@ ENTRIES = {  # of the time when these families had these names
     "amx_gradient": "ks_1x64x48x2_bfloat16_bsf_gradient_7116e612",
 }
 # constants of that time where the default has changed since
-EARLIER = {"mma_chain": MmaChainConstants(96, "64 16 2 4 1 1 0, 32 32 1 4 1 1 0", 4, 3, 0)}
+EARLIER = {
+    "mma_chain": MmaChainConstants(96, "64 16 2 4 1 1 0, 32 32 1 4 1 1 0", 4, 3, 0),
+    "vector_chain": VectorChainConstants(96, "outputs 16 6 4 1, batch 16 12 2 1", 0, 0),
+}
 
 
 @pytest.mark.parametrize(("alias", "entry"), ENTRIES.items())
@@ -189,7 +193,7 @@ def test_what_a_device_cannot_run_has_no_default(alias: str) -> None:
     kernel = kernel_of(alias)
     with pytest.raises(
         ConstantsError,
-        match=rf"^{kernel.name}: {family_named(alias).name} does not support it on such a device \(it is for: ",
+        match=rf"^{kernel.name}: not supported by ({family_named(alias).name}) on such a device; \1 is for: ",
     ):
         family_named(alias).default(kernel, cuda_limits("sm_75"))
 

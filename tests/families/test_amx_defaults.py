@@ -37,7 +37,7 @@ def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision:
 
 
 def test_rows_that_meet_in_a_cache_are_copied() -> None:
-    """Rows of 2 KiB alternate between two sets of a first-level cache. Rows of 96 numbers use all sets."""
+    """Rows of 2 KiB alternate between two sets of an L1 cache. Rows of 96 numbers use all sets."""
     assert [FAMILY.default(kernel_of((1, 256, c, 1), "bfloat16"), CPU, 6272).panel for c in (96, 1024)] == [0, 2]
 
 

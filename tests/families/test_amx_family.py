@@ -68,7 +68,7 @@ def test_by_name_it_takes_any_batch() -> None:
     for batch in (3, 500):
         assert choice_by_name("amx", kernel, batch, CPU).constants == FAMILY.default(kernel, CPU, batch)
     with pytest.raises(
-        ConstantsError, match=r"amx does not support it on this device \(it is for: matrix tiles, of one layer of dense"
+        ConstantsError, match=r"not supported by amx on this device; amx is for: matrix tiles, of one layer of dense"
     ):
         choice_by_name("amx", replace(kernel, stride="any"), 500, CPU)
     with pytest.raises(KsgenError, match="amx has no CUDA source; accepted: dialect=opencl"):
@@ -262,7 +262,7 @@ def test_its_work_is_that_of_its_factors() -> None:
 
 
 def test_the_model_knows_what_a_cache_does_not_hold() -> None:
-    """A block whose weights exceed the second-level cache pays for their lines, and for the intermediate."""
+    """A block whose weights exceed the L2 cache pays for their lines, and for the intermediate."""
     kernel = chain_of((Pattern(16, 256, 64, 1), Pattern(1, 64, 64, 64)), "bf16x6")
     near, far = AmxChainConstants(32, "64 1 1, 64 1 1", 1), AmxChainConstants(256, "64 1 1, 64 1 1", 1)
     held = AmxChainTiling(kernel, far).held

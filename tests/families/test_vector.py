@@ -262,6 +262,7 @@ def test_few_entries_keep_all_cores_busy() -> None:
         found = FAMILY.default(kernel_of(shape, layout=layout), CPU, batch)
         # each part copies inputs: one a core
         assert (found.along, found.parts) == ("outputs", 2)
+        assert divide_up(batch, found.block) <= 2
         assert VectorTiling(kernel_of(shape), found).period == 3
     assert FAMILY.default(kernel_of((1, 384, 384, 3), layout="bsl"), CPU, 8).along == "batch"
     assert FAMILY.default(kernel_of((1, 256, 256, 24)), CPU, 33).along == "batch"
@@ -275,12 +276,12 @@ def test_few_entries_keep_all_cores_busy() -> None:
         ((1, 48, 48, 12), "bfloat16", (3, 6)),
         ((1, 64, 64, 6), "float64", (3, 6)),
         ((1, 48, 48, 3), "float32", (2, 9)),  # nine vectors in all
-        ((1, 48, 192, 3), "float32", (3, 9)),  # whose weights leave the first-level cache
+        ((1, 48, 192, 3), "float32", (3, 9)),  # whose weights leave the L1 cache
         ((1, 64, 64, 5), "float32", (2, 10)),
         ((1, 64, 64, 7), "float32", None),  # a shuffle for nearly each multiply-add
         ((1, 384, 384, 3), "float32", None),  # so many multiply-adds that turning costs less
         ((1, 48, 192, 24), "float32", (3, 6)),
-        ((1, 48, 192, 24), "bfloat16", None),  # rows that leave the first-level cache, and are copied
+        ((1, 48, 192, 24), "bfloat16", None),  # rows that leave the L1 cache, and are copied
         ((1, 64, 512, 12), "float32", (3, 6)),
         ((1, 64, 544, 12), "float32", None),  # longer rows, where they lie
         ((1, 48, 48, 12), "float64", None),
@@ -837,7 +838,7 @@ def test_so_do_a_tile_s_rows_in_bsl(
 
 @pytest.mark.parametrize(("precision", "streaming"), [("float32", 1), ("bfloat16", 0)])
 def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str, streaming: int) -> None:
-    """Weights come from the second-level cache: the fewer a tile takes, the better."""
+    """Weights come from the L2 cache: the fewer a tile takes, the better."""
     found = FAMILY.default(kernel_of((1, 512, 512, 4), precision), replace(CPU, vector_bytes=32), 6272)
     assert (found.along, found.height, found.width, found.streaming) == ("outputs", 6, 2, streaming)
 

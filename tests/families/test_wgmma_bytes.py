@@ -211,9 +211,9 @@ def test_what_is_served() -> None:
 def test_a_request_by_name_is_answered_with_its_purpose(changes: dict[str, Any], target: str) -> None:
     kernel = replace(kernel_of((1, 48, 48, 1), epilogue=PLAIN), **changes)
     said = (
-        r"at batch 64: wgmma_shared does not support it on this device \(it is for: wgmma of sm_90a .*in bsf with d = "
-        r"1; there also X and "
-        r"weights in e4m3 or e5m2, with y in 16 bits; rows of X in whole 16 bytes\)$"
+        r"at batch 64: not supported by wgmma_shared on this device; wgmma_shared is for: wgmma of sm_90a .*in bsf "
+        r"with d = 1; there also X and "
+        r"weights in e4m3 or e5m2, with y in 16 bits; rows of X in whole 16 bytes$"
     )
     with pytest.raises(ConstantsError, match=f"^{kernel.name} {said}"):
         choice_by_name("wgmma_shared", kernel, 64, cuda_limits(target))

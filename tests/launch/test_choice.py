@@ -61,7 +61,7 @@ def test_a_family_asked_for_by_name_need_not_be_a_default_but_must_serve() -> No
     kernel = KernelSpec(KERNEL.pattern, "tf32")
     found = choice_by_name("wgmma_registers", kernel, 40, HOPPER)
     assert (found.family, found.why) == ("wgmma", "the family's default: it was asked for by name")
-    with pytest.raises(ConstantsError, match="at batch 40: wgmma_registers does not support it on this device"):
+    with pytest.raises(ConstantsError, match="at batch 40: not supported by wgmma_registers on this device"):
         choice_by_name("wgmma_registers", kernel, 40, TURING)
 
 

@@ -15,6 +15,7 @@ from ksgen import reference
 from ksgen.errors import KsgenError, LaunchError, PatternError, SpecError
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Chain, Pattern
+from ksgen.spec import ACTIVATIONS
 from tests.support.fake_gpu import FakeArray, FakeGpu
 from tests.support.libraries import library
 from tests.support.native import chosen_native
@@ -38,6 +39,16 @@ RANDOM = np.random.default_rng(5)
 @pytest.fixture(autouse=True)
 def _on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen_native(monkeypatch)
+
+
+@pytest.mark.parametrize("option", ["between", "activation"])
+def test_each_activation_has_a_function_in_jax(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuple(ksgen.jax.ACTIVATIONS) == ACTIVATIONS
+    monkeypatch.delitem(ksgen.jax.ACTIVATIONS, "silu")
+    others = ", ".join(name for name in ACTIVATIONS if name != "silu")
+    message = f"^ksgen.jax: {option}='silu' has no function here; accepted: {others}$"
+    with pytest.raises(LaunchError, match=message):
+        product(TWO, **{option: "silu"})
 
 
 def draw(*shape: int, dtype: str = "float32") -> Any:

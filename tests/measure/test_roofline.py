@@ -51,7 +51,7 @@ def test_the_floor_is_the_larger_of_moving_and_computing() -> None:
         (Ceilings(1e9, 1e30), 10**6, 1, None),  # one set of X and Y, which a cache may keep
         (Ceilings(1e9, 4e8), 1, 8, 1.0),  # multiply-adds take longer than memory would
         (Ceilings(1e9, 4.5e8), 1, 8, None),  # and here not: 0.92 us of cached data, 0.89 us of multiply-adds
-        (Ceilings(1e9, 1e30, cache_bytes_per_s=4e9), 1, 256, 0.23),  # a GPU's second-level cache
+        (Ceilings(1e9, 1e30, cache_bytes_per_s=4e9), 1, 256, 0.23),  # a GPU's L2 cache
         (Ceilings(1e9, 1e30, cache_bytes_per_s=4e9), 10**7, 256, 1200e6 / 1e3),
     ],
 )

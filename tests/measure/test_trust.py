@@ -63,11 +63,11 @@ def idle_machine(seed: int, blocks: int = 12, runs: int = 91) -> tuple[list[floa
     [
         (SPIKY, (), ""),
         (SLOW, (), ""),  # nothing in the series itself tells
-        (SLOW, SLOW_OTHERS, "others took 66% of the processors"),
+        (SLOW, SLOW_OTHERS, "other processes took 66% of the CPU time"),
         (SLOW, [*[0.66] * 6, *[0.05] * 6], ""),  # not in most looks
-        (SLOW, [*[0.66] * 7, *[0.05] * 6], "others took 66% of the processors"),
+        (SLOW, [*[0.66] * 7, *[0.05] * 6], "other processes took 66% of the CPU time"),
         (SLOW, [0.1, 0.1], ""),
-        (SLOW, [None, 0.11, None], "others took 11% of the processors"),
+        (SLOW, [None, 0.11, None], "other processes took 11% of the CPU time"),
         (SLOW, [None], ""),
         (BIMODAL, (), "the median is uncertain by 72%"),
         ([335.0] * 20 + [716.0] * 4, (), ""),  # a sixth of the blocks does not move the median
@@ -76,7 +76,7 @@ def idle_machine(seed: int, blocks: int = 12, runs: int = 91) -> tuple[list[floa
         (QUIET, (), ""),
         ([100.0, 101, 107], (), "the median is uncertain by 7%"),
         ([123.0], (), ""),
-        ([123.0], [0.5], "others took 50% of the processors"),
+        ([123.0], [0.5], "other processes took 50% of the CPU time"),
         ([0.95, 1.0, 1.04, 1.05, 1.0, 1.0], (), "the median is uncertain by 10%"),
         ([], [0.9], ""),
     ],
@@ -154,7 +154,7 @@ def test_blocks_end_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None
     assert (first.doubt, second.doubt) == ("the median is uncertain by 73%", "")
     clock = Clock(monkeypatch, others=0.5)
     (found,) = take_blocks([clock.timer(iter(SLOW))], on_processor=True, most_seconds=10)
-    assert (len(found.values), found.doubt) == (10, "others took 50% of the processors")
+    assert (len(found.values), found.doubt) == (10, "other processes took 50% of the CPU time")
 
 
 def test_timers_take_turns_and_none_always_follows_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_hopeless_series_last_until_the_load_is_known(monkeypatch: pytest.Monkey
         return 151.0
 
     (found,) = take_blocks([take], on_processor=True, most_seconds=100, give_up=150.0)
-    assert (len(found.values), found.doubt) == (4, "others took 50% of the processors")
+    assert (len(found.values), found.doubt) == (4, "other processes took 50% of the CPU time")
     (found,) = take_blocks([take], on_processor=False, most_seconds=100, give_up=150.0)
     assert (len(found.values), found.doubt) == (2, "")
     monkeypatch.setattr(trust, "counts", lambda: None)
@@ -270,17 +270,18 @@ def test_the_time_of_children_is_our_own(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_unreliable_figure_is_marked_and_the_first_reason_is_reported() -> None:
-    assert (marked("12 us", ""), marked("12 us", "others took 50% of the processors")) == ("12 us", "12 us?")
+    assert (marked("12 us", ""), marked("12 us", "other processes took 50% of the CPU time")) == ("12 us", "12 us?")
     assert (with_reason("12 us", ""), with_reason("12 us", "others took half")) == (
         "12 us",
         "12 us? (others took half)",
     )
     assert describe_unreliable(["", ""]) == ""
-    doubts = ["", "others took 50% of the processors", "the median is uncertain by 8%"]
-    assert describe_unreliable(doubts) == "? 2 of 3 times unreliable; the first: others took 50% of the processors."
+    doubts = ["", "other processes took 50% of the CPU time", "the median is uncertain by 8%"]
+    said = "? 2 of 3 times unreliable; the first: other processes took 50% of the CPU time."
+    assert describe_unreliable(doubts) == said
     assert (
         describe_unreliable(doubts[1:2], "ratio")
-        == "? 1 of 1 ratio unreliable; the first: others took 50% of the processors."
+        == "? 1 of 1 ratio unreliable; the first: other processes took 50% of the CPU time."
     )
 
 
@@ -340,7 +341,7 @@ def test_an_unreliable_row_is_listed_and_counts_nowhere() -> None:
 def test_the_hosts_load_is_no_matter_to_a_gpus_clock() -> None:
     busy = [row_of(_contender(QUIET, 0.6, runtime)) for runtime in ("opencl", "driver", "pycuda")]
     assert [(each.others_share, each.doubt) for each in busy] == [
-        (0.6, "others took 60% of the processors"),
+        (0.6, "other processes took 60% of the CPU time"),
         (0.6, ""),
         (0.6, ""),
     ]

@@ -178,7 +178,7 @@ def test_a_family_and_a_time_bound_the_search(engine: LocalEngine, store: TrialS
     assert time.monotonic() - begin < 60
     assert 1 <= found.looked < 500
     with pytest.raises(
-        KsgenError, match=r"ks_2x24x9x3_float32_bsf, batch 70: mma does not support it on .* \(it is for: tensor cores"
+        KsgenError, match=r"ks_2x24x9x3_float32_bsf, batch 70: not supported by mma on .*; mma is for: tensor cores"
     ):
         search(engine, store, family="mma")
     with pytest.raises(ConstantsError, match=r"unknown kernel family 'magic'; known: .*mma, .*simt"):

@@ -85,7 +85,7 @@ class SlowEngine(TimedEngine):
         return [replace(each, note=self.note) for each in super()._measure(job, entries, runs)]
 
 
-@pytest.mark.parametrize(("note", "compilers"), [("", 1), ("others took 50% of the processors", 1), ("", 16)])
+@pytest.mark.parametrize(("note", "compilers"), [("", 1), ("other processes took 50% of the CPU time", 1), ("", 16)])
 def test_a_budget_of_time_is_used_and_kept(
     note: str, compilers: int, store: TrialStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

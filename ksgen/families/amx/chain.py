@@ -1,6 +1,6 @@
 """Constants and sizes of all factors of one launch by matrix tiles, and estimated cycles of a processor's cores.
 
-The factors are applied to a block of the batch while it is in a core's second-level cache. A factor alone is a chain of
+The factors are applied to a block of the batch while it is in a core's L2 cache. A factor alone is a chain of
 one. The rates were measured on two cores of a Xeon with tiles (docs/kernels/amx-counts.md). The model ranks constants
 of one kernel: launches take one to two times the estimated time.
 """
@@ -26,23 +26,23 @@ PIECE, PAGE_BYTES = 70, 4096  # cycles per piece of a row in batch-size-last, if
 APART = 1.25  # multiplies the cycles of copies that overlap no products, because they wait for memory
 TILE_BYTES = 2 * TILE_ITEMS
 DOT_MULTIPLY_ADDS = ROWS * TILE_ITEMS
-SECOND_LEVEL_BYTES = 1792 * 1024  # for panels, weights and sums, out of a second-level cache's 2 MB
+SECOND_LEVEL_BYTES = 1792 * 1024  # for panels, weights and sums, out of an L2 cache's 2 MB
 FETCHED, THIRD_LEVEL = 1.8, 6.0  # cycles per line of operands from the second level, and from farther away
 AGAIN = 1.7  # cycles per line of sums that tiles load or store: no product overlaps them
-# cycles to write a line of an intermediate and to read it again, if a block's data exceed the second-level cache
+# cycles to write a line of an intermediate and to read it again, if a block's data exceed the L2 cache
 BETWEEN = 2 * THIRD_LEVEL
 MEMORY = 12.4  # cycles of a core per line that is copied from memory or to it
 
 
 class Resident(NamedTuple):
-    """Bytes that stay in a core's second-level cache, and bytes of weights that are read repeatedly."""
+    """Bytes that stay in a core's L2 cache, and bytes of weights that are read repeatedly."""
 
     kept: int  # panels, sums, prefetched inputs, and intermediates
     weights: int
 
 
 class Lines(NamedTuple):
-    """Cache lines per product of two tiles, from beyond the first-level cache."""
+    """Cache lines per product of two tiles, from beyond the L1 cache."""
 
     inputs: float
     weights: float
@@ -124,7 +124,7 @@ def lines_of(shape: AmxTiling) -> Lines:
 def dot_cycles(shape: AmxTiling, held: Resident) -> float:
     """Average cycles per product: for multiplying or for loading operands, whichever takes longer, and for sums.
 
-    Lines that exceed the second-level cache come from beyond it.
+    Lines that exceed the L2 cache come from beyond it.
     """
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
     weight_cycles = FETCHED if held.weights <= room else THIRD_LEVEL  # cycles per line of weights, and of copied inputs
@@ -134,7 +134,7 @@ def dot_cycles(shape: AmxTiling, held: Resident) -> float:
 
 
 def evicted_cycles(shape: AmxTiling, held: Resident) -> float:
-    """Cycles per product for written lines that leave the second-level cache before they are read again."""
+    """Cycles per product for written lines that leave the L2 cache before they are read again."""
     lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
     sums = lines.sums if shape.group_weights > room else 0.0
     return MEMORY * (sums + (lines.copied if held.weights > room else 0.0))
@@ -161,7 +161,7 @@ class AmxChainConstants(Constants):
 
     @property
     def parsed(self) -> list[AmxConstants]:
-        """Constants of each factor alone. Intermediates are read at once, so they have no streaming stores."""
+        """Constants of each factor alone. Intermediates are read immediately, so they have no streaming stores."""
         factors = ((numbers_of(self.tiles, words, _NAMES), is_last) for words, is_last in listed(self.tiles))
         return [
             AmxConstants(block=self.block, parts=1, streaming=self.streaming if is_last else 0, **numbers)

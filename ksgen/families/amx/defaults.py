@@ -21,12 +21,12 @@ from ksgen.families.vector.defaults import MANY, STREAMING_BYTES, alike
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 
-# rows of the batch per block: a weight that comes from the second-level cache is multiplied by all of them
+# rows of the batch per block: a weight that comes from the L2 cache is multiplied by all of them
 BLOCKS = (256, 192, 128, 96, 64, 32)
 MOST_ROWS = 128  # rows per block of a factor alone in batch-size-first: 256 were slower in all four measured kernels
 MOST_OUTPUTS = 256  # outputs per j whose sums wait
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # tiles along the inputs per chunk
-# lines SETS_BYTES apart share a set of a first-level cache; at most WAYS rows that are read in place may share one
+# lines SETS_BYTES apart share a set of an L1 cache; at most WAYS rows that are read in place may share one
 SETS_BYTES, WAYS = 4096, 4
 # multiply-adds per input or output, b * c / (b + c), from which on parts are planes in batch-size-first, so that a
 # plane's weights stay in the cache; counted, not measured
@@ -59,7 +59,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
     if not kernel.is_chain:
         tilings = (AmxTiling(kernel, each) for each in _options(kernel, batch))
         return min((_with_parts(each, limits, batch) for each in tilings), key=cycles)
-    # long blocks exceed the second-level cache; with short blocks, all weights are read more often
+    # long blocks exceed the L2 cache; with short blocks, all weights are read more often
     most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has a block
     return min(
         (of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in BLOCKS)),
@@ -110,7 +110,7 @@ def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
 
 
 def _are_read_in_place(kernel: KernelSpec, block: int) -> bool:
-    """Whether rows of X can be read in place, and do not evict each other from the first-level cache."""
+    """Whether rows of X can be read in place, and do not evict each other from the L1 cache."""
     row_bytes = kernel.in_features * kernel.item_bytes
     steps = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
     sets = next(SETS_BYTES // step for step in steps if row_bytes % step == 0)  # sets over which rows spread

@@ -242,7 +242,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         named(shape, "GROUPS", "groups of a plane's outputs"),
         named(shape, "TILES", "tiles of the outputs of one (i, j)"),
         named(shape, "STEPS", "steps along the inputs, of 32 inputs each"),
-        named(constants, "DEPTH", "steps whose inputs stay in the first-level cache for all outputs of a group"),
+        named(constants, "DEPTH", "steps whose inputs stay in the L1 cache for all outputs of a group"),
         named(shape, "CHUNKS", "chunks of DEPTH steps"),
         named(shape, "SHARES", "shares of a step's products, after each of which vector instructions run"),
         Constexpr(
@@ -250,8 +250,8 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
             divide_up(PAIR, shape.constants.depth * shape.shares),
             "rows of the next sums that are prefetched with each share of a step",
         ),
-        named(shape, "INPUTS_PASS", "whether a block's inputs of DEPTH steps exceed the first-level cache"),
-        named(shape, "WEIGHTS_PASS", "whether the weights of two tiles exceed the first-level cache"),
+        named(shape, "INPUTS_PASS", "whether a block's inputs of DEPTH steps exceed the L1 cache"),
+        named(shape, "WEIGHTS_PASS", "whether the weights of two tiles exceed the L1 cache"),
         Constexpr(
             "STEPS_IN_PLACE", in_place, "steps whose rows of X are read in place, or all steps if inputs are copied"
         ),

@@ -20,7 +20,7 @@ TILE_SUMS = ROWS * LANES
 PAIR = 2 * ROWS  # rows, or columns, of the two by two tiles that are multiplied at a time
 LINE_BYTES = 64  # bytes per cache line
 MOST_RUN = 48  # largest d for which a plane holds all j
-FIRST_LEVEL_BYTES = 42 * 1024  # for inputs, weights and sums, out of a first-level cache's 48 KB
+FIRST_LEVEL_BYTES = 42 * 1024  # for inputs, weights and sums, out of an L1 cache's 48 KB
 SUMS_BYTES = 4 * PAIR * PAIR  # of two by two tiles
 
 
@@ -33,7 +33,7 @@ class AmxConstants(Constants):
     parts: int  # parts of a block's groups of outputs, one per work group
     panel: int  # panels of tiles into which inputs are copied: 2 alternate; 0: inputs are read in place
     streaming: int  # 1: outputs leave by streaming stores; 0: they go into the caches
-    depth: int  # tiles along the inputs that stay in the first-level cache for all outputs of a group
+    depth: int  # tiles along the inputs that stay in the L1 cache for all outputs of a group
 
 
 def products_of(kernel: KernelSpec) -> TileProducts:
@@ -135,7 +135,7 @@ class AmxTiling(TilePlanes):
         """Chunks of DEPTH tiles along the inputs."""
         return divide_up(self.steps, self.constants.depth)
 
-    # ---- what stays in the first-level cache
+    # ---- what stays in the L1 cache
 
     @property
     def tile_bytes(self) -> int:
@@ -144,14 +144,14 @@ class AmxTiling(TilePlanes):
 
     @property
     def inputs_pass(self) -> bool:
-        """Whether a block's inputs of DEPTH steps leave the first-level cache before they are read again."""
+        """Whether a block's inputs of DEPTH steps leave the L1 cache before they are read again."""
         tiles = (self.constants.block + PAIR) // ROWS * self.constants.depth
         sums = self.constants.block // PAIR * SUMS_BYTES
         return tiles * self.tile_bytes + sums > FIRST_LEVEL_BYTES
 
     @property
     def weights_pass(self) -> bool:
-        """Whether the weights of two tiles leave the first-level cache while the inputs of two tiles pass."""
+        """Whether the weights of two tiles leave the L1 cache while the inputs of two tiles pass."""
         tiles = 2 * PAIR // ROWS * self.constants.depth * self.tile_bytes
         return self.constants.block > PAIR and tiles + 2 * SUMS_BYTES > FIRST_LEVEL_BYTES
 

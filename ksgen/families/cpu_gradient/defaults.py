@@ -13,15 +13,15 @@ from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.spec import KernelSpec
 
 TASKS = 4  # work groups per core, so that other cores can take the work of one that starts late
-COLUMN_BYTES = 24 * 1024  # bytes of dY that stay in a first-level cache while lanes are along the outputs
-PANEL_BYTES = 512 * 1024  # bytes of a block's copied operands that stay in a second-level cache
-# bytes of a work group's private buffer with matrix tiles: it stays in the second-level cache, together with its sums
+COLUMN_BYTES = 24 * 1024  # bytes of dY that stay in an L1 cache while lanes are along the outputs
+PANEL_BYTES = 512 * 1024  # bytes of a block's copied operands that stay in an L2 cache
+# bytes of a work group's private buffer with matrix tiles: it stays in the L2 cache, together with its sums
 KEPT_BYTES = 768 * 1024
 MOST_OUTPUTS = 256  # outputs per j that share a copy of the inputs
 # rows of the batch per block with matrix tiles: longer blocks add to the sums in memory less often
 BLOCKS = (512, 384, 256, 192, 128, 96, 64, 32)
 # least and most vectors per block, if lanes are along the batch: enough to amortize adding up across lanes, few enough
-# for a first-level cache
+# for an L1 cache
 VECTORS = (16, 64)
 SPARE = 8  # factor by which X and dY must outweigh the parts' sums
 
@@ -112,5 +112,5 @@ def default_by_tiles(kernel: KernelSpec, limits: Limits, batch: int | None) -> A
 
 
 def _fits(shape: AmxGradientTiling) -> bool:
-    """Whether a block's operands stay in the second-level cache."""
+    """Whether a block's operands stay in the L2 cache."""
     return shape.slot * 4 <= KEPT_BYTES

@@ -110,14 +110,14 @@ class AmxGradientTiling(TilePlanes):
         return self.dots(batch) * DOT_MULTIPLY_ADDS
 
     def sums_bytes(self, batch: int) -> int:
-        """Bytes of sums that the blocks of the batch read and write beyond the second-level cache."""
+        """Bytes of sums that the blocks of the batch read and write beyond the L2 cache."""
         return 0
 
     def cycles(self, batch: int) -> float:
         """Cycles of all cores together, for one launch."""
         constants, pattern = self.constants, self.kernel.pattern
         blocks, parts = divide_up(batch, constants.block), self.parts(batch)
-        # bytes of tiles of inputs; tiles of outputs stay in the first-level cache
+        # bytes of tiles of inputs; tiles of outputs stay in the L1 cache
         inputs = self.dots(batch) / 2 * TILE_BYTES * self.products.parts / self.products.products
         sums = blocks * self.units * self.tiles * TILE_SUMS * 4 * 2
         sharing = max(1.0, constants.pieces / self.planes)  # pieces that copy the inputs of one plane

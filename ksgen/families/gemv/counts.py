@@ -1,4 +1,4 @@
-"""Bytes, instructions and waits of blocks for small batches: traffic of the second-level cache and of shared memory.
+"""Bytes, instructions and waits of blocks for small batches: traffic of the L2 cache and of shared memory.
 
 A block of two factors computes the elements of the intermediate that it needs by itself.
 """

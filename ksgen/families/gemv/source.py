@@ -161,10 +161,10 @@ def _first(tiling: GemvChainTiling) -> list[Constexpr]:
     first, last = tiling.first, tiling.last
     known = _known(first)
     return [
-        named(first.kernel.pattern, "B", "outputs that a block needs per j: factor 2's inputs l, index k"),
-        named(first.own_pattern, "C", "inputs of one block on the diagonal, index l"),
+        named(first.kernel.pattern, "B", "outputs that a thread block needs per j: factor 2's inputs l, index k"),
+        named(first.own_pattern, "C", "inputs of each small dense block, index l"),
         named(first.kernel.pattern, "D", "factor 2's interleaved matrices, index j"),
-        Constexpr("OWN_B", first.own_pattern.b, "outputs of one block on this factor's diagonal"),
+        Constexpr("OWN_B", first.own_pattern.b, "outputs of each small dense block of this factor"),
         Constexpr("OWN_D", first.own_pattern.d, "this factor's own interleaved matrices"),
         named(first, "RATIO", "j of factor 2 per j of this factor"),
         *(known[name] for name in _OF_BOTH),

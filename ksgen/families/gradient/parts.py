@@ -15,7 +15,7 @@ from ksgen.order import Order
 from ksgen.spec import KernelSpec
 from ksgen.values import counted
 
-LEAST_BATCH = 64  # fewest rows of the batch per part; shorter parts do not pay
+LEAST_BATCH = 64  # fewest rows of the batch per part, except the last one; shorter parts do not pay
 SUM_COLUMNS, SUM_ROWS = 32, 8  # weights per block of the second entry, and threads that share the parts of one weight
 CPU_BLOCKS = 16  # blocks that keep a processor busy
 GPU_WARPS = 16 * 132  # warps that keep a large GPU busy: sixteen per multiprocessor
@@ -93,11 +93,11 @@ class Side:
         yield Constexpr(f"{name}_PLANE", self.image.plane, "elements from one plane to the next")
         yield Constexpr(f"{name}_LINES", plan.lines * self.together, "lines of the tile")
         yield Constexpr(f"{name}_VECTOR", plan.vector, "contiguous elements that one copy moves")
-        yield Constexpr(f"{name}_LANE_RUN", plan.lane_run, "lanes of a warp along a line")
+        yield Constexpr(f"{name}_LANE_RUN", plan.lane_run, "lanes of a warp that copy one line together")
         yield Constexpr(
             f"{name}_LANE_LINES", plan.lane_lines, "lines that a warp copies at once; TOGETHER lines count as one"
         )
-        yield Constexpr(f"{name}_WARPS_RUN", plan.warps_run, "warps along a line")
+        yield Constexpr(f"{name}_WARPS_RUN", plan.warps_run, "warps that copy one line together")
         yield Constexpr(
             f"{name}_LINE_STEP", plan.line_step, "lines that the block copies at once; TOGETHER lines count as one"
         )
@@ -174,7 +174,7 @@ class Parts(Tiled):
 
     @property
     def least_steps(self) -> int:
-        """Steps per part, at least, if there are several parts."""
+        """Fewest steps per part, except the last one, which has the rest."""
         return divide_up(LEAST_BATCH, self.constants.tile_batch)
 
     def parts_for(self, limits: Limits) -> int:
@@ -247,7 +247,7 @@ class Parts(Tiled):
     def tile_constexprs(self) -> list[Constexpr]:
         """Constants that the shared parts of the templates use."""
         return [
-            named(self, "LEAST_STEPS", "stages per part, at least, if there are several parts"),
+            named(self, "LEAST_STEPS", "fewest stages per part, except the last one"),
             named(self, "TILES_OUT", "tiles along the outputs"),
             named(self, "TILES_IN", "tiles along the inputs"),
             named(self, "TILES_D", "tiles along j"),

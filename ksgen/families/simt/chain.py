@@ -36,7 +36,7 @@ MOST_STAGE = (4096, 8192, 16384)  # bytes per stage, at most
 STAGES = (8, 6, 4, 3, 2)
 MOST_IN = 32  # inputs per stage, at most
 LANES = 128  # float32 multiply-adds per multiprocessor and cycle
-CACHE_BYTES = 24  # from the second-level cache, per multiprocessor and cycle
+CACHE_BYTES = 24  # from the L2 cache, per multiprocessor and cycle
 BARRIER = 40  # cycles between stages in which nothing is multiplied
 
 

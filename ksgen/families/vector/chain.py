@@ -119,7 +119,7 @@ class VectorChainConstants(Constants):
         return [self._parsed(words, is_last) for words, is_last in listed(self.tiles)]
 
     def _parsed(self, words: str, is_last: bool) -> VectorConstants:
-        streaming = self.streaming if is_last else 0  # an intermediate is read at once: it stays in the cache
+        streaming = self.streaming if is_last else 0  # an intermediate is read immediately: it stays in the cache
         try:
             along, lanes, height, width, panel = words.split()
             return VectorConstants(

@@ -2,7 +2,7 @@
 terms of the cost model.
 
 The model assumes a core as built since 2015. The core does two vector operations and two loads per cycle, with results
-after four cycles. It takes 64 bytes per cycle from its second-level cache. The model ranks constants of one kernel, and
+after four cycles. It takes 64 bytes per cycle from its L2 cache. The model ranks constants of one kernel, and
 measures nothing.
 """
 
@@ -15,10 +15,10 @@ from ksgen.families.vector.shape import LINE_BYTES, VectorTiling
 
 LATENCY = 4  # cycles until a sum can be added to again
 AT_ONCE = 2  # vector operations, and loads, per cycle
-# a first-level cache: its size, the lines of a set, and the distance of lines that share a set
+# an L1 cache: its size, the lines of a set, and the distance of lines that share a set
 FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096
-SECOND_LEVEL_RATE, BEYOND_RATE = 64, 8  # bytes per cycle, from the second-level cache and from the memory behind it
-SECOND_LEVEL = 1024 * 1024  # bytes of inputs that a second-level cache holds, in addition to outputs and weights
+SECOND_LEVEL_RATE, BEYOND_RATE = 64, 8  # bytes per cycle, from the L2 cache and from the memory behind it
+SECOND_LEVEL = 1024 * 1024  # bytes of inputs that an L2 cache holds, in addition to outputs and weights
 TILE, TASK, LAUNCH = 12, 300, 5000  # additional cycles to begin a tile, a block of the batch, a launch
 COPY, TRANSPOSE = 4, 80  # cycles per vector that is copied in a cache, or transposed with its neighbours
 RAGGED = 200  # cycles per vector that is stored element by element, if a block ends within a tile
@@ -84,7 +84,7 @@ def _across(shape: VectorTiling, block: int) -> int:
 
 
 def _missed(shape: VectorTiling, block: int) -> float:
-    """Cycles of reads that miss the first-level cache from tile to tile."""
+    """Cycles of reads that miss the L1 cache from tile to tile."""
     weights = shape.column_weights * shape.real_bytes  # bytes of a column
     tiles = _across(shape, block)
     if not shape.is_along_outputs:
@@ -125,7 +125,7 @@ def row_bytes(shape: VectorTiling) -> int:
 
 
 def conflicts(shape: VectorTiling) -> bool:
-    """Whether a tile's rows evict each other from the first-level cache, because of the distance between them."""
+    """Whether a tile's rows evict each other from the L1 cache, because of the distance between them."""
     if shape.constants.panel or not shape.is_along_outputs:
         return False
     sets = SET_BYTES // gcd(SET_BYTES, shape.x_row * shape.real_bytes)

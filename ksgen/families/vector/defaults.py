@@ -18,18 +18,18 @@ from ksgen.families.vector.shape import (
 )
 from ksgen.spec import KernelSpec
 
-BLOCK_BYTES = 128 * 1024  # bytes of a block's inputs that stay in a second-level cache
+BLOCK_BYTES = 128 * 1024  # bytes of a block's inputs that stay in an L2 cache
 TRANSPOSED_VECTORS = 2  # vectors per row of a tile of transposed outputs, at most: a chunk stays in a near cache
 TRANSPOSING_VECTOR_BYTES = 32  # with vectors of this size, transposing may be faster although outputs fill the lanes
 LEAST_TRANSPOSED_INTENSITY = 36  # least multiply-adds per input or output, b * c / (b + c), to transpose
-TRANSPOSED_BYTES = 800 * 1024  # bytes of a chunk's inputs and outputs that stay in a second-level cache
+TRANSPOSED_BYTES = 800 * 1024  # bytes of a chunk's inputs and outputs that stay in an L2 cache
 FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # size of a cache; additional cost of a tile whose inputs exceed it
 # rows per block, if lanes are along the outputs: enough to reuse each tile of weights, few enough to stay cached
 LEAST_ROWS, MOST_ROWS = 24, 48
 BSL_ROWS = 128  # rows per block in batch-size-last, approximately; the next block's rows are prefetched meanwhile
-WAYS = 8  # lines per set of a first-level cache
-FEW, MANY = 16, 1 << 15  # up to FEW rows each batch has its own constants; from MANY on all have the same
-STREAMING_BYTES = 1 << 20  # outputs of at least this size use streaming stores: a second-level cache cannot hold them
+WAYS = 8  # lines per set of an L1 cache
+FEW, MANY = 16, 1 << 15  # up to FEW rows each batch is a class; from MANY on all are one
+STREAMING_BYTES = 1 << 20  # outputs of at least this size use streaming stores: an L2 cache cannot hold them
 # weights from which on planes are split if they are fewer than cores: less work ends before another core begins
 SPLIT_WEIGHTS = 1 << 16
 FAR_ROWS = 12  # least rows per block, if rows share few sets of a cache and are read in place
@@ -60,7 +60,7 @@ def complex_registers(height: int, width: int, kept: int) -> int:
 
 
 def alike(batch: int) -> int:
-    """Batch whose constants `batch` uses: a small batch itself, else the next power of two, at most MANY."""
+    """Batch that stands for the class of `batch`: a small batch itself, else the next power of two, at most MANY."""
     return batch if batch <= FEW else min(MANY, 1 << (batch - 1).bit_length())
 
 
@@ -165,7 +165,7 @@ def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
     any batch.
 
     Measured on AVX-512, where a shuffle need not take a multiply-add's place. Each column reads a tile's rows again,
-    from the second-level cache if they are long. Transposing costs a copy, which many multiply-adds make up for.
+    from the L2 cache if they are long. Transposing costs a copy, which many multiply-adds make up for.
     """
     _, b, c, d = kernel.pattern.shape
     if (
@@ -215,7 +215,7 @@ def transposing_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch:
     (batch-size-first).
 
     Measured on AVX2, where d fills a vector; with vectors of 16 bytes it never was faster. Transposing costs a copy, so
-    it needs enough multiply-adds, and a chunk that stays in the second-level cache.
+    it needs enough multiply-adds, and a chunk that stays in the L2 cache.
     """
     _, b, c, d = kernel.pattern.shape
     if kernel.layout == "bsl" or limits.vector_bytes != TRANSPOSING_VECTOR_BYTES or d < lanes or batch <= FEW:
@@ -262,7 +262,7 @@ def reads_far_rows(limits: Limits) -> bool:
 
 
 def _spread_cost(kernel: KernelSpec, limits: Limits, size: tuple[int, int], vectors: int) -> float:
-    """Relative cost of a tile's size, like `cost`: padding, shuffles, and weights that exceed the first-level cache."""
+    """Relative cost of a tile's size, like `cost`: padding, shuffles, and weights that exceed the L1 cache."""
     height, width = size
     period = period_of(kernel.pattern.d, lanes_of(kernel, limits))
     padded = divide_up(vectors, width) * width / vectors

@@ -11,13 +11,13 @@ from ksgen.values import cached_property
 
 LINE_BYTES = 64  # per line of a cache
 MOST_LANES = 16  # lanes of a vector, in float32
-PACKED_AT_ONCE = 2**14  # bytes, half of a first-level cache
-# bytes of a plane's weights that stay in a second-level cache while all rows of a block are multiplied
+PACKED_AT_ONCE = 2**14  # bytes, half of an L1 cache
+# bytes of a plane's weights that stay in an L2 cache while all rows of a block are multiplied
 PLANE_BYTES = 512 * 1024
 # most bytes of a plane's inputs and outputs for which it gets more blocks on the diagonal; with these, its exchanged
 # outputs are whole vectors in memory
 EXCHANGED_BYTES = 512 * 1024
-CONFLICTING_BYTES = 1024  # rows whose distance is a multiple of this share few sets of a first-level cache
+CONFLICTING_BYTES = 1024  # rows whose distance is a multiple of this share few sets of an L1 cache
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class VectorTiling(Planes):
     def columns_at_once(self) -> int:
         """Columns that are multiplied with a tile's rows before the next rows, if lanes are along the outputs.
 
-        They are all columns of a plane if pairs are copied, and the plane's weights stay in a second-level cache. Then
+        They are all columns of a plane if pairs are copied, and the plane's weights stay in an L2 cache. Then
         the copy holds one tile's rows. Otherwise it is one column.
         """
         fits = self.tiles * self.column * self.weight_bytes <= PLANE_BYTES
@@ -175,7 +175,7 @@ class VectorTiling(Planes):
 
     @property
     def pack_inputs(self) -> int:
-        """Inputs whose packed weights are written together: they fill half of a first-level cache."""
+        """Inputs whose packed weights are written together: they fill half of an L1 cache."""
         return max(1, PACKED_AT_ONCE // (self.tile_lanes * self.weight_bytes))
 
     @property

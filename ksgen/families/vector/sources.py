@@ -18,7 +18,8 @@ from ksgen.spec import KernelSpec
 # batches whose constants others take, in the order in which these are considered
 ANCHORS = (MANY, FEW, 64, 4, 2)
 CHAIN_ANCHORS = (FEW, MANY, 64, 4, 2)  # short blocks are as fast as long ones where intermediates stay in the cache
-# below, the cost model is not asked, as it does not know copies of rows that a batch lacks; measured with 32 registers
+# up to this anchor, a rule decides for smaller batches, because the cost model does not know copies of rows that a
+# batch lacks; measured with 32 registers
 SMALL = 4
 # most inputs that a small batch may copy for such rows, relative to the weights; most d in batch-size-last
 MOST_LACKED, MOST_LACKED_D = 0.035, 4
@@ -68,9 +69,10 @@ def shapes_of(kernel: KernelSpec, constants: AnyVectorConstants) -> list[VectorT
 def are_comparable(shapes: list[VectorTiling], others: list[VectorTiling], limits: Limits) -> bool:
     """Whether the cost model compares other constants with a batch's own.
 
-    Lanes are along the same dimension. Vectors that reach beyond a row's end are copied by both or by neither. Parts
-    that copy the same inputs are no more: the model underestimates these copies. Nor does it know that with 16
-    registers short blocks are up to 1.3 times slower, because weights come from the second-level cache more often.
+    It does if lanes are along the same dimension, vectors that reach beyond a row's end are copied by both or by
+    neither, and registers suffice. Parts that copy the same inputs must not be more, because the model underestimates
+    these copies. With 16 registers, blocks must not be shorter: they are up to 1.3 times slower, because weights come
+    from the L2 cache more often.
     """
     are_short_blocks_fast = limits.vector_registers == 32
     return all(
@@ -86,8 +88,8 @@ def are_comparable(shapes: list[VectorTiling], others: list[VectorTiling], limit
 def lacks_few_rows(shape: VectorTiling, rows: int, batch: int) -> bool:
     """Whether a tile with `rows` more rows than a small batch copies few inputs for them.
 
-    Then reading the weights dominates. In batch-size-last inputs are copied one by one: at least two rows, of 32 bits
-    and with a small d, cost little.
+    Then reading the weights dominates. In batch-size-last, inputs are copied one by one. As many rows as the batch has
+    cost little with a small d and without pairs.
     """
     kernel, constants = shape.kernel, shape.constants
     if rows <= 0 or not shape.is_along_outputs:

@@ -271,12 +271,12 @@ class Block(TensorTile):
 
     @property
     def in_pieces(self) -> float:
-        """Time of a store of Y in the second-level cache, relative to one of whole sectors."""
+        """Time of a store of Y in the L2 cache, relative to one of whole sectors."""
         return 1
 
     @property
     def in_rows(self) -> float:
-        """Time of a box of X in the second-level cache, relative to one with rows of whole sectors."""
+        """Time of a box of X in the L2 cache, relative to one with rows of whole sectors."""
         return 1
 
     # ---- reads of X by lanes

@@ -2,7 +2,7 @@
 
 A cluster is `cluster_batch` x `cluster_out` blocks with neighbouring tiles along the batch and along the outputs.
 Blocks of one batch tile multiply the same X, and blocks of one output tile the same weights. Each loads a part for all
-of them, so that a cluster reads it through the second-level cache once.
+of them, so that a cluster reads it through the L2 cache once.
 """
 
 from collections.abc import Callable, Iterator

@@ -78,7 +78,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         A `Factorization`: `weights` per factor in the dtype of the computation, `relative_error` and the guarantee.
 
     Raises:
-        PatternError: The chain is invalid, or exchanges outputs.
+        PatternError: The chain is invalid, or exchanges outputs or inputs.
         SpecError: `progress` is neither True nor False.
         LaunchError: The weight is no dense real matrix of finite numbers, or has another shape.
 

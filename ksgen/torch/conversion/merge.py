@@ -56,7 +56,7 @@ def optimize(
 
     Raises:
         LaunchError: The layer has an activation between its factors, quantized weights, or is split over processes.
-        PatternError: A factor exchanges its outputs.
+        PatternError: A factor exchanges its outputs or inputs.
         SpecError: An option is not accepted.
 
     Examples:
@@ -73,7 +73,7 @@ def optimize(
         return chain if merged is layer else merged.chain
     if given.between != "none" or given.has_stored_type or given.split is not None:
         raise LaunchError(
-            f"{given._name()} cannot be merged; accepted: a KSLinear that one process has whole, without between and "
+            f"{given._name()} cannot be merged; accepted: a KSLinear that is not split, without between and "
             "with unquantized weights"
         )
     return _fastest(given, batch, given.precision or dtype_name(given.weights[0].dtype))

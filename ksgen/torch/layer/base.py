@@ -191,9 +191,9 @@ class ChainLayer:
 def freeze(model: nn.Module) -> list[str]:
     """Declare that the weights of a model's layers stay unchanged: packed forms are cached until the layers thaw.
 
-    A visible write thaws a layer, with a warning: a write that PyTorch counts, a move, a load, or an optimizer's step.
-    `train()` thaws silently. Writes through `.data`, NumPy, a collective or a CUDA graph's replay are invisible: thaw
-    first. Copies of a frozen layer are not frozen.
+    A detected change thaws a layer, with a warning: an in-place write that increments the version counter of a tensor,
+    a move, a load, or an optimizer's step. `train()` thaws silently. Writes through `.data`, NumPy, a collective or a
+    CUDA graph's replay are not detected: thaw first. Copies of a frozen layer are not frozen.
 
     Args:
         model: Module whose `KSLinear` layers are frozen.

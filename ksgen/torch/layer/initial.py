@@ -77,7 +77,7 @@ def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
     if found.relative_error > _EXACT:
         nearest = f"products of these factors have a relative error of at least {found.least_error:.2g}"
         raise LaunchError(
-            f"{what}: {nearest}; accepted: chains that connect each input with the output of the same number"
+            f"{what}: {nearest}; accepted: chains that connect each input with the output of the same index"
         )
     return found.weights
 

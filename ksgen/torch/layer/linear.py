@@ -85,8 +85,8 @@ class KSLinear(ChainLayer, nn.Linear):
         backend: Method of the product: "auto" chooses between "ksgen" (kernels of ksgen) and "strided" (PyTorch's
             batched products on views). "bmm", "bsr", "einsum", "dense" and "sparse" use other operators of PyTorch, for
             comparison.
-        fuse: Launches without gradients: "auto" runs all factors in one launch if that is faster, "no" never does, and
-            "yes" always does.
+        fuse: Launches while no gradients are recorded. "auto" runs all factors in one launch if that is faster, and
+            "no" never does. "yes" always does, or raises an error.
         intermediates: Intermediates of training: "keep" stores them for the backward pass, "recompute" computes them
             again, "auto" recomputes them if they are larger than x.
 
@@ -177,8 +177,8 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             weights: Tensors (a, b, c, d), one per factor, in the order in which they multiply x.
             bias: Tensor (out_features,), or None for a layer without a bias.
-            patterns: Patterns of the factors, needed if one stores its outputs in another order (`Pattern.store`).
-                None: the weights' shapes.
+            patterns: Patterns of the factors, needed if one exchanges outputs or inputs (`Pattern.store`,
+                `Pattern.load`). None: the weights' shapes.
             **options: Options of `KSLinear`. Device and dtype are those of the first tensor by default.
 
         Returns:
@@ -229,9 +229,9 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             structure: A structure such as `ksgen.structures.blast(...)`.
             state: Parameters to copy from the layer that the structure's authors published, by name as in
-                `structure.shapes`, and "bias" if it has one. None: they are drawn with the structure's `scales`, if it
-                has some and `init` is not given, else as those of any `KSLinear`. Tied weights have one
-                slice as their parameter.
+                `structure.shapes`, and "bias" if it has one. None: they are drawn. A structure's own `scales` apply
+                unless `init` is given. Without scales, weights are drawn as for any `KSLinear`. The parameter of tied
+                weights is one slice.
             bias: Whether the layer has a bias. None: whether the state has one; without a state, it has one.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
@@ -421,6 +421,8 @@ class KSLinear(ChainLayer, nn.Linear):
     def __setstate__(self, state: dict[str, Any]) -> None:
         ties = state.pop("_ties", {})
         super().__setstate__(state)
+        if self._exchanges:  # a pickle of an earlier version has other fields
+            self._exchanges = tuple(map(exchange_of, self.chain))
         if ties:
             retie(self.weights, ties)
 
@@ -543,9 +545,9 @@ class KSLinear(ChainLayer, nn.Linear):
     def freeze(self) -> Self:
         """Declare that the weights stay unchanged, so that packed forms are cached until the layer thaws.
 
-        A visible write thaws it, with a warning: a write that PyTorch counts, a move, a load, or an optimizer's step.
-        `train()` thaws it silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay is invisible:
-        thaw first. Copies of a frozen layer are not frozen.
+        A detected change thaws it, with a warning: an in-place write that increments the version counter of a tensor, a
+        move, a load, or an optimizer's step. `train()` thaws it silently. A write through `.data`, NumPy, a collective
+        or a CUDA graph's replay is not detected: thaw first. Copies of a frozen layer are not frozen.
 
         Returns:
             The layer itself.
@@ -592,7 +594,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether packed forms of the weights are cached."""
+        """Whether the layer is frozen, and no change of its weights was detected."""
         return frozen.is_frozen(self, self._own_weights())
 
     def train(self, mode: bool = True) -> Self:
@@ -649,13 +651,13 @@ class KSLinear(ChainLayer, nn.Linear):
                 "the scale of x"
             )
         if self.split is not None:
-            raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that one process has whole")
+            raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that is not split")
         if order := self.chain.exchanged:
             what = f"{self._name()}: {order.features} are exchanged"
-            raise LaunchError(f"{what}; a layer can be quantized only with order {order.natural}")
+            raise LaunchError(f"{what}; accepted for quantization: order {order.natural}")
         if self.precision not in (None, dtype):
-            raise LaunchError(f"{self._name()}: precision={self.precision}; a layer can be quantized only with None")
-        with torch.inference_mode(False), torch.no_grad():  # writes to tensors created in inference mode are invisible
+            raise LaunchError(f"{self._name()}: precision={self.precision}; accepted for quantization: None or {dtype}")
+        with torch.inference_mode(False), torch.no_grad():  # writes to tensors of inference mode are not detected
             rows = None if x is None else self._calibration_rows(x)
             parts: list[Quantized] = []
             for weights in self.weights:

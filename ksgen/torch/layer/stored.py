@@ -41,7 +41,7 @@ class CachedOperand:
 def fingerprint_of(tensor: Tensor) -> tuple[int, object]:
     """Fingerprint of a tensor, equal as long as no write is detected.
 
-    Fingerprints of a tensor made in inference mode are never equal, because its writes are invisible.
+    Fingerprints of a tensor made in inference mode are never equal, because its writes are not detected.
     """
     writes = writes_to(tensor)
     return tensor.data_ptr(), object() if writes is None else writes
@@ -272,7 +272,7 @@ class StoredWeights(ChainLayer, nn.Module):
     def thaw(self) -> Self:
         """Pack again at the next call.
 
-        This is needed after an invisible write; `KSLinear.freeze` lists such writes.
+        This is needed after a write that is not detected; `KSLinear.freeze` lists such writes.
         """
         for values in self.values:
             forget(values)

@@ -112,7 +112,7 @@ class KSSum(Layers):
             y, of the dtype of x.
 
         Raises:
-            LaunchError: x or the residual does not fit, or a layer's options were set to others.
+            LaunchError: x or the residual does not fit, or a layer's options were changed and no longer match.
 
         Examples:
             >>> import torch

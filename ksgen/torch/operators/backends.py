@@ -1,6 +1,6 @@
 """Backends to compare ksgen with: the paper's five, and an expert's. Each has its own weight format.
 
-A backend prepares canonical weights (a, b, c, d), once if they are frozen, and multiplies by the result. All are
+A backend prepares weights (a, b, c, d), once if they are frozen, and multiplies by the result. All are
 differentiable except `bsr`: PyTorch has no gradient of a product with block-sparse rows.
 """
 
@@ -44,11 +44,11 @@ class Backend:
 
     multiply: Callable[[Tensor, Tensor, str, Pattern], Tensor]
     why: str
-    prepare: Callable[[Tensor], Tensor] | None = None  # None: canonical weights unchanged
+    prepare: Callable[[Tensor], Tensor] | None = None  # None: weights (a, b, c, d) unchanged
     is_sparse: bool = False  # whether the prepared weights are a sparse tensor
 
     def __call__(self, x: Tensor, weights: Tensor, layout: str) -> Tensor:
-        """Compute Y = X K^T from canonical weights.
+        """Compute Y = X K^T from weights (a, b, c, d).
 
         The weights are prepared at each call, or once if they are frozen.
         """

@@ -128,7 +128,7 @@ def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) 
 def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
     """Compute Y = X K^T by permuting X, one batched product with (a*d, b, c), and permuting back.
 
-    Plain PyTorch, differentiable. Each operator that a dense factor or d = 1 can spare takes microseconds of a call.
+    Plain PyTorch, differentiable. With a dense factor or d = 1, fewer operators are called; each takes microseconds.
     """
     _, b, c = blocks.shape
     if a == d == 1:

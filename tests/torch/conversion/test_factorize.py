@@ -299,6 +299,6 @@ def test_mistakes(weight: object, options: dict[str, int], message: str) -> None
 def test_seconds_that_others_took_are_marked() -> None:
     found = Factorization(chain_of([(1, 4, 4, 1)]), (), 0.25, 0.25, 1.0, "projection", "none", 0.5)
     assert str(found) == "1,4,4,1: relative error 0.25 by projection in 0.5 s; none"
-    assert " in 0.5 s? (others took 60% of the processors); " in str(
-        replace(found, doubt="others took 60% of the processors")
+    assert " in 0.5 s? (other processes took 60% of the CPU time); " in str(
+        replace(found, doubt="other processes took 60% of the CPU time")
     )

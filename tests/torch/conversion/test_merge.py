@@ -96,7 +96,7 @@ def test_the_merges_that_are_timed_have_the_least_expected_times(monkeypatch: py
 
 
 def test_what_cannot_be_merged() -> None:
-    with pytest.raises(LaunchError, match="cannot be merged; accepted: a KSLinear that one process has whole, without"):
+    with pytest.raises(LaunchError, match="cannot be merged; accepted: a KSLinear that is not split, without"):
         optimize(KSLinear(square_dyadic(8), between="relu"))
     with pytest.raises(LaunchError, match="cannot be merged"):
         optimize(KSLinear(square_dyadic(8)).quantize("int8"))

@@ -83,7 +83,7 @@ def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((type(layers[0]).__name__, [layer.chain for layer in layers[1:]], tuple(x.shape), x.dtype))
         assert all(layer.is_frozen and layer(x).shape == (3, 80) for layer in layers[1:])
         return [
-            (float(len(layers) - place), "others took 50% of the processors" * (place == 1))
+            (float(len(layers) - place), "other processes took 50% of the CPU time" * (place == 1))
             for place in range(len(layers))
         ]
 
@@ -100,7 +100,7 @@ def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [bool(each.doubt) for each in found].count(True) == 1
     assert str(found).count("?") == 2  # the time, and the sentence
     of = f"1 of {len(found) + 1} measured times"
-    assert str(found).endswith(f" ? {of} unreliable; the first: others took 50% of the processors.")
+    assert str(found).endswith(f" ? {of} unreliable; the first: other processes took 50% of the CPU time.")
 
 
 def test_the_table() -> None:

@@ -71,7 +71,7 @@ def test_of_a_processor_by_its_measured_rates(monkeypatch: pytest.MonkeyPatch) -
     times._ceilings.cache_clear()
     assert asked == [(device, "float32"), (device, "float64")]
     assert fast.by == "the cost model, at rates measured on this processor"
-    assert slow.by == f"{fast.by}, which are unreliable (others took 50% of the processors)"
+    assert slow.by == f"{fast.by}, which are unreliable (other processes took 50% of the CPU time)"
     us = fast.chain_us(CHAIN, "float32", 1568)
     apart = sum(fast.kernel_us(KernelSpec(pattern), 1568) or 0 for pattern in CHAIN)
     whole = fast.kernel_us(KernelSpec(CHAIN), 1568)
@@ -127,5 +127,8 @@ def test_layers_take_turns_without_gradients(monkeypatch: pytest.MonkeyPatch) ->
     clock = count()  # a second per look
     monkeypatch.setattr(trust, "monotonic", lambda: float(next(clock)))
     found = measured_us([Named("a"), Named("b")], torch.ones(1))
-    assert found == [(1e6, "others took 50% of the processors"), (2e6, "others took 50% of the processors")]
+    assert found == [
+        (1e6, "other processes took 50% of the CPU time"),
+        (2e6, "other processes took 50% of the CPU time"),
+    ]
     assert "".join(order) == "aaaabbbb" + "ba" + "ab" + "ba"

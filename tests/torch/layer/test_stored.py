@@ -471,7 +471,7 @@ def test_what_is_refused() -> None:
         (
             KSLinear(CHAIN, precision="tf32x3").quantize,
             ("int8",),
-            "precision=tf32x3; a layer can be quantized only with None",
+            "precision=tf32x3; accepted for quantization: None or float32",
         ),
     ]
     for call, given, message in cases:

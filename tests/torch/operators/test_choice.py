@@ -119,7 +119,7 @@ def test_disturbed_times_decide_with_a_report(
     assert choice.faster((kernel, 8, "ksgen", "strided"), {"ksgen": way(2.0), "strided": way(1.0)}) == "strided"
     said = {
         (None, 1.0): "",
-        (0.5, 1.0): "others took 50% of the processors",
+        (0.5, 1.0): "other processes took 50% of the CPU time",
         (None, 3.0): "the median is uncertain by 67%",
     }[share, slow]
     told = f"; these times are unreliable: {said}" if said else ""

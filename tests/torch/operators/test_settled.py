@@ -82,7 +82,7 @@ def test_without_a_file_nothing_is_asked_that_takes_time(folder: Path, monkeypat
 def test_unreliable_times_and_methods_that_cannot_run_are_not_stored(folder: Path) -> None:
     other = (KERNEL, 4, *WAYS), torch.get_num_threads()
     choice._measured |= {key(): {"ksgen": 2e-5, "strided": float("inf")}, other: {"ksgen": 1e-5, "strided": 2e-5}}
-    choice._unreliable |= {key(): "", other: "others took 50% of the processors"}
+    choice._unreliable |= {key(): "", other: "other processes took 50% of the CPU time"}
     choice.save_times()
     anew()
     assert settled.times_of(key(), WAYS) == {"ksgen": 2e-5}

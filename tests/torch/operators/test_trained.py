@@ -93,7 +93,7 @@ def gradients(layer: Any, x: Tensor, upstream: Tensor, **options: Any) -> list[T
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("options", [{}, {"between": "silu", "activation": "gelu"}])
 def test_exchanged_outputs(layout: str, options: dict[str, Any], usual: list[str], clock: Clock) -> None:
-    """PyTorch's products exchange them, and inputs, too; a layer of equal shapes without exchanges has steps of its own."""
+    """PyTorch's products exchange them, and inputs. A layer of equal shapes without exchanges has steps of its own."""
     patterns = [Pattern(2, 6, 4, 1, "k1:2.i.k2:3", "l.i"), Pattern(2, 5, 6, 1, "k.i")]
     layer, plain = KSLinear(patterns, layout=layout, **options), KSLinear([(2, 6, 4, 1), (2, 5, 6, 1)], layout=layout)
     x, copy = x_of(layer).requires_grad_(), copy_of(layer)
