@@ -193,7 +193,7 @@ def test_what_a_device_cannot_run_has_no_default(alias: str) -> None:
     kernel = kernel_of(alias)
     with pytest.raises(
         ConstantsError,
-        match=rf"^{kernel.name}: not supported by ({family_named(alias).name}) on such a device; \1 is for: ",
+        match=rf"^{kernel.name}: not supported by ({family_named(alias).name}) on this device; \1 is for: ",
     ):
         family_named(alias).default(kernel, cuda_limits("sm_75"))
 

@@ -216,7 +216,7 @@ def test_what_it_serves() -> None:
 )
 def test_a_default_where_it_does_not_serve_is_refused(chains: Any, shared_bytes: int) -> None:
     kernel = KernelSpec(chains, "float16", "bsf")
-    said = rf"^{kernel.name}: not supported by gemv on such a device; gemv is for: small batches, as in decoding"
+    said = rf"^{kernel.name}: not supported by gemv on this device; gemv is for: small batches, as in decoding"
     with pytest.raises(ConstantsError, match=said):
         FAMILY.default(kernel, replace(LIMITS, shared_bytes=shared_bytes), 1)
 
