@@ -108,7 +108,7 @@ class Pattern:
 
         Args:
             text: Four whole numbers with commas, such as "1,192,48,2", optionally in parentheses or brackets. The order
-                in which outputs are stored may follow: "1,192,48,2@i.j.k". That in which inputs lie in x may precede:
+                in which outputs are stored may follow: "1,192,48,2@i.j.k". The order of the inputs in x may precede:
                 "i.j.l@1,192,48,2".
 
         Returns:
@@ -124,8 +124,8 @@ class Pattern:
         """
         if not isinstance(text, str) or not (found := WRITTEN.fullmatch(text)):
             raise PatternError(
-                f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2, and perhaps an "
-                "order of outputs as in 1,192,48,2@i.j.k"
+                f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2, and perhaps "
+                "exchanges as in i.j.l@1,192,48,2@i.j.k"
             )
         load, *sizes, store = found.groups()
         a, b, c, d = map(int, sizes)
