@@ -210,8 +210,7 @@ def _composed(layer: LayerCall, x: Any, weights: Sequence[Any], bias: Any, resid
     patterns = map(Pattern.read, layer.patterns)
     for number, (pattern, values) in enumerate(zip(patterns, weights, strict=True), 1):
         if pattern.inputs.is_exchanged:
-            shape, axes = pattern.inputs.exchange()
-            x = _copied(x, [shape[axis] for axis in axes], [axes.index(at) for at in range(len(axes))], batch_axis)
+            x = _copied(x, *pattern.inputs.to_natural(), batch_axis)
         x = _factor(pattern.natural, layer.layout, layer.precision, x, values)
         if pattern.outputs.is_exchanged:
             x = _copied(x, *pattern.outputs.exchange(), batch_axis)

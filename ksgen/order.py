@@ -141,6 +141,21 @@ class Order:
         natural = self._sorted(self.digits)
         return tuple(digit.size for digit in natural), tuple(natural.index(digit) for digit in self.digits)
 
+    def to_natural(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Compute the permutation of features from memory to the natural order: the inverse of `exchange`.
+
+        Returns:
+            A shape and an order of its axes: features in the natural order are
+            `memory.reshape(shape).transpose(axes).ravel()`.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(2, 4, 3, 5, load="l.i.j").inputs.to_natural()
+            ((3, 2, 5), (1, 0, 2))
+        """
+        shape, axes = self.exchange()
+        return tuple(shape[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(axes)))
+
     def renamed(self, features: str) -> str:
         """Text of the same order of the transposed factor's features, which are named `features`."""
         inner, other = self.names[1], "k" if self.names[1] == "l" else "l"

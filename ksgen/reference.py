@@ -244,10 +244,7 @@ def exchanged(order: Order, rows: NDArray[Any]) -> NDArray[Any]:
         >>> reference.exchanged(Pattern(1, 2, 1, 3, store="j.k").outputs, np.arange(6)[None])
         array([[0, 3, 1, 4, 2, 5]])
     """
-    if not order.is_exchanged:
-        return rows
-    shape, axes = order.exchange()
-    return rows.reshape(-1, *shape).transpose(0, *(axis + 1 for axis in axes)).reshape(len(rows), -1)
+    return _copied(rows, *order.exchange()) if order.is_exchanged else rows
 
 
 def natural(order: Order, rows: NDArray[Any]) -> NDArray[Any]:
@@ -266,11 +263,12 @@ def natural(order: Order, rows: NDArray[Any]) -> NDArray[Any]:
         >>> reference.natural(Pattern(1, 1, 2, 3, load="j.l").inputs, np.arange(6)[None])
         array([[0, 2, 4, 1, 3, 5]])
     """
-    if not order.is_exchanged:
-        return rows
-    shape, axes = order.exchange()
-    stored = rows.reshape(-1, *(shape[axis] for axis in axes))
-    return stored.transpose(0, *(axes.index(axis) + 1 for axis in range(len(axes)))).reshape(len(rows), -1)
+    return _copied(rows, *order.to_natural()) if order.is_exchanged else rows
+
+
+def _copied(rows: NDArray[Any], shape: Sequence[int], axes: Sequence[int]) -> NDArray[Any]:
+    """Copy features into another order: that of these axes of their shape."""
+    return rows.reshape(-1, *shape).transpose(0, *(axis + 1 for axis in axes)).reshape(len(rows), -1)
 
 
 def wide_type(array: NDArray[Any]) -> Any:

@@ -8,7 +8,7 @@ from ksgen.errors import LaunchError
 from ksgen.launch.base import BaseLauncher
 from ksgen.launch.explain import checked, layer_options
 from ksgen.launch.launcher import Launcher
-from ksgen.pattern import Chain
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Activation, Fuse, Layout
 from ksgen.spec.kernel import Stated, StatedOptions
 
@@ -53,12 +53,9 @@ class ChainLauncher(BaseLauncher):
         out_layout: Layout | None = None,
         **stated: Unpack[Stated],
     ) -> None:
-        launchers = _factors(factors)
-        self.chain = Chain(tuple(factor.pattern for factor in launchers))  # refuses factors that do not fit each other
-        launchers = tuple(  # only the first factor of a chain reads exchanged inputs
-            each if each.pattern == own else Launcher(own, batches=sorted(each.batches))
-            for each, own in zip(launchers, self.chain, strict=True)
-        )
+        given = _factors(factors)
+        self.chain = Chain(tuple(factor.pattern for factor in given))  # refuses factors that do not fit each other
+        launchers = tuple(map(_plain, given, self.chain))
         self.batches = launchers[0].batches if len(launchers) == 1 else frozenset()
         options = layer_options(self.chain, between, fuse, out_layout)
         self._set_up((self.chain,), launchers, checked(self.chain, StatedOptions(**stated)), options)
@@ -69,7 +66,7 @@ class ChainLauncher(BaseLauncher):
         self.__init__(*state["factors"], **options, **state["stated"].non_defaults)  # type: ignore[misc]
 
 
-def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
+def _factors(given: tuple[Any, ...]) -> list[Launcher]:
     """Launchers of a layer's factors, given as launchers or patterns, one per argument, or as one chain."""
     if len(given) == 1 and not isinstance(given[0], Launcher):
         given = Chain.read(given[0]).factors
@@ -78,16 +75,13 @@ def _factors(given: tuple[Any, ...]) -> tuple[Launcher, ...]:
             "factors=(); accepted: Launchers or patterns, one per argument, in the order in which they multiply X; "
             "or a Chain"
         )
-    launchers = [
-        factor for each in given for factor in (each.factors if isinstance(each, Launcher) else (Launcher(each),))
-    ]
-    return tuple(map(_plain, launchers))
+    return [factor for each in given for factor in (each.factors if isinstance(each, Launcher) else (Launcher(each),))]
 
 
-def _plain(factor: Launcher) -> Launcher:
-    """Launcher of the same pattern without stated options."""
-    if factor.takes_lists or factor.options.non_defaults or factor.stated.non_defaults:
-        return Launcher(factor.pattern, batches=sorted(factor.batches))
+def _plain(factor: Launcher, pattern: Pattern) -> Launcher:
+    """Launcher of the chain's pattern, without stated options. Only the first one reads exchanged inputs."""
+    if factor.takes_lists or factor.options.non_defaults or factor.stated.non_defaults or factor.pattern != pattern:
+        return Launcher(pattern, batches=sorted(factor.batches))
     return factor
 
 

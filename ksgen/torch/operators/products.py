@@ -47,26 +47,27 @@ def chain_to_dense(chain: Chain, weights: Sequence[Tensor]) -> Tensor:
     for pattern, each in zip(chain.factors[1:], others, strict=True):
         product = permuted_multiply(columns, blocks_of(each), "bsf", pattern.a, pattern.d)
         columns = exchanged(product, exchange_of(pattern), "bsf")
-    exchange = exchange_of(chain[0])
-    return (columns if exchange is None else _copied(columns, exchange.inputs, "bsl")).t()
+    inputs = chain[0].inputs
+    return _copied(columns, inputs.exchange() if inputs.is_exchanged else None, "bsl").t()
 
 
 Copy = tuple[tuple[int, ...], tuple[int, ...]] | None  # shape of features, and the order of its axes in the copy
 
 
 class Exchange(NamedTuple):
-    """Orders of a factor's features in memory, as `Pattern` takes them, and the copies from the natural order."""
+    """Orders of a factor's features in memory, as `Pattern` takes them, and the copies that PyTorch makes."""
 
     text: tuple[str, ...]
-    outputs: Copy
-    inputs: Copy
+    outputs: Copy  # from the natural order; None if they stay in it
+    inputs: Copy  # to the natural order
 
 
 def exchange_of(pattern: Pattern) -> Exchange | None:
     """Exchange of a factor's features; None if inputs and outputs are in the natural order."""
     if not pattern.is_exchanged:
         return None
-    outputs, inputs = (each.exchange() if each.is_exchanged else None for each in (pattern.outputs, pattern.inputs))
+    outputs = pattern.outputs.exchange() if pattern.outputs.is_exchanged else None
+    inputs = pattern.inputs.to_natural() if pattern.inputs.is_exchanged else None
     return Exchange(tuple(pattern_as_list(pattern)[4:]), outputs, inputs)
 
 
@@ -77,11 +78,7 @@ def exchanged(y: Tensor, exchange: Exchange | None, layout: str) -> Tensor:
 
 def natural(x: Tensor, exchange: Exchange | None, layout: str) -> Tensor:
     """Copy inputs into the order (i, l, j). Plain PyTorch, differentiable."""
-    if exchange is None or exchange.inputs is None:
-        return x
-    shape, axes = exchange.inputs
-    inverse = tuple(axes.index(axis) for axis in range(len(axes)))
-    return _copied(x, (tuple(shape[axis] for axis in axes), inverse), layout)
+    return x if exchange is None else _copied(x, exchange.inputs, layout)
 
 
 def _copied(array: Tensor, copy: Copy, layout: str) -> Tensor:
