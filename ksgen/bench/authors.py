@@ -50,11 +50,43 @@ def kronecker(x: Tensor, state: dict[str, Tensor]) -> Tensor:
     return torch.einsum("bio,pi->bpo", inner, left).flatten(1)
 
 
+def oft(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """One sum by `einsum` over the rows of each rotation, as in PEFT."""
+    rotations = state["R"]
+    return torch.einsum("bnk,nkc->bnc", x.unflatten(1, (len(rotations), -1)), rotations).flatten(1)
+
+
+def boft(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """A dense product with the rotation of all levels, which PEFT computes in each call."""
+    return x @ _rotation(state)
+
+
+def _rotation(state: dict[str, Tensor]) -> Tensor:
+    """Product of BOFT's levels: dense matrices of diagonal blocks, whose rows and columns are permuted."""
+    count, block, _ = state["R0"].shape
+    whole = torch.block_diag(*state["R0"])
+    places = torch.arange(count * block, device=whole.device)
+    for level in range(1, len(state)):
+        order = places.view(-1, 2**level, 2, block // 2).transpose(1, 2).flatten()
+        whole = torch.block_diag(*state[f"R{level}"])[order][:, order] @ whole
+    return whole
+
+
 def low_rank(x: Tensor, state: dict[str, Tensor]) -> Tensor:
     """Two dense products, down and up."""
     return x @ state["A"].t() @ state["B"].t()
 
 
 FORMS: dict[str, Form] = {
-    each.__name__: each for each in (btt, gralora, blast, monarch, kronecker, low_rank)
+    each.__name__: each for each in (btt, gralora, blast, monarch, kronecker, low_rank, oft, boft)
 }  # by the name of the structure's chain
+
+
+def frozen(name: str, state: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return the form of a structure with parameters that stay unchanged. BOFT's rotation is computed once."""
+    if name == "boft":
+        wide = {level: rotations.double() for level, rotations in state.items()}
+        rotation = _rotation(wide).to(state["R0"].dtype)
+        return lambda x: x @ rotation
+    ready = {parameter: each.contiguous() for parameter, each in state.items()}
+    return lambda x: FORMS[name](x, ready)

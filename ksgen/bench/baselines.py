@@ -5,9 +5,9 @@ timed.
 
 The paper's five (appendix D.1) and `strided` are backends of `ksgen.torch`, except `dense`. `three_passes`,
 `densified` and `pieces` are what an expert writes in PyTorch for products without views for `strided`. `views` is
-`strided` where views exist, else `bmm`. `compiled` is torch.compile, `layer` a frozen `KSLinear`, `authors` the form in
-which a structure's authors published it, and `rewriting` the memory traffic of `bmm` alone. `scipy` and `lazylinop` run
-on processors, if they are installed.
+`strided` where views exist, else `bmm`. `grouped` and `semi_structured` are PyTorch's products of the same names.
+`compiled` is torch.compile, `layer` a frozen `KSLinear`, `authors` the form in which a structure's authors published
+it, and `rewriting` the memory traffic of `bmm` alone. Other libraries are in `ksgen.bench.libraries`.
 
 A baseline for one pattern (`Prepare`) multiplies a layer factor by factor, and PyTorch computes the layer's other
 operations.
@@ -15,8 +15,7 @@ operations.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from importlib.util import find_spec
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -24,16 +23,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ksgen.bench.authors import FORMS
+from ksgen.bench.authors import FORMS, frozen
+from ksgen.bench.libraries import (
+    LayerProduct,
+    Product,
+    UnsupportedError,
+    blr,
+    lazylinop_kernels,
+    nvmath_sparse,
+    of_structure,
+    scipy_sparse,
+    torch_structured,
+)
 from ksgen.bench.problem import LayerArrays
 from ksgen.bench.roster import LAYER
-from ksgen.errors import KsgenError
 from ksgen.pattern import Chain, Pattern
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators.backends import BACKENDS
 from ksgen.torch.operators.products import (
     ACTIVATIONS,
     by_matrix,
+    by_whole_matrix,
     chain_to_dense,
     exchange_of,
     exchanged,
@@ -41,22 +51,17 @@ from ksgen.torch.operators.products import (
     natural,
     permuted,
     permuted_back,
+    to_dense,
 )
 
-Product = Callable[[Tensor], Tensor]
 Prepare = Callable[[Pattern, str, Tensor], Product]
-LayerProduct = Callable[[Tensor], Sequence[Tensor]]  # outputs per chain
 PrepareLayer = Callable[[LayerArrays], LayerProduct]
 
 PIECES = (64, 128, 256)  # rows of the batch per piece; a processor's cache holds a piece's permuted copies
 DENSE = "the dense layer of the same shape: torch.nn.functional.linear"
 PREPARING = 3  # calls after which a frozen layer's calls are prepared, see `ksgen.torch.operators.prepared`
+_GROUPED_BYTES = 16  # alignment of rows that PyTorch's grouped product accepts
 MOST_DENSIFIED = 4  # largest d at which multiplying by the zeros between weights may be faster than permuting
-NEEDED = {"lazylinop": ("pandas", "pyopencl")}  # packages that a library needs without declaring them
-
-
-class UnsupportedError(KsgenError):
-    """Signals that a baseline does not support this pattern and layout."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,62 @@ def densified(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     return strided(Pattern(a, b * d, c * d, 1), layout, wide.view(a, b * d, c * d, 1))
 
 
+def grouped(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """Multiply with PyTorch's grouped product, one group per (i, j).
+
+    In batch-size-last with a = 1, groups of columns are views of X and Y. Otherwise, X and Y are permuted as for `bmm`.
+    Of X, that is a view if d = 1.
+    """
+    multiply = getattr(functional, "grouped_mm", None)
+    if multiply is None:
+        raise UnsupportedError(f"PyTorch {torch.__version__} has no torch.nn.functional.grouped_mm")
+    a, b, c, d = pattern.shape
+    matrices, item_bytes = by_matrix(weights).flatten(0, 1), weights.element_size()
+    ends: dict[int, Tensor] = {}  # of the groups of columns, by batch size
+
+    def check(count: int) -> None:
+        if count * item_bytes % _GROUPED_BYTES:
+            raise UnsupportedError(
+                f"{pattern} in {layout}: grouped_mm accepts rows of a multiple of {_GROUPED_BYTES} bytes, not of "
+                f"{count * item_bytes}"
+            )
+
+    def by_rows(x: Tensor) -> Tensor:
+        rows = permuted(x, layout, a, d).mT
+        return permuted_back(multiply(rows.contiguous() if d > 1 else rows, matrices.mT).mT, layout, a, d)
+
+    def by_columns(x: Tensor) -> Tensor:
+        batch = x.shape[1]
+        check(batch * d if a == 1 else batch)
+        if a > 1:
+            return permuted_back(multiply(matrices, permuted(x, layout, a, d)), layout, a, d)
+        if batch not in ends:
+            ends[batch] = torch.arange(1, d + 1, device=x.device, dtype=torch.int32) * batch
+        return multiply(matrices, x.view(c, d * batch), offs=ends[batch]).view(b * d, batch)
+
+    check(c)
+    return by_rows if layout == "bsf" else by_columns
+
+
+def semi_structured(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """Multiply with the dense matrix of the pattern in PyTorch's format for two nonzeros in four (2:4)."""
+    if not weights.is_cuda:
+        raise UnsupportedError("semi-structured products are measured on GPUs alone")
+    if weights.element_size() != 2:
+        raise UnsupportedError("PyTorch's products with two nonzeros in four have types of 16 bits")
+    if pattern.d == 1 and pattern.c > 2:
+        raise UnsupportedError(
+            f"{pattern} has {pattern.c} nonzeros next to each other in each row; accepted: two in four, which is d > 1"
+        )
+    try:
+        matrix = torch.sparse.to_sparse_semi_structured(to_dense(weights).contiguous())
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # of a number of rows or columns
+        raise UnsupportedError(f"PyTorch cannot convert {pattern}: {error}") from error
+    return lambda x: by_whole_matrix(x, matrix, layout)
+
+
 def compiled(arrays: LayerArrays) -> LayerProduct:
     """Multiply with torch.compile of the einsums of all factors."""
     torch.compiler.reset()  # code compiled for other shapes would make this one dynamic
@@ -277,20 +338,7 @@ def layer(arrays: LayerArrays) -> LayerProduct:
 
 def authors(arrays: LayerArrays) -> LayerProduct:
     """Multiply in the form in which the structure's authors published it."""
-    structure, operations = arrays.layer.structure, arrays.layer
-    if structure is None or structure.chain.name not in FORMS:
-        raise UnsupportedError(f"{operations.name} is no structure with a published form: {', '.join(FORMS)}")
-    if "bsl" in (arrays.layout, arrays.y_layout):
-        raise UnsupportedError("the published forms take batch-size-first alone")
-    if operations.between != "none":
-        raise UnsupportedError("the published forms have no activation between factors")
-    form, activation = FORMS[structure.chain.name], operations.epilogue.activation
-    states = map(structure.to_state, arrays.weights)
-    ready = [{name: each.contiguous() for name, each in state.items()} for state in states]
-    given = list(zip(ready, arrays.biases, arrays.residuals, strict=True))
-    return lambda x: [
-        finish(form(x, state), bias, activation, residual, "bsf").contiguous() for state, bias, residual in given
-    ]
+    return of_structure(arrays, "published form", {name: partial(frozen, name) for name in FORMS})
 
 
 def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
@@ -312,66 +360,17 @@ def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     return product
 
 
-def scipy_sparse(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    _check_library("scipy", weights, (torch.float32, torch.float64))
-    from scipy.sparse import csr_array
-
-    to_csr = BACKENDS["sparse"].prepare
-    assert to_csr is not None
-    csr = to_csr(weights)
-    parts = (csr.values().numpy(), csr.col_indices().int().numpy(), csr.crow_indices().int().numpy())
-    matrix = csr_array(parts, (pattern.out_features, pattern.in_features))
-    if layout == "bsl":
-        return lambda x: torch.from_numpy(matrix @ x.numpy())
-    return lambda x: torch.from_numpy((matrix @ x.numpy().T).T)
-
-
-def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product:
-    """Multiply with lazylinop's own OpenCL kernels on the processor, including copies to and from OpenCL buffers."""
-    _check_library("lazylinop", weights, (torch.float32, torch.float64))
-    if layout != "bsl":
-        raise UnsupportedError("lazylinop multiplies columns: batch-size-last alone")
-    try:
-        from lazylinop.butterfly import ksm
-
-        operator = ksm(weights.numpy(), {"backend": (None, "cpu"), "params": None})
-    except Exception as error:  # lazylinop has no error types
-        raise UnsupportedError(f"lazylinop cannot create the operator: {type(error).__name__}: {error}") from error
-
-    def product(x: Tensor) -> Tensor:
-        try:
-            return torch.from_numpy(operator @ x.numpy())
-        except Exception as error:
-            raise UnsupportedError(f"lazylinop cannot multiply: {type(error).__name__}: {error}") from error
-
-    return product
-
-
-def _check_library(name: str, weights: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    if weights.is_cuda:
-        raise UnsupportedError(f"{name} is measured on processors alone")
-    if weights.dtype not in dtypes:
-        raise UnsupportedError(f"{name} has no {str(weights.dtype).removeprefix('torch.')}")
-    for package in (name, *NEEDED.get(name, ())):
-        if find_spec(package) is None:
-            subject = name if package == name else f"{name} needs {package}, which"
-            raise UnsupportedError(f"{subject} is not installed: pip install {package}")
-
-
-def library_version(name: str) -> str:
-    """Name and version of a library, as part of a measurement's identity."""
-    try:
-        return f"{name} {metadata.version(name)}"
-    except metadata.PackageNotFoundError:
-        return f"{name} is missing"
-
-
 def _densified_count(chain: Chain) -> int:
     return sum(pattern.d * pattern.weight_count for pattern in chain)
 
 
 def _dense_count(chain: Chain) -> int:
     return chain.in_features * chain.out_features
+
+
+def _authors_count(chain: Chain) -> int:
+    """Values of a published form's parameters. BOFT's form multiplies by a dense rotation."""
+    return _dense_count(chain) if chain.name == "boft" else chain.weight_count
 
 
 BASELINES = {
@@ -399,8 +398,27 @@ BASELINES = {
             _densified_count,
         ),
         Baseline("pieces", "all factors for some rows at a time, which stay in a processor's cache", pieces),
+        Baseline(
+            "grouped",
+            "torch.nn.functional.grouped_mm, one group per block, on views of X or after permuting it",
+            by_factors(grouped),
+        ),
+        # The dense matrix, and half of it with two bits per value.
+        Baseline(
+            "semi_structured",
+            "torch.sparse.to_sparse_semi_structured: the dense matrix with two nonzeros in four",
+            by_factors(semi_structured),
+            lambda chain: 2 * _dense_count(chain),
+            lambda chain: _dense_count(chain) // 2,
+        ),
         Baseline("compiled", "torch.compile of the einsums", compiled),
-        Baseline("authors", "the form in PyTorch that the structure's authors published", authors),
+        Baseline(
+            "authors",
+            "the form in PyTorch that the structure's authors published",
+            authors,
+            _authors_count,
+            _authors_count,
+        ),
         Baseline(
             LAYER,
             "KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products",
@@ -416,6 +434,22 @@ BASELINES = {
             library="scipy",
         ),
         Baseline("lazylinop", "lazylinop's own kernels, by OpenCL", by_factors(lazylinop_kernels), library="lazylinop"),
+        Baseline(
+            "torch_structured",
+            "torch-structured's diagonal blocks, Monarch products and butterflies",
+            torch_structured,
+            library="torch-structured",
+        ),
+        Baseline(
+            "nvmath",
+            "nvmath-python's universal sparse tensor, in compressed sparse rows",
+            by_factors(nvmath_sparse),
+            lambda chain: 14 * chain.weight_count,
+            library="nvmath-python",
+        ),
+        Baseline(
+            "blr", "the Triton kernels of mem-efficient-blr, the fastest of them", blr, library="mem-efficient-blr"
+        ),
         Baseline(
             "rewriting",
             "the permutations of bmm alone, no product",

@@ -96,6 +96,8 @@ def structured() -> dict[str, Structure]:
         "monarch (Dao) 1024 to 4096": structures.monarch(1024, 4096, 32),
         "kronecker 1024 to 4096": structures.kronecker(1024, 4096, (64, 32)),
         "low rank 1024 to 4096": structures.low_rank(1024, 4096, 128),
+        "oft 4096, blocks of 32": structures.oft(4096, 32),
+        "boft 1024, two factors, blocks of 8": structures.boft(1024, 8, 2),
         "blast 1024 to 4096": structures.blast(1024, 4096, 16, 128),
         "blast 4096 to 4096": structures.blast(4096, 4096, 16, 1024),
         "blast 4096 to 11008": structures.blast(4096, 11008, 16, 1488),

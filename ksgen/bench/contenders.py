@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ksgen import __version__
-from ksgen.bench.baselines import BASELINES, Baseline, UnsupportedError, library_version
+from ksgen.bench.baselines import BASELINES, Baseline
+from ksgen.bench.libraries import UnsupportedError, library_version
 from ksgen.bench.problem import LayerArrays, LayerJob
 from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_METHODS, OURS, PARTS
 from ksgen.build.build import build
@@ -169,7 +170,7 @@ def tune(job: LayerJob, device: Device, budget: str, deadline: float = inf) -> N
 
     selector = f"{device.runtime}:{device.index}"
     for arithmetic in arithmetics(job, device):
-        known = load_wisdom(device.name, target=device.target).lookup(job.kernel(arithmetic), job.batch)
+        known = load_wisdom(device.name).lookup(job.kernel(arithmetic), job.batch)
         if known and known.batch == job.batch and known.is_sound:
             continue
         left = deadline - monotonic()

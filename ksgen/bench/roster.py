@@ -6,8 +6,8 @@ from ksgen.spec import PRECISIONS
 
 OURS = "ksgen"
 PAPERS = ("bmm", "einsum", "bsr", "dense", "sparse")
-EXPERTS = ("strided", "three_passes", "densified", "pieces", "compiled")
-LIBRARIES = ("scipy", "lazylinop")  # measured on processors, if installed
+EXPERTS = ("strided", "three_passes", "densified", "pieces", "grouped", "semi_structured", "compiled")
+LIBRARIES = ("scipy", "lazylinop", "torch_structured", "nvmath")  # measured where they are installed
 PARTS = ("rewriting",)  # incomplete products: neither checked nor compared
 COMPILED = ("compiled",)  # they compile for seconds at their first run
 LAYER = "layer"  # a frozen KSLinear, as users call it
@@ -19,8 +19,9 @@ STEP_TITLES = {"forward": "forward", "training": "training steps", "decode": "on
 NAMES = (OURS, LAYER, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_METHODS = ("one_launch", "each_factor", "each_layer")  # launches of a layer
 AND = " and "  # separates the chains of a group in a row's pattern
-OTHER_METHODS = ("bmm", "views", "einsum", "pieces", "compiled", "authors", "dense")  # PyTorch's, for layers
-METHODS = (*OUR_METHODS, LAYER, *OTHER_METHODS)  # contenders for layers
+OTHER_METHODS = ("bmm", "views", "einsum", "pieces", "grouped", "compiled", "authors", "dense")  # PyTorch's, for layers
+LIBRARY_METHODS = ("torch_structured", "blr")  # for layers, where they are installed
+METHODS = (*OUR_METHODS, LAYER, *OTHER_METHODS, *LIBRARY_METHODS)  # contenders for layers
 
 
 @dataclass(frozen=True)

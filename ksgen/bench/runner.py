@@ -14,8 +14,8 @@ from time import monotonic
 
 import torch
 
-from ksgen.bench.baselines import UnsupportedError
 from ksgen.bench.contenders import Contender, contenders, torch_device, tune
+from ksgen.bench.libraries import UnsupportedError
 from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import MOST_SETS, LayerArrays, LayerJob
 from ksgen.bench.roster import COMPILED, OUR_METHODS, OURS, Comparison

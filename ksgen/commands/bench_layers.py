@@ -106,7 +106,7 @@ def command(
 ) -> None:  # fmt: skip
     """Time layers with several contenders, alternately. The contenders are one launch of all factors, one launch per
     factor, KSLinear, PyTorch's products per factor (also compiled, or for some rows at a time), the published form of a
-    structure, and a dense layer of the same size. Every result is checked against float64.
+    structure, installed libraries, and a dense layer of the same size. Every result is checked against float64.
 
     transformers (the default) names 24 chains with the sizes of layers in transformers. structures names layers such as
     BTT and BLAST, which are compared with their authors' forms, too. random names 24 random pairs of the paper's

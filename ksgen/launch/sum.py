@@ -23,8 +23,8 @@ class SumLauncher(GroupLauncher):
 
     Args:
         *layers: Two or more `ChainLauncher`s, `Launcher`s, chains or patterns, one per argument. All must take and give
-            the same numbers of features and state the same options. None may have an activation, which would have to
-            follow the sum, or an `out_layout`.
+            the same numbers of features and state the same options. None may have an activation, which would follow the
+            sum, or an `out_layout`.
 
     Raises:
         PatternError: A layer is no chain.

@@ -1,5 +1,6 @@
 """What PyTorch can do: each way of multiplying is right, moves what it says, and says what it lacks."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from ksgen import structures
 from ksgen.bench.chains import MeasuredLayer
-from ksgen.bench.roster import LIBRARIES, PARTS
+from ksgen.bench.roster import PARTS
 from ksgen.pattern import Chain, Pattern
 from ksgen.reference import multiply
 from ksgen.spec import LAYOUTS, Epilogue
@@ -16,9 +17,9 @@ from tests.support.libraries import library
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench.authors import FORMS  # noqa: E402
-from ksgen.bench.baselines import BASELINES, PIECES, UnsupportedError, library_version  # noqa: E402
+from ksgen.bench.baselines import BASELINES, PIECES  # noqa: E402
+from ksgen.bench.libraries import UnsupportedError  # noqa: E402
 from ksgen.bench.problem import LayerArrays, LayerJob, product_job  # noqa: E402
-from tests.support.bench_runs import JOB  # noqa: E402
 
 
 def arrays_of(job: Any) -> LayerArrays:
@@ -45,7 +46,7 @@ def test_baselines_multiply(name: str, layout: str) -> None:
         pytest.skip(f"{name} is not installed")
     assert computed or (name, layout) in {
         *((each, "bsl") for each in ("three_passes", "densified", "pieces")),
-        *(("authors", each) for each in LAYOUTS),
+        *product(("authors", "semi_structured", "nvmath", "blr"), LAYOUTS),
         ("lazylinop", "bsf"),
     }
 
@@ -72,6 +73,7 @@ def test_baselines_multiply_by_layers(layer: str, name: str) -> None:
 STRUCTURES = [
     structures.btt(12, 8, (2, 3), 2), structures.gralora(12, 8, 2, 4), structures.blast(12, 8, (2, 3), 5),
     structures.monarch(12, 8, 4), structures.kronecker(12, 8, (4, 6)), structures.low_rank(12, 8, 3),
+    structures.oft(12, 3), structures.boft(48, 4, 3),
 ]  # fmt: skip
 
 
@@ -123,21 +125,6 @@ def test_pieces_have_the_fastest_number_of_rows(monkeypatch: pytest.MonkeyPatch)
     rows.clear()
     product(x)
     assert set(rows) == {PIECES[1]}
-
-
-def test_libraries_that_are_missing_or_cannot_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [product_job(JOB.pattern, precision, "bsl", 2) for precision in ("float32", "bfloat16")]
-    single, half = map(arrays_of, jobs)
-    monkeypatch.setattr(
-        "ksgen.bench.baselines.find_spec", lambda name: None if name in ("scipy", "pandas") else "found"
-    )
-    told = {"scipy": "scipy is not", "lazylinop": "lazylinop needs pandas, which is not"}
-    for name, lacking in zip(LIBRARIES, ("scipy", "pandas"), strict=True):
-        with pytest.raises(UnsupportedError, match=f"^{told[name]} installed: pip install {lacking}$"):
-            BASELINES[name].prepare(single)
-        with pytest.raises(UnsupportedError, match=f"{name} has no bfloat16"):
-            BASELINES[name].prepare(half)
-    assert library_version("no_such_library") == "no_such_library is missing"
 
 
 def test_a_copy_in_another_format_needs_memory_too() -> None:

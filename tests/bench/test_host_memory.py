@@ -9,8 +9,8 @@ from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
-from ksgen.bench.baselines import UnsupportedError  # noqa: E402
 from ksgen.bench.contenders import contenders  # noqa: E402
+from ksgen.bench.libraries import UnsupportedError  # noqa: E402
 from ksgen.bench.problem import LayerArrays, product_job  # noqa: E402
 from tests.support.bench_runs import JOB  # noqa: E402
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ksgen.bench.roster import OTHER_METHODS
+from ksgen.bench.roster import LIBRARY_METHODS, OTHER_METHODS
 from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import each_layer, layers_summary
 from tests.support.bench_rows import row
@@ -55,11 +55,13 @@ def test_layer_by_layer() -> None:
         "each_layer",
         "layer",
         *OTHER_METHODS,
+        *LIBRARY_METHODS,
     )
     none = ("-",) * (len(OTHER_METHODS) - 2)  # of all between bmm and dense
-    first = ("up: 2,4,8,1 then 1,8,8,1", "8", "40 %", "amx, bf16x6", "-", "-", "-", "x2.00", *none, "x0.50")
+    after = ("-",) * len(LIBRARY_METHODS)
+    first = ("up: 2,4,8,1 then 1,8,8,1", "8", "40 %", "amx, bf16x6", "-", "-", "-", "x2.00", *none, "x0.50", *after)
     assert alone.rows[0] == first
-    assert alone.rows[2] == ("geometric mean", "", "", "", "-", "-", "-", "x4.24", *none, "x0.50")
+    assert alone.rows[2] == ("geometric mean", "", "", "", "-", "-", "-", "x4.24", *none, "x0.50", *after)
     assert [line[0] for line in alone.rows[2:]] == ["geometric mean", "median", "least", "most"]
     assert groups.title == "Layers, float32, batch-size-last, batch 16, groups"
 

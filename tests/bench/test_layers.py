@@ -8,7 +8,7 @@ import pytest
 from ksgen import structures
 from ksgen.bench.chains import MeasuredLayer
 from ksgen.bench.log import Log
-from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, METHODS, ONE_LAUNCH
+from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, LIBRARY_METHODS, METHODS, ONE_LAUNCH
 from ksgen.bench.rows import OK, ResultRow, read_rows
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError
@@ -67,7 +67,8 @@ def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> Non
     found = {(row.layer, row.implementation): row.status for row in rows if row.arithmetic != "bf16x6"}
     missing = {("transposed", "dense"), ("group", "dense"), ("group", "layer"), ("transposed", "pieces")}
     missing |= {("group", "pieces")} | {(job.layer.name, "authors") for job in JOBS if job.layer.structure is None}
-    assert {each for each, status in found.items() if status != OK} == missing
+    missing |= {("btt", "grouped"), ("group", "grouped")}  # rows of no multiple of 16 bytes
+    assert {each for each, status in found.items() if status != OK and each[1] not in LIBRARY_METHODS} == missing
     methods = {job.layer.name: {way for layer, way in found if layer == job.layer.name} for job in JOBS}
     assert methods["plain"] == methods["transposed"] == methods["btt"] == set(METHODS) - {EACH_LAYER}
     assert methods["group"] == methods["two"] == set(METHODS)

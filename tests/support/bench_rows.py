@@ -15,9 +15,13 @@ SPEEDS = {
     "three_passes": 1.2,
     "densified": 1.1,
     "pieces": 1.15,
+    "grouped": 0.95,
+    "semi_structured": 0.35,
     "compiled": 0.9,
     "scipy": 0.05,
     "lazylinop": 0.02,
+    "torch_structured": 0.98,
+    "nvmath": 0.15,
 }
 
 

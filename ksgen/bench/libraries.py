@@ -1,0 +1,305 @@
+"""Products by other libraries: what each library needs, where it is measured, and how it multiplies.
+
+A library is refused with one line if it is not installed, not for this device or type, or cannot multiply by the
+pattern. Weights are converted ahead of time, to the library's own format. ksgen depends on none of these libraries, and
+imports them only here.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksgen.bench.problem import LayerArrays
+from ksgen.errors import KsgenError
+from ksgen.pattern import Chain, Pattern, square_dyadic
+from ksgen.structures import Structure
+from ksgen.torch.conversion.times import cuda_clock
+from ksgen.torch.operators.backends import BACKENDS
+from ksgen.torch.operators.products import finish
+
+Product = Callable[[Tensor], Tensor]
+LayerProduct = Callable[[Tensor], Sequence[Tensor]]  # outputs per chain
+State = dict[str, Tensor]  # the authors' parameters, by name
+
+_WIDE, _HALF = (torch.float32, torch.float64), (torch.float16, torch.bfloat16)
+
+
+class UnsupportedError(KsgenError):
+    """Signals that a baseline does not support this pattern and layout."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that multiplies: where it is measured, and how to install it."""
+
+    name: str  # of its distribution, whose version identifies the measurements
+    dtypes: tuple[torch.dtype, ...]
+    on_gpus: bool | None  # None: on processors and GPUs
+    module: str = ""  # if not called like the distribution
+    needs: tuple[str, ...] = ()  # packages that it needs without declaring them
+    install: str = ""  # if it is no distribution
+
+    def check(self, weights: Tensor) -> None:
+        """Raise `UnsupportedError` if the library is not for these weights, or is not installed."""
+        if self.on_gpus is not None and weights.is_cuda != self.on_gpus:
+            raise UnsupportedError(f"{self.name} is measured on {'GPUs' if self.on_gpus else 'processors'} alone")
+        if weights.dtype not in self.dtypes:
+            raise UnsupportedError(f"{self.name} has no {str(weights.dtype).removeprefix('torch.')}")
+        for package in (self.name, *self.needs):
+            is_own = package == self.name
+            if find_spec(self._module if is_own else package) is None:
+                subject = package if is_own else f"{self.name} needs {package}, which"
+                remedy = self.install if is_own and self.install else f"pip install {package}"
+                raise UnsupportedError(f"{subject} is not installed: {remedy}")
+
+    def load(self, name: str = "") -> Any:
+        """Import the library, or its module of this name."""
+        try:
+            return import_module(f"{self._module}.{name}" if name else self._module)
+        except ImportError as error:
+            raise UnsupportedError(f"{self.name} cannot be imported: {error}") from error
+
+    @property
+    def version(self) -> str:
+        """Its version, or the digest of its files if it is no distribution; "is missing" if it is not installed."""
+        try:
+            return metadata.version(self.name)
+        except metadata.PackageNotFoundError:
+            found = find_spec(self._module)
+        if found is None or found.origin is None:
+            return "is missing"
+        files = sorted(Path(found.origin).parent.glob("*.py"))
+        return sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:8]
+
+    @property
+    def _module(self) -> str:
+        return self.module or self.name.replace("-", "_")
+
+
+LIBRARY = {
+    each.name: each
+    for each in (
+        Library("scipy", _WIDE, on_gpus=False),
+        Library("lazylinop", _WIDE, on_gpus=False, needs=("pandas", "pyopencl")),
+        Library("torch-structured", (*_WIDE, *_HALF), on_gpus=None, needs=("triton",)),
+        Library("nvmath-python", (*_WIDE, *_HALF), on_gpus=True, module="nvmath"),
+        Library(
+            "mem-efficient-blr",
+            (torch.bfloat16,),
+            on_gpus=True,
+            module="triton_funcs",
+            install="put a checkout of github.com/pabillam/mem-efficient-blr on PYTHONPATH",
+        ),
+    )
+}
+
+
+def library_version(name: str) -> str:
+    """Name and version of a library, as part of a measurement's identity."""
+    return f"{name} {LIBRARY.get(name, Library(name, (), None)).version}"
+
+
+# ---- products with sparse matrices
+
+
+def scipy_sparse(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    LIBRARY["scipy"].check(weights)
+    from scipy.sparse import csr_array
+
+    parts = tuple(each.numpy() for each in _compressed_rows(weights))
+    matrix = csr_array(parts, (pattern.out_features, pattern.in_features))
+    if layout == "bsl":
+        return lambda x: torch.from_numpy(matrix @ x.numpy())
+    return lambda x: torch.from_numpy((matrix @ x.numpy().T).T)
+
+
+def nvmath_sparse(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """Multiply with a universal sparse tensor in compressed sparse rows.
+
+    The product is planned once per batch size. X and Y are views in both layouts.
+    """
+    library = LIBRARY["nvmath-python"]
+    library.check(weights)
+    sparse = library.load("sparse")
+    view = sparse.ust.Tensor.from_package
+    values, columns, rows = _compressed_rows(weights)
+    matrix = view(torch.sparse_csr_tensor(rows, columns, values, (pattern.out_features, pattern.in_features)))
+    plans: dict[int, Any] = {}  # by batch size
+
+    def product(x: Tensor) -> Tensor:
+        columns = x.t() if layout == "bsf" else x
+        batch = columns.shape[1]
+        y = x.new_empty((batch, pattern.out_features) if layout == "bsf" else (pattern.out_features, batch))
+        operands = view(columns), view(y.t() if layout == "bsf" else y)
+        if batch in plans:
+            plans[batch].reset_operands_unchecked(b=operands[0], c=operands[1])
+        else:
+            plans[batch] = sparse.Matmul(matrix, *operands, beta=0.0)
+            plans[batch].plan()
+        plans[batch].execute()
+        return y
+
+    return product
+
+
+def _compressed_rows(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, columns and ends of rows of K, with indices of 32 bits."""
+    to_csr = BACKENDS["sparse"].prepare
+    assert to_csr is not None
+    csr = to_csr(weights)
+    return csr.values(), csr.col_indices().int(), csr.crow_indices().int()
+
+
+def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product:
+    """Multiply with lazylinop's own OpenCL kernels on the processor, including copies to and from OpenCL buffers."""
+    LIBRARY["lazylinop"].check(weights)
+    if layout != "bsl":
+        raise UnsupportedError("lazylinop multiplies columns: batch-size-last alone")
+    try:
+        from lazylinop.butterfly import ksm
+
+        operator = ksm(weights.numpy(), {"backend": (None, "cpu"), "params": None})
+    except Exception as error:  # lazylinop has no error types
+        raise UnsupportedError(f"lazylinop cannot create the operator: {type(error).__name__}: {error}") from error
+
+    def product(x: Tensor) -> Tensor:
+        try:
+            return torch.from_numpy(operator @ x.numpy())
+        except Exception as error:
+            raise UnsupportedError(f"lazylinop cannot multiply: {type(error).__name__}: {error}") from error
+
+    return product
+
+
+# ---- forms of structures, which take rows of x
+
+
+def in_forms(arrays: LayerArrays, form: str, prepare: Callable[[Chain, Sequence[Tensor]], Product]) -> LayerProduct:
+    """Multiply each chain in a form that takes rows of x, and then apply the layer's other operations."""
+    check_form(arrays, form)
+    activation = arrays.layer.epilogue.activation
+    products = [prepare(*each) for each in zip(arrays.layer.chains, arrays.weights, strict=True)]
+    given = list(zip(products, arrays.biases, arrays.residuals, strict=True))
+    return lambda x: [
+        finish(product(x), bias, activation, residual, "bsf").contiguous() for product, bias, residual in given
+    ]
+
+
+def of_structure(arrays: LayerArrays, form: str, forms: Mapping[str, Callable[[State], Product]]) -> LayerProduct:
+    """Multiply in a form of the layer's structure. `forms` prepare its parameters, by the name of its chain."""
+    structure = structure_of(arrays, form, forms)
+    return in_forms(arrays, form, lambda _, weights: forms[structure.chain.name](structure.to_state(weights)))
+
+
+def structure_of(arrays: LayerArrays, form: str, names: Collection[str]) -> Structure:
+    """Structure of a layer that has such a form; else `UnsupportedError`."""
+    structure = arrays.layer.structure
+    if structure is None or structure.chain.name not in names:
+        raise UnsupportedError(f"{arrays.layer.name} is no structure with a {form}: {', '.join(names)}")
+    check_form(arrays, form)
+    return structure
+
+
+def check_form(arrays: LayerArrays, form: str) -> None:
+    """Raise `UnsupportedError` if a layer asks for what no such form has."""
+    if "bsl" in (arrays.layout, arrays.y_layout):
+        raise UnsupportedError(f"the {form}s take batch-size-first alone")
+    if arrays.layer.between != "none":
+        raise UnsupportedError(f"the {form}s have no activation between factors")
+
+
+def torch_structured(arrays: LayerArrays) -> LayerProduct:
+    """Multiply with torch-structured: by diagonal blocks, a Monarch structure, or a butterfly of 2 x 2 blocks."""
+    library, form = LIBRARY["torch-structured"], "torch-structured form"
+    library.check(arrays.weights[0][0])
+    structure = arrays.layer.structure
+    if structure is not None and structure.chain.name == "monarch":
+        multiply = library.load("monarch.blockdiag_butterfly_multiply").blockdiag_butterfly_multiply
+
+        def monarch(state: State) -> Product:
+            first, second = (each.contiguous() for each in state.values())
+            return lambda x: multiply(x, first, second)
+
+        return of_structure(arrays, form, {"monarch": monarch})
+
+    def prepare(chain: Chain, weights: Sequence[Tensor]) -> Product:
+        if len(chain) == 1 and chain[0].d == 1 and not chain[0].is_exchanged:
+            multiply = library.load("monarch.blockdiag_multiply").blockdiag_multiply
+            (blocks,) = (each.squeeze(3) for each in weights)
+            return lambda x: multiply(x, blocks)
+        return _butterfly(library, chain, weights)
+
+    return in_forms(arrays, form, prepare)
+
+
+def _butterfly(library: Library, chain: Chain, weights: Sequence[Tensor]) -> Product:
+    count = chain.in_features
+    levels = square_dyadic(count).factors if count > 1 and count & (count - 1) == 0 else ()
+    if chain.factors not in (levels, levels[::-1]):
+        raise UnsupportedError(
+            f"{chain}: torch-structured multiplies by diagonal blocks (d = 1), Monarch structures, and butterflies of "
+            "2 x 2 blocks over all levels"
+        )
+    if weights[0].is_cuda and weights[0].dtype != torch.float32:
+        raise UnsupportedError("torch-structured's butterflies on GPUs have float32 alone")
+    multiply, increases = library.load().butterfly_multiply, chain.factors == levels
+    # (stacks, blocks, levels, pairs, 2, 2), where pairs are (i, j)
+    twiddle = torch.stack([each.permute(0, 3, 1, 2).flatten(0, 1) for each in weights])[None, None].contiguous()
+    return lambda x: multiply(twiddle, x.unsqueeze(1), increases).squeeze(1)
+
+
+def blr(arrays: LayerArrays) -> LayerProduct:
+    """Multiply with the Triton kernels of mem-efficient-blr: the fastest of those that its authors time."""
+    library, x = LIBRARY["mem-efficient-blr"], arrays.sets[0]
+    library.check(arrays.weights[0][0])
+
+    def fastest(candidates: Callable[[Library, State], Iterator[Product]]) -> Callable[[State], Product]:
+        def seconds(product: Product) -> float:
+            product(x)  # Triton compiles and tunes the kernel
+            return cuda_clock(lambda: product(x))
+
+        return lambda state: min(candidates(library, state), key=seconds)
+
+    kernels = {"blast": _blast_kernels, "monarch": _monarch_kernels, "low_rank": _low_rank_kernels}
+    return of_structure(arrays, "mem-efficient-blr kernel", {name: fastest(each) for name, each in kernels.items()})
+
+
+def _blast_kernels(library: Library, state: State) -> Iterator[Product]:
+    left, inner, right = state["B"], state["D"], state["C"]
+    if len(left) != len(right) or len(left) == 1:
+        raise UnsupportedError(
+            f"{len(left)} blocks along y and {len(right)} along x: mem-efficient-blr accepts equal numbers from 2 up"
+        )
+    module, right = library.load("blast_kernels"), right.transpose(1, 2).contiguous()
+    given = left.transpose(1, 2).contiguous(), right, inner.transpose(0, 1).contiguous()
+    yield _on_sequences(module.triton_blast_partial_grouped_fp16, *given)
+    yield _on_sequences(module.triton_blast_partial_grouped_persistent_fp16, *given)
+    yield _on_sequences(module.triton_blast_bmm_fp16, left.contiguous(), right, inner.permute(2, 0, 1).contiguous())
+
+
+def _monarch_kernels(library: Library, state: State) -> Iterator[Product]:
+    first, second = state["blkdiag1"].transpose(1, 2), state["blkdiag2"].contiguous()
+    blocks, _, rank = first.shape
+    if rank % blocks:
+        raise UnsupportedError(f"rank {rank} in {blocks} blocks: mem-efficient-blr accepts multiples of the blocks")
+    module = library.load("monarch_kernels")
+    first = first.unflatten(2, (-1, blocks)).transpose(2, 3).flatten(2).contiguous()
+    yield _on_sequences(module.triton_monarch_right_fp16, first, second)
+    yield _on_sequences(module.triton_monarch_right_left_fp16, first, second.transpose(1, 2).contiguous())
+
+
+def _low_rank_kernels(library: Library, state: State) -> Iterator[Product]:
+    down, up = (state[name].t().contiguous() for name in ("A", "B"))
+    yield _on_sequences(library.load("low_rank_kernels").triton_low_rank_fp16, down, up)
+
+
+def _on_sequences(multiply: Callable[..., Tensor], *parameters: Tensor) -> Product:
+    """Product of rows of x by a function that takes (sequences, tokens, features)."""
+    return lambda x: multiply(x.unsqueeze(0), *parameters).flatten(0, -2)
