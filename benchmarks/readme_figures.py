@@ -20,7 +20,7 @@ from ksgen.bench.comparison import Results
 from ksgen.bench.report import machine_of, picture
 from ksgen.bench.roster import AND, LAYER, OTHER_METHODS
 from ksgen.bench.rows import ResultRow, read_rows
-from ksgen.bench.tables import ResultTable, layers_summary, markdown, overview, percent, processors, times
+from ksgen.bench.tables import ResultTable, headlines, layers_summary, markdown, overview, percent, processors, times
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.figures.charts import Bars
 from ksgen.figures.charts import picture as draw
@@ -174,8 +174,9 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
             f"![speed-ups and shares of the floor, in ascending order]({os.path.relpath(drawn, page.parent)})\n"
         )
         if own := layers.get(path.parent):
-            in_short = layers_summary(own)
-            parts.append(markdown(replace(in_short, title=f"{machine or own[0].device}: whole layers")))
+            title = f"{machine or own[0].device}: whole layers"
+            parts.append(markdown(replace(headlines(own), title=title)))
+            parts.append(markdown(replace(layers_summary(own), title=f"{title}, each contender")))
             parts.append(
                 f"{_when(own)}. All results: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n"
             )

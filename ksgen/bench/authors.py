@@ -77,6 +77,7 @@ def low_rank(x: Tensor, state: dict[str, Tensor]) -> Tensor:
     return x @ state["A"].t() @ state["B"].t()
 
 
+PUBLISHED = "published form"
 FORMS: dict[str, Form] = {
     each.__name__: each for each in (btt, gralora, blast, monarch, kronecker, low_rank, oft, boft)
 }  # by the name of the structure's chain

@@ -17,13 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ksgen.bench.authors import FORMS, frozen
+from ksgen.bench.authors import FORMS, PUBLISHED, frozen
 from ksgen.bench.libraries import (
     LayerProduct,
     Product,
@@ -129,7 +128,11 @@ def strided(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 def views(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Multiply with `strided`, or with `bmm` if X has no view with a stride of 1."""
-    return backend("bmm" if layout == "bsf" and pattern.d > 1 else "strided")(pattern, layout, weights)
+    return backend(backend_of_views(pattern, layout))(pattern, layout, weights)
+
+
+def backend_of_views(pattern: Pattern, layout: str) -> str:
+    return "bmm" if layout == "bsf" and pattern.d > 1 else "strided"
 
 
 def three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Product:
@@ -285,14 +288,23 @@ def compiled(arrays: LayerArrays) -> LayerProduct:
 
 def dense(arrays: LayerArrays) -> LayerProduct:
     """Multiply with `torch.nn.functional.linear` by the chains' stacked dense matrices."""
+    return by_dense(arrays, *stacked(arrays))
+
+
+def stacked(arrays: LayerArrays) -> tuple[Tensor, Tensor | None]:
+    """Dense matrices of all chains, stacked, and their biases."""
     layer, dtype = arrays.layer, arrays.sets[0].dtype
     if layer.between != "none":
         raise UnsupportedError(f"a layer with {layer.between} between its factors has no dense matrix")
     pairs = zip(layer.chains, arrays.weights, strict=True)
     matrices = [chain_to_dense(chain, [each.double() for each in weights]) for chain, weights in pairs]
-    matrix = torch.cat(matrices).to(dtype)
     biases = [each for each in arrays.biases if each is not None]
-    bias = torch.cat(biases) if biases else None
+    return torch.cat(matrices).to(dtype), torch.cat(biases) if biases else None
+
+
+def by_dense(arrays: LayerArrays, matrix: Tensor, bias: Tensor | None) -> LayerProduct:
+    """Multiply by a dense matrix of all chains, and apply the layer's other operations."""
+    layer = arrays.layer
     x_is_bsf, y_is_bsf = arrays.layout == "bsf", arrays.y_layout == "bsf"
     residuals = [each for each in arrays.residuals if each is not None]
     residual = torch.cat(residuals, 1 if y_is_bsf else 0) if residuals else None
@@ -311,34 +323,26 @@ def dense(arrays: LayerArrays) -> LayerProduct:
 
 def layer(arrays: LayerArrays) -> LayerProduct:
     """Multiply with a frozen `KSLinear`, which chooses its backend as in normal use."""
-    layer = arrays.layer
-    options: dict[str, Any] = {"layout": arrays.layout, "out_layout": layer.out_layout, "fuse": layer.fuse}
-    options |= {"activation": layer.epilogue.activation}
-    layers = [
-        KSLinear.from_weights(
-            weights, bias, patterns=chain, between=layer.between if len(chain) > 1 else "none", **options
-        )
-        .eval()
-        .requires_grad_(False)
-        .freeze()
-        for chain, weights, bias in zip(layer.chains, arrays.weights, arrays.biases, strict=True)
-    ]
-    residual = arrays.residuals[0]
-    if len(layers) > 1 and layer.epilogue.residual:
-        raise UnsupportedError("KSLinear.group adds no residual")
-    group = KSLinear.group(layers) if len(layers) > 1 else None
-
-    def product(x: Tensor) -> Sequence[Tensor]:
-        return [layers[0](x, residual)] if group is None else arrays.apart(group(x))
-
+    product = by_linears(arrays, [each.eval().requires_grad_(False).freeze() for each in arrays.linears()])
     for _ in range(PREPARING):
         product(arrays.sets[0])
     return product
 
 
+def by_linears(arrays: LayerArrays, layers: Sequence[KSLinear]) -> LayerProduct:
+    """Multiply with `KSLinear` layers: several are a group."""
+    residual = arrays.residuals[0]
+    if len(layers) == 1:
+        return lambda x: [layers[0](x, residual)]
+    if arrays.layer.epilogue.residual:
+        raise UnsupportedError("KSLinear.group adds no residual")
+    group = KSLinear.group(layers)
+    return lambda x: group.parts(x) if torch.is_grad_enabled() else arrays.apart(group(x))
+
+
 def authors(arrays: LayerArrays) -> LayerProduct:
     """Multiply in the form in which the structure's authors published it."""
-    return of_structure(arrays, "published form", {name: partial(frozen, name) for name in FORMS})
+    return of_structure(arrays, PUBLISHED, {name: partial(frozen, name) for name in FORMS})
 
 
 def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:

@@ -1,4 +1,4 @@
-"""Layers to measure: chains of transformers, structures, random chains, and the layers and groups of a spec.
+"""Layers to measure: chains of transformers, structures, layers of models, random chains, and a spec's layers.
 
 Imports no PyTorch.
 """
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 from ksgen import structures
 from ksgen.bench.roster import COMPARISONS
@@ -43,6 +44,11 @@ class MeasuredLayer:
     batches: tuple[int, ...] | None = None
     fuse: str = "auto"  # option of its `KSLinear`
     structure: Structure | None = field(default=None, compare=False)  # with which its authors' form multiplies
+
+    def ties_of(self, chain: Chain) -> list[int | None]:
+        """Axis along which the structure ties the weights of each factor of a chain; None: they are free."""
+        structure = self.structure
+        return [structure.tied.get(name) for name in structure.shapes] if structure else [None] * len(chain)
 
     def group_of(self, count: int) -> "MeasuredLayer":
         """Group of `count` equal layers on one x, such as q, k and v."""
@@ -103,6 +109,58 @@ def structured() -> dict[str, Structure]:
         "blast 4096 to 11008": structures.blast(4096, 11008, 16, 1488),
         "blast 11008 to 4096": structures.blast(11008, 4096, 16, 1488),
     }
+
+
+# Features of ViT-S, ViT-B, and of ViT-L and GPT-2 medium, whose layers are equal but for `qkv`.
+_FEATURES = {"ViT-S": 384, "ViT-B": 768, "ViT-L, GPT-2": 1024}
+# Blocks of Monarch layers: for ViT and GPT-2 as their authors configure them, for Llama as Abillama et al. (2025) do,
+# "Memory-Efficient Acceleration of Block Low-Rank Foundation Models on Resource Constrained GPUs".
+_BLOCKS, _LLAMA_BLOCKS = 4, 16
+# Configurations of the latter work: layer, inputs, outputs, blocks and rank of BLAST.
+_BLAST = (
+    ("ViT-B qkv", 768, 2304, 3, 128),
+    ("ViT-B up", 768, 3072, 3, 128),
+    ("ViT-B down", 3072, 768, 3, 128),
+    ("Llama 1B attention", 2048, 2048, 16, 256),
+    ("Llama 1B gate", 2048, 8192, 16, 512),
+    ("Llama 1B up", 2048, 8192, 16, 768),
+    ("Llama 1B down", 8192, 2048, 16, 768),
+    ("Llama 7B attention", 4096, 4096, 16, 1024),
+    ("Llama 7B up", 4096, 11008, 16, 1488),
+    ("Llama 7B down", 11008, 4096, 16, 1488),
+)
+# The same: Monarch layers whose blocks have a rank, which are block tensor trains, with the rank of a row of blocks.
+_RANKED = (
+    ("ViT-B up", 768, 3072, 4, 128),
+    ("Llama 1B attention", 2048, 2048, 16, 256),
+    ("Llama 7B attention", 4096, 4096, 16, 1024),
+)
+_LOW_RANK = (("ViT-B up", 768, 3072, 128), ("Llama 1B attention", 2048, 2048, 256))
+
+
+def named_layers() -> list[MeasuredLayer]:
+    """Linear layers of ViT, GPT-2 and Llama as structures with published numbers of blocks and ranks.
+
+    They take x with features last. Layers of ViT and GPT-2 have a bias.
+    """
+    ends = {
+        f"{model} {layer}": size
+        for model, count in _FEATURES.items()
+        for layer, size in (("attention", (count, count)), ("up", (count, 4 * count)), ("down", (4 * count, count)))
+    } | {"GPT-2 qkv": (1024, 3072)}
+    llama = {"attention": (2048, 2048), "key and value": (2048, 512), "up": (2048, 8192), "down": (8192, 2048)}
+    found = {f"{name}, monarch": structures.monarch(*size, _BLOCKS) for name, size in ends.items()}
+    found |= {f"Llama 1B {name}, monarch": structures.monarch(*size, _LLAMA_BLOCKS) for name, size in llama.items()}
+    found |= {f"{name}, low rank": structures.low_rank(ins, outs, rank) for name, ins, outs, rank in _LOW_RANK}
+    found |= {
+        f"{name}, btt": structures.btt(ins, outs, blocks, rank // blocks) for name, ins, outs, blocks, rank in _RANKED
+    }
+    found |= {f"{name}, blast": structures.blast(ins, outs, blocks, rank) for name, ins, outs, blocks, rank in _BLAST}
+    options: dict[str, Any] = {"precisions": ("float32", "bfloat16"), "layouts": ("bsf",)}
+    return [
+        MeasuredLayer(name, (each.chain,), epilogue=Epilogue(bias="Llama" not in name), structure=each, **options)
+        for name, each in found.items()
+    ]
 
 
 def _pairs() -> Iterator[Chain]:

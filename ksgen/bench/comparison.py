@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import median
 
-from ksgen.bench.roster import LAYER, OURS, PYTORCH
+from ksgen.bench.roster import FORWARD, LAYER, OURS, PYTORCH, STEP_TITLES
 from ksgen.bench.rows import OK, ResultRow
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.pattern import Pattern
@@ -51,15 +51,16 @@ class Duel:
 
 
 class Results:
-    """Rows of one precision at one batch size: times at different batch sizes are never compared.
+    """Rows of one precision and step at one batch size: times at different batch sizes are never compared.
 
     `best` holds the fastest row that counts, by layout, job and name: a contender, one of our families, or `UNTUNED`.
     A job is a pattern, or a layer.
     """
 
-    def __init__(self, rows: Iterable[ResultRow], precision: str, batch: int) -> None:
-        self.precision, self.batch, self.title = precision, batch, f"{precision}, batch {batch}"
-        self.rows = [row for row in rows if (row.precision, row.batch) == (precision, batch)]
+    def __init__(self, rows: Iterable[ResultRow], precision: str, batch: int, step: str = FORWARD) -> None:
+        self.precision, self.batch, self.step = precision, batch, step
+        self.title = ", ".join((precision, f"batch {batch}", *[STEP_TITLES[step]] * (step != FORWARD)))
+        self.rows = [row for row in rows if (row.precision, row.batch, row.step) == (precision, batch, step)]
         self.best: dict[str, dict[str, dict[str, ResultRow]]] = {layout: {} for layout in (*LAYOUTS, BEST)}
         for row, layout in product(self.rows, (*LAYOUTS, BEST)):
             if layout not in (row.layout, BEST):

@@ -18,8 +18,9 @@ from torch import Tensor
 from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Baseline
 from ksgen.bench.libraries import UnsupportedError, library_version
-from ksgen.bench.problem import LayerArrays, LayerJob
-from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_METHODS, OURS, PARTS
+from ksgen.bench.problem import Gradients, LayerArrays, LayerJob
+from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_METHODS, OURS, PARTS, TRAINING
+from ksgen.bench.training import TrainingStep, training_step
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render
@@ -43,6 +44,7 @@ from ksgen.wisdom.store import load_wisdom
 Clock = Callable[[Callable[[], None]], float]
 Added = Mapping[str, Sequence[Tensor | None]]  # biases and residuals, per chain
 
+UNTRAINED = "launches record no gradients; `layer` trains with the same kernels"
 _CYCLES_PER_S = 2e9  # approximate clock rate of a GPU
 _LEAST_BUSY_S, _MOST_BUSY_S = 2e-4, 5e-3
 
@@ -73,6 +75,7 @@ class ReadyContender:
     clock: Clock
     wait: Callable[[], None]  # until all runs are complete
     rest: Callable[[], None] = lambda: None  # pause before timing, until other threads sleep
+    gradients: Callable[[Any], Gradients | None] = lambda result: None  # of a run that is a training step
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,7 @@ def _method(job: LayerJob, device: Device, name: str, arithmetic: str) -> Iterat
     kernel = job.kernel(arithmetic)
     launches = _launches(kernel, name)
     refusal = next((why for each in launches if (why := _why_unavailable(device, each, job.batch))), "")
+    refusal = UNTRAINED if job.step == TRAINING else refusal
     for choices in [[]] if refusal else _choices(device, launches, job.batch):
         digests = dict.fromkeys(template_digest(each.family) for each in choices)
         yield Contender(
@@ -438,6 +442,8 @@ def _uploaded(device: Device, tensor: Tensor) -> Buffer:
 
 def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contender:
     def prepare(arrays: LayerArrays) -> ReadyContender:
+        if job.step == TRAINING:
+            return _training(training_step(baseline.name, arrays), where)
         product = baseline.prepare(arrays)
         return by_calls(lambda number: product(arrays.sets[number]), where.type == "cuda")
 
@@ -448,5 +454,10 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
     stored_bytes = sum(map(baseline.elements, chains)) * PRECISIONS[arithmetic].item_bytes
     return Contender(
         job, baseline.name, "", arithmetic, identity, prepare, stored_bytes + 2 * job.bytes,
-        sum(map(baseline.multiplications, chains)), why=baseline.says,
+        job.products * sum(map(baseline.multiplications, chains)), why=baseline.says,
     )  # fmt: skip
+
+
+def _training(step: TrainingStep, where: torch.device) -> ReadyContender:
+    ready = by_calls(step.run, where.type == "cuda")
+    return replace(ready, y=lambda result: result.ys, gradients=step.gradients)

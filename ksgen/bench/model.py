@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ksgen.bench import models
 from ksgen.bench.models import VIT_S16, TransformerSize, Vision, VisionTransformer
 from ksgen.bench.published import published
-from ksgen.bench.roster import LAYERS
+from ksgen.bench.roster import DECODE, FORWARD, LAYERS, TRAINING
 from ksgen.measure.quiet import keep_freed_memory, rest
 from ksgen.measure.trust import Watch, host_clock, why_unreliable
 from ksgen.torch.conversion.times import cuda_clock
@@ -79,7 +79,6 @@ class Module:
     has_bias: bool | None = None  # only linear layers have one
 
 
-FORWARD, TRAINING, DECODE = STEPS = ("forward", "training", "decode")
 RATE = 1e-6  # learning rate, small enough to avoid overflow
 WHOLE = "whole"
 DENSE = "nn.Linear"  # not "dense", which is the name of a backend

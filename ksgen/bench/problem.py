@@ -1,10 +1,10 @@
-"""Jobs of a benchmark, and the arrays of one job on the device, with the float64 reference for its results.
+"""Jobs of a benchmark, and the arrays of one job on the device, with the float64 references for its results.
 
 The job of a product is a layer of one factor without a name.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import Any
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from ksgen.bench.chains import MeasuredLayer
-from ksgen.bench.roster import AND, COMPARISONS, Comparison
+from ksgen.bench.roster import AND, COMPARISONS, FORWARD, TRAINING, Comparison
 from ksgen.families.chains import layer_kernels
-from ksgen.measure.verify import CACHE_BYTES, Problem, tolerance
+from ksgen.measure.verify import CACHE_BYTES, MOST_REFERENCE_FLOPS, Problem, tolerance
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import is_layer, layer_launch
+from ksgen.torch.layer.linear import KSLinear
 from ksgen.values import cached_property
 
 MOST_SETS = 64  # largest number of sets of X and Y, which runs use in turn
@@ -34,6 +35,7 @@ class LayerJob:
     precision: str  # a name in COMPARISONS
     layout: str
     batch: int
+    step: str = FORWARD  # or TRAINING: the output, then the gradients of x, of all weights and of the bias
 
     @property
     def comparison(self) -> Comparison:
@@ -58,20 +60,28 @@ class LayerJob:
 
     @property
     def key(self) -> str:
-        return f"{self.words} {self.precision} {self.layout} {self.batch}"
+        step = "" if self.step == FORWARD else f" {self.step}"
+        return f"{self.words} {self.precision} {self.layout} {self.batch}{step}"
 
     @property
     def facts(self) -> dict[str, Any]:
         """Columns of the job in its rows."""
         named = {"pattern": self.description} | ({"layer": self.layer.name} if self.layer.name else {})
-        return {**named, "precision": self.precision, "layout": self.layout, "batch": self.batch}
+        kind = {"precision": self.precision, "layout": self.layout, "batch": self.batch, "step": self.step}
+        return named | kind
 
     @property
     def bytes(self) -> int:
-        """Bytes of the arrays, including intermediates of separate launches."""
+        """Bytes of the arrays, including intermediates of separate launches. In training each has a gradient."""
         kernel = self.kernel(self.comparison.baselines)
         between = sum(each.out_features for chain in self.layer.chains for each in chain.factors[:-1])
-        return kernel.bytes(self.batch) + self.batch * kernel.item_bytes * between
+        arrays = kernel.bytes(self.batch) + self.batch * kernel.item_bytes * between
+        return 2 * arrays if self.step == TRAINING else arrays
+
+    @property
+    def products(self) -> int:
+        """Products per factor: forward one; in training also those for the gradients of its input and its weights."""
+        return 3 if self.step == TRAINING else 1
 
     def kernel(self, arithmetic: str) -> KernelSpec:
         """Kernel of the full job in one launch."""
@@ -87,8 +97,15 @@ class LayerJob:
         return KernelSpec(self.layer.chains[0][-1], arithmetic, self.layout)
 
     def tolerance(self, arithmetic: str) -> float:
-        """Largest error that rounding explains: the sum over the factors of the worst chain."""
-        return max(sum(tolerance(arithmetic, pattern.c) for pattern in chain) for chain in self.layer.chains)
+        """Largest error that rounding explains: the sum over the factors of the worst chain.
+
+        In training, gradients pass all factors back, and sums over the batch follow.
+        """
+        most = max(sum(tolerance(arithmetic, pattern.c) for pattern in chain) for chain in self.layer.chains)
+        if self.step == FORWARD:
+            return most
+        back = max(sum(tolerance(arithmetic, pattern.b) for pattern in chain) for chain in self.layer.chains)
+        return most + back + tolerance(arithmetic, self.batch)
 
     def problem(self, where: torch.device, seed: int) -> "LayerArrays":
         return LayerArrays(self, where, seed)
@@ -99,10 +116,20 @@ def product_job(pattern: Pattern, precision: str, layout: str, batch: int) -> La
     return LayerJob(MeasuredLayer("", (Chain((pattern,)),)), precision, layout, batch)
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """Results of a training step in addition to y."""
+
+    x: Tensor
+    weights: Sequence[Tensor]  # (a, b, c, d), one per factor; empty if the contender trains another format
+    biases: Sequence[Tensor]  # one per chain, or one of all chains
+
+
 class LayerArrays:
     """Arrays that the contenders of one job work on: weights per factor, any bias and residual, and sets of X.
 
     Together they exceed a cache, unless that takes more than `MOST_SETS` sets. Equal jobs and seeds give equal arrays.
+    A job in training has the arrays of the forward job, and given gradients of y.
     """
 
     def __init__(self, job: LayerJob, where: torch.device, seed: int) -> None:
@@ -118,13 +145,14 @@ class LayerArrays:
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=draw, device=where).to(dtype)
 
-        self.weights = [self._with_ties([uniform(pattern) for pattern in chain]) for chain in job.layer.chains]
+        self.weights = [self._with_ties(chain, [uniform(pattern) for pattern in chain]) for chain in job.layer.chains]
         x = normal(*self._shape(kernel.in_features, self.layout))
         # as many copies as make the arrays of all sets exceed the cache
         self.sets = [x, *(x.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
         added = kernel.epilogue
         self.biases = [normal(count) if added.bias else None for count in self.features]
         self.residuals = [normal(*shape) if added.residual else None for shape in self.y_shapes]
+        self.y_gradients = [normal(*shape) for shape in self.y_shapes] if job.step == TRAINING else []
 
     @property
     def features(self) -> list[int]:
@@ -144,13 +172,11 @@ class LayerArrays:
         first = chain.transposing_factor
         return [self.layout if number < first else self.y_layout for number in range(len(chain))]
 
-    def _with_ties(self, weights: list[Tensor]) -> list[Tensor]:
+    def _with_ties(self, chain: Chain, weights: list[Tensor]) -> list[Tensor]:
         """Weights of a chain. Where the layer's structure ties them, their first slice is repeated."""
-        structure = self.layer.structure
-        axes = [structure.tied.get(name) for name in structure.shapes] if structure else [None] * len(weights)
         return [
             weight if axis is None else weight.narrow(axis, 0, 1).expand_as(weight).contiguous()
-            for weight, axis in zip(weights, axes, strict=True)
+            for weight, axis in zip(weights, self.layer.ties_of(chain), strict=True)
         ]
 
     def apart(self, y: Tensor) -> list[Tensor]:
@@ -161,26 +187,67 @@ class LayerArrays:
         """New outputs per chain, as slices of one array filled with NaN."""
         return self.apart(self.sets[0].new_full(self._shape(sum(self.features), self.y_layout), nan))
 
-    def error(self, ys: Sequence[Tensor]) -> float:
-        """Largest relative error (Frobenius) of the chains' outputs over the compared rows of the batch.
+    def linears(self, **options: Any) -> list[KSLinear]:
+        """New `KSLinear` layers with the job's weights, biases and options, one per chain; calls take a residual."""
+        layer = self.layer
+        usual: dict[str, Any] = {"layout": self.layout, "out_layout": layer.out_layout, "fuse": layer.fuse}
+        usual |= {"activation": layer.epilogue.activation}
+        return [
+            KSLinear.from_weights(
+                weights,
+                bias,
+                patterns=chain,
+                between=layer.between if len(chain) > 1 else "none",
+                **usual | options,
+            )
+            for chain, weights, bias in zip(layer.chains, self.weights, self.biases, strict=True)
+        ]
 
-        NaN if any element is not finite, or if an output has another shape.
+    def error(self, ys: Sequence[Tensor], gradients: Gradients | None = None) -> float:
+        """Largest relative error (Frobenius) of the outputs and gradients over the compared rows of the batch.
+
+        Gradients of weights and biases are compared if `compares_all`. NaN if any element is not finite, or if an array
+        has another shape.
         """
-        if [tuple(y.shape) for y in ys] != self.y_shapes or not all(bool(torch.isfinite(y).all()) for y in ys):
+        given, shapes = [*ys], [*self.y_shapes]
+        if gradients:
+            given += [gradients.x, *gradients.weights, *gradients.biases]
+            shapes += [tuple(self.sets[0].shape)]
+        found = [tuple(each.shape) for each in given[: len(shapes)]]
+        if found != shapes or not all(bool(torch.isfinite(each).all()) for each in given):
             return nan
         pairs = [(self._sample(y, self.y_layout), truth) for y, truth in zip(ys, self._truths, strict=True)]
-        return max(float(np.linalg.norm(y - truth) / (np.linalg.norm(truth) or 1.0)) for y, truth in pairs)
+        pairs += self._pairs(gradients) if gradients else ()
+        return float(np.max([_relative(*pair) for pair in pairs]))
+
+    def _pairs(self, found: Gradients) -> Iterator[tuple[Any, Any]]:
+        """Gradients that are compared, in float64, each with its true value. Ties sum the gradients of weights."""
+        true = self._true_gradients
+        yield self._sample(found.x, self.layout), _wide(true.x)
+        if not self.compares_all:
+            return
+        axes = [axis for chain in self.layer.chains for axis in self.layer.ties_of(chain)]
+        for one, other, axis in zip(found.weights, true.weights, axes, strict=bool(found.weights)):
+            yield tuple(_wide(each if axis is None else each.sum(axis)) for each in (one, other))
+        if found.biases:
+            yield _wide(torch.cat([*found.biases])), _wide(torch.cat([*true.biases]))
 
     @property
     def checked(self) -> int:
         """Number of compared rows of the batch."""
         return len(self._compared)
 
+    @property
+    def compares_all(self) -> bool:
+        """Whether all rows of the batch are compared, as gradients of weights and biases need them."""
+        return self.checked == self.job.batch
+
     @cached_property
     def _compared(self) -> Tensor:
-        """Indices of the compared rows of the batch."""
+        """Indices of the compared rows of the batch: all in training, if the reference takes about a second."""
         batch, where = self.job.batch, self.sets[0].device
-        if batch <= 2 * _ENDS + _BETWEEN:
+        takes_all = self.job.step == TRAINING and self.kernel.flops(batch) <= MOST_REFERENCE_FLOPS
+        if takes_all or batch <= 2 * _ENDS + _BETWEEN:
             return torch.arange(batch, device=where)
         ends = [*range(_ENDS), *range(batch - _ENDS, batch)]
         between = torch.linspace(0, batch - 1, _BETWEEN).round().long().tolist()
@@ -198,10 +265,28 @@ class LayerArrays:
             truths.append(Problem(kernel, self.checked, x, last, bias, added, before=tuple(before)).truth)
         return truths
 
+    @cached_property
+    def _true_gradients(self) -> Gradients:
+        """Gradients by PyTorch's autograd in float64, of the compared rows of the batch alone."""
+        layers = [each.to("cpu", torch.float64) for each in self.linears(backend="einsum", fuse="auto")]
+        x = torch.from_numpy(self._sample(self.sets[0], self.layout)).requires_grad_()
+        given = [torch.from_numpy(self._sample(each, self.y_layout)) for each in self.y_gradients]
+        weights = [each for layer in layers for each in layer.weights]
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        with torch.enable_grad():
+            ys = [layer(x) for layer in layers]
+            of_x, *others = torch.autograd.grad(ys, [x, *weights, *biases], given)
+        return Gradients(of_x, others[: len(weights)], others[len(weights) :])
+
     def _sample(self, array: Tensor, layout: str) -> Any:
         """Compared rows of an array, in float64."""
         return _wide(array.index_select(0 if layout == "bsf" else 1, self._compared.to(array.device)))
 
 
 def _wide(tensor: Tensor) -> Any:
-    return tensor.double().cpu().numpy()
+    return tensor.detach().double().cpu().numpy()
+
+
+def _relative(found: Any, truth: Any) -> float:
+    """Relative error (Frobenius); NaN for another shape."""
+    return float(np.linalg.norm(found - truth) / (np.linalg.norm(truth) or 1.0)) if found.shape == truth.shape else nan

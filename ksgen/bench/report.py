@@ -17,7 +17,7 @@ from ksgen.bench.charts import MOST_BARS, Charts, charts
 from ksgen.bench.comparison import BEST, Pairs, Results, comparisons, group_by
 from ksgen.bench.heuristic import predictors
 from ksgen.bench.published import published
-from ksgen.bench.roster import COMPARISONS, OTHERS, OURS, PAPERS
+from ksgen.bench.roster import COMPARISONS, FORWARD, OTHERS, OURS, PAPERS, STEP_TITLES, STEPS_OF_LAYERS
 from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import ResultTable
 from ksgen.errors import KsgenError
@@ -115,6 +115,7 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
     shown = (
         tables.overview(products),
         tables.processors(products),
+        tables.headlines(layers),
         tables.layers_summary(layers),
         tables.setting(rows),
     )
@@ -132,8 +133,10 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
             energy.folded_figures += _boxes(
                 title, "times the energy", ratios, lambda each: each.d * each.rewrite_ratio, "d (b+c)/(bc)"
             )
-    if of_layers := list(tables.each_layer(layers)):
-        found.append(PageSection("Layers", "Every factor of a layer, and several layers on one x.", of_layers))
+    for step in STEPS_OF_LAYERS:
+        if of_layers := list(tables.each_layer([row for row in layers if row.step == step])):
+            title = "Layers" if step == FORWARD else f"Layers, {STEP_TITLES[step]}"
+            found.append(PageSection(title, "Every factor of a layer, and several layers on one x.", of_layers))
     last = [
         energy,
         PageSection("Whole models", tables=list(wholes)),

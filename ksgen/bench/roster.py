@@ -15,7 +15,9 @@ PYTORCH = PAPERS + EXPERTS
 OTHERS = PYTORCH + LIBRARIES
 MODELS = ("vit-s16", "gpt2-medium", "llama-1b", "llama-1b-blast")
 LAYERS = ("qkv", "projection", "up", "down")  # the linear layers of a transformer's block
-STEP_TITLES = {"forward": "forward", "training": "training steps", "decode": "one token per sequence"}  # of a model
+FORWARD, TRAINING, DECODE = "forward", "training", "decode"
+STEP_TITLES = {FORWARD: "forward", TRAINING: "training steps", DECODE: "one token per sequence"}
+STEPS_OF_LAYERS = (FORWARD, TRAINING)  # by default forward alone
 NAMES = (OURS, LAYER, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_METHODS = ("one_launch", "each_factor", "each_layer")  # launches of a layer
 AND = " and "  # separates the chains of a group in a row's pattern

@@ -12,7 +12,7 @@ from statistics import median, quantiles
 from typing import Any, get_type_hints
 
 from ksgen.bench.log import MOST_BYTES_OF_FILE, Facts, LoggedContender, read_log
-from ksgen.bench.roster import AND
+from ksgen.bench.roster import AND, FORWARD
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.families import present_names
@@ -71,6 +71,7 @@ class ResultRow:
     commit: str
     date: str
     layer: str = ""  # name of a layer, whose factors are in `pattern`; empty for a product
+    step: str = FORWARD  # what is timed: the product alone, or a training step
 
     @property
     def shape(self) -> Pattern:
@@ -85,6 +86,11 @@ class ResultRow:
     def by(self) -> str:
         """Contender, and its family if it has one."""
         return f"{self.implementation}: {self.family}, {self.arithmetic}" if self.family else self.implementation
+
+    @property
+    def contender(self) -> str:
+        """Contender, and the step unless it is forward."""
+        return self.implementation if self.step == FORWARD else f"{self.implementation}, {self.step}"
 
     @property
     def us(self) -> float:
@@ -233,7 +239,7 @@ def _row_of_text(texts: Mapping[str, str | None], where: str) -> ResultRow:
     for name in COLUMNS:
         text = texts.get(name) or ""
         try:
-            values[name] = text if _kind(name) is str else (None if text == "" else _kind(name)(text))
+            values[name] = text or absent(name) if _kind(name) is str else (None if text == "" else _kind(name)(text))
         except ValueError:
             raise KsgenError(f"{where}: {name}={excerpt(text)}; accepted: a number") from None
         if values[name] is None and _TYPES[name] is int:
@@ -252,8 +258,8 @@ def _kind(name: str) -> type:
 
 
 def absent(name: str) -> Any:
-    """Value of a column that was not measured."""
-    return {str: "", int: 0, float: None}[_kind(name)]
+    """Value of a column that was not measured, or that older files lack."""
+    return {"step": FORWARD}.get(name, {str: "", int: 0, float: None}[_kind(name)])
 
 
 def _shown(value: Any) -> Any:

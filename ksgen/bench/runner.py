@@ -18,7 +18,7 @@ from ksgen.bench.contenders import Contender, contenders, torch_device, tune
 from ksgen.bench.libraries import UnsupportedError
 from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import MOST_SETS, LayerArrays, LayerJob
-from ksgen.bench.roster import COMPILED, OUR_METHODS, OURS, Comparison
+from ksgen.bench.roster import COMPILED, FORWARD, OUR_METHODS, OURS, TRAINING, Comparison
 from ksgen.bench.rows import OK
 from ksgen.bench.timing import Protocol, Quantity, Timed, Times
 from ksgen.build.build import Request, build_many
@@ -68,7 +68,7 @@ class Runner:
         self.deadline, self.report = deadline, report
         self.where = torch_device(device)
         self._longest: dict[str, float] = {}  # longest check in seconds, by implementation
-        self._paces: dict[tuple[str, str, str], float] = {}  # least seconds per multiplication, by `_pace_key`
+        self._paces: dict[tuple[str, str, str, str], float] = {}  # least seconds per multiplication, by `_pace_key`
         if self.where.type == "cuda":
             torch.cuda.set_device(self.where)  # for events, and the busy work
         else:
@@ -169,7 +169,7 @@ class Runner:
         else:
             return_freed_memory()
         ceilings = {name: self._ceilings(name, job) for name in dict.fromkeys(each.arithmetic for each in todo)}
-        with _allowing(job.comparison), torch.no_grad():
+        with _allowing(job.comparison), torch.set_grad_enabled(job.step == TRAINING):
             try:
                 if why := self._too_large(2 * job.bytes):
                     raise MemoryError(why)
@@ -192,7 +192,7 @@ class Runner:
                     monotonic() - begin, self._longest.get(each.implementation, 0.0)
                 )
             is_done = self._in_turn([(each, timed) for each, timed, _ in ready], ceilings)
-        if self.device.limits.is_cpu:
+        if self.device.limits.is_cpu and job.step == FORWARD:
             self._log_again(job, ready, ceilings)
         return is_done
 
@@ -250,7 +250,7 @@ class Runner:
                 ready.wait()
                 if contender.implementation not in COMPILED:
                     self._check_seconds(contender, monotonic() - begin, DISTURBED)
-                error = None if contender.is_part else problem.error(ready.y(result))
+                error = None if contender.is_part else problem.error(ready.y(result), ready.gradients(result))
                 timed = Timed(ready, len(problem.sets), self.protocol)
                 self._check_seconds(contender, timed.once_s)
         except _TooSlowError as refused:
@@ -278,7 +278,7 @@ class Runner:
 
     def _floor(self, contender: Contender, ceilings: Ceilings) -> Facts:
         job = contender.job
-        if contender.is_part:
+        if contender.is_part or job.step == TRAINING:
             return {}
         return {"floor_us": ceilings.floor_us(job.kernel(contender.arithmetic), job.batch, MOST_SETS)}
 
@@ -335,9 +335,10 @@ class Runner:
         """The device's ceilings for the instructions of the launchers' default family, measured at first use.
 
         On a processor they are measured before and after every job, because its speed depends on other programs.
+        Training steps have no floor, so that any ceilings of the log suffice.
         """
         known = self.log.content.ceilings.get(arithmetic)
-        if known and not self.device.limits.is_cpu:
+        if known and (job.step == TRAINING or not self.device.limits.is_cpu):
             return Ceilings(
                 known["bytes_per_s"], known["flops_per_s"], cache_bytes_per_s=known.get("cache_bytes_per_s", 0.0)
             )
@@ -387,8 +388,8 @@ def _free_memory() -> int:
     return int(found[1]) * 1024 if found else 2**63
 
 
-def _pace_key(contender: Contender) -> tuple[str, str, str]:
-    return contender.implementation, contender.arithmetic, contender.job.layout
+def _pace_key(contender: Contender) -> tuple[str, str, str, str]:
+    return contender.implementation, contender.arithmetic, contender.job.layout, contender.job.step
 
 
 def _refusal(status: str, reason: str) -> Facts:

@@ -17,6 +17,7 @@ from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import (
     AND,
     EXPERTS,
+    FORWARD,
     LAYER,
     LAYERS,
     METHODS,
@@ -321,7 +322,7 @@ def errors(rows: Sequence[ResultRow]) -> ResultTable:
     """Table of errors per contender, with the number of inaccurate results."""
     groups: dict[tuple[str, str, str], list[ResultRow]] = {}
     for row in rows:
-        groups.setdefault((row.precision, row.implementation, row.arithmetic), []).append(row)
+        groups.setdefault((row.precision, row.contender, row.arithmetic), []).append(row)
     lines = []
     for key, some in groups.items():
         if errs := [row.error for row in some if row.error is not None]:
@@ -344,7 +345,7 @@ def unreliable(rows: Sequence[ResultRow]) -> ResultTable:
     lines = []
     for row in (row for row in rows if row.doubt):
         figures = (marked(number(row.median_us), row.doubt), number(row.fastest_us), row.doubt)
-        lines.append((row.pattern, row.batch, row.precision, row.layout, row.implementation, *figures))
+        lines.append((row.pattern, row.batch, row.precision, row.layout, row.contender, *figures))
     columns = ("pattern", "batch", "precision", "layout", "contender", "median, us", "fastest, us", "why")
     note = "They count in no other table. On a quiet machine, measure them again."
     return ResultTable.of("Unreliable times", columns, lines, note)
@@ -355,41 +356,67 @@ def absent(rows: Sequence[ResultRow]) -> ResultTable:
     groups: dict[tuple[str, str, str], list[ResultRow]] = {}
     for row in rows:
         if row.status != OK:
-            groups.setdefault(
-                (row.implementation, row.status, row.reason if row.status == "failed" else ""), []
-            ).append(row)
+            groups.setdefault((row.contender, row.status, row.reason if row.status == "failed" else ""), []).append(row)
     lines = [(*key[:2], len(some), key[2] or f"such as {some[0].reason}") for key, some in groups.items()]
     return ResultTable.of("Not measured", ("contender", "status", "jobs", "why"), lines)
 
 
-# ---- layers: each contender's time over that of one launch
+# ---- layers: each contender's time over that of one launch, or over that of a `KSLinear` in training
 
-BEST_OTHER = "best other"  # the fastest of PyTorch's methods, layer by layer
-COMPARED_METHODS = tuple(name for name in METHODS if name != ONE_LAUNCH)
+
+def reference_of(step: str) -> str:
+    """Contender whose time the others' are divided by: launches record no gradients."""
+    return ONE_LAUNCH if step == FORWARD else LAYER
+
+
+def compared_with(reference: str) -> tuple[str, ...]:
+    """All other contenders for layers."""
+    return tuple(name for name in METHODS if name != reference and (reference == ONE_LAUNCH or name in OTHER_METHODS))
 
 
 def layers_by_kind(rows: Sequence[ResultRow]) -> Iterator[tuple[Results, str, bool]]:
-    """Results of comparable layers, with their layout and whether they are groups, in the rows' order."""
-    for precision, layout, batch, is_group in dict.fromkeys(
-        (row.precision, row.layout, row.batch, AND in row.pattern) for row in rows
-    ):
-        yield Results([row for row in rows if is_group == (AND in row.pattern)], precision, batch), layout, is_group
+    """Results of comparable layers, with their layout and whether they are groups. Forward is first."""
+    kinds = dict.fromkeys((row.precision, row.layout, row.batch, AND in row.pattern, row.step) for row in rows)
+    for precision, layout, batch, is_group, step in sorted(kinds, key=lambda kind: kind[-1] != FORWARD):
+        some = [row for row in rows if is_group == (AND in row.pattern)]
+        yield Results(some, precision, batch, step), layout, is_group
+
+
+def headlines(rows: Sequence[ResultRow]) -> ResultTable:
+    """Summary of a `KSLinear` compared with the best of all others, per step, precision, layout and batch."""
+    lines = []
+    for results, layout, is_group in layers_by_kind(rows):
+        if ratios := results.over(LAYER, OTHER_METHODS, layout):
+            least, values = min(ratios, key=ratios.__getitem__), ratios.values()
+            spread = map(times, (geometric_mean(values), min(values), max(values)))
+            kind = (f"{STEP_TITLES[results.step]}{', groups' * is_group}", results.precision, layout, results.batch)
+            wins = percent(Duel(tuple(values)).share)
+            lines.append(
+                (*kind, f"{len(ratios)} of {len(results.best[layout])}", *spread, wins, least.partition(": ")[0])
+            )
+    note = (
+        "The fastest time of the contenders that are not ksgen's over that of a `KSLinear`: above x1 ksgen is faster. "
+        "Forward, it is frozen; a training step includes the gradients of x, of all weights and of the bias."
+    )
+    columns = ("step", "precision", "layout", "batch", "layers", "mean", "least", "most", "faster in", "least of")
+    return ResultTable.of("KSLinear compared with the best of all others", columns, lines, note)
 
 
 def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
-    """Summary of layers: each contender compared with one launch, per precision, layout and batch."""
+    """Summary of layers: each contender compared with one launch, per step, precision, layout and batch."""
     lines = []
     for results, layout, is_group in layers_by_kind(rows):
+        reference = reference_of(results.step)
         title = f"{results.precision} {layout} {results.batch}{' groups' * is_group}"
-        against = [(name, ONE_LAUNCH, [name]) for name in COMPARED_METHODS]
-        for name, ours, others in (*against, (BEST_OTHER, LAYER, OTHER_METHODS)):
-            if ratios := results.over(ours, others, layout).values():
+        title += "" if results.step == FORWARD else f" {results.step}"
+        for name in compared_with(reference):
+            if ratios := results.over(reference, [name], layout).values():
                 spread = map(times, (geometric_mean(ratios), min(ratios), max(ratios)))
                 lines.append((title, name, f"{len(ratios)} of {len(results.best[layout])}", *spread))
                 title = ""
     note = (
-        "Times as long as one launch takes: the geometric mean over the layers with two reliable times, the least and "
-        f"the most. {BEST_OTHER}: the fastest measured of PyTorch's methods, over a frozen `KSLinear`."
+        "Times as long as one launch takes, or in training as long as a `KSLinear` takes. The mean is geometric, over "
+        "the layers with two reliable times."
     )
     return ResultTable.of(
         "Layers: every contender compared with one launch", ("", "", "layers", "mean", "least", "most"), lines, note
@@ -399,12 +426,14 @@ def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
 def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
     """Tables with one line per layer."""
     for results, layout, is_group in layers_by_kind(rows):
-        ratios = [results.over(ONE_LAUNCH, [name], layout) for name in COMPARED_METHODS]
+        reference = reference_of(results.step)
+        names, words = compared_with(reference), reference.replace("_", " ")
+        ratios = [results.over(reference, [name], layout) for name in names]
         lines = []
         for layer, best in results.best[layout].items():
-            one = best.get(ONE_LAUNCH)
+            one = best.get(reference)
             cells = (
-                (number(one.us), percent(one.share_of_floor), f"{one.family}, {one.arithmetic}")
+                (number(one.us), percent(one.share_of_floor), ", ".join(filter(None, (one.family, one.arithmetic))))
                 if one
                 else (NONE, NONE, NONE)
             )
@@ -412,8 +441,9 @@ def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
         for title, statistic in (("geometric mean", geometric_mean), ("median", median), ("least", min), ("most", max)):
             lines.append((title, "", "", "", *(times(statistic(each.values())) if each else NONE for each in ratios)))
         title = f"Layers, {results.precision}, {LAYOUT_WORDS[layout]}, batch {results.batch}{', groups' * is_group}"
-        columns = ("layer", "one launch, us", "of the floor", "by", *COMPARED_METHODS)
-        note = f"{', '.join(COMPARED_METHODS)}: times as long as one launch takes; above 1, one launch is faster."
+        title += "" if results.step == FORWARD else f", {STEP_TITLES[results.step]}"
+        columns = ("layer", f"{words}, us", "of the floor", "by", *names)
+        note = f"{', '.join(names)}: times as long as {words} takes; above 1, {words} is faster."
         if any(figure not in ("", NONE) for _, *figures in lines for figure in figures):
             yield ResultTable.of(title, columns, lines, note, "Only reliable times of right results.")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.bench.roster import COMPARISONS, METHODS
+from ksgen.bench.roster import COMPARISONS, FORWARD, METHODS, STEPS_OF_LAYERS
 from ksgen.commands.bench_common import (
     Done,
     check_library,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ksgen.bench.timing import Protocol
 
 LOG = Path("layers.jsonl")
-SETS = ("transformers", "structures", "random")
+SETS = ("transformers", "structures", "random", "named")
 
 
 _PRECISIONS, _LAYOUTS = words_from(COMPARISONS, "precision"), words_from(LAYOUTS, "layout")
@@ -56,7 +56,7 @@ _METHODS = words_from(METHODS, "contender")
 
 
 @click.command("layers", short_help="Time layers: one launch against one per factor, PyTorch and the dense layer.")
-@click.argument("named", nargs=-1, metavar="[transformers|structures|random|SPEC]...")
+@click.argument("named", nargs=-1, metavar="[transformers|structures|random|named|SPEC]...")
 @click.option(
     "--batch", "batches", type=batches_in, metavar="NUMBERS", help=f"Batch sizes.  [default: the spec's, or {BATCHES}]"
 )
@@ -68,6 +68,14 @@ _METHODS = words_from(METHODS, "contender")
     help="Precisions.  [default: the spec's, or float32]",
 )
 @click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: the spec's, or both]")
+@click.option(
+    "--steps",
+    type=words_from(STEPS_OF_LAYERS, "--steps"),
+    metavar="WORDS",
+    default=FORWARD,
+    show_default=True,
+    help="One or both of forward and training, separated by a comma.",
+)
 @click.option("--subset", type=click.IntRange(min=1), help="Measure only this many layers, the first ones.")
 @click.option(
     "--group-size",
@@ -99,6 +107,7 @@ _METHODS = words_from(METHODS, "contender")
 def command(
     named: tuple[str, ...], batches: tuple[int, ...] | None, precisions: tuple[str, ...] | None, layouts: tuple[str,
         ...] | None,
+    steps: tuple[str, ...],
     subset: int | None, group_size: int | None, beside: int | None, between: str | None, bias: bool,
     activation: str | None, residual: bool,
     names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
@@ -108,16 +117,21 @@ def command(
     factor, KSLinear, PyTorch's products per factor (also compiled, or for some rows at a time), the published form of a
     structure, installed libraries, and a dense layer of the same size. Every result is checked against float64.
 
+    A training step computes y, and then the gradients of x, of all weights and of the bias, without an optimizer. Its
+    KSLinear is not frozen. Contenders that record no gradients are reported as unsupported.
+
     transformers (the default) names 24 chains with the sizes of layers in transformers. structures names layers such as
     BTT and BLAST, which are compared with their authors' forms, too. random names 24 random pairs of the paper's
-    patterns, from every class of size. A spec names its layers and groups, with its options. A run that was stopped or
-    killed continues when the same command is run again.
+    patterns, from every class of size. named stands for layers of ViT, GPT-2 and Llama as structures with published
+    numbers of blocks and ranks. A spec names its layers and groups, with its options. A run that was stopped or killed
+    continues when the same command is run again.
 
     \b
     Examples:
       ksgen bench layers --precision float32,bfloat16 --time-limit 8m
       ksgen bench layers specs/vit.yaml --batch 16,25088 --group-size 3 --device cuda
       ksgen bench layers random --seed 1 --between gelu --bias
+      ksgen bench layers named --steps forward,training --time-limit 90m
       ksgen bench report layers.jsonl --markdown -
     `ksgen bench mine.yaml` means `ksgen bench layers mine.yaml -o mine.jsonl --page`.
     """
@@ -134,14 +148,16 @@ def command(
     from ksgen.bench.timing import Protocol
 
     jobs = [
-        LayerJob(each, precision, layout, batch)
+        LayerJob(each, precision, layout, batch, step)
         for each in layers
         for precision in precisions or each.precisions or ("float32",)
-        for layout, batch in product(layouts or each.layouts or LAYOUTS, batches or each.batches or batches_in(BATCHES))
+        for layout, batch, step in product(
+            layouts or each.layouts or LAYOUTS, batches or each.batches or batches_in(BATCHES), steps
+        )
     ]
     protocol = Protocol(methods, measurements, runs, most_seconds, seed)
     done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))
-    from ksgen.bench.tables import layers_summary
+    from ksgen.bench.tables import headlines, layers_summary
 
     if page:
         from ksgen.bench import report
@@ -149,11 +165,11 @@ def command(
 
         done = replace(done, page=output.with_suffix(".html"))
         write(output.with_suffix(".html"), report.page(read_rows(output), machine=report.machine_of(output)))
-    print_results(done, as_json, lambda rows: [layers_summary(rows)])
+    print_results(done, as_json, lambda rows: [headlines(rows), layers_summary(rows)])
 
 
 def _layers(named: Sequence[str], seed: int) -> list["MeasuredLayer"]:
-    from ksgen.bench.chains import MeasuredLayer, drawn, of_spec, structured, transformers
+    from ksgen.bench.chains import MeasuredLayer, drawn, named_layers, of_spec, structured, transformers
 
     found: list[MeasuredLayer] = []
     for word in dict.fromkeys(named):
@@ -161,6 +177,8 @@ def _layers(named: Sequence[str], seed: int) -> list["MeasuredLayer"]:
             found += of_spec(find_spec(Path(word)))
         elif word == "structures":
             found += [MeasuredLayer(name, (each.chain,), structure=each) for name, each in structured().items()]
+        elif word == "named":
+            found += named_layers()
         elif word in SETS:
             chains = transformers() if word == "transformers" else drawn(seed)
             found += [MeasuredLayer(name, (chain,)) for name, chain in chains.items()]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ksgen.bench.chains import COUNT, MeasuredLayer, drawn, of_spec, transformers
+from ksgen.bench.chains import COUNT, MeasuredLayer, drawn, named_layers, of_spec, transformers
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, paper_patterns
@@ -15,6 +15,24 @@ PAIR = Chain((Pattern(2, 4, 8, 1), Pattern(1, 8, 8, 1)))
 def test_two_sets_of_24() -> None:
     assert len(transformers()) == len(drawn()) == COUNT == 24
     assert transformers()["vit up"] == Chain((Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2)))
+
+
+def test_named_layers_are_structures_of_published_sizes() -> None:
+    found = {each.name: each for each in named_layers()}
+    assert len(found) == 29
+    assert found["ViT-S up, monarch"].chains == (Chain((Pattern(4, 96, 96, 1), Pattern(1, 384, 96, 4)), "monarch"),)
+    sizes = {(each.in_features, each.out_features) for layer in found.values() for each in layer.chains}
+    ends = {(384, 384), (3072, 768), (1024, 3072), (2048, 512), (8192, 2048), (4096, 11008), (11008, 4096)}
+    assert ends < sizes
+    ranks = {name: layer.chains[0][0].b for name, layer in found.items() if name.startswith("Llama 7B")}
+    assert ranks == {
+        "Llama 7B attention, btt": 1024,
+        "Llama 7B attention, blast": 1024,
+        "Llama 7B up, blast": 1488,
+        "Llama 7B down, blast": 1488,
+    }
+    assert all(layer.structure and layer.structure.chain == layer.chains[0] for layer in found.values())
+    assert {name.startswith("Llama") for name, layer in found.items() if not layer.epilogue.bias} == {True}
 
 
 def test_random_chains_are_the_papers_of_every_class_and_the_same_for_the_same_seed() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from ksgen.bench.roster import LIBRARY_METHODS, OTHER_METHODS
 from ksgen.bench.rows import ResultRow
-from ksgen.bench.tables import each_layer, layers_summary
+from ksgen.bench.tables import each_layer, headlines, layers_summary
 from tests.support.bench_rows import row
 
 
@@ -29,6 +29,15 @@ ROWS = [
     layer_row("one_launch", 10.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
     layer_row("each_layer", 15.0, "up, 2 side by side", "2,4,8,1 then 1,8,8,1 and 2,4,8,1 then 1,8,8,1"),
 ]
+TRAINING = [
+    layer_row("one_launch", None, step="training", status="unsupported", reason="no gradients"),
+    layer_row("layer", 20.0, step="training"),
+    layer_row("bmm", 50.0, step="training"),
+    layer_row("dense", 40.0, step="training"),
+    layer_row("layer", 20.0, "down", step="training"),
+    layer_row("authors", 10.0, "down", step="training"),
+    layer_row("layer", 1.0, step="training", doubt="noise"),
+]
 
 
 def test_layers_in_short() -> None:
@@ -39,8 +48,39 @@ def test_layers_in_short() -> None:
         ("", "layer", "1 of 1", "x1.20", "x1.20", "x1.20"),
         ("", "einsum", "1 of 1", "x3.60", "x3.60", "x3.60"),
         ("", "pieces", "1 of 1", "x1.80", "x1.80", "x1.80"),
-        ("", "best other", "1 of 1", "x1.50", "x1.50", "x1.50"),
     )
+
+
+def test_headlines_are_of_a_layer_over_the_best_of_all_others() -> None:
+    group = (
+        "forward, groups",
+        "float32",
+        "bsl",
+        "16",
+        "1 of 1",
+        "x1.50",
+        "x1.50",
+        "x1.50",
+        "100 %",
+        "up, 2 side by side",
+    )
+    assert headlines(ROWS).rows == (group,)
+    steps = ("training steps", "float32", "bsl", "16", "2 of 2", "x1.00", "x0.50", "x2.00", "50 %", "down")
+    assert headlines([*TRAINING, *ROWS]).rows == (group, steps)  # forward first
+
+
+def test_training_steps_are_compared_with_a_layers() -> None:
+    assert layers_summary(TRAINING).rows == (
+        ("float32 bsl 16 training", "bmm", "1 of 2", "x2.50", "x2.50", "x2.50"),
+        ("", "authors", "1 of 2", "x0.50", "x0.50", "x0.50"),
+        ("", "dense", "1 of 2", "x2.00", "x2.00", "x2.00"),
+    )
+    assert layers_summary([*ROWS, *TRAINING]).rows == layers_summary(ROWS).rows + layers_summary(TRAINING).rows
+    (table,) = each_layer(TRAINING)
+    assert table.title == "Layers, float32, batch-size-last, batch 16, training steps"
+    assert table.columns == ("layer", "layer, us", "of the floor", "by", *OTHER_METHODS)
+    assert table.rows[0][:5] == ("up: 2,4,8,1 then 1,8,8,1", "20", "-", "float32", "x2.50")
+    assert [each.title for each in each_layer([*TRAINING, *ROWS])][-1] == table.title
 
 
 def test_layer_by_layer() -> None:
@@ -75,6 +115,10 @@ def test_a_report_has_products_and_layers_apart() -> None:
     assert "| up: 2,4,8,1 then 1,8,8,1 | 8 | 40 % |" in text
     assert "| 25088 | float32 | bsl | 1 | 100 % | x2.00 |" in text  # of the product alone
     assert "other processes took 90%" in text
-    page = report.page(ROWS)
+    page = report.page([*ROWS, *TRAINING])
     assert 'id="layers"' in page
+    assert 'id="layers-training-steps"' in page
+    assert "layers, float32, batch 16, training steps, batch-size-last" in page  # charts
     assert "Table 8" not in page
+    assert "| float32 | layer, training | float32 | 3 |" in report.markdown(TRAINING)  # of errors
+    assert "| one_launch, training | unsupported | 1 | such as no gradients |" in report.markdown(TRAINING)

@@ -54,6 +54,15 @@ def test_a_damaged_table_is_named(change: Any, message: str, tmp_path: Path) -> 
         read_rows(path)
 
 
+def test_rows_of_older_files_are_of_the_forward_product(tmp_path: Path) -> None:
+    rows = [row(), row(layer="up", step="training")]
+    write_csv(rows, tmp_path / "rows.csv")
+    assert [each.step for each in read_rows(tmp_path / "rows.csv")] == ["forward", "training"]
+    lines = (tmp_path / "rows.csv").read_text().splitlines()
+    (tmp_path / "rows.csv").write_text("".join(f"{line.rpartition(',')[0]}\n" for line in lines))
+    assert [each.step for each in read_rows(tmp_path / "rows.csv")] == ["forward", "forward"]
+
+
 def test_a_file_s_share_above_one_is_dropped(tmp_path: Path) -> None:
     """Older files have them: their floors counted weights in a cache at memory's rate."""
     write_csv(

@@ -155,13 +155,28 @@ def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
     assert {job.layer.name: job.layer.fuse for job in asked} == {"s usual": "no", "s own": "auto"}
 
 
+def test_steps_are_jobs_of_each_layer_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("ksgen.commands.bench_layers._measure", lambda jobs, *_: asked.extend(jobs))
+    monkeypatch.setattr("ksgen.commands.bench_layers.print_results", lambda *_: None)
+    ksgen("layers", "named", "--subset", "2", "--batch", "16", "--steps", "training,forward")
+    kinds = [(precision, "bsf", step) for precision in ("float32", "bfloat16") for step in ("training", "forward")]
+    assert [(job.precision, job.layout, job.step) for job in asked] == 2 * kinds
+    asked.clear()
+    ksgen("layers", "structures", "--subset", "1", "--batch", "16")
+    assert [(job.precision, job.layout, job.step) for job in asked] == [
+        ("float32", layout, "forward") for layout in ("bsf", "bsl")
+    ]
+
+
 MISTAKES = [
     (["--batch", "1,0"], "--batch '1,0'; accepted: whole numbers from 1 up, separated by commas, such as 1,16,1568"),
     (["transformer"], "'transformer' names no layers; did you mean transformers? accepted: transformers, structures, "
-                      "random, or a spec such as"),
+                      "random, named, or a spec such as"),
+    (["--steps", "decode"], "--steps 'decode'; accepted: forward, training"),
     (
         ["none.yaml"],
-        "none.yaml has no layers; accepted: a spec with `layers:`, transformers, structures, random; "
+        "none.yaml has no layers; accepted: a spec with `layers:`, transformers, structures, random, named; "
         "`ksgen bench paper --patterns none.yaml` times its kernels",
     ),
     (["missing.yaml"], "missing.yaml: cannot be read"),
