@@ -70,8 +70,8 @@ def result_of(name: str, arrays: LayerArrays, runs: Sequence[int] = (0,)) -> tup
     return result.ys, step.gradients(result)
 
 
-def test_every_contender_for_layers_trains_but_for_launches_and_pieces() -> None:
-    assert {*training.TRAINED} == {LAYER, *OTHER_METHODS} - {"pieces"}
+def test_every_contender_for_layers_trains_but_for_launches_pieces_and_libraries() -> None:
+    assert {*training.TRAINED} == {LAYER, *OTHER_METHODS} - {"pieces", "grouped"}
     with pytest.raises(UnsupportedError, match="pieces records no gradients"):
         training.training_step("pieces", arrays_of(job_of("plain")))
 
