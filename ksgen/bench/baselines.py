@@ -1,7 +1,7 @@
 """Baselines: each converts a job's weights to its own format, ahead of time, and returns a function of X.
 
-The conversion is never timed. Outputs are contiguous, or slices of one array in a group. A copy that makes them so is
-timed.
+The conversion is timed apart from the products. Outputs are contiguous, or slices of one array in a group. A copy that
+makes them so is timed.
 
 The paper's five (appendix D.1) and `strided` are backends of `ksgen.torch`, except `dense`. `three_passes`,
 `densified` and `pieces` are what an expert writes in PyTorch for products without views for `strided`. `views` is
@@ -73,6 +73,7 @@ class Baseline:
     elements: Callable[[Chain], int] = lambda chain: chain.weight_count  # stored in the baseline's weight format
     multiplications: Callable[[Chain], int] = lambda chain: chain.weight_count  # per row of the batch
     library: str = "torch"
+    only_converts: bool = True  # whether `prepare` only converts weights: it compiles and multiplies nothing
 
 
 def by_factors(prepare: Prepare) -> PrepareLayer:
@@ -415,7 +416,7 @@ BASELINES = {
             lambda chain: 2 * _dense_count(chain),
             lambda chain: _dense_count(chain) // 2,
         ),
-        Baseline("compiled", "torch.compile of the einsums", compiled),
+        Baseline("compiled", "torch.compile of the einsums", compiled, only_converts=False),
         Baseline(
             "authors",
             "the form in PyTorch that the structure's authors published",
@@ -428,6 +429,7 @@ BASELINES = {
             "KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products",
             layer,
             library="ksgen",
+            only_converts=False,
         ),
         # Derived from PyTorch's matrix, with 32-bit column indices.
         Baseline(
@@ -437,7 +439,13 @@ BASELINES = {
             lambda chain: 14 * chain.weight_count,
             library="scipy",
         ),
-        Baseline("lazylinop", "lazylinop's own kernels, by OpenCL", by_factors(lazylinop_kernels), library="lazylinop"),
+        Baseline(
+            "lazylinop",
+            "lazylinop's own kernels, by OpenCL",
+            by_factors(lazylinop_kernels),
+            library="lazylinop",
+            only_converts=False,
+        ),
         Baseline(
             "torch_structured",
             "torch-structured's diagonal blocks, Monarch products and butterflies",
@@ -452,7 +460,11 @@ BASELINES = {
             library="nvmath-python",
         ),
         Baseline(
-            "blr", "the Triton kernels of mem-efficient-blr, the fastest of them", blr, library="mem-efficient-blr"
+            "blr",
+            "the Triton kernels of mem-efficient-blr, the fastest of them",
+            blr,
+            library="mem-efficient-blr",
+            only_converts=False,
         ),
         Baseline(
             "rewriting",

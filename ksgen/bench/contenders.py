@@ -76,6 +76,7 @@ class ReadyContender:
     wait: Callable[[], None]  # until all runs are complete
     rest: Callable[[], None] = lambda: None  # pause before timing, until other threads sleep
     gradients: Callable[[Any], Gradients | None] = lambda result: None  # of a run that is a training step
+    convert: Callable[[], None] | None = None  # convert the weights again; None if that cannot be timed alone
 
 
 @dataclass(frozen=True)
@@ -341,30 +342,49 @@ def address_of(device: Device, tensor: Tensor) -> Any:
     return device.shared(tensor.data_ptr()) if device.shares_host else tensor.data_ptr()
 
 
-def by_calls(run: Callable[[int], Any], on_cuda: bool, wait: Callable[[], None] = lambda: None) -> ReadyContender:
+def by_calls(
+    run: Callable[[int], Any],
+    on_cuda: bool,
+    wait: Callable[[], None] = lambda: None,
+    convert: Callable[[], None] | None = None,
+) -> ReadyContender:
     """Contender whose calls work on PyTorch's own memory.
 
     On CUDA they run in PyTorch's default stream, like all other work.
     """
     if on_cuda:
-        return ReadyContender(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize)
-    return ReadyContender(run, lambda y: y, host_clock, wait, rest)
+        return ReadyContender(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize, convert=convert)
+    return ReadyContender(run, lambda y: y, host_clock, wait, rest, convert)
 
 
 def in_place(plans: Sequence[Plan], arrays: LayerArrays) -> ReadyContender:
     """Contender whose calls are prepared on PyTorch's own memory, with weights packed once."""
-    device, launches = plans[0].device, list(zip(plans, _packed(plans, arrays), strict=True))
+    device, pack = plans[0].device, _packing(plans, arrays)
+    launches = list(zip(plans, pack(), strict=True))
     calls = [_Calls(arrays, launches, x) for x in arrays.sets]
-    return by_calls(lambda number: calls[number](), device.kind == "cuda", device.synchronize)
+
+    def convert() -> None:
+        pack()
+
+    return by_calls(lambda number: calls[number](), device.kind == "cuda", device.synchronize, convert)
 
 
-def _packed(plans: Sequence[Plan], arrays: LayerArrays) -> Iterator[Packed]:
-    """Packed weights of each launch, by operand."""
+def _packing(plans: Sequence[Plan], arrays: LayerArrays) -> Callable[[], list[Packed]]:
+    """Return a function that packs the weights of each launch, by operand, and neither plans nor compiles."""
+    device, parts = plans[0].device, list[list[tuple[str, Plan, Any]]]()
     remaining = iter([factor for chain in arrays.weights for factor in chain])
     for plan in plans:
-        packers = packings(plan.device, plan) if plan.kernel.is_chain else (plan,)
+        packers = packings(device, plan) if plan.kernel.is_chain else (plan,)
         pairs = zip(weights_of(plan.kernel), packers, strict=True)
-        yield {name: packer.pack(address_of(plan.device, next(remaining)), None) for name, packer in pairs}
+        parts.append([(name, packer, address_of(device, next(remaining))) for name, packer in pairs])
+
+    def pack() -> list[Packed]:
+        packed = [{name: packer.pack(address, None) for name, packer, address in part} for part in parts]
+        if device.kind != "cuda":
+            device.synchronize()
+        return packed
+
+    return pack
 
 
 class _Calls:
@@ -418,7 +438,8 @@ def _on_buffers(plan: Plan, arrays: LayerArrays) -> ReadyContender:
     """Contender whose arrays are copied to the memory of an OpenCL device."""
     device = plan.device
     ((weights,),), (poisoned,) = arrays.weights, arrays.outputs()
-    packed, workspace = plan.pack(_uploaded(device, weights), None), plan.workspace()
+    given, workspace = _uploaded(device, weights), plan.workspace()
+    packed = plan.pack(given, None)
     outputs = [_uploaded(device, poisoned) for _ in arrays.sets]
     inputs = [_uploaded(device, x) for x in arrays.sets]
     shared, pairs = {"weights": packed, "workspace": workspace}, zip(inputs, outputs, strict=True)
@@ -433,7 +454,12 @@ def _on_buffers(plan: Plan, arrays: LayerArrays) -> ReadyContender:
         device.download(result.view(torch.uint8).numpy(), buffer)
         return [result]
 
-    return ReadyContender(run, y, lambda call: device.time(call, None, runs=1, warmup=0)[0], device.synchronize)
+    def convert() -> None:
+        plan.pack(given, None)
+
+    return ReadyContender(
+        run, y, lambda call: device.time(call, None, runs=1, warmup=0)[0], device.synchronize, convert=convert
+    )
 
 
 def _uploaded(device: Device, tensor: Tensor) -> Buffer:
@@ -445,7 +471,12 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
         if job.step == TRAINING:
             return _training(training_step(baseline.name, arrays), where)
         product = baseline.prepare(arrays)
-        return by_calls(lambda number: product(arrays.sets[number]), where.type == "cuda")
+
+        def convert() -> None:
+            baseline.prepare(arrays)
+
+        again = convert if baseline.only_converts else None
+        return by_calls(lambda number: product(arrays.sets[number]), where.type == "cuda", convert=again)
 
     chains, arithmetic = job.layer.chains, job.comparison.baselines
     identity = library_version(baseline.library)

@@ -16,6 +16,7 @@ from ksgen.bench import figures, tables
 from ksgen.bench.charts import MOST_BARS, Charts, charts
 from ksgen.bench.comparison import BEST, Pairs, Results, comparisons, group_by
 from ksgen.bench.heuristic import predictors
+from ksgen.bench.payoff import by_density, conversions
 from ksgen.bench.published import published
 from ksgen.bench.roster import COMPARISONS, FORWARD, OTHERS, OURS, PAPERS, STEP_TITLES, STEPS_OF_LAYERS
 from ksgen.bench.rows import ResultRow
@@ -115,6 +116,7 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
     shown = (
         tables.overview(products),
         tables.processors(products),
+        by_density(products),
         tables.headlines(layers),
         tables.layers_summary(layers),
         tables.setting(rows),
@@ -134,7 +136,9 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
                 title, "times the energy", ratios, lambda each: each.d * each.rewrite_ratio, "d (b+c)/(bc)"
             )
     for step in STEPS_OF_LAYERS:
-        if of_layers := list(tables.each_layer([row for row in layers if row.step == step])):
+        of_step = [row for row in layers if row.step == step]
+        converted = (conversions(results, [layout]) for results, layout, _ in tables.layers_by_kind(of_step))
+        if of_layers := [*tables.each_layer(of_step), *(table for table in converted if table.rows)]:
             title = "Layers" if step == FORWARD else f"Layers, {STEP_TITLES[step]}"
             found.append(PageSection(title, "Every factor of a layer, and several layers on one x.", of_layers))
     last = [
@@ -152,7 +156,9 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
 
 def _of_products(results: Results) -> PageSection:
     comparison = COMPARISONS.get(results.precision)
-    makers = (tables.table3, tables.table5, tables.table8, tables.layouts, tables.rewriting, tables.families)
+    makers = (
+        tables.table3, tables.table5, tables.table8, tables.layouts, tables.rewriting, tables.families, conversions,
+    )  # fmt: skip
     shown = [*(make(results) for make in makers), *(predictors(results, layout) for layout in LAYOUTS)]
     section = PageSection(
         results.title, f"{comparison.says}." if comparison else "", [table for table in shown if table.rows]

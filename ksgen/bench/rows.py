@@ -72,6 +72,7 @@ class ResultRow:
     date: str
     layer: str = ""  # name of a layer, whose factors are in `pattern`; empty for a product
     step: str = FORWARD  # what is timed: the product alone, or a training step
+    conversion_us: float | None = None  # of the weights, to the contender's format
 
     @property
     def shape(self) -> Pattern:

@@ -260,6 +260,7 @@ class Runner:
         except (KsgenError, RuntimeError, MemoryError) as refused:
             return None, self._refused(refused)
         facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.most_measurements}
+        facts["conversion_us"] = timed.conversion_us
         if not contender.is_part:
             facts |= {
                 "error": error,

@@ -1,5 +1,6 @@
 """Amount of measurement per contender: the protocol's number of measurements and runs, fewer for slow contenders."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from statistics import median
@@ -52,13 +53,25 @@ class Timed:
     def __init__(self, ready: ReadyContender, sets: int, protocol: Protocol) -> None:
         self._ready, self._sets, self._next = ready, sets, count()
         self.runs, self.once_s = 1, float("inf")
-        once = self.once_s = self.seconds()
-        if once < protocol.most_seconds / 10:
-            once = median(self.seconds() for _ in range(3))
-        self.once_s = once
+        self.once_s = self.seconds()
+        once = self.once_s = self._typical(self.once_s, self.seconds, protocol)
         allowed = int(protocol.most_seconds / once)
         self.runs = max(1, min(protocol.runs, allowed // protocol.measurements))
         self.most_measurements = max(1, allowed // self.runs)
+
+        self.conversion_us: float | None = None  # of the weights, again
+        if convert := ready.convert:
+
+            def conversion_s() -> float:
+                ready.rest()
+                return ready.clock(convert)
+
+            self.conversion_us = 1e6 * self._typical(conversion_s(), conversion_s, protocol)
+
+    @staticmethod
+    def _typical(once_s: float, again: Callable[[], float], protocol: Protocol) -> float:
+        """Median of three more times, or the first one if it is a tenth of the limit or more."""
+        return median(again() for _ in range(3)) if once_s < protocol.most_seconds / 10 else once_s
 
     def seconds(self) -> float:
         """Seconds per run, averaged over a measurement's runs."""

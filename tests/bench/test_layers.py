@@ -12,6 +12,8 @@ from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, LIBRARY_METHODS, METHODS
 from ksgen.bench.rows import OK, ResultRow, read_rows
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError
+from ksgen.launch.plan import Plan
+from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue
 from tests.support.libraries import library
@@ -80,6 +82,29 @@ def test_everyone_is_right_and_a_log_goes_on(native: Any, tmp_path: Path) -> Non
     after = path.read_bytes()
     assert after.startswith(before)
     assert b'"measurement"' not in after[len(before) :]
+
+
+def test_conversions_are_in_the_rows(native: Any, tmp_path: Path) -> None:
+    _, rows = measure(native, tmp_path / "layers.jsonl", JOBS[:1], (ONE_LAUNCH, EACH_FACTOR, "layer", "bmm", "einsum"))
+    assert {row.implementation: row.conversion_us is not None for row in rows if row.status == OK} == {
+        ONE_LAUNCH: True, EACH_FACTOR: True, "layer": False, "bmm": True, "einsum": True,
+    }  # fmt: skip
+    assert all(row.conversion_us > 0 for row in rows if row.conversion_us is not None)
+
+
+@pytest.mark.parametrize("name", [ONE_LAUNCH, EACH_FACTOR])
+def test_our_conversion_packs_and_neither_plans_nor_compiles(
+    name: str, native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own, *_) = contenders(JOBS[0], native, (name,))
+    ready = own.prepare(LayerArrays(JOBS[0], torch.device("cpu"), seed=0))
+    packed: list[Plan] = []
+    pack = Plan.pack
+    monkeypatch.setattr(Plan, "pack", lambda self, *rest: (packed.append(self), pack(self, *rest))[1])
+    monkeypatch.setattr(PLANNER, "plan_of", lambda *_: pytest.fail("planned"))
+    assert ready.convert is not None
+    ready.convert()
+    assert [plan.kernel.pattern for plan in packed] == list(PAIR)
 
 
 @pytest.mark.parametrize("fuse", ["auto", "yes", "no"])

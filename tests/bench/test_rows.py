@@ -21,6 +21,16 @@ def test_rows_are_the_same_from_a_log_and_from_csv(log_text: str, tmp_path: Path
     assert read_rows(tmp_path / "rows.csv") == rows
 
 
+def test_older_files_lack_conversions(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    write_csv([row(conversion_us=12.5)], path)
+    assert read_rows(path) == [row(conversion_us=12.5)]
+    text = path.read_text().replace(",conversion_us\n", "\n").replace(",12.5\n", "\n")
+    assert "12.5" not in text
+    path.write_text(text)
+    assert read_rows(path) == [row()]
+
+
 def test_parquet_where_pyarrow_is_there(tmp_path: Path) -> None:
     rows = [row(), row("2,48,192,1", "bmm", median_us=None, status="failed")]
     if write_parquet(rows, tmp_path / "rows.parquet"):

@@ -1,5 +1,6 @@
 """How a time is taken: threads at rest, hopeless contenders left out, slow ones measured less often."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,24 @@ def test_before_a_time_is_taken_the_threads_of_others_come_to_rest() -> None:
     Timed(ready, 1, Protocol(())).seconds()
     assert order[:3] == ["rest", "clock", "run"]
     assert order.count("rest") == order.count("clock")
+
+
+@pytest.mark.parametrize(("seconds", "conversions"), [(0.01, 4), (0.3, 1)])
+def test_a_conversion_is_timed_alone_and_once_if_it_is_slow(seconds: float, conversions: int) -> None:
+    calls: list[str] = []
+
+    def clock(call: Any) -> float:
+        before = len(calls)
+        call()
+        return seconds * (1 if calls[before:] == ["convert"] else 5)
+
+    ready = ReadyContender(
+        lambda number: calls.append("run"), lambda y: y, clock, lambda: None, convert=lambda: calls.append("convert")
+    )
+    timed = Timed(ready, 1, Protocol((), most_seconds=2.0))
+    assert timed.conversion_us == pytest.approx(1e6 * seconds)
+    assert calls.count("convert") == conversions
+    assert Timed(replace(ready, convert=None), 1, Protocol(())).conversion_us is None
 
 
 def test_what_is_hopeless_by_its_pace_is_not_run(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
