@@ -1,24 +1,31 @@
 """Quality of one-line rules, such as (b+c)/(bc), that predict where our kernel is faster.
 
-Evaluates rules on results; launchers never use them. Without results of a GPU, it concludes nothing.
+Evaluates rules on results; launchers never use them. A GPU's results decide alone, and processors' only if two kinds of
+processors agree.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ksgen.bench.comparison import Results
+from ksgen.bench.comparison import Results, comparisons
 from ksgen.bench.roster import OTHERS, OURS
+from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import LAYOUT_WORDS, ResultTable, percent
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.measure.ranks import rank_correlation
 from ksgen.pattern import Pattern
-from ksgen.values import counted
+from ksgen.spec import LAYOUTS
+from ksgen.values import counted, spanned
 
 LEAST_PATTERNS = 30  # fewer are not significant
 LEAST_GAIN = 0.05  # least gain in rank correlation of a better rule than the paper's
+LEAST_KINDS = 2  # of processors that must find the same better rule
+HALVES = slice(0, None, 2), slice(1, None, 2)  # of the patterns
 
 Numbers = NDArray[np.float64]
 Ratios = Sequence[tuple[Pattern, float]]  # the best other's time over ours: above 1 ours is faster
@@ -39,6 +46,11 @@ RULES: dict[str, Callable[[Pattern], float]] = {  # numbers of a pattern that sh
 }
 
 
+# By precision and layout, the rule on which kinds of processors agree, and the mean gains of patterns with at least
+# such a value. `tests/bench/test_heuristic.py` compares both with the results in benchmarks/results.
+ON_PROCESSORS = {("float32", "bsf"): ("a d / (bc)", ((1 / 512, 4.3), (1 / 8192, 2.2), (0.0, 1.5)))}
+
+
 @dataclass(frozen=True)
 class Judged:
     """Quality of a rule on some results."""
@@ -47,6 +59,36 @@ class Judged:
     correlation: float  # rank correlation with the gain
     accuracy: float | None  # cross-validated, of predicting a win above a threshold; None: ours wins always or never
     threshold: float  # the best one over all patterns
+    margin: float  # gain in correlation over the paper's rule, on the half of the patterns where it is less
+
+    @property
+    def is_better(self) -> bool:
+        """Whether either half of the patterns confirms a gain over the paper's rule found on the other half."""
+        return self.margin >= LEAST_GAIN
+
+
+@dataclass(frozen=True)
+class ProcessorGain:
+    """Value of a pattern under the rule for processors, and the mean gain of patterns of its class."""
+
+    rule: str
+    value: float
+    gain: float
+
+
+def gain_on_processors(pattern: Pattern, precision: str, layout: str) -> ProcessorGain | None:
+    """Gain that processors' results suggest; None if no rule is better than the paper's there.
+
+    Examples:
+        >>> from ksgen import Pattern
+        >>> gain_on_processors(Pattern(1, 64, 64, 16), "float32", "bsf").gain
+        4.3
+    """
+    if (precision, layout) not in ON_PROCESSORS:
+        return None
+    rule, classes = ON_PROCESSORS[precision, layout]
+    value = RULES[rule](pattern)
+    return ProcessorGain(rule, value, next(gain for least, gain in classes if value >= least))
 
 
 def predictors(results: Results, layout: str) -> ResultTable:
@@ -75,26 +117,75 @@ def predictors(results: Results, layout: str) -> ResultTable:
 def judge(ratios: Ratios) -> list[Judged]:
     """Evaluate every rule on the results of one precision and layout, the best first."""
     gains = np.log([ratio for _, ratio in ratios])
-    judged = (_judge(rule, ratios, gains) for rule in RULES)
+    papers = np.maximum(_of_halves(_scores(PAPERS, ratios), gains), 0)  # without correlation, a rule is of no use
+    judged = (_judge(rule, ratios, gains, papers) for rule in RULES)
     return sorted(judged, key=lambda each: (-each.correlation, -(each.accuracy or 0)))
 
 
 def conclusion(judged: Sequence[Judged], patterns: int, is_gpu: bool) -> str:
+    """Sentence on the rule that predicts best, as far as the results of one device allow a claim."""
     papers, best = next(each for each in judged if each.rule == PAPERS), judged[0]
-    if not is_gpu:
-        return "No claim: these are not a GPU's results."
     if patterns < LEAST_PATTERNS:
         return f"No claim: {counted(patterns, 'pattern')}, and at least {LEAST_PATTERNS} are needed."
     if best.correlation < papers.correlation + LEAST_GAIN:
         return f"{PAPERS} predicts as well as any rule here: rank correlation {papers.correlation:.2f}."
+    better = next((each for each in judged if each.is_better), None)
+    if better is None:
+        return f"No claim: {best.rule} is not better than {PAPERS} by {LEAST_GAIN} on each half of the patterns."
+    alone = "" if is_gpu else f" It counts if {LEAST_KINDS} kinds of processors agree."
     return (
-        f"{best.rule} predicts better than {PAPERS}: rank correlation {best.correlation:.2f} against "
-        f"{papers.correlation:.2f}."
+        f"{better.rule} predicts better than {PAPERS}: rank correlation {better.correlation:.2f} against "
+        f"{papers.correlation:.2f}.{alone}"
     )
 
 
-def _judge(rule: str, ratios: Ratios, gains: Numbers) -> Judged:
-    scores = np.array([RULES[rule](pattern) for pattern, _ in ratios])
+def agreement(kinds: Mapping[str, Sequence[ResultRow]]) -> ResultTable:
+    """Table of the rules that kinds of processors find better than the paper's, by batch size, precision and layout."""
+    found: dict[tuple[int, str, str], list[list[Judged]]] = {}
+    for rows in kinds.values():
+        for results, layout in product(comparisons(rows), LAYOUTS):
+            ratios = results.ratios(OURS, OTHERS, layout)
+            if len(ratios) >= LEAST_PATTERNS:
+                found.setdefault((results.batch, results.precision, layout), []).append(judge(ratios))
+    lines = []
+    for job, each_kind in sorted(found.items()):
+        if len(each_kind) >= LEAST_KINDS:
+            rule = agreed(each_kind)
+            shown = (_correlations(each_kind, name) if name else None for name in (PAPERS, rule))
+            lines.append((*job, len(each_kind), next(shown), rule, next(shown)))
+    columns = ("batch", "precision", "layout", "kinds", PAPERS, "better rule", "its rank correlation")
+    note = (
+        f"Rank correlations with the gain over the fastest of the others, on kinds with {LEAST_PATTERNS} patterns or "
+        f"more. A better rule exceeds the paper's by {LEAST_GAIN} on each half of the patterns, on {LEAST_KINDS} kinds."
+    )
+    return ResultTable.of("What predicts the gain on processors", columns, lines, note)
+
+
+def agreed(each_kind: Sequence[Sequence[Judged]]) -> str | None:
+    """Rule that the most kinds of processors find better than the paper's; None if fewer than `LEAST_KINDS` do."""
+    better = [each for judged in each_kind for each in judged if each.is_better]
+    votes = Counter(each.rule for each in better)
+    margins = {rule: sum(each.margin for each in better if each.rule == rule) for rule in votes}
+    rule = max(votes, key=lambda name: (votes[name], margins[name]), default=None)
+    return rule if rule and votes[rule] >= LEAST_KINDS else None
+
+
+def _correlations(each_kind: Sequence[Sequence[Judged]], rule: str) -> str:
+    found = (each.correlation for judged in each_kind for each in judged if each.rule == rule)
+    return spanned(found, "{:.2f}".format)
+
+
+def _scores(rule: str, ratios: Ratios) -> Numbers:
+    return np.array([RULES[rule](pattern) for pattern, _ in ratios])
+
+
+def _of_halves(scores: Numbers, gains: Numbers) -> Numbers:
+    """Rank correlation on each half; equal scores for all patterns predict nothing."""
+    return np.nan_to_num([rank_correlation(scores[half], gains[half]) for half in HALVES])
+
+
+def _judge(rule: str, ratios: Ratios, gains: Numbers, papers: Numbers) -> Judged:
+    scores = _scores(rule, ratios)
     wins = gains > 0
     places = np.arange(len(scores))
     accuracy = None  # nothing to predict if ours always wins, or never
@@ -102,7 +193,8 @@ def _judge(rule: str, ratios: Ratios, gains: Numbers) -> Judged:
         hits = [(scores[one] > _threshold(scores[places != one], wins[places != one])) == wins[one] for one in places]
         accuracy = float(np.mean(hits))
     correlation = np.nan_to_num(rank_correlation(scores, gains))  # equal scores for all patterns predict nothing
-    return Judged(rule, float(correlation), accuracy, _threshold(scores, wins))
+    margin = float((_of_halves(scores, gains) - papers).min())
+    return Judged(rule, float(correlation), accuracy, _threshold(scores, wins), margin)
 
 
 def _threshold(scores: Numbers, wins: NDArray[np.bool_]) -> float:

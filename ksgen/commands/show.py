@@ -1,7 +1,7 @@
 """`ksgen show`."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +155,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
     pattern, family, constants = kernel.pattern, family_named(choice.family), choice.constants
     geometry, work = family.geometry(kernel, constants, batch), family.work(kernel, constants, batch)
     return {
+        **(_on_processors(kernel) if is_processor else {}),
         **kernel_figures(kernel, batch),
         "rows": pattern.out_features,
         "columns": pattern.in_features,
@@ -180,6 +181,14 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
         "shared_mbyte": work.shared_bytes / 1e6,
         "multiply_adds_ratio": 2 * work.multiply_adds / kernel.flops(batch),
     }
+
+
+def _on_processors(kernel: KernelSpec) -> dict[str, Any]:
+    """Return what results of processors predict for a pattern, if their rule is better than the paper's."""
+    from ksgen.bench.heuristic import gain_on_processors
+
+    found = gain_on_processors(kernel.pattern, kernel.precision, kernel.layout)
+    return {"on_processors": asdict(found)} if found else {}
 
 
 def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice, bool]":
@@ -328,6 +337,13 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
             ("traffic", "{cache_mbyte:.3g} MB that cores read and write"),
             ("resources", "{blocks_of_threads} parts, which the cores share, and about {registers} vector registers"),
         ]
+        by_results = [
+            (
+                "{on_processors[rule]}",
+                "{on_processors[value]:.2g}: such patterns took PyTorch {on_processors[gain]:.1f} times as long at the "
+                "mean, on processors",
+            )
+        ]
         on_gpu = [
             ("traffic", "{cache_mbyte:.3g} MB between cache and blocks, {shared_mbyte:.3g} MB of shared memory"),
             (
@@ -343,6 +359,7 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
             ),
             ("{family}", "{why}"),
             ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
+            *(by_results if "on_processors" in facts else []),
             (
                 "products",
                 "{multiply_adds_ratio:.2f} times the least multiply-adds, because of padding and split operands",

@@ -1,13 +1,29 @@
-"""The rule that predicts a gain: found again, judged on patterns that it did not see, claimed only with a GPU."""
+"""The rule that predicts a gain: found again, judged on patterns that it did not see, claimed by a GPU or by two kinds
+of processors.
+"""
 
 import re
+from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
 
 from ksgen.bench import report
-from ksgen.bench.heuristic import conclusion, judge
-from ksgen.bench.roster import OURS
+from ksgen.bench.comparison import Results
+from ksgen.bench.heuristic import (
+    ON_PROCESSORS,
+    PAPERS,
+    RULES,
+    Judged,
+    agreed,
+    agreement,
+    conclusion,
+    gain_on_processors,
+    judge,
+)
+from ksgen.bench.roster import OTHERS, OURS
+from ksgen.bench.rows import read_rows
 from ksgen.pattern import Pattern
 from ksgen.spec import stratified
 from tests.support.bench_rows import row
@@ -30,10 +46,73 @@ def test_the_rule_that_made_the_results_is_found() -> None:
     assert conclusion(same, 60, is_gpu=True) == "(b+c)/(bc) predicts as well as any rule here: rank correlation 1.00."
 
 
-def test_no_claim_without_a_gpu_or_with_few_patterns() -> None:
+def test_no_claim_with_few_patterns_or_by_one_kind_of_processors() -> None:
     judged = judge(ratios_by(lambda pattern: pattern.d))
-    assert conclusion(judged, 60, is_gpu=False) == "No claim: these are not a GPU's results."
-    assert conclusion(judged, 29, is_gpu=True) == "No claim: 29 patterns, and at least 30 are needed."
+    for is_gpu in (False, True):
+        assert conclusion(judged, 29, is_gpu=is_gpu) == "No claim: 29 patterns, and at least 30 are needed."
+    on_gpu, here = (conclusion(judged, 60, is_gpu=is_gpu) for is_gpu in (True, False))
+    assert on_gpu.startswith("d predicts better than (b+c)/(bc): rank correlation 1.00 against ")
+    assert here == f"{on_gpu} It counts if 2 kinds of processors agree."
+
+
+def test_a_rule_must_be_better_on_each_half_of_the_patterns() -> None:
+    """d made the results of every other pattern, the paper's rule the others: over all of them d is better."""
+    halves = [
+        (pattern, 9.0 * pattern.d if place % 2 else 1 + pattern.rewrite_ratio)
+        for place, (pattern, _) in enumerate(ratios_by(lambda pattern: 0.0))
+    ]
+    judged = judge(halves)
+    by_rule = {each.rule: each for each in judged}
+    assert by_rule["d"].correlation > by_rule[PAPERS].correlation + 0.05
+    assert not any(each.is_better for each in judged)
+    found = conclusion(judged, 60, is_gpu=True)
+    assert found == f"No claim: {judged[0].rule} is not better than (b+c)/(bc) by 0.05 on each half of the patterns."
+
+
+def test_two_kinds_of_processors_must_agree() -> None:
+    def kind(**margins: float) -> list[Judged]:
+        return [Judged(rule, 0.5, None, 0.0, margins.get(rule, 0.0)) for rule in ("d", "c", PAPERS)]
+
+    assert agreed([kind(d=0.3), kind(c=0.3)]) is None
+    assert agreed([kind(d=0.3), kind(d=0.049)]) is None
+    assert agreed([kind(d=0.3, c=0.1), kind(d=0.05, c=0.1), kind()]) == "d"  # the greater margin, summed
+
+
+def test_the_rule_for_processors_is_that_of_the_results() -> None:
+    """Classes of its values have the gains that `ksgen show` prints, on every kind."""
+    folders = (Path(__file__).parents[2] / "benchmarks" / "results").glob("*-cores")
+    kinds = {folder.name: read_rows(folder / "paper.csv") for folder in folders}
+    found = {cells[1:3]: cells[5] for cells in agreement(kinds).rows if cells[5] != "-"}
+    assert found == {job: rule for job, (rule, _) in ON_PROCESSORS.items()}
+    for (precision, layout), (rule, classes) in ON_PROCESSORS.items():
+        for rows in kinds.values():
+            ratios = Results(rows, precision, 6272).ratios(OURS, OTHERS, layout)
+            by_class: dict[float, list[float]] = {}
+            for pattern, ratio in ratios:
+                named = gain_on_processors(pattern, precision, layout)
+                assert named is not None
+                assert named.value == RULES[rule](pattern)
+                by_class.setdefault(named.gain, []).append(ratio)
+            assert {gain for _, gain in classes} == set(by_class)
+            for gain, some in by_class.items():
+                assert geometric_mean(some) == pytest.approx(gain, rel=0.15)
+    assert gain_on_processors(Pattern(1, 64, 64, 16), "float32", "bsl") is None
+
+
+def test_processors_agree_per_layout_and_only_with_enough_patterns() -> None:
+    def rows(count: int, layout: str, sign: int) -> list[Any]:
+        found = []
+        for pattern in stratified(count):
+            gain = (1 + pattern.d) ** sign if layout == "bsf" else 1 + pattern.rewrite_ratio
+            found += [row(str(pattern), OURS, layout=layout), row(str(pattern), "bmm", layout=layout, median_us=gain)]
+        return found
+
+    kinds = {name: [*rows(count, "bsf", 1), *rows(60, "bsl", 1)] for name, count in (("a", 60), ("b", 30), ("c", 29))}
+    bsf, bsl = agreement(kinds).rows
+    assert (bsf[:4], bsf[5:]) == (("25088", "float32", "bsf", "2"), ("d", "1.00"))
+    assert (bsl[:4], bsl[4:]) == (("25088", "float32", "bsl", "3"), ("1.00", "-", "-"))
+    kinds["b"] = rows(60, "bsf", -1)
+    assert agreement(kinds).rows[0][5] == "-"
 
 
 def test_where_ours_always_wins_nothing_is_foretold() -> None:
