@@ -22,6 +22,7 @@ from ksgen.bench.published import published
 from ksgen.bench.roster import DECODE, FORWARD, LAYERS, TRAINING
 from ksgen.measure.quiet import keep_freed_memory, rest
 from ksgen.measure.trust import Watch, host_clock, why_unreliable
+from ksgen.spec import LAYOUTS
 from ksgen.torch.conversion.times import cuda_clock
 from ksgen.torch.layer import KSLinear, freeze, thaw
 
@@ -112,6 +113,7 @@ class ModelJob:
     repeats: int
     steps: tuple[str, ...] = (FORWARD,)
     layers: tuple[str, ...] = LAYERS  # layers that become sparse
+    layouts: tuple[str, ...] = LAYOUTS[:1]  # of the sparse models' blocks
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class ModelRow:
     module: str
     step: str
     precision: str
-    backend: str
+    backend: str  # and the layout of the sparse model's blocks, if it is "bsl"
     dense_us: Spread
     sparse_us: Spread
     ratio: Spread
@@ -165,7 +167,7 @@ def modules_of(job: ModelJob) -> dict[str, Module]:
 
 
 def _variants(job: ModelJob, dtype: torch.dtype, step: str) -> dict[str, nn.Module]:
-    """Dense model, and a sparse one per backend, whose sparse layers have the same random weights.
+    """Dense model, and a sparse one per layout and backend, whose sparse layers have the same random weights.
 
     All other parameters are those of the dense model, in memory once unless they are trained.
     """
@@ -177,13 +179,16 @@ def _variants(job: ModelJob, dtype: torch.dtype, step: str) -> dict[str, nn.Modu
     chains = {name: chain for name, chain in rule.items() if models.ROLES.get(name, name) in job.layers}
     models.make_sparse(sparse, chains, from_weights=False)
     variants = {DENSE: dense}
-    for backend in job.backends:
-        variants[backend] = deepcopy(sparse, dict(shared))
-        for layer in variants[backend].modules():
+    for layout, backend in product(job.layouts, job.backends):
+        name = backend if layout == "bsf" else f"{backend} {layout}"
+        model = variants[name] = deepcopy(sparse, dict(shared))
+        for layer in model.modules():
             if isinstance(layer, KSLinear):
                 layer.backend = backend
+        if layout == "bsl" and isinstance(model, VisionTransformer):
+            model.put_features_first()
         if step != TRAINING:
-            freeze(variants[backend])
+            freeze(model)
     if step == DECODE:
         for model in variants.values():
             model.begin_decoding(job.batch, job.tokens).length = job.tokens - 1
@@ -225,6 +230,8 @@ def _part(job: ModelJob, name: str, model: nn.Module) -> tuple[nn.Module, tuple[
     x = torch.randn(
         job.batch, tokens, getattr(part, "in_features", scale.numel()), dtype=scale.dtype, device=scale.device
     )
+    if getattr(part, "layout", getattr(model, "layout", "bsf")) == "bsl":
+        x = x.movedim(-1, 0).contiguous()
     return part, (x, x) if isinstance(part, models.Attention | models.FeedForward) else (x,)
 
 

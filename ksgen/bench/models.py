@@ -160,11 +160,15 @@ class JointAttention(Attention):
     def __init__(self, shape: TransformerSize) -> None:
         super().__init__(shape.is_causal)
         self.heads = shape.heads
-        self.qkv = nn.Linear(shape.features, 3 * shape.features)
+        self.qkv: nn.Module = nn.Linear(shape.features, 3 * shape.features)
         self.projection = nn.Linear(shape.features, shape.features)
 
     def heads_of(self, x: Tensor, first: int) -> Sequence[Tensor]:
-        parts = self.qkv.parts(x) if isinstance(self.qkv, KSLinears) else self.qkv(x).chunk(3, dim=-1)
+        parts: Sequence[Tensor]
+        if isinstance(self.qkv, nn.ModuleList):
+            parts = [layer(x) for layer in self.qkv]
+        else:
+            parts = self.qkv.parts(x) if isinstance(self.qkv, KSLinears) else self.qkv(x).chunk(3, dim=-1)
         return [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
 
 
@@ -248,8 +252,23 @@ class TransformerBlock(nn.Module):
         return self.feed_forward(self.feed_forward_norm(x), x)
 
 
+class FeatureNorm(nn.Module):
+    """Layer normalisation over the first axis, with the parameters of an `nn.LayerNorm`."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.epsilon = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        # batch normalisation of columns reads x in its order in memory; layer normalisation would transpose it
+        normal = functional.batch_norm(x.flatten(1), None, None, training=True, eps=self.epsilon)
+        return (normal * self.weight[:, None]).add_(self.bias[:, None]).view_as(x)
+
+
 class VisionTransformer(nn.Module):
     """Vision transformer from (batch, 3, pixels, pixels) to (batch, classes)."""
+
+    layout = "bsf"  # of the blocks: (batch, tokens, features), or "bsl", (features, batch, tokens)
 
     def __init__(self, shape: TransformerSize = VIT_S16, ends: Vision = Vision()) -> None:
         super().__init__()
@@ -264,7 +283,25 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1) + self.positions
-        return self.head(self.norm(self.blocks(x)[:, 0]))
+        is_bsf = self.layout == "bsf"
+        x = self.blocks(x) if is_bsf else self.blocks(x.movedim(-1, 0).contiguous()).movedim(0, -1)
+        return self.head(self.norm(x[:, 0]))
+
+    def put_features_first(self) -> None:
+        """Change the layout of the blocks to "bsl"; all their linear layers must be sparse.
+
+        Attention multiplies in batch-size-first: the layers before and after it transpose.
+        """
+        self.layout, blocks = "bsl", list[Any](self.blocks)
+        for block in blocks:
+            block.attention_norm, block.feed_forward_norm = map(
+                FeatureNorm, (block.attention_norm, block.feed_forward_norm)
+            )
+            block.attention.qkv = nn.ModuleList(block.attention.qkv)  # layers that transpose form no group
+            for layer in block.attention.qkv:
+                layer.layout, layer.out_layout = "bsl", "bsf"
+            block.attention.projection.out_layout = "bsl"
+            block.feed_forward.up.layout = block.feed_forward.down.layout = "bsl"
 
     def random_inputs(self, batch: int) -> Tensor:
         """Random images on the model's device, in its dtype."""

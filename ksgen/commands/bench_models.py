@@ -20,6 +20,7 @@ from ksgen.commands.bench_common import (
 from ksgen.commands.common import json_option, json_text, print_json, progress, warn_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
+from ksgen.spec import LAYOUTS
 from ksgen.spec.kernel import hint
 from ksgen.values import counted, excerpt
 
@@ -66,6 +67,15 @@ SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
     show_default=True,
     help="Which linear layers are sparse, such as down.",
 )
+@click.option(
+    "--layout",
+    "layouts",
+    type=words_from(LAYOUTS, "--layout"),
+    metavar="WORDS",
+    default="bsf",
+    show_default=True,
+    help="Layout of the sparse model's blocks: bsf, bsl (of vit-s16), or both, separated by commas.",
+)
 @click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
 @click.option(
     "--batch",
@@ -77,7 +87,8 @@ SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
 @json_option
 def model_command(
     model: str, precisions: tuple[str, ...], backend: str, steps: tuple[str, ...], layers: tuple[str, ...],
-    device: str | None, batch: int | None, repeats: int | None, output: Path | None, as_json: bool,
+    layouts: tuple[str, ...], device: str | None, batch: int | None, repeats: int | None, output: Path | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Time a model and its modules with dense and with Kronecker-sparse layers, alternately, and show the ratios.
 
@@ -90,6 +101,7 @@ def model_command(
     Examples:
       ksgen bench model vit-s16
       ksgen bench model vit-s16 --device cpu --precision float32,bfloat16 --steps forward,training
+      ksgen bench model vit-s16 --layout bsf,bsl
       ksgen bench model gpt2-medium --layers down
       ksgen bench model gpt2-medium --device cpu --batch 1 --steps forward,decode
       ksgen bench model gpt2-medium --precision float16,bfloat16 --backend ksgen,bmm -o gpt2.json
@@ -97,9 +109,11 @@ def model_command(
     """
     if output:
         check_writable(output)
-    job = replace(_job(model, precisions, backend, device, batch, repeats), steps=steps, layers=layers)
+    job = replace(_job(model, precisions, backend, device, batch, repeats), steps=steps, layers=layers, layouts=layouts)
     if "decode" in job.steps and model.startswith("vit"):
         raise SpecError(f"--steps decode of {model}, which processes whole images; accepted: forward, training")
+    if "bsl" in job.layouts and (not model.startswith("vit") or set(job.layers) != set(LAYERS)):
+        raise SpecError("--layout bsl; accepted: with vit-s16, all of whose layers are sparse (no --layers), or bsf")
     warn_if_busy()
     rows = []
     for row in _measured(job):
@@ -152,7 +166,7 @@ def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
     with progress() as bar:
         task = bar.add_task(
             "timing",
-            total=len(job.precisions) * len(job.steps) * len(modules_of(job)) * len(job.backends),
+            total=len(job.precisions) * len(job.steps) * len(modules_of(job)) * len(job.layouts) * len(job.backends),
             now="building the models",
         )
         try:

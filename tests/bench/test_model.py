@@ -102,6 +102,22 @@ def test_a_row_for_every_precision_module_and_backend(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("_small")
+def test_both_layouts_of_a_vit_are_columns_of_one_run() -> None:
+    done = bench(
+        "vit-s16", "--layout", "bsf,bsl", "--backend", "einsum", "--steps", "forward,training", "--batch", "1",
+        "--repeats", "1", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.exception
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["step"], row["module"], row["backend"]) for row in rows] == [
+        (step, module, backend)
+        for step in ("forward", "training")
+        for module in MODULES
+        for backend in ("einsum", "einsum bsl")
+    ]
+
+
+@pytest.mark.usefixtures("_small")
 def test_sparse_layers_are_measured_with_prepared_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     made, prepare = [], BACKENDS["bmm"].prepare
     monkeypatch.setitem(
@@ -354,6 +370,9 @@ def test_spread_is_the_quartiles() -> None:
             ["vit-s16", "--steps", "decode"],
             "--steps decode of vit-s16, which processes whole images; accepted: forward, training",
         ),
+        (["vit-s16", "--layout", "bls"], "--layout 'bls'; did you mean bsl? accepted: bsf, bsl"),
+        (["gpt2-medium", "--layout", "bsl"], "--layout bsl; accepted: with vit-s16, all of whose layers are sparse"),
+        (["vit-s16", "--layout", "bsf,bsl", "--layers", "down"], "--layout bsl; accepted: with vit-s16, all of"),
         (["vit-s16", "--device", "tpu9"], "--device 'tpu9'; accepted: cpu, cuda, cuda:1"),
         (["vit-s16", "--device", "meta"], "--device meta: PyTorch sees"),
         (["vit-s16", "--device", "cuda:99"], "--device cuda:99: PyTorch sees"),

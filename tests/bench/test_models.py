@@ -100,6 +100,30 @@ def test_a_sparse_model_computes_what_its_layers_say(name: str) -> None:
     torch.testing.assert_close(model(inputs), fused, rtol=1e-3, atol=1e-4)
 
 
+def test_vit_with_features_first_computes_the_same() -> None:
+    """Feed-forward layers take features first; the layers around attention transpose."""
+    model, images = small("vit-s16")
+    models.make_sparse(model, models.rule("vit-s16"), from_weights=False)
+    for block in model.blocks:
+        for norm in (block.attention_norm, block.feed_forward_norm):
+            torch.nn.init.normal_(norm.weight)
+            torch.nn.init.normal_(norm.bias)
+    wanted = model(images)
+    model.put_features_first()
+    seen = []
+    for layer in model.modules():
+        if isinstance(layer, KSLinear):
+            layer.register_forward_pre_hook(lambda layer, given: seen.append((layer, given[0].shape)))
+    torch.testing.assert_close(model(images), wanted, rtol=1e-3, atol=1e-4)
+    shapes = {(layer.layout, layer.y_layout, tuple(shape)) for layer, shape in seen}
+    assert shapes == {
+        ("bsl", "bsf", (384, 2, 5)),  # q, k and v
+        ("bsf", "bsl", (2, 5, 384)),  # the projection
+        ("bsl", "bsl", (384, 2, 5)),  # up
+        ("bsl", "bsl", (1536, 2, 5)),  # down
+    }
+
+
 @pytest.mark.parametrize("name", ["gpt2-medium", "llama-1b"])
 def test_causal_attention_does_not_see_what_comes(name: str) -> None:
     model, tokens = small(name)
