@@ -7,6 +7,7 @@
 | `fused` | layers: all factors in one launch compared with one launch per factor, or several layers on one X |
 | `ksmm` | the model replayed on the times that the paper's authors published for their kernel |
 | `predictions` | predicted times of our kernels on an A100, compared with those times |
+| `traffic` | shares of the bytes that blocks request from which caches and memory serve them |
 | `measured` | ratios of measured to predicted times of our kernels, and of launchers' choices to the fastest |
 | `sources` | sources that layers need at all batches on a processor |
 
@@ -32,6 +33,7 @@ from typing import Any
 
 import click
 
+from ksgen import __version__
 from ksgen.bench.chains import transformers
 from ksgen.bench.rows import read_rows
 from ksgen.commands.common import PATTERN
@@ -506,6 +508,46 @@ def predictions(patterns: tuple[Pattern, ...], brief: bool) -> None:
                 f"median of {len(found):<8} {precision:<9} {layout:<6} gain {middle:.2f} ({low:.2f} to {high:.2f}), a "
                 "prediction"
             )
+
+
+# ---- traffic
+
+
+def requested_and_read(kernel: KernelSpec, limits: Limits, batch: int) -> tuple[str, int, int]:
+    """Family of a launcher's default, the bytes that its blocks request, and those that reach memory.
+
+    Each byte of X, W and Y reaches memory once; caches serve all other requests.
+    """
+    family = family_for(kernel, limits, batch)
+    work = family.work(kernel, family.default(kernel, limits, batch), batch)
+    requested, least = work.cache_bytes + work.passed_bytes, work.memory_bytes + work.passed_bytes
+    return family.name, max(requested, least), least
+
+
+@main.command("traffic")
+@_PATTERNS
+@click.option("--precision", "precisions", default=("float32", "bfloat16"), multiple=True, show_default=True)
+@click.option("--target", default="sm_90a", show_default=True)
+@click.option("--batch", type=click.IntRange(min=1), default=LARGE, show_default=True)
+@click.option("--brief", is_flag=True, help="Print the medians alone.")
+def traffic(patterns: int, precisions: tuple[str, ...], target: str, batch: int, brief: bool) -> None:
+    """Print the shares of requested bytes that caches and memory serve, by the defaults' counted work.
+
+    Requests are whole sectors, once per block that needs them. The shares hold if no cache is too small.
+    """
+    limits = cuda_limits(target)
+    click.echo(f"ksgen {__version__}, {target}, batch {batch}; MB requested, MB of memory, share of caches, of memory")
+    for precision, layout in product(precisions, LAYOUTS):
+        shares = []
+        for pattern in stratified(patterns):
+            family, requested, least = requested_and_read(KernelSpec(pattern, precision, layout), limits, batch)
+            shares.append(1 - least / requested)
+            if not brief:
+                sizes = f"{requested / 1e6:9.1f} {least / 1e6:9.1f} {shares[-1]:5.0%} {1 - shares[-1]:5.0%}"
+                click.echo(f"{pattern!s:<18} {precision:<9} {layout:<6} {family:<6} {sizes}")
+        click.echo(
+            f"{precision:<9} {layout}: caches serve {median(shares):.0%} at the median, {min(shares):.0%} at least"
+        )
 
 
 # ---- sources

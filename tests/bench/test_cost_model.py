@@ -7,8 +7,20 @@ from itertools import product
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.model import BATCH, KSMM, Published, Replay, Tiles, band, main, published, replay
+from benchmarks.model import (
+    BATCH,
+    KSMM,
+    Published,
+    Replay,
+    Tiles,
+    band,
+    main,
+    published,
+    replay,
+    requested_and_read,
+)
 from ksgen.bench.published import published_patterns, published_us
+from ksgen.families import cuda_limits, family_for
 from ksgen.families.expected import TAKEN
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
@@ -145,6 +157,22 @@ def test_predictions_are_compared_with_published_times() -> None:
 def test_a_pattern_without_published_times_has_no_lines() -> None:
     printed = CliRunner().invoke(main, ["predictions", "--pattern", "1,3,5,7", "--brief"])
     assert (printed.exit_code, printed.output) == (0, "")
+
+
+def test_traffic_is_what_blocks_request_and_what_memory_sees() -> None:
+    limits, kernel = cuda_limits("sm_90a"), KernelSpec(Pattern(1, 192, 48, 2), "bfloat16", "bsl")
+    family, requested, least = requested_and_read(kernel, limits, BATCH)
+    assert least == kernel.bytes(BATCH)
+    assert family == family_for(kernel, limits, BATCH).name
+    assert requested > least
+    printed = CliRunner().invoke(main, ["traffic", "--patterns", "3", "--precision", "float32"]).output.splitlines()
+    assert printed[0].startswith("ksgen ")
+    assert len(printed) == 1 + 2 * (3 + 1)
+    for lines in (printed[1:5], printed[5:9]):
+        shares = sorted(int(line.split()[-2].rstrip("%")) for line in lines[:3])
+        assert lines[3].endswith(f"caches serve {shares[1]}% at the median, {shares[0]}% at least")
+    brief = CliRunner().invoke(main, ["traffic", "--patterns", "3", "--precision", "float32", "--brief"]).output
+    assert brief.splitlines() == [printed[0], printed[4], printed[8]]
 
 
 def test_sources_are_counted_for_every_precision_and_layout() -> None:
