@@ -17,6 +17,8 @@ from textwrap import fill
 import click
 
 from ksgen.bench.comparison import Results
+from ksgen.bench.heuristic import agreement
+from ksgen.bench.payoff import by_density
 from ksgen.bench.report import machine_of, picture
 from ksgen.bench.roster import AND, LAYER, OTHER_METHODS
 from ksgen.bench.rows import ResultRow, read_rows
@@ -161,7 +163,8 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
     """Tables of every machine for a page, and their pictures."""
     parts, pictures, is_gpu = [], {}, False
     layers = {path.parent: rows for path, rows in results(folder, "layers")}
-    for path, rows in sorted(results(folder, "paper"), key=lambda found: not on_gpu(found[1])):
+    products = sorted(results(folder, "paper"), key=lambda found: not on_gpu(found[1]))
+    for path, rows in products:
         is_gpu |= on_gpu(rows)
         machine = machine_of(path)
         drawn = path.with_suffix(".svg")
@@ -180,7 +183,18 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
             parts.append(
                 f"{_when(own)}. All results: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n"
             )
+    for table in (_densities(products), agreement({str(path): rows for path, rows in products if not on_gpu(rows)})):
+        parts += [markdown(table)] if table.rows else []
     return "\n".join(parts if is_gpu else [NOTHING, *parts]), pictures
+
+
+def _densities(products: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:
+    """Speed against density on every machine, at large batches."""
+    lines, table = [], by_density(())
+    for path, rows in products:
+        table = by_density([row for row in rows if row.batch >= BATCH])
+        lines += [(machine_of(path) or rows[0].device, *cells) for cells in table.rows]
+    return ResultTable.of(table.title, ("machine", *table.columns), lines, table.note)
 
 
 def _when(rows: Sequence[ResultRow]) -> str:
