@@ -20,6 +20,7 @@ from ksgen.bench.roster import (
     FORWARD,
     LAYER,
     LAYERS,
+    LIBRARY_METHODS,
     METHODS,
     ONE_LAUNCH,
     OTHER_METHODS,
@@ -386,7 +387,7 @@ def headlines(rows: Sequence[ResultRow]) -> ResultTable:
     """Summary of a `KSLinear` compared with the best of all others, per step, precision, layout and batch."""
     lines = []
     for results, layout, is_group in layers_by_kind(rows):
-        if ratios := results.over(LAYER, OTHER_METHODS, layout):
+        if ratios := results.over(LAYER, (*OTHER_METHODS, *LIBRARY_METHODS), layout):
             least, values = min(ratios, key=ratios.__getitem__), ratios.values()
             spread = map(times, (geometric_mean(values), min(values), max(values)))
             kind = (f"{STEP_TITLES[results.step]}{', groups' * is_group}", results.precision, layout, results.batch)
