@@ -94,6 +94,7 @@ def multiply(
     bias: ArrayLike | None = None,
     activation: str = "none",
     residual: ArrayLike | None = None,
+    residual_first: bool = False,
 ) -> Float64:
     """Compute activation(X K^T + bias) + residual in float64 or complex128: one matrix product per block.
 
@@ -105,6 +106,7 @@ def multiply(
         bias: Array (a*b*d,), or None.
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu". Complex numbers accept "none" only.
         residual: Array like y, or None.
+        residual_first: Whether the activation follows the residual: activation(X K^T + bias + residual).
 
     Returns:
         y in the layout of x.
@@ -140,8 +142,10 @@ def multiply(
             rows = exchanged(pattern.outputs, _multiply_rows(pattern, inputs, blocks))
             if added is not None:
                 rows += _wide(added)
+            if rows_residual is not None and residual_first:
+                rows += _wide(rows_residual[part])
             rows = _ACTIVATIONS[activation](rows)
-            if rows_residual is not None:
+            if rows_residual is not None and not residual_first:
                 rows += _wide(rows_residual[part])
             rows_out[part] = rows
     return y

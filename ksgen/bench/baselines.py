@@ -102,7 +102,8 @@ def by_factors(prepare: Prepare) -> PrepareLayer:
                 changes = transposes and number == layer.chains[place].transposing_factor
                 rows = natural(x.t().contiguous() if changes else x, exchange, layout)
                 x = exchanged(product(rows), exchange, layout)
-            y = finish(x, arrays.biases[place], layer.epilogue.activation, arrays.residuals[place], arrays.y_layout)
+            added, steps = (arrays.biases[place], arrays.residuals[place]), layer.epilogue
+            y = finish(x, added[0], steps.activation, added[1], arrays.y_layout, steps.residual_first)
             return y.contiguous()
 
         return lambda x: [of_chain(place, x) for place in range(len(chains))]
@@ -309,7 +310,7 @@ def by_dense(arrays: LayerArrays, matrix: Tensor, bias: Tensor | None) -> LayerP
     x_is_bsf, y_is_bsf = arrays.layout == "bsf", arrays.y_layout == "bsf"
     residuals = [each for each in arrays.residuals if each is not None]
     residual = torch.cat(residuals, 1 if y_is_bsf else 0) if residuals else None
-    activation, column = layer.epilogue.activation, None if bias is None else bias[:, None]
+    steps, column = layer.epilogue, None if bias is None else bias[:, None]
 
     def product(x: Tensor) -> list[Tensor]:
         if y_is_bsf:
@@ -317,7 +318,7 @@ def by_dense(arrays: LayerArrays, matrix: Tensor, bias: Tensor | None) -> LayerP
         else:
             columns = x.t() if x_is_bsf else x
             y = matrix @ columns if column is None else torch.addmm(column, matrix, columns)
-        return arrays.apart(finish(y, None, activation, residual, arrays.y_layout))
+        return arrays.apart(finish(y, None, steps.activation, residual, arrays.y_layout, steps.residual_first))
 
     return product
 
@@ -333,6 +334,8 @@ def layer(arrays: LayerArrays) -> LayerProduct:
 def by_linears(arrays: LayerArrays, layers: Sequence[KSLinear]) -> LayerProduct:
     """Multiply with `KSLinear` layers: several are a group."""
     residual = arrays.residuals[0]
+    if arrays.layer.epilogue.residual_first:
+        raise UnsupportedError("KSLinear adds a residual after its activation")
     if len(layers) == 1:
         return lambda x: [layers[0](x, residual)]
     if arrays.layer.epilogue.residual:

@@ -184,11 +184,12 @@ def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product
 def in_forms(arrays: LayerArrays, form: str, prepare: Callable[[Chain, Sequence[Tensor]], Product]) -> LayerProduct:
     """Multiply each chain in a form that takes rows of x, and then apply the layer's other operations."""
     check_form(arrays, form)
-    activation = arrays.layer.epilogue.activation
+    steps = arrays.layer.epilogue
     products = [prepare(*each) for each in zip(arrays.layer.chains, arrays.weights, strict=True)]
     given = list(zip(products, arrays.biases, arrays.residuals, strict=True))
     return lambda x: [
-        finish(product(x), bias, activation, residual, "bsf").contiguous() for product, bias, residual in given
+        finish(product(x), bias, steps.activation, residual, "bsf", steps.residual_first).contiguous()
+        for product, bias, residual in given
     ]
 
 

@@ -197,6 +197,7 @@ def _with(layer: "MeasuredLayer", between: str | None, activation: str | None, a
         given.bias or added.bias,
         given.activation if activation is None else activation,
         given.residual or added.residual,
+        given.residual_first,
     )
     has_between = any(len(chain) > 1 for chain in layer.chains)
     return replace(layer, between=between if between and has_between else layer.between, epilogue=epilogue)

@@ -27,7 +27,7 @@ from ksgen.commands.common import (
     warn_if_busy,
 )
 from ksgen.commands.figures import entry_figures, kernel_figures
-from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
+from ksgen.commands.layers import Layer, Wanted, epilogue_of, takes_layers, takes_wanted
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import DeviceError, SpecError
 from ksgen.pattern import Pattern
@@ -70,6 +70,7 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 @click.option("--bias", is_flag=True, help="Add a bias to each output of the patterns.")
 @click.option("--activation", type=ACTIVATION, default="none", help="Activation of the patterns, after the bias.")
 @click.option("--residual", is_flag=True, help="Add a residual to the patterns' outputs, after the activation.")
+@click.option("--residual-first", is_flag=True, help="Add the residual before the activation.")
 @click.option(
     "--batch",
     "batches",
@@ -88,7 +89,8 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 @json_option
 def command(
     patterns: tuple[Pattern | Path, ...], named: tuple[Pattern, ...], layer: Layer, chain: bool, model: str | None,
-    wanted: Wanted, bias: bool, activation: str, residual: bool, batches: tuple[int, ...] | None, device: str | None,
+    wanted: Wanted, bias: bool, activation: str, residual: bool, residual_first: bool,
+    batches: tuple[int, ...] | None, device: str | None,
     fresh: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Determine which kernels are correct on this machine's device, and which are the fastest.
@@ -114,7 +116,7 @@ def command(
 
     specs = [each for each in patterns if isinstance(each, Path)]
     layer = replace(layer, patterns=(*(each for each in patterns if isinstance(each, Pattern)), *named))
-    epilogue, precision = Epilogue(bias, activation, residual), wanted.precision or "float32"
+    epilogue, precision = epilogue_of(bias, activation, residual, residual_first), wanted.precision or "float32"
     if is_layer := chain or layer.is_asked_for:
         refusal = f"--chain of {layer.description}; accepted: a layer's patterns, without --job gradient"
         kernels = layer.kernels(wanted, epilogue, refusal)

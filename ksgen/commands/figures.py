@@ -25,7 +25,7 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
         **({"stored_weights": kernel.weights} if kernel.is_quantized else {}),
         **({"stored_inputs": kernel.inputs} if kernel.has_bytes_in else {}),
         "layout": kernel.layout,
-        "epilogue": asdict(kernel.epilogue),
+        "epilogue": kernel.epilogue.as_json,
         "batch": batch,
     } | {
         name: value

@@ -78,6 +78,14 @@ class Wanted:
         return found
 
 
+def epilogue_of(bias: bool, activation: str, residual: bool, residual_first: bool) -> Epilogue:
+    """Epilogue that the options of a command ask for; `SpecError` if there is nothing to put in order."""
+    epilogue = Epilogue(bias, activation, residual, residual_first)
+    if residual_first and not epilogue.residual_first:
+        raise SpecError("--residual-first without a residual or an activation; accepted: --residual and --activation")
+    return epilogue
+
+
 @dataclass(frozen=True)
 class Layer:
     """Layer described by the patterns and options of a command line."""

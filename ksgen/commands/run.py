@@ -21,7 +21,7 @@ from ksgen.commands.common import (
     warn_if_busy,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
-from ksgen.commands.layers import Layer, Wanted, launch_of_spec, takes_layers, takes_wanted
+from ksgen.commands.layers import Layer, Wanted, epilogue_of, launch_of_spec, takes_layers, takes_wanted
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Pattern
@@ -46,6 +46,7 @@ from ksgen.values import excerpt
 @click.option("--bias", is_flag=True, help="Add a bias to each output.")
 @click.option("--activation", type=ACTIVATION, default="none", show_default=True, help="Activation after the bias.")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
+@click.option("--residual-first", is_flag=True, help="Add the residual before the activation.")
 @device_option
 @click.option(
     "--runs", type=click.IntRange(min=1), default=1, show_default=True, help="Minimum number of timed runs per block."
@@ -55,7 +56,7 @@ from ksgen.values import excerpt
 def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, layer_name: str | None, batch: int | None,
     wanted: Wanted, stride: str, job: str, family: str | None, bias: bool, activation: str, residual: bool,
-    device: str | None, runs: int, seed: int, as_json: bool,
+    residual_first: bool, device: str | None, runs: int, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Check one kernel against a float64 reference, then time it. Exit code 1 if the check fails.
 
@@ -83,7 +84,7 @@ def command(
 
     if batch is not None and batch < 1:
         raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
-    epilogue = Epilogue(bias, activation, residual)
+    epilogue = epilogue_of(bias, activation, residual, residual_first)
     place = None  # where a spec states the batch
     if spec is None and layer_name is None:
         kernel = _of_patterns(patterns, layer, wanted, epilogue, stride, job)
@@ -92,6 +93,7 @@ def command(
             "--bias": bias,
             "--activation": activation != "none",
             "--residual": residual,
+            "--residual-first": residual_first,
             "--stride": stride != "dense",
         }
         is_given |= {"--job": job != "multiply", **dict.fromkeys(layer.options, True), "patterns": bool(patterns)}

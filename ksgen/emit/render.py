@@ -125,6 +125,8 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "widen_x": "widen_input" if kernel.has_bytes_in else "widen",
         "accumulator": "real",
         "activated": "" if kernel.between == "none" else "activate_between",  # for intermediates
+        "residual_first": kernel.epilogue.residual_first,
+        "last_steps": "residual, activation" if kernel.epilogue.residual_first else "activation, residual",
         "part": part_of(kernel.arithmetic),
         "variants": (),
         "part_libraries": part_libraries(chosen, type(constants)),
@@ -136,6 +138,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     numbers = (*complexes, *((*inputs, STORED[kernel.weights].variant, "quantized") if kernel.is_quantized else ()))
     kinds = (kernel.precision, kernel.dtype, kernel.arithmetic.of_parts)
     of_kernel = (
+        *(("residual_first",) if kernel.epilogue.residual_first else ()),
         f"between_{kernel.between}",
         template.partition(".")[0],
         chosen.name,
@@ -288,7 +291,7 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
             "pattern": pattern_as_list(kernel.pattern),
             "precision": kernel.precision,
             "layout": kernel.layout,
-            "epilogue": asdict(kernel.epilogue),
+            "epilogue": kernel.epilogue.as_json,
             "batch": kernel.batch,
             "family": source.family,
             "constants": asdict(source.constants),

@@ -346,6 +346,7 @@ class CallOptions(NamedTuple):
     activation: Activation = "none"
     precision: PrecisionName | None = None
     out_layout: Layout | None = None
+    residual_first: bool = False
     stream: Any = None
 
 

@@ -96,6 +96,7 @@ class BaseLauncher(Explainable):
         bias: Any = None,
         activation: Activation | None = None,
         residual: Any = None,
+        residual_first: bool | None = None,
         out: Any = None,
         stream: Any = None,
         precision: PrecisionName | None = None,
@@ -118,6 +119,8 @@ class BaseLauncher(Explainable):
             activation: "none", "relu", "gelu", "gelu_tanh" or "silu", after the last factor. None: the launcher's,
                 "none" by default.
             residual: Array like y that is added after the activation. False omits a required residual.
+            residual_first: Whether the residual is added before the activation instead. None: the launcher's, False by
+                default.
             out: Array for y. A group takes a list, or one array for all outputs. None: new arrays.
             stream: CUDA stream or pyopencl queue to launch on. None: the stream of the arrays, which is the current one
                 for PyTorch and CuPy.
@@ -157,7 +160,8 @@ class BaseLauncher(Explainable):
             >>> [y.shape for y in ksgen.GroupLauncher("1,3,2,2", layer)(x, [weights, factors])]
             [(1, 6), (1, 4)]
         """
-        given = self._read(x, weights, bias, residual, out, layout, activation, precision, out_layout, stream)
+        options = layout, activation, precision, out_layout, residual_first, stream
+        given = self._read(x, weights, bias, residual, out, options)
         prepared = self._prepared(given, self._checks)
         return prepared() if isinstance(prepared, Call) else self._one_by_one(given, prepared)
 
@@ -170,6 +174,7 @@ class BaseLauncher(Explainable):
         bias: Any = None,
         activation: Activation | None = None,
         residual: Any = None,
+        residual_first: bool | None = None,
         out: Any = None,
         stream: Any = None,
         precision: PrecisionName | None = None,
@@ -187,6 +192,7 @@ class BaseLauncher(Explainable):
             bias: Bias, as in a call.
             activation: Activation, as in a call.
             residual: Residual, as in a call.
+            residual_first: Order of residual and activation, as in a call.
             out: Array for y. None: a new one, which every launch overwrites.
             stream: Stream of the launches. None: the stream of the arrays.
             precision: Arithmetic, as in a call.
@@ -212,7 +218,8 @@ class BaseLauncher(Explainable):
             >>> call()
             array([[6., 6., 6., 6., 6., 6.]], dtype=float32)
         """
-        given = self._read(x, weights, bias, residual, out, layout, activation, precision, out_layout, stream)
+        options = layout, activation, precision, out_layout, residual_first, stream
+        given = self._read(x, weights, bias, residual, out, options)
         call = self._prepared(given, self._checks)
         if not isinstance(call, Call):
             return None
@@ -285,20 +292,20 @@ class BaseLauncher(Explainable):
 
     # ---- arguments
 
-    def _read(
-        self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, layout: Any, activation: Any, precision: Any,
-        out_layout: Any,
-        stream: Any,
-    ) -> Given:  # fmt: skip
+    def _read(self, x: Any, weights: Any, bias: Any, residual: Any, out: Any, asked: tuple[Any, ...]) -> Given:
         """Collect a call's arguments by name; None becomes the stated option. `LaunchError` if a required operand is
         missing.
+
+        `asked` has the options in the order of `CallOptions`.
         """
         stated, names = self.stated, self.names
+        layout, activation, precision, out_layout, residual_first, stream = asked
         options = CallOptions(
             stated.layout if layout is None else layout,
             stated.activation if activation is None else activation,
             stated.precision if precision is None else precision,
             self.out_layout if out_layout is None else out_layout,
+            stated.residual_first if residual_first is None else residual_first,
             stream,
         )
         factor_weights = self._weights_of_each(weights)
@@ -463,7 +470,8 @@ class BaseLauncher(Explainable):
             more: dict[str, Any] = {"activation": self.between}
             if number + 1 == len(chain):
                 added = {name: arrays.get(name, False) for name in ("bias", "residual")}
-                more = {"activation": options.activation, "out": out, **added}
+                last = {"activation": options.activation, "residual_first": options.residual_first}
+                more = {**last, "out": out, **added}
             argument = (weights,) if factor.takes_lists else weights
             x = factor(
                 x, argument, layout=layout, out_layout=layout, stream=options.stream, precision=fit.precision, **more

@@ -351,7 +351,7 @@ def _checked(
     caller: Multiplier, job: str, options: CallOptions, views: Views, forms: Sequence[WeightForm]
 ) -> CheckedArguments:  # fmt: skip
     """Check a call once; `LaunchError` on arguments that any factor would refuse."""
-    layout, activation, asked, out_layout, _ = options
+    layout, activation, asked, out_layout, residual_first, _ = options
     check_words(caller, layout, activation)
     if out_layout is not None:
         check_words(caller, out_layout, activation, "out_layout")
@@ -381,6 +381,7 @@ def _checked(
         )
     place = common_device(views)
     added = [{name in views for name in each} for each in (names.bias, names.residual)]
+    epilogue = Epilogue(True in added[0], activation, True in added[1], residual_first)
     is_of_layer = is_layer(caller.chains, layout, out_layout)
     storages = {form.stored for form in forms} or {SAME}
     why = ""
@@ -388,6 +389,7 @@ def _checked(
         why = SOME_ADDED if any(len(each) > 1 for each in added) else BETWEEN_DIFFERS if caller.between is None else ""
         why = why or (STORED_OTHERWISE if len(storages) > 1 else "")
         if why or caller.fuse == "no":
+            KernelSpec(caller.chains[-1][-1], precision, layout, epilogue)  # refuses what only the last launch would
             return CheckedArguments(batch, place, precision, dtype, None, why)
     # outputs of a group that are slices of one array
     are_slices = len(caller.chains) > 1 and (place == "host" or (names.out[0] not in views and layout == "bsf"))
@@ -397,10 +399,7 @@ def _checked(
         else "dense"
     )
     (weights,) = storages
-    epilogue, own_batch = (
-        Epilogue(True in added[0], activation, True in added[1]),
-        batch if batch in caller.batches and not is_of_layer else None,
-    )
+    own_batch = batch if batch in caller.batches and not is_of_layer else None
     between = caller.between if is_of_layer and caller.between else "none"
     kernel = KernelSpec(
         caller.chains, precision, layout, epilogue, own_batch, job, stride, between, out_layout, weights, inputs

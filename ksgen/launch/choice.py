@@ -164,7 +164,8 @@ def settling_command(kernel: KernelSpec, batch: int, device: str | None = None) 
     words = [f"--{name} {value}" for name, (value, usual) in options.items() if value != usual]
     words += ["--chain"] * (kernel.is_chain and not others and len(kernel.factors) > 1)
     words += [f'--group-with "{each}"' for each in others]
-    words += [f"--{name}" for name in ("bias", "residual") if getattr(kernel.epilogue, name)]
+    flags = ("bias", "residual", "residual_first")
+    words += [f"--{name.replace('_', '-')}" for name in flags if getattr(kernel.epilogue, name)]
     words += [f"--batch {batch}", *([f"--device {shlex.quote(device)}"] if device else [])]
     return " ".join(["ksgen calibrate", first, *words])
 

@@ -80,6 +80,7 @@ def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOpt
         "activation": stated.activation,
         "precision": stated.precision or "that of the arrays",
     }
+    words |= {"residual_first": True} if stated.residual_first else {}
     words |= {name: layer.pop(name) for name in ("out_layout",) if name in layer}
     outputs = chains[:1] if is_sum else chains
     features = f"{chains[0].in_features} to {', '.join(str(each.out_features) for each in outputs)} features"

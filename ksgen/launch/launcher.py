@@ -49,6 +49,7 @@ class Launcher(BaseLauncher):
             - `precision`: such as "float16" or "tf32x3". None (default): that of the arrays.
             - `activation`: "none" (default), "relu", "gelu", "gelu_tanh" or "silu".
             - `bias`, `residual`: True requires this operand in each call. Default: False.
+            - `residual_first`: True adds the residual before the activation. Default: False.
             - `weights`: storage "int8", "e4m3", "e5m2" or "bfloat16" of `ksgen.quantize`. Default: "same", as y.
             - `inputs`: storage "int8", "e4m3" or "e5m2" of x. Default: "same", as y.
 

@@ -1,5 +1,7 @@
 """Sum launcher, y = K_1 x + ... + K_n x: each chain adds the sum of the earlier ones, as the residual of its launch."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ksgen.errors import LaunchError
@@ -15,20 +17,22 @@ WHY_SEVERAL = "each adds the sum of the earlier ones as its residual"
 
 
 class SumLauncher(GroupLauncher):
-    """Multiply x by a sum of chains: y = total(x, weights) computes K_1 x + ... + K_n x + bias + residual.
+    """Multiply x by a sum of chains: y = total(x, weights) computes activation(K_1 x + ... + K_n x + bias + residual).
 
     The first chain writes y, with the bias and the residual. Each further chain adds y in its own last kernel, so the
-    sum takes no pass of its own. In 16 bits, each partial sum is rounded. Arguments that any chain would refuse are
-    refused before the first launch, except a `fuse="yes"` of a later chain that no kernel can serve.
+    sum takes no pass of its own. The last kernel applies the activation. So an activation with a residual needs
+    `residual_first=True`. In 16 bits, each partial sum is rounded. Arguments that any chain would refuse are refused
+    before the first launch, except a `fuse="yes"` of a later chain that no kernel can serve.
 
     Args:
         *layers: Two or more `ChainLauncher`s, `Launcher`s, chains or patterns, one per argument. All must take and give
-            the same numbers of features and state the same options. None may have an activation, which would follow the
-            sum, or an `out_layout`.
+            the same numbers of features and state the same options, which are those of the sum. None may have an
+            `out_layout`.
 
     Raises:
         PatternError: A layer is no chain.
-        LaunchError: Fewer than two layers are given, or layers do not fit each other.
+        LaunchError: Fewer than two layers are given, layers do not fit each other, or a residual would follow the
+            activation.
 
     Examples:
         >>> import numpy as np
@@ -37,6 +41,8 @@ class SumLauncher(GroupLauncher):
         >>> weights = [np.ones((1, 3, 2, 2), np.float32), np.ones((2, 3, 2, 1), np.float32)]
         >>> total(np.array([[1, 2, 3, 4]], np.float32), weights, bias=np.ones(6, np.float32))
         array([[ 8., 10.,  8., 14., 12., 14.]], dtype=float32)
+        >>> total(np.array([[1, -2, 3, -4]], np.float32), weights, activation="relu")
+        array([[3., 0., 3., 0., 3., 0.]], dtype=float32)
     """
 
     kind = "sum"
@@ -49,15 +55,17 @@ class SumLauncher(GroupLauncher):
         if len({chain.out_features for chain in self.chains}) > 1:
             given = ", ".join(f"{chain} gives {chain.out_features}" for chain in self.chains)
             raise LaunchError(f"{given} features; accepted: chains of equal out_features")
-        self._check_activation(self.stated.activation)
+        self._check_order(self.stated.activation, self.stated.residual, self.stated.residual_first)
         self.fuse = "no"  # of the sum: each chain has a `fuse` of its own
         every = len(self.chains)
         self.names = self.names._replace(bias=("bias",) * every, residual=("residual",) * every, out=("out",) * every)
 
-    def _check_activation(self, activation: str) -> None:
-        if activation != "none":
+    def _check_order(self, activation: str, has_residual: bool, residual_first: bool) -> None:
+        """Raise `LaunchError` if a residual would follow the activation."""
+        if has_residual and activation != "none" and not residual_first:
             raise LaunchError(
-                f"{self!r}: activation={activation!r}; accepted: 'none', because an activation would follow the sum"
+                f"{self!r}: a residual after activation={activation!r}; accepted: residual_first=True, because "
+                f"{WHY_SEVERAL}"
             )
 
     def _per_chain(self, name: str, value: Any) -> Any:
@@ -69,23 +77,32 @@ class SumLauncher(GroupLauncher):
         return out
 
     def _prepared(self, given: Given, checks: ArgumentChecks) -> Call | CheckedArguments:
-        self._check_activation(given.options.activation)
+        self._check_order(given.options.activation, "residual" in given.arrays, given.options.residual_first)
         return super()._prepared(given, checks)
 
     def _one_by_one(self, given: Given, fit: CheckedArguments) -> Any:
         """Launch the chains sequentially."""
+        return self._each(given, fit, lambda layer: layer)
+
+    def _each(self, given: Given, fit: CheckedArguments, method: Callable[[Any], Callable[..., Any]]) -> Any:
+        """Call a method of each chain's launcher, which returns y, and return the last y."""
         arrays, factor_weights, _, _, y, options = given
         operands = {"bias": arrays.get("bias"), "residual": arrays.get("residual")}
-        options = options._replace(precision=fit.precision)
-        for layer, weights in zip(self.layers, per_chain(self.chains, factor_weights), strict=True):
-            y = layer(arrays["x"], weights, out=y, **operands, **options._asdict())
+        last = options._replace(precision=fit.precision, residual_first=True)
+        further = [last._replace(activation="none")] * (len(self.layers) - 1)
+        weights_of_each = per_chain(self.chains, factor_weights)
+        for layer, weights, own in zip(self.layers, weights_of_each, (*further, last), strict=True):
+            y = method(layer)(arrays["x"], weights, out=y, **operands, **own._asdict())
             operands = {"residual": y}
         return y
 
     def _parts_of(self, options: LaunchOptions, out_layout: Layout | None) -> list[tuple[Any, LaunchOptions]]:
-        self._check_activation(options.epilogue.activation)
-        further = options._replace(epilogue=Epilogue(residual=True))
-        return [(layer, further if number else options) for number, layer in enumerate(self.layers)]
+        given = options.epilogue
+        self._check_order(given.activation, given.residual, given.residual_first)
+        first, further = replace(given, activation="none"), Epilogue(residual=True)
+        last = replace(further, activation=given.activation, residual_first=True)
+        epilogues = (first, *[further] * (len(self.layers) - 2), last)
+        return [(layer, options._replace(epilogue=each)) for layer, each in zip(self.layers, epilogues, strict=True)]
 
     def _verdict(self, *_: Any) -> Verdict:
         return Verdict(False, WHY_SEVERAL)

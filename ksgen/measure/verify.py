@@ -150,6 +150,7 @@ class Problem:
         return reference.multiply(
             pattern, x.T if kernel.out_layout else x, self.weights, kernel.y_layout,
             bias=self.bias, activation=kernel.epilogue.activation, residual=residual,
+            residual_first=kernel.epilogue.residual_first,
         )  # fmt: skip
 
     def _rows(self, array: "Array", layout: str) -> "Array":
@@ -455,6 +456,7 @@ def host_call(device: Device, problem: Problem) -> "Call":
     options: dict[str, Any] = {
         "layout": kernel.layout,
         "activation": kernel.epilogue.activation,
+        "residual_first": kernel.epilogue.residual_first,
         "precision": kernel.precision,
     }
     packed = launcher.pack(*problem.quantized or (problem.weights,), device=f"{device.runtime}:{device.index}")

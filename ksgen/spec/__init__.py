@@ -1,6 +1,6 @@
 """Describes the sources to generate: a YAML spec, and its kernels and layers.
 
-    defaults:                            # any of the ten options; shown are their default values
+    defaults:                            # any of the eleven options; shown are their default values
       # float32, float64, float16, bfloat16, complex64, complex128, tf32, tf32x3, fp16x3, bf16x6, c64_tf32x3
       precision: float32
       layout: bsf                        # bsf: x is (batch, features); bsl: (features, batch)
@@ -8,6 +8,7 @@
       bias: false                        # the epilogue, in this order: + bias,
       activation: none                   #   none, relu, gelu, gelu_tanh, silu,
       residual: false                    #   + residual
+      residual_first: false              # true: the residual is added before the activation
       gradients: false                   # true: kernels for the gradients of weights and of x, too
       stride: dense                      # any: arrays may be slices of larger ones; [dense, any]: kernels for both
       weights: same                      # int8, e4m3 or e5m2: eight bits, with scales; bfloat16: for x in float32

@@ -82,23 +82,31 @@ def checked_batch(batch: object, or_else: str = "") -> int:
 
 @dataclass(frozen=True, order=True)
 class Epilogue:
-    """Steps applied to a sum before it is stored: + bias, activation, + residual."""
+    """Steps applied to a sum before it is stored: + bias, activation, + residual; or + bias, + residual, activation."""
 
     bias: bool = False
     activation: str = "none"
     residual: bool = False
+    residual_first: bool = False  # whether the activation follows the residual; False unless there are both
 
     def __post_init__(self) -> None:
-        for name, value in (("bias", self.bias), ("residual", self.residual)):
-            if type(value) is not bool:
+        for name in ("bias", "residual", "residual_first"):
+            if type(value := getattr(self, name)) is not bool:
                 raise SpecError(f"{name}={excerpt(value)}; accepted: True or False")
         check_word("activation", self.activation, ACTIVATIONS)
+        object.__setattr__(self, "residual_first", self.residual_first and self.residual and self.activation != "none")
 
     @property
     def words(self) -> tuple[str, ...]:
         """Names of the steps in order, such as `("bias", "gelu")`."""
-        steps = (("bias", self.bias), (self.activation, self.activation != "none"), ("residual", self.residual))
+        last = ((self.activation, self.activation != "none"), ("residual", self.residual))
+        steps = (("bias", self.bias), *(reversed(last) if self.residual_first else last))
         return tuple(word for word, is_wanted in steps if is_wanted)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """Fields as plain values; the order of the last two steps only if the residual is first."""
+        return {name: value for name, value in asdict(self).items() if name != "residual_first" or value}
 
 
 class _DescribesChanges:
@@ -127,6 +135,7 @@ class Stated(TypedDict, total=False):
     activation: Activation
     bias: bool
     residual: bool
+    residual_first: bool
     weights: WeightStorage | Same
     inputs: ByteStorage | Same
 
@@ -140,12 +149,13 @@ class StatedOptions(_DescribesChanges):
     activation: Activation = "none"
     bias: bool = False
     residual: bool = False
+    residual_first: bool = False  # whether the activation follows the residual
     weights: WeightStorage | Same = SAME
     inputs: ByteStorage | Same = SAME
 
     @property
     def epilogue(self) -> Epilogue:
-        return Epilogue(self.bias, self.activation, self.residual)
+        return Epilogue(self.bias, self.activation, self.residual, self.residual_first)
 
 
 class _Chains:
@@ -392,7 +402,7 @@ class KernelSpec:
         usual = {"stride": "dense", "between": "none", "out_layout": None, "weights": SAME, "inputs": SAME}
         options = {
             name: value
-            for name, value in asdict(self).items()
+            for name, value in (asdict(self) | {"epilogue": self.epilogue.as_json}).items()
             if name != "chains" and (name not in usual or value != usual[name])
         }
         return chains_as_json(self.chains, _pattern_as_json) | options

@@ -45,6 +45,7 @@ from ksgen.spec.spec import Spec, parts_of
 from ksgen.spec.storage import INPUTS, SAME, WEIGHTS
 
 MOST_KERNELS = 100_000
+RESIDUAL_FIRST = "residual_first: true, because each chain adds the sum of the earlier ones as its residual"
 
 _PATTERN_SETS = {"paper": paper_patterns}
 
@@ -59,6 +60,7 @@ class KernelOptions:
     bias: tuple[bool, ...] = (False,)
     activation: tuple[str, ...] = ("none",)
     residual: tuple[bool, ...] = (False,)
+    residual_first: tuple[bool, ...] = (False,)
     gradients: tuple[bool, ...] = (False,)
     stride: tuple[str, ...] = ("dense",)
     weights: tuple[str, ...] = (SAME,)
@@ -69,10 +71,10 @@ class KernelOptions:
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
         axes = (
             self.precision, self._stored, self.layout, self.batch, self.bias, self.activation, self.residual,
-            self.stride,
+            self.residual_first, self.stride,
         )  # fmt: skip
-        for precision, (weights, inputs), layout, batch, bias, activation, residual, stride in product(*axes):
-            epilogue = Epilogue(bias, activation, residual)
+        for precision, (weights, inputs), layout, batch, *steps, stride in product(*axes):
+            epilogue = Epilogue(*steps)
             yield KernelSpec(pattern, precision, layout, epilogue, batch, stride=stride, weights=weights, inputs=inputs)
 
     def values(self, name: str) -> tuple[Any, ...]:
@@ -204,24 +206,30 @@ def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
     if layer_options.out_layout and kind != "chain":
         raise places["out_layout"].error(f"got {layer_options.out_layout} of a {kind}; accepted: of a chain")
     options = _options(entry, defaults)
-    if kind == "sum" and options.activation != ("none",):
-        got = next(each for each in options.activation if each != "none")
-        place = places.get("activation", entry.place)
-        raise place.error(f"got activation {got} of a sum; accepted: none, because an activation would follow the sum")
+    is_last = kind == "sum" and True in options.residual and options.residual_first != (True,)
+    if is_last and (activations := [each for each in options.activation if each != "none"]):
+        place = places.get("residual", places.get("activation", entry.place))
+        raise place.error(f"got a residual after activation {activations[0]} of a sum; accepted: {RESIDUAL_FIRST}")
     if lone := [each for each in options.precision if layer_options.between not in activations_of(each)]:
         raise places["between"].error(f"got {layer_options.between} of complex numbers, {lone[0]}; accepted: none")
     return _Layer(entry.place, chains, kind, options, layer_options)
 
 
 def _parts(name: str, layer: _Layer) -> dict[str, _Layer]:
-    """A layer or a group, or the layers of a sum: each but the first adds the sum of the earlier ones."""
+    """A layer or a group, or the layers of a sum: each but the first adds the sum of the earlier ones.
+
+    The activation of a sum is that of its last layer.
+    """
     if layer.kind != "sum":
         return {name: layer}
-    further = replace(layer.options, bias=(False,), residual=(True,))
+    last = replace(layer.options, bias=(False,), residual=(True,), residual_first=(True,))
+    first, further = (replace(each, activation=("none",)) for each in (layer.options, last))
     found = dict[str, _Layer]()
-    for part, chain in parts_of(name, layer.chains):
+    for (part, chain), options in zip(
+        parts_of(name, layer.chains), (first, *[further] * (len(layer.chains) - 2), last), strict=True
+    ):
         between = layer.layer_options.between if len(chain) > 1 else "none"
-        options, own = further if found else layer.options, replace(layer.layer_options, between=between)
+        own = replace(layer.layer_options, between=between)
         found[part] = _Layer(layer.place, (chain,), "chain", options, own)
     return found
 
@@ -306,6 +314,7 @@ _OPTIONS: dict[str, Form] = {
     "bias": About("Whether a bias is added to the product.", OneOrMore(Flag())),
     "activation": About("Activation after the bias.", OneOrMore(Word(ACTIVATIONS))),
     "residual": About("Whether a residual is added after the activation.", OneOrMore(Flag())),
+    "residual_first": About("Whether the residual is added before the activation instead.", OneOrMore(Flag())),
     "gradients": About("Whether training is supported too: the gradients of weights and of x.", OneOrMore(Flag())),
     "stride": About("dense, or any: x, y and residual may be slices of larger arrays.", OneOrMore(Word(STRIDES))),
     "weights": About("Storage of weights: that of y, eight bits, or bfloat16.", OneOrMore(Word(WEIGHTS))),

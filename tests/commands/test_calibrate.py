@@ -188,6 +188,7 @@ def test_a_home_with_a_space_in_its_name_is_left_out(monkeypatch: pytest.MonkeyP
     "kernel",
     [
         KernelSpec(Pattern(1, 24, 9, 2), "float16", "bsl", Epilogue(True, "gelu", True)),
+        KernelSpec(Pattern(1, 24, 9, 2), "float32", "bsf", Epilogue(False, "relu", True, True)),
         KernelSpec(Pattern(1, 24, 9, 2), "float32", "bsf", job="gradient"),
         KernelSpec(Pattern(1, 24, 9, 2), weights="int8", inputs="int8"),
         KernelSpec(Chain.read(["6,64,64,1", "1,768,192,2"]), between="relu", out_layout="bsl"),

@@ -72,6 +72,12 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: AmxConstants) -> Non
         agrees(kernel, constants, batch)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_activation_may_follow_the_residual(layout: str) -> None:
+    kernel = kernel_of((2, 37, 40, 3), "bfloat16", layout, Epilogue(True, "gelu", True, True))
+    agrees(kernel, constants_of(kernel), 33)
+
+
 def test_the_matrix_holds_all_there_is() -> None:
     rows = [row.values for row in matrix()]  # type: ignore[attr-defined]
     assert {(kernel.precision, kernel.layout) for kernel, _ in rows} == set(product(PRECISIONS, LAYOUTS))

@@ -92,6 +92,20 @@ def test_epilogues(family: str, layout: str, activation: str) -> None:
         kernels.check(source_of(family, kernel), 66, in_emulator())
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        pytest.param(*each, id="_".join(each))
+        for each in dict.fromkeys((family, layout) for family, _, layout in SERVED if JOB_OF[family] == "multiply")
+    ],
+)
+def test_an_activation_may_follow_the_residual(family: str, layout: str) -> None:
+    precision = next(each for name, each, where in SERVED if (name, where) == (family, layout))
+    pattern, epilogue = ragged_of(family, precision, layout), Epilogue(True, "relu", True, True)
+    kernels.check_exact(source_of(family, kernel_of(pattern, precision, layout, epilogue)), 66, in_emulator())
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_an_activation_of_nan_is_nan(activation: str) -> None:
     kernel = kernel_of((1, 1, 1, 1), "float32", "bsf", Epilogue(activation=activation))

@@ -182,6 +182,13 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> 
         agrees(kernel, constants, batch)
 
 
+@needs_opencl
+@pytest.mark.parametrize(("along", "layout"), list(product(("outputs", "batch"), LAYOUTS)))
+def test_an_activation_may_follow_the_residual(along: str, layout: str) -> None:
+    kernel = kernel_of((2, 9, 5, 3), "float32", layout, Epilogue(True, "gelu", True, True))
+    agrees(kernel, constants_of(kernel, along, 8), 33)
+
+
 def in_pairs() -> Iterator[object]:
     """Every pattern of the matrix in both layouts and ways, two inputs at a time: even and odd c, and c = 1."""
     # even inputs of one j are read where they lie

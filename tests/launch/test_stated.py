@@ -20,6 +20,7 @@ from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, parse
 from ksgen.spec.kernel import StatedOptions
+from tests.support.host_memory import processor
 
 FIRST, THEN, OTHER = Pattern(2, 6, 4, 1), Pattern(1, 5, 12, 1), Pattern(1, 3, 8, 1)
 SPEC = """
@@ -109,6 +110,27 @@ def test_a_group_does_what_its_spec_states(emitted: ModuleType) -> None:
     for residual in (False, [False, False]):
         ys = emitted.layer_heads(x, weights, residual=residual, activation="none")
         close(ys[0], reference.multiply(OTHER, x, weights[0], "bsl"))
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("fuse", ["yes", "no"])
+def test_an_activation_may_follow_the_residual(layout: Any, fuse: Any) -> None:
+    processor()
+    x, weights = draw(8, 11), [draw(*FIRST.shape), draw(*THEN.shape)]
+    given, residual = (x if layout == "bsl" else x.T.copy()), draw(*((5, 11) if layout == "bsl" else (11, 5)))
+    between = reference.multiply(FIRST, given, weights[0], layout)
+    options: dict[str, Any] = {"activation": "gelu", "residual": residual, "residual_first": True}
+    expected = reference.multiply(THEN, between, weights[1], layout, **options)
+    last = reference.multiply(THEN, between, weights[1], layout, activation="gelu", residual=residual)
+    assert np.abs(expected - last).max() > 0.1
+    chain = ChainLauncher(FIRST, THEN, fuse=fuse, layout=layout, activation="gelu", residual_first=True)
+    close(chain(given, weights, residual=residual), expected)
+    close(chain(given, weights, residual=residual, residual_first=False), last)
+    close(GroupLauncher(chain, chain)(given, [weights] * 2, residual=[residual] * 2)[1], expected)
+    close(Launcher(THEN, layout=layout).prepare(between.astype("f4"), weights[1], **options)(), expected)
+    assert "residual_first True" in str(chain.__doc__)
+    with pytest.raises(SpecError, match="residual_first='no'; accepted: True or False"):
+        chain(given, weights, residual=residual, residual_first="no")
 
 
 def test_of_several_values_a_call_chooses(emitted: ModuleType) -> None:

@@ -18,7 +18,7 @@ from ksgen import (
     structures,
 )
 from ksgen.devices.base import Device
-from ksgen.errors import LaunchError
+from ksgen.errors import LaunchError, SpecError
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
 from ksgen.measure.verify import tolerance
@@ -49,6 +49,12 @@ def weights_of(precision: str = "float32") -> list[list[Array]]:
         [draw(*each.shape, precision=precision, seed=10 * number + at) for at, each in enumerate(chain)]
         for number, chain in enumerate(CHAINS)
     ]
+
+
+def activated(y: Array, activation: str) -> Array:
+    """The activation in float64."""
+    one = np.ones((1, 1, 1, 1))
+    return reference.multiply(Pattern(1, 1, 1, 1), y.reshape(-1, 1), one, "bsf", activation=activation).reshape(y.shape)
 
 
 def truth_of(x: Array, weights: list[list[Array]], layout: str, bias: Any = 0.0, residual: Any = 0.0) -> Array:
@@ -93,6 +99,27 @@ def test_chains_add_to_one_array(either: Device, layout: str, batch: int, monkey
         assert own(x, weights, layout=layout, bias=bias, residual=given.get("residual", out), out=out) is out
         np.testing.assert_array_equal(out, y)
     assert is_right(own(x, weights, layout=layout), truth_of(x, weights, layout))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_activation_follows_the_sum(either: Device, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last kernel applies it, after it has added the sum of the others."""
+    written: list[Any] = []
+    launch = Plan.launch
+    monkeypatch.setattr(
+        Plan,
+        "launch",
+        lambda plan, arguments, stream: (written.append(plan.kernel.epilogue), launch(plan, arguments, stream))[1],
+    )
+    x, weights, bias, residual = rows(24, layout), weights_of(), draw(30), rows(30, layout, seed=1)
+    stated = total(activation="gelu", bias=True, layout=layout)
+    assert is_right(stated(x, weights, bias=bias), activated(truth_of(x, weights, layout, bias), "gelu"))
+    ends = [each for each in written if each != Epilogue()]
+    assert ends == [Epilogue(bias=True), Epilogue(residual=True), Epilogue(False, "gelu", True, True)]
+    own = SumLauncher(*(ChainLauncher(chain, fuse="auto") for chain in reversed(CHAINS)))  # ends in two factors
+    added = {"residual": residual, "residual_first": True, "layout": layout}
+    y = own(x, weights[::-1], activation="relu", **added)
+    assert is_right(y, activated(truth_of(x, weights, layout, residual=residual), "relu"))
 
 
 @pytest.mark.parametrize("precision", ["float64", "float16", "bfloat16", "complex64"])
@@ -164,7 +191,13 @@ def test_what_does_not_fit_is_refused_before_any_launch(monkeypatch: pytest.Monk
         with pytest.raises(LaunchError, match=message):
             made(given.pop("x", x), given.pop("weights", weights), **given)
 
-    refused("activation='relu'; accepted: 'none', because an activation would follow the sum", activation="relu")
+    after = "accepted: residual_first=True, because each adds the sum of the earlier ones as its residual"
+    refused(f"a residual after activation='relu'; {after}", activation="relu", residual=draw(33, 30))
+    with pytest.raises(SpecError, match="residual_first='no'; accepted: True or False"):
+        own(x, weights, residual_first="no")
+    of_complex = {"x": rows(24, "bsf", precision="complex64"), "weights": weights_of("complex64")}
+    with pytest.raises(SpecError, match="activation=relu of complex numbers"):
+        own(**of_complex, activation="relu")
     refused("got 2 entries; 3 are needed, one per layer, in a list", weights=weights[:2])
     refused(r"got weights of shape \(2, 5, 4, 1\)", weights=[weights[0], [weights[1][0][..., :1].copy()], weights[2]])
     refused(r"got bias of shape \(29,\); \(30,\) is needed", bias=draw(29))
@@ -172,10 +205,8 @@ def test_what_does_not_fit_is_refused_before_any_launch(monkeypatch: pytest.Monk
     refused("out shares memory with x", x=(shared := draw(33, 54))[:, :24], out=shared[:, 20:50])
     refused("bias is missing, but the launcher requires it; accepted: bias=an array, or bias=False", total(bias=True))
     refused("out_layout='bsl' with layout='bsf'", out_layout="bsl")
-    with pytest.raises(LaunchError, match="activation='silu'; accepted: 'none'"):
-        own.prepare(x, weights, activation="silu")
-    with pytest.raises(LaunchError, match="activation='gelu'; accepted: 'none'"):
-        own.build(3, epilogue=Epilogue(activation="gelu"))
+    with pytest.raises(LaunchError, match=f"a residual after activation='gelu'; {after}"):
+        own.build(3, epilogue=Epilogue(activation="gelu", residual=True))
 
 
 def test_layers_that_form_no_sum_are_refused() -> None:
@@ -185,8 +216,8 @@ def test_layers_that_form_no_sum_are_refused() -> None:
         SumLauncher("1,3,2,2", "1,4,4,1")
     with pytest.raises(LaunchError, match="features; accepted: layers that take the same x"):
         SumLauncher("1,3,2,2", "1,6,5,1")
-    with pytest.raises(LaunchError, match="activation='relu'; accepted: 'none'"):
-        SumLauncher(*(Launcher("1,3,2,2", activation="relu") for _ in range(2)))
+    with pytest.raises(LaunchError, match="a residual after activation='relu'; accepted: residual_first=True"):
+        total(activation="relu", residual=True)
     with pytest.raises(LaunchError, match="of a sum have different options"):
         SumLauncher(Launcher("1,3,2,2", bias=True), "1,3,2,2")
     with pytest.raises(LaunchError, match="of a sum; accepted: layers without out_layout"):

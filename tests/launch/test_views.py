@@ -11,7 +11,7 @@ from ksgen.launch.arrays import CallOptions, views_of
 
 def test_options_are_frozen_and_plain_by_default() -> None:
     options = CallOptions()
-    assert options == ("bsf", "none", None, None, None)
+    assert options == ("bsf", "none", None, None, False, None)
     with pytest.raises(AttributeError):
         options.layout = "bsl"  # type: ignore[misc]
 

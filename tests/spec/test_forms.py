@@ -29,7 +29,7 @@ BEYOND = (  # messages on specs that no schema refuses: they are no YAML, or sev
     "with one factor",
     "of complex numbers",
     "out_layout: got bsl of a",
-    "of a sum; accepted: none",
+    "of a sum; accepted: residual_first",
     "features=12; accepted: a power of two",
 )
 

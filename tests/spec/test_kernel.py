@@ -75,6 +75,23 @@ def test_different_kernels_have_different_names_and_digests() -> None:
 
 def test_the_digest_stays_what_it_was() -> None:
     assert KernelSpec(SMALL).digest == "d9de890d"
+    assert KernelSpec(SMALL, epilogue=Epilogue(True, "gelu", True)).digest == "327f5e47"
+
+
+def test_an_activation_may_follow_the_residual() -> None:
+    last, first = (KernelSpec(SMALL, epilogue=Epilogue(True, "gelu", True, order)) for order in (False, True))
+    assert (last.epilogue.words, first.epilogue.words) == (("bias", "gelu", "residual"), ("bias", "residual", "gelu"))
+    assert first.name.endswith("_bias_residual_gelu")
+    assert first.digest != last.digest
+    assert "residual_first" not in last.as_json["epilogue"]
+    assert Epilogue(**first.as_json["epilogue"]) == first.epilogue
+    for alone in ((True, "gelu", False), (True, "none", True)):  # nothing to put in order
+        assert Epilogue(*alone, True) == Epilogue(*alone)
+    assert StatedOptions(activation="relu", residual=True, residual_first=True).epilogue == Epilogue(
+        False, "relu", True, True
+    )
+    with pytest.raises(SpecError, match="residual_first='yes'; accepted: True or False"):
+        Epilogue(residual_first="yes")  # type: ignore[arg-type]
 
 
 def test_flops_and_bytes() -> None:

@@ -218,6 +218,12 @@ def test_a_sum_has_a_layer_per_chain_each_of_which_adds_the_earlier_ones() -> No
     }
     assert (spec.options_of("up").between, spec.options_of("up[1]").between) == ("relu", "none")
     assert spec.stated_of("up").non_defaults == {"bias": True}
+    ends = "bias: true, activation: gelu, residual: true, residual_first: true"
+    assert names(f"layers: {{up: {{sum: [[[2,3,4,1]], [[1,6,8,1]], [[1,6,8,1]]], {ends}}}}}") == [
+        "2x3x4x1_float32_bsf_bias_residual",
+        "1x6x8x1_float32_bsf_residual",
+        "1x6x8x1_float32_bsf_residual_gelu",
+    ]
     further = parse("layers: {up: {sum: [[[2,3,4,1]], [[2,3,4,1]]], gradients: true, weights: same, layout: bsl}}")
     assert [each.name.removeprefix("ks_") for each in further.kernels] == [
         "2x3x4x1_float32_bsl",
@@ -308,6 +314,7 @@ NO_OPTIONS: dict[str, list[Any]] = {
     "bias": [False],
     "activation": ["none"],
     "residual": [False],
+    "residual_first": [False],
     "stride": ["dense"],
 }
 patterns = st.builds(Pattern, *[st.integers(1, 1000)] * 4)
@@ -445,7 +452,7 @@ WRONG = [
     (
         "kernels:\n- {layout: bsf}",
         "2: kernels[0]: needs pattern; accepted: pattern, precision, layout, batch, bias, activation, residual, "
-        "gradients, stride",
+        "residual_first, gradients, stride",
     ),
     ("kernels:\n- {pattern: {a: 1}}", "2: kernels[0].pattern: got a mapping; accepted: a pattern"),
     (
@@ -528,12 +535,12 @@ WRONG = [
         "2: layers.q.out_layout: got bsl of a sum; accepted: of a chain",
     ),
     (
-        "layers:\n  q:\n    sum: [[[1,2,3,4]], [[1,2,3,4]]]\n    activation: [none, gelu]",
-        "4: layers.q.activation: got activation gelu of a sum; accepted: none, because an activation would follow the",
+        "layers:\n  q:\n    sum: [[[1,2,3,4]], [[1,2,3,4]]]\n    activation: [none, gelu]\n    residual: [true, false]",
+        "5: layers.q.residual: got a residual after activation gelu of a sum; accepted: residual_first: true, because",
     ),
     (
-        "defaults: {activation: relu}\nlayers:\n  q: {sum: [[[1,2,3,4]], [[1,2,3,4]]]}",
-        "3: layers.q: got activation relu of a sum; accepted: none",
+        "defaults: {activation: relu, residual: true}\nlayers:\n  q: {sum: [[[1,2,3,4]], [[1,2,3,4]]]}",
+        "3: layers.q: got a residual after activation relu of a sum; accepted: residual_first: true",
     ),
     ("layers:\n  q: {chain: [[1,2,3,4]], out_layout: same}", "2: layers.q.out_layout: got 'same'; accepted: bsf, bsl"),
     (

@@ -9,12 +9,12 @@ from torch import Tensor, fx, nn
 from ksgen.build.background import PendingError, awaited
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain
-from ksgen.spec import Layout
+from ksgen.spec import Activation, Layout
 from ksgen.torch.layer.splits import Split
 from ksgen.torch.operators import frozen, prepared, trained
-from ksgen.torch.operators.checks import check_tensors, dtype_name
+from ksgen.torch.operators.checks import check_activation, check_tensors, check_words, dtype_name
 from ksgen.torch.operators.meanwhile import building, note_unsettled
-from ksgen.torch.operators.products import Exchange
+from ksgen.torch.operators.products import ACTIVATIONS, Exchange
 
 
 class ChainLayer:
@@ -66,13 +66,15 @@ class ChainLayer:
     def _name(self) -> str:
         return f"{self._kind}({self.chain}{'' if self.split is None else f'; here {self.own_chain}'})"
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None, *, after: Activation = "none") -> Tensor:
         """Compute y = activation(x K^T + bias) + residual.
 
         Args:
             x: Input, (..., in_features) in layout "bsf", or (in_features, ...) in "bsl". A jagged nested tensor is
                 accepted in "bsf".
             residual: Tensor like y that is added after the activation, or None.
+            after: Another activation, which follows the residual. Repeated calls without gradients apply it inside the
+                kernel, if the layer itself has no activation.
 
         Returns:
             y, (..., out_features) or (out_features, ...), of the dtype of x.
@@ -89,6 +91,8 @@ class ChainLayer:
             >>> layer(-torch.ones(1, 4), torch.ones(1, 6))
             tensor([[1., 1., 1., 1., 1., 1.]])
         """
+        if after != "none":
+            return self._activated(x, residual, after)
         y = trained.multiply(self, x, residual) if torch.is_grad_enabled() else prepared.multiply(self, x, residual)
         if y is not None:
             return y
@@ -102,6 +106,13 @@ class ChainLayer:
         # PyTorch copies the next line into exported programs. Its error message quotes the line if a program is loaded
         # before `import ksgen.torch`.
         return self._multiplied(x, residual)  # needs: import ksgen.torch
+
+    def _activated(self, x: Tensor, residual: Tensor | None, after: Activation) -> Tensor:
+        """Compute y with an activation that follows the residual."""
+        layer: Any = self
+        if layer.activation == "none" and (y := prepared.multiply(self, x, residual, after)) is not None:
+            return y
+        return activated(self.forward(x, residual), after=after)
 
     def __prepare_scriptable__(self) -> Never:
         """Refuse `torch.jit.script`, which calls this method first.
@@ -186,6 +197,14 @@ class ChainLayer:
         return torch.nested.nested_tensor_from_jagged(
             y, x.offsets(), lengths=x.lengths(), jagged_dim=x._ragged_idx, **extremes
         )
+
+
+def activated(y: Tensor, **named: Any) -> Tensor:
+    """Apply an activation, which is given under its name in messages."""
+    ((name, activation),) = named.items()
+    check_words(**{name: (activation, ACTIVATIONS)})
+    check_activation(activation, y.dtype, name)
+    return ACTIVATIONS[activation].apply(y)
 
 
 def freeze(model: nn.Module) -> list[str]:

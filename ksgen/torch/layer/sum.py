@@ -7,27 +7,32 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import LaunchError
+from ksgen.spec import Activation
 from ksgen.spec.kernel import checked_batch
 from ksgen.structures import Structure
-from ksgen.torch.layer.base import ChainLayer
+from ksgen.torch.layer.base import ChainLayer, activated
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.several import Layers
+from ksgen.torch.operators.checks import check_words
+from ksgen.torch.operators.products import ACTIVATIONS
 from ksgen.values import excerpt, listed
 
 _FEATURES, _LAYOUTS = ("in_features", "out_features"), ("layout", "out_layout")  # equal for all layers
 
 
 class KSSum(Layers):
-    """Sum of layers, y = K_1 x + ... + K_n x + bias + residual: a matrix that is a sum of chains.
+    """Sum of layers, y = activation(K_1 x + ... + K_n x + bias + residual): a matrix that is a sum of chains.
 
     Under `torch.no_grad()`, a layer adds the sum of the earlier ones inside its last kernel, so that the sum takes no
-    pass of its own. The bias is the sum of the layers' biases. In 16 bits, each partial sum is rounded. The module is a
-    list of its layers.
+    pass of its own. In repeated calls, the last kernel also applies the activation. The bias is the sum of the layers'
+    biases. In 16 bits, each partial sum is rounded. The module is a list of its layers.
 
     Args:
         layers: Two or more `KSLinear` without an activation, with equal features and layouts.
+        activation: Activation of y: "none", "relu", "gelu", "gelu_tanh" or "silu". It can be set later.
 
     Raises:
+        SpecError: The activation is unknown.
         LaunchError: A layer is of another type, has an activation, or does not fit the others.
 
     Examples:
@@ -42,12 +47,16 @@ class KSSum(Layers):
         ksgen.errors.LaunchError: KSSum: layers with out_features of 12, 10; accepted: equal ones
     """
 
-    def __init__(self, layers: Iterable[KSLinear]) -> None:
+    activation: Activation = "none"  # for modules saved before this option existed
+
+    def __init__(self, layers: Iterable[KSLinear], activation: Activation = "none") -> None:
+        check_words(activation=(activation, ACTIVATIONS))
         given = listed(layers) or ()
         if len(given) < 2 or not all(isinstance(each, ChainLayer) for each in given):
             raise LaunchError(f"KSSum: layers={excerpt(layers)}; accepted: a list of two KSLinear or more")
         _check(given, *_FEATURES, *_LAYOUTS)
         super().__init__(given)
+        self.activation = activation
 
     @classmethod
     def from_structures(
@@ -56,6 +65,7 @@ class KSSum(Layers):
         state: Mapping[str, Tensor | None] | None = None,
         *,
         bias: bool = True,
+        activation: Activation = "none",
         **options: Any,
     ) -> "KSSum":
         """Create a sum of structured matrices, such as those of `ksgen.structures.dyad`.
@@ -66,6 +76,7 @@ class KSSum(Layers):
                 The structures' parameters then need different names. None: they are drawn, as by
                 `KSLinear.from_structure`.
             bias: Whether the sum has a bias, if there is no state. The first layer has it.
+            activation: Activation of y.
             **options: Options of `KSLinear`.
 
         Returns:
@@ -99,14 +110,14 @@ class KSSum(Layers):
                 layers.append(KSLinear.from_structure(each, own, **options))
         if rest:
             raise LaunchError(f"KSSum: got {', '.join(sorted(map(str, rest)))}, which no structure has")
-        return cls(layers)
+        return cls(layers, activation)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Compute y = K_1 x + ... + K_n x + bias + residual.
+        """Compute y = activation(K_1 x + ... + K_n x + bias + residual).
 
         Args:
             x: Input, as `KSLinear` takes it.
-            residual: Tensor like y, or None.
+            residual: Tensor like y that is added before the activation, or None.
 
         Returns:
             y, of the dtype of x.
@@ -127,12 +138,10 @@ class KSSum(Layers):
         # prepared training steps take no residual, and a trace must not depend on gradients
         adds_apart = torch.is_grad_enabled() or torch.jit.is_tracing()
         y: Any = residual
-        for number, layer in enumerate(self):
-            if isinstance(layer, ChainLayer) and not (number and adds_apart):
-                y = layer(x, y)
-            else:  # a module of another type may have replaced a layer
-                y = layer(x) if y is None else y + layer(x)
-        return y
+        *first, last = enumerate(self)
+        for number, layer in first:
+            y = _added(layer, x, y, adds_apart and number > 0)
+        return _added(last[1], x, y, adds_apart, self.activation)
 
     def to_dense(self) -> Tensor:
         """Compute the sum of the layers' matrices differentiably.
@@ -175,8 +184,17 @@ class KSSum(Layers):
         return "\n".join(self._explained(checked_batch(batch)))
 
 
+def _added(layer: Any, x: Tensor, y: Tensor | None, is_apart: bool, activation: Activation = "none") -> Tensor:
+    """Add a layer's product to y, and apply the activation to the sum."""
+    if isinstance(layer, ChainLayer) and not is_apart:
+        total: Tensor = layer(x, y) if activation == "none" else layer(x, y, after=activation)
+        return total
+    total = layer(x) if y is None else y + layer(x)  # a module of another type may have replaced a layer
+    return total if activation == "none" else activated(total, activation=activation)
+
+
 def _check(layers: Iterable[nn.Module], *names: str) -> None:
-    """Raise `LaunchError` if these attributes differ, or for an activation, which would have to follow the sum.
+    """Raise `LaunchError` if these attributes differ, or for an activation, which belongs to the sum.
 
     Options may be set after the layers were combined. Modules of other types that replaced a layer are not checked.
     """
@@ -184,8 +202,8 @@ def _check(layers: Iterable[nn.Module], *names: str) -> None:
     for each in chains:
         if each.activation != "none":
             raise LaunchError(
-                f"KSSum: {each._name()} has activation={each.activation!r}; accepted: 'none', and an activation that "
-                "follows the sum"
+                f"KSSum: {each._name()} has activation={each.activation!r}; accepted: 'none', and an activation of the "
+                "sum"
             )
     for name in names:
         if len({getattr(each, name) for each in chains}) > 1:

@@ -340,7 +340,7 @@ def _kernel(
     factor: Launcher,
     precision: str,
     layout: str,
-    epilogue: tuple[bool, str, bool] = (False, "none", False),
+    epilogue: tuple[Any, ...] = (),
     job: str = "multiply",
 ) -> KernelSpec:
     return KernelSpec(factor.pattern, precision, layout, Epilogue(*epilogue), job=job)

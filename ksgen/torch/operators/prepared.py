@@ -28,7 +28,7 @@ from ksgen.launch.arrays import current_stream
 from ksgen.launch.plan import Call, Packing, RepeatedCall, RepeatedCalls
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Weights
-from ksgen.spec import Epilogue, Layout
+from ksgen.spec import Activation, Epilogue, Layout
 from ksgen.spec.kernel import layout_word, pattern_as_list
 from ksgen.torch.operators import choice, frozen, ops, products
 from ksgen.torch.operators.backends import BACKENDS as PRODUCTS
@@ -101,8 +101,11 @@ def _lies_in_memory(tensor: Any) -> bool:
     return bool(address) and address % (tensor.element_size() if tensor.is_cpu else MAP_ALIGNMENT) == 0
 
 
-def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
-    """Output of the layer by a prepared call; None if it has to take the usual path."""
+def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor | None:
+    """Output of the layer by a prepared call; None if it has to take the usual path.
+
+    `after` is an activation that follows the residual. The layer itself then has none.
+    """
     if torch.is_grad_enabled() or not is_direct(x, residual):
         return None
     calls = layer._prepared_calls()
@@ -110,7 +113,7 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
         return None
     if (parameters := parameters_of(layer, x, calls is None)) is None:
         return None
-    call = _found(calls, (layer,), x, residual, parameters)
+    call = _found(calls, (layer,), x, residual, parameters, after)
     return None if call is None else unless_refused(call.run, x, residual, make_whole(parameters))
 
 
@@ -198,6 +201,7 @@ def _found(
     x: Tensor,
     residual: Tensor | None,
     parameters: list[Tensor | None],
+    after: str = "none",
 ) -> "Prepared | None":
     """Prepared call for these arrays; None if there is none yet, or if the usual path has to be taken.
 
@@ -210,20 +214,23 @@ def _found(
     stream = current_stream(x.get_device()) if x.is_cuda else None
     threads, most = torch.get_num_threads(), choice.REMEMBERED if calls is None else MOST_CALLS
     calls = _calls if calls is None else calls
-    key = x.shape, x.dtype, x.get_device(), stream, residual is None, options, shapes, threads, PLANNER.generation
+    form = x.shape, x.dtype, x.get_device(), stream, residual is None
+    key = *form, options, after, shapes, threads, PLANNER.generation
     found = calls.get(key)  # read once: another thread may drop all of them
     if found is None:
         if len(calls) >= most:
             calls.clear()
         calls[key] = SEEN
     elif found is SEEN:
-        calls[key] = found = _prepared(layers, x, residual, make_whole(parameters))
+        calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after)
     elif type(found) is Prepared and not found.is_open:
         calls[key] = found = SEEN
     return found if type(found) is Prepared and found.takes(x, residual, parameters) else None
 
 
-def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters) -> "Prepared | str":
+def _prepared(
+    layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters, after: str
+) -> "Prepared | str":
     """Prepare a call; `SEEN` if it has to be tried again later, `UNFIT` if none can be prepared."""
     if not is_ready(x.device):
         return SEEN
@@ -232,7 +239,7 @@ def _prepared(layers: Sequence[Any], x: Tensor, residual: Tensor | None, paramet
             raise NotPreparedError
         for each in layers:
             _check_fits(each, x)
-        job = _Job.of(layers, x, residual, parameters)
+        job = _Job.of(layers, x, residual, parameters, after)
         return SEEN if job is None else by_kernels(lambda: Prepared(layers, x, job)) or SEEN
     except NotPreparedError:
         return UNFIT
@@ -276,9 +283,18 @@ class _Job(NamedTuple):
     y: Tensor
     outs: Sequence[Tensor]
     parameters: Parameters
+    activation: Activation = "none"  # of the last factors
+    residual_first: bool = False
 
     @classmethod
-    def of(cls, layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters) -> "_Job | None":
+    def of(
+        cls,
+        layers: Sequence[Any],
+        x: Tensor,
+        residual: Tensor | None,
+        parameters: Parameters,
+        after: str = "none",
+    ) -> "_Job | None":
         """Build the operands; None if the residual does not fit, which the usual path reports."""
         first = layers[0]
         y_shape = _y_shape(layers, x)
@@ -290,7 +306,9 @@ class _Job(NamedTuple):
         if rows.shape[0 if layout == "bsf" else 1] == 1:
             layout, out_layout, rows = "bsf", None, rows.reshape(1, -1)
             added = None if added is None else added.reshape(1, -1)
-        return cls.one(layout, out_layout, rows, added, [each.out_features for each in layers], parameters)
+        job = cls.one(layout, out_layout, rows, added, [each.out_features for each in layers], parameters)
+        ending: Any = first.activation if after == "none" else after
+        return job._replace(activation=ending, residual_first=after != "none")
 
     @classmethod
     def one(
@@ -490,7 +508,7 @@ def _timed_fastest(layers: Sequence[Any], job: _Job, timed: Mapping[str, Callabl
     layout, added = layout_word(first.layout, first.out_layout), (first.bias is not None, job.residual is not None)
     patterns: Any = shapes[0] if job.is_alone else shapes
     kind = _kind(job) if job.is_alone else "prepared group"
-    timed_job = job_of(kind, patterns, job.x.dtype, layout, first.activation, *added, first.between)
+    timed_job = job_of(kind, patterns, job.x.dtype, layout, job.activation, *added, first.between)
     return faster((timed_job, size_of(job.batch), *timed), timed)
 
 
@@ -502,7 +520,7 @@ def _is_one_launch(layers: Sequence[Any], job: _Job) -> bool:
     first = layers[0]
     if first.fuse != "auto" or (job.is_alone and len(first.own_chain) == 1):
         return bool(first.fuse == "yes")
-    epilogue = Epilogue(job.parameters[0] is not None, first.activation, job.residual is not None)
+    epilogue = Epilogue(*_steps(job))
     more: dict[str, Any] = {"weights": first.storage, "inputs": first._inputs} if first.has_stored_type else {}
     if job.is_alone:
         more["out_layout"] = job.out_layout
@@ -510,6 +528,11 @@ def _is_one_launch(layers: Sequence[Any], job: _Job) -> bool:
     return is_one_launch(
         _launcher_of(layers, job), job.x.device, wanted, job.layout, epilogue, job.batch, **more
     ).is_one
+
+
+def _steps(job: _Job) -> tuple[bool, str, bool, bool]:
+    """Arguments of the epilogue of a job's last factors."""
+    return job.parameters[0] is not None, job.activation, job.residual is not None, job.residual_first
 
 
 def _launcher_of(layers: Sequence[Any], job: _Job, fuse: str | None = None) -> Any:
@@ -525,8 +548,7 @@ def _use_kernels(layer: Any, job: _Job) -> bool:
         return True
     wanted, last = layer.precision or dtype_name(job.x.dtype), len(layer.own_chain)
     for number, pattern in enumerate(layer.own_chain, 1):
-        of_last = (job.parameters[0] is not None, layer.activation, job.residual is not None)
-        epilogue = of_last if number == last else (False, layer.between, False)
+        epilogue = _steps(job) if number == last else (False, layer.between)
         kernel = choice._kernel(launcher(*pattern_as_list(pattern)), wanted, job.layout, epilogue)
         if choice.choose(kernel, job.batch, job.x.device).backend != "ksgen":
             return False
@@ -587,7 +609,8 @@ def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_La
     if first.fuse == "no":
         return None
     biases = None if job.parameters[0] is None else list(job.parameters[: len(layers)])
-    options: dict[str, Any] = {"activation": first.activation, "residual": job.residual, "precision": first.precision}
+    options: dict[str, Any] = {"activation": job.activation, "residual": job.residual, "precision": first.precision}
+    options["residual_first"] = job.residual_first
     if not job.is_alone:
         group = _launcher_of(layers, job)
         found = _call(group.prepare, job, job.x, weights, out=list(job.outs), bias=biases, **options)
@@ -623,8 +646,9 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
         bias = job.first_bias + number
         last: Mapping[str, Any] = {
             "bias": job.parameters[number],
-            "activation": layer.activation,
+            "activation": job.activation,
             "residual": job.residual,
+            "residual_first": job.residual_first,
             "out": out,
         }
         if len(weights) > 1 and not job.is_alone and (fused := _call(chain.prepare, job, job.x, weights, **last)):
@@ -727,6 +751,9 @@ def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
         factor, x = _Factor(layer, job, number, layout, only_kernels), prepare(x)
         added = job.residual if factor.is_last else None
         factor_job = _Job.one(layout, None, x, added, [pattern.out_features], job.parameters)
+        factor_job = factor_job._replace(activation=layer.between)
+        if factor.is_last:
+            factor_job = factor_job._replace(activation=job.activation, residual_first=job.residual_first)
         steps.append((prepare, _factor(factor_job, weights, factor)))
         if not factor.is_last:
             x = steps[-1][1](x, None, job.parameters)
@@ -744,8 +771,13 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     """Fastest method for one factor."""
     layout, layer, methods = job.layout, factor.layer, dict[str, Step]()
     pattern, is_last, has_stored_type = layer.own_chain[factor.place], factor.is_last, layer.has_stored_type
-    activation, has_bias = (layer.activation, job.parameters[0] is not None) if is_last else (layer.between, False)
+    activation, residual_first, has_bias = (
+        job.activation,
+        job.residual_first,
+        is_last and job.parameters[0] is not None,
+    )
     options: dict[str, Any] = {"bias": job.parameters[0] if is_last else None, "activation": activation}
+    options["residual_first"] = residual_first
     numbers = [job.first_weight + factor.place] if job.weights else []
     prepare, exchange = launcher(*pattern_as_list(pattern)).prepare, products.exchange_of(pattern)
     if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **options):
@@ -762,7 +794,7 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
         def step(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
             rows = products.natural(x, exchange, layout)
             y = products.exchanged(product(rows, ready(parameters)), exchange, layout)
-            return finish(y, parameters[0] if has_bias else None, activation, residual, layout)
+            return finish(y, parameters[0] if has_bias else None, activation, residual, layout, residual_first)
 
         methods[name] = step
 
@@ -772,7 +804,8 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     if job.weights:  # reads the parameters without a permuted copy
         by_pytorch("einsum", lambda raw: raw, lambda x, raw: PRODUCTS["einsum"].multiply(x, raw, layout, pattern))
     elif job.x.element_size() == 2 and exchange is None:  # as in `ksgen.torch.operators.ops`
-        methods["dense"] = _by_whole_matrix(factor.prepare(products.to_dense), layout, has_bias, activation)
+        ready = factor.prepare(products.to_dense)
+        methods["dense"] = _by_whole_matrix(ready, layout, has_bias, (activation, residual_first))
     kind = job_of(
         _kind(job),
         [pattern_as_list(pattern)],
@@ -786,14 +819,18 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     return methods[faster((kind, size_of(job.batch), *methods), timed)]
 
 
-def _by_whole_matrix(ready: Callable[[Parameters], Tensor], layout: str, has_bias: bool, activation: str) -> Step:
-    """Multiply by the dense matrix K, which `ready` returns."""
+def _by_whole_matrix(
+    ready: Callable[[Parameters], Tensor], layout: str, has_bias: bool, ending: tuple[str, bool]
+) -> Step:
+    """Multiply by the dense matrix K, which `ready` returns. `ending`: the activation, and whether it comes last."""
+    activation, residual_first = ending
 
     def in_rows(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         y = functional.linear(x, ready(parameters), parameters[0] if has_bias else None)
-        return finish(y, None, activation, residual, layout)
+        return finish(y, None, activation, residual, layout, residual_first)
 
     def in_columns(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
-        return finish(ready(parameters) @ x, parameters[0] if has_bias else None, activation, residual, layout)
+        bias = parameters[0] if has_bias else None
+        return finish(ready(parameters) @ x, bias, activation, residual, layout, residual_first)
 
     return in_rows if layout == "bsf" else in_columns

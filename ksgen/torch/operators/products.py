@@ -214,9 +214,13 @@ ACTIVATIONS = {
 }
 
 
-def finish(y: Tensor, bias: Tensor | None, activation: str, residual: Tensor | None, layout: str) -> Tensor:
-    """Compute activation(y + bias) + residual."""
+def finish(
+    y: Tensor, bias: Tensor | None, activation: str, residual: Tensor | None, layout: str, residual_first: bool = False
+) -> Tensor:
+    """Compute activation(y + bias) + residual; or activation(y + bias + residual), if the residual is first."""
     if bias is not None:
         y = y + (bias if layout == "bsf" else bias[:, None])
+    if residual is not None and residual_first:
+        return ACTIVATIONS[activation].apply(y + residual)
     y = ACTIVATIONS[activation].apply(y)
     return y if residual is None else y + residual

@@ -1,6 +1,7 @@
 """`KSSum`: one matrix that is a sum of chains, accumulated by the layers' residuals."""
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from ksgen import structures
 from ksgen.errors import LaunchError, SpecError
 from ksgen.torch import KSLinear, KSSum, build, freeze, thaw
+from ksgen.torch.layer import base
 from ksgen.torch.layer.base import ChainLayer
 
 CHAINS = (["1,6,4,4", "2,10,12,1"], ["4,5,4,1"], ["1,20,16,1"])
@@ -68,6 +70,49 @@ def test_each_layer_adds_the_earlier_ones_as_its_residual(monkeypatch: pytest.Mo
     assert last is y
     assert residuals[0] is residuals[1]
     assert residuals[2] is residuals[3]
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("backend", ["ksgen", "auto"])
+def test_an_activation_follows_the_sum(layout: Any, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeated calls without gradients apply it inside the last kernel."""
+    model, doubled = (made(layout=layout, backend=backend) for _ in range(2))
+    model.activation, doubled = "gelu", doubled.double()
+    x, residual = torch.randn(33, 16), torch.randn(33, 20)
+    total = x.double() @ doubled.to_dense().t() + doubled[0].bias + doubled[2].bias + residual.double()
+    wanted, dy = nn.functional.gelu(total), torch.randn(33, 20)
+    given = [each if layout == "bsf" else each.t().contiguous() for each in (x, residual)]
+
+    def check(y: Tensor) -> None:
+        torch.testing.assert_close((y if layout == "bsf" else y.t()).double(), wanted.detach(), rtol=1e-4, atol=1e-4)
+
+    for _ in range(3):
+        check(y := model(*given))
+    gradients = torch.autograd.grad(y, list(model.parameters()), dy if layout == "bsf" else dy.t())
+    truths = torch.autograd.grad(wanted, list(doubled.parameters()), dy.double())
+    for found, truth in zip(gradients, truths, strict=True):
+        torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-4)
+    for each in (model, model.eval().freeze()):
+        with torch.no_grad(), monkeypatch.context() as patch:
+            check(each(*given))
+            check(each(*given))
+            patch.setattr(base, "activated", lambda *_, **__: pytest.fail("apart"))
+            check(each(*given))
+    check(torch.compile(model, fullgraph=True, backend="aot_eager")(*given))
+
+
+def test_a_layer_applies_an_activation_after_the_residual() -> None:
+    layer, x, residual = KSLinear("2,6,4,1", activation="silu"), torch.randn(5, 8), torch.randn(5, 12)
+    expected = (layer(x) + residual).relu()
+    for context in (torch.enable_grad(), torch.no_grad()):
+        for _ in range(3):
+            with context:
+                torch.testing.assert_close(layer(x, residual, after="relu"), expected)
+    with pytest.raises(SpecError, match="after='reul'; did you mean relu"):
+        layer(x, residual, after="reul")
+    with pytest.raises(SpecError, match="after=relu of complex numbers"):
+        KSLinear("2,6,4,1", dtype=torch.complex64)(x.to(torch.complex64), after="relu")
+    assert torch.equal(pickle.loads(pickle.dumps(layer))(x, residual, after="relu"), layer(x, residual, after="relu"))
 
 
 def test_functions_for_models_reach_the_layers() -> None:
@@ -143,6 +188,7 @@ def test_a_sum_without_a_checkpoint_is_drawn() -> None:
     for each in model:
         assert float(each.weights[0].detach().std()) == pytest.approx(1 / (3 * 512) ** 0.5, rel=0.02)
     assert KSSum.from_structures(structures.dyad(24, 20, blocks=4), bias=False)[0].bias is None
+    assert KSSum.from_structures(structures.dyad(24, 20, blocks=4), activation="silu").activation == "silu"
 
 
 def test_what_is_refused() -> None:
@@ -164,6 +210,8 @@ def test_what_is_refused() -> None:
         LaunchError, match=r"KSSum: KSLinear\(2,4,4,1\) has activation='relu'; accepted: 'none', and an"
     ):
         KSSum([one, KSLinear("2,4,4,1", activation="relu")])
+    with pytest.raises(SpecError, match="activation='reul'; did you mean relu"):
+        KSSum([one, KSLinear("2,4,4,1")], activation="reul")  # type: ignore[arg-type]
     model = KSSum([one, KSLinear("2,4,4,1")])
     one.activation = "gelu"
     with pytest.raises(LaunchError, match=r"KSSum: KSLinear\(1,4,4,2\) has activation='gelu'"):
