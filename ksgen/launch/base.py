@@ -199,8 +199,8 @@ class BaseLauncher(Explainable):
             out_layout: Layout of y, as in a call.
 
         Returns:
-            A `Call`: `call()` launches and returns y. It is not thread-safe. None if factors or layers are launched one
-            by one.
+            A `Call`: `call()` launches and returns y. It is not thread-safe. None if factors, or the layers of a group,
+            are launched one by one. A sum returns one call of all its chains.
 
         Raises:
             LaunchError: Arguments do not fit a factor or each other, or fuse="yes" is unavailable.
@@ -222,7 +222,7 @@ class BaseLauncher(Explainable):
         given = self._read(x, weights, bias, residual, out, options)
         call = self._prepared(given, self._checks)
         if not isinstance(call, Call):
-            return None
+            return self._prepared_in_turn(given, call)
         _keep_memory(call, stream)
         return call
 
@@ -477,6 +477,10 @@ class BaseLauncher(Explainable):
                 x, argument, layout=layout, out_layout=layout, stream=options.stream, precision=fit.precision, **more
             )
         return x
+
+    def _prepared_in_turn(self, given: Given, fit: CheckedArguments) -> Any:
+        """Prepared call of several launches; None: they are not prepared."""
+        return None
 
     def _check_intermediates(self, x: ArrayView, stream: Any) -> None:
         """Raise `LaunchError` if the intermediates between launches of single factors cannot be allocated."""

@@ -255,6 +255,25 @@ class Call:
         self.again[1](())
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class CallSequence:
+    """Prepared calls that add to one array, launched sequentially: `call()` launches all, and returns the array."""
+
+    calls: tuple[Call, ...]
+
+    @property
+    def out(self) -> Any:
+        return self.calls[-1].out
+
+    def __call__(self) -> Any:
+        for each in self.calls:
+            each()
+        return self.out
+
+    def __reduce__(self) -> NoReturn:
+        return self.calls[0].__reduce__()  # refuses
+
+
 class Packing(NamedTuple):
     """Weights that are packed before a launch: the plan that packs them, and the indices of both arrays.
 

@@ -1,6 +1,6 @@
 """Sum launcher, y = K_1 x + ... + K_n x: each chain adds the sum of the earlier ones, as the residual of its launch."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from ksgen.launch.checks import ArgumentChecks, CheckedArguments, per_chain
 from ksgen.launch.explain import LaunchOptions
 from ksgen.launch.fused import Verdict
 from ksgen.launch.group import GroupLauncher
-from ksgen.launch.plan import Call
+from ksgen.launch.plan import Call, CallSequence
 from ksgen.spec import Epilogue, Layout
 
 WHY_SEVERAL = "each adds the sum of the earlier ones as its residual"
@@ -82,19 +82,30 @@ class SumLauncher(GroupLauncher):
 
     def _one_by_one(self, given: Given, fit: CheckedArguments) -> Any:
         """Launch the chains sequentially."""
-        return self._each(given, fit, lambda layer: layer)
+        *_, y = self._in_turn(given, fit)
+        return y
 
-    def _each(self, given: Given, fit: CheckedArguments, method: Callable[[Any], Callable[..., Any]]) -> Any:
-        """Call a method of each chain's launcher, which returns y, and return the last y."""
+    def _prepared_in_turn(self, given: Given, fit: CheckedArguments) -> CallSequence | None:
+        """Prepared call of all chains; None if the factors of one are launched one by one."""
+        calls: list[Call] = []
+        for call in self._in_turn(given, fit, prepares=True):
+            if call is None:
+                return None
+            calls.append(call)
+        return CallSequence(tuple(calls))
+
+    def _in_turn(self, given: Given, fit: CheckedArguments, prepares: bool = False) -> Iterator[Any]:
+        """Call the chains' launchers sequentially, each on the y of the one before, and yield what they return."""
         arrays, factor_weights, _, _, y, options = given
         operands = {"bias": arrays.get("bias"), "residual": arrays.get("residual")}
         last = options._replace(precision=fit.precision, residual_first=True)
         further = [last._replace(activation="none")] * (len(self.layers) - 1)
         weights_of_each = per_chain(self.chains, factor_weights)
         for layer, weights, own in zip(self.layers, weights_of_each, (*further, last), strict=True):
-            y = method(layer)(arrays["x"], weights, out=y, **operands, **own._asdict())
+            method = layer.prepare if prepares else layer
+            yield (done := method(arrays["x"], weights, out=y, **operands, **own._asdict()))
+            y = done.out if prepares else done
             operands = {"residual": y}
-        return y
 
     def _parts_of(self, options: LaunchOptions, out_layout: Layout | None) -> list[tuple[Any, LaunchOptions]]:
         given = options.epilogue

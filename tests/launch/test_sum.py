@@ -1,6 +1,7 @@
 """Sums of chains: correct by float64 on every kind of device, accumulated in one array, and what is refused."""
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,17 @@ def activated(y: Array, activation: str) -> Array:
     return reference.multiply(Pattern(1, 1, 1, 1), y.reshape(-1, 1), one, "bsf", activation=activation).reshape(y.shape)
 
 
-def truth_of(x: Array, weights: list[list[Array]], layout: str, bias: Any = 0.0, residual: Any = 0.0) -> Array:
+def truth_of(
+    x: Array,
+    weights: list[list[Array]],
+    layout: str,
+    bias: Any = 0.0,
+    residual: Any = 0.0,
+    chains: Sequence[Chain] = CHAINS,
+) -> Array:
     """The sum in float64, or in complex128."""
     total = np.asarray(residual, np.float64) + (bias if layout == "bsf" else np.reshape(bias, (-1, 1)))
-    for chain, each in zip(CHAINS, weights, strict=True):
+    for chain, each in zip(chains, weights, strict=True):
         y: Array = x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
         for pattern, factor in zip(chain, each, strict=True):
             y = reference.multiply(pattern, y, factor, layout)
@@ -142,8 +150,28 @@ def test_slices_packed_weights_and_one_launch_per_chain() -> None:
         assert own(x, given, out=out) is out
         assert is_right(out, truth_of(x, weights, "bsf"))
     assert (larger == 7).sum() == 33 * 20
-    assert own.prepare(x, weights) is None
+    assert total(fuse="no").prepare(x, weights) is None
     assert own.build([1, 33]) is own
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_prepared_call_launches_all_chains_again(either: Device, layout: str) -> None:
+    own, weights, x = SumLauncher(*CHAINS[1:]), weights_of()[1:], rows(24, layout)
+    bias, residual = draw(30), rows(30, layout, seed=1)
+    options: dict[str, Any] = {"bias": bias, "activation": "relu", "residual_first": True, "layout": layout}
+    call = own.prepare(x, weights, residual=residual, **options)
+    assert "Launcher(2, 5, 4, 3)" in repr(call)
+    for _ in range(3):
+        y = call()
+        assert y is call.out
+        truth = truth_of(x, weights, layout, bias, residual, CHAINS[1:])
+        assert is_right(y, activated(truth, "relu"))
+        x *= -2
+        weights[1][0] += 1
+    with pytest.raises(LaunchError, match="belongs to this process"):
+        pickle.dumps(call)
+    pair = SumLauncher(CHAINS[0], ChainLauncher(CHAINS[0], fuse="no"))
+    assert pair.prepare(x, weights_of()[:1] * 2, layout=layout) is None
 
 
 def test_x_in_eight_bits() -> None:
