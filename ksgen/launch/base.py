@@ -382,8 +382,7 @@ class BaseLauncher(Explainable):
         is_host = fit.place == "host"
         if is_host and not (device.shares_host and (is_aligned or all(map(is_whole, views.values())))):
             if fit.kernel.is_chain:
-                copied = f"arrays of the host are copied to {device.name} for each factor"
-                return self._several(fit, WITHIN_AN_ELEMENT if device.shares_host else copied)
+                return self._several(fit, WITHIN_AN_ELEMENT if device.shares_host else copied_to(device))
             aligned = True
             plan: Any = self._plan(fit.of_copies, device, stream, aligned)
             call = on_host(self, plan, views, packed, out, stream)
@@ -497,6 +496,11 @@ class BaseLauncher(Explainable):
             "launches factors one by one, and allocates their intermediates",
             "give PyTorch's tensors",
         )
+
+
+def copied_to(device: Device) -> str:
+    """Reason for one launch per factor on a device that does not share the host's memory."""
+    return f"arrays of the host are copied to {device.name} for each factor"
 
 
 def _keep_memory(call: Call, stream: Any) -> None:

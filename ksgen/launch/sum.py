@@ -5,13 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from ksgen.errors import LaunchError
-from ksgen.launch.base import Given
-from ksgen.launch.checks import ArgumentChecks, CheckedArguments, per_chain
+from ksgen.launch.base import Given, copied_to
+from ksgen.launch.checks import STORED_OTHERWISE, ArgumentChecks, CheckedArguments, per_chain
 from ksgen.launch.explain import LaunchOptions
 from ksgen.launch.fused import Verdict
 from ksgen.launch.group import GroupLauncher
 from ksgen.launch.plan import Call, CallSequence
+from ksgen.launch.planner import PLANNER
+from ksgen.launch.streams import device_and_stream
 from ksgen.spec import Epilogue, Layout
+from ksgen.spec.storage import SAME
 
 WHY_SEVERAL = "each adds the sum of the earlier ones as its residual"
 
@@ -22,7 +25,7 @@ class SumLauncher(GroupLauncher):
     The first chain writes y, with the bias and the residual. Each further chain adds y in its own last kernel, so the
     sum takes no pass of its own. The last kernel applies the activation. So an activation with a residual needs
     `residual_first=True`. In 16 bits, each partial sum is rounded. Arguments that any chain would refuse are refused
-    before the first launch, except a `fuse="yes"` of a later chain that no kernel can serve.
+    before the first launch, and so is a `fuse="yes"` that no kernel can serve.
 
     Args:
         *layers: Two or more `ChainLauncher`s, `Launcher`s, chains or patterns, one per argument. All must take and give
@@ -78,7 +81,30 @@ class SumLauncher(GroupLauncher):
 
     def _prepared(self, given: Given, checks: ArgumentChecks) -> Call | CheckedArguments:
         self._check_order(given.options.activation, "residual" in given.arrays, given.options.residual_first)
-        return super()._prepared(given, checks)
+        fit: Any = super()._prepared(given, checks)  # a sum is never one launch
+        if any(layer.fuse == "yes" for layer in self.layers):
+            self._check_fusion(given, fit)
+        checked: CheckedArguments = fit
+        return checked
+
+    def _check_fusion(self, given: Given, fit: CheckedArguments) -> None:
+        """Raise `LaunchError` if a chain requires one launch, but it is unavailable."""
+        packed, options = given.packed, given.options
+        device = packed[0].device if packed else device_and_stream(self, fit.place, options.stream)[0]
+        if (key := (device, PLANNER.generation, True)) in fit.plans:
+            return
+        epilogue = Epilogue("bias" in given.arrays, options.activation, "residual" in given.arrays, True)
+        asked = LaunchOptions(fit.precision, options.layout, epilogue, SAME, SAME)
+        forms = per_chain(self.chains, given.forms)
+        for (layer, own), of_layer in zip(self._parts_of(asked, None), forms, strict=True):
+            if layer.fuse != "yes" or len(layer.chain) == 1:
+                continue
+            stored = {each.stored for each in of_layer}
+            own = own._replace(weights=of_layer[0].stored, inputs=of_layer[0].inputs)
+            found = layer._verdict(device, *own[:3], fit.batch, None, *own[3:]) if len(stored) == 1 else None
+            why = STORED_OTHERWISE if found is None else "" if found.is_one else found.why
+            layer._several(fit, copied_to(device) if fit.place == "host" and not device.shares_host else why)
+        fit.plans[key] = None  # several launches
 
     def _one_by_one(self, given: Given, fit: CheckedArguments) -> Any:
         """Launch the chains sequentially."""

@@ -20,6 +20,8 @@ from ksgen import (
 )
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError, SpecError
+from ksgen.launch import explain
+from ksgen.launch.fused import Verdict
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
 from ksgen.measure.verify import tolerance
@@ -128,6 +130,10 @@ def test_an_activation_follows_the_sum(either: Device, layout: str, monkeypatch:
     added = {"residual": residual, "residual_first": True, "layout": layout}
     y = own(x, weights[::-1], activation="relu", **added)
     assert is_right(y, activated(truth_of(x, weights, layout, residual=residual), "relu"))
+    if either.shares_host:
+        fused = SumLauncher(*(ChainLauncher(chain, fuse="yes") for chain in reversed(CHAINS)))
+        for _ in range(2):
+            np.testing.assert_allclose(fused(x, weights[::-1], activation="relu", **added), y, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("precision", ["float64", "float16", "bfloat16", "complex64"])
@@ -235,6 +241,23 @@ def test_what_does_not_fit_is_refused_before_any_launch(monkeypatch: pytest.Monk
     refused("out_layout='bsl' with layout='bsf'", out_layout="bsl")
     with pytest.raises(LaunchError, match=f"a residual after activation='gelu'; {after}"):
         own.build(3, epilogue=Epilogue(activation="gelu", residual=True))
+
+
+def test_a_launch_that_is_required_is_refused_before_any_other(either: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last chain requires one launch: its weights cannot be packed for one, arrays are copied, no kernel exists."""
+    x, (pair, one, _) = rows(24, "bsf"), weights_of()
+    monkeypatch.setattr(Plan, "launch", lambda *_: pytest.fail("launched"))
+
+    def refused(why: str, weights: Any = (one, pair)) -> None:
+        with pytest.raises(LaunchError, match=f"^ChainLauncher.*{why}; accepted: fuse='auto' or 'no'"):
+            SumLauncher(CHAINS[1], ChainLauncher(CHAINS[0], fuse="yes"))(x, list(weights))
+
+    if either.shares_host:
+        refused("weights of the factors differ in storage", (one, [quantize(pair[0], "int8"), pair[1]]))
+        monkeypatch.setattr(explain, "verdict", lambda *_: Verdict(False, "no family can"))
+        refused("no family can")
+    else:
+        refused("arrays of the host are copied to .* for each factor")
 
 
 def test_layers_that_form_no_sum_are_refused() -> None:
