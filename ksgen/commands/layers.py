@@ -19,6 +19,7 @@ from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, WEIGHTS, Epilogue, KernelSpec, load
 from ksgen.spec.kernel import hint, is_layer, layer_launch
+from ksgen.spec.spec import parts_of
 from ksgen.spec.storage import INPUTS, SAME
 from ksgen.values import counted, excerpt
 
@@ -165,6 +166,11 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
     if name is None and len(named) > 1:
         raise SpecError(f"{spec} has several layers; name one with --layer: {', '.join(named)}")
     name = named[0] if name is None else name
+    if name in loaded.sums:
+        parts = ", ".join(part for part, _ in parts_of(name, loaded.sums[name]))
+        raise SpecError(
+            f"--layer {name}: {spec} has a sum of that name, which takes several launches; name one: {parts}"
+        )
     if name not in named:
         raise SpecError(f"--layer {excerpt(name)}: {spec} has no layer of that name; {hint(name, named)}")
     chains = loaded.chains_of[name]

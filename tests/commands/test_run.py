@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.commands import run
+from ksgen.commands.layers import Wanted, epilogue_of, launch_of_spec
+from ksgen.errors import SpecError
 from ksgen.families import FAMILIES, faster_family
 from ksgen.launch.choice import choose, limits_of
 from ksgen.measure.roofline import NO_FLOOR, Ceilings, share_of_floor
@@ -224,6 +226,20 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
     spec_in(tmp_path, "layers: {total: {sum: [[[2,9,5,3]], [[2,9,5,3]]], bias: true}}")
     further = figures("--layer", "total[1]", "--batch", "9")
     assert further["epilogue"] == {"bias": False, "activation": "none", "residual": True}
+
+
+def test_only_a_residual_and_an_activation_have_an_order() -> None:
+    assert epilogue_of(False, "relu", True, True).words == ("residual", "relu")
+    for given in ((True, "none", True), (True, "gelu", False)):
+        assert not epilogue_of(*given, False).residual_first
+        with pytest.raises(SpecError, match=r"--residual-first without .*; accepted: --residual and --activation"):
+            epilogue_of(*given, True)
+
+
+def test_a_sum_is_several_launches_each_with_a_name(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path, "layers: {total: {sum: [[[2,9,5,3]], [[2,9,5,3]]]}}")
+    with pytest.raises(SpecError, match=r"--layer total: .* has a sum .* name one: total\[0\], total\[1\]$"):
+        launch_of_spec(spec, "total", Wanted(None, None, None, None))
 
 
 @pytest.mark.exhaustive
