@@ -1,5 +1,6 @@
 """`KSLinear`: a chain of Kronecker-sparse factors in place of a `torch.nn.Linear`. Does not compute products itself."""
 
+import copy
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from math import sqrt
 from typing import Any, Never, Self
@@ -425,6 +426,15 @@ class KSLinear(ChainLayer, nn.Linear):
             self._exchanges = tuple(map(exchange_of, self.chain))
         if ties:
             retie(self.weights, ties)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the layer. Copies of layers that share one list of tied weights share its copy."""
+        copied: Self
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        if (weights := self._modules.get("weights")) is not None:
+            copied._modules["weights"] = memo.setdefault(id(weights), copied._modules["weights"])
+        return copied
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -259,6 +259,22 @@ def test_copies_and_pickles_of_a_frozen_layer(tmp_path: Path) -> None:
         pickle.dumps(partly)
 
 
+def test_layers_that_share_one_list_share_its_copy() -> None:
+    model = nn.ModuleList([drawn(), drawn()])
+    model[1].weights = model[0].weights
+    copied, x = copy.deepcopy(model), torch.randn(5, 24)
+    assert copied[0].weights is copied[1].weights
+    assert copied[0].weights is not model[0].weights
+    assert len(list(copied.parameters())) == 4  # two slices, and a bias per layer
+    torch.nn.utils.parametrize.remove_parametrizations(copied[0].weights, "0")
+    with torch.no_grad():
+        copied[0].weights[0].mul_(2)
+    torch.testing.assert_close(copied[1](x) - copied[1].bias, 2 * (model[1](x) - model[1].bias))
+    alone = copy.deepcopy(model[0])
+    assert alone.weights is not model[0].weights
+    assert torch.equal(alone(x), model[0](x))
+
+
 @pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize("backend", ["auto", "ksgen", "strided"])
 def test_a_call_repeats_each_slice_once(is_trained: bool, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
