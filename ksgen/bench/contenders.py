@@ -354,7 +354,7 @@ def by_calls(
     """
     if on_cuda:
         return ReadyContender(run, lambda y: y, BusyCudaClock(), torch.cuda.synchronize, convert=convert)
-    return ReadyContender(run, lambda y: y, host_clock, wait, rest, convert)
+    return ReadyContender(run, lambda y: y, host_clock, wait, rest, convert=convert)
 
 
 def in_place(plans: Sequence[Plan], arrays: LayerArrays) -> ReadyContender:
