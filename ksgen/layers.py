@@ -30,7 +30,9 @@ LAYERS = (
     Package("files", "reads and writes users' files atomically", "interprets their content"),
     Package("order", "orders the digits of a feature's index in memory", "touches arrays"),
     Package(
-        "pattern", "defines the free entries of K: sizes, index maps, chains, named families", "touches arrays or GPUs"
+        "pattern",
+        "defines which entries of K may be non-zero: sizes, index maps, chains, named families",
+        "touches arrays or GPUs",
     ),
     Package("spec", "describes kernels, and reads them from YAML files", "renders"),
     Package("reference", "computes reference results in float64", "runs fast"),

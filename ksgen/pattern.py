@@ -1,10 +1,10 @@
-"""Defines which entries of K are free: a `Pattern` (a, b, c, d), a `Chain` of patterns, and the literature's named
-families.
+"""Defines which entries of K may be non-zero: a `Pattern` (a, b, c, d), a `Chain` of patterns, and the literature's
+named families.
 
-A pattern is the support I_a ⊗ 1_{b x c} ⊗ I_d of a matrix of a*b*d rows and a*c*d columns. Row (i, k, j) and column (i,
-l, j) meet in one free value, for i < a, k < b, l < c, j < d. A pattern may store its outputs in another order of their
-digits, such as (i, j, k), and read its inputs in another order. Then its matrix has its rows, or its columns, in that
-order. Whole numbers only: never arrays, never GPUs.
+A pattern is the support I_a ⊗ 1_{b x c} ⊗ I_d of a matrix of a*b*d rows and a*c*d columns. The entry in row (i, k, j)
+and column (i, l, j) may be non-zero, for i < a, k < b, l < c, j < d. A pattern may store its outputs in another order
+of their indices, such as (i, j, k), and read its inputs in another order. Then the rows of its matrix, or the columns,
+have that order. Whole numbers only: never arrays, never GPUs.
 """
 
 import re
@@ -48,8 +48,8 @@ _MOST_FROM, _SOME_FROM = 2 / 64, 2 / 256
 class Pattern:
     """Sparsity pattern of a Kronecker-sparse matrix K: the support I_a ⊗ 1_{b x c} ⊗ I_d.
 
-    K has a*b*d rows and a*c*d columns. Row (i, k, j) and column (i, l, j) share one free value, for i < a, k < b, l <
-    c, j < d. Weights are an array of these values of shape (a, b, c, d).
+    K has a*b*d rows and a*c*d columns. The entry in row (i, k, j) and column (i, l, j) is a weight, for i < a, k < b, l
+    < c, j < d. All others are zero. Weights are an array of shape (a, b, c, d).
 
     Args:
         a: Number of diagonal blocks.
@@ -57,8 +57,8 @@ class Pattern:
         c: Inputs of each small dense block.
         d: Interleaved copies in each diagonal block. With d = 1, K is block diagonal.
         store: Order in which outputs are stored, if it is not (i, k, j): their digits from the most to the least
-            significant one, such as "i.j.k". A digit may be divided: in "k1:4.i.k2", k1 < 4 counts b/4 outputs each,
-            and k2 < b/4. Digits of one value may be left out.
+            significant one, such as "i.j.k". An index may be divided into digits: in "k1:4.i.k2", k is k1 * b/4 + k2,
+            with k1 < 4 and k2 < b/4. A digit with a single value may be left out.
         load: Order in which inputs lie in x, if it is not (i, l, j): their digits, such as "l.i.j".
 
     Raises:
@@ -239,7 +239,7 @@ class Pattern:
 
     @property
     def density(self) -> float:
-        """Share of K that is free: 1/(a*d)."""
+        """Share of K's entries that may be non-zero: 1/(a*d)."""
         return 1 / (self.a * self.d)
 
     @property
@@ -310,8 +310,8 @@ class Pattern:
 class Chain:
     """Patterns whose product is one layer, in the order in which they multiply x.
 
-    A chain is a sequence: it has a length, an index and an iterator. Only its first factor reads exchanged inputs: the
-    factor before another one stores its outputs in the order in which they are read.
+    A chain supports `len`, indexing and iteration. Only its first factor reads exchanged inputs: an exchange of a later
+    factor's inputs becomes an exchange of the previous factor's outputs.
 
     Args:
         factors: Patterns in any form that `Pattern.read` accepts. The input features of each must equal the output
@@ -407,8 +407,8 @@ class Chain:
     def transposing_factor(self) -> int:
         """Index of the factor that changes the layout if y has another layout than x.
 
-        It is the factor with the fewest inputs except the first one. Arrays before it have the layout of x, later ones
-        that of y.
+        Of the factors after the first, it is the one with the fewest inputs. Arrays before it have the layout of x,
+        later ones that of y.
         """
         found = 0
         for number in range(1, len(self.factors)):  # torch.compile does not support `min` with a key
@@ -436,11 +436,11 @@ class Chain:
     def transpose(self) -> "Chain":
         """Chain of the transposed product: transposed factors in reverse order.
 
-        An exchange between two factors becomes one of the transposed second factor's outputs. One of the last factor's
-        outputs becomes one of the first factor's inputs.
+        An exchange between two factors becomes an exchange of the outputs of the transposed second factor. An exchange
+        of the last factor's outputs becomes an exchange of the first factor's inputs.
 
         Raises:
-            PatternError: An exchange divides no digits of the next factor.
+            PatternError: The digits of an exchange and of the next factor do not divide each other.
         """
         return Chain(tuple(pattern.transpose for pattern in reversed(self.factors)), self.name)
 
@@ -561,8 +561,8 @@ def block_butterfly(features: int, block: int) -> Chain:
 def monarch(in_features: int, out_features: int, split_in: int, split_out: int) -> Chain:
     """Create a Monarch chain: diagonal blocks, then blocks that mix across them.
 
-    The first factor has `split_in` diagonal blocks. Each maps a `split_in`-th of x to a `split_out`-th of y. The
-    Monarch matrices of n x n are `monarch(n, n, s, s)` with s the square root of n.
+    The first factor has `split_in` diagonal blocks. Each maps `in_features / split_in` features of x to `out_features /
+    split_out` intermediate ones. The Monarch matrices of n x n are `monarch(n, n, s, s)` with s the square root of n.
 
     Args:
         in_features: Features of x.

@@ -1,4 +1,4 @@
-// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 395e6cb9, spec e6e1972c
+// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 2646dad2, spec e6e1972c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -78,7 +78,7 @@ constexpr int W_BYTES          =    27648;  // bytes of packed weights per stage
 constexpr int SHARED_BYTES     =    96768;  // bytes of shared memory per block
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 constexpr int GROUP_CHUNKS     =        3;  // neighbouring chunks that a lane reads per row of the batch
-constexpr int GROUP_INPUTS     =        8;  // inputs per group of chunks, each with its TILE_D j
+constexpr int GROUP_INPUTS     =        8;  // inputs per group of chunks, each with the WARP_D j of a warp
 constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane reads until its order repeats
 
 // ---- definitions that the kernel uses
@@ -104,7 +104,7 @@ typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
-    int weights;         // number of the tile of packed weights, counted over (i, planes, outputs)
+    int weights;         // index of the tile of packed weights, counted over (i, planes, outputs)
     extent first_batch;  // s of its first row of the batch
     int batch_left;      // rows of the batch from `first_batch` on, at most TILE_BATCH
 } Tile;

@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 ff43514c, spec fa63edf7
+// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 3650cba8, spec fa63edf7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -101,7 +101,7 @@ typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
-    int weights;         // number of the tile of packed weights, counted over (i, planes, outputs)
+    int weights;         // index of the tile of packed weights, counted over (i, planes, outputs)
     extent first_batch;  // s of its first row of the batch
     int batch_left;      // rows of the batch from `first_batch` on, at most TILE_BATCH
 } Tile;
@@ -266,7 +266,7 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent x
                 UNROLL for (int e = 0; e < X_VECTOR; ++e)
                     copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
         }
-        // computing each round's multiple would take twice the instructions
+        // add per round: multiplying `x_pitch` by the round would take twice the instructions
         from += X_LINE_STEP * x_next_line(x_pitch);
     }
 }
@@ -327,7 +327,7 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
                 written = IS_UNROLLED ? (e + STAGES - 1) % STAGES : ahead % STAGES;
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and all threads have read the stage to be overwritten
-            // if unrolled, the first step of each round always copies, and the others share one condition
+            // if unrolled, the first step of each outer iteration always copies, and the others share one condition
             if (IS_UNROLLED ? e == 0 || first + UNROLLED < STEPS : ahead < STEPS) {
                 real* const to = shared + written * STAGE;
                 copy_x(to, BY_MULTIPLES ? from + ahead * next_step : from, tile, x_pitch, ahead * TILE_IN,

@@ -174,7 +174,7 @@ def tune(job: LayerJob, device: Device, budget: str, deadline: float = inf) -> N
 
     selector = f"{device.runtime}:{device.index}"
     for arithmetic in arithmetics(job, device):
-        known = load_wisdom(device.name).lookup(job.kernel(arithmetic), job.batch)
+        known = load_wisdom(device.name, target=device.target).lookup(job.kernel(arithmetic), job.batch)
         if known and known.batch == job.batch and known.is_sound:
             continue
         left = deadline - monotonic()

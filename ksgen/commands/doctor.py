@@ -301,7 +301,7 @@ def _settled() -> list[Finding]:
 
     if (device := _taken()) is None:
         return []
-    entries = load_wisdom(device.name).entries()
+    entries = load_wisdom(device.name, target=device.target).entries()
     trials = sum(entry.is_trial for entry in entries)
     settles = "`ksgen calibrate SPEC` settles them"
     known = f"{len(entries) - trials} by searches, {trials} by trials; others use defaults: {settles}"

@@ -105,15 +105,16 @@ class BaseLauncher(Explainable):
         """Compute Y = X K^T, then add the bias, apply the activation and add the residual.
 
         The arrays' dtype decides the precision. All arrays have one dtype and are on one device; they may come from
-        NumPy, PyTorch, CuPy, PyCUDA, JAX or pyopencl. A group takes lists with one entry per layer, and returns a list.
+        NumPy, PyTorch, CuPy, PyCUDA, JAX or pyopencl. A group takes one x, and the other arrays in lists with one entry
+        per layer. It returns a list.
 
         Args:
             x: Input, (batch, in_features) in layout "bsf", or (in_features, batch) in "bsl".
             weights: Values of K on its support, an array (a, b, c, d); or a result of `pack` or `ksgen.quantize`. A
                 chain takes a list with one array per factor. A group takes a list with one entry per layer: a list of
                 arrays, or one array if the layer has one factor. Quantized weights are packed once. Weights with an
-                `x_scale` take x in eight bits: a result of `ksgen.quantize_inputs`, or its bits as uint8. The dtype of
-                y is then the `precision`, else that of out, bias or residual, else float32.
+                `x_scale` take x in eight bits: the `values` of `ksgen.quantize_inputs`, or their bits as uint8. The
+                dtype of y is then the `precision`, else that of out, bias or residual, else float32.
             layout: Layout of x and y: "bsf" or "bsl". None: the launcher's, "bsf" by default.
             bias: Array (out_features,) that is added before the activation. False omits a required bias.
             activation: "none", "relu", "gelu", "gelu_tanh" or "silu", after the last factor. None: the launcher's,

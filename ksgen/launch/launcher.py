@@ -50,8 +50,9 @@ class Launcher(BaseLauncher):
             - `activation`: "none" (default), "relu", "gelu", "gelu_tanh" or "silu".
             - `bias`, `residual`: True requires this operand in each call. Default: False.
             - `residual_first`: True adds the residual before the activation. Default: False.
-            - `weights`: storage "int8", "e4m3", "e5m2" or "bfloat16" of `ksgen.quantize`. Default: "same", as y.
-            - `inputs`: storage "int8", "e4m3" or "e5m2" of x. Default: "same", as y.
+            - `weights`: storage "int8", "e4m3", "e5m2" or "bfloat16" of `ksgen.quantize`. Default: "same", the dtype of
+              y.
+            - `inputs`: storage "int8", "e4m3" or "e5m2" of x. Default: "same", the dtype of y.
 
     Raises:
         PatternError: The pattern is not four whole numbers of at least 1, or is too large.
@@ -185,7 +186,7 @@ class Launcher(BaseLauncher):
 
         Kernels read weights in an order of their own. The given array must not change while the result is used. After
         an in-place write that increments a tensor's version counter, each use is an error. Other writes are not
-        detected. Quantized weights stay in eight bits.
+        detected. Quantized weights keep their storage type.
 
         Args:
             weights: Array (a, b, c, d), or a result of `ksgen.quantize`.

@@ -204,7 +204,7 @@ class Planner:
                 packed = [text for bundle in self._bundles for each, text in bundle.wisdom().items() if each == name]
                 # The newest bundle wins: it comes last.
                 texts = [text.decode(errors="replace") for text in reversed(packed)]
-                self._wisdom[device.name] = load_wisdom(device.name, texts)
+                self._wisdom[device.name] = load_wisdom(device.name, texts, target=device.target)
             return self._wisdom[device.name]
 
     def plan_of(

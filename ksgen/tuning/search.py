@@ -80,6 +80,7 @@ class Tuned:
     is_kept: bool = True  # whether it is stored as wisdom; false if the known entry is better
     is_trial: bool = False  # whether the search measured only a few candidates
     attempts: int = 0  # consecutive searches, this one included, whose times were unreliable
+    processor: str = ""  # target of the processor that measured; empty for other devices, whose names suffice
 
     @property
     def default_won(self) -> bool:
@@ -108,6 +109,7 @@ class Tuned:
             measured["transpose_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
         kernel = replace(best.kernel, stride="dense")  # slices use the wisdom of dense arrays
         marks: dict[str, object] = {"note": best.note} if best.note else {}
+        marks |= {"target": self.processor} if self.processor else {}
         marks |= {"trial": True} if self.is_trial else {}
         marks |= {"attempts": self.attempts} if self.attempts else {}
         return Entry(kernel, best.batch, best.family, best.constants, measured | marks)
@@ -164,8 +166,11 @@ class Search:
             (each for each in self.trials.values() if each.candidate == self.default and each.median_us), None
         )
         self._report_progress("done")
-        seconds = time.monotonic() - self._begin
-        return Tuned(self.job, best, default, len(self.trials), self._measured_now, seconds, not self.stop.is_set())
+        seconds, is_complete, facts = time.monotonic() - self._begin, not self.stop.is_set(), self.engine.facts
+        processor = facts.target if facts.kind == "native" else ""
+        return Tuned(
+            self.job, best, default, len(self.trials), self._measured_now, seconds, is_complete, processor=processor
+        )
 
     # ---- trying candidates
 

@@ -76,7 +76,8 @@ class Tuner:
         self.limits = limits_from(engine.facts.kind, engine.facts.target, engine.facts.limits)
         self._ceilings: dict[tuple[str, str | None], Ceilings] = {}
         self._guard = new_lock()
-        self._wisdom = load_wisdom(engine.facts.name, strict=True)  # refuses an unreadable file before the search
+        # refuses an unreadable file before the search
+        self._wisdom = load_wisdom(engine.facts.name, strict=True, target=engine.facts.target)
 
     def run(
         self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None

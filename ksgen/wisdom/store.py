@@ -50,6 +50,7 @@ class Entry:
     constants: Any
     # median_us, floor_us, transpose_us, default_us, predicted_us, driver, compiler, ksgen, template, date.
     # note: why the time is unreliable, if it is. trial: true, if only a few candidates were timed. attempts: as below.
+    # target: a processor's architecture and instructions, since several kinds of processors report one name.
     measured: Mapping[str, Any]
 
     @property
@@ -100,6 +101,10 @@ class Entry:
     def median_us(self) -> float | None:
         return self.measured.get("median_us") or None
 
+    def holds_on(self, target: str) -> bool:
+        """Whether a device of this target may use it; an entry without a target, or an empty target, always may."""
+        return self.measured.get("target", target) == target or not target
+
     def as_json(self) -> dict[str, Any]:
         fields = replace(self.kernel, stride="dense").as_json
         return {
@@ -138,6 +143,8 @@ class Entry:
         note = measured.get("note", "")
         if not isinstance(note, str) or not note.isprintable():
             raise ValueError(f"note={excerpt(note)} is no text in one line")
+        if not isinstance(target := measured.get("target", ""), str) or not target.isprintable():
+            raise ValueError(f"target={excerpt(target)} is no target of a processor")
         if not isinstance(trial := measured.get("trial", False), bool):
             raise ValueError(f"trial={excerpt(trial)} is not true or false")
         attempts = measured.get("attempts", 0)
@@ -210,14 +217,15 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.json") if not path.name.endswith(PASSPORT_SUFFIX))
 
 
-def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False) -> Wisdom:
+def load_wisdom(device_name: str, more: Iterable[str] = (), strict: bool = False, target: str = "") -> Wisdom:
     """Wisdom that ksgen ships for the device, then `more` texts (a bundle's), then the user's own file.
 
-    Unreadable parts are skipped, with one warning per text; `strict` raises `KsgenError` for the first one instead.
+    With a `target`, entries of other processors of this name are left out. Unreadable parts are skipped, with one
+    warning per text; `strict` raises `KsgenError` for the first one instead.
     """
     shipped, own = (folder / file_name(device_name) for folder in (resource("wisdom"), wisdom_dir()))
     sources: list[Path | str] = [shipped, *more, own]
-    return Wisdom(entry for source in sources for entry in _entries_of(source, strict))
+    return Wisdom(entry for source in sources for entry in _entries_of(source, strict) if entry.holds_on(target))
 
 
 def parse_export(text: str, source: str) -> dict[str, list[Entry]]:

@@ -173,6 +173,17 @@ def test_only_families_of_the_job_that_take_its_batch_are_looked_at(
     assert [entry.kernel for entry in load_wisdom(FACTS.name).entries()] == [kernel]
 
 
+@pytest.mark.parametrize(("kind", "target"), [("native", "host of this kind"), ("opencl", None)])
+def test_an_entry_names_the_processor_that_measured_it(store: TrialStore, kind: str, target: str | None) -> None:
+    engine = ImaginedEngine()
+    engine.time_of = lambda candidate: 10.0  # type: ignore[method-assign]
+    engine._compile = lambda kernel, candidate: Binary(b"", "", "host")  # type: ignore[method-assign]
+    limits = replace(FACTS.limits, is_cpu=True, vector_bytes=64)
+    engine.facts = replace(FACTS, kind=kind, target="host of this kind", dialect="opencl", limits=limits)
+    (found,) = tune(engine, store, [Job(KernelSpec(Pattern(1, 192, 48, 2)), 392)], budget=Budget(candidates=1))
+    assert found.entry().measured.get("target") == target
+
+
 def test_a_search_for_a_gradient_looks_at_plain_products_and_at_tensor_cores_by_ceilings_of_each(
     store: TrialStore,
 ) -> None:

@@ -237,6 +237,19 @@ def test_an_entry_of_a_trial_is_marked_and_says_how_it_compares() -> None:
         parse(text.replace('"trial": true', '"trial": "yes"'), "file")
 
 
+def test_an_entry_of_another_processor_of_the_same_name_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    here, elsewhere, anywhere = entry(1000, target="host here"), entry(2000, target="host elsewhere"), entry(4000)
+    save("AMD EPYC", [here, elsewhere, anywhere])
+    assert load_wisdom("AMD EPYC", target="host here").entries() == [here, anywhere]
+    assert load_wisdom("AMD EPYC").entries() == [here, elsewhere, anywhere]
+    text = dump("AMD EPYC", Wisdom([here])).replace('"host here"', "1")
+    with pytest.raises(KsgenError, match="entry 1: target=1 is no target of a processor; delete that line"):
+        parse(text, "file")
+
+
 def test_a_reliable_time_near_by_wins_over_a_nearer_unreliable_one() -> None:
     sound, doubtful, stale = entry(1100, 3), entry(1500, 4, note="clocks moved"), entry(1600, 2, template="0a0b0c0d")
     known = Wisdom([doubtful, stale, sound])

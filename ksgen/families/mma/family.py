@@ -260,7 +260,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
         if kernel.layout == "bsf":
             special = [
                 named(shape, "GROUP_CHUNKS", "neighbouring chunks that a lane reads per row of the batch"),
-                named(shape, "GROUP_INPUTS", "inputs per group of chunks, each with its TILE_D j"),
+                named(shape, "GROUP_INPUTS", "inputs per group of chunks, each with the WARP_D j of a warp"),
                 named(shape, "SUPER_GROUPS", "groups of chunks that a lane reads until its order repeats"),
             ]
         if constants.promote:

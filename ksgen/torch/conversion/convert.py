@@ -47,8 +47,8 @@ def convert(
     """Replace every dense layer that a rule names by a `KSLinear` of its chain, in place.
 
     Dense layers are `nn.Linear` and transformers' `Conv1D`. New weights approximate the old ones (`factorize`). Bias,
-    dtype, device, requires_grad and training mode stay. If anything is wrong, the model stays unchanged. A transformers
-    model then saves the rule in its config.json.
+    dtype, device, requires_grad and training mode stay. If anything is wrong, the model stays unchanged. The config of
+    a transformers model gets the rule, so that `save_pretrained` saves it.
 
     Args:
         model: Module whose layers are replaced.
@@ -58,7 +58,7 @@ def convert(
             `out_layout`. With a `budget`: a list of names and patterns, or None for all layers except tied ones, heads,
             embeddings, and layers with at most 16 outputs.
         budget: Largest share of the dense weights. `propose` then finds a chain per layer: among the nearest, the one
-            with the fastest training step. Only that one is factorized.
+            with the fastest training step. Other chains are factorized only if SVDs alone do not give their errors.
         merge: With a `budget`, whether `propose` also merges neighbouring factors.
         from_weights: False draws the new weights at random.
         refine: Steps of L-BFGS of `factorize`.

@@ -156,7 +156,7 @@ def propose(
         in_features: Features of x.
         out_features: Features of y.
         budget: Largest share of the dense layer's weights, above 0 and up to 1.
-        device: Device of PyTorch, or a CUDA target, such as "sm_90a", which means its usual card. None: a GPU if
+        device: Device of PyTorch, or a CUDA target such as "sm_90a", which stands for its usual GPU. None: a GPU if
             PyTorch has one, else the processor.
         batch: Batch size for the times. None: 25088 on a GPU and 1568 on a processor.
         precision: Arithmetic of the products, such as "float16".

@@ -85,7 +85,8 @@ def quantize_model(
         names: Names of layers, or shell patterns of names. None: all.
         inputs: Arguments of a call of the model for calibration: a tensor, or a list of arguments. Each layer's scales
             then fit the x that it receives.
-        x_too: True quantizes x to eight bits too before a layer's first factor, with a scale calibrated on `inputs`.
+        x_too: True also quantizes the x of each layer to eight bits, before its first factor. `inputs` calibrate the
+            scale.
 
     Returns:
         A `QuantizedReport`. `print` shows a table with bytes and errors.

@@ -626,8 +626,8 @@ class KSLinear(ChainLayer, nn.Linear):
             storage: "int8", "e4m3", "e5m2", or "bfloat16" for x of float32.
             per: Unit with a scale of its own: "factor", "i" (a diagonal block) or "output". bfloat16 has no scales.
             x: Inputs of this layer for calibration: scales then minimise the change of the factors' outputs.
-            x_too: True quantizes x to eight bits too before the first factor. x has a single scale, the smallest one
-                at which no element of the given `x` saturates.
+            x_too: True also quantizes the input of each call to eight bits, before the first factor. The input has one
+                scale, the smallest one at which no element of the given `x` saturates.
 
         Returns:
             A `QuantizedKSLinear`, a `KSLinear` whose weights are not trained.
@@ -787,7 +787,7 @@ def checked_dtype(
 ) -> torch.dtype:  # fmt: skip
     """Check all options, alone and in combination, and return the dtype of the weights.
 
-    The dtype is that of the precision by default.
+    By default, the dtype is that of the precision, or PyTorch's default without a precision.
     """
     check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
     if between != "none" and len(chain) < 2:

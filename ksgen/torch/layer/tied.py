@@ -20,8 +20,8 @@ from ksgen.values import excerpt, whole_number
 class Tied(nn.Module):
     """Parametrization of a factor's weights (a, b, c, d) that are equal along an axis: the parameter is one slice.
 
-    Register it by `torch.nn.utils.parametrize.register_parametrization(layer.weights, "0", Tied(axis, count))`, with
-    the number of the factor. The parameter keeps the first slice, and its gradient is the sum over the axis.
+    Register it by `torch.nn.utils.parametrize.register_parametrization(layer.weights, "0", Tied(axis, count))`, where
+    "0" is the index of the factor. The parameter keeps the first slice, and its gradient is the sum over the axis.
     `KSLinear.from_structure` registers it for structures such as `ksgen.structures.kronecker`.
 
     Args:
