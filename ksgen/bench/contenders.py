@@ -19,8 +19,8 @@ from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Baseline
 from ksgen.bench.libraries import UnsupportedError, library_version
 from ksgen.bench.problem import Gradients, LayerArrays, LayerJob
-from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_METHODS, OURS, PARTS, TRAINING
-from ksgen.bench.training import TrainingStep, training_step
+from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, FORWARD, ONE_LAUNCH, OUR_METHODS, OURS, PARTS, TRAINING
+from ksgen.bench.training import TRAINED, TrainingStep, training_step
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render
@@ -262,7 +262,7 @@ def _method(job: LayerJob, device: Device, name: str, arithmetic: str) -> Iterat
             " ".join(("ksgen", __version__, *digests)),
             partial(_prepare, device, launches, choices, refusal),
             extra_bytes=2 * job.bytes,
-            multiplications=sum(chain.weight_count for chain in job.layer.chains),
+            multiplications=0 if refusal else sum(chain.weight_count for chain in job.layer.chains),
             family=", ".join(dict.fromkeys(each.family for each in choices)),
             constants="; ".join(dict.fromkeys(str(each.constants) for each in choices)),
             why=choices[0].why if choices else refusal,
@@ -483,9 +483,10 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
     if baseline.library == "ksgen":  # it chooses among kernels and PyTorch's products
         identity = f"ksgen {__version__}, {library_version('torch')}"
     stored_bytes = sum(map(baseline.elements, chains)) * PRECISIONS[arithmetic].item_bytes
+    products = job.products if job.step == FORWARD or baseline.name in TRAINED else 0  # it says that it cannot train
     return Contender(
         job, baseline.name, "", arithmetic, identity, prepare, stored_bytes + 2 * job.bytes,
-        job.products * sum(map(baseline.multiplications, chains)), why=baseline.says,
+        products * sum(map(baseline.multiplications, chains)), why=baseline.says,
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ class Runner:
         self.deadline, self.report = deadline, report
         self.where = torch_device(device)
         self._longest: dict[str, float] = {}  # longest check in seconds, by implementation
-        self._paces: dict[tuple[str, str, str, str], float] = {}  # least seconds per multiplication, by `_pace_key`
+        self._paces: dict[tuple[str, str, str], float] = {}  # least seconds per multiplication, by `_pace_key`
         if self.where.type == "cuda":
             torch.cuda.set_device(self.where)  # for events, and the busy work
         else:
@@ -389,8 +389,8 @@ def _free_memory() -> int:
     return int(found[1]) * 1024 if found else 2**63
 
 
-def _pace_key(contender: Contender) -> tuple[str, str, str, str]:
-    return contender.implementation, contender.arithmetic, contender.job.layout, contender.job.step
+def _pace_key(contender: Contender) -> tuple[str, str, str]:
+    return contender.implementation, contender.arithmetic, contender.job.layout
 
 
 def _refusal(status: str, reason: str) -> Facts:

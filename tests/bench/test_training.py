@@ -22,6 +22,7 @@ pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench import problem, training  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.baselines import UnsupportedError  # noqa: E402
+from ksgen.bench.contenders import contenders  # noqa: E402
 from ksgen.bench.problem import Gradients, LayerArrays, LayerJob  # noqa: E402
 from ksgen.bench.runner import ACCEPTED, Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402
@@ -143,6 +144,13 @@ def test_parameters_have_the_format_in_which_a_contender_multiplies() -> None:
     )
 
 
+def test_contenders_that_cannot_train_are_never_too_slow() -> None:
+    names = (*OUR_METHODS[:2], "pieces", "bmm")
+    found = contenders(job_of("plain"), find_device("native"), names)
+    counts = {each.implementation: each.multiplications for each in found}
+    assert counts == {**dict.fromkeys(names, 0), "bmm": 3 * PAIR.weight_count}
+
+
 def measure(path: Path, jobs: list[LayerJob], names: tuple[str, ...]) -> list[ResultRow]:
     try:
         device = find_device("native")
@@ -172,8 +180,13 @@ def test_steps_are_rows_of_one_log_which_goes_on(tmp_path: Path) -> None:
     for each in trained.values():
         assert each.status != OK or (each.measurements, each.checked, each.is_accurate) == (2, 70, True)
         assert each.floor_us is None
-    own = [
-        line for line in path.read_text().splitlines() if '"key":"plain: 2,4,8,1 then 1,12,4,2, bias float32' in line
-    ]
-    assert any('70 layer float32"' in line for line in own)
-    assert any('70 training layer float32"' in line for line in own)
+    key = '"key":"plain: 2,4,8,1 then 1,12,4,2, bias float32 bsf 70'
+    assert f'{key} layer float32"' in path.read_text()  # as in older logs
+    assert f'{key} training layer float32"' in path.read_text()
+
+
+def test_a_row_with_a_wrong_gradient_is_not_accurate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = training._gradients
+    monkeypatch.setattr(training, "_gradients", lambda *given: replace(found := right(*given), x=2 * found.x))
+    (row,) = measure(tmp_path / "layers.jsonl", [job_of("plain")], ("bmm",))
+    assert (row.status, row.error, row.is_accurate) == (OK, pytest.approx(1.0), False)
