@@ -69,7 +69,7 @@ def test_rows_of_older_files_are_of_the_forward_product(tmp_path: Path) -> None:
     write_csv(rows, tmp_path / "rows.csv")
     assert [each.step for each in read_rows(tmp_path / "rows.csv")] == ["forward", "training"]
     lines = (tmp_path / "rows.csv").read_text().splitlines()
-    (tmp_path / "rows.csv").write_text("".join(f"{line.rpartition(',')[0]}\n" for line in lines))
+    (tmp_path / "rows.csv").write_text("".join(f"{line.rsplit(',', 2)[0]}\n" for line in lines))
     assert [each.step for each in read_rows(tmp_path / "rows.csv")] == ["forward", "forward"]
 
 
