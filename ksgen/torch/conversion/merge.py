@@ -14,7 +14,7 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import PRECISIONS, KernelSpec, PrecisionName
-from ksgen.spec.kernel import checked_batch
+from ksgen.spec.kernel import check_word, checked_batch
 from ksgen.torch.conversion.projection import covering, on_support
 from ksgen.torch.conversion.times import Clock, clock_of, measured_us
 from ksgen.torch.layer.linear import KSLinear
@@ -67,6 +67,7 @@ def optimize(
     """
     if not isinstance(given, KSLinear):
         chain = Chain.read(given)
+        check_word("precision", precision, PRECISIONS)
         dtype = getattr(torch, PRECISIONS[precision].dtype)
         layer = KSLinear(chain, bias=False, device=device, dtype=dtype, precision=precision)
         merged = _fastest(layer, batch, precision)

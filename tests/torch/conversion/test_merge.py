@@ -104,3 +104,5 @@ def test_what_cannot_be_merged() -> None:
         optimize(["8,8,8,1", "1,8,8,8@j.k"])
     with pytest.raises(SpecError, match="batch=0; accepted"):
         optimize(square_dyadic(8), batch=0)
+    with pytest.raises(SpecError, match="precision='half'; did you mean float16"):
+        optimize(square_dyadic(8), precision="half")
