@@ -20,6 +20,7 @@ def use_bundle(path: str) -> None:
 
     A bundle holds binaries and wisdom, so that a machine without a compiler can launch kernels.
     `ksgen bundle specs/vit.yaml --arch sm_90a -o vit.ksb` writes one. The bundle that was added last is searched first.
+    The user's own wisdom precedes that of bundles.
 
     Args:
         path: File of the bundle, such as "vit.ksb". It must stay in place.

@@ -295,7 +295,8 @@ def quantize(
         `Quantized`, which launchers accept as weights. Its `saturated` counts saturated weights.
 
     Raises:
-        LaunchError: Weights are not finite or not four-dimensional, or options are unknown or exclude each other.
+        LaunchError: Weights are not four-dimensional, are not finite (eight bits only), or options are unknown or
+            exclude each other.
 
     Examples:
         >>> import numpy as np

@@ -301,8 +301,9 @@ def oft(features: int, block: int) -> Structure:
 def boft(features: int, block: int, factors: int) -> Structure:
     """Create the rotation of BOFT (Liu et al., 2024): the product of block-diagonal rotations after permutations.
 
-    Level t of the butterfly mixes features that differ in bit t above a low digit u < `block` / 2, and in u. Its factor
-    reads its inputs and stores its outputs in that order. Only the first one of the chain reads exchanged inputs.
+    The lowest digit u of a feature's index is below `block` / 2. Each block of level t mixes the features with all
+    values of u and of bit t above u. A level reads and stores features in the order of their index. In the chain, only
+    the first factor reads exchanged inputs, because each factor stores its outputs as the next one reads them.
 
     Args:
         features: Features of x and y.

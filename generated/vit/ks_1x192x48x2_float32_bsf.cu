@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 3650cba8, spec fa63edf7
+// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 a35162d9, spec fa63edf7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -301,8 +301,8 @@ template <bool WIDE>
 DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared,
                             const Tile tile, const extent x_pitch, const int own_x, const int own_w) {
     const extent next_step = x_next_step(x_pitch);
-    // In batch-size-last, addresses are computed as multiples of next_step. In batch-size-first, they advance by it.
-    // With the opposite choice, ptxas spills.
+    // If one copy moves several elements of X, addresses are computed as multiples of next_step. Else they advance by
+    // it. With the opposite choice, ptxas spills.
     constexpr bool BY_MULTIPLES = X_VECTOR > 1;
     // STAGES - 1 stages are in flight while one is multiplied. Every step commits one group, even an empty one,
     // because the wait counts groups.

@@ -150,7 +150,7 @@ def propose(
     """Propose chains that could replace a dense layer, with their size, time and error.
 
     Per family, the `most` chains with the least expected time are listed. With a `weight`, more chains are factorized,
-    and the nearest ones are listed.
+    and the nearest ones are listed. With `measure`, more chains are timed, and their measured times decide.
 
     Args:
         in_features: Features of x.
@@ -163,7 +163,7 @@ def propose(
         weight: Matrix (out_features, in_features) to approximate, or None.
         measure: Whether to time the chains, as `KSLinear`, and the dense layer on the device.
         merge: Whether to propose chains with merged neighbours, too, as `optimize` merges them. A merged factor has
-            more weights, so that the error is never larger; the budget still holds.
+            more weights, so the least possible error is never larger; the budget still holds.
         most: Number of chains per family.
 
     Returns:

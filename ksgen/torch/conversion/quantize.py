@@ -84,7 +84,7 @@ def quantize_model(
         per: Unit with a scale of its own: "factor", "i" (a diagonal block) or "output". bfloat16 has no scales.
         names: Names of layers, or shell patterns of names. None: all.
         inputs: Arguments of a call of the model for calibration: a tensor, or a list of arguments. Each layer's scales
-            then fit the x that it receives.
+            then fit the first 4096 rows of the x that it receives first.
         x_too: True also quantizes the x of each layer to eight bits, before its first factor. `inputs` calibrate the
             scale.
 

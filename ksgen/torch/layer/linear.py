@@ -84,7 +84,8 @@ class KSLinear(ChainLayer, nn.Linear):
         layout: Layout of x and y: "bsf" (features last) or "bsl" (features first).
         out_layout: Layout of y: "bsf" or "bsl". None: that of x.
         backend: Method of the product: "auto" chooses between "ksgen" (kernels of ksgen) and "strided" (PyTorch's
-            batched products on views). "bmm", "bsr", "einsum", "dense" and "sparse" use other operators of PyTorch, for
+            batched products on views). On a processor, it may also choose "dense" for frozen 16-bit weights, and "bmm"
+            for small training steps. "bmm", "bsr", "einsum", "dense" and "sparse" use other operators of PyTorch, for
             comparison.
         fuse: Launches while no gradients are recorded. "auto" runs all factors in one launch if that is faster, and
             "no" never does. "yes" always does, or raises an error.
@@ -625,9 +626,10 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             storage: "int8", "e4m3", "e5m2", or "bfloat16" for x of float32.
             per: Unit with a scale of its own: "factor", "i" (a diagonal block) or "output". bfloat16 has no scales.
-            x: Inputs of this layer for calibration: scales then minimise the change of the factors' outputs.
+            x: Inputs of this layer for calibration, of which the first 4096 rows are used. Scales then minimise the
+                change of the factors' outputs.
             x_too: True also quantizes the input of each call to eight bits, before the first factor. The input has one
-                scale, the smallest one at which no element of the given `x` saturates.
+                scale, the smallest one at which no element of these rows of `x` saturates.
 
         Returns:
             A `QuantizedKSLinear`, a `KSLinear` whose weights are not trained.
