@@ -62,7 +62,7 @@ def test_what_is_hopeless_by_its_pace_is_not_run(cpu: Any, tmp_path: Path, monke
         ours, bmm = contenders(JOB, cpu, (OURS, "bmm"))
         work = JOB.pattern.weight_count * JOB.batch
         for pace, fastest_s, verdict in ((10.1, 0.1, True), (9.9, 0.1, False), (10.1, 0.4, False), (12.1, 0.4, True)):
-            measuring._paces = {(each.implementation, "float32", "bsf", "forward"): pace / work for each in (ours, bmm)}
+            measuring._paces = {(each.implementation, "float32", "bsf"): pace / work for each in (ours, bmm)}
             assert bool(measuring._hopeless(bmm, fastest_s)) == verdict
             assert measuring._hopeless(ours, fastest_s) == ""
         assert (
