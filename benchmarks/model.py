@@ -559,14 +559,14 @@ ALL_BATCHES = tuple(1 << power for power in range(14))
 
 
 def sources_of(layer: KernelSpec, limits: Limits) -> set[tuple[KernelSpec, str, Any]]:
-    """Kernels, families and constants that a layer needs at `ALL_BATCHES`, by default: one source for each."""
+    """Kernels, families and source constants that a layer needs at `ALL_BATCHES` by default: a source for each."""
     found = set()
     for batch in ALL_BATCHES:
         is_one = not shared_out(layer, limits.multiprocessors, batch)
         is_one = is_one and verdict_for(layer, limits, "processor", batch).is_one
         for kernel in [layer] if is_one else factor_kernels(layer):
             family = family_for(kernel, limits, batch)
-            found.add((kernel, family.name, family.default(kernel, limits, batch)))
+            found.add((kernel, family.name, family.source_constants(kernel, family.default(kernel, limits, batch))))
     return found
 
 

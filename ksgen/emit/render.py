@@ -100,6 +100,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     chosen = family_of(constants)
     check(chosen, kernel, constants)
     entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
+    given, constants = constants, chosen.source_constants(kernel, constants)
     template = template_of(chosen, type(constants))
     extras = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     added = [name for operand, wanted in extras.items() if wanted for name in each_chains(kernel, operand)]
@@ -120,6 +121,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         "extra_pitches": ", residual_pitch" if kernel.epilogue.residual else ", 0",
         "pitch_parameters": _pitch_parameters(kernel),
         "pitch_lines": "" if kernel.is_strided else _pitch_lines(kernel),
+        "launch_parameters": "".join(f"const extent {name}, " for name in constants.at_launch),
         # type of X: `given`, that of weights before packing, if X has eight bits too; else `stored`
         "x_stored": "given" if kernel.has_bytes_in else "stored",
         "widen_x": "widen_input" if kernel.has_bytes_in else "widen",
@@ -149,7 +151,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     variants = (*variables["variants"], *numbers, *of_kernel)
     in_parts = kernel.is_chain and has_parts(template)
     text = fill(template, variables, libraries(chosen, type(constants), dialect, in_parts), variants)
-    return Source(text, entry, dialect, kernel, chosen.name, constants)
+    return Source(text, entry, dialect, kernel, chosen.name, given)
 
 
 def _summary(kernel: KernelSpec) -> str:
@@ -237,11 +239,12 @@ def render_tiles_probe(operand: str) -> Probe:
 
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
-    """The kernel's name, with a hash of family and constants unless they are the portable default."""
+    """The kernel's name, with a hash of family and source constants unless they are those of the portable default."""
+    constants = family.source_constants(kernel, constants)
     if (
         family in meant_for(kernel, portable)
         and family is family_for(kernel, portable)
-        and constants == family.default(kernel, portable)
+        and constants == family.source_constants(kernel, family.default(kernel, portable))
     ):
         return kernel.name
     facts = json.dumps([constants.entry_family or family.name, constants.in_entries], sort_keys=True)

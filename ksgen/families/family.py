@@ -100,6 +100,13 @@ class Family(Generic[ConstantsT]):
 
     # ---- the source
 
+    def source_constants(self, kernel: KernelSpec, constants: ConstantsT) -> ConstantsT:
+        """Constants of the source of a launch: launches for which they are equal share it.
+
+        Those of `at_launch` are arguments of a launch, so its source may have others.
+        """
+        return constants
+
     def constexprs(self, kernel: KernelSpec, constants: ConstantsT) -> list[Constexpr]:
         raise NotImplementedError
 

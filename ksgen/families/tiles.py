@@ -36,12 +36,18 @@ class Constants:
     entry_family: ClassVar[str] = ""
     on_tensor_cores: ClassVar[bool] = False  # whether tensor cores multiply, and not plain instructions
     not_in_entries: ClassVar[tuple[str, ...]] = ()  # constants that `entry_family` implies
+    at_launch: ClassVar[tuple[str, ...]] = ()  # constants that are arguments of a launch, after its operands
     template: ClassVar[str] = ""  # stem of the template; empty: the family's name
 
     @property
     def parsed(self) -> Sequence[Any]:
         """Constants of each factor by itself: several for a chain, else these constants alone."""
         return [self]
+
+    @property
+    def launch_values(self) -> tuple[int, ...]:
+        """Values of the constants that a launch passes, in order."""
+        return tuple(getattr(self, name) for name in self.at_launch)
 
     @property
     def in_entries(self) -> dict[str, Any]:

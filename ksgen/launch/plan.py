@@ -35,7 +35,7 @@ TRIED_BATCH = 128  # batch size of trial tensor maps: whole 16-byte chunks in ev
 MOST_ENCODED = 1024  # sets of addresses per plan whose encoded maps are cached
 
 Arguments = NewType("Arguments", tuple[Any, ...])
-"""Arguments of a launch, in the order of its kernel's signature: `Plan.operands`, then the batch size."""
+"""Arguments of a launch, in the order of its kernel's signature: `Plan.operands`, `Plan.at_launch`, the batch size."""
 
 
 class Step(NamedTuple):
@@ -66,7 +66,8 @@ class Plan:
     adjoint_handle: KernelHandle  # packs them from those of the adjoint factor, on the same grid, or None
     packed_bytes: int
     packing: str  # equal for plans with identical packed weights
-    operands: tuple[str, ...]  # operands of a launch in order, without tensor maps and batch size
+    operands: tuple[str, ...]  # operands of a launch in order, without tensor maps and the numbers that follow
+    at_launch: tuple[int, ...] = ()  # constants that the launch passes after its operands
     maps: tuple[TensorMap, ...] = ()
     workspace_bytes: int = 0  # for partial results that several launches exchange, and memory per launched block
     steps: tuple[Step, ...] = ()  # the launches in order, if there are several
@@ -136,11 +137,11 @@ class Plan:
         return packed
 
     def arguments(self, operands: Mapping[str, Any]) -> Arguments:
-        """Arguments in order: the operands and the batch size.
+        """Arguments in order: the operands, constants of the launch, and the batch size.
 
         `operands` may hold more than the kernel takes. A workspace that the plan does not need is None.
         """
-        ordered: Any = (*self._ordered(operands), self.batch)
+        ordered: Any = (*self._ordered(operands), *self.at_launch, self.batch)
         arguments: Arguments = ordered  # a plain assignment, because NewType costs a call
         return arguments
 
@@ -468,6 +469,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         packed_bytes=family.packed_bytes(kernel, choice.constants),
         packing=" ".join(packing_words),
         operands=family.operands(kernel, choice.constants),
+        at_launch=choice.constants.launch_values,
         maps=family.maps(kernel, choice.constants, batch),
         workspace_bytes=geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
         steps=(*before, multiply, *after) if before or after else (),

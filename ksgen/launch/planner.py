@@ -20,6 +20,7 @@ from ksgen.build.request import Binary
 from ksgen.devices.base import Device, RefusedError
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError, ToolchainError
+from ksgen.families import family_named
 from ksgen.launch.choice import (
     Choice,
     built_beforehand,
@@ -39,7 +40,7 @@ from ksgen.wisdom.store import Entry, Wisdom, file_name, load_wisdom
 MOST_PLANS = 4096  # cached plans: one per batch size, and cheap to rebuild
 MOST_LOADED = 1024  # loaded kernels: each takes about ten of the 65,530 memory maps that Linux allows a process
 
-_Key = tuple[Device, KernelSpec, str, Any]  # identifies a loaded kernel: device, kernel, family, constants
+_Key = tuple[Device, KernelSpec, str, Any]  # identifies a loaded kernel: device, kernel, family, source constants
 
 Watcher = Callable[[Device, KernelSpec, int, Choice | None], None]
 WATCHERS: list[Watcher] = []  # called with each kernel that is planned, or considered for one launch
@@ -106,7 +107,7 @@ class Planner:
             return found
         generation, choice = self.generation, self.choice(device, kernel, batch, aligned)
         self.report(device, kernel, batch, choice)
-        is_loaded = (device, kernel, choice.family, choice.constants) in self._loaded
+        is_loaded = _key(device, kernel, choice) in self._loaded
         if before_loading and not is_loaded:
             before_loading()
         make = partial(self.plan_or_fallback, device, kernel, batch, aligned, choice)
@@ -131,7 +132,7 @@ class Planner:
         """
         limits = limits_of(device)
         found = choose(kernel, batch, limits, self._wisdom_of(device), aligned)
-        while why := self._refused.get((device, kernel, found.family, found.constants)):
+        while why := self._refused.get(_key(device, kernel, found)):
             found, limits = fallback_choice(found, kernel, batch, limits, aligned, why)
         return found
 
@@ -141,7 +142,7 @@ class Planner:
         All other plans stay. `aligned` says whether the refused call's arrays were aligned. `DeviceError` if no kernel
         is left for such arrays.
         """
-        key = plan.device, plan.kernel, plan.choice.family, plan.choice.constants
+        key = _key(plan.device, plan.kernel, plan.choice)
         with self._guard:
             if key in self._refused:
                 return
@@ -188,7 +189,7 @@ class Planner:
                     usual = choose_for_many(kernel, batch, limits, self._wisdom_of(device), aligned)
                     if (target, usual.family, usual.constants) == (device.target, choice.family, choice.constants):
                         continue
-                    if (device, kernel, usual.family, usual.constants) in self._refused:
+                    if _key(device, kernel, usual) in self._refused:
                         continue
                     with contextlib.suppress(ToolchainError):
                         return self.plan_of(device, kernel, batch, usual, target)
@@ -215,7 +216,7 @@ class Planner:
         `target` is the binary's target, if it differs from the device's.
         """
         check_grid(kernel, choice.family, choice.constants, batch)
-        key = (device, kernel, choice.family, choice.constants)
+        key = _key(device, kernel, choice)
         load_it = partial(self._load, device, kernel, choice, target or device.target)
         must_end = device.runtime == "opencl"
         loaded = outcome(key, kernel.name, load_it, at_once=key in self._loaded, must_end=must_end)
@@ -226,7 +227,7 @@ class Planner:
 
         Threads that want the same kernel wait for the thread that loads it; other threads do not wait.
         """
-        key = (device, kernel, choice.family, choice.constants)
+        key = _key(device, kernel, choice)
         with self._guard:
             lock = self._loading.setdefault(key, new_reentrant_lock())
         try:
@@ -282,6 +283,10 @@ class Planner:
             device.compiler() if target == device.target else AbsentCompiler("only what was built elsewhere is taken")
         )
         return next(packed, None) or build(source.text, source.entry, target, compiler, default_caches())
+
+
+def _key(device: Device, kernel: KernelSpec, choice: Choice) -> _Key:
+    return device, kernel, choice.family, family_named(choice.family).source_constants(kernel, choice.constants)
 
 
 def _loaded_by(derived: Any) -> Loaded | None:

@@ -93,10 +93,10 @@ def test_every_family_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_texts_parameters_are_the_familys_operands_in_order(case: Case) -> None:
     source, family = case.source, VARIANTS[case.family]
-    wanted = [*family.operands(source.kernel, source.constants), "batch_of_call"]
+    wanted = [*family.operands(source.kernel, source.constants), *source.constants.at_launch, "batch_of_call"]
     geometry = family.geometry(source.kernel, source.constants, BATCH)
     for entry in (source.entry, *(source.entry_of(each.name) for each in (*geometry.before, *geometry.after))):
-        found = [SPELLED.get(name, name) for name in names(source.text, entry)]
+        found = [name if name in wanted else SPELLED.get(name, name) for name in names(source.text, entry)]
         assert len(found) == len(wanted), (entry, found)
         assert [name or own for name, own in zip(found, wanted, strict=True)] == wanted, entry
 

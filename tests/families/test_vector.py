@@ -261,15 +261,14 @@ def test_few_entries_keep_all_cores_busy() -> None:
     assert parts((1, 48, 48, 7), 16) == (1, False)
     assert parts((4, 384, 384, 3), 16) == (4, False)
     assert parts((1, 384, 384, 3), 6272) == (1, False)
-    for shape, batch, layout in (
-        ((1, 384, 384, 3), 8, "bsf"),
-        ((1, 384, 384, 3), 7, "bsl"),
-        ((1, 256, 256, 24), 32, "bsf"),
+    for shape, batch, layout, blocks in (
+        ((1, 384, 384, 3), 8, "bsf", 1),
+        ((1, 384, 384, 3), 7, "bsl", 1),
+        ((1, 256, 256, 24), 32, "bsf", 2),
     ):
         found = FAMILY.default(kernel_of(shape, layout=layout), CPU, batch)
-        # each part copies inputs: one a core
-        assert (found.along, found.parts) == ("outputs", 2)
-        assert divide_up(batch, found.block) <= 2
+        # each part copies inputs: one task a core
+        assert (found.along, divide_up(batch, found.block), found.parts) == ("outputs", blocks, 2 // blocks)
         assert VectorTiling(kernel_of(shape), found).period == 3
     assert FAMILY.default(kernel_of((1, 384, 384, 3), layout="bsl"), CPU, 8).along == "batch"
     assert FAMILY.default(kernel_of((1, 256, 256, 24)), CPU, 33).along == "batch"
@@ -475,11 +474,33 @@ def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_s
 
 
 @needs_opencl
+@pytest.mark.parametrize("along", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_binary_serves_launches_with_other_blocks_parts_and_stores(layout: str, along: str) -> None:
+    """They are arguments of a launch. All launches give the same bits, and take the same packed weights."""
+    device, kernel = processor(), kernel_of((4, 32, 9, 4), "float32", layout, Epilogue(True, "relu", True))
+    usual = replace(constants_of(kernel, along, 16, (6, 2)), parts=1)
+    problem, planes = make_problem(kernel, 100), VectorTiling(kernel, usual).planes
+    wanted = multiplied(problem, usual, boundary=64)
+    error, _ = compare(problem, wanted)
+    assert error <= tolerance(kernel.precision, kernel.pattern.c)
+    loaded, packing = (getattr(planned(device, kernel, usual, 100), name) for name in ("loaded", "packing"))
+    for units, parts, streaming in product((1, 2), (1, planes), (0, 1)):
+        constants = replace(usual, block=units * VectorTiling(kernel, usual).unit, parts=parts, streaming=streaming)
+        plan = planned(device, kernel, constants, 100)
+        assert plan.loaded is loaded
+        assert plan.packing == packing
+        assert plan.at_launch == (constants.block, parts, streaming)
+        found = multiplied(problem, constants, boundary=64)
+        np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
+
+
+@needs_opencl
 @pytest.mark.optimized
 def test_streaming_stores_have_their_own_instructions(tmp_path: Path) -> None:
     if not shutil.which("objdump"):
         pytest.skip("no objdump: apt-get install binutils")
-    device, kernel = processor(), kernel_of((1, 32, 8, 4))
+    device, kernel = processor(), kernel_of((1, 32, 8, 4), batch=64)  # too small a batch for streaming stores by rule
     for streaming in (0, 1):
         data = planned(
             device, kernel, replace(constants_of(kernel, "outputs", 16), streaming=streaming), 64
@@ -713,6 +734,17 @@ def test_wisdom_that_breaks_a_rule_is_passed_over_and_named(
     assert "unreadable wisdom is ignored: " in caplog.text
     assert "entry 1: ks_2x9x5x2_float32_bsf: block=25 must be a multiple of" in caplog.text
     assert "delete that line and tune again" in caplog.text
+
+
+@needs_opencl
+def test_blocks_parts_and_stores_of_wisdom_are_those_of_the_launch(uncompiled: pytest.MonkeyPatch) -> None:
+    device, known = processor(), VectorConstants("outputs", 8, 6, 2, 6, 2, 0, 1)
+    save(device.name, [Entry(kernel_of(SHAPE), 40, "vector", known, {"median_us": 1.0})])
+    plan = PLANNER.plan(device, kernel_of(SHAPE), 40)
+    assert (plan.choice.constants, plan.at_launch) == (known, (6, 2, 1))
+    assert plan.loaded is planned(device, kernel_of(SHAPE), replace(known, block=24, parts=1, streaming=0), 7).loaded
+    found, truth = call()
+    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-5)
 
 
 @needs_opencl

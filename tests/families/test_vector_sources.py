@@ -6,8 +6,9 @@ from itertools import product
 import pytest
 
 from benchmarks.model import ALL_BATCHES, PROCESSOR, sources_of
+from ksgen.emit.render import render
 from ksgen.families import check, family_named
-from ksgen.families.vector.defaults import default_by_rule
+from ksgen.families.vector.defaults import default_by_rule, fitted
 from ksgen.families.vector.shape import VectorTiling
 from ksgen.families.vector.sources import expected_cycles, shared
 from ksgen.pattern import Chain, Pattern
@@ -39,6 +40,30 @@ LAYERS = {
 def test_a_layer_needs_few_sources_for_all_batches(name: str, precision: str, layout: str, most: int) -> None:
     layer = layer_launch((Chain(LAYERS[name]),), precision, layout, Epilogue())
     assert len(sources_of(layer, PROCESSOR)) <= most
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("patterns", [(Pattern(6, 64, 64, 1),), LAYERS["up"]])
+def test_sources_with_the_same_tiles_are_the_same(patterns: tuple[Pattern, ...], layout: str) -> None:
+    """Blocks, parts and streaming stores are arguments of a launch, so the source of a large batch serves others."""
+    kernel = KernelSpec(patterns, layout=layout)
+    usual = FAMILY.default(kernel, PROCESSOR, 1 << 15)
+    source = render(kernel, usual, family="vector", dialect="opencl")
+    for batch in (64, 100):
+        other = render(kernel, fitted(kernel, PROCESSOR, usual, batch), family="vector", dialect="opencl")
+        assert other.constants != usual
+        assert (other.text, other.entry) == (source.text, source.entry)
+    longer = render(kernel, replace(usual, block=8 * usual.block), family="vector", dialect="opencl")
+    assert longer.text != source.text  # whose private buffers or prefetches are for longer blocks
+
+
+def test_parts_of_a_plane_have_a_source_of_their_own() -> None:
+    kernel = KernelSpec(Pattern(1, 384, 384, 3))
+    split = FAMILY.default(kernel, PROCESSOR, 16)
+    planes = VectorTiling(kernel, split).planes
+    sources = [FAMILY.source_constants(kernel, replace(split, parts=parts)) for parts in (1, planes, 2, split.parts)]
+    assert split.parts > planes
+    assert sources[0] == sources[1] != sources[2] == sources[3]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -82,14 +107,10 @@ def test_batches_fill_their_tiles() -> None:
         assert VectorTiling(kernel, FAMILY.default(kernel, PROCESSOR, batch)).tile_rows <= max(16, batch)
 
 
-def test_blocks_of_narrow_processors_are_no_shorter_than_by_rule() -> None:
-    chain, narrow = KernelSpec((Pattern(16, 64, 256, 1), Pattern(1, 64, 64, 16))), replace(PROCESSOR, vector_bytes=32)
-    blocks = [
-        (FAMILY.default(chain, each, 128).block, default_by_rule(chain, each, 128).block)
-        for each in (PROCESSOR, narrow)
-    ]
-    assert blocks[0][0] < blocks[0][1]
-    assert blocks[1][0] >= blocks[1][1]
+@pytest.mark.parametrize("vector_bytes", [64, 32])
+def test_blocks_are_no_shorter_than_by_rule(vector_bytes: int) -> None:
+    chain, limits = KernelSpec((Pattern(16, 64, 256, 1), Pattern(1, 64, 64, 16))), replace(PROCESSOR, vector_bytes=vector_bytes)
+    assert FAMILY.default(chain, limits, 128).block >= default_by_rule(chain, limits, 128).block
 
 
 def test_a_kernel_for_one_batch_keeps_its_own_constants() -> None:

@@ -57,7 +57,7 @@ def test_no_operand_may_be_missing(plan: Plan, missing: str) -> None:
 def test_a_plan_that_was_changed_orders_what_it_takes_itself(plan: Plan) -> None:
     given = {"x": 1, "weights": 2, "y": 3, "bias": 4, "residual": 5}
     assert plan.arguments(given) == (1, 2, 3, 4, 5, 5)
-    assert replace(plan, operands=("y", "x"), batch=9).arguments(given) == (3, 1, 9)
+    assert replace(plan, operands=("y", "x"), at_launch=(7, 8), batch=9).arguments(given) == (3, 1, 7, 8, 9)
 
 
 def test_maps_describe_operands_wherever_a_launch_has_them(gpu: FakeGpu) -> None:

@@ -86,9 +86,9 @@ class ProcessorProduct(Family[ConstantsT]):
         return 0 if kernel.is_chain else int(self.shape(kernel, constants).packed_bytes)
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
-        shape = self.shape(kernel, constants)
+        shape, of_source = self.shape(kernel, constants), self.shape(kernel, self.source_constants(kernel, constants))
         grid = divide_up(batch, shape.constants.block) * shape.parts
-        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=shape.slot * kernel.real_bytes)
+        return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=of_source.slot * kernel.real_bytes)
 
 
 def output_reads(kernel: KernelSpec, streaming: int, batch: int) -> int:
@@ -101,6 +101,7 @@ class VectorChainConstants(Constants):
     """Constants of several factors that a search may change."""
 
     entry_family: ClassVar[str] = "vector_chain"
+    at_launch: ClassVar[tuple[str, ...]] = ("block", "streaming")
 
     block: int  # rows of the batch that a work group takes at a time
     tiles: str  # each factor's along, lanes, height, width, panel; chain by chain in a group

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import lcm
 
 from ksgen.families.base import Limits
-from ksgen.families.chains import FactorPlace, factor_kernels, places, transposes
+from ksgen.families.chains import FactorPlace, factor_kernels, own_of_factors, places, transposes
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.chain import VectorChainConstants
 from ksgen.families.vector.planes import lanes_of, period_of, round_up
@@ -78,10 +78,7 @@ def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> VectorC
     alone = [replace(each, parts=1, pairs=pairs) for each in alone]
     copied = [each.layout == "bsl" or (pairs and place.at == 0 and kernel.stride != "dense") for place, each in factors]
     alone = [replace(each, panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]
-    shapes = [VectorTiling(factor, each) for (_, factor), each in zip(factors, alone, strict=True)]
-    return VectorChainConstants.of(
-        kernel, _common_block(kernel, shapes, divide_up(batch, 2 * limits.multiprocessors)), alone
-    )
+    return fitted(kernel, limits, VectorChainConstants.of(kernel, MOST_ROWS, alone), batch)
 
 
 def _default_in_chain(
@@ -94,7 +91,7 @@ def _default_in_chain(
     return replace(along_batch(factor, limits, found.lanes, batch), pairs=found.pairs)
 
 
-def _common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> int:
+def common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> int:
     """Rows of the batch per block, at most `most`: whole tiles of every factor, because a partial tile costs as much as
     a whole one.
 
@@ -118,10 +115,10 @@ def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> Vector
         or (prefers_outputs(kernel, lanes, batch) and not transposing_is_faster(kernel, limits, lanes, batch))
     )
     found = (_along_outputs if along_outputs else along_batch)(kernel, limits, lanes, batch)
-    if not multiplies_pairs(kernel, limits):
-        return found
-    in_place = kernel.layout == "bsf" and found.along == "outputs" and _are_read_in_place(kernel, found)
-    return replace(found, pairs=1, panel=int(not in_place))
+    if multiplies_pairs(kernel, limits):
+        in_place = kernel.layout == "bsf" and found.along == "outputs" and _are_read_in_place(kernel, found)
+        found = replace(found, pairs=1, panel=int(not in_place))
+    return _fitted_factor(kernel, limits, found, batch)
 
 
 def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:
@@ -238,18 +235,19 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     else:
         most, far = (24, 1.5) if limits.vector_registers == 32 else (12, 2.5)
         height, width = min(tile_sizes(kernel, limits), key=lambda size: cost(size, vectors, batch, most, far))
-    meets = d > lanes and kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0
-    lie_ready, are_far = not needs_panel(kernel, 0), meets and reads_far_rows(limits)
-    least = FAR_ROWS if lie_ready and are_far and not is_spread else LEAST_ROWS
-    rows = max(least, min(MOST_ROWS, BLOCK_BYTES // (kernel.pattern.in_features * 4)))
-    block = min(round_up(rows, height), round_up(batch, height))
-    streaming = streams_outputs(kernel, batch, "outputs", lanes, width)
-    found = VectorConstants("outputs", lanes, height, width, block, 1, 0, streaming)
+    found = VectorConstants("outputs", lanes, height, width, height, 1, 0, 0)
     shape = VectorTiling(kernel, found)
     # rows straddle cache lines; or all rows are the last ones, which are copied anyway
     straddles = shape.reaches and (is_small or not shape.is_short)
-    is_copied = not lie_ready or straddles or (meets and not are_far)
-    return _with_parts(kernel, replace(found, panel=int(is_copied)), limits, batch)
+    is_copied = needs_panel(kernel, 0) or straddles or (are_far(shape) and not reads_far_rows(limits))
+    return replace(found, panel=int(is_copied))
+
+
+def are_far(shape: VectorTiling) -> bool:
+    """Whether rows with many j share few sets of a cache."""
+    kernel = shape.kernel
+    meet = kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0
+    return shape.is_along_outputs and kernel.pattern.d > shape.constants.lanes and meet
 
 
 def reads_far_rows(limits: Limits) -> bool:
@@ -270,14 +268,14 @@ def _spread_cost(kernel: KernelSpec, limits: Limits, size: tuple[int, int], vect
     return padded * max(1.0, 0.7 + 0.6 * period / width) * (1 + MISSED * (missed and height < 3))
 
 
-def streams_outputs(kernel: KernelSpec, batch: int, along: str, lanes: int, width: int) -> int:
+def streams_outputs(kernel: KernelSpec, constants: VectorConstants, batch: int) -> int:
     """Whether outputs leave by streaming stores: many outputs in whole cache lines.
 
     Memory would have to merge partial lines.
     """
     # transposed outputs are stored vector by vector, others by a tile's width
-    is_transposed = along == "batch" and kernel.layout == "bsf"
-    run = lanes * kernel.item_bytes * (1 if is_transposed else width)
+    is_transposed = constants.along == "batch" and kernel.layout == "bsf"
+    run = constants.lanes * kernel.item_bytes * (1 if is_transposed else constants.width)
     return int(run % LINE_BYTES == 0 and batch * kernel.pattern.out_features * kernel.item_bytes >= STREAMING_BYTES)
 
 
@@ -304,19 +302,49 @@ def along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> V
         return first + MISSED * (c * size[1] * limits.vector_bytes > FIRST_LEVEL_BYTES), loads
 
     height, width = min((size for size in tile_sizes(kernel, limits) if size[1] <= widest), key=cost_of)
-    tile = lanes * width
-    tiles = 1 if kernel.layout == "bsf" else max(1, round(BSL_ROWS / tile))
-    block = min(tiles * tile, round_up(batch, tile))
-    streaming = streams_outputs(kernel, batch, "batch", lanes, width)
-    return _with_parts(kernel, VectorConstants("batch", lanes, height, width, block, 1, 1, streaming), limits, batch)
+    return VectorConstants("batch", lanes, height, width, lanes * width, 1, 1, 0)
 
 
-def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, batch: int) -> VectorConstants:
-    """Divide columns among work groups if the batch has too few blocks for the cores, or if planes are far apart."""
-    blocks = divide_up(batch, constants.block)
+# ---- constants of a launch
+
+
+def fitted(
+    kernel: KernelSpec, limits: Limits, constants: VectorConstants | VectorChainConstants, batch: int
+) -> VectorConstants | VectorChainConstants:
+    """The same tiles, with constants of a launch by rule for a batch: blocks, parts and streaming stores."""
+    if isinstance(constants, VectorConstants):
+        return _fitted_factor(kernel, limits, constants, batch)
+    block = common_block(kernel, shapes_of(kernel, constants), divide_up(batch, 2 * limits.multiprocessors))
+    return replace(constants, block=block, streaming=streams_outputs(*own_of_factors(kernel, constants)[-1], batch))
+
+
+def shapes_of(kernel: KernelSpec, constants: VectorConstants | VectorChainConstants) -> list[VectorTiling]:
+    return [VectorTiling(*each) for each in own_of_factors(kernel, constants)]
+
+
+def _fitted_factor(kernel: KernelSpec, limits: Limits, constants: VectorConstants, batch: int) -> VectorConstants:
+    constants = replace(constants, parts=1)
     shape = VectorTiling(kernel, constants)
+    reads_far = are_far(shape) and reads_far_rows(limits) and not needs_panel(kernel, 0) and shape.period == 1
+    block = min(largest_block(shape, FAR_ROWS if reads_far else LEAST_ROWS), round_up(batch, shape.tile_rows))
+    streaming = streams_outputs(kernel, constants, batch)
+    return replace(constants, block=block, parts=_parts(shape, limits, divide_up(batch, block)), streaming=streaming)
+
+
+def largest_block(shape: VectorTiling, least: int = LEAST_ROWS) -> int:
+    """Rows per block of a large batch, by rule; at least `least` if lanes are along the outputs."""
+    pattern, tile_rows = shape.kernel.pattern, shape.tile_rows
+    if shape.is_along_outputs:
+        return round_up(max(least, min(MOST_ROWS, BLOCK_BYTES // (pattern.in_features * 4))), tile_rows)
+    return tile_rows * (1 if shape.kernel.layout == "bsf" else max(1, round(BSL_ROWS / tile_rows)))
+
+
+def _parts(shape: VectorTiling, limits: Limits, blocks: int) -> int:
+    """Parts of the columns: several if the batch has too few blocks for the cores, or if planes are far apart."""
+    kernel, constants = shape.kernel, shape.constants
     # each part copies a plane's inputs
-    shares = not shape.transposes and constants.panel and shape.planes < limits.multiprocessors * 4
+    copies = constants.panel or constants.pairs
+    shares = not shape.transposes and copies and shape.planes < limits.multiprocessors * 4
     wanted = limits.multiprocessors * (1 if shares else 4)
     is_heavy = kernel.pattern.weight_count >= SPLIT_WEIGHTS
     is_split = shape.transposes and shape.planes * blocks < limits.multiprocessors and is_heavy
@@ -324,4 +352,4 @@ def _with_parts(kernel: KernelSpec, constants: VectorConstants, limits: Limits, 
     parts = min(divide_up(wanted, blocks), units) if blocks < wanted else 1
     if kernel.layout == "bsl" and not shape.is_along_outputs:  # planes are far apart: each is read from end to end
         parts = max(parts, shape.planes)
-    return replace(constants, parts=parts)
+    return parts

@@ -20,7 +20,7 @@ from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import multiplies_pairs, small_batch_sizes, spread_sizes, tile_sizes
 from ksgen.families.vector.planes import PlaneVariables, lanes_of, round_up, tile_picture
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
-from ksgen.families.vector.sources import default
+from ksgen.families.vector.sources import default, source_constants
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
 
@@ -135,6 +135,12 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyVectorConstants:
         return default(kernel, limits, batch)
 
+    def source_constants(self, kernel: KernelSpec, constants: AnyVectorConstants) -> AnyVectorConstants:
+        return source_constants(kernel, constants)
+
+    def packed_for(self, kernel: KernelSpec, constants: AnyVectorConstants) -> object:
+        return [(each.along, each.lanes, each.height, each.width, each.pairs) for each in constants.parsed]
+
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyVectorConstants]:
         return (self._space_of_chain if kernel.is_chain else self._space_of_factor)(kernel, limits)
 
@@ -199,7 +205,9 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             **found,
             "variants": (*found["variants"], *(between if kernel.between != "none" else ())),
             "is_chain": shape.is_chain,
-            "shift": "y_pitch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0" if is_shifted else "0",
+            "shift": "streams && y_pitch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0"
+            if is_shifted
+            else "0",
             "picture": "//\n".join(tiles),
             "results": each_chains(kernel, "y"),
             "factors": [self._factor(shape, number, place) for number, place in enumerate(places(kernel))],
@@ -225,7 +233,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             "kept": "outputs" if is_last else kept,
             "as_kept": "as_outputs" if is_last or has_pairs else "",
             "widen": widen if not is_first else "widen_byte" if factor.kernel.has_bytes_in else "widen",
-            "part": "0" if shape.is_chain else "(int)(task / blocks)",
+            "part": "0, 1" if shape.is_chain else "(int)part, (int)parts",
             # the last rows of X are copied if loads reach beyond them; an intermediate's buffer is padded instead
             "is_last_block": "last == batch" if is_first else "false",
             "from_there": f"{_from_first(shape.kernel, 'x')}, x_pitch"
@@ -233,7 +241,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             else f"{buffer.format((place.at - 1) % 2)}, {pitch_in}",
             "to_there": out_of_block(shape.kernel, place.chain)
             if is_last
-            else f"{buffer.format(place.at % 2)}, {pitch_out}, 0, 0, 0",
+            else f"{buffer.format(place.at % 2)}, {pitch_out}, 0, 0, 0, false",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: AnyVectorConstants) -> list[Constexpr]:
@@ -243,8 +251,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
             batch_constexpr(kernel),
             *epilogue_constexprs(kernel),
             named(shape.factors[0].constants, "LANES", "lanes per vector register"),
-            Constexpr("IS_STREAMING", constants.streaming, "whether outputs use streaming stores"),
-            named(constants, "BLOCK", "rows of the batch that a work group takes at a time, at most"),
+            Constexpr("MAY_STREAM", constants.streaming, "whether a launch may use streaming stores"),
             named(shape, "UNIT", "rows of the batch per unit; blocks are whole units"),
             named(shape, "SLOT", "elements of a work group's private buffer", "long long"),
         ]
@@ -311,7 +318,7 @@ def out_of_block(kernel: KernelSpec, chain: int = 0) -> str:
     """Expressions for the fields of the source's `Out`: a chain's outputs for a block, and what is added."""
     y, bias, residual = (each_chains(kernel, operand)[chain] for operand in ("y", "bias", "residual"))
     added = f"{_from_first(kernel, residual)}, {residual}_pitch" if kernel.epilogue.residual else "0, 0"
-    return f"{_from_first(kernel, y)}, {y}_pitch, {bias if kernel.epilogue.bias else '0'}, {added}"
+    return f"{_from_first(kernel, y)}, {y}_pitch, {bias if kernel.epilogue.bias else '0'}, {added}, streams"
 
 
 def _from_first(kernel: KernelSpec, array: str) -> str:
@@ -331,7 +338,6 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         named(shape, "INPUTS", "pairs of l per sum" if constants.pairs else "inputs l per sum"),
         named(constants, "HEIGHT", f"{'rows of the batch' if shape.is_along_outputs else 'outputs'} per tile"),
         named(constants, "WIDTH", "vectors per row of a tile"),
-        named(constants, "PARTS", "parts of a block's columns, one per work group"),
         named(shape, "TILES", "tiles that share their inputs"),
         named(shape, "COLUMNS", "tiles of all outputs"),
         named(shape, "COLUMN", f"{values} from one tile's packed weights to the next"),

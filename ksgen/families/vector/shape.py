@@ -2,6 +2,7 @@
 group."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import Planes, period_of, round_up
@@ -23,6 +24,8 @@ CONFLICTING_BYTES = 1024  # rows whose distance is a multiple of this share few 
 @dataclass(frozen=True)
 class VectorConstants(Constants):
     """Constants that a search may change."""
+
+    at_launch: ClassVar[tuple[str, ...]] = ("block", "parts", "streaming")
 
     along: str  # "outputs": lanes are neighbouring outputs; "batch": lanes are neighbouring rows of the batch
     lanes: int  # lanes of a vector register, in the type of the sums

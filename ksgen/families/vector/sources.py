@@ -1,29 +1,41 @@
-"""Default constants of the vector family that batches share, so that a kernel needs few sources.
+"""Sources of the vector family that batches share, so that a kernel needs few of them.
 
-`defaults.py` has constants by rule for each batch. A batch takes the constants of an anchor instead, unless the cost
-model expects its own to gain enough. Never renders, compiles or measures.
+Launches with the same tiles share a source, because blocks, parts and streaming stores are arguments of a launch.
+`defaults.py` has constants by rule for each batch. A batch takes the tiles of an anchor instead, unless the cost model
+expects its own to gain enough. Never renders, compiles or measures.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 from ksgen.families.base import Limits
-from ksgen.families.chains import own_of_factors
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.chain import VectorChainConstants
 from ksgen.families.vector.cycles import LAUNCH, multiply_cycles
-from ksgen.families.vector.defaults import FEW, MANY, alike, default_by_rule
+from ksgen.families.vector.defaults import (
+    FEW,
+    MANY,
+    alike,
+    common_block,
+    default_by_rule,
+    fitted,
+    largest_block,
+    shapes_of,
+    streams_outputs,
+)
 from ksgen.families.vector.shape import VectorConstants, VectorTiling
 from ksgen.spec import KernelSpec
 
-# batches whose constants others take, in the order in which these are considered
-ANCHORS = (MANY, FEW, 64, 4, 2)
-CHAIN_ANCHORS = (FEW, MANY, 64, 4, 2)  # short blocks are as fast as long ones where intermediates stay in the cache
+# batches whose tiles others take, in the order in which these are considered
+ANCHORS = (64, MANY, FEW, 4, 2)
+CHAIN_ANCHORS = (FEW, MANY, 64, 4, 2)
 # up to this anchor, a rule decides for smaller batches, because the cost model does not know copies of rows that a
 # batch lacks; measured with 32 registers
 SMALL = 4
 # most inputs that a small batch may copy for such rows, relative to the weights; most d in batch-size-last
 MOST_LACKED, MOST_LACKED_D = 0.035, 4
-LEAST_GAIN = 1.1  # expected time over that of its own constants from which a batch has a source of its own
+LEAST_GAIN_OF_MANY = 1.05
+LEAST_GAIN = 1.1  # expected time over that of its own tiles from which a batch has a source of its own
 REMEMBERED = 4096  # cached choices
 
 AnyVectorConstants = VectorConstants | VectorChainConstants
@@ -36,7 +48,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyVectorC
 
 @lru_cache(REMEMBERED)
 def shared(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants:
-    """Constants of the first anchor that are about as fast at a batch as its own; its own if there is none.
+    """Constants with the tiles of the first anchor that are about as fast at a batch as its own; else its own.
 
     An anchor considers only the anchors before it, so the order of calls makes no difference.
     """
@@ -44,11 +56,12 @@ def shared(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants
     if kernel.batch:  # its source serves no other batch
         return own
     anchors, own_shapes = CHAIN_ANCHORS if kernel.is_chain else ANCHORS, shapes_of(kernel, own)
-    most = LEAST_GAIN * expected_cycles(own_shapes, limits, batch)
-    for anchor in anchors[: anchors.index(batch)] if batch in anchors else anchors:
-        found = shared(kernel, limits, anchor)
+    most = (LEAST_GAIN_OF_MANY if batch == MANY else LEAST_GAIN) * expected_cycles(own_shapes, limits, batch)
+    before = anchors[: anchors.index(batch)] if batch in anchors else anchors
+    for anchor in sorted(before, key=lambda anchor: anchor < batch):  # tiles of larger batches first
+        found = fitted(kernel, limits, shared(kernel, limits, anchor), batch)
         shapes = shapes_of(kernel, found)
-        if found.streaming != own.streaming or not are_comparable(own_shapes, shapes, limits):
+        if anchor <= SMALL < batch or found.streaming != own.streaming or not are_comparable(own_shapes, shapes, limits):
             continue
         pairs = list(zip(own_shapes, shapes, strict=True))
         if batch < anchor <= SMALL:
@@ -62,25 +75,35 @@ def shared(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants
     return own
 
 
-def shapes_of(kernel: KernelSpec, constants: AnyVectorConstants) -> list[VectorTiling]:
-    return [VectorTiling(*each) for each in own_of_factors(kernel, constants)]
+def source_constants(kernel: KernelSpec, constants: AnyVectorConstants) -> AnyVectorConstants:
+    """Constants of the source for a launch with such constants: the same tiles, with those of `at_launch` by rule.
+
+    Blocks are as long as those of a large batch, or longer if the launch's are. Private buffers and prefetches depend
+    on that. Streaming stores are possible if a large batch uses them, or the launch. Of parts, the source depends only
+    on whether they exceed planes.
+    """
+    shapes, batch = shapes_of(kernel, constants), kernel.batch or MANY
+    last = shapes[-1]
+    is_low = last.period == 1 and last.tile_rows <= (SMALL if last.is_along_outputs else FEW)
+    streams = streams_outputs(last.kernel, last.constants, batch) if kernel.is_chain or not is_low else 0
+    streaming = max(constants.streaming, streams)
+    if isinstance(constants, VectorChainConstants):
+        block = max(constants.block, common_block(kernel, shapes, batch))
+        return replace(constants, block=block, streaming=streaming)
+    block, parts = max(constants.block, largest_block(last)), last.planes + 1 if last.is_split else 1
+    return replace(constants, block=block, parts=parts, streaming=streaming)
 
 
 def are_comparable(shapes: list[VectorTiling], others: list[VectorTiling], limits: Limits) -> bool:
     """Whether the cost model compares other constants with a batch's own.
 
     It does if lanes are along the same dimension, vectors that reach beyond a row's end are copied by both or by
-    neither, and registers suffice. Parts that copy the same inputs must not be more, because the model underestimates
-    these copies. With 16 registers, blocks must not be shorter: they are up to 1.3 times slower, because weights come
-    from the L2 cache more often.
+    neither, and registers suffice.
     """
-    are_short_blocks_fast = limits.vector_registers == 32
     return all(
         own.constants.along == other.constants.along
         and (own.constants.panel == other.constants.panel or not own.reaches)
-        and (other.is_along_outputs or other.constants.parts <= max(own.constants.parts, other.planes))
         and other.registers <= max(own.registers, limits.vector_registers)
-        and (are_short_blocks_fast or other.constants.block >= own.constants.block)
         for own, other in zip(shapes, others, strict=True)
     )
 
@@ -101,8 +124,8 @@ def lacks_few_rows(shape: VectorTiling, rows: int, batch: int) -> bool:
 
 
 def expected_cycles(shapes: list[VectorTiling], limits: Limits, batch: int) -> float:
-    """Cycles until the last core ends, if all tasks are equally long."""
+    """Cycles from the launch until the last core ends, if all tasks are equally long."""
     constants, cores = shapes[0].constants, limits.multiprocessors
     tasks = divide_up(batch, constants.block) * constants.parts
     cycles = sum(multiply_cycles(each, batch) - LAUNCH for each in shapes)
-    return LAUNCH + cycles * divide_up(tasks, cores) / tasks
+    return cycles * divide_up(tasks, cores) / tasks
