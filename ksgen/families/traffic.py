@@ -7,7 +7,11 @@ from functools import cache
 from math import gcd
 from typing import Any
 
+import numpy as np
+
 from ksgen.families.tiles import divide_up
+from ksgen.order import Order
+from ksgen.reference import exchanged
 from ksgen.spec import KernelSpec
 
 SECTOR = 32  # bytes: the least that is moved
@@ -44,6 +48,22 @@ def bytes_of_row(features: int, d: int, tile: int, tile_d: int, item_bytes: int)
 
 
 @cache
+def bytes_of_exchanged_row(order: Order, tile: tuple[int, int, int], item_bytes: int, unit: int = SECTOR) -> float:
+    """Bytes of one batch-size-first row of exchanged features: whole sectors, or other units such as cache lines.
+
+    A unit counts once per tile that has features in it. `tile` is (number of i, of inputs l or outputs k, of j).
+    """
+    tiles = np.zeros((), int)  # number of each feature's tile
+    for index, size, per_tile in zip(np.ogrid[tuple(map(slice, order.sizes))], order.sizes, tile, strict=True):
+        tiles = tiles * divide_up(size, per_tile) + index // per_tile
+    stored, begins = exchanged(order, tiles.reshape(1, -1))[0], np.arange(order.count) * item_bytes
+    starts = range(0, unit, gcd(order.count * item_bytes, unit))  # of rows within units
+    most = order.count * item_bytes // unit + 2  # units of a row
+    moved = sum(np.unique(stored * most + (start + begins) // unit).size for start in starts)
+    return moved * unit / len(starts)
+
+
+@cache
 def line_bytes(batch: int, tile_batch: int, item_bytes: int) -> float:
     """Bytes of one feature of a batch-size-last array."""
     step = gcd(batch, tile_batch) * item_bytes
@@ -58,21 +78,34 @@ class Moved:
 
     def x_bytes_moved(self, batch: int) -> float:
         """Bytes of X that blocks move for one tile along the outputs."""
-        c, constants = self.kernel.pattern.c, self.constants
-        return array_bytes(self.kernel, c, c, constants.tile_d, batch, constants.tile_batch, self.kernel.x_item_bytes)
+        constants, inputs = self.constants, self.kernel.pattern.inputs
+        tile = self.kernel.pattern.c, constants.tile_d, batch, constants.tile_batch
+        return array_bytes(self.kernel, self.kernel.pattern.c, *tile, self.kernel.x_item_bytes, inputs)
 
     def y_bytes_moved(self, batch: int) -> float:
         """Bytes of Y that blocks move, and of the residual if there is one."""
         constants, arrays = self.constants, 2 if self.kernel.epilogue.residual else 1
-        tile = constants.tile_out, constants.tile_d, batch, constants.tile_batch
-        return arrays * array_bytes(self.kernel, self.kernel.pattern.b, *tile, self.kernel.item_bytes)
+        tile, pattern = (constants.tile_out, constants.tile_d, batch, constants.tile_batch), self.kernel.pattern
+        return arrays * array_bytes(self.kernel, pattern.b, *tile, self.kernel.item_bytes, pattern.outputs)
 
 
 def array_bytes(
-    kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, item_bytes: int
+    kernel: KernelSpec,
+    features: int,
+    tile: int,
+    tile_d: int,
+    batch: int,
+    tile_batch: int,
+    item_bytes: int,
+    order: Order | None = None,
 ) -> float:
-    """Bytes of X or Y that blocks move, each with its tile of the features, of j and of the batch."""
+    """Bytes of X or Y that blocks move, each with its tile of the features, of j and of the batch.
+
+    In batch-size-last an `order` makes no difference, because each feature has a line of its own.
+    """
     a, _, _, d = kernel.pattern.shape
+    if order is not None and order.is_exchanged and kernel.layout == "bsf":
+        return batch * bytes_of_exchanged_row(order, (1, tile, tile_d), item_bytes)
     if kernel.layout == "bsf":
         return a * batch * bytes_of_row(features, d, tile, tile_d, item_bytes)
     return a * features * d * line_bytes(batch, tile_batch, item_bytes)

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from ksgen.emit.render import Source
 from ksgen.families import cuda_limits
-from ksgen.spec import Epilogue, stratified
+from ksgen.pattern import Pattern
+from ksgen.spec import Epilogue, KernelSpec, stratified
 from tests.emulator import is_installed
 from tests.support.counting import compared, count_kernel
 from tests.support.kernels import SERVED, batch_for, kernel_of, source_of, supports
@@ -47,7 +49,10 @@ def check_counts(
     target: str = "sm_90a",
     **options: Any,
 ) -> None:
-    source = source_of(family, kernel_of(pattern, precision, layout, **options), limits=cuda_limits(target))
+    check_source(source_of(family, kernel_of(pattern, precision, layout, **options), limits=cuda_limits(target)), batch)
+
+
+def check_source(source: Source, batch: int) -> None:
     batch = batch_for(source, batch)
     own, around = count_kernel(source, batch)
     for name, (expected, counted) in compared(source, batch, own, around).items():
@@ -91,3 +96,10 @@ def test_so_it_is_of_another_target_s_defaults(family: str, layout: str) -> None
 )
 def test_a_residual_is_read_once(family: str, layout: str) -> None:
     check_counts(family, QUICK[0], FIRST[family, layout], layout, BATCH, epilogue=Epilogue(residual=True))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("text", ["l.i@16,64,48,1", "l1:4.j.i.l2@3,24,20,2@k1:8.i.j.k2"])
+def test_exchanged_features_take_the_sectors_in_which_they_lie(text: str) -> None:
+    kernel = KernelSpec(Pattern.parse(text))
+    check_source(source_of("simt", kernel, limits=cuda_limits("sm_90a")), BATCH)

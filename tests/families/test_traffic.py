@@ -4,7 +4,10 @@ from itertools import product
 
 import pytest
 
-from ksgen.families.traffic import SECTOR, array_bytes, bytes_of_row, line_bytes, run_bytes
+from ksgen.families.traffic import SECTOR, array_bytes, bytes_of_exchanged_row, bytes_of_row, line_bytes, run_bytes
+from ksgen.order import Order
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
 from tests.support.kernels import kernel_of
 
 
@@ -41,3 +44,38 @@ def test_an_array_is_all_of_them() -> None:
     bsf, bsl = (kernel_of((3, 48, 64, 4), "float16", layout) for layout in ("bsf", "bsl"))
     assert array_bytes(bsf, 64, 64, 4, 100, 32, 2) == 3 * 100 * bytes_of_row(64, 4, 64, 4, 2)
     assert array_bytes(bsl, 64, 64, 1, 256, 64, 2) == 3 * 64 * 4 * 256 * 2
+
+
+def sectors_of_tiles(order: Order, tile: tuple[int, int, int], item_bytes: int, unit: int, rows: int) -> int:
+    """Units that tiles touch in a few rows, feature by feature."""
+    touched = set()
+    for row, i, inner, j in product(range(rows), *map(range, order.sizes)):
+        at = (row * order.count + order.place_of(i, inner, j)) * item_bytes
+        touched.add((row, i // tile[0], inner // tile[1], j // tile[2], at // unit))
+    return len(touched)
+
+
+@pytest.mark.parametrize(
+    ("text", "tile", "item_bytes", "unit"),
+    [
+        ("l.i@16,8,24,1", (1, 24, 1), 4, SECTOR),  # every sixteenth element: a sector each
+        ("l.i@4,8,24,1", (1, 24, 1), 4, SECTOR),  # two of a sector
+        ("l1:3.i.l2@6,8,24,1", (1, 24, 1), 4, SECTOR),  # whole sectors
+        ("l.i.j@3,8,10,7", (1, 4, 3), 4, SECTOR),  # rows begin in the middle of a sector, and tiles are ragged
+        ("l.i@4,8,24,1", (2, 24, 1), 2, 64),  # two i of a plane share cache lines
+    ],
+)
+def test_a_row_of_exchanged_features_by_tiles(
+    text: str, tile: tuple[int, int, int], item_bytes: int, unit: int
+) -> None:
+    order, rows = Pattern.parse(text).inputs, 64
+    counted = unit * sectors_of_tiles(order, tile, item_bytes, unit, rows)
+    assert rows * bytes_of_exchanged_row(order, tile, item_bytes, unit) == counted
+
+
+def test_exchanged_features_have_lines_of_their_own_in_batch_size_last() -> None:
+    pattern = Pattern.parse("l.i@16,64,64,1")
+    for layout, times in (("bsf", 8), ("bsl", 1)):
+        kernel, natural = (KernelSpec(each, "float32", layout) for each in (pattern, pattern.natural))
+        plain = array_bytes(natural, 64, 64, 1, 256, 64, 4, natural.pattern.inputs)
+        assert array_bytes(kernel, 64, 64, 1, 256, 64, 4, pattern.inputs) == times * plain

@@ -101,6 +101,24 @@ def test_turning_scattering_and_ragged_ends_cost() -> None:
     assert cycles(replace(BATCHWISE, block=384), last) < cycles(replace(BATCHWISE, block=352), last)
 
 
+def test_exchanged_features_cost_elements_and_lines_of_their_own() -> None:
+    def taken(text: str, constants: VectorConstants, layout: str = "bsf") -> float:
+        return cycles(constants, KernelSpec(Pattern.parse(text), "float32", layout))
+
+    for text in ("l.i@16,64,64,1", "16,384,384,1@k.i"):
+        natural = str(Pattern.parse(text).natural)
+        assert taken(text, BATCHWISE) > 1.4 * taken(natural, BATCHWISE)  # one by one, in lines of their own
+        assert taken(text, replace(OUTPUTS, panel=1)) > 1.5 * taken(natural, replace(OUTPUTS, panel=1))
+        assert taken(text, BATCHWISE, "bsl") == taken(natural, BATCHWISE, "bsl")  # rows of their own anyway
+    # whole lines of neighbours are moved like features in order; with half lines, the other halves are moved too
+    plain, lines, halves = (
+        taken(f"{load}16,64,64,1", BATCHWISE.changed(lanes=8)) for load in ("", "l1:4.i.l2@", "l1:8.i.l2@")
+    )
+    assert plain == lines < halves
+    # planes with several blocks on the diagonal have whole vectors of outputs
+    assert taken("16,64,64,1@k.i", BATCHWISE) == taken("16,64,64,1", BATCHWISE)
+
+
 def test_half_idle_cores_and_many_small_tasks_cost() -> None:
     family, machine = family_named("vector"), Machine("a processor", LIMITS, 2, {"vector": CEILINGS})
     one, two = (predict_us(machine, family, KERNEL, replace(OUTPUTS, block=48, parts=parts), 48) for parts in (1, 2))

@@ -228,7 +228,8 @@ class Parts(Tiled):
         """Bytes of X and dY that all blocks read, one block per tile and part."""
         constants, (_, b, c, _) = self.constants, self.kernel.pattern.shape
         part_batch = self.part_steps(batch) * constants.tile_batch
-        x = array_bytes(self.kernel, c, constants.tile_in, constants.tile_d, batch, part_batch, self.kernel.item_bytes)
+        tile = constants.tile_in, constants.tile_d, batch, part_batch
+        x = array_bytes(self.kernel, c, *tile, self.kernel.item_bytes, self.kernel.pattern.inputs)
         dy = array_bytes(
             self.kernel, b, constants.tile_out, constants.tile_d, batch, part_batch, self.kernel.item_bytes
         )

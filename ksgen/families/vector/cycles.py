@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from math import gcd
 
 from ksgen.families.tiles import divide_up
+from ksgen.families.traffic import bytes_of_exchanged_row
 from ksgen.families.vector.planes import Planes
 from ksgen.families.vector.shape import LINE_BYTES, VectorTiling
+from ksgen.order import Order
 
 LATENCY = 4  # cycles until a sum can be added to again
 AT_ONCE = 2  # vector operations, and loads, per cycle
@@ -134,13 +136,46 @@ def conflicts(shape: VectorTiling) -> bool:
 
 def _moved(shape: VectorTiling, block: int) -> float:
     """Cycles of copies of a block's inputs and outputs. Each part of a plane copies the plane's inputs."""
-    kernel, constants = shape.kernel, shape.constants
-    inputs, outputs = kernel.pattern.in_features * block, kernel.pattern.out_features * block
-    inputs = int(inputs * max(1.0, constants.parts / shape.planes))
-    if shape.is_along_outputs and kernel.layout == "bsl":
-        return ELEMENT * (inputs + outputs)
-    vector = constants.lanes
-    if not shape.is_along_outputs:
-        stored = TRANSPOSE if kernel.layout == "bsf" else 0
-        return (inputs * (TRANSPOSE if shape.x_layout == "bsf" else COPY) + outputs * stored) / vector
-    return COPY * inputs / vector if constants.panel else 0.0
+    kernel, pattern = shape.kernel, shape.kernel.pattern
+    inputs = int(pattern.in_features * block * max(1.0, shape.constants.parts / shape.planes))
+    return (
+        inputs * _input_cycles(shape)
+        + pattern.out_features * block * _output_cycles(shape)
+        + _line_cycles(shape, pattern.inputs, shape.x_layout, kernel.x_item_bytes, block)
+        + _line_cycles(shape, pattern.outputs, kernel.layout, kernel.item_bytes, block)
+    )
+
+
+def _input_cycles(shape: VectorTiling) -> float:
+    """Cycles to copy an input into the order in which tiles read it."""
+    inputs, lanes = shape.kernel.pattern.inputs, shape.constants.lanes
+    if shape.is_along_outputs:
+        if shape.kernel.layout == "bsl" or inputs.is_exchanged:
+            return ELEMENT
+        return COPY / lanes if shape.constants.panel else 0.0
+    if shape.x_layout == "bsl":
+        return COPY / lanes
+    plane = shape.scope * inputs.count // shape.kernel.pattern.a
+    is_apart = inputs.is_exchanged and inputs.run % lanes + plane % inputs.run > 0
+    return max(TRANSPOSE / lanes, ELEMENT if is_apart else 0)
+
+
+def _output_cycles(shape: VectorTiling) -> float:
+    """Cycles to store an output, in addition to those of its tile."""
+    if shape.is_along_outputs:
+        return 0.0 if shape.is_in_rows else ELEMENT
+    if shape.kernel.layout == "bsl":
+        return 0.0
+    is_apart = shape.kernel.pattern.outputs.is_exchanged and not shape.stays_in_vectors
+    return TRANSPOSE / shape.constants.lanes + (ELEMENT if is_apart else 0)
+
+
+def _line_cycles(shape: VectorTiling, order: Order, layout: str, item_bytes: int, block: int) -> float:
+    """Cycles for the parts of cache lines that a plane does not use, if features in batch-size-first are exchanged."""
+    if not order.is_exchanged or layout == "bsl":
+        return 0.0
+    _, inner, d = order.sizes
+    plane = (1, inner, shape.run) if shape.is_along_outputs else (shape.scope, inner, d)
+    row = order.count * item_bytes
+    unused = bytes_of_exchanged_row(order, plane, item_bytes, LINE_BYTES) - row
+    return block * unused / _rate(block * row)
