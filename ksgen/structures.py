@@ -1,15 +1,18 @@
 """Structured matrices of the literature as chains, with the parameters of their authors' layers.
 
 A structure assigns each parameter of its authors' layer to a factor of its chain. So checkpoints of such layers become
-weights of launchers and of `KSLinear`, and back. Nothing is computed: entries are only reordered, and repeated where a
-factor's weights are tied. A sum of chains is a tuple of structures, one per summand.
+weights of launchers and of `KSLinear`, and back. Entries are only reordered, and repeated where a factor's weights are
+tied. GSOFT's parameters become rotations. A sum of chains is a tuple of structures, one per summand.
 """
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from operator import attrgetter
 from typing import Any, Literal
+
+import numpy as np
 
 from ksgen import pattern
 from ksgen.errors import LaunchError, PatternError
@@ -24,6 +27,7 @@ __all__ = [
     "btt",
     "dyad",
     "gralora",
+    "gs",
     "kronecker",
     "low_rank",
     "monarch",
@@ -31,6 +35,7 @@ __all__ = [
 ]
 
 DyadVariant = Literal["it", "ot", "dt"]
+_ROUNDED = 0.02  # difference of a rotation's elements up to which it may be due to rounding to bfloat16
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Structure:
         scales: Standard deviations of the authors' initial values, by name; without them, those of `KSLinear`.
         tied: Axis of the factor along which all weights are equal, by name, if the parameter is one slice of them: 0
             for a, or 3 for d.
+        init: The authors' initial values as an `init` of `KSLinear`, such as "identity"; empty: by `scales`.
+        are_rotations: Whether a block is the rotation (I + S)(I - S)^-1 of its parameter A, with S = (A - A^T) / 2.
 
     Examples:
         >>> from ksgen import structures
@@ -59,6 +66,8 @@ class Structure:
     axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
     tied: Mapping[str, int] = field(default_factory=dict)
+    init: str = ""
+    are_rotations: bool = False
 
     def from_state(self, state: Mapping[str, Any]) -> list[Any]:
         """Convert the authors' parameters to weights (a, b, c, d), one per factor.
@@ -68,7 +77,7 @@ class Structure:
 
         Returns:
             Contiguous weights, in the order in which the factors multiply x. Tied weights are repeated. Weights may
-            share memory with the parameters.
+            share memory with the parameters, unless they are rotations.
 
         Raises:
             LaunchError: A parameter is missing, unknown, or of another shape.
@@ -86,8 +95,9 @@ class Structure:
         for name, shape in self.shapes.items():
             if (found := tuple(state[name].shape)) != shape:
                 raise LaunchError(f"{self.chain.name}: got {name} of shape {found}; {shape} is needed")
+        blocks = {name: _rotations(state[name]) if self.are_rotations else state[name] for name in self.shapes}
         return [
-            _filled(_permuted(state[name], self._axes_of(name)).reshape(self._stored_shape(name, factor)), factor)
+            _filled(_permuted(blocks[name], self._axes_of(name)).reshape(self._stored_shape(name, factor)), factor)
             for name, factor in zip(self.shapes, self.chain, strict=True)
         ]
 
@@ -101,7 +111,8 @@ class Structure:
             The parameters by name. They may share memory with the weights.
 
         Raises:
-            LaunchError: A weight is missing, of another shape, or tied and not equal along its axis.
+            LaunchError: A weight is missing, of another shape, tied and not equal along its axis, or no rotation
+                where the structure has rotations.
 
         Examples:
             >>> import numpy as np
@@ -123,7 +134,8 @@ class Structure:
                     "they are tied; equal ones are needed"
                 )
             stored = part.reshape([shape[axis] for axis in axes])
-            state[name] = _permuted(stored, tuple(axes.index(axis) for axis in range(len(axes))))
+            blocks = _permuted(stored, tuple(axes.index(axis) for axis in range(len(axes))))
+            state[name] = _of_rotations(blocks, f"{self.chain.name}: {name}") if self.are_rotations else blocks
         return state
 
     def _axes_of(self, name: str) -> tuple[int, ...]:
@@ -333,6 +345,61 @@ def boft(features: int, block: int, factors: int) -> Structure:
     return _of_blocks(chain, *(f"R{level}" for level in reversed(range(levels))))
 
 
+def gs(
+    in_features: int,
+    out_features: int,
+    blocks: int | tuple[int, int],
+    inner: int | None = None,
+    orthogonal: bool = True,
+) -> Structure:
+    """Create a group-and-shuffle matrix P^T L P R (Gorbunov et al., 2024): L and R are block diagonal, P shuffles.
+
+    Block i of L reads each k-th inner feature, from i on, and writes each k-th output, with k blocks in L.
+
+    Args:
+        in_features: Features of x.
+        out_features: Features of y.
+        blocks: Diagonal blocks of L and of R: a pair, or one int for both.
+        inner: Features between R and L. None: the smaller of `in_features` and `out_features`.
+        orthogonal: Whether the authors' parameters A stand for rotations, their blocks' Cayley transforms, as by
+            default in GSOFT. False: they are the blocks themselves. Only rotations need equal numbers of features.
+
+    Returns:
+        The `Structure`, with GSOFT's parameters gsoft_R and gsoft_L (blocks, rows of a block, columns). If the blocks
+        are square, its initial value is the identity.
+
+    Raises:
+        PatternError: A number is not accepted, or blocks of rotations are not square.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> print(structures.gs(64, 64, blocks=4).chain)
+        4,16,16,1 then 1,16,16,4
+        >>> structures.gs(64, 32, blocks=(4, 8), orthogonal=False).shapes
+        {'gsoft_R': (8, 4, 8), 'gsoft_L': (4, 8, 8)}
+    """
+    if type(orthogonal) is not bool:
+        raise PatternError(f"orthogonal={excerpt(orthogonal)}; accepted: True or False")
+    left, right = blocks if isinstance(blocks, tuple) and len(blocks) == 2 else (blocks, blocks)
+    inner = min(pattern.counts(in_features=in_features, out_features=out_features)) if inner is None else inner
+    down = _blocks_of(right, in_features=in_features, inner=inner)
+    up = _blocks_of(left, out_features=out_features, inner=inner)
+    is_square = in_features == out_features == inner
+    if orthogonal and not is_square:
+        raise PatternError(
+            f"orthogonal=True for {in_features} to {inner} to {out_features} features; accepted: equal numbers of "
+            "them, or orthogonal=False"
+        )
+    first, second = Pattern(right, down[1], down[0], 1), Pattern(1, up[0], up[1], left)
+    return Structure(
+        Chain((first, second), "gs"),
+        {"gsoft_R": first.shape[:3], "gsoft_L": (second.d, *second.shape[1:3])},
+        {"gsoft_L": (1, 2, 0)},
+        init="identity" if is_square else "",
+        are_rotations=orthogonal,
+    )
+
+
 def kronecker(in_features: int, out_features: int, blocks: int | tuple[int, int]) -> Structure:
     """Create a Kronecker product A ⊗ B: a matrix of blocks, each of which is B times an entry of A.
 
@@ -452,6 +519,43 @@ def _filled(array: Any, factor: Pattern) -> Any:
 def _permuted(array: Any, axes: tuple[int, ...]) -> Any:
     """The array, or tensor, with its axes in another order."""
     return array.permute(axes) if hasattr(array, "permute") else array.transpose(axes)
+
+
+def _rotations(parameters: Any) -> Any:
+    """Rotations (I + S)(I - S)^-1 with S = (A - A^T) / 2, of each matrix A of an array or tensor."""
+    library, wide = _wide(parameters)
+    return _like(_cayley(library, (wide - wide.swapaxes(1, 2)) / 2), parameters)
+
+
+def _of_rotations(rotations: Any, name: str) -> Any:
+    """Parameters that stand for these rotations Q: S = (Q - I)(Q + I)^-1, whose transform is Q again."""
+    library, wide = _wide(rotations)
+    try:
+        skew = -_cayley(library, -wide)  # the transform is its own inverse, up to signs
+        is_exact = bool((abs(_cayley(library, (skew - skew.swapaxes(1, 2)) / 2) - wide) <= _ROUNDED).all())
+    except (np.linalg.LinAlgError, RuntimeError):  # a singular matrix, in NumPy and in PyTorch
+        is_exact = False
+    if not is_exact:
+        raise LaunchError(f"{name} has blocks that are no rotations; accepted: rotations without the eigenvalue -1")
+    return _like(skew, rotations)
+
+
+def _cayley(library: Any, matrices: Any) -> Any:
+    """(I + S)(I - S)^-1 of each matrix S."""
+    identity = library.eye(matrices.shape[1], dtype=matrices.dtype)
+    return library.linalg.solve(identity - matrices, identity + matrices)  # both factors commute
+
+
+def _wide(array: Any) -> tuple[Any, Any]:
+    """NumPy or PyTorch, and its array in float64 on the host."""
+    if hasattr(array, "permute"):
+        return sys.modules["torch"], array.detach().cpu().double()
+    return np, array.astype(np.float64)
+
+
+def _like(wide: Any, array: Any) -> Any:
+    """The values with the type, and on the device, of another array of the same library."""
+    return wide.to(array.device, array.dtype) if hasattr(array, "permute") else wide.astype(array.dtype)
 
 
 def _names(given: Mapping[str, Any]) -> str:

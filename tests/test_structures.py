@@ -72,6 +72,18 @@ def of_boft(state: State) -> Array:
     return whole.T
 
 
+def of_gs(state: State) -> Array:
+    """P^T L P R. P moves element i of n to place (i mod k) n/k + floor(i / k), with k blocks in L."""
+
+    def moved(n: int) -> Array:
+        i = np.arange(n)
+        return np.eye(n)[:, np.argsort(i % blocks * (n // blocks) + i // blocks)].T
+
+    left, right = state["gsoft_L"], state["gsoft_R"]
+    blocks, outputs, inputs = left.shape
+    return moved(blocks * outputs).T @ diagonal(left) @ moved(blocks * inputs) @ diagonal(right)
+
+
 STRUCTURES: dict[str, tuple[Structure, Callable[[State], Array]]] = {
     "blast": (structures.blast(24, 20, blocks=(5, 3), rank=7), of_blast),
     "blast of square blocks": (structures.blast(12, 8, blocks=4, rank=1), of_blast),
@@ -84,6 +96,8 @@ STRUCTURES: dict[str, tuple[Structure, Callable[[State], Array]]] = {
     "boft of one factor": (structures.boft(12, block=6, factors=1), of_boft),
     "boft of two factors": (structures.boft(24, block=4, factors=2), of_boft),
     "boft of four factors": (structures.boft(96, block=4, factors=4), of_boft),
+    "gs": (structures.gs(24, 20, blocks=(4, 3), inner=12, orthogonal=False), of_gs),
+    "gs of square blocks": (structures.gs(24, 24, blocks=4, orthogonal=False), of_gs),
     "kronecker by B first": (structures.kronecker(24, 20, (5, 3)), lambda state: np.kron(state["A"], state["B"])),
     "kronecker by A first": (structures.kronecker(24, 20, (2, 4)), lambda state: np.kron(state["A"], state["B"])),
     "low rank": (structures.low_rank(9, 14, rank=4), lambda state: state["B"] @ state["A"]),
@@ -124,6 +138,27 @@ def test_parameters_come_back(structure: Structure, matrix_of: Callable[[State],
     assert back.keys() == state.keys()
     for name, value in state.items():
         np.testing.assert_array_equal(back[name], value)
+
+
+def test_parameters_of_gsoft_become_rotations_and_come_back() -> None:
+    structure = structures.gs(24, 24, blocks=4)
+    state = drawn(structure)
+    assert {name: each.shape for name, each in state.items()} == {"gsoft_R": (4, 6, 6), "gsoft_L": (4, 6, 6)}
+    skew = {name: (each - each.transpose(0, 2, 1)) / 2 for name, each in state.items()}
+    blocks = {name: (np.eye(6) + each) @ np.linalg.inv(np.eye(6) - each) for name, each in skew.items()}
+    weights = structure.from_state(state)
+    factors = (reference.to_dense(*each) for each in zip(structure.chain, weights, strict=True))
+    product = reduce(lambda after, own: own @ after, factors)
+    np.testing.assert_allclose(product, of_gs(blocks), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(product @ product.T, np.eye(24), rtol=0, atol=1e-12)
+    back = structure.to_state(weights)
+    for name, each in skew.items():
+        np.testing.assert_allclose(back[name], each, rtol=1e-9, atol=1e-9)
+    zeros = structure.from_state({name: 0 * each for name, each in state.items()})
+    for number, scale in ((0, 2), (1, -1)):  # not orthogonal; all eigenvalues are -1
+        damaged = [scale * each if at == number else each for at, each in enumerate(zeros)]
+        with pytest.raises(LaunchError, match=f"gs: gsoft_{'RL'[number]} has blocks that are no rotations; accepted: "):
+            structure.to_state(damaged)
 
 
 def test_a_state_is_taken_exactly() -> None:
@@ -215,6 +250,10 @@ def test_dyad_is_a_sum_of_two_chains(variant: structures.DyadVariant) -> None:
         (lambda: structures.dyad(24, 20, blocks=5), "blocks=5; accepted: a divisor of in_features=24"),
         (lambda: structures.dyad(24, 20, 4, variant="io"), "variant='io'; accepted: it, ot, dt"),  # type: ignore[arg-type]
         (lambda: structures.dyad(24, 20, 4, variant=[]), r"variant=\[\]; accepted: it, ot, dt"),  # type: ignore[arg-type]
+        (lambda: structures.gs(24, 24, blocks=5), "blocks=5; accepted: a divisor of in_features=24"),
+        (lambda: structures.gs(24, 24, 4, inner=18), "blocks=4; accepted: a divisor of inner=18"),
+        (lambda: structures.gs(24, 20, (5, 4)), "orthogonal=True for 24 to 20 to 20 features; accepted: equal numbers"),
+        (lambda: structures.gs(24, 24, 4, orthogonal=1), "orthogonal=1; accepted: True or False"),  # type: ignore[arg-type]
         (lambda: structures.low_rank(8, 8, rank=9), "rank=9 for 8 to 8 features; accepted: 1 to 8"),
         (lambda: structures.block_dense(24, 20, blocks=3, rank=8), "blocks=3; accepted: a divisor of rank=8"),
     ],

@@ -231,9 +231,9 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             structure: A structure such as `ksgen.structures.blast(...)`.
             state: Parameters to copy from the layer that the structure's authors published, by name as in
-                `structure.shapes`, and "bias" if it has one. None: they are drawn. A structure's own `scales` apply
-                unless `init` is given. Without scales, weights are drawn as for any `KSLinear`. The parameter of tied
-                weights is one slice.
+                `structure.shapes`, and "bias" if it has one. None: they are drawn. A structure's own `init` or `scales`
+                apply unless `init` is given. Without both, weights are drawn as for any `KSLinear`. The parameter of
+                tied weights is one slice.
             bias: Whether the layer has a bias. None: whether the state has one; without a state, it has one.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
@@ -256,6 +256,8 @@ class KSLinear(ChainLayer, nn.Linear):
                 f"KSLinear.from_structure: structure={excerpt(structure)}; accepted: one ksgen.structures.Structure; "
                 "KSSum.from_structures takes several"
             )
+        if state is None and structure.init:
+            options = {"init": structure.init} | options
         ties = [
             (number, structure.tied[name]) for number, name in enumerate(structure.shapes) if name in structure.tied
         ]

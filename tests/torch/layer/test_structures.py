@@ -50,6 +50,27 @@ def test_without_a_checkpoint_weights_are_drawn() -> None:
     assert {name: tuple(each.shape) for name, each in structure.to_state(layer.weights).items()} == structure.shapes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_of_gsoft_becomes_rotations(dtype: torch.dtype) -> None:
+    structure = structures.gs(24, 24, blocks=4)
+    first = KSLinear.from_structure(structure, dtype=dtype)
+    assert torch.equal(first.to_dense(), torch.eye(24, dtype=dtype)), "as its authors initialize it"
+    state = {name: torch.randn(shape).to(dtype) for name, shape in structure.shapes.items()}
+    layer = KSLinear.from_structure(structure, state)
+    assert layer.weights[0].dtype == dtype
+    identity = torch.eye(6, dtype=torch.float64)
+    skews = [(each.double() - each.double().mT) / 2 for each in state.values()]
+    right, left = (torch.linalg.solve(identity - each, identity + each) for each in skews)
+    x = torch.randn(5, 24).to(dtype)
+    inner = torch.einsum("kqp,bkp->bkq", right, x.double().unflatten(1, (4, 6))).flatten(1)
+    wanted = torch.einsum("lsr,brl->bsl", left, inner.unflatten(1, (6, 4))).flatten(1)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(layer(x).double(), wanted, rtol=tolerance, atol=tolerance)
+    again = structure.from_state(structure.to_state(each.detach() for each in layer.weights))
+    for weights, each in zip(again, layer.weights, strict=True):
+        torch.testing.assert_close(weights, each.detach(), rtol=tolerance, atol=tolerance)
+
+
 def test_a_wrong_checkpoint_is_refused() -> None:
     structure = structures.low_rank(8, 6, rank=2)
     state = {"A": torch.zeros(2, 8), "B": torch.zeros(6, 2)}
