@@ -5,11 +5,11 @@ from the most to the least significant one. An index may be divided into several
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import prod
+from math import isqrt, prod
 from operator import mul
 from typing import NamedTuple
 
@@ -185,15 +185,20 @@ class Order:
         Returns:
             The text of the order; None if digits of one order divide none of the other.
         """
-        ends = sorted({*_ends(self.digits), *_ends(then.digits)})
-        if any(high % low for low, high in pairwise(ends)):
+        if self.undivided(then):
             return None
+        ends = sorted({*_ends(self.digits), *_ends(then.digits)})
         weights = {name: prod(then.sizes[at + 1 :]) for at, name in enumerate(then.names)}
         pieces = []  # (weight of a digit in the next factor's natural order, the digit of these outputs)
         for low, high in pairwise(ends):
             digit, read = _part(self.digits, low, high), _part(then.digits, low, high)
             pieces.append((weights[read.name] * read.unit, digit))
         return self._written([digit for _, digit in sorted(pieces, reverse=True)])
+
+    def undivided(self, then: "Order") -> tuple[int, int] | None:
+        """First two neighbouring weights of both orders' digits whose smaller one does not divide the larger one."""
+        ends = sorted({*_ends(self.digits), *_ends(then.digits)})
+        return next(((low, high) for low, high in pairwise(ends) if high % low), None)
 
     def _sorted(self, digits: Sequence[Digit]) -> list[Digit]:
         """Digits in the natural order."""
@@ -230,6 +235,14 @@ def _part(digits: Sequence[Digit], low: int, high: int) -> Digit:
     return Digit(digit.name, digit.unit * (low // begin), high // low)
 
 
+def _digits_to_try(index: str, size: int, given: Mapping[int, int | None]) -> str:
+    """First digits of an index whose sizes divide its number of values and are nearest to the first given size."""
+    wanted = next((part for part in given.values() if part), 2)
+    lows = [each for each in range(2, isqrt(size) + 1) if size % each == 0] if given else []
+    near = sorted({*lows, *(size // each for each in lows)}, key=lambda each: (abs(each - wanted), each))[:2]
+    return " or ".join(f"{index}1:{each}" for each in sorted(near)) or index
+
+
 @lru_cache(maxsize=1024)
 def _read_digits(text: str, order: Order) -> tuple[Digit, ...]:
     """Digits of an order, from the most significant one, without digits of only one value."""
@@ -248,7 +261,7 @@ def _read_digits(text: str, order: Order) -> tuple[Digit, ...]:
         if left or unknown > 1 or (unknown == 0 and rest > 1):
             raise order._refused(
                 f" for {index}, which has {size} values: digits whose sizes have that product, with one size left out "
-                "at most"
+                f"at most; try {_digits_to_try(index, size, parts[index])}"
             )
         unit = size
         for number in sorted(parts[index]):

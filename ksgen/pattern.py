@@ -722,11 +722,12 @@ def _stored_for_next(patterns: Sequence[Pattern]) -> Iterator[Pattern]:
     for number, (pattern, then) in enumerate(zip(patterns, (*patterns[1:], None), strict=True)):
         store: str | None = pattern.store
         if then is not None and then.load:
+            if ends := pattern.outputs.undivided(then.inputs):
+                raise PatternError(
+                    f"{pattern} stores digits that divide no digits of {then}, next in the chain: {ends[0]} features "
+                    f"do not divide {ends[1]}; accepted: sizes that do, or two chains: the second begins with {then}"
+                )
             store = pattern.outputs.before(then.inputs)
-        if store is None:
-            raise PatternError(
-                f"{pattern} stores digits that divide no digits of {then}, next in the chain; accepted: sizes that do"
-            )
         load = "" if number else pattern.load
         yield pattern if (store, load) == (pattern.store, pattern.load) else replace(pattern, store=store, load=load)
 

@@ -403,6 +403,28 @@ def test_what_is_no_order_of_outputs(store: Any, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("store", "remedies"),
+    [
+        ("k1:3.k2.i.j1:7.j2", "try k1:2 or k1:4"),
+        ("k.i.j1:7.j2", "try j1:5 or j1:6"),
+        ("i.k", "try j"),
+        ("k1.i.k2.j", "try k1:2 or k1:4"),
+    ],
+)
+def test_digits_that_do_not_divide_name_others(store: str, remedies: str) -> None:
+    with pytest.raises(PatternError, match=f"one size left out at most; {remedies}$"):
+        Pattern(2, 8, 3, 30, store)
+
+
+def test_factors_whose_digits_do_not_divide_name_a_remedy() -> None:
+    first, then = "3,4,5,1", "l.i@6,2,2,1"
+    remedy = "4 features do not divide 6; accepted: sizes that do, or two chains: the second begins with l.i@6"
+    with pytest.raises(PatternError, match=f"{first} stores digits that divide no digits of {then}, .*: {remedy}"):
+        Chain((first, then))
+    assert str(Chain((then,))) == then, "a chain begins with any factor"
+
+
 @pytest.mark.parametrize("load", ["k.i", "l.l", "i.j", 5, ["l.i"], None])
 def test_what_is_no_order_of_inputs(load: Any) -> None:
     with pytest.raises(PatternError, match=r"load=.*; accepted( for l, which has 3 values)?: digits"):
