@@ -5,7 +5,7 @@ Chooses the method, and reports error and time.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import frexp, inf, sqrt
 from time import perf_counter
@@ -29,6 +29,7 @@ from ksgen.torch.conversion.projection import (
     refined,
     relative_error,
     squared_errors,
+    stored_features,
 )
 from ksgen.torch.operators.checks import check_flags, check_tensors
 from ksgen.values import excerpt, whole_number
@@ -62,9 +63,10 @@ class Factorization:
 def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: bool = False) -> Factorization:
     """Approximate a matrix by a product of Kronecker-sparse factors.
 
-    One or two factors give the nearest product. A longer chainable chain uses hierarchical SVDs: the error is at most
-    `bound` times the least one, and `refine` steps of L-BFGS follow. A longer chain that is not chainable uses L-BFGS
-    from three starts, at least 100 steps each. Its only guarantee is `least_error`.
+    One or two factors give the nearest product, also if they exchange features. A longer chainable chain uses
+    hierarchical SVDs: the error is at most `bound` times the least one, and `refine` steps of L-BFGS follow. A longer
+    chain that is not chainable uses L-BFGS from three starts, at least 100 steps each. Its only guarantee is
+    `least_error`.
 
     The computation runs on the tensor's device, in float64 for float64 and in float32 otherwise.
 
@@ -78,7 +80,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         A `Factorization`: `weights` per factor in the dtype of the computation, `relative_error` and the guarantee.
 
     Raises:
-        PatternError: The chain is invalid, or exchanges outputs or inputs.
+        PatternError: The chain is invalid, or exchanges features between three factors or more.
         SpecError: `progress` is neither True nor False.
         LaunchError: The weight is no dense real matrix of finite numbers, or has another shape.
 
@@ -91,18 +93,13 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         >>> found.relative_error < 1e-6
         True
     """
-    chain = Chain.read(chain)
-    if order := chain.exchanged:
-        raise PatternError(
-            f"{chain} exchanges {order.features}; accepted for a chain to factorize: {order.features} in the order "
-            f"{order.natural}"
-        )
-    matrix = _checked(weight, chain, refine)
+    given = Chain.read(chain)
+    matrix, chain = _in_natural_order(_checked(weight, given, refine), given)
     check_flags(progress=progress)
     method, guarantee, bound = _method(chain)
     steps = {"hierarchical": refine, "refinement": max(refine, LEAST_STEPS)}.get(method, 0)
     starts = STARTS if method == "refinement" else 1
-    with torch.no_grad(), progress_bar(progress, str(chain), len(chain) - 1 + starts * steps) as advance:
+    with torch.no_grad(), progress_bar(progress, str(given), len(chain) - 1 + starts * steps) as advance:
         begin, watch = perf_counter(), Watch()
         scaled, exponent = _scaled(matrix)
         begun, squares = _begin(scaled, chain, method, advance)
@@ -110,7 +107,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         nearest = min(found, key=partial(relative_error, scaled)) if len(found) > 1 else found[0]
         weights = [_times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
         seconds, share = perf_counter() - begin, watch.others_share() if matrix.device.type == "cpu" else None
-        error = relative_error(scaled, [_times_power(weights[0].double(), -exponent), *weights[1:]])
+        error = relative_error(scaled, [_times_power(weights[0].double(), -exponent), *weights[1:]], chain)
         least = (
             error
             if len(chain) <= 2
@@ -119,7 +116,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     if method == "refinement" and least:
         guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
     return Factorization(
-        chain, tuple(weights), error, least, bound, method, guarantee, seconds, why_unreliable([seconds], [share])
+        given, tuple(weights), error, least, bound, method, guarantee, seconds, why_unreliable([seconds], [share])
     )
 
 
@@ -131,13 +128,13 @@ def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], Non
 
     def error_of(chain: Chain) -> float:
         with torch.no_grad():
-            matrix = _checked(weight, chain, 0)
-            if _method(chain)[0] == "refinement":
+            matrix, inner = _in_natural_order(_checked(weight, chain, 0), chain)
+            if _method(inner)[0] == "refinement":
                 error = factorize(weight, chain).relative_error
             else:
                 scaled = _scaled(matrix)[0]
                 norm = float(vector_norm(scaled, dtype=torch.float64))
-                error = sqrt(sum(squared_errors(scaled, chain))) / (norm or 1)
+                error = sqrt(sum(squared_errors(scaled, inner))) / (norm or 1)
         advance()
         return error
 
@@ -146,6 +143,24 @@ def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], Non
         return list(map(error_of, chains))
     with one_thread_each(), ThreadPoolExecutor(workers) as pool:
         return list(pool.map(error_of, chains))
+
+
+def _in_natural_order(matrix: Tensor, chain: Chain) -> tuple[Tensor, Chain]:
+    """Permute a matrix as if the chain exchanged no features of x and y. Also returns that chain.
+
+    Features between two factors may still be exchanged.
+    """
+    if not chain.is_exchanged:
+        return matrix, chain
+    *others, last = chain
+    if len(others) > 1 and (inner := next((each for each in others if each.store), None)):
+        raise PatternError(
+            f"{chain}: {inner} exchanges features between factors; accepted for a chain to factorize: that between "
+            "two factors, else only features of x and y"
+        )
+    rows, columns = (stored_features(order, matrix.device).argsort() for order in (last.outputs, chain[0].inputs))
+    patterns = [*(replace(each, load="") for each in others), replace(last, store="", load="")]
+    return matrix[rows][:, columns], Chain(tuple(patterns), chain.name)
 
 
 def _scaled(matrix: Tensor) -> tuple[Tensor, int]:
@@ -165,8 +180,8 @@ def _begin(
         return [[on_support(matrix, chain[0])]], []
     weights, squares = project(matrix, chain, advance)
     if method != "refinement":
-        return [balanced(weights)], squares
-    return [balanced(weights), *(drawn(matrix, chain, seed) for seed in range(STARTS - 1))], [
+        return [balanced(weights, chain)], squares
+    return [balanced(weights, chain), *(drawn(matrix, chain, seed) for seed in range(STARTS - 1))], [
         least_squared_error(matrix, chain)
     ]
 
@@ -183,7 +198,8 @@ def _method(chain: Chain) -> tuple[str, str, float]:
         return "support", "the nearest product", 1.0
     if len(chain) == 2:
         ranks = " and ".join(map(str, block_ranks(chain[1], chain[0])))
-        note = "" if chain.is_chainable else f", though the chain is not chainable: its blocks have ranks {ranks}"
+        why = "exchanges features" if chain.is_exchanged else "is not chainable"
+        note = "" if chain.is_chainable else f", though the chain {why}: its blocks have ranks {ranks}"
         return "projection", f"the nearest product{note}", 1.0
     if chain.is_chainable:
         bound = sqrt(len(chain) - 1)

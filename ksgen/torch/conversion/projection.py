@@ -3,7 +3,8 @@
 In K = L R, every inner feature adds a column of L times a row of R: a rank-1 matrix on certain rows and columns. For
 all patterns that fit in size, two inner features reach either the same entries or none in common. So K decomposes into
 blocks of L's b x R's c. A block's rank is the number of inner features that reach it, and its nearest approximation is
-its SVD truncated to that many terms. If the pair is chainable, all ranks are equal.
+its SVD truncated to that many terms. If the pair is chainable, all ranks are equal. R may store the inner features in
+another order than the natural one: that decides which block they reach.
 
 A longer chain is split into its last factor and the product of the others, repeatedly. If it is chainable, that product
 is itself Kronecker-sparse. Columns split off are orthonormal within a block, so the squared errors of the splits add
@@ -24,8 +25,9 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
+from ksgen.order import Order
 from ksgen.pattern import Chain, Pattern, are_chainable
-from ksgen.torch.operators.products import to_dense
+from ksgen.torch.operators.products import chain_to_dense, to_dense
 
 # Squared singular values below this share of the largest are rounding noise, and below float32's resolution.
 _NOISE = 1e-14
@@ -110,23 +112,31 @@ def _dense(matrix: Tensor) -> tuple[Pattern, Tensor]:
     return Pattern(1, rows, columns, 1), matrix[None, :, :, None]
 
 
+@lru_cache(_REMEMBERED)
+def stored_features(order: Order, device: torch.device) -> Tensor:
+    """Feature at each place in memory, counted in the natural order."""
+    shape, axes = order.exchange()
+    return torch.arange(order.count, device=device).reshape(shape).permute(axes).flatten()
+
+
 def block_ranks(left: Pattern, right: Pattern) -> list[int]:
     """Return the distinct ranks of the blocks of left @ right, in ascending order."""
     ranks: list[int] = _reached(left, right, torch.device("cpu"))[2].unique().tolist()
     return ranks
 
 
-def balanced(weights: Sequence[Tensor]) -> list[Tensor]:
+def balanced(weights: Sequence[Tensor], chain: Chain) -> list[Tensor]:
     """Rescale factors in float64 without changing their product.
 
     An inner feature's column and row then have equal lengths, and all factors have equal norms.
     """
     weights = [each.double() for each in weights]
-    for right, left in pairwise(weights):
+    for (right, left), pattern in zip(pairwise(weights), chain, strict=False):
+        stored = stored_features(pattern.outputs, left.device)
         columns, rows = vector_norm(left, dim=1), vector_norm(right, dim=2)
-        scale = _scale(columns.flatten(), rows.flatten())
+        scale = _scale(columns.flatten(), rows.flatten()[stored])
         left *= scale.reshape(columns.shape).unsqueeze(1)
-        right /= scale.reshape(rows.shape).unsqueeze(2)
+        right /= torch.empty_like(scale).index_copy(0, stored, scale).reshape(rows.shape).unsqueeze(2)
     norms = torch.stack([vector_norm(each) for each in weights])
     if norms.all():
         for each, scale in zip(weights, norms.log().mean().exp() / norms, strict=True):
@@ -162,8 +172,9 @@ def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tup
 
 @lru_cache(_REMEMBERED)
 def _part(pattern: Pattern, a: int, d: int) -> Pattern:
-    """Pattern of one of a*d equal parts of a pattern."""
-    return Pattern(pattern.a // a, pattern.b, pattern.c, pattern.d // d)
+    """Pattern of one of a*d equal parts of a pattern. Only a pattern that is not divided keeps its order of outputs."""
+    parts = Pattern(pattern.a // a, pattern.b, pattern.c, pattern.d // d)
+    return pattern if parts == pattern.natural else parts
 
 
 def _stacked(values: Tensor, whole: Pattern) -> Tensor:
@@ -179,7 +190,8 @@ def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, 
     left_weights = (
         columns.mT[:, block, term].reshape(count, left.a, left.c, left.d, left.b).transpose(2, 4).transpose(3, 4)
     )
-    right_weights = rows[:, block, term].reshape(count, right.a, right.b, right.d, right.c).transpose(3, 4)
+    natural = stored_features(right.outputs, stack.device).argsort()
+    right_weights = rows[:, block, term][:, natural].reshape(count, right.a, right.b, right.d, right.c).transpose(3, 4)
     return left_weights, right_weights, outside + _lost(squares, ranks)
 
 
@@ -214,9 +226,9 @@ def _reached(left: Pattern, right: Pattern, device: torch.device) -> tuple[Tenso
     Returns the reached blocks, each inner feature's index among these, the rank of each block, and each inner feature's
     term within its block.
     """
-    inner = torch.arange(left.in_features, device=device)
+    inner, stored = torch.arange(left.in_features, device=device), stored_features(right.outputs, device)
     row_block = inner // (left.c * left.d) * left.d + inner % left.d
-    column_block = inner // (right.b * right.d) * right.d + inner % right.d
+    column_block = stored // (right.b * right.d) * right.d + stored % right.d
     pair = row_block * (right.a * right.d) + column_block
     used, block, ranks = torch.unique(pair, return_inverse=True, return_counts=True)
     order = torch.argsort(block, stable=True)
@@ -316,8 +328,10 @@ def one_thread_each() -> Iterator[None]:
 _STEPS_REMEMBERED = 20  # latest steps from which L-BFGS estimates the curvature
 
 
-def product_of(weights: Sequence[Tensor]) -> Tensor:
-    """K as a dense matrix: the factors' product, the first one rightmost."""
+def product_of(weights: Sequence[Tensor], chain: Chain | None = None) -> Tensor:
+    """K as a dense matrix: the factors' product, the first one rightmost. `chain` has orders of features, if any."""
+    if chain is not None and chain.is_exchanged:
+        return chain_to_dense(chain, weights)
     return to_dense(reduce(lambda rest, last: _joined(last, rest), weights))
 
 
@@ -333,9 +347,9 @@ def _joined(left: Tensor, right: Tensor) -> Tensor:
     return torch.einsum("ikwrtj,iwrtlj->iktwlj", lefts, rights).reshape(a, b * tall, wide * right_c, right_d)
 
 
-def relative_error(matrix: Tensor, weights: Sequence[Tensor]) -> float:
+def relative_error(matrix: Tensor, weights: Sequence[Tensor], chain: Chain | None = None) -> float:
     """Frobenius norm of the difference over that of the matrix, in float64; 0 if both are 0."""
-    difference = product_of([each.double() for each in weights]) - matrix
+    difference = product_of([each.double() for each in weights], chain) - matrix
     distance, whole = vector_norm(difference), vector_norm(matrix, dtype=torch.float64)
     return float(distance / whole) if distance else 0.0
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import LaunchError, SpecError
 from ksgen.measure.trust import describe_unreliable, marked
-from ksgen.pattern import Chain, Pattern, block_butterfly, dense, kaleidoscope, low_rank, square_dyadic
+from ksgen.pattern import Chain, Pattern, block_butterfly, btt, dense, kaleidoscope, low_rank, square_dyadic
 from ksgen.spec import PRECISIONS, PrecisionName
 from ksgen.spec.kernel import check_word, checked_batch, checked_count
 from ksgen.torch.conversion.factorize import Factorization, factorize
@@ -204,7 +204,8 @@ def propose(
     ]
     for family, chains in candidates(whole.in_features, whole.out_features, budget).items():
         if merge:
-            merged = [new for chain in chains for new in merged_chains(chain, clock, precision, batch)]
+            plain = [chain for chain in chains if not chain.is_exchanged]
+            merged = [new for chain in plain for new in merged_chains(chain, clock, precision, batch)]
             affordable = (chain for chain in merged if chain.weight_count <= budget * whole.weight_count)
             chains = list(dict.fromkeys((*chains, *affordable)))
         best = sorted((Proposal(family, chain, clock.chain_us(chain, precision, batch)) for chain in chains), key=_rank)
@@ -259,6 +260,7 @@ def candidates(in_features: int, out_features: int, budget: float) -> dict[str, 
         "low_rank": list(_low_ranks(in_features, out_features, most)),
         "monarch": _best_chains(_monarchs(in_features, out_features), most, "monarch"),
         "two_factors": _best_chains(_pairs(in_features, out_features, most), most, "two_factors"),
+        "btt": list(map(_exchanged, _best_chains(_btts(in_features, out_features, most), most, "btt"))),
         "deformable_butterfly": _best_chains(_deformed(in_features, out_features), most, "deformable_butterfly"),
         "block_butterfly": [],
         "square_dyadic": [],
@@ -321,6 +323,21 @@ def _pairs(in_features: int, out_features: int, most: int) -> Iterator[_Shapes]:
     for a, d in product(divisors(in_features)[1:], divisors(out_features)[1:]):
         if inner := _even(most // (in_features // a + out_features // d), a, d):
             yield (a, inner // a, in_features // a, 1), (1, out_features // d, inner // d, d)
+
+
+def _btts(in_features: int, out_features: int, most: int) -> Iterator[_Shapes]:
+    """Factors of block tensor trains with the largest rank that the budget allows, without their exchange."""
+    for columns, rows in product(divisors(in_features)[1:], divisors(out_features)[1:]):
+        rank = min(most // (in_features * rows + out_features * columns), in_features // columns, out_features // rows)
+        if rank:
+            down = columns, rows * rank, in_features // columns, 1
+            yield down, (rows, out_features // rows, columns * rank, 1)
+
+
+def _exchanged(factors: Chain) -> Chain:
+    """Block tensor train of factors that exchange nothing yet."""
+    down, up = factors
+    return btt(down.in_features, up.out_features, down.a, up.a, down.b // up.a)
 
 
 def _deformed(in_features: int, out_features: int) -> Iterator[_Shapes]:

@@ -321,7 +321,7 @@ class KSLinear(ChainLayer, nn.Linear):
             )
         factorization = factorize(linear.weight.detach(), patterns, refine=refine)
         options = {"device": linear.weight.device, "dtype": linear.weight.dtype} | options
-        return cls.from_weights(factorization.weights, linear.bias, **options)
+        return cls.from_weights(factorization.weights, linear.bias, patterns=factorization.chain, **options)
 
     def to_linear(self) -> nn.Linear:
         """Convert to an `nn.Linear` with the same matrix and bias.

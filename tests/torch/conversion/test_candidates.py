@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
-from ksgen.pattern import Chain, Pattern, dense  # noqa: E402  (after the skip)
+from ksgen.pattern import Chain, Pattern, btt, dense  # noqa: E402  (after the skip)
 from ksgen.torch.conversion.propose import candidates, divisors  # noqa: E402
 
 SIZES = [(384, 384), (384, 1536), (1536, 384), (1024, 1024), (50, 7), (7, 11), (96, 80)]
@@ -23,11 +23,12 @@ def test_all_fit_the_layer_and_the_budget(in_features: int, out_features: int, b
 
 
 def test_which_families_there_are() -> None:
-    assert set(candidates(384, 1536, 0.3)) == {"low_rank", "monarch", "two_factors", "deformable_butterfly"}
+    assert set(candidates(384, 1536, 0.3)) == {"low_rank", "monarch", "two_factors", "btt", "deformable_butterfly"}
     assert set(candidates(384, 384, 0.3)) == {
         "low_rank",
         "monarch",
         "two_factors",
+        "btt",
         "deformable_butterfly",
         "block_butterfly",
     }
@@ -47,10 +48,20 @@ def test_the_papers_layer_is_among_them() -> None:
 @pytest.mark.parametrize(("in_features", "out_features"), SIZES[:4], ids=str)
 def test_most_of_the_budget_is_used(in_features: int, out_features: int) -> None:
     found = candidates(in_features, out_features, 0.3)
-    for family, least in (("low_rank", 0.75), ("two_factors", 0.75), ("monarch", 0.5), ("deformable_butterfly", 0.5)):
+    shares = {"low_rank": 0.75, "two_factors": 0.75, "btt": 0.75, "monarch": 0.5, "deformable_butterfly": 0.5}
+    for family, least in shares.items():
         assert min(chain.weight_count for chain in found[family]) >= least * 0.3 * in_features * out_features, family
         assert {min(pattern.b, pattern.c) >= 4 for chain in found[family] for pattern in chain} == {True}
     assert {min(pattern.b, pattern.c) >= 16 for chain in found["two_factors"] for pattern in chain} == {True}
+
+
+def test_block_tensor_trains_have_the_largest_rank_of_the_budget() -> None:
+    for chain in candidates(384, 1536, 0.3)["btt"]:
+        down, up = chain
+        rank = down.b // up.a
+        assert str(chain) == str(btt(384, 1536, down.a, up.a, rank))
+        larger = btt(384, 1536, down.a, up.a, rank + 1)
+        assert larger.weight_count > 0.3 * 384 * 1536 or rank == min(down.c, up.b)
 
 
 def test_divisors() -> None:

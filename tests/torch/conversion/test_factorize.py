@@ -30,6 +30,13 @@ LONGER = [
     patterns.deformable_butterfly(48, [(4, 4), (5, 3), (4, 4)]),
     Chain((Pattern(8, 3, 2, 5), Pattern(4, 4, 6, 5), Pattern(2, 7, 8, 5))),
 ]
+EXCHANGED = [  # between two factors, and around them
+    Chain(("4,6,16,1@k1:2.i.k2", "2,16,12,1")),
+    Chain(("l.i@4,6,16,1@k1:2.i.k2", "2,8,12,1@k.i")),
+    Chain(("j.l.i@3,5,4,2@j.k.i", "5,4,6,1@k1:2.i.k2")),
+    Chain(("j.l@1,6,4,3@k1:3.j.k2",)),
+    Chain(("l.i@4,2,2,1", "2,2,2,2", "1,3,2,4@j.k")),
+]
 NARROW = [(6, 1, 4, 1), (1, 2, 2, 3), (2, 12, 3, 1)]  # not chainable either: 24 features to 6, and back
 NOT_CHAINABLE = [(6, 4, 4, 1), (1, 8, 8, 3), (4, 6, 6, 1)]
 
@@ -53,7 +60,7 @@ def random_matrix(chain: Chain, dtype: "torch.dtype" = torch.float64) -> "torch.
 
 def random_product(chain: Chain, dtype: "torch.dtype") -> "torch.Tensor":
     generator = torch.Generator().manual_seed(2)
-    return product_of([torch.randn(pattern.shape, dtype=dtype, generator=generator) for pattern in chain])
+    return product_of([torch.randn(pattern.shape, dtype=dtype, generator=generator) for pattern in chain], chain)
 
 
 def dense_product(found: Factorization) -> np.ndarray:
@@ -83,9 +90,8 @@ def least_error(matrix: np.ndarray, right: Pattern, left: Pattern) -> float:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("shapes", PAIRS, ids=str)
-def test_two_factors_are_the_nearest(shapes: list[tuple[int, int, int, int]]) -> None:
-    chain = chain_of(shapes)
+@pytest.mark.parametrize("chain", [*map(chain_of, PAIRS), *EXCHANGED[:3]], ids=str)
+def test_two_factors_are_the_nearest(chain: Chain) -> None:
     matrix = random_matrix(chain)
     found = factorize(matrix, chain)
     assert found.relative_error == pytest.approx(least_error(matrix.numpy(), *chain), abs=1e-12)
@@ -93,10 +99,11 @@ def test_two_factors_are_the_nearest(shapes: list[tuple[int, int, int, int]]) ->
         float(np.linalg.norm(matrix.numpy() - dense_product(found)) / matrix.norm()), abs=1e-12
     )
     assert (found.method, found.bound, found.least_error) == ("projection", 1.0, found.relative_error)
-    assert factorize(matrix.float(), shapes).relative_error == pytest.approx(found.relative_error, abs=1e-6)
+    assert factorize(matrix.float(), list(chain)).relative_error == pytest.approx(found.relative_error, abs=1e-6)
+    assert errors_of(matrix, [chain]) == [pytest.approx(found.relative_error, abs=1e-12)]
 
 
-@pytest.mark.parametrize("chain", [*map(chain_of, PAIRS), *LONGER], ids=str)
+@pytest.mark.parametrize("chain", [*map(chain_of, PAIRS), *LONGER, *EXCHANGED], ids=str)
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.float64, 1e-14)], ids=str)
 def test_a_product_comes_back(chain: Chain, dtype: "torch.dtype", most: float) -> None:
     matrix = random_product(chain, dtype)
@@ -105,6 +112,14 @@ def test_a_product_comes_back(chain: Chain, dtype: "torch.dtype", most: float) -
     assert found.least_error < most
     assert [each.shape for each in found.weights] == [torch.Size(pattern.shape) for pattern in chain]
     assert {each.dtype for each in found.weights} == {dtype}
+    np.testing.assert_allclose(dense_product(found), matrix, rtol=0, atol=max(1e-12, 10 * most) * float(matrix.norm()))
+
+
+def test_what_is_exchanged_between_more_factors_is_refused() -> None:
+    with pytest.raises(
+        KsgenError, match=r"4,4,4,1@k.i exchanges features between factors; accepted for a chain to fact"
+    ):
+        factorize(torch.eye(16), ["4,4,4,1@k.i", "4,4,4,1", "1,16,16,1"])
 
 
 @pytest.mark.parametrize("chain", LONGER, ids=str)

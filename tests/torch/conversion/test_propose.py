@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen.errors import KsgenError  # noqa: E402  (after the skip)
-from ksgen.pattern import Chain, Pattern  # noqa: E402
+from ksgen.pattern import Chain, Pattern, btt  # noqa: E402
 from ksgen.torch import factorize, propose  # noqa: E402
 from ksgen.torch.conversion.projection import product_of  # noqa: E402
 
@@ -49,6 +49,18 @@ def test_with_a_weight_the_nearest_come_first() -> None:
     assert max(Counter(each.family for each in found).values()) == 2
     assert set(found) < set(found.looked_at)
     assert all(each.relative_error is not None for each in found.looked_at)
+
+
+def test_a_block_tensor_train_is_found() -> None:
+    exact = btt(64, 48, 4, 6, 2)
+    torch.manual_seed(0)
+    weight = product_of([torch.randn(pattern.shape) for pattern in exact], exact)
+    budget = exact.weight_count / (64 * 48)
+    for merge in (False, True):
+        nearest = propose(64, 48, budget=budget, device=TARGET, weight=weight, merge=merge, most=20)[0]
+        assert (nearest.family, nearest.chain) == ("btt", exact)
+        assert nearest.relative_error < 1e-6
+        assert nearest.step_us > nearest.us
 
 
 def test_merged_neighbours_are_proposed_within_the_budget() -> None:

@@ -103,12 +103,21 @@ def test_an_exchange_and_a_layer_of_a_structure() -> None:
     torch.testing.assert_close(orthogonal @ orthogonal.t(), torch.eye(64), rtol=0, atol=1e-5)
 
 
+def test_a_dense_layer_becomes_one_that_exchanges() -> None:
+    torch.manual_seed(0)
+    structure = structures.btt(64, 32, blocks=(2, 4), rank=3)
+    dense = KSLinear.from_structure(structure).to_linear()
+    layer, x = KSLinear.from_linear(dense, structure.chain), torch.randn(5, 64)
+    assert layer.chain == structure.chain
+    torch.testing.assert_close(layer(x), dense(x), rtol=1e-4, atol=1e-4)
+
+
 def test_what_it_refuses() -> None:
     layer = KSLinear("1,16,16,4@j.k")
     with pytest.raises(LaunchError, match=r"outputs are exchanged; accepted for quantization: order i.k.j"):
         layer.quantize("int8")
-    with pytest.raises(PatternError, match=r"1,16,16,4@j.k exchanges outputs; accepted for a chain to factorize"):
-        factorize(torch.eye(64), "1,16,16,4@j.k")
+    with pytest.raises(PatternError, match=r"1,16,16,4@j.k exchanges features between factors; accepted for a chain"):
+        factorize(torch.eye(64), ["1,16,16,4@j.k", "4,16,16,1", "1,64,64,1"])
     with pytest.raises(LaunchError, match=r"init='identity' for 1,16,16,4@j.k, whose outputs are exchanged; accepted:"):
         KSLinear("1,16,16,4@j.k", init="identity")
     with pytest.raises(
