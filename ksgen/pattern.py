@@ -720,14 +720,14 @@ def _stored_for_next(patterns: Sequence[Pattern]) -> Iterator[Pattern]:
     exchanged inputs.
     """
     for number, (pattern, then) in enumerate(zip(patterns, (*patterns[1:], None), strict=True)):
-        store: str | None = pattern.store
+        store = pattern.store
         if then is not None and then.load:
             if ends := pattern.outputs.undivided(then.inputs):
                 raise PatternError(
                     f"{pattern} stores digits that divide no digits of {then}, next in the chain: {ends[0]} features "
                     f"do not divide {ends[1]}; accepted: sizes that do, or two chains: the second begins with {then}"
                 )
-            store = pattern.outputs.before(then.inputs)
+            store = pattern.outputs.before(then.inputs) or ""
         load = "" if number else pattern.load
         yield pattern if (store, load) == (pattern.store, pattern.load) else replace(pattern, store=store, load=load)
 

@@ -1,6 +1,7 @@
 """Launcher of a pattern's kernels, or of a chain's: y = launcher(x, weights)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary
@@ -220,13 +221,9 @@ class Launcher(BaseLauncher):
         return pack_in_place(found, self.pattern, where, launch_stream)
 
     def _pack_quantized(self, weights: Quantized, device: str | None, stream: Any) -> Weights:
-        if order := self.pattern.exchanged:
-            raise LaunchError(
-                f"{self!r}: got {weights!r}; accepted for a pattern with {order.features} in another order than "
-                f"{order.natural}: an array of weights"
-            )
-        if weights.pattern != self.pattern:
+        if weights.pattern.natural != self.pattern.natural:
             raise LaunchError(f"{self!r}: got {weights!r}; weights of {self.pattern} are needed")
+        weights = replace(weights, pattern=self.pattern)  # quantized weights know no order of features
         found = view(weights.scale, "weights.scale", stream_handle(stream))
         if found.device == "host":
             return pack_quantized(weights, find_device(device))

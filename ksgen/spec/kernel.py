@@ -244,13 +244,10 @@ class KernelSpec:
         return {name: vars(self)[name] for name in type(self).__dataclass_fields__}
 
     def _check_orders(self) -> None:
-        first = next((each for chain in self.chains for each in chain if each.is_exchanged), self.pattern)
-        order = first.exchanged
-        if order is not None and (self.is_quantized or (self.job == "gradient" and first.store)):
-            what = f"weights={self.weights}" if self.is_quantized else "job=gradient"
+        if self.job == "gradient" and self.pattern.store:
             raise SpecError(
-                f"{what} of {first}, whose {order.features} are exchanged; accepted: {order.features} in "
-                f"{order.natural}"
+                f"job=gradient of {self.pattern}, whose outputs are exchanged; accepted: outputs in "
+                f"{self.pattern.outputs.natural}"
             )
 
     def _check_weights(self) -> None:

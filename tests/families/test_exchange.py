@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen import quantize
+from ksgen import quantize, reference
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, LaunchError, SpecError
 from ksgen.families import FAMILIES, Limits, check, cuda_limits, family_named
 from ksgen.launcher import ChainLauncher, Launcher
-from ksgen.measure.verify import tolerance
+from ksgen.measure.verify import measure, tolerance
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.spec.precision import BF16
@@ -24,6 +24,7 @@ from tests.support.gpu_chains import chain_of, check_against_factors
 from tests.support.hasty import compiles_hastily
 from tests.support.kernels import check as check_result
 from tests.support.kernels import in_emulator, source_of
+from tests.support.native import chosen_native
 
 __all__ = ["compiles_hastily"]
 
@@ -222,18 +223,55 @@ def test_what_reads_exchanged_outputs_is_refused() -> None:
         SpecError, match=r"job=gradient of 4,64,64,2@i.j.k, whose outputs are exchanged; accepted: outp"
     ):
         KernelSpec(pattern, job="gradient")
-    with pytest.raises(SpecError, match=r"weights=int8 of 4,64,64,2@i.j.k, whose outputs are exchanged"):
-        KernelSpec((pattern, Pattern(1, 8, 512, 1)), weights="int8")
-    with pytest.raises(LaunchError, match=r"got Quantized\(.*another order than i\.k\.j: an array"):
-        Launcher("1,4,3,2@j.k")(np.ones((1, 6), np.float32), quantize(np.ones((1, 4, 3, 2), np.float32), "int8"))
 
 
-def test_what_exchanged_inputs_refuse() -> None:
-    loaded = Pattern(4, 64, 64, 2, load="l.i.j")
-    with pytest.raises(SpecError, match=r"int8 of l.i.j@4,64,64,2, whose inputs are exchanged; accepted: inputs"):
-        KernelSpec(loaded, weights="int8")
-    with pytest.raises(LaunchError, match=r"pattern with inputs in another order than i\.l\.j: an array of weights"):
-        Launcher("j.l@1,4,3,2")(np.ones((1, 6), np.float32), quantize(np.ones((1, 4, 3, 2), np.float32), "int8"))
+@pytest.mark.exhaustive
+@vectors.needs_opencl
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("along", vectors.WAYS)
+@pytest.mark.parametrize(("text", "weights"), [(PATTERNS[0], "int8"), (LOADS[3], "e4m3"), (PATTERNS[3], "bfloat16")])
+def test_weights_in_eight_bits(text: str, weights: Any, along: str, layout: Any) -> None:
+    kernel = KernelSpec(Pattern.parse(text), "float32", layout, EVERY, weights=weights)
+    for batch in (1, 37):
+        vectors.agrees(kernel, vectors.constants_of(kernel, along, 4), batch, boundary=4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("text", "storage"), [(LOADS[1], "e4m3"), (LOADS[3], "int8")])
+def test_x_in_eight_bits(text: str, storage: Any, layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = KernelSpec(Pattern.parse(text), "float32", layout, EVERY, weights=storage, inputs=storage)
+    for batch in (1, 37):
+        found = measure(chosen_native(monkeypatch), kernel, batch, runs=0)
+        assert (found.plan.choice.family, found.passed) == ("vector", True), found.error
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "inputs"),
+    [("simt", LOADS[3], "e4m3"), ("simt", PATTERNS[3], "same"), ("mma", PATTERNS[0], "same")],
+)
+def test_weights_in_eight_bits_in_the_emulator(family: str, text: str, inputs: Any) -> None:
+    kernel = KernelSpec(Pattern.parse(text), "float16", "bsf", EVERY, weights="e4m3", inputs=inputs)
+    check_result(source_of(family, kernel), 5, in_emulator())
+
+
+def test_families_that_scale_outputs_by_their_place_leave_eight_bits_to_others() -> None:
+    limits, pattern = cuda_limits("sm_90a"), Pattern(4, 64, 64, 2, store="i.j.k")
+    for inputs, families in (("same", {"simt", "mma"}), ("e4m3", {"simt"})):
+        kernel = KernelSpec(pattern, "bfloat16", weights="e4m3", inputs=inputs)
+        assert {name for name, family in FAMILIES.items() if family.supports(kernel, limits)} == families
+
+
+@pytest.mark.parametrize("text", ["j.l@1,4,3,2@j.k", "l.i@4,8,6,1@k1:2.i.k2"])
+def test_quantized_weights_know_no_order(text: str) -> None:
+    pattern, random = Pattern.parse(text), np.random.default_rng(0)
+    weights = quantize(random.standard_normal(pattern.shape).astype(np.float32), "int8")
+    x = random.standard_normal((5, pattern.in_features)).astype(np.float32)
+    truth = x @ reference.to_dense(pattern, weights.dequantized()).T
+    np.testing.assert_allclose(Launcher(text)(x, weights), truth, rtol=1e-4, atol=1e-4)
+    assert text in repr(Launcher(text).pack(weights))
+    with pytest.raises(LaunchError, match=r"got Quantized\(1,2,2,1, .*weights of .* are needed"):
+        Launcher(text).pack(quantize(np.ones((1, 2, 2, 1), np.float32), "int8"))
 
 
 def test_a_kernel_says_in_its_name_how_outputs_are_stored() -> None:

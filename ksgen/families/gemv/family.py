@@ -120,7 +120,8 @@ class Gemv(PackingFamily[AnyGemvConstants]):
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or kernel.arithmetic.is_complex or not limits.async_copies or limits.is_cpu:
             return False
-        if kernel.reads_exchanged:
+        # the epilogue finds an output's scale by its place in Y
+        if kernel.reads_exchanged or (kernel.is_exchanged and kernel.is_quantized):
             return False
         if not kernel.is_chain:
             return True

@@ -194,5 +194,6 @@ def _compared(x: Tensor | None, weights: Sequence[Tensor], like: KSLinear) -> Te
     """
     if x is None and like.between != "none":
         return torch.cat([each.flatten() for each in weights])
-    layer = KSLinear.from_weights(weights, layout=like.layout, between=like.between, backend="strided")
+    options: dict[str, Any] = {"layout": like.layout, "between": like.between, "backend": "strided"}
+    layer = KSLinear.from_weights(weights, patterns=like.chain, **options)
     return layer.to_dense() if x is None else layer(x.float())

@@ -6,7 +6,7 @@ from ksgen.errors import LaunchError
 from ksgen.launch.fused import Verdict
 from ksgen.quantized import describe_scales
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import layout_word
+from ksgen.spec.kernel import layout_word, pattern_as_list
 from ksgen.torch.layer.splits import explain as explain_splits
 from ksgen.torch.operators.backends import describe_intermediates, explain
 from ksgen.torch.operators.checks import dtype_name
@@ -102,7 +102,7 @@ def _explained_stored(layer: Any, batch: int) -> str:
             epilogue = last if number == len(layer.chain) else Epilogue(activation=layer.between)
             options: dict[str, Any] = {"layout": layer.layout, "epilogue": epilogue, "weights": layer.storage}
             options |= {"inputs": layer._inputs} if number == 1 else {}
-            lines.append(f"{stored}; {launcher(*each.shape).explain(batch, precision=precision, **options)}")
+            lines.append(f"{stored}; {launcher(*pattern_as_list(each)).explain(batch, precision=precision, **options)}")
         else:
             lines.append(
                 f"{stored}; PyTorch multiplies by the dequantized weights, because ksgen has no kernels on {device}"

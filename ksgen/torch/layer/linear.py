@@ -46,7 +46,7 @@ from ksgen.torch.operators.checks import (
 )
 from ksgen.torch.operators.frozen import operand
 from ksgen.torch.operators.ops import multiply, shaped
-from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, exchange_of
+from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, exchange_of, exchanged, natural
 from ksgen.values import excerpt, listed
 
 CALIBRATED_ROWS = 4096  # rows of x for the calibration of a layer's scales
@@ -666,22 +666,21 @@ class KSLinear(ChainLayer, nn.Linear):
             )
         if self.split is not None:
             raise LaunchError(f"{self._name()}: split over processes; accepted: a layer that is not split")
-        if order := self.chain.exchanged:
-            what = f"{self._name()}: {order.features} are exchanged"
-            raise LaunchError(f"{what}; accepted for quantization: order {order.natural}")
         if self.precision not in (None, dtype):
             raise LaunchError(f"{self._name()}: precision={self.precision}; accepted for quantization: None or {dtype}")
         with torch.inference_mode(False), torch.no_grad():  # writes to tensors of inference mode are not detected
             rows = None if x is None else self._calibration_rows(x)
             parts: list[Quantized] = []
-            for weights in self.weights:
+            for weights, exchange in zip(self.weights, map(exchange_of, self.chain), strict=True):
+                rows = None if rows is None else natural(rows, exchange, self.layout)
                 # `quantize_inputs` refuses bfloat16
                 inputs = {"x_scale": quantize_inputs(rows, storage).scale} if x_too and not parts else {}  # type: ignore[arg-type]
                 parts.append(made := quantize(weights, storage, per, x=rows, layout=self.layout, **inputs))
                 if rows is not None:  # input of the next factor
-                    rows = multiply(
+                    y = multiply(
                         rows.float(), made.dequantized(), layout=self.layout, activation=self.between, backend="strided"
                     )
+                    rows = exchanged(y, exchange, self.layout)
             stored = QuantizedKSLinear(self, parts)
         return stored.train(self.training)
 
@@ -765,7 +764,7 @@ class QuantizedKSLinear(StoredWeights, KSLinear):
 
     def __init__(self, layer: KSLinear, parts: Sequence[Quantized]) -> None:
         nn.Module.__init__(self)
-        self.chain = layer.chain
+        self.chain, self._exchanges = layer.chain, layer._exchanges
         for name in self._settable:
             self._set(name, getattr(layer, name))
         self._store(parts)

@@ -18,13 +18,14 @@ from ksgen.launch.weights import WrittenError, writes_to
 from ksgen.pattern import Pattern
 from ksgen.quantized import ROUNDED, Quantized, describe_scales
 from ksgen.spec import STORAGES, Activation, Epilogue, Fuse, Layout
+from ksgen.spec.kernel import pattern_as_list
 from ksgen.spec.storage import SAME, STORED, refused_x_precision, x_precisions
 from ksgen.torch.layer.base import ChainLayer
 from ksgen.torch.operators.backends import multiply_between
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, disable_fusion, has_kernels, is_one_launch, launcher
 from ksgen.torch.operators.ops import autocast, contiguous, is_plain, multiply, rows_of
-from ksgen.torch.operators.products import finish
+from ksgen.torch.operators.products import exchanged, finish, natural
 
 MOST_TRIES = 8  # attempts of a call while another thread writes to the weights
 
@@ -125,17 +126,21 @@ def by_operators(
 ) -> Tensor:
     """Multiply by PyTorch operators, which compilers and autograd see.
 
-    With `is_apart`, PyTorch computes each factor's epilogue in separate operations.
+    With `is_apart`, PyTorch computes each factor's epilogue in separate operations. Exchanged features are copied.
     """
     layout, last = layer.layout, len(layer.chain) - 1
-    for number, (values, scale, x_scale) in enumerate(zip(layer.values, layer.scales, layer._x_scales, strict=True)):
+    orders = layer._exchanges or (None,) * len(layer.chain)
+    every = zip(layer.values, layer.scales, layer._x_scales, orders, strict=True)
+    for number, (values, scale, x_scale, exchange) in enumerate(every):
         epilogue = (bias, layer.activation, residual) if number == last else (None, layer.between, None)
-        own_bias, activation, own_residual = (None, "none", None) if is_apart else epilogue
+        is_behind = is_apart or (exchange is not None and exchange.outputs is not None)
+        own_bias, activation, own_residual = (None, "none", None) if is_behind else epilogue
         x = _operator(
-            x, values, scale, own_bias, own_residual, layout, activation, layer.storage, layer.per, x_scale, precision
-        )
-        if is_apart:
-            x = finish(x, *epilogue, layout)
+            natural(x, exchange, layout), values, scale, own_bias, own_residual, layout, activation, layer.storage,
+            layer.per, x_scale, precision,
+        )  # fmt: skip
+        if is_behind:
+            x = finish(exchanged(x, exchange, layout), *epilogue, layout)
     return x
 
 
@@ -381,6 +386,7 @@ class StoredWeights(ChainLayer, nn.Module):
             "activation": self.activation,
             "between": self.between,
         }
+        options["exchanges"] = self._exchanges
         return multiply_between(False, "auto", x, self.values, self.bias, residual, fuse=self.fuse, **options)
 
     def first_input(self, x: Tensor | None) -> Tensor | None:
@@ -435,8 +441,8 @@ class StoredWeights(ChainLayer, nn.Module):
         return torch.float32
 
     @property
-    def _shapes(self) -> tuple[tuple[int, int, int, int], ...]:
-        return tuple(pattern.shape for pattern in self.chain)
+    def _shapes(self) -> tuple[tuple[Any, ...], ...]:
+        return tuple(tuple(pattern_as_list(pattern)) for pattern in self.chain)
 
     def _ready_now(self) -> CachedOperand:
         """Data derived from the buffers' current state, rebuilt after a write, move or replacement.

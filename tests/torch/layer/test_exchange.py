@@ -14,7 +14,7 @@ from tests.support.libraries import library
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 
-from ksgen.torch import KSLinear, factorize  # noqa: E402
+from ksgen.torch import KSLinear, factorize, quantize  # noqa: E402
 from ksgen.torch.operators.products import Exchange  # noqa: E402
 
 CHAINS = (
@@ -103,6 +103,48 @@ def test_an_exchange_and_a_layer_of_a_structure() -> None:
     torch.testing.assert_close(orthogonal @ orthogonal.t(), torch.eye(64), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_eight_bits(chain: Sequence[str], layout: Any) -> None:
+    torch.manual_seed(0)
+    layer = KSLinear(list(chain), layout=layout, between="relu" if len(chain) > 1 else "none", activation="relu")
+    rows = torch.randn(40, layer.in_features)
+    x = rows if layout == "bsf" else rows.t().contiguous()
+    plain, both = layer.quantize("int8"), layer.quantize("int8", x=x, x_too=True)
+    with torch.no_grad():
+        own = [KSLinear.from_weights(each.dequantized(), layer.bias, patterns=layer.chain) for each in (plain, both)]
+    for each, exact in zip((plain, both), own, strict=True):
+        exact.layout, exact.between = layout, layer.between
+        given = each.first_input(x)
+        wanted = truth(exact, given).relu()
+        with torch.no_grad():
+            for _ in range(3):  # the second call would prepare
+                torch.testing.assert_close(each(x), wanted, rtol=1e-4, atol=1e-4)
+        again = pickle.loads(pickle.dumps(each))
+        assert torch.equal(again(x), each(x))
+        assert each.chain == layer.chain
+        assert (each(x) - layer(x)).norm() < 0.05 * layer(x).norm()
+    learned = x.clone().requires_grad_()  # PyTorch's operators, which copy
+    (found,) = torch.autograd.grad(plain(learned).square().sum(), learned)
+    (wanted,) = torch.autograd.grad(truth(own[0], learned).relu().square().sum(), learned)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    assert "int8 weights" in plain.explain()
+
+
+def test_a_model_in_eight_bits_and_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(KSLinear(list(CHAINS[4])), torch.nn.ReLU(), KSLinear(list(CHAINS[2])))
+    x = torch.randn(9, 32)
+    wanted = model(x)
+    report = quantize(model, "int8", inputs=x)
+    assert max(each.error for each in report.layers) < 0.02
+    assert (model(x) - wanted).norm() < 0.05 * wanted.norm()
+    layer = KSLinear(list(CHAINS[2]))
+    stored = layer.quantize("bfloat16")
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        assert (stored(x).float() - layer(x).float()).norm() < 0.05 * layer(x).float().norm()
+
+
 def test_a_dense_layer_becomes_one_that_exchanges() -> None:
     torch.manual_seed(0)
     structure = structures.btt(64, 32, blocks=(2, 4), rank=3)
@@ -114,8 +156,6 @@ def test_a_dense_layer_becomes_one_that_exchanges() -> None:
 
 def test_what_it_refuses() -> None:
     layer = KSLinear("1,16,16,4@j.k")
-    with pytest.raises(LaunchError, match=r"outputs are exchanged; accepted for quantization: order i.k.j"):
-        layer.quantize("int8")
     with pytest.raises(PatternError, match=r"1,16,16,4@j.k exchanges features between factors; accepted for a chain"):
         factorize(torch.eye(64), ["1,16,16,4@j.k", "4,16,16,1", "1,64,64,1"])
     with pytest.raises(LaunchError, match=r"init='identity' for 1,16,16,4@j.k, whose outputs are exchanged; accepted:"):
