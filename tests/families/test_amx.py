@@ -19,10 +19,13 @@ from ksgen.build.host import find_host_compiler, source_of
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.emit.render import render
+from ksgen.errors import ConstantsError
+from ksgen.families import Limits, check, family_for
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.families.amx.shape import AmxConstants, AmxTiling
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, tolerance
+from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import is_installed
 from tests.families.test_vector import EPILOGUES, agrees, arrays_of, kernel_of, launch, multiplied, planned
@@ -76,6 +79,43 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: AmxConstants) -> Non
 def test_an_activation_may_follow_the_residual(layout: str) -> None:
     kernel = kernel_of((2, 37, 40, 3), "bfloat16", layout, Epilogue(True, "gelu", True, True))
     agrees(kernel, constants_of(kernel), 33)
+
+
+EXCHANGED = (
+    "4,32,16,1@k1:8.i.k2", "3,40,33,1@k.i", "l.i@4,20,40,1", "l1:2.i.l2@2,16,64,1@k1:2.i.k2", "j.l.i@3,9,35,4@i.j.k",
+    "l.j.i@2,20,33,18@j.i.k",
+)  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "bf16x6"])
+@pytest.mark.parametrize("text", EXCHANGED)
+def test_exchanged_features(text: str, precision: str) -> None:
+    """Pieces of sixteen, of fewer, and single features; two panels that alternate, and one."""
+    pattern = Pattern.parse(text)
+    if precision == "bf16x6":  # three parts read no exchanged inputs
+        pattern = Pattern(*pattern.shape, pattern.store)
+    for layout, (number, batch) in product(LAYOUTS, enumerate((1, 33, 97))):
+        kernel = KernelSpec(pattern, precision, layout, Epilogue(True, "relu", True))
+        constants = replace(constants_of(kernel, 32 + 32 * (number % 2), 32), panel=1 + number % 2)
+        agrees(kernel, constants, batch)
+
+
+def test_exchanged_features_are_taken_by_name() -> None:
+    limits = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, tiles=("bf16", "f16"))
+    for text in EXCHANGED:
+        kernel = KernelSpec(Pattern.parse(text), "bfloat16")
+        assert FAMILY.supports(kernel, limits)
+        assert family_for(kernel, limits, 64).name == "vector", "exchanged features were never timed on tiles"
+        natural = KernelSpec(kernel.pattern.natural, "bfloat16")
+        assert family_for(natural, limits, 64).name == "amx"
+        work, plain = (FAMILY.work(each, FAMILY.default(each, limits, 512), 512).cycles for each in (kernel, natural))
+        assert work > plain
+        check(FAMILY, kernel, FAMILY.default(kernel, limits, 64), limits)
+    loaded = Pattern.parse("l.i@4,20,40,1")
+    assert not FAMILY.supports(KernelSpec(loaded, "bf16x6"), limits)
+    with pytest.raises(ConstantsError, match="panel=0 must be 1 or 2, except in bsf for 16-bit types"):
+        check(FAMILY, KernelSpec(loaded, "bfloat16"), AmxConstants(32, 32, 1, 0, 0, 1))
 
 
 def test_the_matrix_holds_all_there_is() -> None:

@@ -73,6 +73,14 @@ def matrix() -> Iterator[Any]:
         yield pytest.param(kernel, constants, id=f"{name} {precision} {layout}")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_chain_that_reads_exchanged_inputs(layout: str) -> None:
+    patterns = Pattern(4, 24, 16, 1, "k1:6.i.k2", "l.i"), Pattern(6, 16, 16, 1)
+    kernel = chain_of(patterns, "bfloat16", layout, Epilogue(True), between="relu")
+    for batch in BATCHES:
+        agrees(kernel, constants_of(kernel, 32, 32), batch, roundings_of(kernel))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("kernel", "constants"), list(matrix()))
 def test_agrees_with_float64(kernel: KernelSpec, constants: AmxChainConstants) -> None:

@@ -30,5 +30,6 @@ CHAINS = {
     "d 20 and 1": (Pattern(1, 18, 10, 20), Pattern(8, 33, 45, 1)),  # 200 -> 360 -> 264
     "four of one size": (Pattern(1, 8, 8, 8), Pattern(8, 8, 8, 1), Pattern(2, 4, 4, 8), Pattern(4, 4, 4, 4)),
     "one": (Pattern(1, 1, 1, 1), Pattern(1, 3, 1, 1)),
+    "exchanged": (Pattern(4, 24, 16, 1, "k1:6.i.k2"), Pattern(6, 16, 16, 1)),
     "wide, then narrow": (Pattern(1, 100, 3, 1), Pattern(1, 2, 50, 2), Pattern(1, 70, 4, 1)),  # 3 -> 100 -> 4 -> 70
 }

@@ -13,7 +13,7 @@ from ksgen.families.amx.shape import LINE_BYTES, PAIR, ROWS, TILE_ITEMS, AmxCons
 from ksgen.families.chains import listed, numbers_of, own_of_factors, places, tiles_of
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.chain import LaunchTiling
-from ksgen.families.vector.cycles import LAUNCH, TASK
+from ksgen.families.vector.cycles import ELEMENT, LAUNCH, TASK
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
@@ -63,7 +63,7 @@ def factor_cycles(shape: AmxTiling, held: Resident, batch: int) -> float:
     products wait for their operands.
     """
     products, copied = dots(shape, batch), copy_cycles(shape, batch)
-    stored = _element_cycles(shape) * batch * shape.kernel.pattern.out_features
+    stored = (_element_cycles(shape) + _piece_cycles(shape, "outputs")) * batch * shape.kernel.pattern.out_features
     return (
         (dot_cycles(shape, held) + evicted_cycles(shape, held)) * products
         + copied * (shape.copied_meanwhile + APART * (1 - shape.copied_meanwhile))
@@ -83,7 +83,16 @@ def _input_copies(shape: AmxTiling) -> float:
 
 def copy_cycles(shape: AmxTiling, batch: int) -> float:
     inputs = divide_up(batch, ROWS) * ROWS * shape.kernel.in_features * _input_copies(shape)
-    return _element_cycles(shape) * inputs * shape.products.parts if shape.constants.panel else 0.0
+    copied = _element_cycles(shape) * shape.products.parts + _piece_cycles(shape, "inputs")
+    return copied * inputs if shape.constants.panel else 0.0
+
+
+def _piece_cycles(shape: AmxTiling, features: str) -> float:
+    """Additional cycles per feature of rows in batch-size-first that are exchanged, and moved piece by piece."""
+    order = getattr(shape.kernel.pattern, features)
+    if not (shape.is_bsf and order.is_exchanged):
+        return 0.0
+    return ELEMENT / (shape.k_run if features == "outputs" else shape.in_run)
 
 
 def piece_cycles(shape: AmxTiling, batch: int) -> float:

@@ -38,6 +38,7 @@ def reads_in_place(kernel: KernelSpec) -> bool:
     """Whether rows of X can be operands in place: they are 16-bit, and contiguous in memory."""
     return (
         kernel.layout == "bsf"
+        and not kernel.reads_exchanged
         and kernel.pattern.d == 1
         and products_of(kernel).parts == 1
         and kernel.pattern.c >= INPUTS

@@ -22,6 +22,7 @@ from ksgen.families.amx.shape import (
     AmxTiling,
     are_timed,
     has_tiles_for,
+    products_of,
 )
 from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
@@ -57,11 +58,17 @@ RULES: tuple[Rule[AmxConstants], ...] = (
         lambda k, c: c.panel >= 1 or reads_in_place(k),
     ),
     no_more("parts", "the groups of outputs", lambda k, c: AmxTiling(k, c).columns),
+    Rule("precision has 16 bits if inputs are exchanged", lambda k, c: _reads(k)),
 )
 
 
 def _is_one_layer(kernel: KernelSpec) -> bool:
     return not kernel.is_group and kernel.out_layout is None and not kernel.is_strided
+
+
+def _reads(kernel: KernelSpec) -> bool:
+    """Whether inputs can be copied into a panel: exchanged ones only if they are 16-bit operands."""
+    return not kernel.reads_exchanged or products_of(kernel).parts == 1
 
 
 _CHAIN_RULES: tuple[Rule[AmxChainConstants], ...] = (
@@ -88,16 +95,16 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
             kernel.job != "gradient"
             and _is_one_layer(kernel)
             and not kernel.is_quantized
-            and not kernel.is_exchanged
             and has_tiles_for(kernel, limits)
+            and _reads(kernel)
         )
 
     def is_default(self, kernel: KernelSpec, batch: int) -> bool:
         """Whether tiles were timed, and the batch exceeds FEW_ROWS.
 
-        Vectors are faster for a few rows, because a tile has 16.
+        Vectors are faster for a few rows, because a tile has 16. Exchanged features were not timed.
         """
-        return batch > FEW_ROWS and are_timed(kernel)
+        return batch > FEW_ROWS and are_timed(kernel) and not kernel.is_exchanged
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return not kernel.is_strided
@@ -210,7 +217,7 @@ def factor_variables(shape: AmxTiling) -> dict[str, Any]:
         "variants": (*(("split",) if is_split else ()), *(("tiles",) if kernel.dtype == "bfloat16" else ())),
         "is_bsf": shape.is_bsf,
         "inputs_lie": lie,
-        "outputs_lie": lie if shape.is_bsf else "bsl",
+        "outputs_lie": ("exchanged" if kernel.pattern.outputs.is_exchanged else lie) if shape.is_bsf else "bsl",
         "inputs_are": "rows" if shape.is_bsf else "columns",
         "repair": kernel.layout if is_split else "none",
         "block_arguments": "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras),
@@ -223,6 +230,16 @@ def tile_picture(shape: AmxTiling) -> str:
     return draw(
         heading, DrawnSide(PAIR, rows, 2), DrawnSide(PAIR, columns, 2), lambda row, column: f"tile {2 * row + column}"
     )
+
+
+def exchange_constexprs(shape: AmxTiling) -> list[Constexpr]:
+    """Lengths of the pieces in which exchanged features of rows are moved."""
+    found = []
+    if shape.is_bsf and shape.kernel.pattern.outputs.is_exchanged:
+        found.append(named(shape, "K_RUN", "neighbouring outputs k that are stored together"))
+    if shape.is_bsf and shape.kernel.pattern.inputs.is_exchanged:
+        found.append(named(shape, "IN_RUN", "neighbouring inputs that are copied together"))
+    return found
 
 
 def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
@@ -310,6 +327,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         named(shape, "AHEAD_LINES", "cache lines of the next inputs that are prefetched with two by two tiles"),
         named(shape, "AHEAD_RUN", "prefetched lines per row"),
         named(shape, "AHEAD_APART", "elements from one prefetched line of a row to the next"),
+        *exchange_constexprs(shape),
         named(pattern, "IN_FEATURES", "inputs per row of the batch"),
         named(pattern, "OUT_FEATURES", "outputs per row of the batch"),
     ]
