@@ -15,6 +15,7 @@ from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.reference import to_dense  # noqa: E402
 from ksgen.torch.conversion.factorize import LEAST_STEPS, STARTS, Factorization, errors_of, factorize  # noqa: E402
 from ksgen.torch.conversion.projection import drawn, product_of, refined, relative_error  # noqa: E402
+from tests.support.exchange import stored_order  # noqa: E402
 
 PAIRS = [
     [(6, 64, 64, 1), (1, 768, 192, 2)],  # the paper's chains, up
@@ -113,6 +114,15 @@ def test_a_product_comes_back(chain: Chain, dtype: "torch.dtype", most: float) -
     assert [each.shape for each in found.weights] == [torch.Size(pattern.shape) for pattern in chain]
     assert {each.dtype for each in found.weights} == {dtype}
     np.testing.assert_allclose(dense_product(found), matrix, rtol=0, atol=max(1e-12, 10 * most) * float(matrix.norm()))
+
+
+def test_factors_that_exchange_are_balanced() -> None:
+    """The column and the row of each inner feature are equally long, up to one factor for all."""
+    chain = EXCHANGED[0]
+    right, left = factorize(random_matrix(chain), chain).weights
+    rows, columns = right.norm(dim=2).flatten(), left.norm(dim=1).flatten()
+    ratios = columns / rows[stored_order(chain[0].outputs)]
+    torch.testing.assert_close(ratios, ratios[:1].expand_as(ratios))
 
 
 def test_what_is_exchanged_between_more_factors_is_refused() -> None:

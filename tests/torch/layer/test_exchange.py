@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import ksgen
 from ksgen import structures
 from ksgen.errors import LaunchError, PatternError
 from tests.support.exchange import stored_order
@@ -129,6 +130,21 @@ def test_eight_bits(chain: Sequence[str], layout: Any) -> None:
     (wanted,) = torch.autograd.grad(truth(own[0], learned).relu().square().sum(), learned)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
     assert "int8 weights" in plain.explain()
+
+
+def test_scales_fit_rows_in_the_natural_order() -> None:
+    """Inputs of each factor differ in size, so that their order matters."""
+    torch.manual_seed(0)
+    layer = KSLinear(list(CHAINS[4]), bias=False)
+    rows = torch.randn(40, 32) * torch.logspace(-2, 2, 32)
+    stored = layer.quantize("int8", x=rows)
+    for pattern, weights, scale in zip(layer.chain, layer.weights, stored.scales, strict=True):
+        rows = rows[:, torch.tensor(stored_order(pattern.inputs)).argsort()]
+        wanted = ksgen.quantize(weights.detach(), "int8", x=rows)
+        assert torch.equal(scale, wanted.scale)
+        blocks = wanted.dequantized()
+        rows = torch.einsum("sicj,ikcj->sikj", rows.unflatten(1, (pattern.a, pattern.c, pattern.d)), blocks).flatten(1)
+        rows = rows[:, torch.tensor(stored_order(pattern.outputs))]
 
 
 def test_a_model_in_eight_bits_and_in_bfloat16() -> None:
