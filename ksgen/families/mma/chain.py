@@ -38,6 +38,8 @@ STAGES = (4, 3, 2)
 # per thread: if X comes in stages, its addresses are computed while the sums are live; ptxas took up to 30
 STREAM_REGISTERS = 32
 
+XOrder = tuple[int | str, ...]
+
 
 @dataclass(frozen=True)
 class MmaChainConstants(GpuChainConstants):
@@ -89,12 +91,13 @@ class MmaFactor(MmaTiling):
         return self.tiles_out if self.streamed else 1
 
     @property
-    def order(self) -> tuple[int, ...]:
+    def order(self) -> XOrder:
         """Key of the order of inputs in shared memory: equal for factors that can read the same X."""
-        _, _, c, d = self.kernel.pattern.shape
+        a, _, c, d = self.kernel.pattern.shape
         inputs = self.steps * self.constants.tile_in
         others = () if (inputs, self.constants.tile_d) == (c, d) else (c, d, inputs, self.constants.tile_d)
-        return (self.x_pitch, *others)  # nothing more, if features keep their order
+        exchanged = (a, c, d, self.kernel.pattern.load) if self.kernel.reads_exchanged else ()
+        return (self.x_pitch, *others, *exchanged)  # the pitch alone, if features keep their order
 
 
 @dataclass(frozen=True)
@@ -117,12 +120,12 @@ class MmaChainTiling(GpuChainShape[MmaFactor]):
         return found
 
     @cached_property
-    def orders(self) -> dict[tuple[int, ...], tuple[int, int]]:
+    def orders(self) -> dict[XOrder, tuple[int, int]]:
         """Offset of X in each order, and the factor that copies it.
 
         A group's X stays there until all chains are done.
         """
-        found: dict[tuple[int, ...], tuple[int, int]] = {}
+        found: dict[XOrder, tuple[int, int]] = {}
         begin = 0
         for at, (factor, where) in enumerate(zip(self.factors, self.places, strict=True)):
             if where.at == 0 and not factor.streamed and factor.order not in found:
@@ -213,7 +216,7 @@ def _best_of_all(kernel: KernelSpec, limits: Limits, tile_batch: int, warps: int
     Later chains of a group read the X of earlier ones, if they can.
     """
     best: list[MmaConstants] = []
-    orders: tuple[tuple[int, ...], ...] = ()
+    orders: tuple[XOrder, ...] = ()
     for factor, where in zip(factor_kernels(kernel), places(kernel), strict=True):
         known = orders if where.at == 0 else ()
         asked = (factor, promotion(factor, limits), tile_batch, warps, stretches)
@@ -232,7 +235,7 @@ def best_of_factor(
     tile_batch: int,
     warps: int,
     stretches: int,
-    orders: tuple[tuple[int, ...], ...] = (),
+    orders: tuple[XOrder, ...] = (),
 ) -> MmaConstants | None:
     """Tile of a factor with the least padding and the most products per fragment read; None if there is none.
 

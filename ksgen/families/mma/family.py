@@ -7,7 +7,7 @@ docs/kernels/mma.md. Never renders, compiles or runs.
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from ksgen.families.base import Constexpr, Limits, Work, named
 from ksgen.families.chains import by_kind, factor_kernels
@@ -27,13 +27,25 @@ _OF_FACTOR = (  # constants of a factor's own source that a chain's source repea
     "COLUMN_TILES", "SUPER_IN", "SUPER_STEPS", "RUN_OUT", "STEPS", "TILES_OUT", "TILES_D", "X_LINES", "X_RUN",
     "W_BYTES", "VECTOR", "GROUP_CHUNKS", "GROUP_INPUTS", "SUPER_GROUPS", "PROMOTE",
 )  # fmt: skip
-LEAST_COPIED = 4  # bytes of the smallest asynchronous copy
 
 AnyMmaConstants = MmaConstants | MmaChainConstants
 
 
-class MmaVariables(ProductVariables, total=False):
+class CopiesOfX(TypedDict):
+    """Arguments of the macro that copies X."""
+
     wide_bytes: int
+    at_once: int
+    are_elements_apart: bool
+    are_lines_apart: bool
+
+
+class MmaFactorVariables(FactorVariables, total=False):
+    x_copies: CopiesOfX
+
+
+class MmaVariables(ProductVariables, total=False):
+    x_copies: CopiesOfX
     operand: str
     input_storage: str
     resident: bool
@@ -54,12 +66,14 @@ def variants_of(tiling: MmaTiling) -> tuple[str, ...]:
     return tuple(name for name, is_so in has.items() if is_so)
 
 
-def wide_bytes(tiling: MmaTiling) -> int:
-    """Bytes of one wide copy of X. If they are fewer than 4, no wide copy runs, and 16 is a placeholder that
-    compiles.
-    """
-    wide = tiling.x_vector * tiling.kernel.x_item_bytes
-    return wide if wide >= LEAST_COPIED else CHUNK
+def copies_of_x(tiling: MmaTiling) -> CopiesOfX:
+    """How copies of X move it. If no copy is wide, 16 bytes are a placeholder that compiles."""
+    return {
+        "wide_bytes": tiling.wide_bytes if tiling.has_wide_copies else CHUNK,
+        "at_once": tiling.elements_at_once,
+        "are_elements_apart": tiling.elements_at_once > 1,
+        "are_lines_apart": tiling.kernel.reads_exchanged and not tiling.is_bsf,
+    }
 
 
 class Mma(GpuProduct[AnyMmaConstants]):
@@ -75,7 +89,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
     )
 
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
-        if kernel.job == "gradient" or not limits.tensor_cores or not has_products(kernel) or kernel.reads_exchanged:
+        if kernel.job == "gradient" or not limits.tensor_cores or not has_products(kernel):
             return False
         if kernel.is_exchanged and kernel.has_bytes_in:  # the epilogue finds an output's scale by its place in Y
             return False
@@ -146,7 +160,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
         first = self.shape(kernel, constants).factors[0]
         return {
             **super().variables(kernel, constants),
-            "wide_bytes": wide_bytes(first),
+            "x_copies": copies_of_x(first),
             "operand": first.operand,
             "input_storage": "bytes" if kernel.has_bytes_in else "same",
             "resident": bool(first.constants.resident),
@@ -154,8 +168,9 @@ class Mma(GpuProduct[AnyMmaConstants]):
             "streams_x": bool(getattr(constants, "stream", 0)),
         }
 
-    def _factor(self, shape: Any, at: int) -> FactorVariables:
-        return {**super()._factor(shape, at), "streams_x": bool(shape.factors[at].streamed)}
+    def _factor(self, shape: Any, at: int) -> MmaFactorVariables:
+        own = shape.factors[at]
+        return {**super()._factor(shape, at), "streams_x": bool(own.streamed), "x_copies": copies_of_x(own)}
 
     def copies_x(self, shape: MmaChainTiling, at: int) -> bool:
         return at in [copying for _, copying in shape.orders.values()]

@@ -29,6 +29,8 @@ from ksgen.spec.precision import on_tensor_cores
 from ksgen.values import cached_property
 
 ROWS, COLUMNS = 16, 8  # outputs and rows of the batch of one matrix instruction
+LEAST_COPIED = 4  # bytes of the smallest asynchronous copy
+ELEMENTS_AT_ONCE = 8  # single elements of exchanged inputs that a thread loads before it stores them
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,22 @@ class MmaTiling(TensorTile):
     @property
     def x_vector(self) -> int:
         """Neighbours that one copy of X moves, if pointers, pitches and, in bsl, the batch allow it."""
-        return gcd(self.vector, self._whole[0]) if self.is_bsf else self.vector
+        return gcd(self.vector, self._whole[0], self.kernel.pattern.inputs.run) if self.is_bsf else self.vector
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes that one copy of X moves."""
+        return self.x_vector * self.kernel.x_item_bytes
+
+    @property
+    def has_wide_copies(self) -> bool:
+        """Whether asynchronous copies can move that many bytes."""
+        return self.wide_bytes >= LEAST_COPIED
+
+    @property
+    def elements_at_once(self) -> int:
+        """Single elements of X that a thread has in flight: several if exchanged inputs have no neighbours."""
+        return ELEMENTS_AT_ONCE if self.kernel.reads_exchanged and not self.has_wide_copies else 1
 
     @property
     def y_vector(self) -> int:
@@ -273,7 +290,7 @@ class MmaTiling(TensorTile):
         copies = self.components + is_halved  # float16: upper parts are widened again, to compute the lower ones
         if self.kernel.has_bytes_in:  # widened sequentially before they are multiplied, if no instruction takes them
             fragments += 8
-        addresses = 48 if self.is_bsf else 36
+        addresses = (48 if self.is_bsf else 36) + self.elements_at_once - 1
         return (
             self.promoted_sums + fragments + chunks * copies + 4 * self.components + addresses + self.residual_registers
         )
