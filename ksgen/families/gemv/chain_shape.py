@@ -122,8 +122,7 @@ class First(ResidentTiling):
 
     @cached_property
     def x_vector(self) -> int:
-        is_whole = self.kernel.layout == "bsf" and self.own_pattern.d == 1 and self.own_pattern.c % self.vector == 0
-        return self.vector if is_whole else 1
+        return self.x_vector_of(self.own_pattern)
 
     @property
     def x_copies(self) -> int:

@@ -2,9 +2,11 @@
 memory."""
 
 from dataclasses import dataclass
+from math import gcd
 from typing import ClassVar
 
 from ksgen.families.tiles import WARP, Constants, Tiled, divide_up
+from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.spec.storage import SCALE_BYTES
 from ksgen.values import cached_property
@@ -113,10 +115,12 @@ class GemvTiling(Tiled):
     @cached_property
     def x_vector(self) -> int:
         """Neighbouring l of X that a thread copies at a time."""
-        is_whole = (
-            self.kernel.layout == "bsf" and self.kernel.pattern.d == 1 and self.kernel.pattern.c % self.vector == 0
-        )
-        return self.vector if is_whole else 1
+        return self.x_vector_of(self.kernel.pattern)
+
+    def x_vector_of(self, pattern: Pattern) -> int:
+        """The same for inputs of `pattern`."""
+        is_whole = self.kernel.layout == "bsf" and pattern.d == 1 and pattern.c % self.vector == 0
+        return gcd(self.vector, pattern.inputs.run) if is_whole else 1
 
     @cached_property
     def x_rounds(self) -> int:
