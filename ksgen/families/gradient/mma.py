@@ -102,7 +102,7 @@ class GradientMmaTiling(Parts):
     @staticmethod
     def is_for(kernel: KernelSpec, limits: Limits) -> bool:
         """Whether the device can compute the kernel by this tiling."""
-        return limits.tensor_cores and kernel.arithmetic.operand is not None and not kernel.reads_exchanged
+        return limits.tensor_cores and kernel.arithmetic.operand is not None
 
     @staticmethod
     def planes(kernel: KernelSpec) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ class GradientMmaTiling(Parts):
             image = SideImage(1, self.pitch, tile * self.pitch, lane_run)
             return Side(name, image, CopyPlan(tile, batch, self.group, lane_run, self.warps), 0)
         together = 2 if self.copy == "registers" else 1  # rows of the batch per word
-        vector = self._vector(features, tile)
+        vector = gcd(self._vector(features, tile), self.run_of(name))
         image = find_image(self.pitch // together, tile, tile_d, vector, self.kernel.item_bytes, self.is_spread)
         image = SideImage(1, self.pitch, image.plane * together, image.lane_run)
         plan = CopyPlan(batch // together, tile * tile_d, vector, image.lane_run, self.warps)

@@ -126,6 +126,11 @@ class Parts(Tiled):
     def side(self, name: str, features: int, tile: int) -> Side:
         raise NotImplementedError
 
+    def run_of(self, name: str) -> int:
+        """Length of the runs of an operand's features that are contiguous in memory."""
+        pattern = self.kernel.pattern
+        return (pattern.inputs if name == "x" else pattern.outputs).run
+
     @property
     def copy(self) -> str:
         """Path of the copies of stages: "async", or through "registers"."""

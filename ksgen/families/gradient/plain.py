@@ -126,10 +126,8 @@ class GradientTiling(Parts):
         return self.constants.copy
 
     def side(self, name: str, features: int, tile: int) -> Side:
-        constants, pattern = self.constants, self.kernel.pattern
-        order = pattern.inputs if name == "x" else pattern.outputs
-        vector = self._vector(features, tile)
-        if self.is_bsf and order.run % vector:
+        constants, vector = self.constants, self._vector(features, tile)
+        if self.is_bsf and self.run_of(name) % vector:
             vector = 1  # neighbouring features are apart in memory
         # elements that an asynchronous copy moves together stay contiguous
         scattered = 1 if constants.copy == "async" else vector
