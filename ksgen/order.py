@@ -79,6 +79,11 @@ class Order:
         return bool(self.text)
 
     @property
+    def is_divided(self) -> bool:
+        """Whether an index has several digits."""
+        return len({digit.name for digit in self.digits}) < len(self.digits)
+
+    @property
     def count(self) -> int:
         """Number of features."""
         return prod(self.sizes)

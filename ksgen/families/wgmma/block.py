@@ -18,6 +18,7 @@ from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, TensorTile, wavefr
 from ksgen.families.ptx import Box, WgmmaInstruction
 from ksgen.families.signature import PRODUCT
 from ksgen.families.tiles import WARP, divide_up
+from ksgen.order import Order
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
@@ -179,7 +180,7 @@ class Block(TensorTile):
             return self.y_chunk
         _, b, _, d = self.kernel.pattern.shape
         whole = gcd(b * d, self.run_out * self.planes) if self.constants.tile_d == d else gcd(d, self.planes)
-        return gcd(self.y_chunk, whole)
+        return gcd(self.y_chunk, whole, self.kernel.pattern.outputs.run)
 
     # ---- X as boxes
 
@@ -299,7 +300,8 @@ class Block(TensorTile):
         """Tensor maps of X, and of Y if boxes store it."""
         a, _, c, d = self.kernel.pattern.shape
         box, swizzle = self.x_map
-        sizes, strides = flat_sizes(a, c, d, batch) if self.is_flat else feature_sizes(a, c, d, batch, self.is_bsf)
+        inputs = self.kernel.pattern.inputs
+        sizes, strides = flat_sizes(a, c, d, batch) if self.is_flat else feature_sizes(inputs, batch, self.is_bsf)
         item_bytes = self.kernel.x_item_bytes
         return (TensorMap("x", item_bytes, sizes, tuple(each * item_bytes for each in strides), box, swizzle),)
 
@@ -308,6 +310,14 @@ def takes_rows(kernel: KernelSpec) -> bool:
     """Whether the rows of X begin at multiples of 16 bytes for every i, as tensor maps require in batch-size-first."""
     _, _, c, d = kernel.pattern.shape
     return c * d * kernel.x_item_bytes % MAP_ALIGNMENT == 0
+
+
+def has_boxes(order: Order, is_bsf: bool) -> bool:
+    """Whether the indices of features in this order are dimensions of an array, with contiguous rows for boxes.
+
+    In batch-size-last, rows of the batch are contiguous in any order.
+    """
+    return not order.is_exchanged or not (is_bsf or order.is_divided)
 
 
 def whole_periods(size: int) -> int:
@@ -319,11 +329,15 @@ def flat_sizes(a: int, rows: int, d: int, batch: int) -> tuple[tuple[int, ...], 
     return (rows * d, a, batch), (rows * d, a * rows * d)
 
 
-def feature_sizes(a: int, rows: int, d: int, batch: int, is_bsf: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides of an array with j, l or k, and i as dimensions of their own.
+def feature_sizes(order: Order, batch: int, is_bsf: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides of an array with j, l or k, and i as dimensions of their own, which the order does not divide.
 
     A box over the end of any of them reads zeros.
     """
+    a, rows, d = order.sizes
+    apart = dict(zip(order.names, (rows * d, d, 1), strict=True))  # also for digits of one value, which have no place
+    apart |= {place.name: place.features for place in order.places}
+    of_i, of_rows, of_j = (apart[name] for name in order.names)
     if is_bsf:
-        return (d, rows, a, batch), (d, rows * d, a * rows * d)
-    return (batch, d, rows, a), (batch, d * batch, rows * d * batch)
+        return (d, rows, a, batch), (of_rows, of_i, order.count)
+    return (batch, d, rows, a), (of_j * batch, of_rows * batch, of_i * batch)

@@ -37,6 +37,7 @@ from ksgen.families.wgmma.block import (
     WARPGROUP,
     Block,
     WgmmaVariables,
+    has_boxes,
 )
 from ksgen.families.wgmma.permuted import PermutedBlock
 from ksgen.families.wgmma.registers import RegistersBlock
@@ -77,8 +78,9 @@ class Wgmma(OfKinds, PackingFamily[Any]):
         return read_constants(self.name, (kinds[x_from],), values)
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
-        is_usual = kernel.job == "multiply" and not (kernel.is_strided or kernel.is_exchanged) and limits.warpgroups
-        return is_usual and tiling.is_for(kernel) and bool(tiling.has_room(self, kernel, limits))
+        is_usual = kernel.job == "multiply" and not kernel.is_strided and limits.warpgroups
+        has_inputs = has_boxes(kernel.pattern.inputs, kernel.layout == "bsf")
+        return is_usual and has_inputs and tiling.is_for(kernel) and bool(tiling.has_room(self, kernel, limits))
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes
@@ -88,6 +90,8 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             if kernel.layout == "bsf"
             else max(pattern.c, pattern.b) * pattern.d * batch * item_bytes
         )
+        if kernel.is_exchanged and kernel.layout == "bsl":
+            stride = max(extents[1:]) * batch * item_bytes  # at most
         whole = kernel.layout == "bsf" or batch * item_bytes % MAP_ALIGNMENT == 0
         return aligned and whole and not kernel.is_strided and max(extents) <= MOST_EXTENT and stride <= MOST_STRIDE
 

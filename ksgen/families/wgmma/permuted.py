@@ -65,7 +65,7 @@ class PermutedBlock(SharedBlock):
         has_chunks = b % vector == c % vector == 0 and (1 < d <= MOST_FLAT or d % vector == 0)
         return (
             SharedBlock.is_for(with_blocks_apart(kernel))
-            and not kernel.is_quantized
+            and not (kernel.is_quantized or kernel.is_exchanged)
             and kernel.layout == "bsf"
             and has_chunks
         )

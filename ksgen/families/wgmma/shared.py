@@ -16,7 +16,7 @@ from ksgen.families.operands import multiplies_bytes
 from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
-from ksgen.families.wgmma.block import LINE, ROWS, Block, WgmmaVariables, feature_sizes, takes_rows
+from ksgen.families.wgmma.block import LINE, ROWS, Block, WgmmaVariables, feature_sizes, has_boxes, takes_rows
 from ksgen.spec import KernelSpec
 
 MOST_SUMS = {1: 200, 2: 200, 3: 120}  # per thread, by the number of warpgroups that multiply
@@ -69,7 +69,8 @@ class SharedBlock(Block):
 
     @staticmethod
     def is_for(kernel: KernelSpec) -> bool:
-        has_rows = kernel.layout == "bsl" or (kernel.pattern.d == 1 and takes_rows(kernel))
+        is_bsl, d = kernel.layout == "bsl", kernel.pattern.d
+        has_rows = has_boxes(kernel.pattern.outputs, is_bsf=False) if is_bsl else d == 1 and takes_rows(kernel)
         operand = kernel.arithmetic.operand
         if kernel.is_quantized and not (kernel.layout == "bsf" and multiplies_bytes(kernel)):
             return False
@@ -120,9 +121,8 @@ class SharedBlock(Block):
     def maps(self, batch: int) -> tuple[TensorMap, ...]:
         if self.is_bsf:
             return super().maps(batch)
-        a, b, _, d = self.kernel.pattern.shape
         item_bytes = self.kernel.item_bytes
-        sizes, strides = feature_sizes(a, b, d, batch, is_bsf=False)
+        sizes, strides = feature_sizes(self.kernel.pattern.outputs, batch, is_bsf=False)
         box = (ROWS, 1, self.constants.tile_out, 1)
         return (
             *super().maps(batch),
