@@ -3,6 +3,7 @@ alone and in chains."""
 
 import copy
 import pickle
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from ksgen import quantize, reference
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, LaunchError, SpecError
-from ksgen.families import FAMILIES, Limits, check, cuda_limits, family_named
+from ksgen.families import FAMILIES, Limits, check, cuda_limits, family_for, family_named
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import measure, tolerance
 from ksgen.pattern import Chain, Pattern
@@ -20,14 +21,15 @@ from ksgen.spec.precision import BF16
 from tests.families import test_cpu_gradient_vectors as gradients
 from tests.families import test_vector as vectors
 from tests.families.test_vector_chain import arrays_of, truth_of
-from tests.support.gpu_chains import chain_of, check_against_factors
+from tests.support.gpu_chains import chain_of, check_against_factors, group_of, is_right, run_group
 from tests.support.hasty import compiles_hastily
+from tests.support.kernels import batch_for, in_emulator, source_of
 from tests.support.kernels import check as check_result
-from tests.support.kernels import in_emulator, source_of
 from tests.support.native import chosen_native
 
 __all__ = ["compiles_hastily"]
 
+GPU_FAMILIES = ("wgmma", "mma", "simt", "gemv")
 EVERY = Epilogue(bias=True, activation="relu", residual=True)
 # a divided k, whose blocks on the diagonal have whole vectors of neighbours together, or have not; whole vectors of
 # neighbours; sizes that are multiples of nothing; a divided j
@@ -43,6 +45,10 @@ LOADS = (
 LOADED_CHAINS = (
     ("l.i@4,24,16,1@k1:6.i.k2", "6,16,16,1"),
     ("j1:2.l.i.j2@2,8,16,4@i.j.k", "l.i@8,12,8,1@k.i"),
+)
+NARROW_CHAINS = (  # blocks for small batches compute all that they need of the first factor
+    ("l1:2.i.l2@4,24,16,1", "2,16,48,1"),
+    ("j.l1:4.i.l2@2,8,16,3", "1,12,8,6"),
 )
 CHAINS = (
     ("4,24,16,1@k1:6.i.k2", "6,16,16,1"),
@@ -94,11 +100,17 @@ def test_chains_on_a_processor(chain: tuple[str, ...], layout: str, out_layout: 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("text", PATTERNS)
-@pytest.mark.parametrize(("family", "precision"), [("simt", "float32"), ("mma", "bfloat16"), ("gemv", "float16")])
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [
+        ("simt", "float32"), ("mma", "bfloat16"), ("gemv", "float16"), ("wgmma_shared", "bfloat16"),
+        ("wgmma_registers", "tf32"),
+    ],
+)  # fmt: skip
 def test_kernels_of_gpus_in_the_emulator(family: str, precision: str, text: str, layout: str) -> None:
     source = source_of(family, KernelSpec(Pattern.parse(text), precision, layout, EVERY))
     for batch in (1, 37) if family != "gemv" else (3,):
-        check_result(source, batch, in_emulator())
+        check_result(source, batch_for(source, batch), in_emulator())
 
 
 @pytest.mark.exhaustive
@@ -139,36 +151,99 @@ def test_exchanged_inputs_of_any_lanes(text: str, along: str, layout: str, preci
 @pytest.mark.parametrize("text", LOADS)
 @pytest.mark.parametrize(
     ("family", "precision"),
-    [("simt", "float32"), ("simt", "float16"), ("gradient", "float32"), ("gradient", "float16")],
-)
+    [
+        ("simt", "float32"), ("simt", "float16"), ("gradient", "float32"), ("gradient", "float16"),
+        ("mma", "bfloat16"), ("mma", "tf32"), ("gemv", "float16"), ("gradient_mma", "bfloat16"),
+        ("gradient_mma", "tf32"),
+    ],
+)  # fmt: skip
 def test_exchanged_inputs_in_the_emulator(family: str, precision: str, text: str, layout: str) -> None:
     pattern = Pattern.parse(text)
-    loaded = pattern if family == "simt" else Pattern(*pattern.shape, load=pattern.load)
+    loaded = Pattern(*pattern.shape, load=pattern.load) if family.startswith("gradient") else pattern
     source = source_of(family, KernelSpec(loaded, precision, layout, EVERY))
     for batch in (1, 37):
         check_result(source, batch, in_emulator())
 
 
 @pytest.mark.parametrize("sanitize", ["address", "race"])
-@pytest.mark.parametrize("family", ["simt", "gradient"])
-def test_exchanged_inputs_have_no_races(family: str, sanitize: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [
+        ("simt", "float32"), ("gradient", "float32"), ("mma", "bfloat16"), ("gemv", "float32"),
+        ("gradient_mma", "bfloat16"),
+    ],
+)  # fmt: skip
+def test_exchanged_inputs_have_no_races(family: str, precision: str, sanitize: str) -> None:
     for layout in LAYOUTS:
-        source = source_of(family, KernelSpec(Pattern.parse("l1:2.j.i.l2@2,5,6,3"), "float32", layout))
+        source = source_of(family, KernelSpec(Pattern.parse("l1:2.j.i.l2@2,5,6,3"), precision, layout))
         check_result(source, 9, in_emulator(sanitize=sanitize))
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("text", [text for text in LOADS if not Pattern.parse(text).inputs.is_divided])
+@pytest.mark.parametrize(("family", "precision"), [("wgmma_shared", "bfloat16"), ("wgmma_registers", "tf32")])
+def test_boxes_of_exchanged_inputs_in_the_emulator(family: str, precision: str, text: str) -> None:
+    """The strides of a tensor map are those of the digits in batch-size-last."""
+    loaded = Pattern(*Pattern.parse(text).shape, load=Pattern.parse(text).load)
+    source = source_of(family, KernelSpec(loaded, precision, "bsl", EVERY), limits=cuda_limits("sm_90a"))
+    check_result(source, 40, in_emulator())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("text", LOADS[:2])
+def test_x_stays_in_shared_memory_in_another_order(text: str) -> None:
+    """Blocks that walk over all tiles of outputs read exchanged inputs once."""
+    pattern = Pattern.parse(text)
+    kernel = KernelSpec(Pattern(pattern.a, 40, pattern.c, pattern.d, load=pattern.load), "bfloat16", "bsf")
+    mma = family_named("mma")
+    constants = mma.default(kernel, cuda_limits("sm_80")).changed(tile_out=16, warps_out=1, resident=1, stages=2)
+    check(mma, kernel, constants, cuda_limits("sm_80"))
+    check_result(render(kernel, constants, family="mma"), 37, in_emulator())
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layouts", [("bsf", None), ("bsl", None), ("bsf", "bsl")])
-@pytest.mark.parametrize("chain", LOADED_CHAINS)
+@pytest.mark.parametrize(
+    ("family", "precision", "chain", "batch"),
+    [
+        *(("simt", "float32", chain, 37) for chain in LOADED_CHAINS),
+        *(("mma", "bfloat16", chain, 37) for chain in LOADED_CHAINS),
+        *(("gemv", "float16", chain, 3) for chain in NARROW_CHAINS),
+    ],
+)
 def test_chains_that_read_exchanged_inputs_in_the_emulator(
-    chain: tuple[str, ...], layouts: tuple[str, str | None]
+    family: str, precision: str, chain: tuple[str, ...], batch: int, layouts: tuple[str, str | None]
 ) -> None:
-    kernel = chain_of(Chain(chain).factors, "float32", layouts[0], Epilogue(True), out_layout=layouts[1])
-    own, limits = family_named("simt"), cuda_limits("sm_80")
+    kernel = chain_of(Chain(chain).factors, precision, layouts[0], Epilogue(True), out_layout=layouts[1])
+    own, limits = family_named(family), cuda_limits("sm_80")
     constants = own.default(kernel, limits)
     check(own, kernel, constants, limits)
-    arrays = arrays_of(kernel, 37)
-    check_against_factors(render(kernel, constants, family="simt"), arrays, in_emulator(), truth_of(kernel, arrays))
+    arrays = arrays_of(kernel, batch)
+    check_against_factors(render(kernel, constants, family=family), arrays, in_emulator(), truth_of(kernel, arrays))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("family", "precision", "batch", "changed"),
+    [
+        *(("mma", "bfloat16", 37, {"stream": stream, "stages": 2, "min_blocks": 1}) for stream in (0, 1)),
+        ("gemv", "float16", 3, {}),
+    ],
+)
+def test_layers_on_one_x_read_it_in_orders_of_their_own(
+    family: str, precision: str, batch: int, changed: dict[str, int], layout: str
+) -> None:
+    """Layers copy 16, 8 or 4 bytes at a time in batch-size-first, or single elements."""
+    texts = ("2,16,48,1", "l1:8.i.l2@6,24,16,1", "l.i@4,16,24,1", "8,16,12,1")
+    kernel = group_of(tuple((Pattern.parse(text),) for text in texts), precision, layout, Epilogue(True))
+    own, limits = family_named(family), cuda_limits("sm_80")
+    constants = own.default(kernel, limits).changed(**changed)
+    check(own, kernel, constants, limits)
+    arrays = arrays_of(kernel, batch)
+    results = run_group(render(kernel, constants, family=family), arrays, in_emulator())
+    for number, got in enumerate(results):
+        assert is_right(kernel, got, truth_of(kernel, arrays, number), number)
 
 
 def test_exchanged_inputs_are_not_multiplied_in_pairs() -> None:
@@ -208,13 +283,57 @@ def test_copies_of_launchers_exchange_too() -> None:
 
 def test_other_families_leave_them_to_these() -> None:
     limits = cuda_limits("sm_90a")
+    for text, sources in (
+        ("l.i.j@4,64,64,2", {("shared", "bsl")}), ("l1:4.i.l2@4,64,64,1", set()),
+        ("4,64,64,1@k.i", {("shared", "bsl"), ("shared", "bsf"), ("registers", "bsf")}),
+        ("4,64,64,2@i.k1:4.j.k2", {("registers", "bsf")}),
+    ):  # fmt: skip
+        kernels = [KernelSpec(Pattern.parse(text), "bfloat16", layout) for layout in LAYOUTS]
+        assert {
+            (x_from, kernel.layout)
+            for x_from, kernel in product(("shared", "registers", "permuted"), kernels)
+            if family_named(f"wgmma_{x_from}").supports(kernel, limits)
+        } == sources
     single = KernelSpec(Pattern(4, 64, 64, 2, store="i.j.k"), "bfloat16", "bsf")
-    assert {name for name, family in FAMILIES.items() if family.supports(single, limits)} == {"simt", "mma", "gemv"}
+    assert [name for name, family in FAMILIES.items() if family.supports(single, limits)] == list(GPU_FAMILIES)
     chain = KernelSpec(patterns_of(CHAINS[0]), "bfloat16", "bsf")
     assert {name for name, family in FAMILIES.items() if family.supports(chain, limits)} <= {"simt", "mma"}
-    for job, family in (("multiply", "simt"), ("gradient", "gradient")):
+    for job, families in (("multiply", {"simt", "mma", "gemv"}), ("gradient", {"gradient"})):
         loaded = KernelSpec(Pattern(4, 64, 64, 2, load="l.i.j"), "bfloat16", "bsf", job=job)
-        assert [name for name, each in FAMILIES.items() if each.supports(loaded, limits)] == [family]
+        assert {name for name, each in FAMILIES.items() if each.supports(loaded, limits)} == families
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensor_cores_multiply_exchanged_inputs_by_default(layout: str) -> None:
+    limits, loaded = cuda_limits("sm_90a"), Pattern(4, 64, 64, 2, load="l.i.j")
+    kernel = KernelSpec(loaded, "bfloat16", layout)
+    large = "wgmma" if layout == "bsl" else "mma"
+    assert [family_for(kernel, limits, batch).name for batch in (1, 1024)] == ["gemv", large]
+    gradient = KernelSpec(loaded, "bfloat16", layout, job="gradient")
+    assert family_for(gradient, limits, 1024).default(gradient, limits, 1024).on_tensor_cores
+
+
+def test_no_copy_crosses_a_run_of_exchanged_inputs() -> None:
+    """Runs of 1, 2, 4 and 16 neighbours in 16 bits. Threads load several single elements before they store them."""
+    mma, limits = family_named("mma"), cuda_limits("sm_80")
+    for text, vector, at_once in (
+        ("l.i@8,64,64,1", 1, 8), ("l1:32.i.l2@8,64,64,1", 2, 1), ("l1:16.i.l2@8,64,64,1", 4, 1),
+        ("l1:4.i.l2@8,64,64,1", 8, 1), ("8,64,64,1", 8, 1), ("8,64,63,1", 1, 1),
+    ):  # fmt: skip
+        kernel = KernelSpec(Pattern.parse(text), "bfloat16", "bsf")
+        tiling: Any = mma.shape(kernel, mma.default(kernel, limits))  # type: ignore[attr-defined]
+        assert (tiling.x_vector, tiling.elements_at_once) == (vector, at_once)
+
+
+@pytest.mark.parametrize("family", ["mma", "wgmma_shared", "wgmma_registers"])
+def test_no_store_crosses_a_run_of_exchanged_outputs(family: str) -> None:
+    own, limits = family_named(family), cuda_limits("sm_90a")
+    natural = KernelSpec(Pattern(4, 64, 64, 1), "bfloat16", "bsf")
+    constants = own.default(natural, limits)
+    most = own.shape(natural, constants).y_vector
+    assert most > 2
+    for text, run in (("4,64,64,1@k1:32.i.k2", 2), ("4,64,64,1@k.i", 1)):
+        assert own.shape(KernelSpec(Pattern.parse(text), "bfloat16", "bsf"), constants).y_vector == run
 
 
 def test_what_reads_exchanged_outputs_is_refused() -> None:

@@ -109,7 +109,10 @@ def test_batches_fill_their_tiles() -> None:
 
 @pytest.mark.parametrize("vector_bytes", [64, 32])
 def test_blocks_are_no_shorter_than_by_rule(vector_bytes: int) -> None:
-    chain, limits = KernelSpec((Pattern(16, 64, 256, 1), Pattern(1, 64, 64, 16))), replace(PROCESSOR, vector_bytes=vector_bytes)
+    chain, limits = (
+        KernelSpec((Pattern(16, 64, 256, 1), Pattern(1, 64, 64, 16))),
+        replace(PROCESSOR, vector_bytes=vector_bytes),
+    )
     assert FAMILY.default(chain, limits, 128).block >= default_by_rule(chain, limits, 128).block
 
 

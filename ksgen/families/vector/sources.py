@@ -61,7 +61,11 @@ def shared(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants
     for anchor in sorted(before, key=lambda anchor: anchor < batch):  # tiles of larger batches first
         found = fitted(kernel, limits, shared(kernel, limits, anchor), batch)
         shapes = shapes_of(kernel, found)
-        if anchor <= SMALL < batch or found.streaming != own.streaming or not are_comparable(own_shapes, shapes, limits):
+        if (
+            anchor <= SMALL < batch
+            or found.streaming != own.streaming
+            or not are_comparable(own_shapes, shapes, limits)
+        ):
             continue
         pairs = list(zip(own_shapes, shapes, strict=True))
         if batch < anchor <= SMALL:
