@@ -479,7 +479,7 @@ def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_s
 def test_one_binary_serves_launches_with_other_blocks_parts_and_stores(layout: str, along: str) -> None:
     """They are arguments of a launch. All launches give the same bits, and take the same packed weights."""
     device, kernel = processor(), kernel_of((4, 32, 9, 4), "float32", layout, Epilogue(True, "relu", True))
-    usual = replace(constants_of(kernel, along, 16, (6, 2)), parts=1)
+    usual = replace(constants_of(kernel, along, 16, (6, 4)), parts=1)
     problem, planes = make_problem(kernel, 100), VectorTiling(kernel, usual).planes
     wanted = multiplied(problem, usual, boundary=64)
     error, _ = compare(problem, wanted)

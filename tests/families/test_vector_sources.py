@@ -32,9 +32,9 @@ LAYERS = {
         ("up", "bfloat16", "bsf", 5),
         ("monarch", "bfloat16", "bsf", 4),
         ("low rank", "bfloat16", "bsf", 6),
-        ("up", "float32", "bsl", 10),
-        ("monarch", "float32", "bsl", 13),
-        ("low rank", "float32", "bsl", 14),
+        ("up", "float32", "bsl", 9),
+        ("monarch", "float32", "bsl", 11),
+        ("low rank", "float32", "bsl", 10),
     ],
 )
 def test_a_layer_needs_few_sources_for_all_batches(name: str, precision: str, layout: str, most: int) -> None:

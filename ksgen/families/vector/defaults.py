@@ -71,7 +71,7 @@ def default_by_rule(kernel: KernelSpec, limits: Limits, batch: int) -> VectorCon
     return (_default_of_chain if kernel.is_chain else _default_of_factor)(kernel, limits, batch)
 
 
-def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> VectorChainConstants:
+def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants | VectorChainConstants:
     factors = list(zip(places(kernel), factor_kernels(kernel), strict=True))
     alone = [_default_in_chain(kernel, place, factor, limits, batch) for place, factor in factors]
     pairs = int(any(each.pairs for each in alone))

@@ -34,8 +34,8 @@ CHAIN_ANCHORS = (FEW, MANY, 64, 4, 2)
 SMALL = 4
 # most inputs that a small batch may copy for such rows, relative to the weights; most d in batch-size-last
 MOST_LACKED, MOST_LACKED_D = 0.035, 4
-LEAST_GAIN_OF_MANY = 1.05
-LEAST_GAIN = 1.1  # expected time over that of its own tiles from which a batch has a source of its own
+# expected time over that of its own tiles from which a batch has a source of its own, and from which the largest has
+LEAST_GAIN, LEAST_GAIN_OF_MANY = 1.1, 1.05
 REMEMBERED = 4096  # cached choices
 
 AnyVectorConstants = VectorConstants | VectorChainConstants
@@ -61,6 +61,7 @@ def shared(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants
     for anchor in sorted(before, key=lambda anchor: anchor < batch):  # tiles of larger batches first
         found = fitted(kernel, limits, shared(kernel, limits, anchor), batch)
         shapes = shapes_of(kernel, found)
+        # low tiles are 1.05 to 1.5 times slower for more rows than they have: they read all weights again
         if (
             anchor <= SMALL < batch
             or found.streaming != own.streaming
@@ -83,14 +84,14 @@ def source_constants(kernel: KernelSpec, constants: AnyVectorConstants) -> AnyVe
     """Constants of the source for a launch with such constants: the same tiles, with those of `at_launch` by rule.
 
     Blocks are as long as those of a large batch, or longer if the launch's are. Private buffers and prefetches depend
-    on that. Streaming stores are possible if a large batch uses them, or the launch. Of parts, the source depends only
-    on whether they exceed planes.
+    on that. Streaming stores are possible if the launch or a large batch uses them; tiles of a small batch have none by
+    rule, because they take time to compile. Of parts, the source depends only on whether they exceed planes.
     """
     shapes, batch = shapes_of(kernel, constants), kernel.batch or MANY
     last = shapes[-1]
-    is_low = last.period == 1 and last.tile_rows <= (SMALL if last.is_along_outputs else FEW)
-    streams = streams_outputs(last.kernel, last.constants, batch) if kernel.is_chain or not is_low else 0
-    streaming = max(constants.streaming, streams)
+    is_low = last.period == 1 and last.tile_rows <= (SMALL if last.is_along_outputs else 2 * FEW)
+    may_stream = (kernel.is_chain or not is_low) and streams_outputs(last.kernel, last.constants, batch)
+    streaming = max(constants.streaming, int(may_stream))
     if isinstance(constants, VectorChainConstants):
         block = max(constants.block, common_block(kernel, shapes, batch))
         return replace(constants, block=block, streaming=streaming)
