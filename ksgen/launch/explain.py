@@ -75,7 +75,7 @@ def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOpt
     operands = [f"x{'' if stated.inputs == SAME else f' in {stated.inputs}'}", f"weights {weights}{stored}"]
     operands += [f"{name} (or {name}=False)" for name in ("bias", "residual") if getattr(stated, name)]
     layer = dict(of_layer.non_defaults)
-    words = {
+    words: dict[str, Any] = {
         "layout": stated.layout,
         "activation": stated.activation,
         "precision": stated.precision or "that of the arrays",

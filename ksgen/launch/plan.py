@@ -272,7 +272,7 @@ class CallSequence:
         return self.out
 
     def __reduce__(self) -> NoReturn:
-        return self.calls[0].__reduce__()  # refuses
+        self.calls[0].__reduce__()
 
 
 class Packing(NamedTuple):

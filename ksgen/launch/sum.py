@@ -100,7 +100,8 @@ class SumLauncher(GroupLauncher):
             if layer.fuse != "yes" or len(layer.chain) == 1:
                 continue
             stored = {each.stored for each in of_layer}
-            own = own._replace(weights=of_layer[0].stored, inputs=of_layer[0].inputs)
+            given_as: Any = {"weights": of_layer[0].stored, "inputs": of_layer[0].inputs}
+            own = own._replace(**given_as)
             found = layer._verdict(device, *own[:3], fit.batch, None, *own[3:]) if len(stored) == 1 else None
             why = STORED_OTHERWISE if found is None else "" if found.is_one else found.why
             layer._several(fit, copied_to(device) if fit.place == "host" and not device.shares_host else why)

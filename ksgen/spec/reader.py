@@ -73,7 +73,8 @@ class KernelOptions:
             self.precision, self._stored, self.layout, self.batch, self.bias, self.activation, self.residual,
             self.residual_first, self.stride,
         )  # fmt: skip
-        for precision, (weights, inputs), layout, batch, *steps, stride in product(*axes):
+        every: Any = product(*axes)
+        for precision, (weights, inputs), layout, batch, *steps, stride in every:
             epilogue = Epilogue(*steps)
             yield KernelSpec(pattern, precision, layout, epilogue, batch, stride=stride, weights=weights, inputs=inputs)
 
