@@ -8,7 +8,7 @@ of a chain, and semicolons the chains of a group.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 from ksgen.errors import ConstantsError
@@ -68,21 +68,25 @@ def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
 @lru_cache(1024)
 def _factor_kernels(kernel: KernelSpec) -> tuple[KernelSpec, ...]:
     between = Epilogue(activation=kernel.between)
-    alone = replace(kernel, chains=kernel.chains[:1], between="none", out_layout=None, stride="dense")
+    alone = replace(kernel.untied, chains=kernel.chains[:1], between="none", out_layout=None, stride="dense")
     found = []
-    for each in places(kernel):
+    for number, each in enumerate(places(kernel)):
         layout = kernel.layout if each.at < kernel.chains[each.chain].transposing_factor else kernel.y_layout
         inputs = kernel.inputs if each.at == 0 else SAME  # intermediates are stored like Y
         epilogue = kernel.epilogue if each.is_last else between
-        found.append(replace(alone, chains=(Chain((each.pattern,)),), layout=layout, epilogue=epilogue, inputs=inputs))
+        own = replace(alone, chains=(Chain((each.pattern,)),), layout=layout, epilogue=epilogue, inputs=inputs)
+        found.append(replace(own, tied=kernel.tied[number : number + 1]))
     return tuple(found)
 
 
 def layer_kernels(kernel: KernelSpec) -> list[KernelSpec]:
     """Each chain of a group as a kernel of its own."""
+    ends = list(accumulate(map(len, kernel.chains), initial=0))
     return [
-        replace(kernel, chains=(chain,), between=kernel.between if len(chain) > 1 else "none")
-        for chain in kernel.chains
+        replace(
+            kernel, chains=(chain,), between=kernel.between if len(chain) > 1 else "none", tied=kernel.tied[begin:end]
+        )
+        for chain, (begin, end) in zip(kernel.chains, pairwise(ends), strict=True)
     ]
 
 

@@ -135,6 +135,10 @@ class Family(Generic[ConstantsT]):
         """Key of the packed weights, in addition to the kernel: equal keys mean equal bytes."""
         return constants
 
+    def reads_ties(self, kernel: KernelSpec, constants: ConstantsT) -> bool:
+        """Whether kernels with these constants read tied weights once."""
+        return False
+
     def packs_adjoint(self, kernel: KernelSpec) -> bool:
         """Whether the source has an entry `_pack_adjoint`, which packs the weights from those of the adjoint factor."""
         return False

@@ -17,7 +17,7 @@ from ksgen.errors import LaunchError
 from ksgen.families import MAP_ALIGNMENT
 from ksgen.families.signature import numbered
 from ksgen.launch.arrays import ArrayView, CallOptions, Place, Views, common_device, form_of
-from ksgen.launch.memory import is_repeated, rows_are_whole, size_of
+from ksgen.launch.memory import is_repeated, rows_are_whole, size_of, tie_of
 from ksgen.launch.plan import Plan
 from ksgen.launch.weights import WeightForm, Weights
 from ksgen.pattern import Chain, Pattern
@@ -313,10 +313,10 @@ class CheckedArguments:
 
     @cached_property
     def of_copies(self) -> "CheckedArguments":
-        """Arguments of copies on a device, where rows are contiguous."""
-        if self.kernel is None or not self.kernel.is_strided:
+        """Arguments of copies on a device, where rows are contiguous and weights are whole."""
+        if self.kernel is None or not (self.kernel.is_strided or self.kernel.tied):
             return self
-        return replace(self, kernel=replace(self.kernel, stride="dense"), plans={})
+        return replace(self, kernel=replace(self.kernel.untied, stride="dense"), plans={})
 
 
 class ArgumentChecks:
@@ -401,8 +401,10 @@ def _checked(
     (weights,) = storages
     own_batch = batch if batch in caller.batches and not is_of_layer else None
     between = caller.between if is_of_layer and caller.between else "none"
+    ties = [form.tie or tie_of(views.get(name)) for name, form in zip(names.weights, forms, strict=bool(forms))]
+    tied = tuple(ties) if weights == SAME else ()
     kernel = KernelSpec(
-        caller.chains, precision, layout, epilogue, own_batch, job, stride, between, out_layout, weights, inputs
+        caller.chains, precision, layout, epilogue, own_batch, job, stride, between, out_layout, weights, inputs, tied
     )
     return CheckedArguments(batch, place, precision, dtype, kernel)
 

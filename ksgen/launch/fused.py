@@ -88,6 +88,7 @@ def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") 
     searches decide, else a rule on a processor, or expected times on a GPU. With `fuse` "yes", the verdict is whether
     the kernel is available.
     """
+    kernel = kernel.untied
     if fuse == "auto":
         PLANNER.report(device, kernel, batch)
         if device.shares_host and (why := shared_out(kernel, device.limits.multiprocessors, batch)):

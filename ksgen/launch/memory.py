@@ -15,6 +15,7 @@ from ksgen.devices.base import host_memory
 from ksgen.devices.libcuda import context_of
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, is_row_major, is_same_stream, stream_handle, view
+from ksgen.spec.kernel import TIES
 from ksgen.spec.storage import BYTE_TYPES, element_bytes
 
 STREAM_ORDERED = ("torch", "cupy")  # libraries that reuse freed memory only in stream order
@@ -64,6 +65,18 @@ def is_repeated(found: ArrayView) -> bool:
         return False
     of_slice = tuple([length if step else 1 for length, step in zip(found.shape, found.strides, strict=True)])
     return is_row_major(of_slice, found.strides, element_bytes(found.dtype))
+
+
+def tie_of(found: ArrayView | None) -> str:
+    """Axes along which weights repeat a slice by strides of zero: "a", "d" or "ad".
+
+    Empty if there are none, or if weights also repeat along b or c: these are copied.
+    """
+    if found is None or found.strides is None:
+        return ""
+    axes = zip("abcd", found.shape, found.strides, strict=True)
+    tie = "".join(axis for axis, length, step in axes if length > 1 and not step)
+    return tie if tie in TIES else ""
 
 
 def repetition(found: ArrayView, stream: Any) -> tuple[Any, Callable[[], None]]:

@@ -450,6 +450,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         kernel.layout,
         choice.family,
         packed_for,
+        *kernel.tied,
     )
     multiply, before, after = step(source.entry, geometry), steps(geometry.before), steps(geometry.after)
     return Plan(

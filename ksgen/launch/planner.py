@@ -106,7 +106,8 @@ class Planner:
         if found := self._plans.get(key):
             return found
         generation, choice = self.generation, self.choice(device, kernel, batch, aligned)
-        self.report(device, kernel, batch, choice)
+        self.report(device, kernel.untied, batch, choice)
+        kernel = as_read(kernel, choice)
         is_loaded = _key(device, kernel, choice) in self._loaded
         if before_loading and not is_loaded:
             before_loading()
@@ -130,7 +131,7 @@ class Planner:
 
         `DeviceError` if the device has refused all families.
         """
-        limits = limits_of(device)
+        limits, kernel = limits_of(device), kernel.untied  # ties decide no family
         found = choose(kernel, batch, limits, self._wisdom_of(device), aligned)
         while why := self._refused.get(_key(device, kernel, found)):
             found, limits = fallback_choice(found, kernel, batch, limits, aligned, why)
@@ -142,7 +143,7 @@ class Planner:
         All other plans stay. `aligned` says whether the refused call's arrays were aligned. `DeviceError` if no kernel
         is left for such arrays.
         """
-        key = _key(plan.device, plan.kernel, plan.choice)
+        key = _key(plan.device, plan.kernel.untied, plan.choice)
         with self._guard:
             if key in self._refused:
                 return
@@ -185,6 +186,9 @@ class Planner:
             except RefusedError as error:
                 why = str(error)
             except ToolchainError:
+                if kernel.tied:  # none is built beforehand
+                    kernel = kernel.untied
+                    continue
                 for target, limits in built_beforehand(device):
                     usual = choose_for_many(kernel, batch, limits, self._wisdom_of(device), aligned)
                     if (target, usual.family, usual.constants) == (device.target, choice.family, choice.constants):
@@ -216,6 +220,7 @@ class Planner:
         `target` is the binary's target, if it differs from the device's.
         """
         check_grid(kernel, choice.family, choice.constants, batch)
+        kernel = as_read(kernel, choice)
         key = _key(device, kernel, choice)
         load_it = partial(self._load, device, kernel, choice, target or device.target)
         must_end = device.runtime == "opencl"
@@ -255,7 +260,7 @@ class Planner:
                 # a layer above this one, loaded only on request
                 import_module("ksgen.calibration.first").check_result(device, loaded, choice)
         except RefusedError as error:
-            self._refused[key] = str(error)
+            self._refused[device, key[1].untied, *key[2:]] = str(error)
             raise
 
     def _keep(self, key: _Key, loaded: Loaded) -> None:
@@ -287,6 +292,12 @@ class Planner:
 
 def _key(device: Device, kernel: KernelSpec, choice: Choice) -> _Key:
     return device, kernel, choice.family, family_named(choice.family).source_constants(kernel, choice.constants)
+
+
+def as_read(kernel: KernelSpec, choice: Choice) -> KernelSpec:
+    """The kernel with its ties only if the choice reads tied weights once."""
+    is_tied = kernel.tied and family_named(choice.family).reads_ties(kernel, choice.constants)
+    return kernel if is_tied else kernel.untied
 
 
 def _loaded_by(derived: Any) -> Loaded | None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from ksgen.devices.base import Buffer, Device, Stream, refuse_capture, uploaded
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, stream_handle, view
-from ksgen.launch.memory import host_array, new_array, repetition
+from ksgen.launch.memory import host_array, new_array, new_host_array, repetition, tie_of
 from ksgen.launch.plan import Plan
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized
@@ -31,6 +31,7 @@ class WeightForm(NamedTuple):
     inputs: str = SAME  # storage of the X that they multiply
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
+    tie: str = ""  # axes along which packed weights are equal
 
 
 PLAIN = WeightForm()  # form of an array that is not packed
@@ -91,11 +92,13 @@ class Weights:
     seen: tuple[Seen, ...] = ()  # snapshots of the source tensors
     stored: str = SAME  # "same" (the type of Y), or quantized storage: `canonical` is then `Quantized.whole`
     inputs: str = SAME  # storage of the X that they multiply
+    tie: str = ""  # axes along which the weights are equal: `canonical` is then their slice
+    repeat: Callable[[], tuple[Buffer, Any]] | None = None  # whole weights of such a slice, and their owner
     form: WeightForm = field(init=False)
     _packed: dict[str, Buffer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.form = WeightForm(self.stored, self.inputs, self.pattern.shape, self.dtype)
+        self.form = WeightForm(self.stored, self.inputs, self.pattern.shape, self.dtype, self.tie)
 
     def __repr__(self) -> str:
         return f"Weights({self.pattern}, {self.words}, packed on {self.device.name})"
@@ -132,13 +135,25 @@ class Weights:
 
     def _pack(self, plan: Plan, stream: Stream) -> Buffer:
         refuse_capture(plan.device, stream, "packs its weights for the first time")
-        packed = plan.pack(self.canonical, stream)
+        whole = self.repeat() if self.repeat and not plan.kernel.tied else (self.canonical, None)
+        packed = plan.pack(whole[0], stream)
         plan.device.synchronize(stream)
         return self._packed.setdefault(plan.packing, packed)
 
 
 def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
-    """Copy host weights to the device."""
+    """Copy host weights to the device; of tied ones, their slice."""
+    if tie := tie_of(found):
+        of_slice = tuple(slice(1) if axis in tie else slice(None) for axis in "abcd")
+        part = host_array(found)[of_slice].copy()
+
+        def repeat() -> tuple[Buffer, Any]:
+            whole = new_host_array(found.shape, part.dtype)
+            whole[...] = part
+            return uploaded(device, whole), None
+
+        options: dict[str, Any] = {"tie": tie, "repeat": repeat}
+        return Weights(pattern, found.dtype, device, uploaded(device, part), seen=_seen(found), **options)
     whole = _whole(found, None)  # owns its memory, which must live until it is copied
     return Weights(pattern, found.dtype, device, uploaded(device, host_array(whole)), seen=_seen(found))
 
@@ -146,10 +161,18 @@ def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
 def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: Stream) -> Weights:
     """Wrap weights on the device; they are complete for every stream after the given one is synchronised."""
     refuse_capture(device, stream, "waits for weights")
-    seen, found = _seen(found), _whole(found, stream)
+    given, seen, tie = found, _seen(found), tie_of(found)
+    found = found if tie else _whole(found, stream)
     device.synchronize(stream)
     place = found._replace(kind="packed", owner=None)  # the address alone: `Launcher.pack` has checked for gradients
-    return Weights(pattern, found.dtype, device, found.pointer, found.owner, place, seen)
+
+    def repeat() -> tuple[Buffer, Any]:
+        whole = _whole(given, stream)
+        device.synchronize(stream)
+        return whole.pointer, whole.owner
+
+    options: dict[str, Any] = {"tie": tie, "repeat": repeat} if tie else {}
+    return Weights(pattern, found.dtype, device, found.pointer, found.owner, place, seen, **options)
 
 
 def pack_quantized(
@@ -264,7 +287,7 @@ def packed_in(plan: Plan, weights: Any, found: ArrayView | None, buffers: PackBu
         return weights.use(plan, stream)
     assert found is not None
     buffer, owner = buffers.find(weights, found, plan, stream)
-    if found.strides is not None:
+    if found.strides is not None and not plan.kernel.tied:
         whole, copy = repetition(found, stream)
         pack = _packing(plan, view(whole), stream, buffer)
         return Packed(buffer, lambda: (copy(), pack()), (owner, whole))

@@ -73,6 +73,8 @@ class Problem:
     def given(self) -> "tuple[Array, ...]":
         """Weights of each factor in the form that a device takes."""
         of_chain = tuple(each.whole for each in self.quantized) or (*self.before, self.weights)
+        if self.kernel.tied:
+            of_chain = tuple(map(slice_of, of_chain, self.kernel.tied))
         return of_chain + tuple(array for other in self.others for array in other.given)
 
     def comparing(self, most: int) -> "Problem":
@@ -302,6 +304,10 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
         )
         *others, weights = (reference.dequantized(each.values, each.scale) for each in quantized)
         before = tuple(others)
+    if kernel.tied:
+        ties = zip((*before, weights), kernel.tied, strict=True)
+        *others, weights = (np.broadcast_to(slice_of(each, tie), each.shape).copy() for each, tie in ties)
+        before = tuple(others)
     y_shape = (batch, outputs) if kernel.y_layout == "bsf" else (outputs, batch)
     return Problem(
         kernel,
@@ -315,6 +321,11 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
         quantized=quantized,
         inputs=given,
     )
+
+
+def slice_of(weights: "Array", tie: str) -> "Array":
+    """The slice that weights repeat along the axes of a tie."""
+    return np.ascontiguousarray(weights[tuple(slice(1) if axis in tie else slice(None) for axis in "abcd")])
 
 
 def most_sets(is_cpu: bool) -> int:

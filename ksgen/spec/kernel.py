@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, get_args
 
@@ -36,6 +36,7 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 STRIDES: tuple[Stride, ...] = get_args(Stride)
 JOBS: tuple[Job, ...] = get_args(Job)
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
+TIES = ("", "a", "d", "ad")
 CHAIN = "chain"  # job of a kernel for several factors, or for one factor that changes the layout; no spec names it
 LONGEST_PATTERNS = 150  # characters of the patterns in a kernel's name, which names a file; longer ones are hashed
 MOST_BYTES = 2**63 - 1  # bytes of X, Y or the weights: offsets are signed and 64 bits wide
@@ -195,6 +196,8 @@ class KernelSpec:
     weights: str = SAME  # storage of the weights: that of Y, eight bits with a scale per output, or bfloat16
     # storage of X: that of Y, or that of eight-bit weights, whose scales include the scale of X
     inputs: str = SAME
+    # axes along which a factor's weights are equal and stored once, "", "a", "d" or "ad", per factor; empty: none
+    tied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_word("precision", self.precision, PRECISIONS)
@@ -226,6 +229,7 @@ class KernelSpec:
                 f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which gradients lack"
             )
         self._check_orders()
+        self._check_ties()
         for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
             if word not in activations_of(self.precision):
                 raise SpecError(f"{name}={word} of complex numbers, {self.precision}; accepted: none")
@@ -249,6 +253,14 @@ class KernelSpec:
                 f"job=gradient of {self.pattern}, whose outputs are exchanged; accepted: outputs in "
                 f"{self.pattern.outputs.natural}"
             )
+
+    def _check_ties(self) -> None:
+        object.__setattr__(self, "tied", tuple(self.tied) if any(self.tied) else ())
+        fits = len(self.tied) in (0, sum(map(len, self.chains))) and set(self.tied) <= set(TIES)
+        if not fits or (self.tied and (self.job == "gradient" or self.is_quantized)):
+            what = "job=gradient" if self.job == "gradient" else f"weights={self.weights}"
+            accepted = f"one of {TIES} per factor, of a product by weights that are stored as y"
+            raise SpecError(f"tied={excerpt(self.tied)} with {what}; accepted: {accepted}")
 
     def _check_weights(self) -> None:
         if self.job == "gradient" and self.has_bytes_in:
@@ -300,6 +312,16 @@ class KernelSpec:
         return " ".join(
             (", and ".join(map(str, self.chains)), self.precision, *self.stored, self.layout_word, *self.words)
         )
+
+    @cached_property
+    def untied(self) -> "KernelSpec":
+        """The kernel that reads every weight."""
+        return replace(self, tied=()) if self.tied else self
+
+    @property
+    def tie(self) -> str:
+        """Axes along which the weights of the only factor are equal."""
+        return self.tied[0] if self.tied else ""
 
     @property
     def is_strided(self) -> bool:
@@ -371,7 +393,12 @@ class KernelSpec:
     @property
     def words(self) -> tuple[str, ...]:
         """Parts of the kernel's name that a plain product lacks: activation in between, epilogue, slices, job."""
-        return (self.job,) if self.job == "gradient" else (*self._activated, *self.epilogue.words, *self._sliced)
+        return (self.job,) if self.job == "gradient" else self._steps
+
+    @property
+    def _steps(self) -> tuple[str, ...]:
+        tied = ("_".join(("tied", *(each or "none" for each in self.tied))),) if self.tied else ()
+        return (*self._activated, *self.epilogue.words, *self._sliced, *tied)
 
     @property
     def _activated(self) -> tuple[str, ...]:
@@ -390,13 +417,14 @@ class KernelSpec:
         if len(patterns) > LONGEST_PATTERNS:
             factors = sum(map(len, self.chains))
             patterns = f"{factors}_factors_{hashlib.sha256(patterns.encode()).hexdigest()[:16]}"
-        steps = (*self._activated, *self.epilogue.words, *self._sliced)
-        return "_".join(("ks", patterns, self.precision, *self.stored, self.layout_word, *steps, *batch, *job))
+        steps = (*self._steps, *batch, *job)
+        return "_".join(("ks", patterns, self.precision, *self.stored, self.layout_word, *steps))
 
     @property
     def as_json(self) -> dict[str, Any]:
         """Fields as plain values; fields newer than the first specs are left out while they have their defaults."""
-        usual = {"stride": "dense", "between": "none", "out_layout": None, "weights": SAME, "inputs": SAME}
+        usual: dict[str, Any] = {"stride": "dense", "between": "none", "out_layout": None, "weights": SAME}
+        usual |= {"inputs": SAME, "tied": ()}
         options = {
             name: value
             for name, value in (asdict(self) | {"epilogue": self.epilogue.as_json}).items()

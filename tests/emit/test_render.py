@@ -18,7 +18,7 @@ from ksgen.families.simt.shape import SimtConstants
 from ksgen.pattern import Pattern
 from ksgen.reference import to_dense
 from ksgen.spec import PRECISIONS, STORAGES, Epilogue, KernelSpec, load, parse
-from ksgen.spec.kernel import activations_of
+from ksgen.spec.kernel import TIES, activations_of
 from tests.support.native import chosen_native
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +82,9 @@ def variants() -> list[tuple[str, KernelSpec, Any]]:
         found.append((str(change), replace(KERNEL, epilogue=Epilogue(**change)), CONSTANTS))
     found.append(("batch", replace(KERNEL, batch=7), CONSTANTS))
     found.append(("stride", replace(KERNEL, stride="any"), CONSTANTS))
+    found += [(f"tied {each}", replace(KERNEL, tied=(each,)), CONSTANTS) for each in TIES if each]
+    first = Epilogue(activation="relu", residual=True, residual_first=True)
+    found += [(str(each), replace(KERNEL, epilogue=each), CONSTANTS) for each in (first, Epilogue(False, "relu", True))]
     found += [(f"weights {each}", replace(KERNEL, weights=each), CONSTANTS) for each in STORAGES]
     in_registers = replace(CONSTANTS, copy="registers", stages=2)
     found += [(f"inputs {each}", replace(KERNEL, weights=each, inputs=each), in_registers) for each in STORAGES]
@@ -106,6 +109,7 @@ def test_every_field_changes_the_text_the_entry_or_both_and_so_the_key() -> None
         "out_layout",
         "weights",
         "inputs",
+        "tied",
     }
     assert {field.name for field in fields(KernelSpec)} == known
     digests = {}

@@ -106,6 +106,17 @@ def test_an_activation_may_follow_the_residual(family: str, layout: str) -> None
     kernels.check_exact(source_of(family, kernel_of(pattern, precision, layout, epilogue)), 66, in_emulator())
 
 
+@pytest.mark.parametrize("tie", ["a", "d", "ad"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_simt_packs_tied_weights_once(layout: str, tie: str) -> None:
+    for shape in ((3, 37, 9, 11), (2, 5, 7, 16)):
+        kernel = replace(kernel_of(shape, "float32", layout), tied=(tie,))
+        source, whole = source_of("simt", kernel), source_of("simt", kernel.untied)
+        packed = [FAMILIES["simt"].packed_bytes(each.kernel, source.constants) for each in (source, whole)]
+        assert packed[0] * (shape[0] if "a" in tie else 1) <= packed[1]
+        kernels.check(source, 33, in_emulator())
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_an_activation_of_nan_is_nan(activation: str) -> None:
     kernel = kernel_of((1, 1, 1, 1), "float32", "bsf", Epilogue(activation=activation))

@@ -189,6 +189,20 @@ def test_an_activation_may_follow_the_residual(along: str, layout: str) -> None:
     agrees(kernel, constants_of(kernel, along, 8), 33)
 
 
+@needs_opencl
+@pytest.mark.parametrize("tie", ["a", "d", "ad"])
+@pytest.mark.parametrize(("along", "layout"), list(product(("outputs", "batch"), LAYOUTS)))
+def test_tied_weights_are_packed_once(along: str, layout: str, tie: str) -> None:
+    """Vectors hold some j, all j or several k; several tiles share the weights."""
+    for shape in ((3, 7, 6, 20), (2, 9, 5, 3), (3, 18, 4, 1)):
+        kernel = kernel_of(shape, "float32", layout, Epilogue(bias=True))
+        constants = constants_of(kernel, along, 8)
+        tied, whole = (VectorTiling(each, constants).packed_bytes for each in (replace(kernel, tied=(tie,)), kernel))
+        shared = (shape[0] if "a" in tie else 1) * (shape[3] if "d" in tie and along == "batch" else 1)
+        assert shared * tied <= whole
+        agrees(replace(kernel, tied=(tie,)), constants, 17)
+
+
 def in_pairs() -> Iterator[object]:
     """Every pattern of the matrix in both layouts and ways, two inputs at a time: even and odd c, and c = 1."""
     # even inputs of one j are read where they lie

@@ -11,10 +11,13 @@ import pytest
 
 from ksgen import ChainLauncher, Launcher
 from ksgen.devices.base import Device
-from ksgen.errors import LaunchError
+from ksgen.errors import LaunchError, ToolchainError
+from ksgen.families import FAMILIES
 from ksgen.launch.arrays import ArrayView, view
 from ksgen.launch.memory import repetition, size_of
+from ksgen.launch.planner import Planner
 from tests.support.host_memory import processor
+from tests.support.launching import plan_anew
 from tests.support.libraries import library
 
 SHAPE = (3, 5, 4, 2)
@@ -42,6 +45,9 @@ def test_a_call_multiplies_by_repeated_weights(either: Device, along: str, layou
     np.testing.assert_array_equal(own(x, weights, layout=layout), own(x, weights.copy(), layout=layout))
     call = own.prepare(x, weights, layout=layout)
     assert not call.plan.kernel.is_strided
+    ties = {"a": "a", "d": "d", "a and d": "ad"} if either.shares_host else {}  # host arrays are copied whole
+    assert call.plan.kernel.tie == ties.get(along, "")
+    assert own.pack(weights).tie == {"a": "a", "d": "d", "a and d": "ad"}.get(along, "")
     before = own(x, own.pack(weights), layout=layout)
     refilled(part)
     np.testing.assert_array_equal(call(), own(x, weights.copy(), layout=layout))  # each launch reads the slice
@@ -58,6 +64,31 @@ def test_a_chain_of_repeated_factors(either: Device) -> None:
     if call is not None:
         parts[1][...] *= 2
         np.testing.assert_allclose(call(), own(x, [each.copy() for each in weights]), rtol=1e-6)
+
+
+def test_kernels_that_read_all_weights_get_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are copied for families that read no ties, and if the kernel of tied weights cannot be built."""
+    processor()
+    own, weights, x = Launcher(*SHAPE), np.broadcast_to(draw(1, 5, 4, 2), SHAPE), draw(9, 24)
+    expected = own(x, weights.copy())
+    packed, load = own.pack(weights), Planner._load
+
+    def refuses(planner: Any, device: Any, kernel: Any, *given: Any) -> Any:
+        if kernel.tied:
+            raise ToolchainError("no compiler")
+        return load(planner, device, kernel, *given)
+
+    for owner, name, value in (
+        (type(FAMILIES["vector"]), "reads_ties", lambda *_: False),
+        (Planner, "_load", refuses),
+    ):
+        with monkeypatch.context() as patch:
+            plan_anew(patch)
+            patch.setattr(owner, name, value)
+            call = Launcher(*SHAPE).prepare(x, weights)
+            assert call.plan.kernel.tie == ""
+            np.testing.assert_array_equal(call(), expected)
+            np.testing.assert_array_equal(Launcher(*SHAPE)(x, packed), expected)
 
 
 @pytest.mark.libraries

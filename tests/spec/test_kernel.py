@@ -1,6 +1,7 @@
 """One kernel: its name, digest, counts, and what it refuses."""
 
 import copy
+import json
 import pickle
 from dataclasses import fields, replace
 from itertools import product
@@ -9,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from ksgen.errors import SpecError
+from ksgen.families.chains import factor_kernels, layer_kernels
 from ksgen.pattern import Pattern
 from ksgen.quantized import PER, Per
 from ksgen.spec import (
@@ -92,6 +94,23 @@ def test_an_activation_may_follow_the_residual() -> None:
     )
     with pytest.raises(SpecError, match="residual_first='yes'; accepted: True or False"):
         Epilogue(residual_first="yes")  # type: ignore[arg-type]
+
+
+def test_tied_weights_are_a_part_of_the_kernel() -> None:
+    tied = KernelSpec((SMALL, SMALL), tied=("a", ""))
+    assert tied.name.endswith("_float32_bsf_tied_a_none")
+    assert tied.untied == KernelSpec((SMALL, SMALL)) == KernelSpec((SMALL, SMALL), tied=("", ""))
+    assert tied.digest != tied.untied.digest
+    assert "tied" not in tied.untied.as_json
+    assert replace(tied.untied, tied=json.loads(json.dumps(tied.as_json))["tied"]) == tied
+    assert [each.tie for each in factor_kernels(tied)] == ["a", ""]
+    assert [each.tied for each in layer_kernels(KernelSpec(((SMALL,), (SMALL, SMALL)), tied=("", "d", "ad")))] == [
+        (),
+        ("d", "ad"),
+    ]
+    for wrong in ({"tied": ("a",)}, {"tied": ("b", "")}, {"tied": ("a", "d"), "weights": "int8"}):
+        with pytest.raises(SpecError, match=r"tied=.* accepted: one of \('', 'a', 'd', 'ad'\) per factor"):
+            KernelSpec((SMALL, SMALL), **wrong)  # type: ignore[arg-type]
 
 
 def test_flops_and_bytes() -> None:

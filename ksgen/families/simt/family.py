@@ -45,6 +45,10 @@ AnySimtConstants = SimtConstants | SimtChainConstants
 class SimtVariables(ProductVariables, total=False):
     x_group: str
     products: str
+    packed_tile: str
+    packed_a: str
+    packed_tiles_d: str
+    given_at: str
 
 
 class Simt(GpuProduct[AnySimtConstants]):
@@ -152,7 +156,14 @@ class Simt(GpuProduct[AnySimtConstants]):
             **super().variables(kernel, constants),
             "x_group": group,
             "products": products_of(kernel, constants.copy),
+            "packed_tile": _packed_tile(kernel.tie),
+            "packed_a": "1" if "a" in kernel.tie else "A",
+            "packed_tiles_d": "1" if "d" in kernel.tie else "TILES_D",
+            "given_at": f"((i * B + k) * C + l){'' if 'd' in kernel.tie else ' * D + j'}",
         }
+
+    def reads_ties(self, kernel: KernelSpec, constants: AnySimtConstants) -> bool:
+        return not kernel.is_chain  # a chain's stages read the weights of all tiles sequentially
 
     def picture(self, own: SimtTiling, heading: str = "") -> str:
         constants = own.constants
@@ -237,3 +248,11 @@ class Simt(GpuProduct[AnySimtConstants]):
                 Constexpr("Y_RUN_ROUNDS", y.run_rounds, "rounds until a line is stored"),
             ]
         return tuned + derived
+
+
+def _packed_tile(tie: str) -> str:
+    """Number of a tile's packed weights, which tiles share along the axes of a tie."""
+    if not tie:
+        return "tile.weights"
+    of_i = "tile.weights / (TILES_D * TILES_OUT) * TILES_OUT + " if tie == "d" else ""
+    return f"({of_i}tile.weights % {'(TILES_D * TILES_OUT)' if tie == 'a' else 'TILES_OUT'})"

@@ -156,7 +156,9 @@ class SimtTiling(Moved, Tiled):
 
     @property
     def packed_bytes(self) -> int:
-        return (self.kernel.pattern.a * self.tiles_d * self.tiles_out * self.steps * self.w_stage) * self.real_bytes
+        blocks = 1 if "a" in self.kernel.tie else self.kernel.pattern.a
+        tiles = blocks * (1 if "d" in self.kernel.tie else self.tiles_d) * self.tiles_out
+        return tiles * self.steps * self.w_stage * self.real_bytes
 
     @property
     def word_bytes(self) -> int:

@@ -41,6 +41,12 @@ class VectorFactorVariables(PlaneVariables, total=False):
     is_in_rows: bool
     plane_digits: list[dict[str, int]]
     stays_in_vectors: bool
+    column_at: str
+    packed_planes: str
+    packed_lanes: str
+    weight_lanes: str
+    given_d: str
+    given_j: str
     number: int
     n: str  # end of the names in its part of the source; a factor alone has none
     kernel: KernelSpec
@@ -178,7 +184,10 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         )  # fmt: skip
 
     def pack_geometry(self, kernel: KernelSpec, constants: AnyVectorConstants) -> Geometry:
-        return Geometry(0 if kernel.is_chain else VectorChainTiling(kernel, constants).factors[0].columns, 1, 0)
+        return Geometry(0 if kernel.is_chain else VectorChainTiling(kernel, constants).factors[0].packed_columns, 1, 0)
+
+    def reads_ties(self, kernel: KernelSpec, constants: AnyVectorConstants) -> bool:
+        return not constants.pairs
 
     def packs_adjoint(self, kernel: KernelSpec) -> bool:
         return not kernel.is_chain and packs_adjoint(kernel)
@@ -272,7 +281,7 @@ def packs_adjoint(kernel: KernelSpec) -> bool:
 
     Training needs that. It uses no quantized weights, and conjugates complex ones before they are packed.
     """
-    return not kernel.is_quantized and not kernel.arithmetic.is_complex
+    return not kernel.is_quantized and not kernel.arithmetic.is_complex and not kernel.tied
 
 
 def factor_variables(shape: VectorTiling) -> VectorFactorVariables:
@@ -281,6 +290,7 @@ def factor_variables(shape: VectorTiling) -> VectorFactorVariables:
     variants = variants_of(shape, shape.kernel.epilogue.activation)
     of_planes = shape.variables | _variables_of_pairs(shape) if shape.constants.pairs else shape.variables
     return cast("VectorFactorVariables", of_planes) | {
+        **_of_ties(shape),
         "weight": value if shape.kernel.is_quantized else "real",
         "given": value if shape.kernel.is_quantized else "stored",
         "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
@@ -291,6 +301,22 @@ def factor_variables(shape: VectorTiling) -> VectorFactorVariables:
         "stays_in_vectors": shape.stays_in_vectors,
         "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
         "variants": (*variants, "pairs") if shape.constants.pairs else variants,
+    }
+
+
+def _of_ties(shape: VectorTiling) -> VectorFactorVariables:
+    """Expressions in which tied weights differ from others: their places before and after packing."""
+    tie, planes = shape.kernel.tie, "PLANES_J" if shape.is_along_outputs else "D"
+    column = f"current % ({planes} * TILES)" if tie == "a" else "current % TILES"
+    column = f"current / ({planes} * TILES) * TILES + {column}" if tie == "d" else column
+    at = "weights + (l * WIDTH + n) * LANES"
+    return {
+        "column_at": f"{f'({column})' if tie else 'current'} * (extent)COLUMN",
+        "packed_planes": "1" if "d" in tie else planes,
+        "packed_lanes": "1" if shape.is_broadcast else "LANES",
+        "weight_lanes": "all_lanes(weights[l * WIDTH + n])" if shape.is_broadcast else f"load_weights({at})",
+        "given_d": "1" if "d" in tie else "D",
+        "given_j": "0" if "d" in tie else "min(j, D - 1)",
     }
 
 

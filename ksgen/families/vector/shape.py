@@ -117,6 +117,21 @@ class VectorTiling(Planes):
         return self.tiles * (a * self.planes_j if self.is_along_outputs else a * d)
 
     @property
+    def packed_planes(self) -> int:
+        """Planes per i of packed weights. Planes of one i share weights that are tied along d."""
+        return 1 if "d" in self.kernel.tie else self.planes_j if self.is_along_outputs else self.kernel.pattern.d
+
+    @property
+    def packed_columns(self) -> int:
+        """Columns of packed weights. Planes share the columns of tied weights."""
+        return self.tiles * self.packed_planes * (1 if "a" in self.kernel.tie else self.kernel.pattern.a)
+
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether all lanes of a vector have one weight, because it is tied along d."""
+        return self.is_along_outputs and not self.is_short and "d" in self.kernel.tie
+
+    @property
     def column_unit(self) -> int:
         """Columns that one work group takes together: all columns of a plane that is transposed, else one."""
         return self.plane_columns if self.transposes and not self.is_split else 1
@@ -152,7 +167,8 @@ class VectorTiling(Planes):
     @property
     def column_weights(self) -> int:
         """Packed weights per column."""
-        return self.inputs * (self.tile_lanes if self.is_along_outputs else self.constants.height)
+        per_input = self.constants.width if self.is_broadcast else self.tile_lanes
+        return self.inputs * (per_input if self.is_along_outputs else self.constants.height)
 
     @property
     def weight_bytes(self) -> int:
@@ -174,7 +190,7 @@ class VectorTiling(Planes):
 
     @property
     def packed_bytes(self) -> int:
-        return self.columns * self.column * self.weight_bytes
+        return self.packed_columns * self.column * self.weight_bytes
 
     @property
     def pack_inputs(self) -> int:
@@ -185,8 +201,11 @@ class VectorTiling(Planes):
     def pack_run(self) -> int:
         """Neighbouring outputs of a tile whose weights are neighbours too: all j of one k, or a vector of them.
 
-        One if tiles begin or end between them, or if weights are quantized: these are packed one by one.
+        One if tiles begin or end between them, or if weights are quantized or tied along d: these are packed one by
+        one.
         """
+        if "d" in self.kernel.tie:
+            return 1
         d = self.kernel.pattern.d
         run = d if self.is_short else self.constants.lanes
         is_whole = (self.tile_lanes if self.is_short else d) % run == 0

@@ -22,7 +22,7 @@ from ksgen.torch.layer.explained import explained
 from ksgen.torch.layer.group import KSLinears, group
 from ksgen.torch.layer.initial import INITS, Init, initialize
 from ksgen.torch.layer.stored import StoredWeights
-from ksgen.torch.layer.tied import initialized, keep, retie, stored, tie, untied
+from ksgen.torch.layer.tied import initialized, keep, packed, retie, stored, tie, untied
 from ksgen.torch.layer.weight import Weight
 from ksgen.torch.operators import frozen
 from ksgen.torch.operators.backends import (
@@ -44,7 +44,6 @@ from ksgen.torch.operators.checks import (
     check_words,
     dtype_name,
 )
-from ksgen.torch.operators.frozen import operand
 from ksgen.torch.operators.ops import multiply, shaped
 from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, exchange_of, exchanged, natural
 from ksgen.values import excerpt, listed
@@ -693,7 +692,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
     def _packed(self) -> list[Any]:
         """Weights per factor in the form that launchers accept; packed only once if the layer is frozen."""
-        return [operand(each, False) for each in self.weights]
+        return packed(self.weights)
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
         """Whether the weights multiply x of this dtype without a cast."""

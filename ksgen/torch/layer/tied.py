@@ -1,7 +1,8 @@
 """`Tied`: weights of a factor that are equal along one of its axes, as a parametrization of their one slice.
 
-The gradient of the slice is the sum over the axis, by autograd. A call repeats the slice in memory, because kernels
-read whole weights; the calls of a frozen layer share one repetition. Launchers and kernels know nothing of ties.
+The gradient of the slice is the sum over the axis, by autograd. A call repeats the slice in memory, because PyTorch's
+operators read whole weights; the calls of a frozen layer share one repetition. Prepared calls of a frozen layer pack
+the slice.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from torch.nn.utils import parametrize
 
 from ksgen.errors import LaunchError
 from ksgen.launch.weights import Seen
+from ksgen.torch.operators.choice import launcher
+from ksgen.torch.operators.frozen import derived, operand
 from ksgen.values import excerpt, whole_number
 
 
@@ -99,6 +102,11 @@ class Tied(nn.Module):
                 self._kept = Seen(part), ref(kept)
             return kept
 
+    def _pack(self, kept: Tensor) -> Any:
+        """Pack the slice of a frozen layer, whose repetition is `kept`."""
+        assert self._kept is not None
+        return launcher(*kept.shape).pack(self.view(self._kept[0].tensor.detach()))
+
     def _found(self, part: Tensor) -> Tensor | None:
         """Repetition of this slice that a frozen layer keeps; None if there is none, or a gradient is recorded."""
         if torch.compiler.is_compiling() or self._kept is None or torch.jit.is_tracing():
@@ -161,6 +169,15 @@ def keep(weights: nn.ParameterList) -> list[Tensor]:
     Another parametrization computes its weights at each use.
     """
     return [tie._keep(each.original) for _, each, tie in _ties(weights)]
+
+
+def packed(weights: nn.ParameterList) -> list[Any]:
+    """Weights per factor in the form that launchers accept: if the layer is frozen, packed once, and ties as slices."""
+    ties = {int(name): tie for name, _, tie in _ties(weights)}
+    return [
+        derived(each, ties[number]._pack, lambda raw: raw) if number in ties else operand(each, False)
+        for number, each in enumerate(weights)
+    ]
 
 
 def stored(weights: nn.ParameterList) -> dict[str, Tensor]:

@@ -152,6 +152,22 @@ def repetitions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def test_prepared_calls_of_a_frozen_layer_pack_the_slices() -> None:
+    layer, x = drawn(backend="ksgen"), torch.randn(5, 24)
+    expected = layer(x).detach()
+    assert [getattr(each, "tie", None) for each in layer._packed()] == [None, None]
+    layer.eval().freeze()
+    with torch.no_grad():
+        first, second = layer._packed()
+        assert (first.tie, second.tie, layer._packed()[0] is first) == ("a", "d", True)
+        for _ in range(3):
+            torch.testing.assert_close(layer(x), expected)
+        assert {(each.tie, bool(each._packed)) for each in layer._packed()} == {("a", True), ("d", True)}
+        layer.weights.parametrizations["0"].original.mul_(2)
+        with pytest.warns(UserWarning, match="frozen no more"):
+            torch.testing.assert_close(layer(x) - layer.bias, 2 * (expected - layer.bias))
+
+
 def is_frozen_no_more(layer: KSLinear, what: str, x: Tensor) -> None:
     with torch.no_grad(), pytest.warns(UserWarning, match=f"KSLinear.* is frozen no more: weights.{what}"):
         layer(x)
