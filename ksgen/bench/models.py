@@ -165,10 +165,12 @@ class JointAttention(Attention):
 
     def heads_of(self, x: Tensor, first: int) -> Sequence[Tensor]:
         parts: Sequence[Tensor]
-        if isinstance(self.qkv, nn.ModuleList):
+        if isinstance(self.qkv, KSLinears):
+            parts = self.qkv.parts(x)
+        elif isinstance(self.qkv, nn.ModuleList):
             parts = [layer(x) for layer in self.qkv]
         else:
-            parts = self.qkv.parts(x) if isinstance(self.qkv, KSLinears) else self.qkv(x).chunk(3, dim=-1)
+            parts = self.qkv(x).chunk(3, dim=-1)
         return [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
 
 

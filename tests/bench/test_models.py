@@ -16,6 +16,7 @@ from ksgen.bench.roster import MODELS  # noqa: E402
 from ksgen.errors import KsgenError  # noqa: E402  (after the skip)
 from ksgen.spec import load  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
+from ksgen.torch.layer.group import KSLinears  # noqa: E402
 
 SPECS = Path(__file__).parents[2] / "specs"
 SMALL_VIT = models.TransformerSize(features=384, depth=2, heads=6, epsilon=1e-6, activation="gelu", is_causal=False)
@@ -169,6 +170,16 @@ def test_layers_of_queries_keys_and_values_are_a_group() -> None:
     models.make_sparse(model, models.rule("llama-1b"), from_weights=False)
     for block in model.blocks:
         assert list(block.attention.qkv) == [block.attention.q, block.attention.k, block.attention.v]
+
+
+def test_queries_keys_and_values_of_vit_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = small("vit-s16")
+    models.make_sparse(model, models.rule("vit-s16"), from_weights=False)
+    called: list[Any] = []
+    parts = KSLinears.parts
+    monkeypatch.setattr(KSLinears, "parts", lambda self, x: (called.append(self), parts(self, x))[1])
+    model(images)
+    assert called == [block.attention.qkv for block in model.blocks]
 
 
 def test_vit_is_timms() -> None:
