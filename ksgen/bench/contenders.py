@@ -19,8 +19,8 @@ from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Baseline
 from ksgen.bench.libraries import UnsupportedError, library_version
 from ksgen.bench.problem import Gradients, LayerArrays, LayerJob
-from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, FORWARD, ONE_LAUNCH, OUR_METHODS, OURS, PARTS, TRAINING
-from ksgen.bench.training import TRAINED, TrainingStep, training_step
+from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_METHODS, OURS, PARTS, TRAINING
+from ksgen.bench.training import TRAINED, training_step
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render
@@ -469,7 +469,9 @@ def _uploaded(device: Device, tensor: Tensor) -> Buffer:
 def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contender:
     def prepare(arrays: LayerArrays) -> ReadyContender:
         if job.step == TRAINING:
-            return _training(training_step(baseline.name, arrays), where)
+            step, gradients = training_step(baseline.name, arrays)
+            ready = by_calls(step, where.type == "cuda")
+            return replace(ready, y=lambda result: result.ys, gradients=gradients)
         product = baseline.prepare(arrays)
 
         def convert() -> None:
@@ -483,13 +485,10 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
     if baseline.library == "ksgen":  # it chooses among kernels and PyTorch's products
         identity = f"ksgen {__version__}, {library_version('torch')}"
     stored_bytes = sum(map(baseline.elements, chains)) * PRECISIONS[arithmetic].item_bytes
-    products = job.products if job.step == FORWARD or baseline.name in TRAINED else 0  # it says that it cannot train
+    products = 1  # per factor
+    if job.step == TRAINING:  # also those for the gradients of its input and weights; 0: it says that it has no step
+        products = 3 if baseline.name in TRAINED else 0
     return Contender(
         job, baseline.name, "", arithmetic, identity, prepare, stored_bytes + 2 * job.bytes,
         products * sum(map(baseline.multiplications, chains)), why=baseline.says,
     )  # fmt: skip
-
-
-def _training(step: TrainingStep, where: torch.device) -> ReadyContender:
-    ready = by_calls(step.run, where.type == "cuda")
-    return replace(ready, y=lambda result: result.ys, gradients=step.gradients)

@@ -21,6 +21,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import is_layer, layer_launch
 from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.operators.products import finish
 from ksgen.values import cached_property
 
 MOST_SETS = 64  # largest number of sets of X and Y, which runs use in turn
@@ -77,11 +78,6 @@ class LayerJob:
         between = sum(each.out_features for chain in self.layer.chains for each in chain.factors[:-1])
         arrays = kernel.bytes(self.batch) + self.batch * kernel.item_bytes * between
         return 2 * arrays if self.step == TRAINING else arrays
-
-    @property
-    def products(self) -> int:
-        """Products per factor: forward one; in training also those for the gradients of its input and its weights."""
-        return 3 if self.step == TRAINING else 1
 
     def kernel(self, arithmetic: str) -> KernelSpec:
         """Kernel of the full job in one launch."""
@@ -268,13 +264,17 @@ class LayerArrays:
     @cached_property
     def _true_gradients(self) -> Gradients:
         """Gradients by PyTorch's autograd in float64, of the compared rows of the batch alone."""
-        layers = [each.to("cpu", torch.float64) for each in self.linears(backend="einsum", fuse="auto")]
+        linears = self.linears(backend="einsum", fuse="auto", activation="none")
+        layers, steps = [each.to("cpu", torch.float64) for each in linears], self.layer.epilogue
         x = torch.from_numpy(self._sample(self.sets[0], self.layout)).requires_grad_()
         given = [torch.from_numpy(self._sample(each, self.y_layout)) for each in self.y_gradients]
         weights = [each for layer in layers for each in layer.weights]
         biases = [layer.bias for layer in layers if layer.bias is not None]
+        ys = []
         with torch.enable_grad():
-            ys = [layer(x) for layer in layers]
+            for layer, residual in zip(layers, self.residuals, strict=True):
+                added = None if residual is None else torch.from_numpy(self._sample(residual, self.y_layout))
+                ys.append(finish(layer(x), None, steps.activation, added, self.y_layout, steps.residual_first))
             of_x, *others = torch.autograd.grad(ys, [x, *weights, *biases], given)
         return Gradients(of_x, others[: len(weights)], others[len(weights) :])
 

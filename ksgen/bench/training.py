@@ -44,21 +44,18 @@ class TrainedContender:
     convert: Callable[[Weights], Sequence[Tensor]] | None = None  # weights to parameters, differentiably
 
 
-@dataclass(frozen=True)
-class TrainingStep:
-    """Training step of a contender on a job's arrays."""
-
-    run: Callable[[int], StepResult]  # on the set of arrays with this number
-    gradients: Callable[[StepResult], Gradients]
-
-
 Train = Callable[[LayerArrays], TrainedContender]
 
 
-def training_step(name: str, arrays: LayerArrays) -> TrainingStep:
-    """Training step of the contender with this name; `UnsupportedError` if it cannot train."""
+def training_step(
+    name: str, arrays: LayerArrays
+) -> tuple[Callable[[int], StepResult], Callable[[StepResult], Gradients]]:
+    """Training step of the contender with this name, on the set of arrays with a number, and its result's gradients.
+
+    `UnsupportedError` if there is none.
+    """
     if name not in TRAINED:
-        raise UnsupportedError(f"{name} records no gradients")
+        raise UnsupportedError(f"{name} has no training step")
     trained = TRAINED[name](arrays)
     xs = [each.detach().requires_grad_() for each in arrays.sets]
     learned = [*trained.parameters, *trained.biases]
@@ -71,7 +68,7 @@ def training_step(name: str, arrays: LayerArrays) -> TrainingStep:
 
     for _ in range(PREPARING if name == LAYER else 0):
         run(0)
-    return TrainingStep(run, partial(_gradients, arrays, trained))
+    return run, partial(_gradients, arrays, trained)
 
 
 def _gradients(arrays: LayerArrays, trained: TrainedContender, result: StepResult) -> Gradients:
@@ -177,7 +174,8 @@ def layer(arrays: LayerArrays) -> TrainedContender:
 
 TRAINED: dict[str, Train] = {
     "bmm": by_backends(lambda *_: "bmm"),
-    "views": by_backends(baselines.backend_of_views),
+    # With d > 1, the operator of `strided` would convert the trained matrices in each step.
+    "views": by_backends(lambda pattern, _: "strided" if pattern.d == 1 else "bmm"),
     "einsum": by_backends(lambda *_: "einsum"),
     "compiled": compiled,
     "authors": authors,

@@ -20,7 +20,9 @@ from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
-from ksgen.bench import problem, training  # noqa: E402  (PyTorch may be missing)
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (PyTorch may be missing)
+
+from ksgen.bench import problem, training  # noqa: E402
 from ksgen.bench.baselines import UnsupportedError  # noqa: E402
 from ksgen.bench.contenders import contenders  # noqa: E402
 from ksgen.bench.problem import Gradients, LayerArrays, LayerJob  # noqa: E402
@@ -45,12 +47,14 @@ LAYERS = {
     "plain": (MeasuredLayer("plain", (PAIR,), epilogue=BIAS), "bsf"),
     "last": (MeasuredLayer("last", (PAIR,), epilogue=BIAS), "bsl"),
     "transposed": (MeasuredLayer("transposed", (PAIR,), "silu", "bsl", Epilogue(True, "gelu", True)), "bsf"),
+    "residual first": (MeasuredLayer("first", (PAIR,), epilogue=Epilogue(True, "gelu", True, True)), "bsf"),
     "group": (MeasuredLayer("group", (PAIR, WIDE), epilogue=BIAS), "bsf"),
     "btt": (of_structure(BTT), "bsf"),
     "kronecker": (of_structure(KRONECKER), "bsf"),
     "two blast": (of_structure(BLAST).group_of(2), "bsf"),
 }
-UNFIT = {("transposed", "dense"), *((name, "authors") for name in ("plain", "last", "transposed", "group"))}
+WITHOUT_AUTHORS = ("plain", "last", "transposed", "residual first", "group")
+UNFIT = {("transposed", "dense"), ("residual first", LAYER), *((name, "authors") for name in WITHOUT_AUTHORS)}
 
 
 def job_of(name: str, precision: str = "float32", batch: int = 70) -> LayerJob:
@@ -66,14 +70,14 @@ def arrays_of(job: LayerJob) -> LayerArrays:
 
 def result_of(name: str, arrays: LayerArrays, runs: Sequence[int] = (0,)) -> tuple[Any, Gradients]:
     """Outputs and gradients of the last of these steps."""
-    step = training.training_step(name, arrays)
-    *_, result = map(step.run, runs)
-    return result.ys, step.gradients(result)
+    step, gradients = training.training_step(name, arrays)
+    *_, result = map(step, runs)
+    return result.ys, gradients(result)
 
 
-def test_every_contender_for_layers_trains_but_for_launches_pieces_and_libraries() -> None:
+def test_every_contender_for_layers_trains_but_for_launches_two_ways_and_libraries() -> None:
     assert {*training.TRAINED} == {LAYER, *OTHER_METHODS} - {"pieces", "grouped"}
-    with pytest.raises(UnsupportedError, match="pieces records no gradients"):
+    with pytest.raises(UnsupportedError, match="pieces has no training step"):
         training.training_step("pieces", arrays_of(job_of("plain")))
 
 
@@ -142,6 +146,27 @@ def test_parameters_have_the_format_in_which_a_contender_multiplies() -> None:
     assert sorted(len(torch.empty(shape).flatten()) for shape in shapes[LAYER]) == sorted(
         len(torch.empty(shape).flatten()) for shape in shapes["authors"]
     )
+
+
+class Copies(TorchDispatchMode):
+    """Sizes of the tensors that are copied meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[int] = set()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        if operator in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default):
+            self.sizes.add(given[0].numel())
+        return operator(*given, **(named or {}))
+
+
+@pytest.mark.parametrize("name", ["bmm", "views"])
+def test_no_step_in_batch_size_last_converts_weights(name: str) -> None:
+    step, _ = training.training_step(name, arrays_of(job_of("last")))
+    with Copies() as copies:
+        step(0)
+    assert not copies.sizes & {pattern.weight_count for pattern in PAIR}
 
 
 def test_contenders_that_cannot_train_are_never_too_slow() -> None:
