@@ -244,8 +244,9 @@ class Runner:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # PyTorch warns that its sparse formats are beta
-                ready = contender.prepare(problem)
                 begin = monotonic()
+                ready = contender.prepare(problem)
+                prepared_s, begin = monotonic() - begin, monotonic()
                 result = ready.run(0)
                 ready.wait()
                 if contender.implementation not in COMPILED:
@@ -260,7 +261,7 @@ class Runner:
         except (KsgenError, RuntimeError, MemoryError) as refused:
             return None, self._refused(refused)
         facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.most_measurements}
-        facts["conversion_us"] = timed.conversion_us
+        facts["conversion_us"] = self._conversion_us(contender, timed, prepared_s)
         if not contender.is_part:
             facts |= {
                 "error": error,
@@ -268,6 +269,23 @@ class Runner:
                 "checked": problem.checked,
             }
         return timed, facts | self._floor(contender, ceilings)
+
+    def _conversion_us(self, contender: Contender, timed: Timed, prepared_s: float) -> float | None:
+        """Microseconds to convert the weights: those of the log, or timed now if the contender's time is.
+
+        None if the conversion fails, or if the time is up or the preparation took longer than a contender may.
+        """
+        known = self.log.content.contenders.get(contender.key)
+        if known and known.facts["identity"] == contender.identity and known.facts.get("conversion_us"):
+            return float(known.facts["conversion_us"])
+        is_short = prepared_s <= self.protocol.most_seconds and self._in_time()
+        if not is_short or self.quantity.column != Times.column:
+            return None
+        try:
+            return timed.conversion_us(self.protocol)
+        except (KsgenError, RuntimeError, MemoryError) as refused:
+            self._refused(refused)  # raises if the GPU is lost
+            return None
 
     def _check_seconds(self, contender: Contender, once_s: float, at_most: float = 1.0) -> None:
         """Raise `_TooSlowError` if a run takes more than `at_most` times a contender's time limit."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from statistics import median
 from typing import Protocol as PythonProtocol
 
@@ -44,7 +45,7 @@ class Times:
         return {"us": us, "runs": timed.runs, "others_share": self._watch.others_share()}
 
 
-WAKING_S = 0.02  # shorter runs get a warm-up before each measurement: sleeping threads take 0.5 ms to wake
+WAKING_S = 0.02  # shorter calls get a warm-up before each measurement: sleeping threads take 0.5 ms to wake
 
 
 class Timed:
@@ -52,21 +53,26 @@ class Timed:
 
     def __init__(self, ready: ReadyContender, sets: int, protocol: Protocol) -> None:
         self._ready, self._sets, self._next = ready, sets, count()
-        self.runs, self.once_s = 1, float("inf")
+        self.runs, self.once_s = 1, inf
         self.once_s = self.seconds()
         once = self.once_s = self._typical(self.once_s, self.seconds, protocol)
         allowed = int(protocol.most_seconds / once)
         self.runs = max(1, min(protocol.runs, allowed // protocol.measurements))
         self.most_measurements = max(1, allowed // self.runs)
 
-        self.conversion_us: float | None = None  # of the weights, again
-        if convert := ready.convert:
+    def conversion_us(self, protocol: Protocol) -> float | None:
+        """Microseconds to convert the weights again; None if that cannot be timed alone."""
+        if not (convert := self._ready.convert):
+            return None
 
-            def conversion_s() -> float:
-                ready.rest()
-                return ready.clock(convert)
+        def seconds(expected_s: float) -> float:
+            self._ready.rest()
+            if expected_s < WAKING_S:
+                convert()
+            return self._ready.clock(convert)
 
-            self.conversion_us = 1e6 * self._typical(conversion_s(), conversion_s, protocol)
+        once_s = seconds(inf)
+        return 1e6 * self._typical(once_s, lambda: seconds(once_s), protocol)
 
     @staticmethod
     def _typical(once_s: float, again: Callable[[], float], protocol: Protocol) -> float:

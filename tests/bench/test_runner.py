@@ -8,7 +8,7 @@ import pytest
 
 from ksgen.bench.log import Log
 from ksgen.bench.roster import OURS
-from ksgen.bench.rows import OK, read_rows
+from ksgen.bench.rows import OK, ResultRow, read_rows
 from ksgen.errors import KsgenError
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
@@ -227,6 +227,63 @@ def test_what_fails_later_is_a_row_too(
     said = {each.implementation: (each.status, each.reason, each.status == OK and each.is_accurate) for each in rows}
     assert said == {"dense": (status, reason, False), "bmm": (OK, "", True)}
     assert complete == 1
+
+
+def test_a_conversion_that_fails_loses_no_row(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    prepare = BASELINES["bmm"].prepare
+
+    def once(arrays: Any) -> Any:
+        made.append(1)
+        if len(made) > 1:
+            raise torch.OutOfMemoryError("no more")
+        return prepare(arrays)
+
+    monkeypatch.setitem(BASELINES, "bmm", Baseline("bmm", "", once))
+    _, (row,) = measure(cpu, tmp_path / "a.jsonl", [JOB], names=("bmm",))
+    assert (row.status, row.measurements, row.conversion_us, len(made)) == (OK, 2, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("prepare_s", "deadline", "is_timed"), [(1.9, 100.0, True), (2.1, 100.0, False), (1.9, 1.0, False)]
+)
+def test_a_conversion_is_timed_if_there_is_time(
+    prepare_s: float, deadline: float, is_timed: bool, cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, made = [0.0], []
+    prepare = BASELINES["bmm"].prepare
+
+    def slow(arrays: Any) -> Any:
+        now[0] += prepare_s
+        made.append(1)
+        return prepare(arrays)
+
+    monkeypatch.setattr(runner, "monotonic", lambda: now[0])
+    monkeypatch.setitem(BASELINES, "bmm", Baseline("bmm", "", slow))
+    measure(cpu, tmp_path / "a.jsonl", [JOB], deadline, names=("bmm",), most_seconds=2.0)
+    assert (len(made) > 1) == is_timed
+
+
+def test_another_quantity_times_no_conversion_and_keeps_the_logs(cpu: Any, tmp_path: Path) -> None:
+    class Joules(Times):
+        column = "joule"
+
+        def measure(self, timed: Any) -> Any:
+            return {"joule": 1.0, "idle_watt": 1.0}
+
+    def row_of(path: Path) -> ResultRow:
+        with Log(path) as log:
+            facts = FACTS | {"device": cpu.name}
+            protocol = Protocol(("bmm",), measurements=2, runs=2)
+            Runner(log, cpu, protocol, Joules(), facts, float("inf"), lambda done, total, now: None).run([JOB])
+        (row,) = read_rows(path)
+        return row
+
+    assert row_of(tmp_path / "alone.jsonl").conversion_us is None
+    _, (timed,) = measure(cpu, tmp_path / "both.jsonl", [JOB], names=("bmm",))
+    assert timed.conversion_us
+    both = row_of(tmp_path / "both.jsonl")
+    assert (both.joule, both.median_us, both.conversion_us) == (1.0, timed.median_us, timed.conversion_us)
 
 
 def test_a_lost_gpu_ends_the_run_with_a_report(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

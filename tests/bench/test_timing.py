@@ -33,8 +33,8 @@ def test_before_a_time_is_taken_the_threads_of_others_come_to_rest() -> None:
     assert order.count("rest") == order.count("clock")
 
 
-@pytest.mark.parametrize(("seconds", "conversions"), [(0.01, 4), (0.3, 1)])
-def test_a_conversion_is_timed_alone_and_once_if_it_is_slow(seconds: float, conversions: int) -> None:
+@pytest.mark.parametrize(("seconds", "conversions"), [(0.01, 7), (0.1, 4), (0.3, 1)])
+def test_a_conversion_is_timed_alone_warm_if_short_and_once_if_slow(seconds: float, conversions: int) -> None:
     calls: list[str] = []
 
     def clock(call: Any) -> float:
@@ -45,10 +45,22 @@ def test_a_conversion_is_timed_alone_and_once_if_it_is_slow(seconds: float, conv
     ready = ReadyContender(
         lambda number: calls.append("run"), lambda y: y, clock, lambda: None, convert=lambda: calls.append("convert")
     )
-    timed = Timed(ready, 1, Protocol((), most_seconds=2.0))
-    assert timed.conversion_us == pytest.approx(1e6 * seconds)
+    protocol = Protocol((), most_seconds=2.0)
+    assert Timed(ready, 1, protocol).conversion_us(protocol) == pytest.approx(1e6 * seconds)
     assert calls.count("convert") == conversions
-    assert Timed(replace(ready, convert=None), 1, Protocol(())).conversion_us is None
+    assert Timed(replace(ready, convert=None), 1, protocol).conversion_us(protocol) is None
+
+
+def test_before_a_short_conversion_is_timed_threads_come_to_rest_and_wake() -> None:
+    order: list[str] = []
+    ready = ReadyContender(
+        lambda number: None, lambda y: y, lambda call: (order.append("clock"), call(), 0.001)[2],
+        lambda: None, lambda: order.append("rest"), convert=lambda: order.append("convert"),
+    )  # fmt: skip
+    timed = Timed(ready, 1, Protocol(()))
+    order.clear()
+    timed.conversion_us(Protocol(()))
+    assert order == ["rest", "clock", "convert", *["rest", "convert", "clock", "convert"] * 3]
 
 
 def test_what_is_hopeless_by_its_pace_is_not_run(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
