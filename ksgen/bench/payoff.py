@@ -13,7 +13,7 @@ import numpy as np
 from ksgen.bench.comparison import Pairs, Results, comparisons
 from ksgen.bench.roster import COMPARISONS, OURS
 from ksgen.bench.rows import ResultRow
-from ksgen.bench.tables import ResultTable, number, times
+from ksgen.bench.tables import LAYOUT_WORDS, ResultTable, number, times
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
@@ -60,7 +60,9 @@ def over_dense(results: Results, layout: str) -> tuple[Pairs, bool]:
     """
     if measured := results.ratios(OURS, [DENSE], layout):
         return measured, True
-    found, arithmetic = [], COMPARISONS[results.precision].baselines
+    if (comparison := COMPARISONS.get(results.precision)) is None:
+        return [], False
+    found, arithmetic = [], comparison.baselines
     for job, best in results.best[layout].items():
         pattern, rows = Pattern.parse(job), [row for row in best.values() if row.arithmetic == arithmetic]
         dense = KernelSpec(Pattern(1, pattern.out_features, pattern.in_features, 1), arithmetic, layout)
@@ -103,11 +105,14 @@ def _as_density(density: float | None) -> str | None:
 # ---- conversion of weights
 
 
-def conversions(results: Results, layouts: Sequence[str] = LAYOUTS) -> ResultTable:
+def conversions(results: Results, layout: str | None = None, is_group: bool = False) -> ResultTable:
     """Table of every contender's time next to that of converting the weights to its format; medians over the jobs.
 
-    It has no rows if no conversion was measured.
+    It has no rows if no conversion was measured. None: all layouts. The title names one layout, and groups.
     """
+    layouts: Sequence[str] = [layout] if layout else LAYOUTS
+    words = [LAYOUT_WORDS[layout]] if layout else []
+    words += ["groups"] * is_group
     lines = list(_conversions(results, layouts)) if any(row.conversion_us is not None for row in results.rows) else []
     columns = ("layout", "contender", "jobs", "product, ms", "conversion, ms", "in products", "paid after")
     note = (
@@ -116,7 +121,7 @@ def conversions(results: Results, layouts: Sequence[str] = LAYOUTS) -> ResultTab
         f"of products after which conversion and products together take less time than {UNCONVERTED}, which converts "
         "nothing."
     )
-    return ResultTable.of(f"Conversion of weights, {results.title}", columns, lines, note)
+    return ResultTable.of(", ".join(("Conversion of weights", results.title, *words)), columns, lines, note)
 
 
 def _conversions(results: Results, layouts: Sequence[str]) -> Iterator[tuple[object, ...]]:

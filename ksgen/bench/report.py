@@ -137,7 +137,7 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
             )
     for step in STEPS_OF_LAYERS:
         of_step = [row for row in layers if row.step == step]
-        converted = (conversions(results, [layout]) for results, layout, _ in tables.layers_by_kind(of_step))
+        converted = (conversions(*kind) for kind in tables.layers_by_kind(of_step))
         if of_layers := [*tables.each_layer(of_step), *(table for table in converted if table.rows)]:
             title = "Layers" if step == FORWARD else f"Layers, {STEP_TITLES[step]}"
             found.append(PageSection(title, "Every factor of a layer, and several layers on one x.", of_layers))

@@ -73,6 +73,7 @@ def test_without_a_dense_product_its_floor_counts() -> None:
     (line,) = by_density([replace(each, ceiling_byte_per_s=2.4e9) for each in rows]).rows
     assert line[5] == "x20.00, x20.00 (1)"  # 4 * (1000 * 800 + 400 * 400) bytes take 1600 us
     assert by_density([replace(each, ceiling_flop_per_s=None) for each in rows]).rows == ()
+    assert by_density([replace(each, precision="float8") for each in rows]).rows == ()  # of another version
 
 
 # ---- conversion
@@ -107,3 +108,11 @@ def test_the_report_shows_both_for_products_and_layers() -> None:
     text, page = report.markdown(rows), report.page(rows)
     for title, count in (("Speed against density", 1), ("Conversion of weights, float32, batch 25088", 2)):
         assert (text.count(f"### {title}"), page.count(title)) == (count, count)
+    assert text.count("### Conversion of weights, float32, batch 25088, batch-size-last\n") == 1
+
+
+def test_a_table_of_conversions_names_one_layout_and_groups() -> None:
+    results = Results(converted(), "float32", 25088)
+    assert conversions(results).title == "Conversion of weights, float32, batch 25088"
+    title = "Conversion of weights, float32, batch 25088, batch-size-last, groups"
+    assert conversions(results, "bsl", is_group=True).title == title
