@@ -87,6 +87,16 @@ class Results:
                 found[job] = min(against) / best[one].us
         return found
 
+    def unsettled(self, others: Sequence[str], layout: str) -> set[str]:
+        """Jobs in which an unreliable time of the others may be below their best reliable one."""
+        best, found = self.best[layout], set()
+        for row in self.rows:
+            if row.layout == layout and row.implementation in others and row.doubt and row.is_accurate:
+                known = [best[row.job][name].us for name in others if name in best[row.job]]
+                if known and row.fastest_us is not None and row.fastest_us < min(known):
+                    found.add(row.job)
+        return found
+
     def ratios(self, one: str, others: Sequence[str], layout: str) -> Pairs:
         """The best other's time over `one`'s, by pattern."""
         return [(Pattern.parse(job), ratio) for job, ratio in self.over(one, others, layout).items()]

@@ -384,10 +384,14 @@ def layers_by_kind(rows: Sequence[ResultRow]) -> Iterator[tuple[Results, str, bo
 
 
 def headlines(rows: Sequence[ResultRow]) -> ResultTable:
-    """Summary of a `KSLinear` compared with the best of all others, per step, precision, layout and batch."""
-    lines = []
+    """Summary of a `KSLinear` compared with the best of all others, per step, precision, layout and batch.
+
+    Layers where an unreliable time may be the best are left out.
+    """
+    lines, others = [], (*OTHER_METHODS, *LIBRARY_METHODS)
     for results, layout, is_group in layers_by_kind(rows):
-        if ratios := results.over(LAYER, (*OTHER_METHODS, *LIBRARY_METHODS), layout):
+        unsettled, found = results.unsettled(others, layout), results.over(LAYER, others, layout)
+        if ratios := {job: ratio for job, ratio in found.items() if job not in unsettled}:
             least, values = min(ratios, key=ratios.__getitem__), ratios.values()
             spread = map(times, (geometric_mean(values), min(values), max(values)))
             kind = (f"{STEP_TITLES[results.step]}{', groups' * is_group}", results.precision, layout, results.batch)
@@ -396,15 +400,16 @@ def headlines(rows: Sequence[ResultRow]) -> ResultTable:
                 (*kind, f"{len(ratios)} of {len(results.best[layout])}", *spread, wins, least.partition(": ")[0])
             )
     note = (
-        "The fastest time of the contenders that are not ksgen's over that of a `KSLinear`: above x1 ksgen is faster. "
-        "Forward, it is frozen; a training step includes the gradients of x, of all weights and of the bias."
+        "The fastest reliable time of the contenders that are not ksgen's over that of a `KSLinear`: above x1 ksgen is "
+        "faster. Layers are left out where an unreliable time may be below it. Forward, the `KSLinear` is frozen; a "
+        "training step includes the gradients of x, of all weights and of the bias."
     )
     columns = ("step", "precision", "layout", "batch", "layers", "mean", "least", "most", "faster in", "least of")
     return ResultTable.of("KSLinear compared with the best of all others", columns, lines, note)
 
 
 def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
-    """Summary of layers: each contender compared with one launch, per step, precision, layout and batch."""
+    """Summary of layers: each contender over the reference of its step, per precision, layout and batch."""
     lines = []
     for results, layout, is_group in layers_by_kind(rows):
         reference = reference_of(results.step)
@@ -419,17 +424,18 @@ def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
         "Times as long as one launch takes, or in training as long as a `KSLinear` takes. The mean is geometric, over "
         "the layers with two reliable times."
     )
-    return ResultTable.of(
-        "Layers: every contender compared with one launch", ("", "", "layers", "mean", "least", "most"), lines, note
-    )
+    title = "Layers: every contender compared with one launch, or in training with a `KSLinear`"
+    return ResultTable.of(title, ("", "", "layers", "mean", "least", "most"), lines, note)
 
 
 def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
-    """Tables with one line per layer."""
+    """Tables with one line per layer. In training, those that have no time there have no column."""
     for results, layout, is_group in layers_by_kind(rows):
         reference = reference_of(results.step)
-        names, words = compared_with(reference), reference.replace("_", " ")
-        ratios = [results.over(reference, [name], layout) for name in names]
+        found = {name: results.over(reference, [name], layout) for name in compared_with(reference)}
+        if results.step != FORWARD:
+            found = {name: each for name, each in found.items() if each}
+        names, ratios, words = tuple(found), list(found.values()), reference.replace("_", " ")
         lines = []
         for layer, best in results.best[layout].items():
             one = best.get(reference)
@@ -444,7 +450,7 @@ def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
         title = f"Layers, {results.precision}, {LAYOUT_WORDS[layout]}, batch {results.batch}{', groups' * is_group}"
         title += "" if results.step == FORWARD else f", {STEP_TITLES[results.step]}"
         columns = ("layer", f"{words}, us", "of the floor", "by", *names)
-        note = f"{', '.join(names)}: times as long as {words} takes; above 1, {words} is faster."
+        note = f"{', '.join(names)}: times as long as {words} takes; above 1, {words} is faster." if names else ""
         if any(figure not in ("", NONE) for _, *figures in lines for figure in figures):
             yield ResultTable.of(title, columns, lines, note, "Only reliable times of right results.")
 

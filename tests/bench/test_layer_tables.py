@@ -69,6 +69,22 @@ def test_headlines_are_of_a_layer_over_the_best_of_all_others() -> None:
     assert headlines([*TRAINING, *ROWS]).rows == (group, steps)  # forward first
 
 
+def test_headlines_leave_out_layers_where_an_unreliable_time_may_be_the_best() -> None:
+    rows = [
+        layer_row("layer", 10.0),
+        layer_row("bmm", 30.0),
+        layer_row("views", 32.0, fastest_us=30.0, doubt="noise"),
+        layer_row("dense", 32.0, fastest_us=1.0, error=1.0, doubt="noise"),  # a wrong result
+        layer_row("each_factor", 32.0, fastest_us=1.0, doubt="noise"),  # one of ksgen's
+        layer_row("layer", 10.0, "down"),
+        layer_row("bmm", 20.0, "down"),
+        layer_row("views", 25.0, "down", fastest_us=19.0, doubt="noise"),
+    ]
+    ((*_, count, mean, least, most, share, name),) = headlines(rows).rows
+    assert (count, mean, least, most, share, name) == ("1 of 2", "x3.00", "x3.00", "x3.00", "100 %", "up")
+    assert headlines(rows[5:]).rows == ()
+
+
 def test_training_steps_are_compared_with_a_layers() -> None:
     assert layers_summary(TRAINING).rows == (
         ("float32 bsl 16 training", "bmm", "1 of 2", "x2.50", "x2.50", "x2.50"),
@@ -78,7 +94,7 @@ def test_training_steps_are_compared_with_a_layers() -> None:
     assert layers_summary([*ROWS, *TRAINING]).rows == layers_summary(ROWS).rows + layers_summary(TRAINING).rows
     (table,) = each_layer(TRAINING)
     assert table.title == "Layers, float32, batch-size-last, batch 16, training steps"
-    assert table.columns == ("layer", "layer, us", "of the floor", "by", *OTHER_METHODS)
+    assert table.columns == ("layer", "layer, us", "of the floor", "by", "bmm", "authors", "dense")
     assert table.rows[0][:5] == ("up: 2,4,8,1 then 1,8,8,1", "20", "-", "float32", "x2.50")
     assert [each.title for each in each_layer([*TRAINING, *ROWS])][-1] == table.title
 
