@@ -251,7 +251,7 @@ def grouped(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
     def by_columns(x: Tensor) -> Tensor:
         batch = x.shape[1]
-        check(batch * d if a == 1 else batch)
+        check(batch)  # also of views, although their rows have d times as many columns
         if a > 1:
             return permuted_back(multiply(matrices, permuted(x, layout, a, d)), layout, a, d)
         if batch not in ends:

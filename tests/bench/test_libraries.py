@@ -124,13 +124,14 @@ def test_grouped_products(precision: str, pattern: Pattern, layout: str) -> None
 
 
 def test_grouped_products_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pattern, layout, batch, count in (
-        (Pattern(2, 8, 6, 1), "bsf", 8, 24),
-        (Pattern(2, 8, 6, 1), "bsl", 8, 24),
-        (Pattern(2, 8, 8, 3), "bsl", 7, 28),
-        (Pattern(1, 8, 8, 3), "bsl", 7, 84),
+    for pattern, precision, layout, batch, count in (
+        (Pattern(2, 8, 6, 1), "float32", "bsf", 8, 24),
+        (Pattern(2, 8, 6, 1), "float32", "bsl", 8, 24),
+        (Pattern(2, 8, 8, 3), "float32", "bsl", 7, 28),
+        (Pattern(1, 8, 8, 3), "float32", "bsl", 7, 28),
+        (Pattern(1, 64, 64, 8), "bfloat16", "bsl", 1, 2),
     ):
-        arrays = arrays_of(product_job(pattern, "float32", layout, batch))
+        arrays = arrays_of(product_job(pattern, precision, layout, batch))
         with pytest.raises(
             UnsupportedError, match=f"grouped_mm accepts rows of a multiple of 16 bytes, not of {count}$"
         ):
