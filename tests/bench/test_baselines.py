@@ -33,7 +33,7 @@ def test_baselines_multiply(name: str, layout: str) -> None:
     computed, missing = 0, False
     for shape in ((1, 8, 8, 2), (2, 6, 4, 3), (3, 4, 8, 1), (1, 4, 12, 1)):
         pattern = Pattern(*shape)
-        arrays = arrays_of(product_job(pattern, "float32", layout, 150))
+        arrays = arrays_of(product_job(pattern, "float32", layout, 152))
         ((weights,),), x = arrays.weights, arrays.sets[0]
         try:
             (y,) = BASELINES[name].prepare(arrays)(x)
