@@ -37,6 +37,7 @@ BETTER_PACE = 10  # margin of that expectation: this many times the contender's 
 MORE = 3  # most measurements for an uncertain median, as a multiple of the protocol's
 DISTURBED = 5  # factor on the time limit for a first run: a second run decides whether it is too slow
 MATRIX_UNITS = 16  # a processor's rate in 16 bits is at most this multiple of float32's
+_LOST = {"status": "failed"}  # of the contender that loses the GPU, whatever it raises
 _BUILT_AHEAD, _FEW_AHEAD = 32, 4  # jobs whose kernels are compiled together, on a GPU and on a processor
 
 
@@ -324,22 +325,31 @@ class Runner:
             self._paces[key] = min(pace, self._paces.get(key, pace))
 
     def _log_contender(self, contender: Contender, ceilings: Ceilings, facts: Facts) -> None:
+        """Log a contender. `DeviceError` after that if it has lost the GPU, so that the next run passes over it."""
         measured = {"ceiling_byte_per_s": ceilings.bytes_per_s, "ceiling_flop_per_s": ceilings.flops_per_s}
-        self.log.append("contender", {**contender.facts, **measured, **facts})
+        is_lost = facts["status"] != OK and self._has_lost_gpu()
+        self.log.append("contender", {**contender.facts, **measured, **facts, **(_LOST if is_lost else {})})
+        if is_lost:
+            raise DeviceError(
+                f"the GPU context is lost ({facts['reason']}); the same command continues after this measurement"
+            )
+
+    def _has_lost_gpu(self) -> bool:
+        """Whether the GPU's context is lost, so that all later work of this process would fail."""
+        if self.where.type != "cuda":
+            return False
+        try:
+            torch.cuda.synchronize(self.where)
+        except RuntimeError:
+            return True
+        return False
 
     def _refused(self, error: Exception) -> Facts:
-        """Convert a library's error to a reason. `DeviceError` if this process has lost the GPU."""
+        """Convert a library's error to a reason."""
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             if self.where.type == "cuda":
                 torch.cuda.empty_cache()
             return _refusal("out of memory", _one_line(error))
-        if self.where.type == "cuda":  # if its context is lost, all later work would fail
-            try:
-                torch.cuda.synchronize(self.where)
-            except RuntimeError:
-                raise DeviceError(
-                    f"the GPU context is lost ({_one_line(error)}); the same command continues after this measurement"
-                ) from error
         return _refusal("failed", f"{type(error).__name__}: {_one_line(error)}")
 
     def _too_large(self, need: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 from ksgen.bench.log import Log
 from ksgen.bench.roster import OURS
 from ksgen.bench.rows import OK, ResultRow, read_rows
-from ksgen.errors import KsgenError
+from ksgen.errors import DeviceError, KsgenError
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
@@ -287,19 +287,28 @@ def test_another_quantity_times_no_conversion_and_keeps_the_logs(cpu: Any, tmp_p
 
 
 def test_a_lost_gpu_ends_the_run_with_a_report(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", ["failed", "unsupported"])
+def test_a_lost_gpu_ends_the_run_after_a_row(
+    status: str, cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost(where: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    with Log(tmp_path / "paper.jsonl") as log:
-        measuring = Runner(log, cpu, Protocol(FAST), Times(), {"device": cpu.name}, 0.0, lambda done, total, now: None)
+    path = tmp_path / "paper.jsonl"
+    with Log(path) as log:
+        measuring = Runner(log, cpu, Protocol(FAST), Times(), FACTS, 0.0, lambda done, total, now: None)
+        bmm, strided = (each for each in measuring._contenders(JOB) if each.implementation in ("bmm", "strided"))
+        refused, rates = {"status": status, "reason": "a bug"}, Ceilings(1e9, 1e9)
         measuring.where = torch.device("cuda")
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
+        measuring._log_contender(bmm, rates, refused)
         monkeypatch.setattr(torch.cuda, "synchronize", lost)
         with pytest.raises(
-            KsgenError, match=r"the GPU context is lost \(a bug\); the same command continues after this measurement"
+            DeviceError, match=r"^the GPU context is lost \(a bug\); the same command continues after this measurement$"
         ):
-            measuring._refused(RuntimeError("a bug"))
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda where: None)
-        assert measuring._refused(RuntimeError("a bug"))["status"] == "failed"
+            measuring._log_contender(strided, rates, refused)
+        assert measuring._missing(strided) == 0, "the same command would lose the GPU again"
+    assert [line["status"] for line in lines_of(path, "contender")] == [status, "failed"]
 
 
 def test_arrays_that_do_not_fit_are_rows_too(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
