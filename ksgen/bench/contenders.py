@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Baseline
+from ksgen.bench.clock import BusyCudaClock
 from ksgen.bench.libraries import UnsupportedError, library_version
 from ksgen.bench.problem import Gradients, LayerArrays, LayerJob
 from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_METHODS, OURS, PARTS, TRAINING
@@ -38,32 +39,12 @@ from ksgen.measure.quiet import rest
 from ksgen.measure.trust import host_clock
 from ksgen.measure.verify import Packed
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.torch.conversion.times import cuda_clock
 from ksgen.wisdom.store import load_wisdom
 
 Clock = Callable[[Callable[[], None]], float]
 Added = Mapping[str, Sequence[Tensor | None]]  # biases and residuals, per chain
 
 UNTRAINED = "launches record no gradients; `layer` trains with the same kernels"
-_CYCLES_PER_S = 2e9  # approximate clock rate of a GPU
-_LEAST_BUSY_S, _MOST_BUSY_S = 2e-4, 5e-3
-
-
-class BusyCudaClock:
-    """CUDA clock that excludes the host's launch time.
-
-    The call is queued behind other work that keeps the GPU busy while the host enqueues.
-    """
-
-    def __init__(self) -> None:
-        self._busy_s = _MOST_BUSY_S  # 1.5 times the last duration of enqueuing
-
-    def __call__(self, call: Callable[[], object]) -> float:
-        def enqueue() -> None:
-            self._busy_s = min(max(1.5 * host_clock(call), _LEAST_BUSY_S), _MOST_BUSY_S)
-
-        torch.cuda._sleep(int(self._busy_s * _CYCLES_PER_S))
-        return cuda_clock(enqueue)
 
 
 @dataclass(frozen=True)

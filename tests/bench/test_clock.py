@@ -7,7 +7,7 @@ from tests.support.libraries import library
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 
-from ksgen.bench import contenders, model  # noqa: E402  (after the skip)
+from ksgen.bench import clock, model  # noqa: E402  (after the skip)
 from ksgen.bench.model import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402
 
 
@@ -35,15 +35,15 @@ def test_a_spread_is_the_quartiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("enqueuing_s", "busy_s"), [(1e-3, 1.5e-3), (1e-6, contenders._LEAST_BUSY_S), (1.0, contenders._MOST_BUSY_S)]
+    ("enqueuing_s", "busy_s"), [(1e-3, 1.5e-3), (1e-6, clock._LEAST_BUSY_S), (1.0, clock._MOST_BUSY_S)]
 )
 def test_a_gpu_is_kept_busy_as_long_as_enqueuing_took_and_half_as_long_again(
     enqueuing_s: float, busy_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cycles: list[int] = []
     monkeypatch.setattr(torch.cuda, "_sleep", cycles.append, raising=False)
-    monkeypatch.setattr(contenders, "host_clock", lambda call: enqueuing_s)
-    monkeypatch.setattr(contenders, "cuda_clock", lambda call: call() or 7.0)
-    busy = contenders.BusyCudaClock()
+    monkeypatch.setattr(clock, "host_clock", lambda call: enqueuing_s)
+    monkeypatch.setattr(clock, "cuda_clock", lambda call: call() or 7.0)
+    busy = clock.BusyCudaClock()
     assert [busy(lambda: None), busy(lambda: None)] == [7.0, 7.0]
-    assert cycles == [int(seconds * contenders._CYCLES_PER_S) for seconds in (contenders._MOST_BUSY_S, busy_s)]
+    assert cycles == [int(seconds * clock._CYCLES_PER_S) for seconds in (clock._MOST_BUSY_S, busy_s)]
