@@ -7,28 +7,34 @@ imports them only here.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, wraps
 from hashlib import sha256
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from ksgen.bench.clock import BusyCudaClock
 from ksgen.bench.problem import LayerArrays
 from ksgen.errors import KsgenError
 from ksgen.pattern import Chain, Pattern, square_dyadic
 from ksgen.structures import Structure
-from ksgen.torch.conversion.times import cuda_clock
 from ksgen.torch.operators.backends import BACKENDS
 from ksgen.torch.operators.products import finish
 
 Product = Callable[[Tensor], Tensor]
 LayerProduct = Callable[[Tensor], Sequence[Tensor]]  # outputs per chain
 State = dict[str, Tensor]  # the authors' parameters, by name
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 _WIDE, _HALF = (torch.float32, torch.float64), (torch.float16, torch.bfloat16)
+_MOST_OF_ERROR = 200  # characters of a library's error; a compiler's has pages
+_MODULES = {"nvmath-python": "nvmath", "mem-efficient-blr": "triton_funcs", "pyyaml": "yaml"}  # named otherwise
 
 
 class UnsupportedError(KsgenError):
@@ -42,8 +48,7 @@ class Library:
     name: str  # of its distribution, whose version identifies the measurements
     dtypes: tuple[torch.dtype, ...]
     on_gpus: bool | None  # None: on processors and GPUs
-    module: str = ""  # if not called like the distribution
-    needs: tuple[str, ...] = ()  # packages that it needs without declaring them
+    needs: tuple[str, ...] = ()  # distributions that it needs without declaring them
     install: str = ""  # if it is no distribution
 
     def check(self, weights: Tensor) -> None:
@@ -54,7 +59,7 @@ class Library:
             raise UnsupportedError(f"{self.name} has no {str(weights.dtype).removeprefix('torch.')}")
         for package in (self.name, *self.needs):
             is_own = package == self.name
-            if find_spec(self._module if is_own else package) is None:
+            if find_spec(_module_of(package)) is None:
                 subject = package if is_own else f"{self.name} needs {package}, which"
                 remedy = self.install if is_own and self.install else f"pip install {package}"
                 raise UnsupportedError(f"{subject} is not installed: {remedy}")
@@ -62,25 +67,36 @@ class Library:
     def load(self, name: str = "") -> Any:
         """Import the library, or its module of this name."""
         try:
-            return import_module(f"{self._module}.{name}" if name else self._module)
+            return import_module(".".join(filter(None, (_module_of(self.name), name))))
         except ImportError as error:
             raise UnsupportedError(f"{self.name} cannot be imported: {error}") from error
 
-    @property
-    def version(self) -> str:
-        """Its version, or the digest of its files if it is no distribution; "is missing" if it is not installed."""
-        try:
-            return metadata.version(self.name)
-        except metadata.PackageNotFoundError:
-            found = find_spec(self._module)
-        if found is None or found.origin is None:
-            return "is missing"
-        files = sorted(Path(found.origin).parent.glob("*.py"))
-        return sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:8]
+    def guarded(self, call: Callable[Given, Result]) -> Callable[Given, Result]:
+        """Call that raises `UnsupportedError`, in one line, for any error of the library but exhausted memory."""
 
-    @property
-    def _module(self) -> str:
-        return self.module or self.name.replace("-", "_")
+        @wraps(call)
+        def guarded(*given: Given.args, **options: Given.kwargs) -> Result:
+            try:
+                return call(*given, **options)
+            except (torch.OutOfMemoryError, MemoryError, KsgenError):
+                raise
+            except Exception as error:  # libraries raise any, such as AssertionError, and those of compilers
+                line = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_OF_ERROR]
+                raise UnsupportedError(f"{self.name} fails: {line}") from error
+
+        return guarded
+
+    def prepares(
+        self, prepare: Callable[Given, Callable[[Tensor], Result]]
+    ) -> Callable[Given, Callable[[Tensor], Result]]:
+        """Guard the preparation of a product by this library, and the product."""
+        guarded = self.guarded(prepare)
+
+        @wraps(prepare)
+        def prepares(*given: Given.args, **options: Given.kwargs) -> Callable[[Tensor], Result]:
+            return self.guarded(guarded(*given, **options))
+
+        return prepares
 
 
 LIBRARY = {
@@ -89,26 +105,45 @@ LIBRARY = {
         Library("scipy", _WIDE, on_gpus=False),
         Library("lazylinop", _WIDE, on_gpus=False, needs=("pandas", "pyopencl")),
         Library("torch-structured", (*_WIDE, *_HALF), on_gpus=None, needs=("triton",)),
-        Library("nvmath-python", (*_WIDE, *_HALF), on_gpus=True, module="nvmath"),
+        Library("nvmath-python", (*_WIDE, *_HALF), on_gpus=True),
         Library(
             "mem-efficient-blr",
             (torch.bfloat16,),
             on_gpus=True,
-            module="triton_funcs",
+            needs=("triton", "transformers", "pyyaml"),
             install="put a checkout of github.com/pabillam/mem-efficient-blr on PYTHONPATH",
         ),
     )
 }
 
 
+@cache
 def library_version(name: str) -> str:
-    """Name and version of a library, as part of a measurement's identity."""
-    return f"{name} {LIBRARY.get(name, Library(name, (), None)).version}"
+    """Name and version of a library and of what it needs, as part of a measurement's identity."""
+    needs = LIBRARY[name].needs if name in LIBRARY else ()
+    return ", ".join(f"{each} {_version_of(each)}" for each in (name, *needs))
+
+
+def _version_of(name: str) -> str:
+    """Version of a distribution, or the digest of its files if it is none; "is missing" if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        found = find_spec(_module_of(name))
+    if found is None or found.origin is None:
+        return "is missing"
+    files = sorted(Path(found.origin).parent.glob("*.py"))
+    return sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:8]
+
+
+def _module_of(name: str) -> str:
+    return _MODULES.get(name, name.replace("-", "_"))
 
 
 # ---- products with sparse matrices
 
 
+@LIBRARY["scipy"].prepares
 def scipy_sparse(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     LIBRARY["scipy"].check(weights)
     from scipy.sparse import csr_array
@@ -120,6 +155,7 @@ def scipy_sparse(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     return lambda x: torch.from_numpy((matrix @ x.numpy().T).T)
 
 
+@LIBRARY["nvmath-python"].prepares
 def nvmath_sparse(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Multiply with a universal sparse tensor in compressed sparse rows.
 
@@ -157,25 +193,16 @@ def _compressed_rows(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return csr.values(), csr.col_indices().int(), csr.crow_indices().int()
 
 
+@LIBRARY["lazylinop"].prepares
 def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Multiply with lazylinop's own OpenCL kernels on the processor, including copies to and from OpenCL buffers."""
     LIBRARY["lazylinop"].check(weights)
     if layout != "bsl":
         raise UnsupportedError("lazylinop multiplies columns: batch-size-last alone")
-    try:
-        from lazylinop.butterfly import ksm
+    from lazylinop.butterfly import ksm
 
-        operator = ksm(weights.numpy(), {"backend": (None, "cpu"), "params": None})
-    except Exception as error:  # lazylinop has no error types
-        raise UnsupportedError(f"lazylinop cannot create the operator: {type(error).__name__}: {error}") from error
-
-    def product(x: Tensor) -> Tensor:
-        try:
-            return torch.from_numpy(operator @ x.numpy())
-        except Exception as error:
-            raise UnsupportedError(f"lazylinop cannot multiply: {type(error).__name__}: {error}") from error
-
-    return product
+    operator = ksm(weights.numpy(), {"backend": (None, "cpu"), "params": None})
+    return lambda x: torch.from_numpy(operator @ x.numpy())
 
 
 # ---- forms of structures, which take rows of x
@@ -183,7 +210,10 @@ def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product
 
 def in_forms(arrays: LayerArrays, form: str, prepare: Callable[[Chain, Sequence[Tensor]], Product]) -> LayerProduct:
     """Multiply each chain in a form that takes rows of x, and then apply the layer's other operations."""
-    check_form(arrays, form)
+    if "bsl" in (arrays.layout, arrays.y_layout):
+        raise UnsupportedError(f"the {form}s take batch-size-first alone")
+    if arrays.layer.between != "none":
+        raise UnsupportedError(f"the {form}s have no activation between factors")
     steps = arrays.layer.epilogue
     products = [prepare(*each) for each in zip(arrays.layer.chains, arrays.weights, strict=True)]
     given = list(zip(products, arrays.biases, arrays.residuals, strict=True))
@@ -204,18 +234,10 @@ def structure_of(arrays: LayerArrays, form: str, names: Collection[str]) -> Stru
     structure = arrays.layer.structure
     if structure is None or structure.chain.name not in names:
         raise UnsupportedError(f"{arrays.layer.name} is no structure with a {form}: {', '.join(names)}")
-    check_form(arrays, form)
     return structure
 
 
-def check_form(arrays: LayerArrays, form: str) -> None:
-    """Raise `UnsupportedError` if a layer asks for what no such form has."""
-    if "bsl" in (arrays.layout, arrays.y_layout):
-        raise UnsupportedError(f"the {form}s take batch-size-first alone")
-    if arrays.layer.between != "none":
-        raise UnsupportedError(f"the {form}s have no activation between factors")
-
-
+@LIBRARY["torch-structured"].prepares
 def torch_structured(arrays: LayerArrays) -> LayerProduct:
     """Multiply with torch-structured: by diagonal blocks, a Monarch structure, or a butterfly of 2 x 2 blocks."""
     library, form = LIBRARY["torch-structured"], "torch-structured form"
@@ -256,17 +278,34 @@ def _butterfly(library: Library, chain: Chain, weights: Sequence[Tensor]) -> Pro
     return lambda x: multiply(twiddle, x.unsqueeze(1), increases).squeeze(1)
 
 
+@LIBRARY["mem-efficient-blr"].prepares
 def blr(arrays: LayerArrays) -> LayerProduct:
-    """Multiply with the Triton kernels of mem-efficient-blr: the fastest of those that its authors time."""
+    """Multiply with the Triton kernels of mem-efficient-blr: the fastest that runs here of those that its authors time.
+
+    The time on the GPU decides: the median of three.
+    """
     library, x = LIBRARY["mem-efficient-blr"], arrays.sets[0]
     library.check(arrays.weights[0][0])
 
-    def fastest(candidates: Callable[[Library, State], Iterator[Product]]) -> Callable[[State], Product]:
-        def seconds(product: Product) -> float:
-            product(x)  # Triton compiles and tunes the kernel
-            return cuda_clock(lambda: product(x))
+    def seconds(product: Product) -> float:
+        product(x)  # Triton compiles and tunes the kernel
+        clock = BusyCudaClock()
+        return median(clock(lambda: product(x)) for _ in range(3))
 
-        return lambda state: min(candidates(library, state), key=seconds)
+    def fastest(candidates: Callable[[Library, State], Iterator[Product]]) -> Callable[[State], Product]:
+        def prepare(state: State) -> Product:
+            times: dict[Product, float] = {}
+            refused: list[UnsupportedError] = []
+            for product in candidates(library, state):
+                try:
+                    times[product] = library.guarded(seconds)(product)
+                except UnsupportedError as error:
+                    refused.append(error)
+            if not times:
+                raise refused[-1]
+            return min(times, key=times.__getitem__)
+
+        return prepare
 
     kernels = {"blast": _blast_kernels, "monarch": _monarch_kernels, "low_rank": _low_rank_kernels}
     return of_structure(arrays, "mem-efficient-blr kernel", {name: fastest(each) for name, each in kernels.items()})
@@ -280,9 +319,10 @@ def _blast_kernels(library: Library, state: State) -> Iterator[Product]:
         )
     module, right = library.load("blast_kernels"), right.transpose(1, 2).contiguous()
     given = left.transpose(1, 2).contiguous(), right, inner.transpose(0, 1).contiguous()
-    yield _on_sequences(module.triton_blast_partial_grouped_fp16, *given)
-    yield _on_sequences(module.triton_blast_partial_grouped_persistent_fp16, *given)
-    yield _on_sequences(module.triton_blast_bmm_fp16, left.contiguous(), right, inner.permute(2, 0, 1).contiguous())
+    yield _on_sequences(module, "triton_blast_partial_grouped_fp16", *given)
+    yield _on_sequences(module, "triton_blast_partial_grouped_persistent_fp16", *given)
+    by_rank = left.contiguous(), right, inner.permute(2, 0, 1).contiguous()
+    yield _on_sequences(module, "triton_blast_bmm_fp16", *by_rank)
 
 
 def _monarch_kernels(library: Library, state: State) -> Iterator[Product]:
@@ -292,15 +332,15 @@ def _monarch_kernels(library: Library, state: State) -> Iterator[Product]:
         raise UnsupportedError(f"rank {rank} in {blocks} blocks: mem-efficient-blr accepts multiples of the blocks")
     module = library.load("monarch_kernels")
     first = first.unflatten(2, (-1, blocks)).transpose(2, 3).flatten(2).contiguous()
-    yield _on_sequences(module.triton_monarch_right_fp16, first, second)
-    yield _on_sequences(module.triton_monarch_right_left_fp16, first, second.transpose(1, 2).contiguous())
+    yield _on_sequences(module, "triton_monarch_right_fp16", first, second)
+    yield _on_sequences(module, "triton_monarch_right_left_fp16", first, second.transpose(1, 2).contiguous())
 
 
 def _low_rank_kernels(library: Library, state: State) -> Iterator[Product]:
     down, up = (state[name].t().contiguous() for name in ("A", "B"))
-    yield _on_sequences(library.load("low_rank_kernels").triton_low_rank_fp16, down, up)
+    yield _on_sequences(library.load("low_rank_kernels"), "triton_low_rank_fp16", down, up)
 
 
-def _on_sequences(multiply: Callable[..., Tensor], *parameters: Tensor) -> Product:
-    """Product of rows of x by a function that takes (sequences, tokens, features)."""
-    return lambda x: multiply(x.unsqueeze(0), *parameters).flatten(0, -2)
+def _on_sequences(module: Any, name: str, *parameters: Tensor) -> Product:
+    """Product of rows of x by a function that takes (sequences, tokens, features). Another version may lack it."""
+    return lambda x: getattr(module, name)(x.unsqueeze(0), *parameters).flatten(0, -2)

@@ -220,7 +220,7 @@ class Runner:
                     return False
                 try:
                     facts = self.quantity.measure(timed)
-                except RuntimeError as refused:  # such as memory taken by others since the preparation
+                except (UnsupportedError, RuntimeError) as refused:  # such as memory that others took since
                     self._log_contender(contender, ceilings[contender.arithmetic], self._refused(refused))
                 else:
                     self.log.append("measurement", {"key": contender.key, **facts})
@@ -257,8 +257,6 @@ class Runner:
                 self._check_seconds(contender, timed.once_s)
         except _TooSlowError as refused:
             return None, _refusal("too slow", str(refused))
-        except UnsupportedError as refused:
-            return None, _refusal("unsupported", str(refused))
         except (KsgenError, RuntimeError, MemoryError) as refused:
             return None, self._refused(refused)
         facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.most_measurements}
@@ -346,6 +344,8 @@ class Runner:
 
     def _refused(self, error: Exception) -> Facts:
         """Convert a library's error to a reason."""
+        if isinstance(error, UnsupportedError):
+            return _refusal("unsupported", str(error))
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             if self.where.type == "cuda":
                 torch.cuda.empty_cache()

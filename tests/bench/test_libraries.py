@@ -4,8 +4,10 @@ A library for GPUs has a stand-in with its own signature, which multiplies in pl
 library documents. PyTorch's own format for two nonzeros in four is the real one, up to its kernel.
 """
 
+import re
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -77,11 +79,26 @@ def test_a_library_says_what_it_lacks(name: str, monkeypatch: pytest.MonkeyPatch
             contender.prepare(arrays_of(other, own.on_gpus or False))
 
 
-def test_a_library_says_which_other_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "pandas" else "found")
-    arrays = arrays_of(product_job(Pattern(1, 8, 8, 1), "float32", "bsl", 2))
-    with pytest.raises(UnsupportedError, match=r"^lazylinop needs pandas, which is not installed: pip install pandas$"):
-        BASELINES["lazylinop"].prepare(arrays)
+@pytest.mark.parametrize(
+    ("name", "module", "needed"),
+    [
+        ("lazylinop", "pandas", "pandas"),
+        ("torch-structured", "triton", "triton"),
+        ("mem-efficient-blr", "transformers", "transformers"),
+        ("mem-efficient-blr", "yaml", "pyyaml"),
+    ],
+)
+def test_a_library_says_which_other_package_it_needs(
+    name: str, module: str, needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == module else "found")
+    own = LIBRARY[name]
+    precision, on_gpu = "float32" if torch.float32 in own.dtypes else "bfloat16", own.on_gpus or False
+    arrays = arrays_of(product_job(Pattern(1, 8, 8, 1), precision, "bsl", 2), on_gpu)
+    with pytest.raises(
+        UnsupportedError, match=f"^{name} needs {needed}, which is not installed: pip install {needed}$"
+    ):
+        BASELINES[CONTENDERS[name]].prepare(arrays)
 
 
 def test_a_library_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +114,10 @@ def test_a_library_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch:
 
 
 def test_a_library_without_a_version_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert library_version("torch") == f"torch {torch.__version__}"
-    assert library_version("no_such_library") == "no_such_library is missing"
-    assert library_version("mem-efficient-blr") == "mem-efficient-blr is missing"
+    version = library_version.__wrapped__
+    assert version("torch") == f"torch {torch.__version__}"
+    assert version("no_such_library") == "no_such_library is missing"
+    assert version("mem-efficient-blr").startswith("mem-efficient-blr is missing, triton ")
     package = tmp_path / "triton_funcs"
     package.mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -107,9 +125,70 @@ def test_a_library_without_a_version_is_known_by_its_files(tmp_path: Path, monke
     for text in ("x = 1", "x = 2"):
         (package / "__init__.py").write_text("")
         (package / "blast_kernels.py").write_text(text)
-        found.add(library_version("mem-efficient-blr"))
+        found.add(version("mem-efficient-blr"))
     assert len(found) == 2
-    assert all(each.startswith("mem-efficient-blr ") and "missing" not in each for each in found)
+    assert all(re.match("mem-efficient-blr [0-9a-f]{8}, triton ", each) for each in found)
+
+
+def test_what_a_library_needs_is_part_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"torch-structured": "1.3.0"}
+
+    def version_of(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version_of)
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    version = library_version.__wrapped__
+    assert version("torch-structured") == "torch-structured 1.3.0, triton is missing"
+    versions["triton"] = "3.5.0"
+    assert version("torch-structured") == "torch-structured 1.3.0, triton 3.5.0"
+    versions["pyyaml"] = "6.0"
+    assert version("mem-efficient-blr") == (
+        "mem-efficient-blr is missing, triton 3.5.0, transformers is missing, pyyaml 6.0"
+    )
+
+
+def test_a_version_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = library_version("torch")
+    monkeypatch.setattr(libraries, "_version_of", lambda name: "another")
+    assert library_version("torch") == found
+    assert library_version.__wrapped__("torch") == "torch another"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (AssertionError("a grid\nof 1"), UnsupportedError, "torch-structured fails: AssertionError: a grid of 1"),
+        (ValueError("x" * 500), UnsupportedError, f"torch-structured fails: ValueError: {'x' * 188}"),
+        (UnsupportedError("of another shape"), UnsupportedError, "of another shape"),
+        (torch.OutOfMemoryError("9 TiB"), torch.OutOfMemoryError, "9 TiB"),
+        (MemoryError("9 TiB"), MemoryError, "9 TiB"),
+    ],
+)
+@pytest.mark.usefixtures("torch_structured")
+def test_an_error_of_a_library_is_one_line(
+    error: Exception, kind: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    stand_in(monkeypatch, "torch_structured.monarch.blockdiag_multiply", blockdiag_multiply=fails)
+    arrays = arrays_of(product_job(Pattern(3, 4, 8, 1), "float32", "bsf", 8))
+    multiply = BASELINES["torch_structured"].prepare(arrays)
+    with pytest.raises(kind, match=f"^{says}$"):
+        multiply(arrays.sets[0])
+
+
+def test_a_library_that_lacks_what_is_called_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nvmath", "nvmath.sparse"):
+        stand_in(monkeypatch, name)
+    arrays = arrays_of(product_job(Pattern(1, 8, 8, 2), "float32", "bsf", 8), on_gpu=True)
+    with pytest.raises(
+        UnsupportedError, match=r"^nvmath-python fails: AttributeError: module 'nvmath.sparse' has no attribute 'ust'$"
+    ):
+        BASELINES["nvmath"].prepare(arrays)
 
 
 # ---- PyTorch's own
@@ -377,7 +456,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def noted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: (names.append(name), kernel(*given))[1]
 
-    stand_in(monkeypatch, "triton_funcs")
+    for needed in ("triton", "transformers", "triton_funcs"):
+        stand_in(monkeypatch, needed)
     for module, kernels in KERNELS.items():
         functions = {name: noted(name, each) for name, each in kernels.items()}
         stand_in(monkeypatch, f"triton_funcs.{module}", **functions)
@@ -399,14 +479,39 @@ def test_the_fastest_kernel_of_block_low_rank_layers(
 
     def seconds(call: Callable[[], Any]) -> float:
         call()
-        return float(called[-1] != fastest)
+        is_wrong = len(called) % 4 == 2  # the first of three times, after a run that compiles
+        return float((called[-1] != fastest) != is_wrong)
 
-    monkeypatch.setattr(libraries, "cuda_clock", seconds)
+    monkeypatch.setattr(libraries, "BusyCudaClock", lambda: seconds)
     arrays = arrays_of_structure(LOW_RANK[module])
     multiply = BASELINES["blr"].prepare(arrays)
-    assert called == [name for name in names for _ in range(2)]
+    assert called == [name for name in names for _ in range(4)]
     assert arrays.error(multiply(arrays.sets[0])) < 2e-2
     assert called[-1] == fastest
+
+
+def test_block_low_rank_kernels_that_cannot_run_are_passed_over(
+    called: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error: list[Exception] = [AssertionError("a rank of\n16 or more")]
+
+    def fails(*_: Any) -> Any:
+        raise error[0]
+
+    first, second, third = KERNELS["blast_kernels"]
+    monkeypatch.setattr(libraries, "BusyCudaClock", lambda: lambda call: (call(), 1.0)[1])
+    arrays = arrays_of_structure(LOW_RANK["blast_kernels"])
+    stand_in(monkeypatch, "triton_funcs.blast_kernels", **{first: fails, third: blast_by_rank})
+    assert arrays.error(BASELINES["blr"].prepare(arrays)(arrays.sets[0])) < 2e-2
+    stand_in(monkeypatch, "triton_funcs.blast_kernels", **{second: blast_by_rows, third: fails})
+    assert arrays.error(BASELINES["blr"].prepare(arrays)(arrays.sets[0])) < 2e-2
+    assert not called
+    stand_in(monkeypatch, "triton_funcs.blast_kernels", **{third: fails})
+    with pytest.raises(UnsupportedError, match=r"^mem-efficient-blr fails: AssertionError: a rank of 16 or more$"):
+        BASELINES["blr"].prepare(arrays)
+    error[0] = torch.OutOfMemoryError("9 TiB")
+    with pytest.raises(torch.OutOfMemoryError, match="9 TiB"):
+        BASELINES["blr"].prepare(arrays)
 
 
 @pytest.mark.usefixtures("called")

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.baselines import BASELINES, Baseline  # noqa: E402
+from ksgen.bench.libraries import UnsupportedError  # noqa: E402
 from ksgen.bench.problem import LayerJob, product_job  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402
@@ -205,6 +206,7 @@ def test_what_cannot_be_measured_is_a_row_with_its_reason(
     [
         (torch.OutOfMemoryError("no more"), "out of memory", "no more"),
         (RuntimeError("a bug"), "failed", "RuntimeError: a bug"),
+        (UnsupportedError("a library fails"), "unsupported", "a library fails"),
     ],
 )
 def test_what_fails_later_is_a_row_too(
