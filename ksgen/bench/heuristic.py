@@ -46,6 +46,7 @@ RULES: dict[str, Callable[[Pattern], float]] = {  # numbers of a pattern that sh
 }
 
 
+BATCH_ON_PROCESSORS = 6272  # of the following gains
 # By precision and layout, the rule on which kinds of processors agree, and the mean gains of patterns with at least
 # such a value. `tests/bench/test_heuristic.py` compares both with the results in benchmarks/results.
 ON_PROCESSORS = {("float32", "bsf"): ("a d / (bc)", ((1 / 512, 4.3), (1 / 8192, 2.2), (0.0, 1.5)))}
@@ -69,11 +70,12 @@ class Judged:
 
 @dataclass(frozen=True)
 class ProcessorGain:
-    """Value of a pattern under the rule for processors, and the mean gain of patterns of its class."""
+    """Value of a pattern under the rule for processors, and its class's mean gain over the fastest of the others."""
 
     rule: str
     value: float
     gain: float
+    batch: int = BATCH_ON_PROCESSORS
 
 
 def gain_on_processors(pattern: Pattern, precision: str, layout: str) -> ProcessorGain | None:

@@ -184,9 +184,14 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
 
 
 def _on_processors(kernel: KernelSpec) -> dict[str, Any]:
-    """Return what results of processors predict for a pattern, if their rule is better than the paper's."""
+    """Return what results of processors predict for a pattern, if their rule is better than the paper's.
+
+    They are results of plain products.
+    """
     from ksgen.bench.heuristic import gain_on_processors
 
+    if kernel.words or kernel.stored or kernel.is_exchanged:
+        return {}
     found = gain_on_processors(kernel.pattern, kernel.precision, kernel.layout)
     return {"on_processors": asdict(found)} if found else {}
 
@@ -340,8 +345,8 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
         by_results = [
             (
                 "{on_processors[rule]}",
-                "{on_processors[value]:.2g}: such patterns took PyTorch {on_processors[gain]:.1f} times as long at the "
-                "mean, on processors",
+                "{on_processors[value]:.2g}: the fastest other contender took {on_processors[gain]:.1f} times as long "
+                "at batch {on_processors[batch]}, at the mean of such patterns on processors",
             )
         ]
         on_gpu = [

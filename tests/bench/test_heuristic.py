@@ -12,6 +12,7 @@ import pytest
 from ksgen.bench import report
 from ksgen.bench.comparison import Results
 from ksgen.bench.heuristic import (
+    BATCH_ON_PROCESSORS,
     ON_PROCESSORS,
     PAPERS,
     RULES,
@@ -82,11 +83,11 @@ def test_the_rule_for_processors_is_that_of_the_results() -> None:
     """Classes of its values have the gains that `ksgen show` prints, on every kind."""
     folders = (Path(__file__).parents[2] / "benchmarks" / "results").glob("*-cores")
     kinds = {folder.name: read_rows(folder / "paper.csv") for folder in folders}
-    found = {cells[1:3]: cells[5] for cells in agreement(kinds).rows if cells[5] != "-"}
-    assert found == {job: rule for job, (rule, _) in ON_PROCESSORS.items()}
+    found = {cells[:3]: cells[5] for cells in agreement(kinds).rows if cells[5] != "-"}
+    assert found == {(str(BATCH_ON_PROCESSORS), *job): rule for job, (rule, _) in ON_PROCESSORS.items()}
     for (precision, layout), (rule, classes) in ON_PROCESSORS.items():
         for rows in kinds.values():
-            ratios = Results(rows, precision, 6272).ratios(OURS, OTHERS, layout)
+            ratios = Results(rows, precision, BATCH_ON_PROCESSORS).ratios(OURS, OTHERS, layout)
             by_class: dict[float, list[float]] = {}
             for pattern, ratio in ratios:
                 named = gain_on_processors(pattern, precision, layout)
