@@ -20,7 +20,7 @@ from ksgen.bench.comparison import Results
 from ksgen.bench.heuristic import agreement
 from ksgen.bench.payoff import by_density
 from ksgen.bench.report import machine_of, picture
-from ksgen.bench.roster import AND, LAYER, OTHER_METHODS
+from ksgen.bench.roster import AND, LAYER, OTHERS_OF_LAYERS
 from ksgen.bench.rows import ResultRow, read_rows
 from ksgen.bench.tables import ResultTable, headlines, layers_summary, markdown, overview, percent, processors, times
 from ksgen.devices.base import PROCESSOR_RUNTIMES
@@ -117,7 +117,7 @@ def _bars(compared: Results, name: str) -> Iterator[Bars]:
     for job, best in compared.best[LAYOUT].items():
         if job.partition(": ")[0] == name and LAYER in best and "dense" in best:
             chain = Chain(tuple(map(Pattern.parse, best[LAYER].pattern.split(" then "))))
-            fastest = min(best[each].us for each in OTHER_METHODS if each in best)
+            fastest = min(best[each].us for each in OTHERS_OF_LAYERS if each in best)
             bars = (("dense", best["dense"].us), ("best of PyTorch", fastest), ("ksgen", best[LAYER].us))
             title = (
                 f"{_shown(name)}, {chain.in_features} to {chain.out_features}"
@@ -129,7 +129,7 @@ def _bars(compared: Results, name: str) -> Iterator[Bars]:
 
 def _families(compared: Results) -> ResultTable:
     """One line per family of layers."""
-    over_best, over_dense = compared.over(LAYER, OTHER_METHODS, LAYOUT), compared.over(LAYER, ["dense"], LAYOUT)
+    over_best, over_dense = compared.over(LAYER, OTHERS_OF_LAYERS, LAYOUT), compared.over(LAYER, ["dense"], LAYOUT)
     shares, lines = compared.shares_of_floor(LAYER, LAYOUT), []
     for family, words in {**FAMILIES, "": "all of them"}.items():
         best, dense, floor = (

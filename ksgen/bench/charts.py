@@ -10,7 +10,7 @@ from itertools import product
 from statistics import geometric_mean, median
 
 from ksgen.bench.comparison import Results, comparisons
-from ksgen.bench.roster import LAYER, OTHER_METHODS, OTHERS, OUR_METHODS, OURS, PYTORCH
+from ksgen.bench.roster import LAYER, OTHERS, OTHERS_OF_LAYERS, OUR_METHODS, OURS, PYTORCH
 from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import LAYOUT_WORDS, layers_by_kind
 from ksgen.figures.charts import Bars, Series, Sorted
@@ -47,7 +47,7 @@ class _Compared:
     layouts: Sequence[str]
     ours: Sequence[str]  # our bars; curves compare the first one that was measured
     others: Sequence[str]  # bars next to ours
-    of_pytorch: Sequence[str]  # PyTorch's contenders; curves compare ours with the best of them
+    of_pytorch: Sequence[str]  # contenders by PyTorch and its extensions; curves compare ours with the best of them
 
     @property
     def own(self) -> list[str]:
@@ -72,7 +72,7 @@ def charts(rows: Sequence[ResultRow]) -> list[Charts]:
     ]
     for results, layout, is_group in layers_by_kind(layers):
         title = f"{'groups of ' * is_group}layers, {results.title}"
-        compared.append(_Compared(results, title, (layout,), OWN_LAYERS, OTHER_METHODS, OTHER_METHODS))
+        compared.append(_Compared(results, title, (layout,), OWN_LAYERS, OTHERS_OF_LAYERS, OTHERS_OF_LAYERS))
     for each in filter(lambda each: each.own, compared):
         if len(each.jobs) <= MOST_BARS:
             where = f"{each.title}, {LAYOUT_WORDS[each.layouts[0]]}" if len(each.layouts) == 1 else each.title
