@@ -206,7 +206,6 @@ def test_what_cannot_be_measured_is_a_row_with_its_reason(
     [
         (torch.OutOfMemoryError("no more"), "out of memory", "no more"),
         (RuntimeError("a bug"), "failed", "RuntimeError: a bug"),
-        (UnsupportedError("a library fails"), "unsupported", "a library fails"),
     ],
 )
 def test_what_fails_later_is_a_row_too(
@@ -288,7 +287,17 @@ def test_another_quantity_times_no_conversion_and_keeps_the_logs(cpu: Any, tmp_p
     assert (both.joule, both.median_us, both.conversion_us) == (1.0, timed.median_us, timed.conversion_us)
 
 
-def test_a_lost_gpu_ends_the_run_with_a_report(cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_fails_in_a_measurement_is_a_row(
+    cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Any, timed: Any) -> Any:
+        raise UnsupportedError("a library fails")
+
+    monkeypatch.setattr(Times, "measure", fails)
+    complete, (row,) = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("bmm",))
+    assert (complete, row.status, row.reason) == (1, "unsupported", "a library fails")
+
+
 @pytest.mark.parametrize("status", ["failed", "unsupported"])
 def test_a_lost_gpu_ends_the_run_after_a_row(
     status: str, cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
