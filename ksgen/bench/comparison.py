@@ -79,11 +79,14 @@ class Results:
         return list(dict.fromkeys(row.implementation for row in self.rows if row.counts))
 
     def over(self, one: str, others: Sequence[str], layout: str) -> dict[str, float]:
-        """The best other's time over `one`'s, by job, if `one` and at least one of the others have a time."""
-        found = {}
+        """The best other's time over `one`'s, by job, if `one` and at least one of the others have a time.
+
+        Jobs whose best other is uncertain (`unsettled`) are left out.
+        """
+        found, uncertain = {}, self.unsettled(others, layout)
         for job, best in self.best[layout].items():
             against = [best[name].us for name in others if name in best]
-            if one in best and against:
+            if one in best and against and job not in uncertain:
                 found[job] = min(against) / best[one].us
         return found
 
@@ -91,7 +94,7 @@ class Results:
         """Jobs in which an unreliable time of the others may be below their best reliable one."""
         best, found = self.best[layout], set()
         for row in self.rows:
-            if row.layout == layout and row.implementation in others and row.doubt and row.is_accurate:
+            if layout in (row.layout, BEST) and row.implementation in others and row.doubt and row.is_accurate:
                 known = [best[row.job][name].us for name in others if name in best[row.job]]
                 if known and row.fastest_us is not None and row.fastest_us < min(known):
                     found.add(row.job)

@@ -20,11 +20,11 @@ from ksgen.bench.roster import (
     FORWARD,
     LAYER,
     LAYERS,
-    LIBRARY_METHODS,
     METHODS,
     ONE_LAUNCH,
     OTHER_METHODS,
     OTHERS,
+    OTHERS_OF_LAYERS,
     OURS,
     PAPERS,
     PYTORCH,
@@ -388,10 +388,9 @@ def headlines(rows: Sequence[ResultRow]) -> ResultTable:
 
     Layers where an unreliable time may be the best are left out.
     """
-    lines, others = [], (*OTHER_METHODS, *LIBRARY_METHODS)
+    lines = []
     for results, layout, is_group in layers_by_kind(rows):
-        unsettled, found = results.unsettled(others, layout), results.over(LAYER, others, layout)
-        if ratios := {job: ratio for job, ratio in found.items() if job not in unsettled}:
+        if ratios := results.over(LAYER, OTHERS_OF_LAYERS, layout):
             least, values = min(ratios, key=ratios.__getitem__), ratios.values()
             spread = map(times, (geometric_mean(values), min(values), max(values)))
             kind = (f"{STEP_TITLES[results.step]}{', groups' * is_group}", results.precision, layout, results.batch)

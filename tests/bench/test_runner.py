@@ -9,7 +9,7 @@ import pytest
 from ksgen.bench.log import Log
 from ksgen.bench.roster import OURS
 from ksgen.bench.rows import OK, ResultRow, read_rows
-from ksgen.errors import DeviceError, KsgenError
+from ksgen.errors import DeviceError
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
