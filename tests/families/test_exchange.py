@@ -367,18 +367,45 @@ def test_x_in_eight_bits(text: str, storage: Any, layout: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("family", "text", "inputs"),
-    [("simt", LOADS[3], "e4m3"), ("simt", PATTERNS[3], "same"), ("mma", PATTERNS[0], "same")],
-)
+    [
+        ("simt", LOADS[3], "e4m3"), ("simt", PATTERNS[3], "same"), ("mma", PATTERNS[0], "same"),
+        ("mma", LOADS[0], "e4m3"), ("gemv", LOADS[0], "e4m3"),
+    ],
+)  # fmt: skip
 def test_weights_in_eight_bits_in_the_emulator(family: str, text: str, inputs: Any) -> None:
     kernel = KernelSpec(Pattern.parse(text), "float16", "bsf", EVERY, weights="e4m3", inputs=inputs)
     check_result(source_of(family, kernel), 5, in_emulator())
 
 
 def test_families_that_scale_outputs_by_their_place_leave_eight_bits_to_others() -> None:
-    limits, pattern = cuda_limits("sm_90a"), Pattern(4, 64, 64, 2, store="i.j.k")
-    for inputs, families in (("same", {"simt", "mma"}), ("e4m3", {"simt"})):
-        kernel = KernelSpec(pattern, "bfloat16", weights="e4m3", inputs=inputs)
+    """Exchanged inputs do not move scales."""
+    limits = cuda_limits("sm_90a")
+    for text, inputs, families in (
+        ("4,64,64,2@i.j.k", "same", {"simt", "mma"}), ("4,64,64,2@i.j.k", "e4m3", {"simt"}),
+        ("4,64,64,1@k.i", "same", {"simt", "mma"}), ("4,64,64,1@k.i", "e4m3", {"simt"}),
+        ("l.i@4,64,128,1", "same", {"simt", "mma", "gemv"}), ("l.i@4,64,128,1", "e4m3", {"simt", "mma", "gemv"}),
+        ("4,64,128,1", "e4m3", {"simt", "mma", "gemv", "wgmma"}),
+    ):  # fmt: skip
+        kernel = KernelSpec(Pattern.parse(text), "bfloat16", weights="e4m3", inputs=inputs)
         assert {name for name, family in FAMILIES.items() if family.supports(kernel, limits)} == families
+    scaled = KernelSpec(Pattern.parse("l.i@4,64,128,1"), "float16", weights="int8")
+    assert family_named("gemv").supports(scaled, limits)
+
+
+def test_wgmma_refuses_orders_without_boxes_or_with_scales_by_its_rules() -> None:
+    """Also where no device is known."""
+    for name, text, storage in (
+        ("wgmma_shared", "l.i@4,64,128,1", "same"), ("wgmma_registers", "l.i@4,64,128,1", "same"),
+        ("wgmma_shared", "4,64,128,1@k.i", "e4m3"),
+    ):  # fmt: skip
+        own, pattern = family_named(name), Pattern.parse(text)
+        natural, exchanged = (
+            KernelSpec(each, "bfloat16", "bsf", weights=storage, inputs=storage) for each in (pattern.natural, pattern)
+        )
+        constants = own.default(natural, cuda_limits("sm_90a"))
+        check(own, natural, constants)
+        with pytest.raises(ConstantsError, match="the kernel is one that x_from is for"):
+            check(own, exchanged, constants)
 
 
 @pytest.mark.parametrize("text", ["j.l@1,4,3,2@j.k", "l.i@4,8,6,1@k1:2.i.k2"])

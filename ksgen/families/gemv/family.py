@@ -120,11 +120,11 @@ class Gemv(PackingFamily[AnyGemvConstants]):
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or kernel.arithmetic.is_complex or not limits.async_copies or limits.is_cpu:
             return False
-        if kernel.is_exchanged and kernel.is_quantized:  # the epilogue finds an output's scale by its place in Y
+        if kernel.stores_exchanged and kernel.is_quantized:  # the epilogue finds an output's scale by its place in Y
             return False
         if not kernel.is_chain:
             return True
-        if any(each.outputs.is_exchanged for chain in kernel.chains for each in chain):
+        if kernel.stores_exchanged:
             return False
         if not all(is_narrow(each) for each in layer_kernels(kernel) if len(each.factors) == 2):
             return False

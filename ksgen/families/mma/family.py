@@ -91,7 +91,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or not limits.tensor_cores or not has_products(kernel):
             return False
-        if kernel.is_exchanged and kernel.has_bytes_in:  # the epilogue finds an output's scale by its place in Y
+        if kernel.stores_exchanged and kernel.has_bytes_in:  # the epilogue finds an output's scale by its place in Y
             return False
         if not kernel.is_chain:
             return is_precise(kernel, limits)

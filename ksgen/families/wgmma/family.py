@@ -37,7 +37,6 @@ from ksgen.families.wgmma.block import (
     WARPGROUP,
     Block,
     WgmmaVariables,
-    has_boxes,
 )
 from ksgen.families.wgmma.permuted import PermutedBlock
 from ksgen.families.wgmma.registers import RegistersBlock
@@ -79,8 +78,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
         is_usual = kernel.job == "multiply" and not kernel.is_strided and limits.warpgroups
-        has_inputs = has_boxes(kernel.pattern.inputs, kernel.layout == "bsf")
-        return is_usual and has_inputs and tiling.is_for(kernel) and bool(tiling.has_room(self, kernel, limits))
+        return is_usual and tiling.is_for(kernel) and bool(tiling.has_room(self, kernel, limits))
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes

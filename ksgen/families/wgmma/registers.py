@@ -25,6 +25,7 @@ from ksgen.families.wgmma.block import (
     Block,
     WgmmaVariables,
     are_free_of_conflicts,
+    has_boxes,
     takes_rows,
     whole_periods,
 )
@@ -82,8 +83,8 @@ class RegistersBlock(Block):
 
     @staticmethod
     def is_for(kernel: KernelSpec) -> bool:
-        operand = kernel.arithmetic.operand
-        if operand is None or kernel.arithmetic.is_complex or kernel.is_quantized:
+        operand, has_inputs = kernel.arithmetic.operand, has_boxes(kernel.pattern.inputs, kernel.layout == "bsf")
+        if operand is None or kernel.arithmetic.is_complex or kernel.is_quantized or not has_inputs:
             return False
         if kernel.layout == "bsl":
             return kernel.item_bytes == operand.item_bytes == 4
