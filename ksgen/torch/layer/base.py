@@ -109,6 +109,7 @@ class ChainLayer:
 
     def _activated(self, x: Tensor, residual: Tensor | None, after: Activation) -> Tensor:
         """Compute y with an activation that follows the residual."""
+        check_words(after=(after, ACTIVATIONS))
         layer: Any = self
         if layer.activation == "none" and (y := prepared.multiply(self, x, residual, after)) is not None:
             return y
@@ -203,7 +204,8 @@ def activated(y: Tensor, **named: Any) -> Tensor:
     """Apply an activation, which is given under its name in messages."""
     ((name, activation),) = named.items()
     check_words(**{name: (activation, ACTIVATIONS)})
-    check_activation(activation, y.dtype, name)
+    if not isinstance(y, fx.Proxy):  # a proxy has no dtype yet
+        check_activation(activation, y.dtype, name)
     return ACTIVATIONS[activation].apply(y)
 
 

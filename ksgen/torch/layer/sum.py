@@ -143,6 +143,13 @@ class KSSum(Layers):
             y = _added(layer, x, y, adds_apart and number > 0)
         return _added(last[1], x, y, adds_apart, self.activation)
 
+    def __getitem__(self, idx: Any) -> Any:
+        """Return a layer, or the sum of a slice of them, with the same activation."""
+        found = super().__getitem__(idx)
+        if isinstance(idx, slice):
+            found.activation = self.activation
+        return found
+
     def to_dense(self) -> Tensor:
         """Compute the sum of the layers' matrices differentiably.
 

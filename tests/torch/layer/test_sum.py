@@ -110,6 +110,8 @@ def test_a_layer_applies_an_activation_after_the_residual() -> None:
                 torch.testing.assert_close(layer(x, residual, after="relu"), expected)
     with pytest.raises(SpecError, match="after='reul'; did you mean relu"):
         layer(x, residual, after="reul")
+    with torch.no_grad(), pytest.raises(SpecError, match="^after='reul'; did you mean relu"):
+        KSLinear("2,6,4,1")(x, residual, after="reul")
     with pytest.raises(SpecError, match="after=relu of complex numbers"):
         KSLinear("2,6,4,1", dtype=torch.complex64)(x.to(torch.complex64), after="relu")
     assert torch.equal(pickle.loads(pickle.dumps(layer))(x, residual, after="relu"), layer(x, residual, after="relu"))
@@ -148,6 +150,34 @@ def test_states_copies_and_programs() -> None:
     assert torch.equal(copy.deepcopy(model)(x), model(x))
     assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
     assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+    model.activation = "gelu"
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+
+
+def test_a_graph_of_fx_has_an_activation_after_a_residual() -> None:
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = KSLinear("2,6,4,1", backend="strided")
+
+        def forward(self, x: Any, residual: Any) -> Any:
+            return self.layer(x, residual, after="relu")
+
+    model, x, residual = Added(), torch.randn(5, 8), torch.randn(5, 12)
+    for context in (torch.enable_grad(), torch.no_grad()):
+        with context:
+            traced = torch.fx.symbolic_trace(model)
+            assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["layer"]
+            torch.testing.assert_close(traced(x, residual), model(x, residual))
+
+
+def test_a_slice_of_a_sum_keeps_its_activation() -> None:
+    model, x = made(backend="strided"), torch.randn(5, 16)
+    model.activation = "silu"
+    part = model[1:]
+    assert (type(part), part.activation) == (KSSum, "silu")
+    assert list(part) == [model[1], model[2]]
+    torch.testing.assert_close(part(x), nn.functional.silu(model[1](x) + model[2](x)))
 
 
 def dyad(state: dict[str, Tensor], variant: str) -> Tensor:
