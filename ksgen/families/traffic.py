@@ -3,7 +3,7 @@
 Each byte counts once per block that moves it. Arrays are assumed to begin at the start of a sector.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from math import gcd
 from typing import Any
 
@@ -15,6 +15,7 @@ from ksgen.reference import exchanged
 from ksgen.spec import KernelSpec
 
 SECTOR = 32  # bytes: the least that is moved
+REMEMBERED = 4096  # cached rows of exchanged features
 
 
 @cache
@@ -47,7 +48,7 @@ def bytes_of_row(features: int, d: int, tile: int, tile_d: int, item_bytes: int)
     return total
 
 
-@cache
+@lru_cache(REMEMBERED)
 def bytes_of_exchanged_row(order: Order, tile: tuple[int, int, int], item_bytes: int, unit: int = SECTOR) -> float:
     """Bytes of one batch-size-first row of exchanged features: whole sectors, or other units such as cache lines.
 

@@ -13,6 +13,8 @@ from ksgen import quantize, reference
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, LaunchError, SpecError
 from ksgen.families import FAMILIES, Limits, check, cuda_limits, family_for, family_named
+from ksgen.families.gemv.chain_shape import GemvChainConstants
+from ksgen.families.gemv.shape import GemvConstants
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import measure, tolerance
 from ksgen.pattern import Chain, Pattern
@@ -267,6 +269,30 @@ def test_exchanged_inputs_are_not_multiplied_in_pairs() -> None:
     natural = vector.default(KernelSpec(loaded.natural), limits, 64).changed(along="outputs", panel=0)
     with pytest.raises(ConstantsError, match="panel=0 must be 1 for exchanged inputs; try 1"):
         check(vector, KernelSpec(loaded), natural, limits)
+
+
+def test_small_batches_count_the_sectors_of_exchanged_features() -> None:
+    """Each sector has features of all eight blocks, so each block moves all sectors that a tile of it reaches."""
+    gemv, constants, batch = family_named("gemv"), GemvConstants(4, 16, 1, 1, 8, 1, 1), 4
+
+    def moved(text: str) -> int:
+        return gemv.work(KernelSpec(Pattern.parse(text), "bfloat16", "bsf"), constants, batch).cache_bytes
+
+    natural, x_bytes, y_bytes = moved("8,64,64,1"), batch * 8 * 64 * 2, batch * 8 * 64 * 2
+    assert moved("l.i@8,64,64,1") - natural == (8 - 1) * x_bytes * (64 // 16)  # once per tile of outputs
+    assert moved("8,64,64,1@k.i") - natural == (8 - 1) * y_bytes
+
+
+@pytest.mark.parametrize(("last", "times"), [("1,16,128,1", 1), ("8,16,16,1", 8)])
+def test_blocks_of_chains_count_the_sectors_of_exchanged_inputs(last: str, times: int) -> None:
+    """A block that needs the inputs of all blocks on the diagonal moves each sector once."""
+    gemv, constants = family_named("gemv"), GemvChainConstants(4, 16, 1, 1, 8, 1, 1, 1, 8, 1)
+
+    def moved(first: str) -> int:
+        kernel = chain_of((Pattern.parse(first), Pattern.parse(last)), "bfloat16", "bsf", Epilogue())
+        return gemv.work(kernel, constants, 4).cache_bytes
+
+    assert moved("l.i@8,16,64,1") - moved("8,16,64,1") == (times - 1) * 4 * 8 * 64 * 2
 
 
 def test_copies_of_launchers_exchange_too() -> None:

@@ -12,7 +12,8 @@ from ksgen.families.base import Work
 from ksgen.families.gemv.chain_shape import First, GemvChainConstants, GemvChainTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.tiles import WARP, divide_up
-from ksgen.families.traffic import array_bytes, bytes_of_row
+from ksgen.families.traffic import array_bytes, bytes_of_exchanged_row, bytes_of_row
+from ksgen.order import Order
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.spec.storage import SCALE_BYTES
@@ -23,7 +24,8 @@ REMEMBERED = 4096  # cached counts, one per kernel and constants
 def cache_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> float:
     """Bytes that all blocks move: X once per tile of outputs, weights once per tile of the batch, outputs once."""
     tiling, (_, b, c, _) = GemvTiling.of(kernel, constants), kernel.pattern.shape
-    inputs = run_bytes_of(kernel, c, c, constants.tile_d, batch, constants.tile_batch, kernel.x_item_bytes)
+    order, size = kernel.pattern.inputs, kernel.x_item_bytes
+    inputs = run_bytes_of(kernel, c, c, constants.tile_d, batch, constants.tile_batch, size, order)
     outputs = output_bytes(kernel, constants, batch)
     return (
         tiling.tiles_out * inputs
@@ -33,24 +35,23 @@ def cache_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> flo
 
 
 def run_bytes_of(
-    kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, size: int
+    kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, size: int, order: Order
 ) -> float:
     """Bytes of X or Y, moved once.
 
-    If a tile holds the whole batch of an array in batch-size-last, neighbouring j are contiguous.
+    If a tile holds the whole batch of an array in batch-size-last, neighbouring j are contiguous in the natural order.
     """
     a, _, _, d = kernel.pattern.shape
-    if kernel.layout == "bsl" and batch <= tile_batch:
+    if kernel.layout == "bsl" and batch <= tile_batch and not order.is_exchanged:
         return a * bytes_of_row(features, d * batch, tile, tile_d * batch, size)
-    return array_bytes(kernel, features, tile, tile_d, batch, tile_batch, size)
+    return array_bytes(kernel, features, tile, tile_d, batch, tile_batch, size, order)
 
 
 def output_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> float:
     """Bytes of Y, and of the residual if there is one."""
-    arrays = 2 if kernel.epilogue.residual else 1
-    return arrays * run_bytes_of(
-        kernel, kernel.pattern.b, constants.tile_out, constants.tile_d, batch, constants.tile_batch, kernel.item_bytes
-    )
+    arrays, pattern = 2 if kernel.epilogue.residual else 1, kernel.pattern
+    tile = constants.tile_out, constants.tile_d, batch, constants.tile_batch
+    return arrays * run_bytes_of(kernel, pattern.b, *tile, kernel.item_bytes, pattern.outputs)
 
 
 def weight_bytes_moved(tiling: GemvTiling, outputs: int, tile_out: int, tile_d: int) -> float:
@@ -160,14 +161,16 @@ def chain_cache_bytes(tiling: GemvChainTiling, batch: int) -> float:
     first, last, constants = tiling.first, tiling.last, tiling.constants
     tiles, own_pattern = divide_up(batch, constants.tile_batch), first.own_pattern
     covers = last.tiles_out * last.tiles_d * first.planes_d // own_pattern.d  # times that all blocks together read X
-    needed = _inputs_of(first.kernel, first.planes_i * own_pattern.c, own_pattern.d)
-    x = covers * run_bytes_of(
-        needed, needed.pattern.c, needed.pattern.c, first.planes_d, batch, constants.tile_batch, needed.x_item_bytes
-    )
+    order, size, inputs = own_pattern.inputs, first.kernel.x_item_bytes, first.planes_i * own_pattern.c
+    if order.is_exchanged and first.kernel.layout == "bsf":
+        x = batch * bytes_of_exchanged_row(order, (first.planes_i, own_pattern.c, first.planes_d), size)
+    else:
+        needed = _inputs_of(first.kernel, inputs, own_pattern.d)
+        x = run_bytes_of(needed, inputs, inputs, first.planes_d, batch, constants.tile_batch, size, order)
     outputs = first.kernel.pattern.b
     rows = last.tiles_out * weight_bytes_moved(first, outputs, outputs, constants.tile_d)
     rows += weight_bytes_moved(last, last.kernel.pattern.b, constants.tile_out, constants.tile_d)
-    return x + tiles * rows + output_bytes(last.kernel, constants.last, batch)
+    return covers * x + tiles * rows + output_bytes(last.kernel, constants.last, batch)
 
 
 @lru_cache(REMEMBERED)
