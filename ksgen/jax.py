@@ -48,6 +48,7 @@ class LayerCall(NamedTuple):
     layout: Layout
     between: Activation
     activation: Activation
+    residual_first: bool
     precision: PrecisionName | None
     fuse: Fuse
 
@@ -61,6 +62,7 @@ def product(
     layout: Layout = "bsf",
     between: Activation = "none",
     activation: Activation = "none",
+    residual_first: bool = False,
     precision: PrecisionName | None = None,
     fuse: Fuse = "auto",
 ) -> Callable[..., jax.Array]:
@@ -75,6 +77,7 @@ def product(
         layout: Layout of x and y: "bsf" or "bsl".
         between: Activation between the factors: "none", "relu", "gelu", "gelu_tanh" or "silu".
         activation: Activation after the last factor and the bias.
+        residual_first: Whether the residual is added before the activation. By default, it is added afterwards.
         precision: Arithmetic of the products. None: that of the arrays.
         fuse: Launches: "auto" runs one launch if that is faster, "no" one per factor. "yes" always runs one launch.
 
@@ -96,7 +99,8 @@ def product(
         >>> jax.grad(lambda weights: multiply(x, weights).sum())(weights)[1][0, 0, :, 0]
         Array([4., 0.], dtype=float32)
     """
-    layer = LayerCall(tuple(map(str, Chain.read(chain))), layout, between, activation, precision, fuse)
+    patterns = tuple(map(str, Chain.read(chain)))
+    layer = LayerCall(patterns, layout, between, activation, residual_first, precision, fuse)
     launcher = _launcher(layer)
     for name, given in (("between", between), ("activation", activation)):
         if given not in ACTIVATIONS:  # gradients and separate launches would need it
@@ -127,10 +131,8 @@ def product(
 
 @lru_cache(REMEMBERED)
 def _launcher(layer: LayerCall) -> ChainLauncher:
-    patterns, layout, between, activation, precision, fuse = layer
-    return ChainLauncher(
-        *patterns, between=between, fuse=fuse, layout=layout, activation=activation, precision=precision
-    )
+    options = layer._asdict()
+    return ChainLauncher(*options.pop("patterns"), **options)
 
 
 def _array(launcher: ChainLauncher, name: str, value: Any) -> jax.Array | None:
@@ -159,7 +161,8 @@ def _check(launcher: ChainLauncher, layout: Layout, arrays: dict[str, Any]) -> N
         if each is not None
     }
     stated = launcher.stated
-    launcher._checks.find(launcher, CallOptions(stated.layout, stated.activation, stated.precision), views, ())
+    options = CallOptions(stated.layout, stated.activation, stated.precision, residual_first=stated.residual_first)
+    launcher._checks.find(launcher, options, views, ())
 
 
 # ---- the product of all factors
@@ -205,7 +208,7 @@ def _copied(array: Any, shape: Sequence[int], axes: Sequence[int], batch_axis: i
 
 
 def _composed(layer: LayerCall, x: Any, weights: Sequence[Any], bias: Any, residual: Any) -> Any:
-    """Compute the product factor by factor; JAX adds the bias, applies activations and adds the residual."""
+    """Compute the product factor by factor; JAX adds the bias and the residual, and applies activations."""
     batch_axis = 0 if layer.layout == "bsf" else 1
     patterns = map(Pattern.read, layer.patterns)
     for number, (pattern, values) in enumerate(zip(patterns, weights, strict=True), 1):
@@ -218,6 +221,8 @@ def _composed(layer: LayerCall, x: Any, weights: Sequence[Any], bias: Any, resid
             x = _activated(layer.between, x)
     if bias is not None:
         x = x + (bias if layer.layout == "bsf" else bias[:, None])
+    if residual is not None and layer.residual_first:
+        return _activated(layer.activation, x + residual)
     x = _activated(layer.activation, x)
     return x if residual is None else x + residual
 
@@ -231,7 +236,7 @@ def _activated(name: str, x: Any) -> Any:
 
 def _is_one_launch(launcher: ChainLauncher, layer: LayerCall, x: Any, bias: Any, residual: Any) -> bool:
     device = device_for("host" if jax.default_backend() == "cpu" else ("cuda", None))
-    epilogue = Epilogue(bias is not None, layer.activation, residual is not None)
+    epilogue = Epilogue(bias is not None, layer.activation, residual is not None, layer.residual_first)
     batch = _batch(layer.layout, x)
     return launcher._verdict(device, layer.precision or str(x.dtype), layer.layout, epilogue, batch).is_one
 

@@ -243,6 +243,25 @@ def test_one_launch_and_several(monkeypatch: pytest.MonkeyPatch) -> None:
         assert called == launchers
 
 
+@pytest.mark.parametrize("chain", [ONE, TWO])
+def test_a_residual_may_come_before_the_activation(chain: tuple[str, ...]) -> None:
+    x, weights, bias, residual = problem(chain)
+    multiply, linear = product(chain, activation="gelu", residual_first=True), product(chain)
+
+    def own(x: Any, residual: Any) -> Any:
+        return multiply(x, weights, bias, residual)
+
+    def truth(x: Any, residual: Any) -> Any:
+        return jax.nn.gelu(linear(x, weights, bias, residual), approximate=False)
+
+    def gradients(function: Callable[..., Any]) -> Any:
+        return jax.grad(lambda *given: function(*given).sum(), argnums=(0, 1))(x, residual)
+
+    np.testing.assert_allclose(own(x, residual), truth(x, residual), rtol=1e-4, atol=1e-4)
+    for found, wanted in zip(gradients(own), gradients(truth), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
