@@ -191,9 +191,9 @@ class Planner:
                     continue
                 for target, limits in built_beforehand(device):
                     usual = choose_for_many(kernel, batch, limits, self._wisdom_of(device), aligned)
-                    if (target, usual.family, usual.constants) == (device.target, choice.family, choice.constants):
-                        continue
-                    if _key(device, kernel, usual) in self._refused:
+                    key = _key(device, kernel, usual)
+                    has_failed = target == device.target and key == _key(device, kernel, choice)
+                    if has_failed or key in self._refused:
                         continue
                     with contextlib.suppress(ToolchainError):
                         return self.plan_of(device, kernel, batch, usual, target)

@@ -15,7 +15,9 @@ import pytest
 from ksgen.build import background
 from ksgen.build.background import PendingError, deferred
 from ksgen.errors import LaunchError, ToolchainError
+from ksgen.families import Limits, family_named
 from ksgen.launch import planner as planner_module
+from ksgen.launch.choice import Choice
 from ksgen.launch.planner import Planner
 from ksgen.launcher import Launcher
 from ksgen.pattern import Pattern
@@ -86,6 +88,29 @@ def test_a_plan_during_which_wisdom_changed_serves_its_own_call_alone(
     monkeypatch.setattr(planner, "plan_or_fallback", make)
     found: list[Any] = [planner.plan(gpu, KernelSpec(PATTERN, "float32"), BATCH) for _ in range(3)]
     assert found == ["plan 1", "plan 2", "plan 2"]
+
+
+@pytest.mark.parametrize(("target", "times"), [("", 1), ("another", 2)])
+def test_a_source_that_failed_to_compile_is_not_tried_again(
+    target: str, times: int, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Constants that only a launch has make no other source; another target does."""
+    planner, kernel, tried = Planner(), KernelSpec(Pattern(4, 32, 32, 1)), []
+    vector = family_named("vector")
+    limits = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
+    one, other = (vector.default(kernel, limits, 64).changed(block=block) for block in (1, 2))
+    assert vector.source_constants(kernel, one) == vector.source_constants(kernel, other)
+
+    def fail(*given: Any) -> None:
+        tried.append(given)
+        raise ToolchainError("no compiler")
+
+    monkeypatch.setattr(planner, "plan_of", fail)
+    monkeypatch.setattr(planner_module, "built_beforehand", lambda device: [(target or device.target, limits)])
+    monkeypatch.setattr(planner_module, "choose_for_many", lambda *_: Choice("vector", other, "usual"))
+    with pytest.raises(ToolchainError):
+        planner.plan_or_fallback(gpu, kernel, 64, True, Choice("vector", one, "own"))
+    assert len(tried) == times
 
 
 def test_a_batch_that_is_new_to_a_loaded_kernel_can_be_captured(gpu: FakeGpu, ks: Launcher) -> None:
