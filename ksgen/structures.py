@@ -80,7 +80,7 @@ class Structure:
             share memory with the parameters, unless they are rotations.
 
         Raises:
-            LaunchError: A parameter is missing, unknown, or of another shape.
+            LaunchError: A parameter is missing, unknown, or of another shape, or is complex but stands for rotations.
 
         Examples:
             >>> import numpy as np
@@ -354,7 +354,7 @@ def gs(
 ) -> Structure:
     """Create a group-and-shuffle matrix P^T L P R (Gorbunov et al., 2024): L and R are block diagonal, P shuffles.
 
-    Block i of L reads each k-th inner feature, from i on, and writes each k-th output, with k blocks in L.
+    L has k blocks. Block i reads every k-th inner feature from i on, and writes every k-th output.
 
     Args:
         in_features: Features of x.
@@ -547,7 +547,9 @@ def _cayley(library: Any, matrices: Any) -> Any:
 
 
 def _wide(array: Any) -> tuple[Any, Any]:
-    """NumPy or PyTorch, and its array in float64 on the host."""
+    """NumPy or PyTorch, and its array in float64 on the host; `LaunchError` for complex numbers."""
+    if "complex" in str(array.dtype):
+        raise LaunchError(f"rotations of {array.dtype}; accepted: real numbers")
     if hasattr(array, "permute"):
         return sys.modules["torch"], array.detach().cpu().double()
     return np, array.astype(np.float64)
