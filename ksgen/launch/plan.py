@@ -375,7 +375,7 @@ class _Relocated(NamedTuple):
 
 @dataclass(eq=False)
 class Loaded:
-    """One source loaded on one device. It serves all batch sizes that share its constants."""
+    """One source loaded on one device. It serves all launches with this source, of any batch size."""
 
     source: Source
     binary: Binary
