@@ -181,17 +181,16 @@ class Order:
         usual = f": digits such as i.j.{inner}, or {inner}1:4.i.{inner}2 with a divided {inner}, each once"
         return PatternError(f"{what}={excerpt(self.text)}; accepted{accepted or usual}")
 
-    def before(self, then: "Order") -> str | None:
+    def before(self, then: "Order") -> str:
         """Order of these outputs for a next factor that reads them in its natural order.
 
         Args:
-            then: Order in which the next factor reads these outputs in fact.
+            then: Order in which the next factor reads these outputs in fact. Its digits and these divide each other:
+                `undivided` finds none.
 
         Returns:
-            The text of the order; None if digits of one order divide none of the other.
+            The text of the order.
         """
-        if self.undivided(then):
-            return None
         ends = sorted({*_ends(self.digits), *_ends(then.digits)})
         weights = {name: prod(then.sizes[at + 1 :]) for at, name in enumerate(then.names)}
         pieces = []  # (weight of a digit in the next factor's natural order, the digit of these outputs)

@@ -727,7 +727,7 @@ def _stored_for_next(patterns: Sequence[Pattern]) -> Iterator[Pattern]:
                     f"{pattern} stores digits that divide no digits of {then}, next in the chain: {ends[0]} features "
                     f"do not divide {ends[1]}; accepted: sizes that do, or two chains: the second begins with {then}"
                 )
-            store = pattern.outputs.before(then.inputs) or ""
+            store = pattern.outputs.before(then.inputs)
         load = "" if number else pattern.load
         yield pattern if (store, load) == (pattern.store, pattern.load) else replace(pattern, store=store, load=load)
 

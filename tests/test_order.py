@@ -28,7 +28,7 @@ def test_a_factor_can_store_what_the_next_one_reads() -> None:
     assert outputs.before(Pattern(8, 2, 4, 1, load="l.i").inputs) == "k.i"
     assert outputs.before(Pattern(4, 2, 8, 1, load="l.i").inputs) == "k2:4.i.k1:2"
     assert Pattern(4, 8, 3, 1, "k.i").outputs.before(Pattern(4, 2, 8, 1, load="l.i").inputs) == ""
-    assert Pattern(3, 4, 3, 1).outputs.before(Order("inputs", (6, 2, 1), "l.i")) is None
+    assert Pattern(3, 4, 3, 1).outputs.undivided(Order("inputs", (6, 2, 1), "l.i")) == (4, 6)
 
 
 def test_a_transposed_order_has_other_names() -> None:
