@@ -26,7 +26,7 @@ from ksgen.families.vector.defaults import (
 from ksgen.families.vector.shape import VectorConstants, VectorTiling
 from ksgen.spec import KernelSpec
 
-# batches whose tiles others take, in the order in which these are considered
+# batches whose tiles others take; each may take those of the ones before it, of larger batches first
 ANCHORS = (64, MANY, FEW, 4, 2)
 CHAIN_ANCHORS = (FEW, MANY, 64, 4, 2)
 # up to this anchor, a rule decides for smaller batches, because the cost model does not know copies of rows that a
