@@ -159,7 +159,7 @@ def test_parameters_of_gsoft_become_rotations_and_come_back() -> None:
         damaged = [scale * each if at == number else each for at, each in enumerate(zeros)]
         with pytest.raises(LaunchError, match=f"gs: gsoft_{'RL'[number]} has blocks that are no rotations; accepted: "):
             structure.to_state(damaged)
-    with pytest.raises(LaunchError, match="^rotations of complex128; accepted: real numbers$"):
+    with pytest.raises(LaunchError, match=r"^rotations of complex128; accepted: real numbers$"):
         structure.from_state({name: each + 0j for name, each in state.items()})
 
 

@@ -627,8 +627,8 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             storage: "int8", "e4m3", "e5m2", or "bfloat16" for x of float32.
             per: Unit with a scale of its own: "factor", "i" (a diagonal block) or "output". bfloat16 has no scales.
-            x: Inputs of this layer for calibration, of which the first 4096 rows are used. Scales then minimise the
-                change of the factors' outputs.
+            x: Inputs of this layer for calibration; only the first 4096 rows count. Scales then minimise the change of
+                the factors' outputs.
             x_too: True also quantizes the input of each call to eight bits, before the first factor. The input has one
                 scale, the smallest one at which no element of these rows of `x` saturates.
 

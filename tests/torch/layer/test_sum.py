@@ -108,9 +108,9 @@ def test_a_layer_applies_an_activation_after_the_residual() -> None:
         for _ in range(3):
             with context:
                 torch.testing.assert_close(layer(x, residual, after="relu"), expected)
-    with pytest.raises(SpecError, match="after='reul'; did you mean relu"):
+    with pytest.raises(SpecError, match=r"^after='reul'; did you mean relu"):
         layer(x, residual, after="reul")
-    with torch.no_grad(), pytest.raises(SpecError, match="^after='reul'; did you mean relu"):
+    with torch.no_grad(), pytest.raises(SpecError, match=r"^after='reul'; did you mean relu"):
         KSLinear("2,6,4,1")(x, residual, after="reul")
     with pytest.raises(SpecError, match="after=relu of complex numbers"):
         KSLinear("2,6,4,1", dtype=torch.complex64)(x.to(torch.complex64), after="relu")
