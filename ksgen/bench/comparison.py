@@ -96,7 +96,7 @@ class Results:
         for row in self.rows:
             if layout in (row.layout, BEST) and row.implementation in others and row.doubt and row.is_accurate:
                 known = [best[row.job][name].us for name in others if name in best[row.job]]
-                if known and row.fastest_us is not None and row.fastest_us < min(known):
+                if known and row.quartile1_us is not None and row.quartile1_us < min(known):
                     found.add(row.job)
         return found
 
