@@ -407,8 +407,8 @@ class Chain:
     def transposing_factor(self) -> int:
         """Index of the factor that changes the layout if y has another layout than x.
 
-        Of the factors after the first, it is the one with the fewest inputs. Arrays before it have the layout of x,
-        later ones that of y.
+        Of the factors after the first, it is the one with the fewest inputs; a chain of one factor has index 0. Arrays
+        before it have the layout of x, later ones that of y.
         """
         found = 0
         for number in range(1, len(self.factors)):  # torch.compile does not support `min` with a key
@@ -628,7 +628,7 @@ def btt(in_features: int, out_features: int, split_in: int, split_out: int, rank
     """Create the chain of a block tensor train of two cores: a Monarch chain whose blocks have any rank.
 
     The matrix has `split_out` x `split_in` blocks of that rank. The first factor computes the inner features of all
-    blocks. It exchanges digits so that those of a row of blocks are contiguous for the second one.
+    blocks. It exchanges digits, so that the inner features of a row of blocks are contiguous for the second factor.
 
     Args:
         in_features: Features of x.
@@ -658,7 +658,7 @@ def btt(in_features: int, out_features: int, split_in: int, split_out: int, rank
 def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> Chain:
     """Create a deformable butterfly from blocks of b x c.
 
-    A factor's d is the product of the b of the earlier factors. Its a is the remaining part of the features.
+    A factor's d is the product of the b of the earlier factors. Its a is the number of its inputs divided by c*d.
 
     Args:
         in_features: Features of x.
@@ -705,7 +705,7 @@ NAMED_CHAINS: dict[str, Callable[..., Chain]] = {
 
 
 def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
-    """Factors of a block butterfly, of 2 `block` x 2 `block` each; the first combines neighbouring blocks."""
+    """Factors of a block butterfly, with b = c = 2 `block`; the first combines neighbouring blocks."""
     features, block = counts(features=features, block=block)
     count, rest = divmod(features, block)
     if rest or count < 2 or count & (count - 1):

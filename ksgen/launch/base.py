@@ -181,14 +181,14 @@ class BaseLauncher(Explainable):
         precision: PrecisionName | None = None,
         out_layout: Layout | None = None,
     ) -> Call | Any:
-        """Do everything but the launch: check, build, load and pack.
+        """Prepare a call without launching it: check, build, load and allocate.
 
         Use it for repeated calls on the same arrays, and before a CUDA graph records the call. The returned `Call` owns
         the memory that its launches use. Keep the `Call` alive as long as any graph that recorded it.
 
         Args:
             x: Input, as in a call. Each launch reads its contents at that time.
-            weights: Weights, as in a call.
+            weights: Weights, as in a call. Arrays of weights are packed before each launch.
             layout: Layout of x and y, as in a call.
             bias: Bias, as in a call.
             activation: Activation, as in a call.

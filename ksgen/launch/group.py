@@ -22,8 +22,8 @@ from ksgen.values import counted, excerpt
 class GroupLauncher(BaseLauncher):
     """Compute layers that take the same x, such as q, k and v: ys = group(x, weights).
 
-    If the device has a kernel for all layers and that is faster, one launch runs them and reads x once. Otherwise each
-    layer is launched. Arguments that any layer would refuse are refused before the first launch.
+    If the device has a kernel for all layers and that is faster, one launch runs them, and reads x from memory once.
+    Otherwise each layer is launched. Arguments that any layer would refuse are refused before the first launch.
 
     Args:
         *layers: `ChainLauncher`s, `Launcher`s, chains or patterns, one per argument. All must take the same number of

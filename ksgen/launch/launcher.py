@@ -31,8 +31,9 @@ class Launcher(BaseLauncher):
     kernel is generated, compiled and cached at its first use. Later calls reuse it.
 
     Weights are packed before every launch, because no array reveals reliably that it is unchanged. Results of `pack`
-    are not packed again. A CUDA graph stores the addresses of a call's arrays and packed weights: keep the launcher and
-    the weights as long as the graph. A recorded call with unpacked weights packs them at each replay.
+    and of `ksgen.quantize` are packed only once. A CUDA graph stores the addresses of a call's arrays and packed
+    weights: keep the launcher and the weights as long as the graph. A recorded call with unpacked weights packs them at
+    each replay.
 
     Args:
         a: First number of the pattern (a, b, c, d). Or the full pattern: a `Pattern`, four numbers, or text such as
@@ -198,7 +199,8 @@ class Launcher(BaseLauncher):
             `Weights`, which calls accept in place of the array.
 
         Raises:
-            LaunchError: The weights have another shape, or `device` is given for weights on a device.
+            LaunchError: The weights have another shape, `device` is given for weights on a device, or the launcher has
+                several factors.
             DeviceError: The device does not exist.
 
         Examples:

@@ -53,7 +53,10 @@ def tune(
 
     Raises:
         PatternError: The pattern or the chain is invalid.
-        SpecError: An option is unknown, or two options exclude each other.
+        SpecError: An option of the kernel is unknown, or two options exclude each other.
+        ConstantsError: The family is unknown.
+        KsgenError: `budget` or `strategy` is not accepted, the family does not support the kernel, or wisdom cannot be
+            written.
         DeviceError: The device does not exist.
         ToolchainError: No compiler is available.
 

@@ -58,8 +58,8 @@ def convert(
             `out_layout`. With a `budget`: a list of names and patterns, or None for all layers except tied ones, heads,
             embeddings, and layers with at most 16 outputs.
         budget: Largest share of the dense weights. `propose` then finds a chain per layer: among the nearest, the one
-            with the fastest training step. SVDs give the errors of the chains to choose from, without their weights.
-            Only chains of three or more factors that are not chainable are factorized for this choice.
+            with the fastest training step. SVDs alone give the errors of the candidates. Only chains of three or more
+            factors that are not chainable are factorized for this choice.
         merge: With a `budget`, whether `propose` also merges neighbouring factors.
         from_weights: False draws the new weights at random.
         refine: Steps of L-BFGS of `factorize`.

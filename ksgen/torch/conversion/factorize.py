@@ -80,9 +80,10 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         A `Factorization`: `weights` per factor in the dtype of the computation, `relative_error` and the guarantee.
 
     Raises:
-        PatternError: The chain is invalid, or exchanges features between three factors or more.
+        PatternError: The chain is invalid, or has three factors or more and exchanges features between them.
         SpecError: `progress` is neither True nor False.
-        LaunchError: The weight is no dense real matrix of finite numbers, or has another shape.
+        LaunchError: The weight is no dense real matrix of finite numbers, or has another shape, or `refine` is not
+            accepted.
 
     Examples:
         >>> import torch

@@ -83,9 +83,9 @@ class KSLinear(ChainLayer, nn.Linear):
         layout: Layout of x and y: "bsf" (features last) or "bsl" (features first).
         out_layout: Layout of y: "bsf" or "bsl". None: that of x.
         backend: Method of the product: "auto" chooses between "ksgen" (kernels of ksgen) and "strided" (PyTorch's
-            batched products on views). On a processor, it may also choose "dense" for frozen 16-bit weights, and "bmm"
-            for small training steps. "bmm", "bsr", "einsum", "dense" and "sparse" use other operators of PyTorch, for
-            comparison.
+            batched products on views). On a processor, it may also choose "bmm" or "einsum" for repeated calls, "bmm"
+            for small training steps, and "dense" for frozen 16-bit weights. "bmm", "bsr", "einsum", "dense" and
+            "sparse" use other operators of PyTorch, for comparison.
         fuse: Launches while no gradients are recorded. "auto" runs all factors in one launch if that is faster, and
             "no" never does. "yes" always does, or raises an error.
         intermediates: Intermediates of training: "keep" stores them for the backward pass, "recompute" computes them
@@ -297,7 +297,7 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             linear: The dense layer.
             patterns: Factors of K, in any form that `KSLinear` accepts.
-            refine: Steps of L-BFGS that follow hierarchical SVDs, as in `factorize`.
+            refine: Steps of L-BFGS, as in `factorize`.
             **options: Options of `KSLinear`. Device and dtype are those of the dense layer by default.
 
         Returns:
@@ -565,7 +565,8 @@ class KSLinear(ChainLayer, nn.Linear):
             The layer itself.
 
         Raises:
-            LaunchError: A parametrization other than `Tied` computes the weights at each use.
+            LaunchError: The weights are no plain tensors: a parametrization other than `Tied` computes them at each
+                use, or FSDP2 gathers them.
 
         Examples:
             >>> from ksgen.torch import KSLinear
