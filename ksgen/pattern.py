@@ -55,7 +55,7 @@ class Pattern:
         a: Number of diagonal blocks.
         b: Outputs of each small dense block.
         c: Inputs of each small dense block.
-        d: Interleaved copies in each diagonal block. With d = 1, K is block diagonal.
+        d: Interleaved dense blocks in each diagonal block. With d = 1, K is block diagonal.
         store: Order in which outputs are stored, if it is not (i, k, j): their digits from the most to the least
             significant one, such as "i.j.k". An index may be divided into digits: in "k1:4.i.k2", k is k1 * b/4 + k2,
             with k1 < 4 and k2 < b/4. A digit with a single value may be left out.

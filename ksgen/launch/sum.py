@@ -113,7 +113,7 @@ class SumLauncher(GroupLauncher):
         return y
 
     def _prepared_in_turn(self, given: Given, fit: CheckedArguments) -> CallSequence | None:
-        """Prepared call of all chains; None if the factors of one are launched one by one."""
+        """Prepared call of all chains; None if the factors of a chain are launched one by one."""
         calls: list[Call] = []
         for call in self._in_turn(given, fit, prepares=True):
             if call is None:
