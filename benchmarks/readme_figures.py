@@ -128,15 +128,13 @@ def _bars(compared: Results, name: str) -> Iterator[Bars]:
 
 
 def _families(compared: Results) -> ResultTable:
-    """One line per family of layers."""
+    """One line per family of layers. All columns cover the same layers."""
     over_best, over_dense = compared.over(LAYER, OTHERS_OF_LAYERS, LAYOUT), compared.over(LAYER, ["dense"], LAYOUT)
     shares, lines = compared.shares_of_floor(LAYER, LAYOUT), []
     for family, words in {**FAMILIES, "": "all of them"}.items():
-        best, dense, floor = (
-            [value for job, value in found.items() if job.startswith(family)]
-            for found in (over_best, over_dense, shares)
-        )
-        if best and dense and floor:
+        jobs = [job for job in over_best if job.startswith(family) and job in over_dense and job in shares]
+        if jobs:
+            best, dense, floor = ([found[job] for job in jobs] for found in (over_best, over_dense, shares))
             spread = (geometric_mean(dense), geometric_mean(best), min(best), max(best))
             lines.append((words, len(best), *map(times, spread), percent(median(floor))))
     columns = (

@@ -92,6 +92,24 @@ def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None
     assert f"**{figures.NOTHING.strip()}**" in shown
 
 
+def test_readme_leaves_an_uncertain_layer_out_of_all_columns(tmp_path: Path) -> None:
+    common = {"layout": "bsf", "batch": 1568, "floor_us": 5.0, "runtime": "native"}
+    rows = [
+        row(chain, way, layer=layer, median_us=us, **common)
+        for layer, chain, dense_us in (
+            ("vit up", "6,64,64,1 then 1,768,192,2", 40.0),
+            ("vit attention", "2,48,192,1 then 1,192,48,2", 80.0),
+        )
+        for way, us in (("layer", 10.0), ("dense", dense_us))
+    ]
+    noisy = {"layer": "vit attention", "median_us": 90.0, "quartile1_us": 70.0, "doubt": "noisy"}
+    rows.append(row("2,48,192,1 then 1,192,48,2", "bmm", **common, **noisy))
+    (tmp_path / "a").mkdir()
+    write_csv(rows, tmp_path / "a" / "layers.csv")
+    shown, _ = script().readme_figures(tmp_path)
+    assert "| ViT-S/16 | 1 | x4.00 | x4.00 | x4.00 | x4.00 | 50 % |" in shown
+
+
 def test_figures_stand_between_the_marks_of_a_page(tmp_path: Path) -> None:
     figures, page = script(), tmp_path / "README.md"
     page.write_text(f"a\n{figures.BEGIN}old\n{figures.END}b\n")
