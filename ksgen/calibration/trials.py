@@ -116,10 +116,10 @@ def calibrate(
 ) -> list[Calibrated]:  # fmt: skip
     """Try a few candidates of each kernel on this machine's device, and save the fastest in the user's wisdom.
 
-    Candidates are the defaults of the families that support a kernel, and the best ones of the cost model: four at
-    most. Each is compiled, checked against float64 and timed in a child process. Kernels that wisdom has an entry for
-    are not tried again. Launchers of this process use the winners at once. An interrupt saves the results so far, and
-    is then raised as `KeyboardInterrupt`.
+    Candidates are the defaults of the families that are made for the kernel and the device, and the best ones of the
+    cost model: four at most. Each is compiled, checked against float64 and timed in a child process. Kernels that
+    wisdom has an entry for are not tried again. Launchers of this process use the winners at once. An interrupt saves
+    the results so far, and is then raised as `KeyboardInterrupt`.
 
     Args:
         *what: Patterns in any form, chains, lists of chains for groups, and paths of specs, such as "specs/vit.yaml". A

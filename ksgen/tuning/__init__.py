@@ -38,7 +38,7 @@ def tune(
         budget: Time, such as "60s", or number of candidates. None: until the strategy ends. On a processor, "model"
             then ends after at most 13 candidates.
         strategy: Order of the candidates: "model" (by the cost model), "random" or "exhaustive".
-        family: Name of the only family to search. None: all that support the kernel.
+        family: Name of the only family to search. None: all that are made for the kernel, the batch and the device.
         device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
         scheduler: Address of a Dask scheduler whose workers measure. None: this machine.
         progress: Function that is called after each candidate, in a separate thread.

@@ -38,12 +38,12 @@ def optimize(
     device: Any = None,
     precision: PrecisionName = "float32",
 ) -> KSLinear | Chain:
-    """Merge neighbouring factors if that is faster: fewer factors, each with more weights, and the same matrix K.
+    """Merge neighbouring factors if that is faster: fewer factors, and the same matrix K.
 
-    A merged factor has the smallest Kronecker-sparse support that contains the product. Its kernel reads more weights,
-    and one intermediate less is written and read. For each number of factors the cost model selects the best merge. The
-    three with the least expected times are then timed alternately, as frozen layers. The fastest is returned if it
-    saves a twentieth of the time.
+    A merged factor has the smallest Kronecker-sparse support that contains the product. Its kernel usually reads more
+    weights, and one intermediate less is written and read. For each number of factors the cost model selects the best
+    merge. The three with the least expected times are then timed alternately, as frozen layers. The fastest is returned
+    if it saves a twentieth of the time.
 
     Args:
         given: A `KSLinear` for inference, or the factors of a chain in any form that `KSLinear` accepts.

@@ -162,8 +162,9 @@ def propose(
         precision: Arithmetic of the products, such as "float16".
         weight: Matrix (out_features, in_features) to approximate, or None.
         measure: Whether to time the chains, as `KSLinear`, and the dense layer on the device.
-        merge: Whether to propose chains with merged neighbours, too, as `optimize` merges them. A merged factor has
-            more weights, so the least possible error is never larger; the budget still holds.
+        merge: Whether to propose chains with merged neighbours, too, as `optimize` merges them. A merged factor can
+            represent every product of the factors it replaces, so the least possible error is never larger. The budget
+            still holds.
         most: Number of chains per family.
 
     Returns:
