@@ -226,20 +226,23 @@ def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
         return (drawn[0] + 1j * drawn[1] if like.dtype.kind == "c" else drawn[0]).astype(like.dtype)
 
     x = integers(whole.x)
-    first, *others = [
-        replace(
+
+    def redrawn(problem: Problem) -> Problem:
+        drawn = tuple(integers(weights, 1) for weights in (*problem.before, problem.weights))
+        *before, weights = _repeated(drawn, problem.kernel)
+        return replace(
             problem,
             x=x,
-            weights=integers(problem.weights, 1),
-            before=tuple(integers(weights, 1) for weights in problem.before),
+            weights=weights,
+            before=tuple(before),
             bias=integers(problem.bias),
             residual=integers(problem.residual),
             grad_y=integers(problem.grad_y),
             others=(),
             is_exact=is_exact,
         )
-        for problem in whole.each
-    ]
+
+    first, *others = map(redrawn, whole.each)
     return replace(first, others=tuple(others))
 
 
@@ -304,10 +307,8 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
         )
         *others, weights = (reference.dequantized(each.values, each.scale) for each in quantized)
         before = tuple(others)
-    if kernel.tied:
-        ties = zip((*before, weights), kernel.tied, strict=True)
-        *others, weights = (np.broadcast_to(slice_of(each, tie), each.shape).copy() for each, tie in ties)
-        before = tuple(others)
+    *others, weights = _repeated((*before, weights), kernel)
+    before = tuple(others)
     y_shape = (batch, outputs) if kernel.y_layout == "bsf" else (outputs, batch)
     return Problem(
         kernel,
@@ -321,6 +322,14 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
         quantized=quantized,
         inputs=given,
     )
+
+
+def _repeated(weights: "tuple[Array, ...]", kernel: KernelSpec) -> "tuple[Array, ...]":
+    """Weights of a chain's factors, each equal along the axes of its tie; the chain is a group's first."""
+    if not kernel.tied:
+        return weights
+    ties = zip(weights, kernel.tied[: len(weights)], strict=True)
+    return tuple(np.broadcast_to(slice_of(each, tie), each.shape).copy() for each, tie in ties)
 
 
 def slice_of(weights: "Array", tie: str) -> "Array":

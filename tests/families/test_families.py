@@ -115,6 +115,7 @@ def test_simt_packs_tied_weights_once(layout: str, tie: str) -> None:
         packed = [FAMILIES["simt"].packed_bytes(each.kernel, source.constants) for each in (source, whole)]
         assert packed[0] * (shape[0] if "a" in tie else 1) <= packed[1]
         kernels.check(source, 33, in_emulator())
+        kernels.check_exact(source, 17, in_emulator())
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -30,7 +30,7 @@ from ksgen.launch.choice import Choice
 from ksgen.launch.plan import Plan, load, make_plan
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
-from ksgen.measure.verify import Problem, compare, make_problem, tolerance
+from ksgen.measure.verify import Problem, compare, exact_problem, fault_of, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.wisdom.store import Entry, save
@@ -201,6 +201,8 @@ def test_tied_weights_are_packed_once(along: str, layout: str, tie: str) -> None
         shared = (shape[0] if "a" in tie else 1) * (shape[3] if "d" in tie and along == "batch" else 1)
         assert shared * tied <= whole
         agrees(replace(kernel, tied=(tie,)), constants, 17)
+        exact = exact_problem(replace(kernel, tied=(tie,)), 9)
+        assert fault_of(exact, multiplied(exact, constants)) == ""
 
 
 def in_pairs() -> Iterator[object]:

@@ -91,6 +91,20 @@ def test_kernels_that_read_all_weights_get_a_copy(monkeypatch: pytest.MonkeyPatc
             np.testing.assert_array_equal(Launcher(*SHAPE)(x, packed), expected)
 
 
+@pytest.mark.parametrize("along", ["a", "d", "a and d"])
+def test_a_first_result_of_repeated_weights_is_checked_by_its_slice(
+    along: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    processor()
+    monkeypatch.setenv("KSGEN_CHECK", "first")
+    plan_anew(monkeypatch)
+    own, weights, x = Launcher(*SHAPE), np.broadcast_to(draw(*SLICES[along]), SHAPE), draw(9, 24)
+    call = own.prepare(x, weights)
+    assert call.plan.kernel.tie == {"a": "a", "d": "d", "a and d": "ad"}[along]
+    np.testing.assert_array_equal(call(), own(x, weights.copy()))
+    assert not [each for each in caplog.messages if "is wrong on" in each]
+
+
 @pytest.mark.libraries
 def test_expanded_tensors() -> None:
     torch, _ = library("torch"), processor()

@@ -247,6 +247,19 @@ def test_one_wrong_bit_of_an_exact_sum_is_a_fault(kernel: KernelSpec) -> None:
     assert fault_of(problem, *right).startswith("relative error nan at batch 12, at most ")
 
 
+def test_weights_of_tied_kernels_are_equal_along_their_ties() -> None:
+    """In the problem of one chain as in that of a group, whose ties are those of all its chains."""
+    tied = {CHAIN_OF_TWO: ("a", "d"), (CHAIN_OF_TWO, CHAIN_OF_TWO): ("a", "d", "", "d")}
+    slices = [(1, 8, 24, 1), (1, 24, 8, 1), (2, 8, 24, 1), (1, 24, 8, 1)]
+    for chains, ties in tied.items():
+        kernel = KernelSpec(chains, tied=ties)
+        for problem in (make_problem(kernel, 12), exact_problem(kernel, 12)):
+            whole = [weights for each in problem.each for weights in (*each.before, each.weights)]
+            assert [each.shape for each in problem.given] == slices[: len(ties)]
+            for weights, given in zip(whole, problem.given, strict=True):
+                np.testing.assert_array_equal(weights, np.broadcast_to(given, weights.shape))
+
+
 def test_kernels_that_round_more_than_once_are_compared_by_their_error() -> None:
     for kernel in (
         KernelSpec(Pattern(2, 9, 5, 3), "float16", epilogue=Epilogue(activation="gelu")),
