@@ -135,7 +135,7 @@ def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "tuple[Prepared
             return None
         parameters += of_layer
     call = _found(calls, layers, x, None, parameters)
-    return None if call is None else (call, parameters)
+    return None if call is None else (call, make_whole(parameters))
 
 
 def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | None:
@@ -188,7 +188,7 @@ def _repeated(weights: Any) -> list[Tensor]:
 
 
 def make_whole(parameters: list[Tensor | None]) -> list[Tensor | None]:
-    """Replace views that repeat weights by copies, once; return the list."""
+    """Replace views that repeat a slice by copies, once; return the list."""
     for number, each in enumerate(parameters):
         if each is not None:
             parameters[number] = each.contiguous()

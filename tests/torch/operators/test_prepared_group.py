@@ -291,6 +291,19 @@ def test_a_mask_on_weights_that_were_frozen_counts(grouped: bool) -> None:
         torch.testing.assert_close(masked[:, :54], layers[0].bias.expand(20, -1))
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bias_may_repeat_one_number(way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
+    """Other numbers follow it in memory."""
+    choose(monkeypatch, way)
+    group = group_of(bias=True)
+    for layer in group:
+        layer.bias = nn.Parameter(torch.arange(1.0, 99)[:1].expand(layer.out_features))
+    x = x_of(group, 20)
+    warmed(group, x)
+    check(group, x)
+    assert all(served[-2:])
+
+
 def test_what_is_not_plain_inference_goes_the_usual_way(served: list[Any]) -> None:
     group = group_of()
     x = x_of(group, 4)
