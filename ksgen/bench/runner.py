@@ -255,12 +255,13 @@ class Runner:
                 error = None if contender.is_part else problem.error(ready.y(result), ready.gradients(result))
                 timed = Timed(ready, len(problem.sets), self.protocol)
                 self._check_seconds(contender, timed.once_s)
+            conversion_us = self._conversion_us(contender, timed, prepared_s)
         except _TooSlowError as refused:
             return None, _refusal("too slow", str(refused))
         except (KsgenError, RuntimeError, MemoryError) as refused:
             return None, self._refused(refused)
         facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.most_measurements}
-        facts["conversion_us"] = self._conversion_us(contender, timed, prepared_s)
+        facts["conversion_us"] = conversion_us
         if not contender.is_part:
             facts |= {
                 "error": error,
@@ -272,7 +273,8 @@ class Runner:
     def _conversion_us(self, contender: Contender, timed: Timed, prepared_s: float) -> float | None:
         """Microseconds to convert the weights: those of the log, or timed now if the contender's time is.
 
-        None if the conversion fails, or if the time is up or the preparation took longer than a contender may.
+        None if the conversion fails, or if the time is up or the preparation took longer than a contender may. The
+        error of a conversion that loses the GPU is raised.
         """
         known = self.log.content.contenders.get(contender.key)
         if known and known.facts["identity"] == contender.identity and known.facts.get("conversion_us"):
@@ -283,7 +285,9 @@ class Runner:
         try:
             return timed.conversion_us(self.protocol)
         except (KsgenError, RuntimeError, MemoryError) as refused:
-            self._refused(refused)  # raises if the GPU is lost
+            if self._has_lost_gpu():
+                raise
+            self._refused(refused)  # frees memory
             return None
 
     def _check_seconds(self, contender: Contender, once_s: float, at_most: float = 1.0) -> None:

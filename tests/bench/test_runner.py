@@ -245,6 +245,28 @@ def test_a_conversion_that_fails_loses_no_row(cpu: Any, tmp_path: Path, monkeypa
     assert (row.status, row.measurements, row.conversion_us, len(made)) == (OK, 2, None, 2)
 
 
+def test_a_conversion_that_loses_the_gpu_is_its_contenders_row(
+    cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a row of the next contender."""
+    made: list[int] = []
+    prepare = BASELINES["bmm"].prepare
+
+    def once(arrays: Any) -> Any:
+        made.append(1)
+        if len(made) > 1:
+            raise RuntimeError("an illegal access")
+        return prepare(arrays)
+
+    monkeypatch.setitem(BASELINES, "bmm", Baseline("bmm", "", once))
+    monkeypatch.setattr(Runner, "_has_lost_gpu", lambda self: len(made) > 1)
+    path = tmp_path / "a.jsonl"
+    with pytest.raises(DeviceError, match=r"the GPU context is lost \(RuntimeError: an illegal access\)"):
+        measure(cpu, path, [JOB], names=("bmm",))
+    (line,) = lines_of(path, "contender")
+    assert (line["status"], line["reason"]) == ("failed", "RuntimeError: an illegal access")
+
+
 @pytest.mark.parametrize(
     ("prepare_s", "deadline", "is_timed"), [(1.9, 100.0, True), (2.1, 100.0, False), (1.9, 1.0, False)]
 )
