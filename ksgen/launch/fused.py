@@ -20,7 +20,7 @@ from ksgen.families.gpus import gpu_of
 from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan
-from ksgen.launch.planner import PLANNER
+from ksgen.launch.planner import PLANNER, as_read
 from ksgen.pattern import Chain
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.values import counted
@@ -58,6 +58,10 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
     else:
         once = BEFORE_A_CAPTURE if kernel.job == "gradient" else ""  # gradients have no prepare
         refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
+        is_recorded = kernel.tied and device.kind == "cuda" and device.is_capturing(stream)
+        if is_recorded and not PLANNER.has_loaded(device, kernel, fit.batch, aligned):
+            # `build` has loaded the kernel that reads all weights; later calls take the other one
+            return PLANNER.plan(device, kernel.untied, fit.batch, aligned, refuse)
         plan = PLANNER.plan(device, kernel, fit.batch, aligned, refuse)
     fit.plans[key] = weakref.ref(plan) if plan else None
     return plan
@@ -67,6 +71,8 @@ def fused_plan(
     device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto", stream: Stream = None
 ) -> Plan | None:
     """Plan of one launch for a chain, or for several chains on one X; None if separate launches are faster."""
+    if kernel.tied and verdict(device, kernel, batch, fuse).is_one:
+        kernel = as_read(kernel, PLANNER.choice(device, kernel, batch))  # on GPUs the kernel that `build` has loaded
     key, generation = (device, kernel, batch, fuse), PLANNER.generation
     if (known := PLANNER.derived.get(key, _UNKNOWN)) is not _UNKNOWN:
         found: Plan | None = known

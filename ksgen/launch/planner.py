@@ -121,6 +121,11 @@ class Planner:
                 self._plans.clear()
             return self._plans.setdefault(key, made)
 
+    def has_loaded(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
+        """Whether the kernel that `plan` takes is on the device."""
+        choice = self.choice(device, kernel, batch, aligned)
+        return _key(device, as_read(kernel, choice), choice) in self._loaded
+
     def report(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice | None = None) -> None:
         """Call the watchers with a kernel that a call may use, and with its choice if it is planned."""
         for each in tuple(WATCHERS):

@@ -1,6 +1,7 @@
 """`build` of launchers: kernels are compiled and loaded before their first call, in parallel."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from ksgen.build.build import usable_cores
 from ksgen.errors import DeviceError, KsgenError, LaunchError, SpecError, ToolchainError
 from ksgen.launch import base
+from ksgen.launch.checks import CheckedArguments
+from ksgen.launch.fused import plan_for
 from ksgen.launch.planner import Planner
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
-from ksgen.spec import Epilogue
+from ksgen.spec import Epilogue, KernelSpec
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import BATCH, SHAPE, check, draw, inputs, plan_anew, zeros
 from tests.support.native import chosen_native
@@ -43,6 +46,38 @@ def test_a_graph_records_a_layer_after_its_build(fuse: Any, gpu: FakeGpu, monkey
     weights = [FakeTensor(gpu, draw(*each, precision="float16")) for each in LAYER]
     gpu.begin_capture()
     layer(x, weights)
+    gpu.end_capture()
+
+
+def test_a_graph_records_repeated_weights_after_a_build(
+    gpu: FakeGpu, ks: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel that reads the slice alone is taken once it is loaded."""
+    monkeypatch.setattr(base, "find_device", lambda name: gpu)
+    ks.build(BATCH)
+    kernel = KernelSpec(ks.pattern, tied=("d",))
+    fit = CheckedArguments(BATCH, ("cuda", 0), "float32", "float32", kernel)
+    found = []
+    for is_recorded in (True, False, True):
+        if is_recorded:
+            gpu.begin_capture()
+        plan = plan_for(fit, gpu, None, aligned=True)
+        gpu.graph = None
+        assert plan is not None
+        found.append(plan.kernel)
+    assert found == [kernel.untied, kernel, kernel]
+
+
+def test_a_graph_records_a_layer_of_repeated_weights_after_its_build(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "find_device", lambda name: gpu)
+    ChainLauncher(*(Launcher(*shape) for shape in LAYER), fuse="yes").build(40, precision="float16")
+    ((key, known),) = base.PLANNER.derived.items()
+    tied = replace(key[1], tied=("a", "d"))
+    gpu.begin_capture()
+    fit = CheckedArguments(40, ("cuda", 0), "float16", "float16", tied)
+    assert plan_for(fit, gpu, None, aligned=True, fuse="yes") is known
     gpu.end_capture()
 
 
