@@ -463,17 +463,9 @@ def test_the_shares_of_a_planes_tiles_are_all_of_its_inputs(layout: str, along: 
         assert ahead.lines <= ahead.each * (c // ahead.step)
 
 
-@needs_opencl
-@pytest.mark.parametrize(
-    ("batch", "width", "are_streamed"),
-    [(96, 2, True), (96, 3, False), (112, 2, False), (104, 2, False), (101, 2, False)],
-)
-def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_streamed: bool) -> None:
-    """Rows of 16-bit outputs that begin or end within a line would leave by pieces of lines, each of which memory
-    would merge.
-    """
-    device, kernel = processor(), kernel_of((2, 8, 6, 1), "bfloat16", "bsl")
-    constants = replace(constants_of(kernel, "batch", 16, (4, width), parts=2), block=32 * width, streaming=1)
+def without_streaming(kernel: KernelSpec, constants: VectorConstants, batch: int) -> Array:
+    """Whether each output is there although the kernel has no streaming stores."""
+    device = processor()
     whole = render(kernel, constants, dialect="opencl")
     without = replace(whole, text=whole.text.replace("__builtin_nontemporal_store(", "(void)("))
     assert without.text.count("(void)(") == 2
@@ -484,9 +476,32 @@ def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_s
     )
     _, places = placed(arrays_of(problem), kernel.dtype, 64)
     launch(device, make_plan(device, kernel, batch, Choice("vector", constants, "a test's"), loaded), places)
-    left = places[2].reshape(problem.y_shape) == wanted
+    found: Array = places[2].reshape(problem.y_shape) == wanted
+    return found
+
+
+@needs_opencl
+@pytest.mark.parametrize(
+    ("batch", "width", "are_streamed"),
+    [(96, 2, True), (96, 3, False), (112, 2, False), (104, 2, False), (101, 2, False)],
+)
+def test_pieces_of_lines_stay_in_the_caches_in_bsl(batch: int, width: int, are_streamed: bool) -> None:
+    """Rows of 16-bit outputs that begin or end within a line would leave by pieces of lines, each of which memory
+    would merge.
+    """
+    kernel = kernel_of((2, 8, 6, 1), "bfloat16", "bsl")
+    constants = replace(constants_of(kernel, "batch", 16, (4, width), parts=2), block=32 * width, streaming=1)
+    left = without_streaming(kernel, constants, batch)
     assert left.all() != are_streamed
     assert not are_streamed or not left[:, :64].any()  # of whole tiles
+
+
+@needs_opencl
+def test_exchanged_outputs_leave_by_streaming_stores_in_bsl() -> None:
+    kernel = KernelSpec(Pattern(2, 8, 6, 4, store="i.j.k"), "float32", "bsl")
+    constants = replace(constants_of(kernel, "batch", 16, (4, 2), parts=2), streaming=1)
+    assert not VectorTiling(kernel, constants).waits
+    assert not without_streaming(kernel, constants, 64).any()
 
 
 @needs_opencl
