@@ -93,7 +93,8 @@ class Weights:
     stored: str = SAME  # "same" (the type of Y), or quantized storage: `canonical` is then `Quantized.whole`
     inputs: str = SAME  # storage of the X that they multiply
     tie: str = ""  # axes along which the weights are equal: `canonical` is then their slice
-    repeat: Callable[[], tuple[Buffer, Any]] | None = None  # whole weights of such a slice, and their owner
+    # whole weights of such a slice, written on a stream, and their owner
+    repeat: Callable[[Stream], tuple[Buffer, Any]] | None = None
     form: WeightForm = field(init=False)
     _packed: dict[str, Buffer] = field(default_factory=dict)
 
@@ -135,7 +136,7 @@ class Weights:
 
     def _pack(self, plan: Plan, stream: Stream) -> Buffer:
         refuse_capture(plan.device, stream, "packs its weights for the first time")
-        whole = self.repeat() if self.repeat and not plan.kernel.tied else (self.canonical, None)
+        whole = self.repeat(stream) if self.repeat and not plan.kernel.tied else (self.canonical, None)
         packed = plan.pack(whole[0], stream)
         plan.device.synchronize(stream)
         return self._packed.setdefault(plan.packing, packed)
@@ -147,7 +148,7 @@ def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
         of_slice = tuple(slice(1) if axis in tie else slice(None) for axis in "abcd")
         part = host_array(found)[of_slice].copy()
 
-        def repeat() -> tuple[Buffer, Any]:
+        def repeat(_: Stream) -> tuple[Buffer, Any]:
             whole = new_host_array(found.shape, part.dtype)
             whole[...] = part
             return uploaded(device, whole), None
@@ -166,9 +167,9 @@ def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: St
     device.synchronize(stream)
     place = found._replace(kind="packed", owner=None)  # the address alone: `Launcher.pack` has checked for gradients
 
-    def repeat() -> tuple[Buffer, Any]:
-        whole = _whole(given, stream)
-        device.synchronize(stream)
+    def repeat(later: Stream) -> tuple[Buffer, Any]:
+        whole = _whole(given, later)
+        device.synchronize(later)
         return whole.pointer, whole.owner
 
     options: dict[str, Any] = {"tie": tie, "repeat": repeat} if tie else {}

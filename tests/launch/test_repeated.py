@@ -13,9 +13,12 @@ from ksgen import ChainLauncher, Launcher
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.families import FAMILIES
+from ksgen.launch import weights as packing
 from ksgen.launch.arrays import ArrayView, view
 from ksgen.launch.memory import repetition, size_of
 from ksgen.launch.planner import Planner
+from ksgen.pattern import Pattern
+from tests.support.fake_gpu import FakeGpu
 from tests.support.host_memory import processor
 from tests.support.launching import plan_anew
 from tests.support.libraries import library
@@ -167,6 +170,20 @@ def test_copies_stay_on_the_stream_of_the_launches(
     _, copied = repetition(found, stream)
     copied()
     assert written == [expected]
+
+
+def test_packed_weights_are_repeated_on_the_stream_of_their_use(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream on which they were packed may be gone."""
+    streams: list[Any] = []
+    monkeypatch.setattr(packing, "_whole", lambda found, stream: streams.append(stream) or found)
+    found = ArrayView("cupy", 4096, SHAPE, "float32", (80, 16, 4, 0), ("cuda", 0), 5, None, True)
+    packed = packing.pack_in_place(found, Pattern(*SHAPE), gpu, 5)
+    kernel = SimpleNamespace(weights="same", inputs="same", tied=())
+    plan: Any = SimpleNamespace(kernel=kernel, packing="whole", device=gpu, pack=lambda at, stream: (at, stream))
+    assert packed.tie == "d"
+    assert packed.use(plan, 9).at == (4096, 9)
+    assert streams == [9]
+    assert gpu.waits == [5, 9, 9]
 
 
 def test_other_gaps_are_refused() -> None:
