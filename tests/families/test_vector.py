@@ -201,6 +201,8 @@ def test_tied_weights_are_packed_once(along: str, layout: str, tie: str) -> None
         shared = (shape[0] if "a" in tie else 1) * (shape[3] if "d" in tie and along == "batch" else 1)
         assert shared * tied <= whole
         agrees(replace(kernel, tied=(tie,)), constants, 17)
+        works = (FAMILY.work(each, constants, 17).multiply_adds for each in (replace(kernel, tied=(tie,)), kernel))
+        assert len(set(works)) == 1
         exact = exact_problem(replace(kernel, tied=(tie,)), 9)
         assert fault_of(exact, multiplied(exact, constants)) == ""
 

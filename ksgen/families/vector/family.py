@@ -269,7 +269,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
 def multiply_adds(shape: VectorTiling, batch: int) -> int:
     """Multiply-adds of a factor, with those of padding."""
     rows = round_up(batch, shape.constants.height if shape.is_along_outputs else shape.constants.lanes)
-    return rows * shape.columns * shape.column_weights
+    return rows * shape.columns * shape.inputs * shape.column_outputs
 
 
 # rows and lanes of a tile: for lanes along the outputs, and along the batch

@@ -165,10 +165,14 @@ class VectorTiling(Planes):
         return self.transposes and self.constants.parts > self.planes
 
     @property
+    def column_outputs(self) -> int:
+        """Outputs of a column for one row of the batch."""
+        return self.tile_lanes if self.is_along_outputs else self.constants.height
+
+    @property
     def column_weights(self) -> int:
         """Packed weights per column."""
-        per_input = self.constants.width if self.is_broadcast else self.tile_lanes
-        return self.inputs * (per_input if self.is_along_outputs else self.constants.height)
+        return self.inputs * (self.constants.width if self.is_broadcast else self.column_outputs)
 
     @property
     def weight_bytes(self) -> int:
