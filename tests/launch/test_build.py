@@ -54,9 +54,9 @@ def test_a_graph_records_repeated_weights_after_a_build(
 ) -> None:
     """The kernel that reads the slice alone is taken once it is loaded."""
     monkeypatch.setattr(base, "find_device", lambda name: gpu)
-    ks.build(BATCH)
+    ks.build(300)
     kernel = KernelSpec(ks.pattern, tied=("d",))
-    fit = CheckedArguments(BATCH, ("cuda", 0), "float32", "float32", kernel)
+    fit = CheckedArguments(300, ("cuda", 0), "float32", "float32", kernel)
     found = []
     for is_recorded in (True, False, True):
         if is_recorded:
