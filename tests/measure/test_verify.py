@@ -248,7 +248,7 @@ def test_one_wrong_bit_of_an_exact_sum_is_a_fault(kernel: KernelSpec) -> None:
 
 
 def test_weights_of_tied_kernels_are_equal_along_their_ties() -> None:
-    """In the problem of one chain as in that of a group, whose ties are those of all its chains."""
+    """Ties are those of all chains of a group, and of one chain alone."""
     tied: dict[Any, tuple[str, ...]] = {CHAIN_OF_TWO: ("a", "d"), (CHAIN_OF_TWO, CHAIN_OF_TWO): ("a", "d", "", "d")}
     slices = [(1, 8, 24, 1), (1, 24, 8, 1), (2, 8, 24, 1), (1, 24, 8, 1)]
     for chains, ties in tied.items():

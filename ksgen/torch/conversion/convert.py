@@ -57,7 +57,7 @@ def convert(
             component, such as `up`. The first match counts. A spec gives its `layers`, with their `between`, `fuse` and
             `out_layout`. With a `budget`: a list of names and patterns, or None for all layers except tied ones, heads,
             embeddings, and layers with at most 16 outputs.
-        budget: Largest share of the dense weights. `propose` then gives candidates per layer: those that are expected
+        budget: Largest share of the dense weights. `propose` then gives candidates per layer: the chains expected
             to train faster than the dense layer, or all if there are none. Among the nearest of them, the one with the
             fastest training step is taken. SVDs alone give the errors of the candidates. Only chains of three or more
             factors that are not chainable are factorized for this choice.
