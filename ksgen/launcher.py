@@ -16,7 +16,7 @@ __all__ = ["Call", "ChainLauncher", "GroupLauncher", "Launcher", "SumLauncher", 
 
 
 def use_bundle(path: str) -> None:
-    """Prefer the binaries and wisdom of a bundle in every launcher of this process.
+    """Use the binaries and wisdom of a bundle in every launcher of this process.
 
     A bundle holds binaries and wisdom, so that a machine without a compiler can launch kernels.
     `ksgen bundle specs/vit.yaml --arch sm_90a -o vit.ksb` writes one. The bundle that was added last is searched first.
