@@ -55,7 +55,7 @@ def convert(
         rule: Mapping of names to chains, a spec or its path, or the path of a .json file of `save_rule`. A name with a
             dot or one of *?[ is a shell pattern for the full name, such as `blocks.*.up`. Any other name is one
             component, such as `up`. The first match counts. A spec gives its `layers`, with their `between`, `fuse` and
-            `out_layout`. With a `budget`: a list of names and patterns, or None for all layers except tied ones, heads,
+            `out_layout`. With a `budget`: a list of such names, or None for all layers except tied ones, heads,
             embeddings, and layers with at most 16 outputs.
         budget: Largest share of the dense weights. `propose` then gives candidates per layer: the chains expected
             to train faster than the dense layer, or all if there are none. Among the nearest of them, the one with the
