@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 96400397, spec d7bd2296
+// ks_1x768x192x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 d4831637, spec d7bd2296
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -316,9 +316,9 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
         }
         copy_async_commit();
     }
-    // In float32, the loop is unrolled STAGES times if STAGES divides STEPS. Unaligned rows are the exception if aligned
-    // ones have a loop of their own. Stages of an unrolled loop have constant addresses in shared memory. In other cases
-    // unrolling makes ptxas spill.
+    // In float32, the loop is unrolled STAGES times if STAGES divides STEPS. Unaligned rows are the exception
+    // if aligned ones have a loop of their own. Stages of an unrolled loop have constant addresses in shared
+    // memory. In other cases unrolling makes ptxas spill.
     constexpr bool IS_UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 && (WIDE || X_VECTOR == 1);
     constexpr int UNROLLED = IS_UNROLLED ? STAGES : 1;
     _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)

@@ -5,7 +5,7 @@ processors agree.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -17,6 +17,7 @@ from ksgen.bench.roster import OTHERS, OURS
 from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import LAYOUT_WORDS, ResultTable, percent
 from ksgen.devices.base import PROCESSOR_RUNTIMES
+from ksgen.measure.gains import PAPERS, RULES
 from ksgen.measure.ranks import rank_correlation
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
@@ -29,27 +30,6 @@ HALVES = slice(0, None, 2), slice(1, None, 2)  # of the patterns
 
 Numbers = NDArray[np.float64]
 Ratios = Sequence[tuple[Pattern, float]]  # the best other's time over ours: above 1 ours is faster
-
-PAPERS = "(b+c)/(bc)"
-RULES: dict[str, Callable[[Pattern], float]] = {  # numbers of a pattern that should grow with our kernel's gain
-    PAPERS: lambda pattern: pattern.rewrite_ratio,
-    "d (b+c)/(bc)": lambda pattern: pattern.d * pattern.rewrite_ratio,
-    "(b+c)/(bc), and 0 where d = 1": lambda pattern: pattern.rewrite_ratio * (pattern.d > 1),
-    "log2(2 d) (b+c)/(bc)": lambda pattern: float(np.log2(2 * pattern.d)) * pattern.rewrite_ratio,
-    "1/b": lambda pattern: 1 / pattern.b,
-    "1/c": lambda pattern: 1 / pattern.c,
-    "1/min(b,c)": lambda pattern: 1 / min(pattern.b, pattern.c),
-    "1/max(b,c)": lambda pattern: 1 / max(pattern.b, pattern.c),
-    "d": lambda pattern: pattern.d,
-    "a d": lambda pattern: pattern.a * pattern.d,
-    "a d / (bc)": lambda pattern: pattern.a * pattern.d / (pattern.b * pattern.c),
-}
-
-
-BATCH_ON_PROCESSORS = 6272  # of the following gains
-# By precision and layout, the rule on which kinds of processors agree, and the mean gains of patterns with at least
-# such a value. `tests/bench/test_heuristic.py` compares both with the results in benchmarks/results.
-ON_PROCESSORS = {("float32", "bsf"): ("a d / (bc)", ((1 / 512, 4.3), (1 / 8192, 2.2), (0.0, 1.5)))}
 
 
 @dataclass(frozen=True)
@@ -66,31 +46,6 @@ class Judged:
     def is_better(self) -> bool:
         """Whether either half of the patterns confirms a gain over the paper's rule found on the other half."""
         return self.margin >= LEAST_GAIN
-
-
-@dataclass(frozen=True)
-class ProcessorGain:
-    """Value of a pattern under the rule for processors, and its class's mean gain over the fastest of the others."""
-
-    rule: str
-    value: float
-    gain: float
-    batch: int = BATCH_ON_PROCESSORS
-
-
-def gain_on_processors(pattern: Pattern, precision: str, layout: str) -> ProcessorGain | None:
-    """Gain that processors' results suggest; None if no rule is better than the paper's there.
-
-    Examples:
-        >>> from ksgen import Pattern
-        >>> gain_on_processors(Pattern(1, 64, 64, 16), "float32", "bsf").gain
-        4.3
-    """
-    if (precision, layout) not in ON_PROCESSORS:
-        return None
-    rule, classes = ON_PROCESSORS[precision, layout]
-    value = RULES[rule](pattern)
-    return ProcessorGain(rule, value, next(gain for least, gain in classes if value >= least))
 
 
 def predictors(results: Results, layout: str) -> ResultTable:
@@ -157,8 +112,9 @@ def agreement(kinds: Mapping[str, Sequence[ResultRow]]) -> ResultTable:
             lines.append((*job, len(each_kind), next(shown), rule, next(shown)))
     columns = ("batch", "precision", "layout", "kinds", PAPERS, "better rule", "its rank correlation")
     note = (
-        f"Rank correlations with the gain over the fastest of the others, on kinds with {LEAST_PATTERNS} patterns or "
-        f"more. A better rule exceeds the paper's by {LEAST_GAIN} on each half of the patterns, on {LEAST_KINDS} kinds."
+        "Rank correlations with the gain over the fastest of the others, on kinds with "
+        f"{counted(LEAST_PATTERNS, 'pattern')} or more. "
+        f"A better rule exceeds the paper's by {LEAST_GAIN} on each half of the patterns, on {LEAST_KINDS} kinds."
     )
     return ResultTable.of("What predicts the gain on processors", columns, lines, note)
 

@@ -42,7 +42,7 @@ class UnsupportedError(KsgenError):
 
 
 @dataclass(frozen=True)
-class Library:
+class ComparedLibrary:
     """A library that multiplies: where it is measured, and how to install it."""
 
     name: str  # of its distribution, whose version identifies the measurements
@@ -102,11 +102,11 @@ class Library:
 LIBRARY = {
     each.name: each
     for each in (
-        Library("scipy", _WIDE, on_gpus=False),
-        Library("lazylinop", _WIDE, on_gpus=False, needs=("pandas", "pyopencl")),
-        Library("torch-structured", (*_WIDE, *_HALF), on_gpus=None, needs=("triton",)),
-        Library("nvmath-python", (*_WIDE, *_HALF), on_gpus=True),
-        Library(
+        ComparedLibrary("scipy", _WIDE, on_gpus=False),
+        ComparedLibrary("lazylinop", _WIDE, on_gpus=False, needs=("pandas", "pyopencl")),
+        ComparedLibrary("torch-structured", (*_WIDE, *_HALF), on_gpus=None, needs=("triton",)),
+        ComparedLibrary("nvmath-python", (*_WIDE, *_HALF), on_gpus=True),
+        ComparedLibrary(
             "mem-efficient-blr",
             (torch.bfloat16,),
             on_gpus=True,
@@ -262,7 +262,7 @@ def torch_structured(arrays: LayerArrays) -> LayerProduct:
     return in_forms(arrays, form, prepare)
 
 
-def _butterfly(library: Library, chain: Chain, weights: Sequence[Tensor]) -> Product:
+def _butterfly(library: ComparedLibrary, chain: Chain, weights: Sequence[Tensor]) -> Product:
     count = chain.in_features
     levels = square_dyadic(count).factors if count > 1 and count & (count - 1) == 0 else ()
     if chain.factors not in (levels, levels[::-1]):
@@ -292,7 +292,7 @@ def blr(arrays: LayerArrays) -> LayerProduct:
         clock = BusyCudaClock()
         return median(clock(lambda: product(x)) for _ in range(3))
 
-    def fastest(candidates: Callable[[Library, State], Iterator[Product]]) -> Callable[[State], Product]:
+    def fastest(candidates: Callable[[ComparedLibrary, State], Iterator[Product]]) -> Callable[[State], Product]:
         def prepare(state: State) -> Product:
             times: dict[Product, float] = {}
             refused: list[UnsupportedError] = []
@@ -311,7 +311,7 @@ def blr(arrays: LayerArrays) -> LayerProduct:
     return of_structure(arrays, "mem-efficient-blr kernel", {name: fastest(each) for name, each in kernels.items()})
 
 
-def _blast_kernels(library: Library, state: State) -> Iterator[Product]:
+def _blast_kernels(library: ComparedLibrary, state: State) -> Iterator[Product]:
     left, inner, right = state["B"], state["D"], state["C"]
     if len(left) != len(right) or len(left) == 1:
         raise UnsupportedError(
@@ -325,7 +325,7 @@ def _blast_kernels(library: Library, state: State) -> Iterator[Product]:
     yield _on_sequences(module, "triton_blast_bmm_fp16", *by_rank)
 
 
-def _monarch_kernels(library: Library, state: State) -> Iterator[Product]:
+def _monarch_kernels(library: ComparedLibrary, state: State) -> Iterator[Product]:
     first, second = state["blkdiag1"].transpose(1, 2), state["blkdiag2"].contiguous()
     blocks, _, rank = first.shape
     if rank % blocks:
@@ -336,7 +336,7 @@ def _monarch_kernels(library: Library, state: State) -> Iterator[Product]:
     yield _on_sequences(module, "triton_monarch_right_left_fp16", first, second.transpose(1, 2).contiguous())
 
 
-def _low_rank_kernels(library: Library, state: State) -> Iterator[Product]:
+def _low_rank_kernels(library: ComparedLibrary, state: State) -> Iterator[Product]:
     down, up = (state[name].t().contiguous() for name in ("A", "B"))
     yield _on_sequences(library.load("low_rank_kernels"), "triton_low_rank_fp16", down, up)
 

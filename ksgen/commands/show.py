@@ -188,7 +188,7 @@ def _on_processors(kernel: KernelSpec) -> dict[str, Any]:
 
     They are results of plain products.
     """
-    from ksgen.bench.heuristic import gain_on_processors
+    from ksgen.measure.gains import gain_on_processors
 
     if kernel.words or kernel.stored or kernel.is_exchanged:
         return {}

@@ -239,7 +239,7 @@ def test_layers_on_one_x_read_it_in_orders_of_their_own(
     """Layers copy 16, 8 or 4 bytes at a time in batch-size-first, or single elements."""
     texts = ("2,16,48,1", "l1:8.i.l2@6,24,16,1", "l.i@4,16,24,1", "8,16,12,1")
     kernel = group_of(tuple((Pattern.parse(text),) for text in texts), precision, layout, Epilogue(True))
-    own, limits = family_named(family), cuda_limits("sm_80")
+    own, limits = family_named(family), cuda_limits("sm_90a")
     constants = own.default(kernel, limits).changed(**changed)
     check(own, kernel, constants, limits)
     arrays = arrays_of(kernel, batch)

@@ -91,7 +91,7 @@ class ChainLayer:
             >>> layer(-torch.ones(1, 4), torch.ones(1, 6))
             tensor([[1., 1., 1., 1., 1., 1.]])
         """
-        if after != "none":
+        if not isinstance(after, fx.Proxy) and after != "none":
             return self._activated(x, residual, after)
         y = trained.multiply(self, x, residual) if torch.is_grad_enabled() else prepared.multiply(self, x, residual)
         if y is not None:
