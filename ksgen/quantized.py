@@ -286,7 +286,7 @@ def quantize(
         weights: Weights (a, b, c, d): an array of NumPy or a tensor of PyTorch.
         storage: "int8", "e4m3", "e5m2", or "bfloat16" for x of float32.
         per: What has a scale of its own: "factor" (all weights), "i" (a diagonal block) or "output" (i, k, j).
-        x: Inputs of the layer for calibration. None: no calibration.
+        x: Inputs that these weights multiply, for calibration. None: no calibration.
         layout: Layout of x: "bsf" or "bsl".
         scale: Scales (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d), at which no weight saturates. None: computed.
         x_scale: Scale of x, if x is stored in eight bits like the weights. `quantize_inputs` finds it.

@@ -83,7 +83,7 @@ class KSSum(Layers):
             The module.
 
         Raises:
-            LaunchError: A parameter is missing, unknown, of another shape, or one of several structures.
+            LaunchError: A parameter is missing, unknown or of another shape, or several structures have it.
 
         Examples:
             >>> from ksgen import structures
