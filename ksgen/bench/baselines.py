@@ -102,9 +102,7 @@ def by_factors(prepare: Prepare) -> PrepareLayer:
                 changes = transposes and number == layer.chains[place].transposing_factor
                 rows = natural(x.t().contiguous() if changes else x, exchange, layout)
                 x = exchanged(product(rows), exchange, layout)
-            added, steps = (arrays.biases[place], arrays.residuals[place]), layer.epilogue
-            y = finish(x, added[0], steps.activation, added[1], arrays.y_layout, steps.residual_first)
-            return y.contiguous()
+            return arrays.finished(x, place)
 
         return lambda x: [of_chain(place, x) for place in range(len(chains))]
 
@@ -130,11 +128,7 @@ def strided(pattern: Pattern, layout: str, weights: Tensor) -> Product:
 
 def views(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     """Multiply with `strided`, or with `bmm` if X has no view with a stride of 1."""
-    return backend(backend_of_views(pattern, layout))(pattern, layout, weights)
-
-
-def backend_of_views(pattern: Pattern, layout: str) -> str:
-    return "bmm" if layout == "bsf" and pattern.d > 1 else "strided"
+    return backend("bmm" if layout == "bsf" and pattern.d > 1 else "strided")(pattern, layout, weights)
 
 
 def three_passes(pattern: Pattern, layout: str, weights: Tensor) -> Product:

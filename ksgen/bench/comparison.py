@@ -81,24 +81,25 @@ class Results:
     def over(self, one: str, others: Sequence[str], layout: str) -> dict[str, float]:
         """The best other's time over `one`'s, by job, if `one` and at least one of the others have a time.
 
-        Jobs whose best other is uncertain (`unsettled`) are left out.
+        Jobs are left out where an unreliable time of the others may be below their best reliable one.
         """
-        found, uncertain = {}, self.unsettled(others, layout)
+        ratios, least = {}, {}
         for job, best in self.best[layout].items():
-            against = [best[name].us for name in others if name in best]
-            if one in best and against and job not in uncertain:
-                found[job] = min(against) / best[one].us
-        return found
-
-    def unsettled(self, others: Sequence[str], layout: str) -> set[str]:
-        """Jobs in which an unreliable time of the others may be below their best reliable one."""
-        best, found = self.best[layout], set()
-        for row in self.rows:
-            if layout in (row.layout, BEST) and row.implementation in others and row.doubt and row.is_accurate:
-                known = [best[row.job][name].us for name in others if name in best[row.job]]
-                if known and row.quartile1_us is not None and row.quartile1_us < min(known):
-                    found.add(row.job)
-        return found
+            if against := [best[name].us for name in others if name in best]:
+                least[job] = min(against)
+                if one in best:
+                    ratios[job] = least[job] / best[one].us
+        uncertain = {
+            row.job
+            for row in self.rows
+            if layout in (row.layout, BEST)
+            and row.implementation in others
+            and row.doubt
+            and row.is_accurate
+            and row.quartile1_us is not None
+            and row.quartile1_us < least.get(row.job, 0.0)
+        }
+        return {job: ratio for job, ratio in ratios.items() if job not in uncertain}
 
     def ratios(self, one: str, others: Sequence[str], layout: str) -> Pairs:
         """The best other's time over `one`'s, by pattern."""

@@ -41,7 +41,7 @@ from ksgen.measure.verify import Packed
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.wisdom.store import load_wisdom
 
-Clock = Callable[[Callable[[], None]], float]
+Clock = Callable[[Callable[[], object]], float]
 Added = Mapping[str, Sequence[Tensor | None]]  # biases and residuals, per chain
 
 UNTRAINED = "launches record no gradients; `layer` trains with the same kernels"
@@ -57,7 +57,7 @@ class ReadyContender:
     wait: Callable[[], None]  # until all runs are complete
     rest: Callable[[], None] = lambda: None  # pause before timing, until other threads sleep
     gradients: Callable[[Any], Gradients | None] = lambda result: None  # of a run that is a training step
-    convert: Callable[[], None] | None = None  # convert the weights again; None if that cannot be timed alone
+    convert: Callable[[], object] | None = None  # convert the weights again; None if that cannot be timed alone
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ def by_calls(
     run: Callable[[int], Any],
     on_cuda: bool,
     wait: Callable[[], None] = lambda: None,
-    convert: Callable[[], None] | None = None,
+    convert: Callable[[], object] | None = None,
 ) -> ReadyContender:
     """Contender whose calls work on PyTorch's own memory.
 
@@ -343,11 +343,7 @@ def in_place(plans: Sequence[Plan], arrays: LayerArrays) -> ReadyContender:
     device, pack = plans[0].device, _packing(plans, arrays)
     launches = list(zip(plans, pack(), strict=True))
     calls = [_Calls(arrays, launches, x) for x in arrays.sets]
-
-    def convert() -> None:
-        pack()
-
-    return by_calls(lambda number: calls[number](), device.kind == "cuda", device.synchronize, convert)
+    return by_calls(lambda number: calls[number](), device.kind == "cuda", device.synchronize, pack)
 
 
 def _packing(plans: Sequence[Plan], arrays: LayerArrays) -> Callable[[], list[Packed]]:
@@ -419,8 +415,8 @@ def _on_buffers(plan: Plan, arrays: LayerArrays) -> ReadyContender:
     """Contender whose arrays are copied to the memory of an OpenCL device."""
     device = plan.device
     ((weights,),), (poisoned,) = arrays.weights, arrays.outputs()
-    given, workspace = _uploaded(device, weights), plan.workspace()
-    packed = plan.pack(given, None)
+    pack, workspace = partial(plan.pack, _uploaded(device, weights), None), plan.workspace()
+    packed = pack()
     outputs = [_uploaded(device, poisoned) for _ in arrays.sets]
     inputs = [_uploaded(device, x) for x in arrays.sets]
     shared, pairs = {"weights": packed, "workspace": workspace}, zip(inputs, outputs, strict=True)
@@ -435,11 +431,8 @@ def _on_buffers(plan: Plan, arrays: LayerArrays) -> ReadyContender:
         device.download(result.view(torch.uint8).numpy(), buffer)
         return [result]
 
-    def convert() -> None:
-        plan.pack(given, None)
-
     return ReadyContender(
-        run, y, lambda call: device.time(call, None, runs=1, warmup=0)[0], device.synchronize, convert=convert
+        run, y, lambda call: device.time(call, None, runs=1, warmup=0)[0], device.synchronize, convert=pack
     )
 
 
@@ -453,12 +446,8 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
             step, gradients = training_step(baseline.name, arrays)
             ready = by_calls(step, where.type == "cuda")
             return replace(ready, y=lambda result: result.ys, gradients=gradients)
-        product = baseline.prepare(arrays)
-
-        def convert() -> None:
-            baseline.prepare(arrays)
-
-        again = convert if baseline.only_converts else None
+        convert = partial(baseline.prepare, arrays)
+        product, again = convert(), convert if baseline.only_converts else None
         return by_calls(lambda number: product(arrays.sets[number]), where.type == "cuda", convert=again)
 
     chains, arithmetic = job.layer.chains, job.comparison.baselines

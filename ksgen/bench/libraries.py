@@ -24,7 +24,6 @@ from ksgen.errors import KsgenError
 from ksgen.pattern import Chain, Pattern, square_dyadic
 from ksgen.structures import Structure
 from ksgen.torch.operators.backends import BACKENDS
-from ksgen.torch.operators.products import finish
 
 Product = Callable[[Tensor], Tensor]
 LayerProduct = Callable[[Tensor], Sequence[Tensor]]  # outputs per chain
@@ -214,13 +213,8 @@ def in_forms(arrays: LayerArrays, form: str, prepare: Callable[[Chain, Sequence[
         raise UnsupportedError(f"the {form}s take batch-size-first alone")
     if arrays.layer.between != "none":
         raise UnsupportedError(f"the {form}s have no activation between factors")
-    steps = arrays.layer.epilogue
     products = [prepare(*each) for each in zip(arrays.layer.chains, arrays.weights, strict=True)]
-    given = list(zip(products, arrays.biases, arrays.residuals, strict=True))
-    return lambda x: [
-        finish(product(x), bias, steps.activation, residual, "bsf", steps.residual_first).contiguous()
-        for product, bias, residual in given
-    ]
+    return lambda x: [arrays.finished(product(x), place) for place, product in enumerate(products)]
 
 
 def of_structure(arrays: LayerArrays, form: str, forms: Mapping[str, Callable[[State], Product]]) -> LayerProduct:

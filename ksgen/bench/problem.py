@@ -179,6 +179,11 @@ class LayerArrays:
         """Outputs per chain, as slices of one array."""
         return list(y.split(self.features, 1 if self.y_layout == "bsf" else 0))
 
+    def finished(self, product: Tensor, place: int) -> Tensor:
+        """Contiguous outputs of a chain: its product, with the bias, the activation and the residual."""
+        steps, bias, residual = self.layer.epilogue, self.biases[place], self.residuals[place]
+        return finish(product, bias, steps.activation, residual, self.y_layout, steps.residual_first).contiguous()
+
     def outputs(self) -> list[Tensor]:
         """New outputs per chain, as slices of one array filled with NaN."""
         return self.apart(self.sets[0].new_full(self._shape(sum(self.features), self.y_layout), nan))

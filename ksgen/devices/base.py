@@ -98,7 +98,7 @@ class Device(Protocol):
     def is_capturing(self, stream: Stream) -> bool:
         """Whether the stream is recording a CUDA graph: nothing may then wait or allocate."""
 
-    def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
+    def time(self, call: Callable[[], object], stream: Stream, runs: int, warmup: int) -> list[float]:
         """Seconds of each run by the device's own clock."""
 
 

@@ -143,7 +143,7 @@ class DriverDevice(CudaDevice):
             status = self._call("asking whether the stream is captured", self._cu.cuStreamIsCapturing, stream)
         return bool(status != self._cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
-    def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
+    def time(self, call: Callable[[], object], stream: Stream, runs: int, warmup: int) -> list[float]:
         cu, handle = self._cu, stream or 0
         with self._current():
             for _ in range(warmup):

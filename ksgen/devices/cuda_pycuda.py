@@ -195,7 +195,7 @@ class PyCudaDevice(CudaDevice):
         with self._inside("asking whether the stream is captured"):
             return is_capturing(handle)
 
-    def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
+    def time(self, call: Callable[[], object], stream: Stream, runs: int, warmup: int) -> list[float]:
         pycuda_stream, event = self._pycuda_stream(stream), self._driver.Event
         with self._inside("timing"):
             for _ in range(warmup):

@@ -320,7 +320,7 @@ class NativeDevice(ProcessorDevice):
     def synchronize(self, stream: Stream = None) -> None:
         """Nothing to wait for: a launch returns when it is done."""
 
-    def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
+    def time(self, call: Callable[[], object], stream: Stream, runs: int, warmup: int) -> list[float]:
         for _ in range(warmup):
             call()
         marks = [perf_counter()]

@@ -155,7 +155,7 @@ class OpenCLDevice(ProcessorDevice):
         except self._cl.Error as error:
             raise self._failure("waiting for the queue", error) from error
 
-    def time(self, call: Callable[[], None], stream: Stream, runs: int, warmup: int) -> list[float]:
+    def time(self, call: Callable[[], object], stream: Stream, runs: int, warmup: int) -> list[float]:
         queue = stream or self._queue
         if not queue.properties & self._cl.command_queue_properties.PROFILING_ENABLE:
             raise DeviceError(f"{queue}: timing needs a queue made with PROFILING_ENABLE, or None for the device's own")
@@ -163,7 +163,7 @@ class OpenCLDevice(ProcessorDevice):
             call()
         return [self._seconds(call, queue) for _ in range(runs)]
 
-    def _seconds(self, call: Callable[[], None], queue: Any) -> float:
+    def _seconds(self, call: Callable[[], object], queue: Any) -> float:
         """Seconds from the start of the first launch to the end of the last one."""
         events = self._timed.events = []
         try:

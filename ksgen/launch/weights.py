@@ -19,6 +19,7 @@ from ksgen.launch.plan import Plan
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized
 from ksgen.spec import PRECISIONS
+from ksgen.spec.kernel import SLICES
 from ksgen.spec.storage import SAME
 
 _Place = tuple[Any, Device, str]  # address of an array, device, and a plan's packing
@@ -145,8 +146,7 @@ class Weights:
 def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
     """Copy host weights to the device; of tied ones, their slice."""
     if tie := tie_of(found):
-        of_slice = tuple(slice(1) if axis in tie else slice(None) for axis in "abcd")
-        part = host_array(found)[of_slice].copy()
+        part = host_array(found)[SLICES[tie]].copy()
 
         def repeat(_: Stream) -> tuple[Buffer, Any]:
             whole = new_host_array(found.shape, part.dtype)

@@ -24,6 +24,7 @@ from ksgen.passport import standing
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
 from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.spec.kernel import SLICES
 from ksgen.values import cached_property
 
 if TYPE_CHECKING:
@@ -334,7 +335,7 @@ def _repeated(weights: "tuple[Array, ...]", kernel: KernelSpec) -> "tuple[Array,
 
 def slice_of(weights: "Array", tie: str) -> "Array":
     """The slice that weights repeat along the axes of a tie."""
-    return np.ascontiguousarray(weights[tuple(slice(1) if axis in tie else slice(None) for axis in "abcd")])
+    return np.ascontiguousarray(weights[SLICES[tie]])
 
 
 def most_sets(is_cpu: bool) -> int:

@@ -37,6 +37,7 @@ STRIDES: tuple[Stride, ...] = get_args(Stride)
 JOBS: tuple[Job, ...] = get_args(Job)
 FUSES: tuple[Fuse, ...] = get_args(Fuse)
 TIES = ("", "a", "d", "ad")
+SLICES = {tie: tuple(slice(1) if axis in tie else slice(None) for axis in "abcd") for tie in TIES}  # of tied weights
 CHAIN = "chain"  # job of a kernel for several factors, or for one factor that changes the layout; no spec names it
 LONGEST_PATTERNS = 150  # characters of the patterns in a kernel's name, which names a file; longer ones are hashed
 MOST_BYTES = 2**63 - 1  # bytes of X, Y or the weights: offsets are signed and 64 bits wide

@@ -87,17 +87,23 @@ def total(**options: Any) -> SumLauncher:
     return SumLauncher(*(ChainLauncher(chain, **options) for chain in CHAINS))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("batch", [1, 33])
-def test_chains_add_to_one_array(either: Device, layout: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bias is added once, and the residual once, also if y lies in its memory."""
-    written: list[Any] = []
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Epilogues of the kernels in the order of their launches."""
+    found: list[Any] = []
     launch = Plan.launch
     monkeypatch.setattr(
         Plan,
         "launch",
-        lambda plan, arguments, stream: (written.append(plan.kernel.epilogue), launch(plan, arguments, stream))[1],
+        lambda plan, arguments, stream: (found.append(plan.kernel.epilogue), launch(plan, arguments, stream))[1],
     )
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("batch", [1, 33])
+def test_chains_add_to_one_array(either: Device, layout: str, batch: int, written: list[Any]) -> None:
+    """The bias is added once, and the residual once, also if y lies in its memory."""
     x, weights, bias, residual = rows(24, layout, batch), weights_of(), draw(30), rows(30, layout, batch, seed=1)
     own, truth = total(), truth_of(x, weights, layout, bias, residual)
     y = own(x, weights, layout=layout, bias=bias, residual=residual)
@@ -112,15 +118,8 @@ def test_chains_add_to_one_array(either: Device, layout: str, batch: int, monkey
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_activation_follows_the_sum(either: Device, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_activation_follows_the_sum(either: Device, layout: str, written: list[Any]) -> None:
     """The last kernel applies it, after it has added the sum of the others."""
-    written: list[Any] = []
-    launch = Plan.launch
-    monkeypatch.setattr(
-        Plan,
-        "launch",
-        lambda plan, arguments, stream: (written.append(plan.kernel.epilogue), launch(plan, arguments, stream))[1],
-    )
     x, weights, bias, residual = rows(24, layout), weights_of(), draw(30), rows(30, layout, seed=1)
     stated = total(activation="gelu", bias=True, layout=layout)
     assert is_right(stated(x, weights, bias=bias), activated(truth_of(x, weights, layout, bias), "gelu"))
