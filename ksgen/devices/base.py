@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -141,38 +141,45 @@ class Launch(NamedTuple):
 class Recording(Protocol):
     """Launches recorded in order, to be repeated on other host memory."""
 
-    def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
-        """Repeat the launches with changed arguments. Several threads may call at once.
-
-        `changed` holds argument numbers, counted through all launches, each with its new address.
-        """
+    def __call__(self, addresses: Sequence[int] = ()) -> None:
+        """Repeat the launches on the memory at these addresses, and wait for them. Several threads may call at once."""
 
 
-def recorder(device: Device) -> Callable[[Sequence[Launch], Stream], Recording] | None:
-    """A device's own method to record launches, if it has one."""
-    found: Callable[[Sequence[Launch], Stream], Recording] | None = getattr(device, "record", None)
+def recorder(device: Device) -> Callable[..., Recording] | None:
+    """A device's own method to record launches, if it has one. Its arguments are those of `record`."""
+    found: Callable[..., Recording] | None = getattr(device, "record", None)
     return found
 
 
-def record(device: Device, launches: Sequence[Launch], stream: Stream) -> Recording:
-    """Record launches on a device that shares the host's memory: by the device's own method if it has one, else one by
-    one."""
+def record(
+    device: Device, launches: Sequence[Launch], stream: Stream, moved: Sequence[tuple[int, int]] = ()
+) -> Recording:
+    """Record launches on a device that shares the host's memory.
+
+    The device's own method records them, if it has one. Otherwise they are repeated one by one. `moved` holds the
+    arguments that change: the argument's number, counted through all launches, and that of its address in a call.
+    """
     device_record = recorder(device)
-    return device_record(launches, stream) if device_record else _OneByOne(device, launches, stream)
+    return device_record(launches, stream, moved) if device_record else _OneByOne(device, launches, stream, moved)
 
 
 class _OneByOne:
     """Recording of a device that cannot record: repeats the launches one by one."""
 
-    def __init__(self, device: Device, launches: Sequence[Launch], stream: Stream) -> None:
-        self._device, self._launches, self._stream = device, launches, stream
+    def __init__(
+        self, device: Device, launches: Sequence[Launch], stream: Stream, moved: Sequence[tuple[int, int]]
+    ) -> None:
+        self._device, self._launches, self._stream, self._moved = device, launches, stream, moved
 
-    def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
-        replaced, begin = {number: self._device.shared(pointer) for number, pointer in changed}, 0
-        for each in self._launches:
-            args = tuple([replaced.get(number, arg) for number, arg in enumerate(each.args, begin)])
-            self._device.launch(*each[:-1], args, self._stream)
-            begin += len(args)
+    def __call__(self, addresses: Sequence[int] = ()) -> None:
+        replaced, begin = {at: self._device.shared(addresses[number]) for at, number in self._moved}, 0
+        try:
+            for each in self._launches:
+                args = tuple([replaced.get(number, arg) for number, arg in enumerate(each.args, begin)])
+                self._device.launch(*each[:-1], args, self._stream)
+                begin += len(args)
+        finally:  # launches may still write to the caller's memory
+            self._device.synchronize(self._stream)
 
 
 def uploaded(device: Device, array: HostArray) -> Buffer:

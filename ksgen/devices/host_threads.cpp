@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <atomic>
 #include <new>
@@ -28,6 +29,27 @@ struct Step {  // one of several launches, as native.py writes it
     Walk walk;
     int64_t begin;  // number of its first argument among those of all launches
     int64_t groups;
+};
+
+struct Move {
+    int64_t argument;  // number of an argument among those of all launches
+    int64_t address;   // number of its value among the addresses of a call
+};
+
+struct Recorded {  // launches that calls repeat on other arrays, as native.py writes it
+    Parallel parallel;
+    const Step* steps;
+    int64_t count;
+    const int64_t* arguments;
+    int64_t arguments_count;
+    const Move* moves;
+    int64_t moves_count;
+};
+
+struct Repeat {  // one call, as native.py writes it: a single argument is the cheapest for Python
+    const Recorded* recorded;
+    int64_t threads;
+    int64_t addresses[];
 };
 
 struct Progress {
@@ -224,9 +246,15 @@ extern "C" void ksgen_launch(Walk walk, const int64_t* arguments, long groups, l
     launch_some(&step, 1, arguments, threads, parallel);
 }
 
-// Each launch begins when the previous one has ended.
-extern "C" void ksgen_launch_all(const Step* steps, long count, const int64_t* arguments, long threads,
-                                 Parallel parallel) {
-    for (; count > 0; steps += MOST_STEPS, count -= MOST_STEPS)
-        launch_some(steps, count < MOST_STEPS ? count : MOST_STEPS, arguments, threads, parallel);
+// Each launch begins when the previous one has ended. Several threads may repeat the same launches at once.
+extern "C" void ksgen_launch_all(const Repeat* repeat) {
+    const Recorded& recorded = *repeat->recorded;
+    const size_t bytes = recorded.arguments_count * sizeof(int64_t);
+    int64_t* const arguments = (int64_t*)__builtin_alloca(bytes);
+    memcpy(arguments, recorded.arguments, bytes);
+    for (const Move* move = recorded.moves; move < recorded.moves + recorded.moves_count; ++move)
+        arguments[move->argument] = repeat->addresses[move->address];
+    long left = recorded.count;
+    for (const Step* steps = recorded.steps; left > 0; steps += MOST_STEPS, left -= MOST_STEPS)
+        launch_some(steps, left < MOST_STEPS ? left : MOST_STEPS, arguments, repeat->threads, recorded.parallel);
 }

@@ -14,12 +14,13 @@ import sys
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
+from struct import Struct
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -178,41 +179,48 @@ class _Kernel:
 
 
 class _Recording:
-    """Recorded launches with their arguments in place; a call replaces only the changed ones."""
+    """Recorded launches with their arguments in place; a call replaces only the moved ones."""
 
-    __slots__ = (
-        "_at_work", "_by_time", "_count", "_kept", "_launcher", "_steps", "_steps_at", "_threads", "_words",
-        "_workspace",
-    )  # fmt: skip
+    __slots__ = ("_by_time", "_kept", "_launcher", "_recorded", "_recorded_at", "_threads", "_workspace")
 
-    def __init__(self, launcher: Any, launches: Sequence[Launch], threads: Callable[[], int]) -> None:
-        self._launcher, self._count, self._threads, self._kept = launcher, len(launches), threads, launches
-        self._words, self._steps, self._by_time = array("q"), array("q"), ThreadsByTime()
-        working: list[tuple[int, ThreadWorkspace]] = []
+    def __init__(
+        self,
+        launcher: Any,
+        launches: Sequence[Launch],
+        moved: Sequence[tuple[int, int]],
+        threads: int,
+    ) -> None:
+        self._launcher, self._threads, self._by_time = launcher, threads, ThreadsByTime()
+        words, steps, working = array("q"), array("q"), list[tuple[int, ThreadWorkspace]]()
         for each in launches:
-            begin = len(self._words)
-            self._steps.extend((each.kernel.walk, begin, each.grid))
-            self._words.extend(_words(each.args))
+            begin = len(words)
+            steps.extend((each.kernel.walk, begin, each.grid))
+            words.extend(_words(each.args))
             working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, ThreadWorkspace)]
-        self._at_work = [at for at, _ in working]
-        # the largest: all use the same memory of the calling thread
+        # the largest: all use the same memory of the calling thread, whose address precedes the others
         self._workspace = max((each for _, each in working), key=lambda each: each.nbytes, default=None)
-        self._steps_at, _ = self._steps.buffer_info()
+        if working:
+            moved = [*((at, 0) for at, _ in working), *((at, number + 1) for at, number in moved)]
+        moves = array("q", chain.from_iterable(moved))
+        tables = _openmp() or 0, steps, len(launches), words, len(words), moves, len(moved)
+        # the struct `Recorded` of host_threads.cpp
+        self._recorded = array("q", [each if isinstance(each, int) else each.buffer_info()[0] for each in tables])
+        self._recorded_at, _ = self._recorded.buffer_info()
+        self._kept = launches, tables
 
-    def __call__(self, changed: Iterable[tuple[int, int]]) -> None:
-        words = self._words[:]
-        for at, pointer in changed:
-            words[at] = pointer
+    def __call__(self, addresses: Sequence[int] = ()) -> None:
         if self._workspace is not None:
-            workspace = self._workspace.pointer  # read once, because this may replace the memory by a larger one
-            for at in self._at_work:
-                words[at] = workspace
-        at, _ = words.buffer_info()
+            addresses = (self._workspace.pointer, *addresses)
+        self._by_time.run(self._launch, self._threads, addresses)
 
-        def launch(threads: int) -> None:
-            self._launcher(self._steps_at, self._count, at, threads, _openmp())
+    def _launch(self, threads: int, addresses: Sequence[int]) -> None:
+        self._launcher(_packer(len(addresses))(self._recorded_at, threads, *addresses))
 
-        self._by_time.run(launch, self._threads())
+
+@cache
+def _packer(addresses: int) -> Callable[..., bytes]:
+    """Function that writes the struct `Repeat` of host_threads.cpp."""
+    return Struct(f"{2 + addresses}q").pack
 
 
 class NativeDevice(ProcessorDevice):
@@ -264,13 +272,13 @@ class NativeDevice(ProcessorDevice):
         at, _ = values.buffer_info()
         launcher(kernel.walk, at, grid, self._threads(), _openmp())
 
-    def record(self, launches: Sequence[Launch], stream: Stream) -> Recording:
-        """Record launches, which one call then repeats together."""
+    def record(self, launches: Sequence[Launch], stream: Stream, moved: Sequence[tuple[int, int]] = ()) -> Recording:
+        """Record launches, which one call then repeats together, on as many threads as wanted now."""
         for each in launches:
             _check_launch(self.name, each.kernel, each.block, stream)
         if self._launcher is None:
             self._start()
-        return _Recording(self._several, launches, self._threads)
+        return _Recording(self._several, launches, moved, self._threads())
 
     def _threads(self) -> int:
         return min(wanted_threads() or self.limits.multiprocessors, MOST_THREADS)
@@ -286,7 +294,7 @@ class NativeDevice(ProcessorDevice):
                 launcher, several = library.ksgen_launch, library.ksgen_launch_all
                 launcher.restype = several.restype = None
                 launcher.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p)
-                several.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p)
+                several.argtypes = (ctypes.c_char_p,)
                 self._library, self._several, self._launcher = library, several, launcher
         return self._launcher
 

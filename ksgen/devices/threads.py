@@ -5,10 +5,12 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from time import perf_counter_ns
+from typing import TypeVar
 
 from ksgen.errors import DeviceError
 from ksgen.values import excerpt
 
+Given = TypeVar("Given")
 SHORT_NS = 300_000  # launches that take longer always run on all threads: waking these takes some tens of microseconds
 WARM_UP, SAMPLES = 2, 8  # first calls, on all threads; then calls on all threads, and as many on one, to compare
 TOGETHER = 4  # calls in a row on the same threads; the first is not timed, because it pays for the change
@@ -27,18 +29,19 @@ class ThreadsByTime:
         self._calls, self._is_one, self._is_short = 0, False, False
         self._times: tuple[list[int], list[int]] = [], []  # on all threads, and on one
 
-    def run(self, launch: Callable[[int], object], threads: int) -> None:
-        """Launch on all threads or on one: alternately while both are timed, then on the faster."""
+    def run(self, launch: Callable[[int, Given], object], threads: int, given: Given) -> None:
+        """Call launch(threads, given) on all threads or on one: alternately while both are timed, then on the
+        faster."""
         at = self._calls = self._calls % AGAIN + 1
         if threads <= 1 or at > WARM_UP + 2 * SAMPLES or (at > WARM_UP and not self._is_short):
-            launch(1 if self._is_one else threads)
+            launch(1 if self._is_one else threads, given)
             return
         if at == 1:
             self._is_one, self._times = False, ([], [])
         turn, place = divmod(at - WARM_UP - 1, TOGETHER)
         is_one = at > WARM_UP and turn % 2 == 1
         begin = perf_counter_ns()
-        launch(1 if is_one else threads)
+        launch(1 if is_one else threads, given)
         if place or at <= WARM_UP:
             self._times[is_one].append(perf_counter_ns() - begin)
         if at == WARM_UP:

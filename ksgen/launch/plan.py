@@ -246,14 +246,15 @@ class Call:
 
     def _launch(self) -> None:
         """Launch; from the second call on by a recording, if the device supports that."""
-        if not self.launched or (record_launches := recorder(self.plan.device)) is None:
+        # the number of threads determines the work groups
+        if self.again is not None and self.again[0] == wanted_threads():
+            self.again[1]()
+        elif not self.launched or (record_launches := recorder(self.plan.device)) is None:
             self.plan.launch(self.arguments, self.stream)
             self.launched = True
-            return
-        threads = wanted_threads()
-        if self.again is None or self.again[0] != threads:  # the number of threads determines the work groups
-            self.again = threads, record_launches(self.plan.launches(self.arguments), self.stream)
-        self.again[1](())
+        else:
+            self.again = wanted_threads(), record_launches(self.plan.launches(self.arguments), self.stream)
+            self.again[1]()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -328,7 +329,7 @@ class RepeatedCalls:
                 launches.append(each)
                 self._moved += [(begin + position, number) for position, number in moved]
                 begin += len(each.args)
-        return record(self._device, launches, self._stream)
+        return record(self._device, launches, self._stream, self._moved)
 
     @property
     def is_open(self) -> bool:
@@ -337,13 +338,7 @@ class RepeatedCalls:
 
     def __call__(self, addresses: Sequence[int]) -> None:
         """Launch on the arrays at these addresses, in the order of their indices."""
-        if self._recording is None:
-            self._enqueue(addresses)
-            return
-        try:
-            self._recording([(position, addresses[number]) for position, number in self._moved])
-        finally:  # launches may still write to the caller's memory
-            self._device.synchronize(self._stream)
+        (self._recording or self._enqueue)(addresses)
 
     def _enqueue(self, addresses: Sequence[int]) -> None:
         for plan, arguments, moved, packs in self._calls:

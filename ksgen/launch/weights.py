@@ -41,22 +41,24 @@ PLAIN = WeightForm()  # form of an array that is not packed
 class Seen:
     """Snapshot of a PyTorch tensor, which keeps its memory from being reused."""
 
-    __slots__ = ("_look", "_memory", "_writes", "tensor")
+    __slots__ = ("_address", "_dtype", "_memory", "_shape", "_strides", "_writes", "tensor")
 
     def __init__(self, tensor: Any) -> None:
-        self.tensor, self._memory = tensor, tensor.untyped_storage()
-        self._look, self._writes = look_of(tensor), writes_to(tensor)
+        self.tensor, self._memory, self._writes = tensor, tensor.untyped_storage(), writes_to(tensor)
+        self._address, self._dtype = tensor.data_ptr(), tensor.dtype
+        self._shape, self._strides = tensor.shape, tensor.stride()
 
     def what_happened(self) -> str:
-        """Describe the change of the tensor since the snapshot; empty if none is detected."""
-        if look_of(self.tensor) != self._look:
+        """Describe the change of the tensor since the snapshot; empty if none is detected.
+
+        Every call of a frozen layer checks its weights here, so no tuple is made.
+        """
+        tensor = self.tensor
+        if tensor.data_ptr() != self._address or tensor.shape != self._shape or tensor.stride() != self._strides:
             return "got other memory"
-        return "" if writes_to(self.tensor) == self._writes else "was written to"
-
-
-def look_of(tensor: Any) -> tuple[Any, ...]:
-    """Address, dtype, shape and strides of a PyTorch tensor."""
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        if tensor.dtype is not self._dtype:
+            return "got other memory"
+        return "" if self._writes is None or tensor._version == self._writes else "was written to"
 
 
 def writes_to(tensor: Any) -> int | None:

@@ -219,17 +219,16 @@ def test_recorded_launches_wait_for_each_other(
     kernel = device.load(device.compiler().compile(SUMS, "sums", device.target), "sums", 0)
     steps, places = 19, [np.arange(count) for _ in range(20)]
     launches = [Launch(kernel, count, 1, 0, (None, None, count)) for _ in range(steps)]
-    recording = device.record(launches, None)
-    pointers = [each.ctypes.data for each in places]
-    moved = [pair for at in range(steps) for pair in ((3 * at, pointers[at]), (3 * at + 1, pointers[at + 1]))]
+    moved = [pair for at in range(steps) for pair in ((3 * at, at), (3 * at + 1, at + 1))]
+    recording, addresses = device.record(launches, None, moved), [each.ctypes.data for each in places]
     for _ in range(50):
         wanted = np.arange(count, dtype=np.uint64)
-        recording(moved)
+        recording(addresses)
         for place in places[1:]:
             wanted = wanted.sum(dtype=np.uint64) + np.arange(count, dtype=np.uint64)
             np.testing.assert_array_equal(place.view(np.uint64), wanted)
     others = [np.ones(count, np.int64), np.zeros(count, np.int64)]
-    device.record(launches[:1], None)([(at, each.ctypes.data) for at, each in enumerate(others)])
+    device.record(launches[:1], None, [(0, 1), (1, 0)])([each.ctypes.data for each in reversed(others)])
     np.testing.assert_array_equal(others[1], count + np.arange(count))
 
 
@@ -240,13 +239,17 @@ def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any, mon
     kernel = device.load(device.compiler().compile(SUMS, "sums", device.target), "sums", 0)
     small, large = device.workspace(40, None), device.workspace(2**20, None)
     launches = [Launch(kernel, 5, 1, 0, (small, small, 0)), Launch(kernel, 5, 1, 0, (large, None, 5))]
-    recording, made, outs = device.record(launches, None), list[Any](), [np.zeros(5, np.int64) for _ in range(2)]
+    recording, made, outs = (
+        device.record(launches, None, [(4, 0)]),
+        list[Any](),
+        [np.zeros(5, np.int64), np.zeros(5, np.int64)],
+    )
     allocated = native._allocated
     monkeypatch.setattr(native, "_allocated", lambda nbytes: made.append(allocated(nbytes)) or made[-1])
     held = (ctypes.c_int64 * 5).from_address(large.pointer)  # of this thread
     for number, out in enumerate(outs):
         held[:] = [7] * 5
-        worker = threading.Thread(target=recording, args=([(4, out.ctypes.data)],))
+        worker = threading.Thread(target=recording, args=([out.ctypes.data],))
         worker.start()
         worker.join()
         assert list(held) == [7] * 5

@@ -61,14 +61,15 @@ class Machine:
         self.change_ns = 0  # more for a launch on fewer threads than the one before
         monkeypatch.setattr(threads, "perf_counter_ns", lambda: self.now)
 
-    def launch(self, number: int) -> None:
+    def launch(self, number: int, given: str) -> None:
+        assert given == "given"
         self.now += self.takes[number] + self.change_ns * (bool(self.asked) and number < self.asked[-1])
         self.asked.append(number)
 
     def run(self, calls: int, wanted: int = 2) -> list[int]:
         self.asked = []
         for _ in range(calls):
-            self.by_time.run(self.launch, wanted)
+            self.by_time.run(self.launch, wanted, "given")
         return self.asked
 
 

@@ -79,7 +79,9 @@ int main(int count, char** words) {
     arrived.store(0);
     // the second writes where the first one wrote
     const Step in_turn[] = {{walk_together, 0, groups}, {walk_of_kernel, 0, groups}};
-    ksgen_launch_all(in_turn, 2, arguments, threads, nullptr);
+    const Recorded recorded = {nullptr, in_turn, 2, arguments, count - 5, nullptr, 0};
+    const Repeat repeat = {&recorded, threads};
+    ksgen_launch_all(&repeat);
     for (int file = 0; file < known; ++file) {
         FILE* to = fopen(files[file].path, "wb");
         if (!to || fwrite(files[file].begin, 1, files[file].bytes, to) != files[file].bytes || fclose(to))

@@ -4,6 +4,7 @@ Nothing is cached for other weights: PyTorch does not count every write, so thei
 """
 
 import sys
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -57,11 +58,12 @@ class _Frozen:
 
     name: str
     weights: Mapping[str, _Kept]
+    forget: weakref.finalize  # runs when the layer is freed
     calls: dict[Hashable, Any] = field(default_factory=dict)
-    parameters: tuple[str, ...] = field(init=False)  # names in the layer's list of weights
+    seen: tuple[tuple[str, Seen], ...] = field(init=False)  # by the name in the layer's list of weights
 
     def __post_init__(self) -> None:
-        self.parameters = tuple([name.removeprefix("weights.") for name in self.weights])
+        self.seen = tuple([(name.removeprefix("weights."), kept.seen) for name, kept in self.weights.items()])
 
 
 @dataclass(eq=False)
@@ -72,7 +74,8 @@ class _Group:
     calls: dict[Hashable, Any] = field(default_factory=dict)
 
 
-_frozen: WeakKeyDictionary[nn.Module, _Frozen] = WeakKeyDictionary()
+# by the id of the layer, because a look-up in a `WeakKeyDictionary` takes as long as a small PyTorch operator
+_frozen: dict[int, _Frozen] = {}
 _groups: WeakKeyDictionary[nn.Module, _Group] = WeakKeyDictionary()
 _kept: WeakValueDictionary[int, _Kept] = WeakValueDictionary()  # by the id of the tensor, which the value keeps alive
 _in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # thawed memory that graphs still read
@@ -119,16 +122,14 @@ def calls_of_group(group: nn.Module, layers: Sequence[nn.Module]) -> dict[Hashab
 
 def _as_frozen(layer: Any) -> _Frozen | None:
     """Record of a frozen layer with unchanged weights; None for other layers."""
-    frozen = _frozen.get(layer) if _frozen else None
+    frozen = _frozen.get(id(layer))
     if frozen is None:
         return None
     weights = layer._stored()
-    if tuple(weights) != frozen.parameters:  # pruning or a parametrization renames weights
-        return None
-    for tensor, kept in zip(weights.values(), frozen.weights.values(), strict=True):
-        if tensor is not kept.seen.tensor or kept.seen.what_happened():
+    for name, seen in frozen.seen:  # pruning or a parametrization renames weights
+        if weights.get(name) is not seen.tensor or seen.what_happened():
             return None
-    return frozen
+    return frozen if len(weights) == len(frozen.seen) else None
 
 
 def is_cached(weights: Tensor) -> bool:
@@ -172,15 +173,16 @@ def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
     for kept in found.values():
         _kept[id(kept.seen.tensor)] = kept
         kept.layers.add(layer)
-    _frozen[layer] = _Frozen(name, found)
+    _frozen[id(layer)] = _Frozen(name, found, weakref.finalize(layer, _frozen.pop, id(layer), None))
     return True
 
 
 def thaw(layer: nn.Module) -> bool:
     """Stop caching data derived from a layer's weights. Returns whether the layer was frozen."""
-    frozen = _frozen.pop(layer, None)
+    frozen = _frozen.pop(id(layer), None)
     if frozen is None:
         return False
+    frozen.forget.detach()
     for kept in frozen.weights.values():
         kept.layers.discard(layer)
         if kept.is_in_graph or _is_recorded(kept.device):
@@ -196,12 +198,12 @@ def thaw(layer: nn.Module) -> bool:
 
 
 def is_frozen(layer: nn.Module, weights: Mapping[str, Tensor]) -> bool:
-    return layer in _frozen and not _changes(layer, weights)
+    return was_frozen(layer) and not _changes(layer, weights)
 
 
 def was_frozen(layer: nn.Module) -> bool:
     """Whether the layer was frozen and not thawed since; its weights may have changed."""
-    return bool(_frozen) and layer in _frozen
+    return id(layer) in _frozen
 
 
 def thaw_if_changed(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -213,7 +215,7 @@ def thaw_if_changed(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]
 def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kept, str]]:
     """Weights of a frozen layer that have changed, each with a description of the change."""
     found = []
-    for name, kept in _frozen[layer].weights.items():
+    for name, kept in _frozen[id(layer)].weights.items():
         replaced = "" if weights.get(name) is kept.seen.tensor else "was replaced by another tensor"
         if what := replaced or kept.seen.what_happened():
             found.append((kept, what))
@@ -225,7 +227,7 @@ def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
     messages = {}
     for kept, what in changes:
         for layer in list(kept.layers):
-            if (frozen := _frozen.get(layer)) is None:
+            if (frozen := _frozen.get(id(layer))) is None:
                 continue
             weight = next(name for name, each in frozen.weights.items() if each is kept)
             messages[layer] = (

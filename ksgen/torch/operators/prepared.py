@@ -78,9 +78,7 @@ def is_direct(x: Any, residual: Any = None) -> bool:
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return False
-    if forward_ad._current_level >= 0 or not _lies_in_memory(x):
-        return False
-    if residual is not None and not _lies_in_memory(residual):
+    if forward_ad._current_level >= 0 or not (_lies_in_memory(x) and (residual is None or _lies_in_memory(residual))):
         return False
     if x.is_cpu:
         return not torch.is_autocast_enabled("cpu")
@@ -113,8 +111,12 @@ def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor |
         return None
     if (parameters := parameters_of(layer, x, calls is None)) is None:
         return None
-    call = _found(calls, (layer,), x, residual, parameters, after)
-    return None if call is None else unless_refused(call.run, x, residual, make_whole(parameters))
+    if (call := _found(calls, (layer,), x, residual, parameters, after)) is None:
+        return None
+    try:
+        return call.run(x, residual, make_whole(parameters))
+    except RefusedError:  # the usual path takes another kernel
+        return None
 
 
 def unless_refused(run: Callable[..., Result], *arguments: Any) -> Result | None:
@@ -149,6 +151,8 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
     if "bias" not in stored or layer._parallel is not None:
         return None
     found: list[Any] = [stored["bias"]]
+    if not has_weights and found[0] is None:
+        return found
     if has_weights:
         if layer.has_stored_type or "weights" not in layer._modules:
             return None
@@ -208,14 +212,12 @@ def _found(
     `calls` are those of frozen layers. None: the layers are not frozen.
     """
     options = options_of(layers[0]) if len(layers) == 1 else tuple(map(options_of, layers))
-    shapes: Hashable = None
-    if calls is None:
-        shapes = tuple([None if each is None else each.shape for each in parameters])
+    shapes = tuple([None if each is None else each.shape for each in parameters])
     stream = current_stream(x.get_device()) if x.is_cuda else None
-    threads, most = torch.get_num_threads(), choice.REMEMBERED if calls is None else MOST_CALLS
-    calls = _calls if calls is None else calls
     form = x.shape, x.dtype, x.get_device(), stream, residual is None
-    key = *form, options, after, shapes, threads, PLANNER.generation
+    key = *form, options, after, shapes, torch.get_num_threads(), PLANNER.generation
+    most = choice.REMEMBERED if calls is None else MOST_CALLS
+    calls = _calls if calls is None else calls
     found = calls.get(key)  # read once: another thread may drop all of them
     if found is None:
         if len(calls) >= most:
@@ -225,7 +227,7 @@ def _found(
         calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after)
     elif type(found) is Prepared and not found.is_open:
         calls[key] = found = SEEN
-    return found if type(found) is Prepared and found.takes(x, residual, parameters) else None
+    return found if type(found) is Prepared and found.takes(x, residual) else None
 
 
 def _prepared(
@@ -402,11 +404,9 @@ class Prepared:
 
     def __init__(self, layers: Sequence[Any], x: Tensor, job: _Job) -> None:
         first = layers[0]
-        self._has_bias, self._biases = first._parameters["bias"] is not None, len(layers)
         self._x_shape, self._y_shape, self._dtype = job.x.shape, _y_shape(layers, x), x.dtype
         self._residual_shape, self._is_viewed = job.y.shape, job.y.shape != self._y_shape
         self._axis, self._features = -1 if first.layout == "bsf" else 0, [each.out_features for each in layers]
-        self._bias_shapes = [(each,) for each in self._features]
         self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest method
         self._launch: RepeatedCalls | None = None  # on a GPU, whose context a user may detach
         self._step = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
@@ -416,11 +416,8 @@ class Prepared:
         """Whether the device of the launches still works."""
         return (self._launch is None or self._launch.is_open) and all(each.is_open for each in self._each)
 
-    def takes(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> bool:
-        """Whether this call accepts these arrays: biases and the residual have the shapes that it was prepared for."""
-        for each, shape in zip(parameters[: self._biases], self._bias_shapes, strict=True):
-            if (each is not None) != self._has_bias or (each is not None and each.shape != shape):
-                return False
+    def takes(self, x: Tensor, residual: Tensor | None) -> bool:
+        """Whether this call accepts these arrays, whose parameters have the shapes that it was prepared for."""
         if x.is_cuda and not (x.is_contiguous() and (residual is None or residual.is_contiguous())):
             return False  # kernels read slices in place
         return residual is None or (residual.dtype == self._dtype and residual.shape == self._y_shape)
@@ -430,7 +427,7 @@ class Prepared:
             return torch.cat(self.parts(x, parameters), self._axis)
         added = None if residual is None else _rows(residual, self._residual_shape)
         y = self._step(_rows(x, self._x_shape), added, parameters)
-        return y.view(self._y_shape) if self._is_viewed else y
+        return y.view(*self._y_shape) if self._is_viewed else y
 
     def parts(self, x: Tensor, parameters: Parameters) -> list[Tensor]:
         """Outputs per layer: slices of one tensor if one call computed them all."""
@@ -493,7 +490,7 @@ def _rows(tensor: Tensor, shape: torch.Size) -> Tensor:
     """Reshape to a matrix of that shape, only if needed: each PyTorch operator takes a microsecond."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
-    return tensor if tensor.shape == shape else tensor.view(shape)
+    return tensor if tensor.shape == shape else tensor.view(*shape)  # a `torch.Size` costs a microsecond more
 
 
 def _kind(job: _Job) -> str:
@@ -705,11 +702,10 @@ class _Launches:
         *self._begins, self._bytes = scratch.offsets()
 
     def __call__(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
-        y = x.new_empty(self._shape)
-        y_begin = y.data_ptr()
-        arrays = [x.data_ptr(), 0 if residual is None else residual.data_ptr()]
-        arrays += [y_begin + each for each in self._outs]
-        arrays += [0 if each is None else each.data_ptr() for each in parameters]
+        y = x.new_empty(*self._shape)  # as numbers, which PyTorch reads twice as fast as a `torch.Size`
+        begin, added = y.data_ptr(), 0 if residual is None else residual.data_ptr()
+        given = [0 if each is None else each.data_ptr() for each in parameters]
+        arrays = [x.data_ptr(), added, *[begin + each for each in self._outs], *given]
         if self._bytes:
             memory = scratch_memory(x, self._bytes)  # lives until the launches are enqueued
             begin = memory.data_ptr()

@@ -37,7 +37,7 @@ def test_products_of_pytorch_serve_until_kernels_are_compiled(tmp_path: Path) ->
         def is_prepared(call):
             # whether the calls of a kind have found their fastest way
             kept = {values: prepared._calls, step: trained._steps}
-            own = kept[call] if call in kept else state._frozen[layer].calls
+            own = kept[call] if call in kept else state._frozen[id(layer)].calls
             found = [each for key, each in own.items() if "strided" not in str(key)]  # without those of the copy
             return found and prepared.SEEN not in found
 
