@@ -212,7 +212,7 @@ def _found(
     `calls` are those of frozen layers. None: the layers are not frozen.
     """
     options = options_of(layers[0]) if len(layers) == 1 else tuple(map(options_of, layers))
-    shapes = tuple([None if each is None else each.shape for each in parameters])
+    shapes = layers[0]._exchanges, *[None if each is None else each.shape for each in parameters]
     stream = current_stream(x.get_device()) if x.is_cuda else None
     form = x.shape, x.dtype, x.get_device(), stream, residual is None
     key = *form, options, after, shapes, torch.get_num_threads(), PLANNER.generation

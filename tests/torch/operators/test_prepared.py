@@ -211,6 +211,16 @@ def test_a_write_to_the_weights_ends_it(served: list[Any]) -> None:
         assert torch.allclose(layer(x), layer.bias.expand(4, -1))
 
 
+def test_layers_that_differ_in_an_exchange_share_no_call(served: list[Any]) -> None:
+    torch.manual_seed(0)
+    plain, exchanged, by_inputs = (KSLinear(each, bias=False) for each in ("4,6,6,1", "4,6,6,1@k.i", "l.i@4,6,6,1"))
+    x = torch.randn(3, 24)
+    for layer in (plain, exchanged, by_inputs):
+        layer.weights[0].data.copy_(plain.weights[0].data)
+        assert torch.allclose(warmed(layer.build(batch=3), x), x @ layer.to_dense().T, atol=1e-5)
+        assert served[-1] is not None
+
+
 def test_the_bias_is_read_at_each_call(served: list[Any]) -> None:
     layer, usual = layer_of(), layer_of(backend="einsum")
     x = x_of(layer, 4)
