@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 from torch.nn import functional
 
@@ -23,6 +24,7 @@ _MULTIPLY = torch.ops.ksgen.multiply.default
 _RESIDUAL, _LAYOUT, _ACTIVATION, _BACKEND = 3, 4, 6, 8  # positions among the operator's arguments
 _VIEWS = {"reshape", "view", "contiguous", torch.reshape, torch.ops.aten._unsafe_view}
 _SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+_IN_PLACE = {"setitem", "delitem", *(f"i{name}" for name in dir(operator) if hasattr(operator, f"i{name}"))}
 
 
 def _gelu(node: Node) -> str:
@@ -43,7 +45,6 @@ class EpilogueFusion(CustomGraphPass):
         for node in list(graph.nodes):
             if node.target is _MULTIPLY and _takes_epilogue(node):
                 _fuse(graph, node)
-        graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
         return get_hash_for_files((str(Path(__file__)),))
@@ -59,8 +60,10 @@ def _takes_epilogue(product: Node) -> bool:
 
 def _fuse(graph: Graph, product: Node) -> None:
     """Replace a product and the steps that follow it by one product with an epilogue."""
-    end, given, views = product, list(product.args), list[Node]()
-    while given[_RESIDUAL] is None and (step := _only_user(end)) is not None:
+    taken, given, views = [product], list(product.args), list[Node]()
+    while given[_RESIDUAL] is None and (step := _only_user(end := taken[-1])) is not None:
+        if _has_effects_between(end, step):
+            break
         if step.target in _VIEWS:
             views.append(step)
         elif step.target in _ACTIVATIONS and given[_ACTIVATION] == "none":
@@ -69,7 +72,8 @@ def _fuse(graph: Graph, product: Node) -> None:
             given[_RESIDUAL] = added
         else:
             break
-        end = step
+        taken.append(step)
+    end = taken[-1]
     if given == list(product.args):
         return
     with graph.inserting_before(end):
@@ -81,17 +85,42 @@ def _fuse(graph: Graph, product: Node) -> None:
         for view in views:
             fused = graph.node_copy(view, lambda node, before=view.args[0], now=fused: now if node is before else node)
     end.replace_all_uses_with(fused)
+    for node in reversed(taken):  # dead code as a whole stays: it may write in place
+        graph.erase_node(node)
 
 
 def _added(step: Node, end: Node) -> Node | None:
     """Operand that a step adds to `end`, if it has the same shape and type."""
     if step.target not in _SUMS or len(step.args) != 2 or step.kwargs:
         return None
+    if step.target in (operator.iadd, "add_") and step.args[0] is not end:  # a write to the other operand
+        return None
     others = [each for each in step.args if each is not end]
     if len(others) != 1 or not isinstance(others[0], Node) or not isinstance(value := _value(others[0]), torch.Tensor):
         return None
     last = _value(end)
     return others[0] if (value.shape, value.dtype, value.device) == (last.shape, last.dtype, last.device) else None
+
+
+def _has_effects_between(first: Node, last: Node) -> bool:
+    """Whether a node between two others may write to a tensor or change a mode: the product must not move over it."""
+    node = first.next
+    while node is not last:
+        if _may_have_effects(node):
+            return True
+        node = node.next
+    return False
+
+
+def _may_have_effects(node: Node) -> bool:
+    """Whether a node is not known to only compute: it writes in place, or changes modes such as `torch.no_grad`."""
+    if node.op not in ("call_function", "call_method") or node.is_impure():
+        return node.op not in ("placeholder", "get_attr")
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
+    writes = (
+        name.endswith("_") or name in _IN_PLACE or "out" in node.kwargs or isinstance(node.target, HigherOrderOperator)
+    )
+    return writes or any(each is True for each in (*node.args, *node.kwargs.values()))  # `inplace` may be one of them
 
 
 def _only_user(node: Node) -> Node | None:

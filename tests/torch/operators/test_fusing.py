@@ -92,6 +92,64 @@ def test_what_is_used_twice_or_of_another_shape_stays() -> None:
     assert products == [("none", False), ("none", False)]
 
 
+def add_to_another(layer: KSLinear, x: Any, h: Any) -> Any:
+    h += layer(x)
+    return h
+
+
+def add_to_a_view(layer: KSLinear, x: Any, h: Any) -> Any:
+    v = h.view(-1, h.shape[-1])
+    v.add_(layer(x))
+    return h
+
+
+def write_to_x(layer: KSLinear, x: Any, h: Any) -> Any:
+    y = layer(x)
+    x.mul_(0)
+    return torch.relu(y)
+
+
+def write_to_x_by_an_operator(layer: KSLinear, x: Any, h: Any) -> Any:
+    y = layer(x)
+    torch.ops.aten.mul_.Scalar(x, 0)
+    return torch.relu(y)
+
+
+def write_to_the_residual(layer: KSLinear, x: Any, h: Any) -> Any:
+    y = layer(x)
+    h *= 2
+    return y + h
+
+
+def record_gradients_again(layer: KSLinear, x: Any, h: Any) -> Any:
+    with torch.no_grad():
+        y = layer(x)
+    return torch.relu(y)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        add_to_another,
+        add_to_a_view,
+        write_to_x,
+        write_to_x_by_an_operator,
+        write_to_the_residual,
+        record_gradients_again,
+    ],
+)
+def test_a_product_moves_over_no_write_and_no_mode(function: Any) -> None:
+    layer = KSLinear("2,4,4,1")
+    x, h = torch.randn(3, 8), torch.randn(3, 8, requires_grad=function is record_gradients_again)
+    found, wanted = [(x.clone(), h.detach().clone()) for _ in range(2)]
+    with torch.set_grad_enabled(h.requires_grad):
+        y, products = compiled(lambda arrays: function(layer, *arrays), found)
+        expected = function(layer, *wanted)
+    torch.testing.assert_close((y, *found), (expected, *wanted))
+    assert [step for step in products if step != ("none", False)] == []
+    assert not y.requires_grad
+
+
 def test_where_pytorch_multiplies_the_epilogue_is_left_to_inductor() -> None:
     model, x = Block(nn.GELU(), backend="strided"), torch.randn(5, 3, 24)
     with torch.no_grad():
