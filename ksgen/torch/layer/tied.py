@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from ksgen.errors import LaunchError
 from ksgen.launch.weights import Seen
 from ksgen.torch.operators.choice import launcher
-from ksgen.torch.operators.frozen import derived, operand
+from ksgen.torch.operators.frozen import derived, is_cached, operand
 from ksgen.values import excerpt, whole_number
 
 
@@ -99,7 +99,7 @@ class Tied(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             if (kept := self._found(part)) is None:
                 kept = self.view(part).contiguous()
-                self._kept = Seen(part), ref(kept)
+                self._kept = Seen(part), ref(kept), kept._version
             return kept
 
     def _pack(self, kept: Tensor) -> Any:
@@ -113,8 +113,12 @@ class Tied(nn.Module):
             return None
         if torch.is_grad_enabled() and part.requires_grad:
             return None
-        seen, kept = self._kept
-        return kept() if part is seen.tensor and not seen.what_happened() else None
+        seen, kept, version = self._kept
+        repeated = kept()
+        if repeated is None or part is not seen.tensor or seen.what_happened():
+            return None
+        # once written to, it is returned only until the layer thaws, which reports the write
+        return repeated if repeated._version == version or is_cached(repeated) else None
 
     def __getstate__(self) -> dict[str, Any]:
         """State of copies and pickles, which are not frozen."""

@@ -232,6 +232,18 @@ def test_changes_of_a_slice_thaw(change: str) -> None:
     is_frozen_no_more(layer, words[change], x)
 
 
+def test_a_write_to_a_repetition_ends_with_it() -> None:
+    """The layer thaws, and computes the repetition again from its slice, even while someone holds the written one."""
+    layer = KSLinear("4,3,2,1", bias=False).eval().requires_grad_(False)
+    parametrize.register_parametrization(layer.weights, "0", Tied(axis=0, count=4))
+    wanted = layer.freeze().to_dense()
+    held, x = layer.weights[0], torch.randn(5, 8)
+    held.mul_(2)
+    with pytest.warns(UserWarning, match="is frozen no more: weights.0 was written to"):
+        layer(x)
+    torch.testing.assert_close(layer(x), x @ wanted.T)
+
+
 def test_frozen_groups_read_the_repetitions() -> None:
     layers = [KSLinear.from_structure(SQUARE) for _ in range(3)]
     group, x = KSLinear.group(layers).eval(), torch.randn(40, 16)
