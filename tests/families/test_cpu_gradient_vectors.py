@@ -186,6 +186,25 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
 
 
 @needs_opencl
+@pytest.mark.parametrize(("shape", "square"), [((2, 21, 19, 1), 8), ((2, 13, 11, 2), 4), ((1, 9, 7, 4), 2)])
+@pytest.mark.parametrize("height", [3, 6, 8])
+def test_whole_squares_of_weights_are_transposed(height: int, shape: tuple[int, ...], square: int) -> None:
+    """Tiles are lower than a square, taller, or whole squares; the last ones share inputs with those before."""
+    for precision in ("float32", "bfloat16"):
+        kernel = kernel_of(shape, precision)
+        constants = constants_of(kernel, "outputs", 8, height)
+        assert VectorGradientTiling(kernel, constants).square == square
+        agrees(kernel, constants, 5)
+
+
+def test_tiles_of_few_rows_are_whole_squares() -> None:
+    for d, square in ((1, 16), (2, 8), (4, 4)):
+        kernel = kernel_of((1, 96, 96, d))
+        assert FAMILY.default(kernel, CPU, 16).height % square == 0
+        assert FAMILY.default(kernel, CPU, 64).height % square > 0
+
+
+@needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_launchers_take_it_on_a_processor(layout: str) -> None:
     kernel = kernel_of((2, 9, 5, 3), layout=layout)

@@ -190,6 +190,20 @@ def test_an_activation_may_follow_the_residual(along: str, layout: str) -> None:
 
 
 @needs_opencl
+@pytest.mark.parametrize(("shape", "square"), [((2, 21, 16, 1), 8), ((2, 13, 11, 2), 4), ((1, 9, 7, 4), 2)])
+@pytest.mark.parametrize(("along", "size"), [("outputs", (3, 2)), ("batch", (3, 2)), ("batch", (11, 1))])
+def test_whole_squares_of_weights_are_transposed(
+    along: str, size: tuple[int, int], shape: tuple[int, ...], square: int
+) -> None:
+    """Tiles are lower or taller than a square, and the last squares end before the weights of a tile do."""
+    for precision in ("float32", "bfloat16"):
+        kernel = kernel_of(shape, precision)
+        constants = constants_of(kernel, along, 8, size)
+        assert VectorTiling(kernel, constants).square == (square if along == "outputs" or square == 8 else 0)
+        agrees(kernel, constants, 5)
+
+
+@needs_opencl
 @pytest.mark.parametrize("tie", ["a", "d", "ad"])
 @pytest.mark.parametrize(("along", "layout"), list(product(("outputs", "batch"), LAYOUTS)))
 def test_tied_weights_are_packed_once(along: str, layout: str, tie: str) -> None:

@@ -23,6 +23,8 @@ BLOCKS = (512, 384, 256, 192, 128, 96, 64, 32)
 # least and most vectors per block, if lanes are along the batch: enough to amortize adding up across lanes, few enough
 # for an L1 cache
 VECTORS = (16, 64)
+# rows of the batch up to which a tile's height fills whole squares: storing the weights takes longer than multiplying
+FEW_ROWS = 32
 SPARE = 8  # factor by which X and dY must outweigh the parts' sums
 
 
@@ -55,9 +57,14 @@ def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int | None) ->
     _, b, c, d = kernel.pattern.shape
     most = 24 if limits.vector_registers == 32 else 12
     outputs = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
-    height, width = min(tile_sizes(kernel, along, lanes, limits), key=lambda size: cost(size, outputs, c, most))
-    pairs = int(multiplies_pairs(kernel, limits, along))
-    constants = VectorGradientConstants(along, lanes, height, width, 2 * lanes, 1, 1, pairs)
+    constants = VectorGradientConstants(
+        along, lanes, 1, 1, 2 * lanes, 1, 1, int(multiplies_pairs(kernel, limits, along))
+    )
+    sizes = tile_sizes(kernel, along, lanes, limits)
+    if (square := VectorGradientTiling(kernel, constants).square) and batch <= FEW_ROWS and along == "outputs":
+        sizes = [size for size in sizes if size[0] % square == 0] or sizes
+    height, width = min(sizes, key=lambda size: cost(size, outputs, c, most))
+    constants = replace(constants, height=height, width=width)
     constants = replace(constants, block=_block(kernel, constants, batch))
     shape = VectorGradientTiling(kernel, constants)
     parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, constants.block), shape.part, shape.units)

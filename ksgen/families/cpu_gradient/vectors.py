@@ -35,6 +35,7 @@ class CpuGradientVariables(PlaneVariables, total=False):
     widen: str
     planes: str
     has_pairs: bool
+    stores_squares: bool
     # by tiles
     operand: str
     inputs_lie: str
@@ -249,6 +250,7 @@ class VectorGradientTiling(Planes):
             "end_of_transposed": "count",
             "planes": "cpu_gradient/plane_" if self.constants.pairs else "vector/plane_",
             "has_pairs": bool(self.constants.pairs),
+            "stores_squares": bool(self.square),
             "of_pairs": "_pairs" if self.constants.pairs else "",
             "variants": ("gradient", *(("pairs",) if self.constants.pairs else ())),
             "picture": picture,
@@ -294,6 +296,7 @@ class VectorGradientTiling(Planes):
                 named(self, "PLANES_J", "planes per i"),
                 Constexpr("STEP_OUT", step_out, "features from one vector of a tile to the next"),
                 named(self, "X_ROW", "elements from one row of the batch to the next"),
+                named(self, "SQUARE", "inputs l whose weights are transposed together; 0: each is stored alone"),
             ]
         return [
             named(self, "PITCH", "elements from one copied feature to the next"),

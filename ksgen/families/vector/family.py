@@ -47,6 +47,8 @@ class VectorFactorVariables(PlaneVariables, total=False):
     weight_lanes: str
     given_d: str
     given_j: str
+    packs_squares: bool
+    first_packed: str
     number: int
     n: str  # end of the names in its part of the source; a factor alone has none
     kernel: KernelSpec
@@ -291,6 +293,8 @@ def factor_variables(shape: VectorTiling) -> VectorFactorVariables:
     of_planes = shape.variables | _variables_of_pairs(shape) if shape.constants.pairs else shape.variables
     return cast("VectorFactorVariables", of_planes) | {
         **_of_ties(shape),
+        "packs_squares": bool(shape.square),
+        "first_packed": shape.first_packed,
         "weight": value if shape.kernel.is_quantized else "real",
         "given": value if shape.kernel.is_quantized else "stored",
         "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
@@ -396,6 +400,9 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
                 "PACK_INPUTS", shape.pack_inputs, "inputs whose packed weights are written together, in the cache"
             ),
             Constexpr("PACK_RUN", shape.pack_run, "neighbouring outputs of a tile whose weights are neighbours too"),
+            Constexpr(
+                "SQUARE", shape.square, "inputs l whose weights packing transposes together; 0: it takes each alone"
+            ),
             Constexpr(
                 "STEP_OUT",
                 constants.lanes if shape.is_short else pattern.d,

@@ -33,6 +33,7 @@ class PlaneVariables(Variables, total=False):
     spread: list[str]
     mask: str
     turns: list[tuple[int, str, str]]
+    turns_of_runs: list[tuple[int, str, str]]  # those of a square whose entries are runs of d lanes
     # end of the names of functions that copy inputs as pairs, and the lanes that these take from two vectors
     of_pairs: str
     firsts: str
@@ -105,6 +106,13 @@ class Planes:
         """Method by which inputs become columns of neighbouring rows of the batch, if lanes are along the batch."""
         return self.kernel.layout
 
+    @property
+    def square(self) -> int:
+        """Inputs l of as many k, each with all j, that fill a square of vectors; 0 if none do."""
+        d, lanes = self.kernel.pattern.d, self.constants.lanes
+        is_whole = 2 * d <= lanes and lanes % d == 0
+        return lanes // d if is_whole and not self.kernel.arithmetic.is_complex else 0
+
     # ---- variables of the templates
 
     @property
@@ -127,6 +135,7 @@ class Planes:
             "spread": spread(self.run, lanes, self.mask_type, precision, self.period) if self.is_along_outputs else [],
             "mask": self.mask_type,
             "turns": [(half, _of_parts(low, reals), _of_parts(high, reals)) for half, low, high in steps],
+            "turns_of_runs": [],
             "of_pairs": "",
             "firsts": "",
             "seconds": "",
@@ -134,6 +143,9 @@ class Planes:
             "end_of_columns": "chunk + CHUNK",
             "end_of_transposed": "(count + CHUNK - 1) / CHUNK * CHUNK",
         }
+        if self.square:
+            d = self.kernel.pattern.d
+            found["turns_of_runs"] = [(half // d, low, high) for half, low, high in found["turns"] if half >= d]
         return found | _variables_of_parts(lanes) if precision.is_complex else found
 
 

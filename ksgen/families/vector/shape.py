@@ -216,6 +216,20 @@ class VectorTiling(Planes):
         return run if is_whole and not self.kernel.is_quantized else 1
 
     @property
+    def square(self) -> int:
+        """Inputs l of as many k, each with all j, that packing transposes in registers; 0 if it takes each alone."""
+        if self.kernel.is_quantized or self.constants.pairs or "d" in self.kernel.tie:
+            return 0
+        return super().square if self.is_along_outputs or self.kernel.pattern.d == 1 else 0
+
+    @property
+    def first_packed(self) -> str:
+        """Expression for the first input l whose weights packing takes alone."""
+        if not self.square:
+            return "first" if self.is_along_outputs else "0"
+        return "max(first, lane < vectors * LANES ? whole : 0)" if self.is_along_outputs else "whole"
+
+    @property
     def registers(self) -> int:
         """Vector registers of a tile: sums, the shorter side of the operands, and one period of the longer side."""
         height, width = self.constants.height, self.constants.width
