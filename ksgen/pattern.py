@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeGuard
 
@@ -387,6 +388,11 @@ class Chain:
 
     def __str__(self) -> str:
         return " then ".join(map(str, self.factors))
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Shape (a, b, c, d) of each factor's weights."""
+        return tuple([each.shape for each in self.factors])
 
     @property
     def in_features(self) -> int:

@@ -156,7 +156,7 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
     if has_weights:
         if layer.has_stored_type or "weights" not in layer._modules:
             return None
-        weights, factors = layer._modules["weights"], layer.chain.factors
+        weights = layer._modules["weights"]
         stored = weights._parameters
         computed = weights._modules.get("parametrizations")
         # the usual path evaluates them again: others than repetitions may be costly, or change at each evaluation
@@ -166,9 +166,7 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
             and all(hasattr(each, "repeats") for steps in computed.values() for each in steps)
         )
         found += _repeated(weights) if is_repeated else [stored.get(name) for name in NAMES[: len(stored)]]
-        if [None if each is None else each.shape for each in found[1:]] != [
-            (each.a, each.b, each.c, each.d) for each in factors
-        ]:
+        if tuple([None if each is None else each.shape for each in found[1:]]) != layer.chain.shapes:
             return None
     dtype, place = x.dtype, x.get_device()
     for number, each in enumerate(found):
@@ -300,7 +298,7 @@ class _Job(NamedTuple):
         """Build the operands; None if the residual does not fit, which the usual path reports."""
         first = layers[0]
         y_shape = _y_shape(layers, x)
-        if residual is not None and (residual.dtype != x.dtype or residual.shape != y_shape):
+        if residual is not None and (residual.dtype, residual.shape, residual.device) != (x.dtype, y_shape, x.device):
             return None
         layout, out_layout, rows, added = first.layout, first.out_layout, first._as_matrix(x.contiguous()), residual
         if added is not None:
@@ -420,7 +418,10 @@ class Prepared:
         """Whether this call accepts these arrays, whose parameters have the shapes that it was prepared for."""
         if x.is_cuda and not (x.is_contiguous() and (residual is None or residual.is_contiguous())):
             return False  # kernels read slices in place
-        return residual is None or (residual.dtype == self._dtype and residual.shape == self._y_shape)
+        if residual is None:
+            return True
+        fits = residual.dtype == self._dtype and residual.shape == self._y_shape
+        return fits and residual.get_device() == x.get_device()
 
     def run(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         if self._each:

@@ -55,12 +55,13 @@ def _is_plain_step(x: Any) -> bool:
 
 
 def _multiply(layer: Any, x: Tensor, parameters: list[Tensor | None]) -> Tensor | None:
-    if not all(each.requires_grad for each in parameters[1:] if each is not None):
+    learned = [each is not None and each.requires_grad for each in parameters]
+    if False in learned[1:]:
         return None
-    bias, shapes = parameters[0], tuple([None if each is None else each.shape for each in parameters])
-    needs_gradients = x.requires_grad, bias is not None and bias.requires_grad
+    shapes = [None if each is None else each.shape for each in parameters]
     options = prepared.options_of(layer), layer.intermediates, layer._exchanges
-    key = x.shape, x.dtype, needs_gradients, options, shapes, torch.get_num_threads(), PLANNER.generation
+    form = x.shape, x.dtype, x.requires_grad, learned[0]
+    key = *form, options, *shapes, torch.get_num_threads(), PLANNER.generation
     found = _steps.get(key)
     if found is None:
         if len(_steps) >= choice.REMEMBERED:
@@ -200,7 +201,7 @@ class Trained:
 
     def forward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor]) -> list[Tensor]:
         """Output of each factor."""
-        ys = [x.new_empty(shape) for shape in self._shapes]
+        ys = [x.new_empty(*shape) for shape in self._shapes]
         self._forward([x, bias, *weights, *ys], x)
         return ys
 
@@ -208,8 +209,8 @@ class Trained:
         self, inputs: Sequence[Tensor], weights: Sequence[Tensor], y_gradient: Tensor, wants_x: bool
     ) -> tuple[Tensor | None, list[Tensor]]:
         """Gradients of x and of the weights."""
-        found = [each.new_empty(each.shape) for each in weights]
-        of_x = inputs[0].new_empty(inputs[0].shape) if wants_x else None
+        found = [each.new_empty(*each.shape) for each in weights]
+        of_x = inputs[0].new_empty(*inputs[0].shape) if wants_x else None
         self._backward([*inputs, *weights, y_gradient, *found, of_x], y_gradient)
         return of_x, found
 
