@@ -190,7 +190,9 @@ def test_an_activation_may_follow_the_residual(along: str, layout: str) -> None:
 
 
 @needs_opencl
-@pytest.mark.parametrize(("shape", "square"), [((2, 21, 16, 1), 8), ((2, 13, 11, 2), 4), ((1, 9, 7, 4), 2)])
+@pytest.mark.parametrize(
+    ("shape", "square"), [((2, 21, 32, 1), 8), ((2, 13, 11, 2), 4), ((2, 13, 22, 2), 4), ((1, 9, 10, 4), 2)]
+)
 @pytest.mark.parametrize(("along", "size"), [("outputs", (3, 2)), ("batch", (3, 2)), ("batch", (11, 1))])
 def test_whole_squares_of_weights_are_transposed(
     along: str, size: tuple[int, int], shape: tuple[int, ...], square: int
@@ -201,6 +203,10 @@ def test_whole_squares_of_weights_are_transposed(
         constants = constants_of(kernel, along, 8, size)
         assert VectorTiling(kernel, constants).square == (square if along == "outputs" or square == 8 else 0)
         agrees(kernel, constants, 5)
+    pairs = replace(constants, pairs=1)
+    has_squares = shape[2] % 2 == 0 and (along == "outputs" or square == 8)
+    assert VectorTiling(kernel, pairs).square == (square if has_squares else 0)
+    agrees(kernel, pairs, 5)
 
 
 @needs_opencl

@@ -47,7 +47,12 @@ class VectorFactorVariables(PlaneVariables, total=False):
     weight_lanes: str
     given_d: str
     given_j: str
-    packs_squares: bool
+    squares_of: str  # type of the weights that packing transposes in squares; empty if it takes each alone
+    pair_up: str  # function that pairs them for each j; empty if they are pairs already
+    # lanes of two neighbouring j of inputs 2l and 2l + 1, and then those of each j
+    words_of_firsts: str
+    words_of_seconds: str
+    even_and_odd: str
     first_packed: str
     number: int
     n: str  # end of the names in its part of the source; a factor alone has none
@@ -293,7 +298,8 @@ def factor_variables(shape: VectorTiling) -> VectorFactorVariables:
     of_planes = shape.variables | _variables_of_pairs(shape) if shape.constants.pairs else shape.variables
     return cast("VectorFactorVariables", of_planes) | {
         **_of_ties(shape),
-        "packs_squares": bool(shape.square),
+        "squares_of": ("real" if shape.constants.pairs else "stored") if shape.square else "",
+        "pair_up": "pair_up" if shape.constants.pairs and shape.kernel.pattern.d > 1 else "",
         "first_packed": shape.first_packed,
         "weight": value if shape.kernel.is_quantized else "real",
         "given": value if shape.kernel.is_quantized else "stored",
@@ -331,16 +337,21 @@ def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
     return own.get(activation, ())
 
 
-def _variables_of_pairs(shape: VectorTiling) -> PlaneVariables:
-    """Template variables for copies of inputs as pairs: the lanes that a vector of pairs takes from two vectors."""
+def _variables_of_pairs(shape: VectorTiling) -> VectorFactorVariables:
+    """Template variables for copies as pairs: the lanes that a vector of pairs takes from two vectors, or from one."""
     lanes = shape.constants.lanes
     # if a vector does not hold whole l, inputs are copied one l at a time
     run = shape.run if lanes % shape.run == 0 else lanes
     firsts = [lane // run * 2 * run + lane % run for lane in range(lanes)]
+    d = shape.kernel.pattern.d
+    words = [lane // d * d + lane % d // 2 for lane in range(lanes)]
     return {
         "of_pairs": "_pairs",
         "firsts": ", ".join(map(str, firsts)),
         "seconds": ", ".join(str(first + run) for first in firsts),
+        "words_of_firsts": ", ".join(map(str, words)),
+        "words_of_seconds": ", ".join(str(word + d // 2) for word in words),
+        "even_and_odd": ", ".join(str(lane + lane % 2 * lanes) for lane in range(lanes)),
     }
 
 
@@ -401,7 +412,9 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
             ),
             Constexpr("PACK_RUN", shape.pack_run, "neighbouring outputs of a tile whose weights are neighbours too"),
             Constexpr(
-                "SQUARE", shape.square, "inputs l whose weights packing transposes together; 0: it takes each alone"
+                "SQUARE",
+                shape.square,
+                "inputs l, or pairs, whose weights packing transposes together; 0: it takes each alone",
             ),
             Constexpr(
                 "STEP_OUT",

@@ -218,9 +218,10 @@ class VectorTiling(Planes):
     @property
     def square(self) -> int:
         """Inputs l of as many k, each with all j, that packing transposes in registers; 0 if it takes each alone."""
-        if self.kernel.is_quantized or self.constants.pairs or "d" in self.kernel.tie:
-            return 0
-        return super().square if self.is_along_outputs or self.kernel.pattern.d == 1 else 0
+        _, _, c, d = self.kernel.pattern.shape
+        are_apart = d > 1 and not self.is_along_outputs
+        is_odd = self.constants.pairs and c % 2
+        return 0 if self.kernel.is_quantized or "d" in self.kernel.tie or are_apart or is_odd else super().square
 
     @property
     def first_packed(self) -> str:
