@@ -16,6 +16,7 @@ from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
 from ksgen.commands.common import (
     REPLACED,
     ReadBy,
+    batch_option,
     console,
     device_option,
     find_spec,
@@ -25,7 +26,7 @@ from ksgen.commands.common import (
     progress,
     warn_if_busy,
 )
-from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
+from ksgen.devices.base import default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.install import install_line
 from ksgen.pattern import Pattern
@@ -56,10 +57,16 @@ def duration(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
-def words_from(accepted: Collection[str], what: str) -> ReadBy:
-    """Return a click type for one or more of the accepted words, separated by commas."""
+def words_option(
+    flag: str, name: str, accepted: Collection[str], help_text: str, usual: str | None = None, what: str = ""
+) -> Callable[[Any], Any]:
+    """Option for one or more of the accepted words, separated by commas.
 
-    return ReadBy(lambda text: words_in(text, accepted, what))
+    `what` names the words in messages. The default is the option's flag.
+    """
+    read = ReadBy(lambda text: words_in(text, accepted, what or flag))
+    shows = usual is not None
+    return click.option(flag, name, type=read, metavar="WORDS", default=usual, show_default=shows, help=help_text)
 
 
 def words_in(text: str, accepted: Collection[str], what: str) -> tuple[str, ...]:
@@ -118,9 +125,6 @@ seed_option = click.option(
 )
 LOG = Path("paper.jsonl")
 LATE = "--time-limit ended before the first measurement; give more time"
-_PRECISIONS = words_from(COMPARISONS, "precision")
-_LAYOUTS = words_from(LAYOUTS, "layout")
-_CONTENDERS = words_from(NAMES, "contender")
 _OPTIONS = (
     log_option(LOG),
     click.option(
@@ -134,35 +138,19 @@ _OPTIONS = (
     click.option(
         "--patterns", "named", help='paper (the default), published, a spec, or patterns: "1,192,48,2 2,48,192,1".'
     ),
-    click.option(
-        "--batch",
-        type=click.IntRange(min=1),
-        help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
-    ),
-    click.option(
+    batch_option,
+    words_option(
         "--precision",
         "precisions",
-        type=_PRECISIONS,
-        metavar="WORDS",
-        help=f"Precisions.  [default: {','.join(USUAL)}; also accepted: fp16x3]",
+        COMPARISONS,
+        f"Precisions.  [default: {','.join(USUAL)}; also accepted: fp16x3]",
+        what="precision",
     ),
-    click.option(
-        "--layout",
-        "layouts",
-        type=_LAYOUTS,
-        metavar="WORDS",
-        default=",".join(LAYOUTS),
-        show_default=True,
-        help="Layouts.",
+    words_option("--layout", "layouts", LAYOUTS, "Layouts.", ",".join(LAYOUTS), "layout"),
+    words_option(
+        "--contenders", "names", NAMES, "Contenders, such as ksgen,bmm,strided.  [default: all]", what="contender"
     ),
-    click.option(
-        "--contenders",
-        "names",
-        type=_CONTENDERS,
-        metavar="WORDS",
-        help="Contenders, such as ksgen,bmm,strided.  [default: all]",
-    ),
-    click.option("--without", type=_CONTENDERS, metavar="WORDS", help="Contenders to leave out, such as compiled."),
+    words_option("--without", "without", NAMES, "Contenders to leave out, such as compiled.", what="contender"),
     time_limit_option,
     device_option,
     seed_option,

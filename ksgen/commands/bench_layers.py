@@ -24,7 +24,7 @@ from ksgen.commands.bench_common import (
     seconds_option,
     seed_option,
     time_limit_option,
-    words_from,
+    words_option,
 )
 from ksgen.commands.common import (
     ACTIVATION,
@@ -51,30 +51,17 @@ LOG = Path("layers.jsonl")
 SETS = ("transformers", "structures", "random", "named")
 
 
-_PRECISIONS, _LAYOUTS = words_from(COMPARISONS, "precision"), words_from(LAYOUTS, "layout")
-_METHODS = words_from(METHODS, "contender")
-
-
 @click.command("layers", short_help="Time layers: one launch against one per factor, PyTorch and the dense layer.")
 @click.argument("named", nargs=-1, metavar="[transformers|structures|random|named|SPEC]...")
 @click.option(
     "--batch", "batches", type=batches_in, metavar="NUMBERS", help=f"Batch sizes.  [default: the spec's, or {BATCHES}]"
 )
-@click.option(
-    "--precision",
-    "precisions",
-    type=_PRECISIONS,
-    metavar="WORDS",
-    help="Precisions.  [default: the spec's, or float32]",
+@words_option(
+    "--precision", "precisions", COMPARISONS, "Precisions.  [default: the spec's, or float32]", what="precision"
 )
-@click.option("--layout", "layouts", type=_LAYOUTS, metavar="WORDS", help="Layouts.  [default: the spec's, or both]")
-@click.option(
-    "--steps",
-    type=words_from(STEPS_OF_LAYERS, "--steps"),
-    metavar="WORDS",
-    default=FORWARD,
-    show_default=True,
-    help="One or both of forward and training, separated by a comma.",
+@words_option("--layout", "layouts", LAYOUTS, "Layouts.  [default: the spec's, or both]", what="layout")
+@words_option(
+    "--steps", "steps", STEPS_OF_LAYERS, "One or both of forward and training, separated by a comma.", FORWARD
 )
 @click.option("--subset", type=click.IntRange(min=1), help="Measure only this many layers, the first ones.")
 @click.option(
@@ -91,10 +78,8 @@ _METHODS = words_from(METHODS, "contender")
     is_flag=True,
     help="Add a residual after the activation, also for layers that have none in their spec.",
 )
-@click.option(
-    "--contenders", "names", type=_METHODS, metavar="WORDS", help="Contenders, such as one_launch,bmm.  [default: all]"
-)
-@click.option("--without", type=_METHODS, metavar="WORDS", help="Contenders to leave out, such as layer.")
+@words_option("--contenders", "names", METHODS, "Contenders, such as one_launch,bmm.  [default: all]", what="contender")
+@words_option("--without", "without", METHODS, "Contenders to leave out, such as layer.", what="contender")
 @measurements_option
 @runs_option
 @seconds_option(0.5)

@@ -14,8 +14,8 @@ from ksgen.commands.bench_common import (
     json_file_option,
     print_table,
     repeats_option,
-    words_from,
     words_in,
+    words_option,
 )
 from ksgen.commands.common import json_option, json_text, print_json, progress, warn_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
@@ -39,42 +39,26 @@ SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
 
 @click.command("model", short_help="Time a model with sparse layers against its dense form.")
 @click.argument("model", metavar="|".join(MODELS))
-@click.option(
+@words_option(
     "--precision",
     "precisions",
-    type=words_from(PRECISIONS, "--precision"),
-    metavar="WORDS",
-    default="float32",
-    show_default=True,
-    help=f"One or more of {', '.join(PRECISIONS)}, separated by commas.",
+    PRECISIONS,
+    f"One or more of {', '.join(PRECISIONS)}, separated by commas.",
+    "float32",
 )
 @click.option(
     "--backend", default="auto", show_default=True, help="One or more backends of KSLinear, such as ksgen,bmm."
 )
-@click.option(
-    "--steps",
-    type=words_from(STEP_TITLES, "--steps"),
-    metavar="WORDS",
-    default="forward",
-    show_default=True,
-    help="One or more of forward, training and decode, separated by commas.",
+@words_option(
+    "--steps", "steps", STEP_TITLES, "One or more of forward, training and decode, separated by commas.", "forward"
 )
-@click.option(
-    "--layers",
-    type=words_from(LAYERS, "--layers"),
-    metavar="WORDS",
-    default=",".join(LAYERS),
-    show_default=True,
-    help="Which linear layers are sparse, such as down.",
-)
-@click.option(
+@words_option("--layers", "layers", LAYERS, "Which linear layers are sparse, such as down.", ",".join(LAYERS))
+@words_option(
     "--layout",
     "layouts",
-    type=words_from(LAYOUTS, "--layout"),
-    metavar="WORDS",
-    default="bsf",
-    show_default=True,
-    help="Layout of the sparse model's blocks: bsf, bsl (of vit-s16), or both, separated by commas.",
+    LAYOUTS,
+    "Layout of the sparse model's blocks: bsf, bsl (of vit-s16), or both, separated by commas.",
+    "bsf",
 )
 @click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
 @click.option(
@@ -206,21 +190,14 @@ def _facts(job: "ModelJob") -> dict[str, Any]:
 
 
 @click.command("share", short_help="Measure the share of a vision transformer's time that its linear layers take.")
-@click.option(
+@words_option(
     "--models",
-    type=words_from(SHARE_MODELS, "model"),
-    metavar="WORDS",
-    help=f"Models.  [default: {','.join(SHARE_MODELS)}; on a processor only the first]",
+    "models",
+    SHARE_MODELS,
+    f"Models.  [default: {','.join(SHARE_MODELS)}; on a processor only the first]",
+    what="model",
 )
-@click.option(
-    "--precision",
-    "precisions",
-    type=words_from(PRECISIONS[:3], "precision"),
-    default="float32",
-    show_default=True,
-    metavar="WORDS",
-    help="Precisions.",
-)
+@words_option("--precision", "precisions", PRECISIONS[:3], "Precisions.", "float32", "precision")
 @click.option(
     "--batch",
     type=click.IntRange(min=1),

@@ -14,7 +14,6 @@ from ksgen.bench.roster import MODELS
 from ksgen.commands.bench_common import check_library
 from ksgen.commands.common import (
     ACTIVATION,
-    PATTERN,
     REPLACED,
     ReadBy,
     batches_in,
@@ -22,6 +21,7 @@ from ksgen.commands.common import (
     json_option,
     json_text,
     named_file,
+    pattern_option,
     print_columns,
     print_json,
     warn_if_busy,
@@ -51,14 +51,7 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 
 @click.command("calibrate", short_help="Determine which kernels are correct and fastest on this device.")
 @click.argument("patterns", type=spec_or_pattern, nargs=-1, metavar="[SPEC|A,B,C,D]...")
-@click.option(
-    "--pattern",
-    "named",
-    type=PATTERN,
-    metavar="A,B,C,D",
-    multiple=True,
-    help="A pattern, like the argument. May be repeated.",
-)
+@pattern_option
 @takes_layers
 @click.option(
     "--chain", is_flag=True, help="The patterns are factors of a layer: try one launch of all, and one per factor."

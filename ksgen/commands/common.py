@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ksgen.commands.figures import tidy
+from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, KernelSpec, Spec
@@ -78,6 +79,19 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 device_option = click.option(
     "--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, native, opencl, opencl:1, or part of a name."
 )
+batch_option = click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
+)
+pattern_option = click.option(
+    "--pattern",
+    "named",
+    type=PATTERN,
+    metavar="A,B,C,D",
+    multiple=True,
+    help="A pattern, like the argument. May be repeated.",
+)
 arch_option = click.option(
     "--arch",
     default="sm_80,sm_90a",
@@ -90,14 +104,7 @@ def takes_patterns(function: Callable[..., None]) -> Callable[..., None]:
     """Add patterns to a command: as arguments, as --pattern, or both."""
 
     @click.argument("patterns", type=PATTERN, nargs=-1, metavar="[A,B,C,D]...")
-    @click.option(
-        "--pattern",
-        "named",
-        type=PATTERN,
-        metavar="A,B,C,D",
-        multiple=True,
-        help="A pattern, like the argument. May be repeated.",
-    )
+    @pattern_option
     @wraps(function)
     def taking(patterns: tuple[Pattern, ...], named: tuple[Pattern, ...], **options: Any) -> None:
         function((*patterns, *named), **options)

@@ -12,6 +12,7 @@ import click
 
 from ksgen.commands.common import (
     SPEC,
+    batch_option,
     check_memory,
     device_option,
     find_spec,
@@ -23,7 +24,7 @@ from ksgen.commands.common import (
     warn_if_busy,
 )
 from ksgen.commands.figures import choice_figures, kernel_figures
-from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
+from ksgen.devices.base import GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.spec import KernelSpec, Spec, load
 from ksgen.values import counted
@@ -46,11 +47,7 @@ MOST_SECONDS = 0.5  # limit for the blocks of runs per contender and kernel
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
-)
+@batch_option
 @device_option
 @json_option
 def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from ksgen.commands.common import (
     REPLACED,
     SPEC,
     OneOf,
+    batch_option,
     check_memory,
     device_option,
     json_option,
@@ -21,7 +22,7 @@ from ksgen.commands.common import (
 )
 from ksgen.commands.figures import kernel_figures
 from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
-from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
+from ksgen.devices.base import default_batch
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
@@ -44,11 +45,7 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @click.option(
     "--chain", is_flag=True, help="The patterns are factors of a layer: tune one launch of all, and one per factor."
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
-)
+@batch_option
 @click.option("--family", help="Search only this kernel family, such as simt or mma.")
 @click.option("--budget", metavar="60s|200", help="Budget per kernel: a time, or a number of candidates.")
 @click.option(
