@@ -1,13 +1,11 @@
-"""Structured layers as chains, their authors' forms in PyTorch, and `nn.Linear`: `python -m benchmarks.structures`.
+"""Chains of many factors before and after `ksgen.torch.optimize`: `python -m benchmarks.structures`.
 
-`--merge` times chains of many factors before and after `ksgen.torch.optimize` instead. `--attention` times products by
-Monarch attention matrices, whose weights differ per sample and head, and are new at each call. Weights are random,
-contenders alternate, and times are medians in microseconds. "forward" is a frozen layer, "training" a step with all
-gradients.
+`--attention` times products by Monarch attention matrices instead, whose weights differ per sample and head, and are
+new at each call. Weights are random, contenders alternate, and times are medians in microseconds.
+`ksgen bench layers structures` compares structures with their authors' forms.
 """
 
 import os
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from itertools import product
@@ -15,17 +13,13 @@ from math import isqrt, sqrt
 
 import click
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
-from torch.nn.utils import parametrize
 
 from benchmarks.torch_cpu import Job, forward, medians_us
 from ksgen import block_butterfly, kaleidoscope, square_dyadic
-from ksgen.bench.authors import FORMS
-from ksgen.bench.chains import structured
 from ksgen.measure.quiet import keep_freed_memory
 from ksgen.pattern import Chain
-from ksgen.structures import Structure
 from ksgen.torch import KSLinear, optimize
 
 os.environ.setdefault("KSGEN_COMPILE", "wait")
@@ -36,37 +30,6 @@ MERGED = {
     "block_butterfly(1024, 16)": block_butterfly(1024, 16),
     "kaleidoscope(256)": kaleidoscope(256),
 }
-
-
-def training(run: Callable[[Tensor], Tensor], x: Tensor, learned: list[Tensor]) -> Job:
-    """Step with gradients of x and of all weights."""
-
-    def step() -> None:
-        y = run(x)
-        torch.autograd.grad(y, [x, *learned], torch.ones_like(y))
-
-    return step
-
-
-def compared(structure: Structure, rows: int, dtype: torch.dtype, is_training: bool) -> dict[str, Job]:
-    """Jobs of one structure: ksgen, the authors' form, and the dense layer of the same sizes."""
-    form = FORMS[structure.chain.name]
-    state = {name: torch.randn(shape, dtype=dtype) / 32 for name, shape in structure.shapes.items()}
-    layer = KSLinear.from_structure(structure, state).requires_grad_(is_training).train(is_training)
-    dense = nn.Linear(layer.in_features, layer.out_features, bias=False, dtype=dtype).requires_grad_(is_training)
-    x = torch.randn(rows, layer.in_features, dtype=dtype, requires_grad=is_training)
-    torch.testing.assert_close(layer(x), form(x, state), rtol=0.1, atol=0.1)
-    if not is_training:
-        for name in list(getattr(layer.weights, "parametrizations", [])):  # tied weights, which cannot be frozen
-            parametrize.remove_parametrizations(layer.weights, name)
-        layer.freeze()
-        return {"ksgen": lambda: layer(x), "authors": lambda: form(x, state), "dense": lambda: dense(x)}
-    theirs = {name: each.requires_grad_() for name, each in state.items()}
-    return {
-        "ksgen": training(layer, x, list(layer.weights.parameters())),
-        "authors": training(lambda given: form(given, theirs), x, list(theirs.values())),
-        "dense": training(dense, x, [dense.weight]),
-    }
 
 
 def merged(chain: Chain, rows: int, dtype: torch.dtype) -> tuple[Chain, dict[str, Job]]:
@@ -109,19 +72,12 @@ def attended(sequence: int, dtype: torch.dtype, samples: int = SAMPLES) -> dict[
 @click.command()
 @click.option("--batch", "batches", type=int, multiple=True, default=(1, 16, 1568), show_default=True)
 @click.option("--precision", "precisions", multiple=True, default=("float32", "bfloat16"), show_default=True)
-@click.option("--merge", is_flag=True, help="Time chains before and after `optimize`.")
 @click.option("--attention", is_flag=True, help=f"Time attention matrices of {SAMPLES} samples and {HEADS} heads.")
 @click.option("--threads", default=2, show_default=True)
 @click.option("--runs", default=15, show_default=True)
 @click.option("--seconds", default=4.0, show_default=True, help="Most seconds per line.")
 def main(
-    batches: tuple[int, ...],
-    precisions: tuple[str, ...],
-    merge: bool,
-    attention: bool,
-    threads: int,
-    runs: int,
-    seconds: float,
+    batches: tuple[int, ...], precisions: tuple[str, ...], attention: bool, threads: int, runs: int, seconds: float
 ) -> None:
     """Print a table of median times in microseconds."""
     torch.set_num_threads(threads)
@@ -132,17 +88,9 @@ def main(
                 jobs = attended(sequence, getattr(torch, precision))
                 _print(f"attention over {sequence} tokens, {precision}", medians_us(jobs, seconds, runs))
         return
-    cases = structured()
-    for precision, name, batch in product(precisions, MERGED if merge else cases, batches):
-        dtype, line = getattr(torch, precision), f"{name}, {precision}, batch {batch}"
-        if merge:
-            chain, jobs = merged(MERGED[name], batch, dtype)
-            _print(f"{line}, to {chain}", medians_us(jobs, seconds, runs))
-            continue
-        for step in ("forward", "training"):
-            jobs = compared(cases[name], batch, dtype, step == "training")
-            with torch.set_grad_enabled(step == "training"):
-                _print(f"{line}, {step}", medians_us(jobs, seconds, runs))
+    for precision, (name, given), batch in product(precisions, MERGED.items(), batches):
+        chain, jobs = merged(given, batch, getattr(torch, precision))
+        _print(f"{name}, {precision}, batch {batch}, to {chain}", medians_us(jobs, seconds, runs))
 
 
 def _print(line: str, times: dict[str, float]) -> None:
