@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import median
 
-from ksgen.bench.roster import FORWARD, LAYER, OURS, PYTORCH, STEP_TITLES
+from ksgen.bench.roster import FORWARD, STEP_TITLES
 from ksgen.bench.rows import OK, ResultRow
-from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 
@@ -139,30 +138,6 @@ class Results:
             if one in joules and against:
                 found.append((Pattern.parse(text), joules[one] / min(against)))
         return found
-
-
-@dataclass(frozen=True)
-class Gains:
-    """Gains on a processor at one batch size, in one precision and layout, as values per pattern."""
-
-    batch: int
-    precision: str
-    layout: str
-    ratios: tuple[float, ...]  # PyTorch's best time over ours
-    layers: tuple[float, ...]  # PyTorch's best time over that of a frozen `KSLinear`
-    shares: tuple[float, ...]  # our shares of the floor
-
-
-def gains(rows: Sequence[ResultRow]) -> list[Gains]:
-    """Gains for every batch, precision and layout that a processor's rows cover."""
-    found = []
-    for results, layout in product(comparisons([row for row in rows if row.runtime in PROCESSOR_RUNTIMES]), LAYOUTS):
-        if ratios := results.over(OURS, PYTORCH, layout):
-            shares = results.shares_of_floor(OURS, layout)
-            some = tuple(shares[job] for job in ratios if job in shares)
-            layers = tuple(results.over(LAYER, PYTORCH, layout).values())
-            found.append(Gains(results.batch, results.precision, layout, tuple(ratios.values()), layers, some))
-    return found
 
 
 def comparisons(rows: Sequence[ResultRow]) -> list[Results]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, gains, group_by
+from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, group_by
 from ksgen.bench.log import MOST_BYTES_OF_FILE
 from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import (
@@ -31,6 +31,7 @@ from ksgen.bench.roster import (
     STEP_TITLES,
 )
 from ksgen.bench.rows import OK, ResultRow
+from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.files import read, reading
 from ksgen.measure.roofline import NO_FLOOR
@@ -112,14 +113,15 @@ def _without_floor(lines: Sequence[Sequence[object]]) -> str:
 def processors(rows: Sequence[ResultRow]) -> ResultTable:
     """Summary of a processor's results: a line per batch size, precision and layout."""
     lines = []
-    for found in gains(rows):
-        speeds = map(times, (geometric_mean(found.ratios), min(found.ratios), max(found.ratios)))
-        floor = (percent(median(found.shares)), percent(min(found.shares))) if found.shares else (None, None)
-        duel = Duel(found.ratios)
-        layer = times(geometric_mean(found.layers)) if found.layers else None
-        lines.append(
-            (found.batch, found.precision, found.layout, duel.patterns, *speeds, percent(duel.share), layer, *floor)
-        )
+    for results, layout in product(comparisons([row for row in rows if row.runtime in PROCESSOR_RUNTIMES]), LAYOUTS):
+        if ratios := results.over(OURS, PYTORCH, layout):
+            duel, reached = Duel(tuple(ratios.values())), results.shares_of_floor(OURS, layout)
+            shares = [reached[job] for job in ratios if job in reached]
+            speeds = map(times, (geometric_mean(duel.ratios), min(duel.ratios), max(duel.ratios)))
+            floor = (percent(median(shares)), percent(min(shares))) if shares else (None, None)
+            layers = results.over(LAYER, PYTORCH, layout).values()
+            cells = (duel.patterns, *speeds, percent(duel.share), times(geometric_mean(layers)) if layers else None)
+            lines.append((results.batch, results.precision, layout, *cells, *floor))
     columns = (
         "batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "layer",
         "of the floor", "least share",
