@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ksgen import __version__
 from ksgen.bench.baselines import BASELINES, Baseline
-from ksgen.bench.clock import BusyCudaClock
 from ksgen.bench.libraries import UnsupportedError, library_version
-from ksgen.bench.problem import Gradients, LayerArrays, LayerJob
+from ksgen.bench.problem import LayerArrays, LayerJob
 from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_METHODS, OURS, PARTS, TRAINING
+from ksgen.bench.timing import BusyCudaClock, ReadyContender
 from ksgen.bench.training import TRAINED, training_step
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
@@ -41,23 +41,9 @@ from ksgen.measure.verify import Packed
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.wisdom.store import load_wisdom
 
-Clock = Callable[[Callable[[], object]], float]
 Added = Mapping[str, Sequence[Tensor | None]]  # biases and residuals, per chain
 
 UNTRAINED = "launches record no gradients; `layer` trains with the same kernels"
-
-
-@dataclass(frozen=True)
-class ReadyContender:
-    """A contender that is ready to run on one problem's arrays."""
-
-    run: Callable[[int], Any]  # one product, on the set of arrays with this number
-    y: Callable[[Any], Sequence[Tensor]]  # outputs of a run, one per chain
-    clock: Clock
-    wait: Callable[[], None]  # until all runs are complete
-    rest: Callable[[], None] = lambda: None  # pause before timing, until other threads sleep
-    gradients: Callable[[Any], Gradients | None] = lambda result: None  # of a run that is a training step
-    convert: Callable[[], object] | None = None  # convert the weights again; None if that cannot be timed alone
 
 
 @dataclass(frozen=True)
@@ -91,17 +77,8 @@ class Contender:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {
-            "key": self.key,
-            **self.job.facts,
-            "implementation": self.implementation,
-            "variant": self.variant,
-            "arithmetic": self.arithmetic,
-            "family": self.family,
-            "constants": self.constants,
-            "why": self.why,
-            "identity": self.identity,
-        }
+        own = ("implementation", "variant", "arithmetic", "family", "constants", "why", "identity")
+        return {"key": self.key, **self.job.facts, **{name: getattr(self, name) for name in own}}
 
 
 def contenders(job: LayerJob, device: Device, names: Sequence[str]) -> list[Contender]:

@@ -18,8 +18,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ksgen.bench.clock import BusyCudaClock
 from ksgen.bench.problem import LayerArrays
+from ksgen.bench.timing import BusyCudaClock
 from ksgen.errors import KsgenError
 from ksgen.pattern import Chain, Pattern, square_dyadic
 from ksgen.structures import Structure

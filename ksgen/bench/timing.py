@@ -1,15 +1,56 @@
-"""Amount of measurement per contender: the protocol's number of measurements and runs, fewer for slow contenders."""
+"""Amount of measurement per contender: the protocol's number of measurements and runs, fewer for slow contenders.
 
-from collections.abc import Callable
+The clock for work on a GPU excludes the time that the host takes to launch it.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
 from statistics import median
+from typing import Any
 from typing import Protocol as PythonProtocol
 
-from ksgen.bench.contenders import ReadyContender
+import torch
+from torch import Tensor
+
 from ksgen.bench.log import Facts
-from ksgen.measure.trust import Watch
+from ksgen.bench.problem import Gradients
+from ksgen.measure.trust import Watch, host_clock
+from ksgen.torch.conversion.times import cuda_clock
+
+_CYCLES_PER_S = 2e9  # approximate clock rate of a GPU
+_LEAST_BUSY_S, _MOST_BUSY_S = 2e-4, 5e-3
+
+
+class BusyCudaClock:
+    """CUDA clock that excludes the host's launch time.
+
+    The call is queued behind other work that keeps the GPU busy while the host enqueues.
+    """
+
+    def __init__(self) -> None:
+        self._busy_s = _MOST_BUSY_S  # 1.5 times the last duration of enqueuing
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        def enqueue() -> None:
+            self._busy_s = min(max(1.5 * host_clock(call), _LEAST_BUSY_S), _MOST_BUSY_S)
+
+        torch.cuda._sleep(int(self._busy_s * _CYCLES_PER_S))
+        return cuda_clock(enqueue)
+
+
+@dataclass(frozen=True)
+class ReadyContender:
+    """A contender that is ready to run on one problem's arrays."""
+
+    run: Callable[[int], Any]  # one product, on the set of arrays with this number
+    y: Callable[[Any], Sequence[Tensor]]  # outputs of a run, one per chain
+    clock: Callable[[Callable[[], object]], float]
+    wait: Callable[[], None]  # until all runs are complete
+    rest: Callable[[], None] = lambda: None  # pause before timing, until other threads sleep
+    gradients: Callable[[Any], Gradients | None] = lambda result: None  # of a run that is a training step
+    convert: Callable[[], object] | None = None  # convert the weights again; None if that cannot be timed alone
 
 
 @dataclass(frozen=True)

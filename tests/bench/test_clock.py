@@ -7,7 +7,8 @@ from tests.support.libraries import library
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 
-from ksgen.bench import clock, model  # noqa: E402  (after the skip)
+from ksgen.bench import model  # noqa: E402  (after the skip)
+from ksgen.bench import timing as clock  # noqa: E402
 from ksgen.bench.model import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402
 
 

@@ -16,9 +16,9 @@ torch = library("torch")
 from ksgen.bench import contenders as contenders_module  # noqa: E402
 from ksgen.bench import runner  # noqa: E402
 from ksgen.bench.baselines import BASELINES, Baseline  # noqa: E402
-from ksgen.bench.contenders import ReadyContender, contenders  # noqa: E402
+from ksgen.bench.contenders import contenders  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
-from ksgen.bench.timing import Protocol, Timed, Times  # noqa: E402
+from ksgen.bench.timing import Protocol, ReadyContender, Timed, Times  # noqa: E402
 from tests.support.bench_runs import FACTS, JOB, measure  # noqa: E402
 
 
