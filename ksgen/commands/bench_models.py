@@ -166,10 +166,6 @@ def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
 
 
 def _report(job: "ModelJob", rows: list["ModelRow"]) -> dict[str, Any]:
-    return {**_facts(job), "rows": list(map(asdict, rows))}
-
-
-def _facts(job: "ModelJob") -> dict[str, Any]:
     import torch
 
     from ksgen import __version__
@@ -186,6 +182,7 @@ def _facts(job: "ModelJob") -> dict[str, Any]:
         "ksgen": __version__,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if on_gpu else None,
+        "rows": list(map(asdict, rows)),
     }
 
 
