@@ -105,27 +105,22 @@ class Rate:
         return f"{self.operand} 64x{self.columns}, A in {'registers' if self.a_in_registers else 'shared memory'}"
 
     @property
+    def wgmma(self) -> WgmmaInstruction:
+        return WgmmaInstruction(self.operand, self.columns, self.a_in_registers)
+
+    @property
     def shared_bytes(self) -> int:
         return 32 * max(64, self.columns)
 
     @property
     def text(self) -> str:
-        wgmma = WgmmaInstruction(self.operand, self.columns, self.a_in_registers)
-        head = f"\nconstexpr int SUMS = {wgmma.sums}, AT_ONCE = {AT_ONCE}, BYTES = {self.shared_bytes};\n"
-        kernel = RATE.replace("CALL", wgmma.along_inputs).replace(" A,", " a," if self.a_in_registers else " b,")
-        return render(head + kernel, wgmma=wgmma)
+        head = f"\nconstexpr int SUMS = {self.wgmma.sums}, AT_ONCE = {AT_ONCE}, BYTES = {self.shared_bytes};\n"
+        kernel = RATE.replace("CALL", self.wgmma.along_inputs).replace(" A,", " a," if self.a_in_registers else " b,")
+        return render(head + kernel, wgmma=self.wgmma)
 
     def flops(self, blocks: int, rounds: int) -> float:
-        return (
-            2.0
-            * 2
-            * 64
-            * self.columns
-            * WgmmaInstruction(self.operand, self.columns, self.a_in_registers).k
-            * AT_ONCE
-            * blocks
-            * rounds
-        )
+        """Operations of all rounds: a block has two warpgroups."""
+        return 2.0 * 2 * 64 * self.columns * self.wgmma.k * AT_ONCE * blocks * rounds
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ with lazylinop's `ksd` on products of long chains, which both should recover; th
 """
 
 import argparse
-from collections.abc import Callable
 from functools import partial
 from statistics import median
-from time import perf_counter
 
 import torch
 
+from ksgen.measure.trust import host_clock
 from ksgen.pattern import Chain, Pattern, monarch, square_dyadic
 from ksgen.torch import factorize
 from ksgen.torch.conversion.projection import product_of, relative_error
@@ -59,18 +58,12 @@ def lazylinop(runs: int) -> None:
         methods = [partial(factorize, matrix, chain), partial(ksd, matrix, their_chain)]
         for method in methods:
             method()
-        times = [[seconds(method) for method in methods] for _ in range(runs)]
+        times = [[host_clock(method) for method in methods] for _ in range(runs)]
         ours, theirs = (1e3 * median(some) for some in zip(*times, strict=True))
         their_error = relative_error(matrix, [(methods[1]() @ torch.eye(features))[None, :, :, None]])
         print(
             f"{features:8} {ours:9.2f} {factorize(matrix, chain).relative_error:8.1e} {theirs:14.2f} {their_error:8.1e}"
         )
-
-
-def seconds(method: Callable[[], object]) -> float:
-    begin = perf_counter()
-    method()
-    return perf_counter() - begin
 
 
 if __name__ == "__main__":

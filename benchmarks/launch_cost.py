@@ -50,58 +50,45 @@ def microseconds(call: Callable[[], Any], rounds: int, calls: int = 50) -> float
 
 
 def measure(rounds: int) -> dict[str, float]:
-    """Measure the parts of a call in microseconds, on the device that KSGEN_DEVICE names."""
-    device, ks = find_device(), Launcher(1, 192, 48, 2)
-    if device.runtime in PROCESSORS:
-        return _measure_processor(device, ks, rounds)
-    arrays = [np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384))]
-    x, weights, out = (CudaArray(device, array) for array in arrays)
-    packed = ks.pack(weights)
-    call = ks.prepare(x, packed, out=out)
-    views = {"x": view(x, "x"), "out": view(out, "out")}
-    plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views, (packed.form,))
-    kernel = plan.multiply
-    parts: dict[str, Callable[[], Any]] = {
-        "a prepared call": call,
-        "  the driver and its binding": _driver_call(device, plan, call.arguments),
-        "an ordinary call, packed weights": lambda: ks(x, packed, out=out),
-        "  reading an array, each": lambda: view(x, "x"),
-        "  looking up the checked arguments": lambda: ks._checks.find(ks, CallOptions(), views, (packed.form,)),
-        "  checking the memory": lambda: _checked(ks, device, views),
-        "  device and stream": lambda: device_and_stream(ks, fit.place, None),
-        "  selecting the binary": lambda: ks._plan(fit, device, None, True),
-        "  packed weights": lambda: packed.use(plan, None),
-        "  arguments, block and launch": lambda: device.launch(
-            kernel, plan.grid, plan.block, plan.shared_bytes, call.arguments, None
-        ),
-        "an ordinary call, weights packed again": lambda: ks(x, weights, out=out),
-        **_hopper_calls(device, ks.pattern, x, weights, out),
-    }
-    return {name: microseconds(part, rounds) for name, part in parts.items()}
+    """Measure the parts of a call in microseconds, on the device that KSGEN_DEVICE names.
 
-
-def _measure_processor(device: Any, ks: Launcher, rounds: int) -> dict[str, float]:
-    """Measure on host arrays in place.
-
-    Every call waits for its kernel, so the time above the kernel alone is the launcher's.
+    On a processor, arrays lie on the host, and every call waits for its kernel. So the time above the kernel alone is
+    the launcher's.
     """
-    x, weights, out = (np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384)))
-    packed = ks.pack(weights, device=f"{device.runtime}:{device.index}")
+    device, ks = find_device(), Launcher(1, 192, 48, 2)
+    on_processor = device.runtime in PROCESSORS
+    arrays: list[Any] = [np.zeros(shape, np.float32) for shape in ((BATCH, 96), (1, 192, 48, 2), (BATCH, 384))]
+    x, weights, out = arrays if on_processor else (CudaArray(device, array) for array in arrays)
+    packed = ks.pack(weights, device=f"{device.runtime}:{device.index}") if on_processor else ks.pack(weights)
     call = ks.prepare(x, packed, out=out)
     views = {"x": view(x, "x"), "out": view(out, "out")}
     plan, fit = call.plan, ks._checks.find(ks, CallOptions(), views, (packed.form,))
-    call()  # binds its arguments to an OpenCL kernel, and starts native threads
-    parts: dict[str, Callable[[], Any]] = {
+    bare, memory, launch, more = (dict[str, Callable[[], Any]]() for _ in range(4))
+    if on_processor:
+        call()  # binds its arguments to an OpenCL kernel, and starts native threads
+        bare["  the kernel and its binding"] = _kernel_call(device, plan, call.arguments)
+        memory["  checking the memory"] = lambda: check_memory(ks, views)
+        launch["  an array as an argument, each"] = lambda: device.shared(views["x"].pointer)
+    else:
+        bare["  the driver and its binding"] = _driver_call(device, plan, call.arguments)
+        memory["  checking the memory"] = lambda: _checked(ks, device, views)
+        memory["  device and stream"] = lambda: device_and_stream(ks, fit.place, None)
+        launch["  arguments, block and launch"] = lambda: device.launch(
+            plan.multiply, plan.grid, plan.block, plan.shared_bytes, call.arguments, None
+        )
+        more |= _hopper_calls(device, ks.pattern, x, weights, out)
+    parts = {
         "a prepared call": call,
-        "  the kernel and its binding": _kernel_call(device, plan, call.arguments),
+        **bare,
         "an ordinary call, packed weights": lambda: ks(x, packed, out=out),
         "  reading an array, each": lambda: view(x, "x"),
         "  looking up the checked arguments": lambda: ks._checks.find(ks, CallOptions(), views, (packed.form,)),
-        "  checking the memory": lambda: check_memory(ks, views),
+        **memory,
         "  selecting the binary": lambda: ks._plan(fit, device, None, True),
         "  packed weights": lambda: packed.use(plan, None),
-        "  an array as an argument, each": lambda: device.shared(views["x"].pointer),
+        **launch,
         "an ordinary call, weights packed again": lambda: ks(x, weights, out=out),
+        **more,
     }
     return {name: microseconds(part, rounds) for name, part in parts.items()}
 

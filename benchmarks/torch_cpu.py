@@ -41,35 +41,27 @@ TURN_US = 2000  # least duration of a round of the fastest backend
 Job = Callable[[], object]
 
 
-def forward(layer: nn.Module, x: torch.Tensor) -> Job:
-    freeze(layer.eval())
-
+def inference(layer: nn.Module, x: torch.Tensor) -> Job:
     def run() -> object:
         with torch.no_grad():
             return layer(x)
 
     return run
+
+
+def forward(layer: nn.Module, x: torch.Tensor) -> Job:
+    freeze(layer.eval())
+    return inference(layer, x)
 
 
 def unfrozen(layer: nn.Linear, x: torch.Tensor) -> Job:
-    layer.eval()
-    if isinstance(layer, KSLinear) and layer.backend not in ("auto", "ksgen"):
+    if isinstance(layer.eval(), KSLinear) and layer.backend not in ("auto", "ksgen"):
         layer.freeze()
-
-    def run() -> object:
-        with torch.no_grad():
-            return layer(x)
-
-    return run
+    return inference(layer, x)
 
 
 def compiled(layer: nn.Linear, x: torch.Tensor) -> Job:
-    compiled_layer = torch.compile(layer.eval())
-
-    def run() -> object:
-        with torch.no_grad():
-            return compiled_layer(x)
-
+    run = inference(torch.compile(layer.eval()), x)
     run()
     return run
 
