@@ -1,22 +1,31 @@
 """Charts of a comparison: a bar chart per job for up to ten jobs, else speed-ups and shares of the floor in ascending
-order.
+order, and box plots in the paper's style.
 
-Chooses what a chart shows; `ksgen.figures.charts` draws it.
+Chooses what a chart shows; `ksgen.figures` draws it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import geometric_mean, median
+from typing import TYPE_CHECKING
 
 from ksgen.bench.comparison import Results, comparisons
 from ksgen.bench.roster import LAYER, OTHERS, OTHERS_OF_LAYERS, OUR_METHODS, OURS, PYTORCH
 from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import LAYOUT_WORDS, layers_by_kind
+from ksgen.figures import svg
 from ksgen.figures.charts import Bars, Series, Sorted
 from ksgen.spec import LAYOUTS
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MOST_BARS = 10  # with more jobs, curves replace the bar charts
+WIDTH, HEIGHT = 7.2, 2.6  # inches of a box plot
+EXTRA = "bench"  # extra of the package that installs matplotlib
+MOST_BOXES = 24  # if there are more numbers, neighbouring ones share a box
+LEAST_IN_BOX = 5  # patterns; neighbouring numbers with fewer share a box
 OWN_LAYERS = (LAYER, *OUR_METHODS)  # of many layers, curves compare the first of these that was measured
 BARS_NOTE = (
     "Microseconds, the median. Orange: ours. x: times as long as our fastest. Dashed: the floor, which no "
@@ -123,3 +132,67 @@ def _named(values: dict[str, float]) -> tuple[tuple[str, float], ...]:
 def _name(job: str) -> str:
     """Pattern, or name of a layer, without its factors."""
     return job.partition(": ")[0]
+
+
+# ---- box plots: whiskers are at 5 and 95 %
+
+
+def boxes(
+    title: str,
+    label: str,
+    unit: str,
+    groups: Mapping[float, Sequence[float]],
+    reference: float | None = 1.0,
+    scale: Sequence[float] = (),
+) -> str:
+    """Draw a box per group, labelled with its number of patterns.
+
+    A box shows median and quartiles, with whiskers at 5 and 95 % and no outliers. The axis covers the values in
+    `scale`, so that several figures can share an axis; by default, it covers the figure's own values.
+    """
+    merged = _merged(groups)
+    with svg.figure(title, svg.Size(WIDTH, HEIGHT), EXTRA) as drawn:
+        axes = drawn.axes
+        line = {"color": svg.LINE, "linewidth": 0.9}
+        axes.boxplot(
+            [values for _, values in merged], whis=(5, 95), showfliers=False, widths=0.6,
+            boxprops=line, whiskerprops=line, capprops=line, medianprops={"color": svg.ACCENT, "linewidth": 1.6},
+        )  # fmt: skip
+        names = [f"{name} ({len(values)})" for name, values in merged]
+        axes.set_xticks(range(1, len(merged) + 1), names, rotation=45, ha="right", fontsize=7)
+        axes.set_xlabel(f"{label} (patterns)")
+        axes.grid(axis="x", visible=False)
+        _value_axis(axes, unit, scale or [value for _, values in merged for value in values], reference)
+        if scale:
+            margin = (max(scale) / min(scale)) ** 0.05
+            axes.set_ylim(min(scale) / margin, max(scale) * margin)
+    return drawn.svg
+
+
+def _value_axis(axes: "Axes", unit: str, values: Sequence[float], reference: float | None) -> None:
+    axes.set_ylabel(unit)
+    if reference is None:
+        axes.set_ylim(bottom=0)
+        return
+    axes.axhline(reference, color=svg.GUIDE, linewidth=1, linestyle="--")
+    if max(values) > svg.WIDE_RATIO * min(values):
+        svg.make_logarithmic(axes, "y", (1, 2, 5) if max(values) < 300 * min(values) else (1,), ticks=8)
+
+
+def _merged(groups: Mapping[float, Sequence[float]]) -> list[tuple[str, list[float]]]:
+    """Merge neighbouring groups into at most `MOST_BOXES` named groups of at least `LEAST_IN_BOX` values."""
+    least = max(LEAST_IN_BOX, -(-sum(map(len, groups.values())) // MOST_BOXES))
+    merged: list[tuple[list[float], list[float]]] = []
+    for number in sorted(groups):
+        if not merged or len(merged[-1][1]) >= least:
+            merged.append(([], []))
+        merged[-1][0].append(number)
+        merged[-1][1].extend(groups[number])
+    if len(merged) > 1 and len(merged[-1][1]) < least:
+        numbers, values = merged.pop()
+        merged[-1][0].extend(numbers)
+        merged[-1][1].extend(values)
+    return [
+        (f"{numbers[0]:.3g}" if len(numbers) == 1 else f"{numbers[0]:.3g} to {numbers[-1]:.3g}", values)
+        for numbers, values in merged
+    ]

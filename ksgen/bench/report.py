@@ -1,6 +1,6 @@
 """Convert rows to one self-contained HTML page, or Markdown: the paper's tables and figures for this device.
 
-Evaluates nothing: `tables`, `figures` and `heuristic` choose the content. The same rows give the same bytes.
+Evaluates nothing: `tables`, `charts` and `heuristic` choose the content. The same rows give the same bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from typing import Any
 from markupsafe import Markup
 
 from ksgen import __version__
-from ksgen.bench import figures, tables
-from ksgen.bench.charts import MOST_BARS, Charts, charts
+from ksgen.bench import tables
+from ksgen.bench.charts import MOST_BARS, Charts, boxes, charts
 from ksgen.bench.comparison import BEST, Pairs, Results, comparisons, group_by
 from ksgen.bench.heuristic import predictors
 from ksgen.bench.payoff import by_density, conversions
@@ -197,7 +197,7 @@ def _boxes(
     **more: Any,
 ) -> list[str]:
     """One box plot, if there are more than `MOST_BARS` patterns; else none."""
-    return [figures.boxes(title, label, unit, group_by(ratios, key), **more)] if len(ratios) > MOST_BARS else []
+    return [boxes(title, label, unit, group_by(ratios, key), **more)] if len(ratios) > MOST_BARS else []
 
 
 def _map(results: Results, layout: str) -> Map | None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ksgen.bench import figures, report
+from ksgen.bench import charts as figures
+from ksgen.bench import report
 from ksgen.bench.rows import ResultRow, write_csv
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
@@ -48,7 +49,7 @@ def test_figure_6_has_one_scale_and_the_better_of_both_layouts(
             assert {value for values in groups.values() for value in values} <= set(scale)
         return ""
 
-    monkeypatch.setattr(figures, "boxes", boxes)
+    monkeypatch.setattr(report, "boxes", boxes)
     report.page(rows)
     start = "Figure 6: ksgen compared with the fastest of"
     assert list(asked) == [f"{start} the paper's five, float16, batch 25088", f"{start} everyone, float16, batch 25088"]
