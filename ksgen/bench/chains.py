@@ -185,13 +185,12 @@ def of_spec(path: Path) -> list[MeasuredLayer]:
             )
         if other := next((each.precision for each in kernels if each.precision not in COMPARISONS), ""):
             raise SpecError(f"{path}: layer {name} has precision={other}; accepted: {', '.join(COMPARISONS)}")
-        for epilogue in dict.fromkeys(each.epilogue for each in kernels):
-            words = (
-                "".join(f" {word}" for word in epilogue.words) if len({each.epilogue for each in kernels}) > 1 else ""
-            )
-            precisions = tuple(dict.fromkeys(each.precision for each in kernels))
-            layouts = tuple(dict.fromkeys(each.layout for each in kernels))
-            batches = tuple(dict.fromkeys(each.batch for each in kernels if each.batch)) or None
+        precisions = tuple(dict.fromkeys(each.precision for each in kernels))
+        layouts = tuple(dict.fromkeys(each.layout for each in kernels))
+        batches = tuple(dict.fromkeys(each.batch for each in kernels if each.batch)) or None
+        epilogues = dict.fromkeys(each.epilogue for each in kernels)
+        for epilogue in epilogues:
+            words = epilogue.words if len(epilogues) > 1 else ()
             options = layer.between, layer.out_layout, epilogue, precisions, layouts, batches, layer.fuse
-            found.append(MeasuredLayer(f"{spec.name} {name}{words}", chains, *options))
+            found.append(MeasuredLayer(" ".join((spec.name, name, *words)), chains, *options))
     return found

@@ -74,19 +74,15 @@ class Runner:
             torch.cuda.set_device(self.where)  # for events, and the busy work
         else:
             keep_freed_memory()
-        before = log.content.run.get("device", device.name)
-        if before != device.name:
-            raise KsgenError(
-                f"{log.path} holds measurements of {before}, and this is {device.name}; name another file with -o"
-            )
-        known, here = log.content.run.get("baselines_on"), facts.get("baselines_on")
-        if None not in (known, here) and known != here:
-            raise KsgenError(f"{log.path} holds measurements on {known}, and this is {here}; name another file with -o")
-        if (seed := log.content.run.get("seed", protocol.seed)) != protocol.seed:
-            raise KsgenError(
-                f"{log.path} holds measurements with --seed {seed}, and this has {protocol.seed}; name another file "
-                "with -o"
-            )
+        for name, words, here in (
+            ("device", "of {}, and this is {}", device.name),
+            ("baselines_on", "on {}, and this is {}", facts.get("baselines_on")),
+            ("seed", "with --seed {}, and this has {}", protocol.seed),
+        ):
+            known = log.content.run.get(name)
+            if None not in (known, here) and known != here:
+                differs = words.format(known, here)
+                raise KsgenError(f"{log.path} holds measurements {differs}; name another file with -o")
         log.append("run", {**facts, "seed": protocol.seed})
 
     def run(self, jobs: Sequence[LayerJob]) -> int:
