@@ -7,7 +7,7 @@ and one launch per factor.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate
+from itertools import accumulate, product
 from math import inf
 from time import monotonic
 from typing import Any
@@ -198,34 +198,28 @@ def _our(job: LayerJob, device: Device, arithmetic: str, choice: Choice, variant
 def _methods(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Contender]:
     """Our methods for a layer, by their number of launches."""
     is_group, is_single = len(job.layer.chains) > 1, sum(map(len, job.layer.chains)) == 1
-    for name in OUR_METHODS:
-        if name not in names or (name == EACH_LAYER and not is_group) or (name == EACH_FACTOR and is_single):
-            continue
-        for arithmetic in arithmetics(job, device):
-            yield from _method(job, device, name, arithmetic)
-
-
-def _method(job: LayerJob, device: Device, name: str, arithmetic: str) -> Iterator[Contender]:
-    kernel = job.kernel(arithmetic)
-    launches = _launches(kernel, name)
-    refusal = next((why for each in launches if (why := _why_unavailable(device, each, job.batch))), "")
-    refusal = UNTRAINED if job.step == TRAINING else refusal
-    for choices in [[]] if refusal else _choices(device, launches, job.batch):
-        digests = dict.fromkeys(template_digest(each.family) for each in choices)
-        yield Contender(
-            job,
-            name,
-            "tuned" if any(each.from_wisdom for each in choices) else "default",
-            arithmetic,
-            " ".join(("ksgen", __version__, *digests)),
-            partial(_prepare, device, launches, choices, refusal),
-            extra_bytes=2 * job.bytes,
-            multiplications=0 if refusal else sum(chain.weight_count for chain in job.layer.chains),
-            family=", ".join(dict.fromkeys(each.family for each in choices)),
-            constants="; ".join(dict.fromkeys(str(each.constants) for each in choices)),
-            why=choices[0].why if choices else refusal,
-            sources=partial(_sources, device, launches, choices),
-        )
+    able = {ONE_LAUNCH: True, EACH_FACTOR: not is_single, EACH_LAYER: is_group}
+    methods = [name for name in OUR_METHODS if name in names and able[name]]
+    for name, arithmetic in product(methods, arithmetics(job, device)):
+        launches = _launches(job.kernel(arithmetic), name)
+        refusal = next((why for each in launches if (why := _why_unavailable(device, each, job.batch))), "")
+        refusal = UNTRAINED if job.step == TRAINING else refusal
+        for choices in [[]] if refusal else _choices(device, launches, job.batch):
+            digests = dict.fromkeys(template_digest(each.family) for each in choices)
+            yield Contender(
+                job,
+                name,
+                "tuned" if any(each.from_wisdom for each in choices) else "default",
+                arithmetic,
+                " ".join(("ksgen", __version__, *digests)),
+                partial(_prepare, device, launches, choices, refusal),
+                extra_bytes=2 * job.bytes,
+                multiplications=0 if refusal else sum(chain.weight_count for chain in job.layer.chains),
+                family=", ".join(dict.fromkeys(each.family for each in choices)),
+                constants="; ".join(dict.fromkeys(str(each.constants) for each in choices)),
+                why=choices[0].why if choices else refusal,
+                sources=partial(_sources, device, launches, choices),
+            )
 
 
 def _choices(device: Device, launches: Sequence[KernelSpec], batch: int) -> Iterator[list[Choice]]:
