@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.bench import models
-from ksgen.bench.models import VIT_S16, TransformerSize, Vision, VisionTransformer
+from ksgen.bench.models import VIT_S16, Vision, VisionTransformer
 from ksgen.bench.published import published
 from ksgen.bench.roster import DECODE, FORWARD, LAYERS, TRAINING
 from ksgen.measure.quiet import keep_freed_memory, rest
@@ -275,29 +275,19 @@ def measure_shares(
 ) -> Iterator[Share]:
     """Measure a share per model and precision. Only one model at a time is in memory."""
     watch = Watch()
-    for name in names:
-        for precision in precisions:
-            shape, ends = VISION_MODELS[name]
-            with where:
-                model = VisionTransformer(shape, ends).to(getattr(torch, precision)).eval()
-            with torch.inference_mode():
-                seconds = seconds_in_turn(_calls_of_layers(model, shape, batch), repeats, where)
-            whole, up, down = (Spread.of(seconds[each]).median for each in ("whole", "up", "down"))
-            layers, others = shape.depth * (up + down), watch.others_share()
-            rounds = zip(seconds["up"], seconds["down"], seconds["whole"], strict=True)
-            shares = [shape.depth * (first + second) / all_s for first, second, all_s in rounds]
-            why, paper = (
-                why_unreliable(shares, [others] if where.type == "cpu" else ()),
-                published()["vit_linear_share"][name],
-            )
-            yield Share(name, precision, 1e6 * whole, 1e6 * layers, layers / whole, paper.get(precision), others, why)
-
-
-def _calls_of_layers(model: VisionTransformer, shape: TransformerSize, batch: int) -> dict[str, Callable[[], Tensor]]:
-    """Calls of the full model, and of the two linear layers of its first block."""
-    images = model.random_inputs(batch)
-    layers = model.get_submodule("blocks.0.feed_forward")
-    up, down = layers.get_submodule("up"), layers.get_submodule("down")
-    narrow = torch.randn(batch, model.positions.shape[1], shape.features, dtype=images.dtype, device=images.device)
-    wide = torch.randn(batch, model.positions.shape[1], 4 * shape.features, dtype=images.dtype, device=images.device)
-    return {"whole": lambda: model(images), "up": lambda: up(narrow), "down": lambda: down(wide)}
+    timed = {"whole": WHOLE, "up": "linear 4N x N + bias", "down": "linear N x 4N + bias"}
+    for name, precision in product(names, precisions):
+        shape, ends = VISION_MODELS[name]
+        job = ModelJob(name, (precision,), (), where, batch, tokens=0, repeats=repeats)
+        with where:
+            model = VisionTransformer(shape, ends).to(getattr(torch, precision)).eval()
+        calls = {part: _call(job, module, model, FORWARD) for part, module in timed.items()}
+        with torch.inference_mode():
+            seconds = seconds_in_turn(calls, repeats, where)
+        whole, up, down = (median(seconds[part]) for part in timed)
+        layers, others = shape.depth * (up + down), watch.others_share()
+        rounds = zip(seconds["up"], seconds["down"], seconds["whole"], strict=True)
+        shares = [shape.depth * (first + second) / all_s for first, second, all_s in rounds]
+        why = why_unreliable(shares, [others] if where.type == "cpu" else ())
+        paper = published()["vit_linear_share"][name].get(precision)
+        yield Share(name, precision, 1e6 * whole, 1e6 * layers, layers / whole, paper, others, why)

@@ -346,8 +346,7 @@ class LanguageModel(nn.Module):
 
 def _added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
     """Compute residual + layer(x), inside the layer's kernel if possible."""
-    y: Tensor = layer(x, residual) if isinstance(layer, KSLinear) else residual + layer(x)
-    return y
+    return layer(x, residual) if isinstance(layer, KSLinear) else residual + layer(x)
 
 
 @dataclass(frozen=True)
@@ -364,8 +363,7 @@ class ModelSource:
 
 
 def _from_timm() -> nn.Module:
-    model: nn.Module = _imported("timm").create_model("vit_small_patch16_224", pretrained=False)
-    return model
+    return _imported("timm").create_model("vit_small_patch16_224", pretrained=False)
 
 
 def _gpt2_of_transformers() -> nn.Module:
@@ -378,8 +376,7 @@ def _gpt2_of_transformers() -> nn.Module:
         n_layer=shape.depth,
         n_head=shape.heads,
     )
-    model: nn.Module = library.GPT2LMHeadModel(config)
-    return model
+    return library.GPT2LMHeadModel(config)
 
 
 def _llama_of_transformers() -> nn.Module:
@@ -396,8 +393,7 @@ def _llama_of_transformers() -> nn.Module:
         rope_theta=shape.base,
         tie_word_embeddings=True,
     )
-    model: nn.Module = library.LlamaForCausalLM(config)
-    return model
+    return library.LlamaForCausalLM(config)
 
 
 def _imported(library: str) -> Any:
