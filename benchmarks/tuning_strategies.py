@@ -28,7 +28,7 @@ from ksgen.build.request import Binary
 from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.errors import KsgenError
-from ksgen.families import family_for, family_named
+from ksgen.families import Limits, family_for, family_named
 from ksgen.launch.choice import Choice, choose_for_many, limits_from, limits_of
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings
@@ -148,8 +148,6 @@ def _as_json(job: Job, machine: Machine, times: Table) -> dict[str, Any]:
 
 
 def _from_json(row: dict[str, Any]) -> tuple[Job, Machine, Table]:
-    from ksgen.families import Limits
-
     job = Job(KernelSpec(Pattern(*row["pattern"]), row["precision"], row["layout"]), row["batch"])
     ceilings = {name: Ceilings(**values) for name, values in row["ceilings"].items()}
     machine = Machine(row["target"], Limits(**row["limits"]), row["multiprocessors"], ceilings)
@@ -178,19 +176,12 @@ def replay(file: Path, within: float) -> None:
         f"Candidates that were tried until one was within {within:.0%} of the fastest, on {content['device']}; -: the "
         "strategy ended before.\n"
     )
-    print("| kernel | candidates | " + " | ".join(names) + " |")
-    print("| --- | --- |" + " --- |" * len(names))
+    _print_row("kernel", "candidates", *names)
+    _print_row(*["---"] * (2 + len(names)))
     for job, count, needs in rows:
-        print(
-            f"| {job.kernel.pattern} {job.kernel.layout} | {count} | "
-            + " | ".join(_shown(needs[name]) for name in names)
-            + " |"
-        )
-    print(
-        "| **median** | | "
-        + " | ".join(_shown(median(needs[name] or 10**6 for _, _, needs in rows)) for name in names)
-        + " |"
-    )
+        _print_row(f"{job.kernel.pattern} {job.kernel.layout}", count, *(_shown(needs[name]) for name in names))
+    medians = (median(needs[name] or 10**6 for _, _, needs in rows) for name in names)
+    _print_row("**median**", "", *map(_shown, medians))
 
 
 @main.command()
@@ -205,12 +196,9 @@ def replay(file: Path, within: float) -> None:
 def winners(batch: int, others: str, first: int, kernels: int, budget: str | None, device: str | None) -> None:
     """Search for kernels, with separate wisdom and trials. Then compare each winner with the launchers' default."""
     batches = [batch, *map(int, filter(None, others.split(",")))]
-    print(
-        "| kernel | trials | reliable | within 15 % of the finals | "
-        + " | ".join(f"batch {each}" for each in batches)
-        + " |"
-    )
-    print("| --- | --- | --- | --- |" + " --- |" * len(batches))
+    columns = ("kernel", "trials", "reliable", "within 15 % of the finals", *(f"batch {each}" for each in batches))
+    _print_row(*columns)
+    _print_row(*["---"] * len(columns))
     for number, shape in enumerate(PATTERNS[first : first + kernels], first):
         job, early = Job(KernelSpec(Pattern(*shape), "float32", LAYOUTS[number % 2]), batch), dict[Candidate, Trial]()
 
@@ -234,8 +222,8 @@ def winners(batch: int, others: str, first: int, kernels: int, budget: str | Non
         near = sum(1 / NEAR_FINALS <= ratio <= NEAR_FINALS for ratio in finals.values())
         best = Choice(found.best.family, found.best.constants, "the winner")
         ratios = [_compared_with_default(find_device(device), job.kernel, each, best) for each in batches]
-        cells = (f"{len(timed)}", f"{reliable}", f"{near} of {len(finals)}", *ratios)
-        print(f"| {job.kernel.pattern} {job.kernel.layout} | " + " | ".join(cells) + " |", flush=True)
+        name = f"{job.kernel.pattern} {job.kernel.layout}"
+        _print_row(name, len(timed), reliable, f"{near} of {len(finals)}", *ratios)
 
 
 def _compared_with_default(device: Device, kernel: KernelSpec, batch: int, winner: Choice) -> str:
@@ -254,6 +242,10 @@ def _compared_with_default(device: Device, kernel: KernelSpec, batch: int, winne
     ratios = [one / other for one, other in zip(ours.values, theirs.values, strict=True)]
     low, high = interval(ratios)
     return f"{median(ratios):.2f} ({low:.2f}-{high:.2f}){'?' if why_unreliable(ratios, ours.others) else ''}"
+
+
+def _print_row(*cells: object) -> None:
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 def _shown(count: float | None) -> str:
