@@ -1,9 +1,10 @@
 """`ksgen calibrate`."""
 
 import os
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,14 @@ if TYPE_CHECKING:
     from ksgen.tuning.trials import Trial
 
 NAMES = "a spec such as specs/vit.yaml, patterns, or --model vit-s16"  # arguments with kernels to try
+MOST_LETTERS = 300  # length of a reason in a report
+OMITTED = "..."
+_OF_TRIAL = (
+    "kernel", "batch", "family", "constants", "template", "state", "reason", "median_us", "predicted_us", "floor_us",
+    "spread", "bytes_per_s", "flops_per_s", "registers", "shared_bytes", "note", "compiler", "driver",
+)  # fmt: skip
+# a path in quotes may hold spaces
+_PATH = re.compile(r"""(['"])[^'"\n]*/[^'"\n]*\1|[^\s:;,'"(]*/[^\s:;,'")]*""")
 
 
 @ReadBy
@@ -102,7 +111,6 @@ def command(
       ksgen calibrate 6,64,64,1 1,768,192,2 --chain
       ksgen calibrate --model vit-s16 --report report.json
     """
-    from ksgen.calibration.report import report_of
     from ksgen.calibration.trials import opened
     from ksgen.files import check_writable
     from ksgen.tuning.kernels import job_of
@@ -157,6 +165,40 @@ def command(
         sys.exit(130)
     if any(each.why for each in found):
         sys.exit(1)
+
+
+def report_of(facts: "Facts", passport: "Passport | None", trials: "Iterable[Trial]") -> dict[str, Any]:
+    """The file that a user may send back: the device, its passport, and the times of trials next to predicted times.
+
+    It holds no host name, user name or path. Paths in error messages are replaced by "...".
+    """
+    return {
+        "ksgen": facts.ksgen,
+        "device": {
+            "name": facts.name,
+            "kind": facts.kind,
+            "target": facts.target,
+            "driver": facts.driver_version,
+            "limits": asdict(facts.limits),
+        },
+        "passport": passport and {
+            name: asdict(proof) | {"reason": without_paths(proof.reason)} for name, proof in passport.families.items()
+        },
+        "trials": [_trial(each) for each in trials],
+    }  # fmt: skip
+
+
+def without_paths(text: str) -> str:
+    """Shorten a text, and replace paths, which may hold a user's name."""
+    home = str(Path.home())
+    return _PATH.sub(OMITTED, text.replace(home, "~") if len(home) > 1 else text)[:MOST_LETTERS]
+
+
+def _trial(trial: "Trial") -> dict[str, Any]:
+    changed = {
+        "kernel": trial.kernel.name, "constants": asdict(trial.constants), "reason": without_paths(trial.reason)
+    }  # fmt: skip
+    return {name: changed.get(name, getattr(trial, name)) for name in _OF_TRIAL}
 
 
 def _write_report(path: Path, content: dict[str, Any], as_json: bool) -> None:

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ksgen.calibration import trials
-from ksgen.calibration.report import without_paths
 from ksgen.cli import cli
 from ksgen.commands import calibrate as command
+from ksgen.commands.calibrate import without_paths
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.launch.choice import settling_command
 from ksgen.launch.planner import PLANNER
