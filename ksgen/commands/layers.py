@@ -159,7 +159,6 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
 
     Without a name, the spec must have only one layer.
     """
-
     loaded = load(find_spec(spec))
     if not (named := list(loaded.chains_of)):
         raise SpecError(f"{spec} has no layers; accepted: a spec with `layers:`, or patterns")

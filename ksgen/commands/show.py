@@ -114,7 +114,6 @@ def _first(wanted: Wanted, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
 
 def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
     """Return the first matching kernel per pattern, and the layers with a matching kernel, with the spec's options."""
-
     loaded = load(find_spec(spec))
     by_pattern: dict[Pattern, list[KernelSpec]] = {}
     for kernel in loaded.kernels:
@@ -150,7 +149,6 @@ def _of_patterns(
 
 
 def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, Any]:
-
     choice, is_processor = _choice(kernel, batch, device)
     pattern, family, constants = kernel.pattern, family_named(choice.family), choice.constants
     geometry, work = family.geometry(kernel, constants, batch), family.work(kernel, constants, batch)
@@ -219,7 +217,6 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice
 
 def _faster(kernel: KernelSpec, batch: int) -> dict[str, Any]:
     """Per kind of device, the family that the cost model expects to be faster than the default, and the speed-up."""
-
     found = {
         name: faster_family(family_for(kernel, limits, batch).name, kernel, limits, batch)
         for name, limits in _device_limits().items()

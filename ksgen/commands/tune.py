@@ -204,7 +204,6 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
 
 
 def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
-
     from ksgen.commands.tune_table import name_of
     from ksgen.tuning.noise import measure_noise
 

@@ -102,7 +102,6 @@ def clock(seconds: float) -> str:
 
 
 def time_us(trial: "Trial") -> str:
-
     return marked(f"{trial.median_us:.1f}", trial.note)
 
 

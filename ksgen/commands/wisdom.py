@@ -184,7 +184,6 @@ def _difference_facts(each: "Difference") -> dict[str, Any]:
 
 
 def _print_entries(device: str, entries: "list[Entry]") -> None:
-
     by_version: dict[str, list[Entry]] = {}
     for entry in entries:
         version = str(entry.measured.get("ksgen", "of unknown version"))
@@ -214,7 +213,6 @@ def _time(entry: "Entry") -> str:
 
 
 def _print_difference(each: "Difference") -> None:
-
     times = [
         marked(f"{entry.median_us:.1f} us", entry.doubt) if entry.median_us else "unknown"
         for entry in (each.first, each.second)
