@@ -82,10 +82,9 @@ def model_step(model: Any, rows: int) -> Callable[[], object]:
 @click.option("--features", default=1024, show_default=True)
 @click.option("--rows", default=1568, show_default=True)
 @click.option("--threads", default=2, show_default=True)
-@click.option("--runs", default=15, show_default=True)
 @click.option("--seconds", default=6.0, show_default=True, help="Most seconds per row of the table.")
 @click.option("--steps/--no-steps", default=True, show_default=True, help="Time steps of a model, too.")
-def main(only: str, features: int, rows: int, threads: int, runs: int, seconds: float, steps: bool) -> None:
+def main(only: str, features: int, rows: int, threads: int, seconds: float, steps: bool) -> None:
     """Time PEFT's layers and the accelerated ones."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
@@ -102,7 +101,7 @@ def main(only: str, features: int, rows: int, threads: int, runs: int, seconds: 
         accelerate(ours)
         jobs = {key: adapter_step(each[0], x, y_gradient) for key, each in (("peft", theirs), ("ksgen", ours))}
         sizes = ", ".join(f"{stored_bytes(each[0], x) / 1e6:.1f}" for each in (theirs, ours))
-        report(f"{name}: adapter", medians_us(jobs, seconds, runs), f"; MB {sizes}")
+        report(f"{name}: adapter", medians_us(jobs, seconds), f"; MB {sizes}")
         if steps:
             sizes_of = {"hidden_size": features, "intermediate_size": 2 * features, "num_attention_heads": 16}
             model = LlamaForCausalLM(LlamaConfig(**sizes_of, num_hidden_layers=2, vocab_size=512))
@@ -110,7 +109,7 @@ def main(only: str, features: int, rows: int, threads: int, runs: int, seconds: 
             faster = copy.deepcopy(adapted)
             accelerate(faster)
             found = {key: model_step(each, rows) for key, each in (("peft", adapted), ("ksgen", faster))}
-            report(f"{name}: step", medians_us(found, seconds, runs), "")
+            report(f"{name}: step", medians_us(found, seconds), "")
 
 
 def report(name: str, took: dict[str, float], more: str) -> None:

@@ -163,7 +163,7 @@ def main(
         keep_freed_memory()
     for name in models:
         if times:
-            us = medians_us(jobs(name, batch), most_seconds, 15)
+            us = medians_us(jobs(name, batch), most_seconds)
             first = us["x in float32, weights in float32"]
             for way, each in us.items():
                 row = {

@@ -74,11 +74,8 @@ def attended(sequence: int, dtype: torch.dtype, samples: int = SAMPLES) -> dict[
 @click.option("--precision", "precisions", multiple=True, default=("float32", "bfloat16"), show_default=True)
 @click.option("--attention", is_flag=True, help=f"Time attention matrices of {SAMPLES} samples and {HEADS} heads.")
 @click.option("--threads", default=2, show_default=True)
-@click.option("--runs", default=15, show_default=True)
 @click.option("--seconds", default=4.0, show_default=True, help="Most seconds per line.")
-def main(
-    batches: tuple[int, ...], precisions: tuple[str, ...], attention: bool, threads: int, runs: int, seconds: float
-) -> None:
+def main(batches: tuple[int, ...], precisions: tuple[str, ...], attention: bool, threads: int, seconds: float) -> None:
     """Print a table of median times in microseconds."""
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -86,11 +83,11 @@ def main(
         for precision, sequence in product(precisions, SEQUENCES):
             with torch.no_grad():
                 jobs = attended(sequence, getattr(torch, precision))
-                _print(f"attention over {sequence} tokens, {precision}", medians_us(jobs, seconds, runs))
+                _print(f"attention over {sequence} tokens, {precision}", medians_us(jobs, seconds))
         return
     for precision, (name, given), batch in product(precisions, MERGED.items(), batches):
         chain, jobs = merged(given, batch, getattr(torch, precision))
-        _print(f"{name}, {precision}, batch {batch}, to {chain}", medians_us(jobs, seconds, runs))
+        _print(f"{name}, {precision}, batch {batch}, to {chain}", medians_us(jobs, seconds))
 
 
 def _print(line: str, times: dict[str, float]) -> None:

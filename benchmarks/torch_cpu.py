@@ -4,18 +4,15 @@ Layers have one factor and no bias. With `--layers` they are those of transforme
 `nn.Linear` too. With `--convolutions` they are `KSConv1x1` in both memory formats, compared with `nn.Conv2d`, and the
 batch counts images. The steps are "forward" with frozen layers; "unfrozen", in which only PyTorch's backends are
 frozen; "compiled" by `torch.compile`, if asked for; and "training", with gradients of x and the weights. All backends
-alternate on all cores, on memory that was used before, with a pause before each run. A row shows the time of auto, and
-the ratio of each backend's time to it. A backend that takes four times as long as the best is dropped after its first
-rounds.
+alternate on all cores, on memory that was used before, with a pause before each block of runs. A row shows the time of
+auto, and the ratio of each backend's time to it.
 """
 
 import json
 import os
 from collections.abc import Callable
 from itertools import product
-from math import inf
-from statistics import geometric_mean, median
-from time import perf_counter_ns
+from statistics import geometric_mean
 from typing import Any, TextIO
 
 import click
@@ -23,7 +20,8 @@ import torch
 from torch import nn
 
 from ksgen.bench.chains import transformers
-from ksgen.measure.quiet import keep_freed_memory, rest
+from ksgen.measure.quiet import keep_freed_memory
+from ksgen.measure.trust import Runs, block_of, host_clock, take_blocks
 from ksgen.pattern import Chain, Pattern, Patterns, monarch
 from ksgen.spec import LAYOUTS, Layout
 from ksgen.torch import KSConv1x1, KSLinear, freeze
@@ -36,8 +34,7 @@ PATTERNS = [
     (1, 64, 64, 16), (4, 64, 64, 16), (1, 48, 48, 64), (16, 64, 256, 1), (1, 256, 256, 4), (64, 2, 2, 8),
 ]  # fmt: skip
 BACKENDS: tuple[BackendName, ...] = ("auto", "ksgen", "strided", "bmm", "einsum", "dense")
-FIRST, HOPELESS = 3, 4.0  # first rounds, which all backends run as warm-up; ratio to the best that drops a backend
-TURN_US = 2000  # least duration of a round of the fastest backend
+BLOCK_S = 2e-3  # duration of a block: many fit into the time of a row
 Job = Callable[[], object]
 
 
@@ -78,29 +75,15 @@ def training(layer: nn.Module, x: torch.Tensor) -> Job:
     return run
 
 
-def medians_us(jobs: dict[str, Job], seconds: float, runs: int) -> dict[str, float]:
-    """Median times of the jobs, which alternate, until each has its runs or the time is up.
+def medians_us(jobs: dict[str, Job], seconds: float) -> dict[str, float]:
+    """Median times of the jobs, whose blocks of runs alternate until all are known well enough, or the time is up."""
 
-    Short jobs run several times per round.
-    """
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    end, order, repeats = perf_counter_ns() + seconds * 1e9, list(jobs), 1
-    for turn in range(FIRST + runs):
-        best = min((min(each) for each in times.values() if each), default=inf)
-        if turn == FIRST:
-            repeats = max(1, int(TURN_US / best))
-        for name in order[::-1] if turn % 2 else order:  # vary the predecessor of each job
-            if turn >= FIRST and min(times[name]) > HOPELESS * best:
-                continue
-            rest()
-            begin = perf_counter_ns()
-            for _ in range(repeats):
-                jobs[name]()
-            times[name].append((perf_counter_ns() - begin) / 1e3 / repeats)
-        order.append(order.pop(0))  # rotate the first job
-        if turn >= FIRST + 2 and perf_counter_ns() > end:
-            break
-    return {name: median(each[FIRST:] or each[1:]) for name, each in times.items()}
+    def runs_of(job: Job) -> Runs:
+        return lambda runs: [host_clock(job) for _ in range(runs)]
+
+    timers = [block_of(runs_of(job), seconds=BLOCK_S) for job in jobs.values()]
+    found = take_blocks(timers, on_processor=True, most_seconds=seconds / len(jobs))
+    return {name: 1e6 * each.median for name, each in zip(jobs, found, strict=True)}
 
 
 COMPILED = ("auto", "einsum", "linear")  # ways that are compiled: each takes seconds
@@ -138,7 +121,7 @@ CONVOLUTIONS: dict[str, tuple[Patterns, int]] = {
 }
 
 
-def convolutions(images: int, runs: int, seconds: float, only: str) -> None:
+def convolutions(images: int, seconds: float, only: str) -> None:
     """Time 1x1 convolutions: sparse, dense, and grouped if the pattern has groups."""
     for words, (patterns, width) in CONVOLUTIONS.items():
         if only not in words:
@@ -155,7 +138,7 @@ def convolutions(images: int, runs: int, seconds: float, only: str) -> None:
                 name: step(layer, x.contiguous(memory_format=torch.channels_last) if "last" in name else x)
                 for name, layer in layers.items()
             }
-            took = medians_us(jobs, seconds, runs)
+            took = medians_us(jobs, seconds)
             click.echo(
                 f"{words}, {images} x {width} x {width}, {kind}: "
                 + ", ".join(f"{name} {each:.0f} us" for name, each in took.items())
@@ -170,7 +153,6 @@ def convolutions(images: int, runs: int, seconds: float, only: str) -> None:
 @click.option("--batch", "batches", default=(1, 16, 1024, 6272), multiple=True, show_default=True)
 @click.option("--precision", "precisions", default=("float32", "bfloat16"), multiple=True, show_default=True)
 @click.option("--steps", default=("forward", "training"), multiple=True, show_default=True)
-@click.option("--runs", default=15, show_default=True)
 @click.option("--most-seconds", default=1.0, show_default=True, help="Most seconds per row.")
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--read", type=click.File(), help="Print the table of rows that `--json` printed.")
@@ -182,7 +164,6 @@ def main(
     batches: tuple[int, ...],
     precisions: tuple[str, ...],
     steps: tuple[str, ...],
-    runs: int,
     most_seconds: float,
     as_json: bool,
     read: TextIO | None,
@@ -194,7 +175,7 @@ def main(
         torch.set_num_threads(threads)
     if are_convolutions:
         for images in batches:
-            convolutions(images, runs, most_seconds, only)
+            convolutions(images, most_seconds, only)
         return
     if read:
         print_summary([json.loads(line) for line in read])
@@ -213,7 +194,7 @@ def main(
                 torch._dynamo.reset()  # it compiles a function for at most eight layers
                 layers = {name: layer for name, layer in layers.items() if name in COMPILED}
             jobs = {name: STEPS[kind](layer, x) for name, layer in layers.items()}
-            took = medians_us(jobs, most_seconds, runs)
+            took = medians_us(jobs, most_seconds)
             rounded = {name: round(each, 1) for name, each in took.items()}
             row = {"pattern": words, "batch": batch, "layout": layout, "precision": precision, "kind": kind}
             rows.append(row | {"us": rounded})

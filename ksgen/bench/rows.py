@@ -75,10 +75,6 @@ class ResultRow:
     conversion_us: float | None = None  # of the weights, to the contender's format
 
     @property
-    def shape(self) -> Pattern:
-        return Pattern.parse(self.pattern)
-
-    @property
     def job(self) -> str:
         """Job that all contenders compute: a pattern, or a layer."""
         return f"{self.layer}: {self.pattern}" if self.layer else self.pattern
