@@ -27,12 +27,7 @@ class _OrSpec(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(
-    "bench",
-    cls=_OrSpec,
-    subcommand_metavar="SPEC|COMMAND [ARGS]...",
-    short_help="Compare with other libraries, and report the results.",
-)
+@click.group("bench", cls=_OrSpec, subcommand_metavar="SPEC|COMMAND [ARGS]...")
 def command() -> None:
     """Measure the layers of a spec on this machine, repeat the paper's experiments (products, energy, whole models),
     and report the results.

@@ -10,7 +10,7 @@ from ksgen.spec import load
 from ksgen.values import counted
 
 
-@click.command("build", short_help="Compile the kernels of a spec into the cache. Needs no GPU.")
+@click.command("build")
 @click.argument("spec", type=SPEC)
 @arch_option
 @click.option("--device-name", help="Use the constants tuned for this device, such as 'NVIDIA H200'.")

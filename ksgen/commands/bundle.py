@@ -18,7 +18,7 @@ from ksgen.spec import load
 from ksgen.values import counted
 
 
-@click.command("bundle", short_help="Pack sources, binaries and wisdom into one file.")
+@click.command("bundle")
 @click.argument("spec", type=SPEC)
 @arch_option
 @click.option(

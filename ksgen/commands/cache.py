@@ -23,7 +23,7 @@ folder_option = click.option(
 )
 
 
-@click.group("cache", short_help="Manage the cache of compiled kernels.")
+@click.group("cache")
 def command() -> None:
     """Manage the cache of compiled kernels.
 

@@ -58,7 +58,7 @@ def spec_or_pattern(text: str) -> Pattern | Path:
     return Path(text) if text.endswith((".yaml", ".yml")) else Pattern.parse(text)
 
 
-@click.command("calibrate", short_help="Determine which kernels are correct and fastest on this device.")
+@click.command("calibrate")
 @click.argument("patterns", type=spec_or_pattern, nargs=-1, metavar="[SPEC|A,B,C,D]...")
 @pattern_option
 @takes_layers

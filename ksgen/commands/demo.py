@@ -42,7 +42,7 @@ BMM_MEASUREMENTS = 7  # the result is their median
 MOST_SECONDS = 0.5  # limit for the blocks of runs per contender and kernel
 
 
-@click.command("demo", short_help="Emit, build, check and time a whole spec.")
+@click.command("demo")
 @click.argument("spec", type=SPEC, default=Path("specs/vit.yaml"))
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"

@@ -36,7 +36,7 @@ class Finding:
     remedy: str = ""
 
 
-@click.command("doctor", short_help="List what is installed and what is missing, with the command that installs it.")
+@click.command("doctor")
 @json_option
 def command(as_json: bool) -> None:
     """List what is installed and what is missing, with the command that installs it. Exit code 1 if no kernel can be

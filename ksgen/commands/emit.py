@@ -9,7 +9,7 @@ from ksgen.spec import load
 from ksgen.values import counted
 
 
-@click.command("emit", short_help="Write the kernels and launchers of a spec.")
+@click.command("emit")
 @click.argument("spec", type=SPEC)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"

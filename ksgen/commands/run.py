@@ -29,7 +29,7 @@ from ksgen.spec import Epilogue, KernelSpec
 from ksgen.values import excerpt
 
 
-@click.command("run", short_help="Check and time one kernel.")
+@click.command("run")
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Run a layer or group of this spec, with its options.")

@@ -39,7 +39,7 @@ _CORES_NAME = f"a processor of {_CORES.multiprocessors} cores"
 _USUAL = "sm_80"  # target whose kernel is shown without a device
 
 
-@click.command("show", short_help="Describe a pattern, with a picture.")
+@click.command("show")
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Describe all patterns and layers of this spec.")

@@ -5,7 +5,7 @@ import json
 import click
 
 
-@click.group("spec", short_help="Describe the format of specs.")
+@click.group("spec")
 def command() -> None:
     """Describe the format of specs, the YAML files that list kernels and layers.
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 STRATEGY = OneOf(("model", "random", "exhaustive"))
 
 
-@click.command("tune", short_help="Find the fastest constants for a device.")
+@click.command("tune")
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Tune every kernel of this spec, and every layer in one launch.")

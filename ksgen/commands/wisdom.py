@@ -24,7 +24,7 @@ output_option = click.option(
 )
 
 
-@click.group("wisdom", short_help="Show, merge and exchange the results of searches.")
+@click.group("wisdom")
 def command() -> None:
     """Show, merge and exchange wisdom: the fastest constants that searches found, per device and kernel.
 
