@@ -252,9 +252,8 @@ def measure_by(
 
     `unfit` is the message of the error if all jobs are done and no contender could be measured.
     """
-    from ksgen.bench.facts import run_facts
     from ksgen.bench.log import Log
-    from ksgen.bench.runner import Runner
+    from ksgen.bench.runner import Runner, run_facts
 
     with Log(output) as log, bar() as report:
         runner = Runner(log, device, protocol, quantity, run_facts(device), deadline, report)

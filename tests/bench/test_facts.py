@@ -13,7 +13,7 @@ pytestmark = pytest.mark.libraries
 torch = library("torch")
 
 import ksgen  # noqa: E402  (after the skip)
-from ksgen.bench import facts  # noqa: E402
+from ksgen.bench import runner as facts  # noqa: E402
 from ksgen.build.processors import processor_name  # noqa: E402
 from ksgen.errors import ToolchainError  # noqa: E402
 
