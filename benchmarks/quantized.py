@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import click
@@ -76,24 +77,18 @@ def errors(name: str, storages: tuple[WeightStorage, ...], pers: tuple[Per, ...]
     block, shape = block_of(name), SHAPES[name]
     calibration, x = (torch.randn(1, ROWS, shape.features) for _ in range(2))
     wanted = outputs(block, x)
-    for storage in storages:
-        for per in pers:
-            for inputs, x_too in ((None, False), (calibration, False), (calibration, True)):
-                quantized = deepcopy(block)
-                report = quantize(quantized, storage, per, inputs=inputs, x_too=x_too)
-                found = outputs(quantized, x)
-                counts = {
-                    each.name: (
-                        each.saturated,
-                        each.chain.weight_count,
-                        quantized.get_submodule(each.name).saturated_inputs,
-                    )
-                    for each in report.layers
-                }
-                counts["block"] = tuple(map(sum, zip(*counts.values(), strict=True)))  # type: ignore[assignment]
-                for layer, y in wanted.items():
-                    error = float((found[layer] - y).norm() / y.norm())
-                    yield Error(name, storage, per, inputs is not None, x_too, layer, error, *counts[layer])
+    given = ((None, False), (calibration, False), (calibration, True))
+    for storage, per, (inputs, x_too) in product(storages, pers, given):
+        quantized = deepcopy(block)
+        report = quantize(quantized, storage, per, inputs=inputs, x_too=x_too)
+        found, counts = outputs(quantized, x), dict[str, tuple[int, int, int]]()
+        for each in report.layers:
+            saturated_inputs = quantized.get_submodule(each.name).saturated_inputs
+            counts[each.name] = each.saturated, each.chain.weight_count, saturated_inputs
+        counts["block"] = tuple(map(sum, zip(*counts.values(), strict=True)))  # type: ignore[assignment]
+        for layer, y in wanted.items():
+            error = float((found[layer] - y).norm() / y.norm())
+            yield Error(name, storage, per, inputs is not None, x_too, layer, error, *counts[layer])
 
 
 def layers_of(name: str, shape: TransformerSize, dtype: torch.dtype) -> list[KSLinear]:
@@ -166,18 +161,10 @@ def main(
             us = medians_us(jobs(name, batch), most_seconds)
             first = us["x in float32, weights in float32"]
             for way, each in us.items():
-                row = {
-                    "model": name,
-                    "batch": batch,
-                    "way": way,
-                    "us": round(each, 1),
-                    "of_float32": round(each / first, 3),
-                }
-                click.echo(
-                    json.dumps(row)
-                    if as_json
-                    else f"{name:12} batch {batch:3}  {way:36} {each:9.0f} us  {each / first:.2f}"
-                )
+                row: dict[str, Any] = {"model": name, "batch": batch, "way": way}
+                row |= {"us": round(each, 1), "of_float32": round(each / first, 3)}
+                line = f"{name:12} batch {batch:3}  {way:36} {each:9.0f} us  {each / first:.2f}"
+                click.echo(json.dumps(row) if as_json else line)
             continue
         for found in errors(name, storages, pers):
             if as_json:
