@@ -362,10 +362,6 @@ class ModelSource:
     has_biases: bool = True
 
 
-def _from_timm() -> nn.Module:
-    return _imported("timm").create_model("vit_small_patch16_224", pretrained=False)
-
-
 def _gpt2_of_transformers() -> nn.Module:
     library = _imported("transformers")
     shape, ends = GPT2_MEDIUM, Language()
@@ -428,7 +424,8 @@ MODELS: dict[str, dict[str, ModelSource]] = {
             VisionTransformer, {**_OUR_LAYERS, "qkv": ("attention", 3), "projection": ("attention", 1)}
         ),
         "timm": ModelSource(
-            _from_timm, {"qkv": ("attention", 3), "*.attn.proj": ("attention", 1), "fc1": ("up", 1), "fc2": ("down", 1)}
+            lambda: _imported("timm").create_model("vit_small_patch16_224", pretrained=False),
+            {"qkv": ("attention", 3), "*.attn.proj": ("attention", 1), "fc1": ("up", 1), "fc2": ("down", 1)},
         ),
     },
     "gpt2-medium": {

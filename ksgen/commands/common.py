@@ -92,6 +92,9 @@ pattern_option = click.option(
     multiple=True,
     help="A pattern, like the argument. May be repeated.",
 )
+folder_option = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"
+)
 arch_option = click.option(
     "--arch",
     default="sm_80,sm_90a",

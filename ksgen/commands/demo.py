@@ -16,6 +16,7 @@ from ksgen.commands.common import (
     check_memory,
     device_option,
     find_spec,
+    folder_option,
     json_option,
     output_folder,
     print_columns,
@@ -44,9 +45,7 @@ MOST_SECONDS = 0.5  # limit for the blocks of runs per contender and kernel
 
 @click.command("demo")
 @click.argument("spec", type=SPEC, default=Path("specs/vit.yaml"))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"
-)
+@folder_option
 @batch_option
 @device_option
 @json_option

@@ -310,12 +310,9 @@ def _settled() -> list[Finding]:
 
 
 def _access(folder: Path) -> str:
-    return "" if os.access(_existing(folder), os.W_OK) else ", read-only"
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or its nearest parent that exists."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
+    """Words for a folder that cannot be written, by its nearest parent if it does not exist; else empty."""
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
+    return "" if os.access(existing, os.W_OK) else ", read-only"
 
 
 def _array_libraries() -> list[Finding]:

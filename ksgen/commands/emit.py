@@ -4,16 +4,14 @@ from pathlib import Path
 
 import click
 
-from ksgen.commands.common import SPEC, OneOf, find_spec, json_option, output_folder, print_json
+from ksgen.commands.common import SPEC, OneOf, find_spec, folder_option, json_option, output_folder, print_json
 from ksgen.spec import load
 from ksgen.values import counted
 
 
 @click.command("emit")
 @click.argument("spec", type=SPEC)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"
-)
+@folder_option
 @click.option(
     "--dialect", type=OneOf(("cuda", "opencl")), default="cuda", show_default=True, help="Language of the kernels."
 )
