@@ -9,14 +9,13 @@ import atexit
 import contextvars
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from ksgen.build.build import MOST_WAIT_S, usable_cores
+from ksgen.build.build import join, usable_cores
 from ksgen.build.children import Children, current_children
 from ksgen.errors import ToolchainError, cause, warn
 from ksgen.locks import new_lock
@@ -105,10 +104,7 @@ class _Background:
             workers = list(self._workers)
             self._todo.clear()
         self.children.stop()
-        patience = MOST_WAIT_S if any(job.must_end for job in unfinished) else 1.0
-        deadline = time.monotonic() + patience
-        for worker in workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
+        join(workers, any(job.must_end for job in unfinished))
 
 
 _background = _Background()

@@ -7,6 +7,7 @@ to the first folder that accepts it. `KSGEN_NO_COMPILE=1` makes a cache miss an 
 
 import contextlib
 import contextvars
+import fcntl
 import functools
 import os
 import queue
@@ -123,21 +124,22 @@ def build(
     """
     request = Request(text, entry, target)
     caches = default_caches() if caches is None else caches
+    why_not = ""
     if compiling_is_forbidden():
-        if found := caches.get(request, compiler) or caches.get(request):
+        if compiler and (found := caches.get(request, compiler)):
             return found
-        raise _missing(request, "KSGEN_NO_COMPILE forbids compiling it")
-    if compiler is None:
+        why_not = "KSGEN_NO_COMPILE forbids compiling it"
+    elif isinstance(compiler, AbsentCompiler):
+        why_not = compiler.why
+    elif compiler is None:
         try:
             compiler = find_compiler()
         except ToolchainError as error:
-            if found := caches.get(request):
-                return found
-            raise _missing(request, str(error)) from None
-    if isinstance(compiler, AbsentCompiler):
+            why_not = str(error)
+    if why_not or compiler is None:
         if found := caches.get(request):
             return found
-        raise _missing(request, compiler.why)
+        raise _missing(request, why_not)
     if isinstance(compiler, Nvcc | Nvrtc):
         compiler = fit_for(compiler, target)
     while True:
@@ -155,7 +157,6 @@ def build(
 def build_many(
     jobs: Iterable[Request],
     compiler: Compiler | None = None,
-    caches: CacheLayers | None = None,
     workers: int | None = None,
     on_done: Callable[[Request, Result], None] | None = None,
 ) -> list[Result]:
@@ -164,8 +165,7 @@ def build_many(
     `on_done` is called in this thread, once per job, in the order in which they finish. An interrupt, or an exception
     from `on_done`, ends the compilers that run and starts no other.
     """
-    jobs = tuple(jobs)
-    caches = default_caches() if caches is None else caches
+    jobs, caches = tuple(jobs), default_caches()
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Result | BaseException]] = queue.SimpleQueue()
     children = Children()
@@ -175,7 +175,11 @@ def build_many(
         with contextlib.suppress(queue.Empty):
             while not children.stopped:
                 index = todo.get_nowait()
-                done.put((index, _result_of(jobs[index], compiler, caches)))
+                job = jobs[index]
+                try:
+                    done.put((index, build(job.text, job.entry, job.target, compiler, caches)))
+                except BaseException as error:  # handed to the thread that asked
+                    done.put((index, error))
 
     for index in range(len(jobs)):
         todo.put(index)
@@ -197,13 +201,16 @@ def build_many(
                 on_done(jobs[index], result)
     finally:
         children.stop()
-        # most workers need milliseconds more, to remove their temporary folders
-        patience = MOST_WAIT_S if getattr(compiler, "must_end", False) else 1
-        _join(crew, time.monotonic() + patience)
+        join(crew, getattr(compiler, "must_end", False))
     return [results[index] for index in range(len(jobs))]
 
 
-def _join(crew: Iterable[threading.Thread], deadline: float) -> None:
+def join(crew: Iterable[threading.Thread], must_end: bool) -> None:
+    """Wait for workers whose compilers are stopped: most need milliseconds, to remove their temporary folders.
+
+    `must_end` says that some work cannot be stopped.
+    """
+    deadline = time.monotonic() + (MOST_WAIT_S if must_end else 1.0)
     for worker in crew:
         if worker.ident is not None:
             worker.join(max(0.0, deadline - time.monotonic()))
@@ -215,13 +222,6 @@ def usable_cores() -> int:
 
 def compiling_is_forbidden() -> bool:
     return os.environ.get("KSGEN_NO_COMPILE", "") not in ("", "0")
-
-
-def _result_of(job: Request, compiler: Compiler | None, caches: CacheLayers) -> Result | BaseException:
-    try:
-        return build(job.text, job.entry, job.target, compiler, caches)
-    except BaseException as error:  # handed to the thread that asked
-        return error
 
 
 def _compile_once(request: Request, compiler: Compiler, caches: CacheLayers) -> Binary:
@@ -258,8 +258,6 @@ def _lock(name: str) -> Iterator[None]:
 
 
 def _try_lock(name: str) -> int | None:
-    import fcntl
-
     path = own_temporary() / name  # not in the cache, which may be shared over a network
     file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
     try:
@@ -277,8 +275,6 @@ def _try_lock(name: str) -> int | None:
 
 
 def _unlock(name: str, file: int) -> None:
-    import fcntl
-
     with contextlib.suppress(OSError):
         (own_temporary() / name).unlink()
         fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may still have the file open

@@ -97,7 +97,7 @@ class Bundle:
         if not (keys := self._keys.get(request.digest)):
             return None
         exact = request.key(compiler) if compiler else ""
-        record = self._records[max(keys, key=lambda key: (key == exact, newness(self._provenance(key))))]
+        record = self._records[max(keys, key=lambda key: (key == exact, newness(self._records[key]["provenance"])))]
         name = f"binaries/{record['binary_sha256']}"
         try:
             return restore(record, self._read(name))
@@ -105,7 +105,8 @@ class Bundle:
             raise self._damaged(f"{name}: {error}") from None
 
     def entries(self) -> list[CacheEntry]:
-        return [self._entry(key, record) for key, record in self._records.items()]
+        records = self._records.items()
+        return [CacheEntry.of(key, record, record["binary_bytes"], 0.0, self.path) for key, record in records]
 
     def source(self, key: str) -> str:
         """Source of the entry with this key."""
@@ -114,15 +115,6 @@ class Bundle:
 
     def wisdom(self) -> dict[str, bytes]:
         return {name: self._read(f"wisdom/{name}", digest) for name, digest in self._wisdom.items()}
-
-    def _entry(self, key: str, record: Mapping[str, Any]) -> CacheEntry:
-        provenance = self._provenance(key)
-        compiler = f"{provenance['compiler']} {provenance['compiler_version']}"
-        return CacheEntry(key, record["entry"], record["target"], compiler, record["binary_bytes"], 0.0, self.path)
-
-    def _provenance(self, key: str) -> Mapping[str, str]:
-        provenance: Mapping[str, str] = self._records[key]["provenance"]
-        return provenance
 
     def _open(self) -> zipfile.ZipFile:
         try:

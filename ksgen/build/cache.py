@@ -69,6 +69,11 @@ class CacheEntry:
     last_used: float  # seconds since the epoch
     path: Path
 
+    @classmethod
+    def of(cls, key: str, record: dict[str, Any], size: int, used: float, path: Path) -> "CacheEntry":
+        compiler = f"{record['provenance']['compiler']} {record['provenance']['compiler_version']}"
+        return cls(key, record["entry"], record["target"], compiler, size, used, path)
+
 
 @dataclass(frozen=True)
 class BadEntry:
@@ -118,10 +123,8 @@ class Cache:
         for path in self._paths():
             with contextlib.suppress(OSError, DamagedError):
                 record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META, is_own=True))
-                made = record["provenance"]
-                compiler = f"{made['compiler']} {made['compiler_version']}"
                 used, size = _usage(path)
-                yield CacheEntry(path.name, record["entry"], record["target"], compiler, size, used, path)
+                yield CacheEntry.of(path.name, record, size, used, path)
 
     def verify(self) -> list[BadEntry]:
         """Read and hash all entries, and return the bad ones. Removes none: the next use of a bad entry does that."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -181,6 +182,14 @@ def working_folder(what: str) -> Iterator[str]:
         raise ToolchainError(
             f"{what}: temporary files cannot be written ({error}); {named}; accepted: a writable folder"
         ) from None
+
+
+def made_from(source: str, text: str, made: str, command: Iterable[str]) -> tuple[bytes, Finished]:
+    """Run a compiler on a source: the content of the file that it makes, empty if it fails, and its end."""
+    with working_folder(Path(source).stem) as folder:
+        Path(folder, source).write_text(text, encoding="utf-8")
+        finished, result = current_children.get().run(command, folder), Path(folder, made)
+        return result.read_bytes() if finished.returncode == 0 and result.exists() else b"", finished
 
 
 def _start(

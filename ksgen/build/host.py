@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from ksgen.build.children import current_children, working_folder
+from ksgen.build.children import current_children, made_from
 from ksgen.build.processors import InstructionSet, digest_of_processor, machine, processor_features, set_of
 from ksgen.build.refused import refusal
 from ksgen.build.request import Binary
@@ -102,17 +102,13 @@ class HostCompiler:
 
     def compile_whole(self, source: str, name: str, target: str) -> bytes:
         """Compile a C++ source into a shared library and return its bytes."""
-        with working_folder(name) as folder:
-            Path(folder, f"{name}.cpp").write_text(source, encoding="utf-8")
-            finished = current_children.get().run(
-                (*self.command, *self.options(target), f"{name}.cpp", "-o", f"{name}.so"), folder
-            )
-            made = Path(folder, f"{name}.so")
-            if finished.returncode == 0 and made.exists():
-                return made.read_bytes()
+        output = "-o", f"{name}.so"
+        command = *self.command, *self.options(target)
+        made, finished = made_from(f"{name}.cpp", source, f"{name}.so", (*command, f"{name}.cpp", *output))
+        if made:
+            return made
         raise refusal(
-            f"{name}: {self} refused it", f"{name}.cpp", source, finished.log,
-            lambda kept: (*self.command, *self.options(target), kept, "-o", f"{name}.so"),
+            f"{name}: {self} refused it", f"{name}.cpp", source, finished.log, lambda kept: (*command, kept, *output)
         )  # fmt: skip
 
 
@@ -171,17 +167,7 @@ def options_of(compiler: HostCompiler, isa: InstructionSet | None) -> tuple[str,
     vectors = ("-mprefer-vector-width=512",) if is_x86 and not is_clang else ()
     quiet = ("-w", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
     level, processor = _level(is_clang, has_few_registers, is_x86), _of_processor(isa, is_x86, is_zig)
-    return (
-        "-std=gnu++17",
-        *level,
-        "-fPIC",
-        "-shared",
-        "-pthread",
-        *quiet,
-        *vectors,
-        *processor,
-        *_links(isa, is_zig),
-    )
+    return ("-std=gnu++17", *level, "-fPIC", "-shared", "-pthread", *quiet, *vectors, *processor, *_links(isa, is_zig))
 
 
 def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
-from ksgen.build.children import current_children, working_folder
+from ksgen import install
+from ksgen.build.children import current_children, made_from, working_folder
 from ksgen.build.refused import first_error, refusal
 from ksgen.build.request import Binary, read_notes, read_resources
 from ksgen.errors import ToolchainError, warn
@@ -46,10 +47,6 @@ class UnfitError(ToolchainError):
         self.compiler, self.target = compiler, target
 
 
-class _NoAnswerError(ToolchainError):
-    """A program called nvcc does not answer like nvcc."""
-
-
 @dataclass(frozen=True)
 class Nvcc:
     """The compiler driver of the CUDA toolkit, one process per binary."""
@@ -66,12 +63,10 @@ class Nvcc:
 
     @property
     def version(self) -> str:
-        with self._unfit_unless_it_answers():
-            return _nvcc_version(self.path)
+        return _ask(self, "--version", r"release [\d.]+, V([\d.]+)")[0]
 
     def targets(self) -> tuple[str, ...]:
-        with self._unfit_unless_it_answers():
-            return _nvcc_targets(self.path)
+        return _with_variants(map(int, _ask(self, "--list-gpu-code", r"\bsm_(\d+)\b")))
 
     def options(self, target: str) -> tuple[str, ...]:
         number = target.removeprefix("sm_")
@@ -83,15 +78,12 @@ class Nvcc:
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
         check_target(target, self)
-        with working_folder(entry) as folder:
-            source, binary = Path(folder, f"{entry}.cu"), Path(folder, f"{entry}.cubin")
-            source.write_text(text, encoding="utf-8")
-            finished = current_children.get().run(self._started(source.name, entry, target), folder)
-            data = binary.read_bytes() if finished.returncode == 0 and binary.exists() else b""
+        source = f"{entry}.cu"
+        data, finished = made_from(source, text, f"{entry}.cubin", self._started(source, entry, target))
         if not data:
             log = finished.log or f"exit status {finished.returncode}, and not a word"
             refused = _refusal(self, text, entry, target, log)
-            raise UnfitError(self, target, str(refused)) if is_of_the_machine(log, source.name) else refused
+            raise UnfitError(self, target, str(refused)) if is_of_the_machine(log, source) else refused
         return _binary(data, entry, target, finished.log)
 
     def _started(self, source: str, entry: str, target: str) -> tuple[str, ...]:
@@ -99,13 +91,6 @@ class Nvcc:
         if self.starter:
             return (*self.starter, self.path, target, source, *_LANGUAGE, *_report_options())
         return self.command(source, entry, target)
-
-    @contextmanager
-    def _unfit_unless_it_answers(self) -> Iterator[None]:
-        try:
-            yield
-        except _NoAnswerError as error:
-            raise UnfitError(self, "", str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -228,9 +213,7 @@ def warnings_are_errors() -> bool:
 
 def is_newer_than_driver(version: str) -> bool:
     """Whether the compiler's CUDA is newer than this machine's driver, which then cannot load its binaries."""
-    from ksgen.install import supported_cuda  # asks the driver's library
-
-    return 0 < supported_cuda() // 1000 < int(version.partition(".")[0])
+    return 0 < install.supported_cuda() // 1000 < int(version.partition(".")[0])
 
 
 def parse_targets(text: str, compiler: CudaCompiler) -> tuple[str, ...]:
@@ -290,12 +273,10 @@ def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
 
 
 def _install_hint() -> str:
-    from ksgen.install import NEWEST, cuda_extra, install_line, supported_cuda  # reads the distribution's metadata
-
-    nvrtc = f"{install_line(cuda_extra())} brings NVRTC"
-    if 0 < supported_cuda() < NEWEST * 1000:  # a driver that loads no binary of the packaged nvcc
+    nvrtc = f"{install.install_line(install.cuda_extra())} brings NVRTC"
+    if 0 < install.supported_cuda() < install.NEWEST * 1000:  # a driver that loads no binary of the packaged nvcc
         return nvrtc
-    return f"{nvrtc}; {install_line('nvcc')} brings nvcc, which needs g++"
+    return f"{nvrtc}; {install.install_line('nvcc')} brings nvcc, which needs g++"
 
 
 _unfit: dict[tuple[CudaCompiler, str], UnfitError] = {}  # compilers that failed in this process, by target
@@ -345,9 +326,7 @@ def _in_order_of_places(name: str | None, *surroundings: str | None) -> Iterator
 
 
 def _fits_driver(compiler: CudaCompiler) -> bool:
-    from ksgen.install import supported_cuda  # asks the driver's library
-
-    if not supported_cuda():
+    if not install.supported_cuda():
         return True
     try:
         return not is_newer_than_driver(compiler.version)
@@ -392,20 +371,12 @@ def _include_folders() -> list[Path]:
 
 
 @functools.cache
-def _nvcc_version(path: str) -> str:
-    return _ask(path, "--version", r"release [\d.]+, V([\d.]+)")[0]
-
-
-@functools.cache
-def _nvcc_targets(path: str) -> tuple[str, ...]:
-    return _with_variants(int(number) for number in _ask(path, "--list-gpu-code", r"\bsm_(\d+)\b"))
-
-
-def _ask(path: str, question: str, answer: str) -> list[str]:
-    with working_folder(path) as folder:
-        log = current_children.get().run((path, question), folder).log
+def _ask(nvcc: Nvcc, question: str, answer: str) -> list[str]:
+    """Parts of nvcc's answer that match a pattern; `UnfitError` if there are none."""
+    with working_folder(nvcc.path) as folder:
+        log = current_children.get().run((nvcc.path, question), folder).log
     if not (found := re.findall(answer, log)):
-        raise _NoAnswerError(f"{path} {question} says {excerpt(log.strip())}; that is not nvcc")
+        raise UnfitError(nvcc, "", f"{nvcc.path} {question} says {excerpt(log.strip())}; that is not nvcc")
     return found
 
 

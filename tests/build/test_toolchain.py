@@ -247,7 +247,7 @@ def test_a_cached_binary_serves_where_no_compiler_works(two_toolkits, tmp_path):
     assert version_of_built() == "13.0.88"
     for each in (on_path, usual):
         fake_nvcc(each.parent, says(NEW_HOST), "12.1")
-    toolchain._nvcc_version.cache_clear()
+    toolchain._ask.cache_clear()
     with pytest.warns(UserWarning, match="is used instead"):
         assert version_of_built() == "13.0.88"
     assert len(list(Cache(tmp_path / "cache").entries())) == 1
@@ -441,7 +441,7 @@ def test_a_tmpdir_that_is_none_is_passed_over_or_named(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", None)
     assert Nvcc(str(nvcc)).version == "13.0.88"
-    toolchain._nvcc_version.cache_clear()
+    toolchain._ask.cache_clear()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with pytest.raises(
         ToolchainError, match=r"temporary files cannot be written \(.*\); TMPDIR=.*none; accepted: a writable folder"
