@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ksgen.errors import DeviceError, LaunchError
@@ -269,18 +271,8 @@ def check_index(runtime: str, index: int, names: Sequence[str]) -> None:
         raise DeviceError(f"{runtime}:{index}: no such device; there is {listed}")
 
 
-def cuda_target(major: int, minor: int) -> str:
-    """The target of a compute capability, with all instructions of that GPU."""
-    from ksgen.families.gpus import target_of
-
-    return target_of(major, minor)
-
-
 def cuda_driver_version(cuda_version: int) -> str:
     """The kernel driver's version, if Linux reports it, and the newest CUDA that it supports (13000: 13.0)."""
-    import re
-    from pathlib import Path
-
     supported = f"CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}"
     try:
         version = re.search(r"\d{3,}(\.\d+)+", Path("/proc/driver/nvidia/version").read_text())

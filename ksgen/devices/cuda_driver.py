@@ -25,10 +25,10 @@ from ksgen.devices.base import (
     as_bytes,
     check_index,
     cuda_driver_version,
-    cuda_target,
 )
 from ksgen.devices.libcuda import CudaDevice, DriverError, Spares, explained, refused_binary, relaxed_captures
 from ksgen.errors import DeviceError
+from ksgen.families.gpus import target_of
 from ksgen.install import cuda_extra, install_line, load_driver
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ class DriverDevice(CudaDevice):
     def __init__(self, cu: Any, index: int) -> None:
         self._cu, self.index = cu, index
         self.name, self.target = _describe(cu, index)
-        self.driver_version = cuda_driver_version(_call(cu, "reading the driver's version", cu.cuDriverGetVersion))
+        self.driver_version = cuda_driver_version(_call("reading the driver's version", cu.cuDriverGetVersion))
         attribute = cu.CUdevice_attribute
         self.limits = DeviceLimits(
             _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, index),
             _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, index),
             _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, index),
         )
-        self._context = _call(cu, f"opening {self.name}", cu.cuDevicePrimaryCtxRetain, index)
+        self._context = _call(f"opening {self.name}", cu.cuDevicePrimaryCtxRetain, index)
         self.context = int(self._context)
 
     def compiler(self) -> None:
@@ -77,15 +77,15 @@ class DriverDevice(CudaDevice):
         cu = self._cu
         with self._current(), relaxed_captures():
             try:
-                library = self._call(f"loading {entry}", cu.cuLibraryLoadData, binary.data, [], [], 0, [], [], 0)
+                library = _call(f"loading {entry}", cu.cuLibraryLoadData, binary.data, [], [], 0, [], [], 0)
             except DeviceError as error:
                 raise refused_binary(str(error), binary) from None
-            kernel = self._call(f"finding {entry}", cu.cuLibraryGetKernel, library, entry.encode())
-            function = self._call(f"finding {entry}", cu.cuKernelGetFunction, kernel)
+            kernel = _call(f"finding {entry}", cu.cuLibraryGetKernel, library, entry.encode())
+            function = _call(f"finding {entry}", cu.cuKernelGetFunction, kernel)
             if shared_bytes > PORTABLE_SHARED_BYTES:
                 attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 doing = f"asking for {shared_bytes} bytes of shared memory for {entry}"
-                self._call(doing, cu.cuFuncSetAttribute, function, attribute, shared_bytes)
+                _call(doing, cu.cuFuncSetAttribute, function, attribute, shared_bytes)
         loaded = _Kernel(function, entry, starts_early)
         weakref.finalize(loaded, self._unload, library).atexit = False
         return loaded
@@ -113,7 +113,7 @@ class DriverDevice(CudaDevice):
 
     def allocate(self, nbytes: int) -> Buffer:
         with self._current(), relaxed_captures():
-            pointer = int(self._call(f"allocating {nbytes} bytes", self._cu.cuMemAlloc, max(nbytes, 1)))
+            pointer = int(_call(f"allocating {nbytes} bytes", self._cu.cuMemAlloc, max(nbytes, 1)))
         return Memory(pointer, nbytes, self._free, pointer)
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
@@ -121,7 +121,7 @@ class DriverDevice(CudaDevice):
         with self._current(), relaxed_captures():
             doing = f"uploading {source.nbytes} bytes"
             copy = self._cu.cuMemcpyHtoDAsync
-            self._call(doing, copy, int(buffer), source.ctypes.data, source.nbytes, stream or 0)
+            _call(doing, copy, int(buffer), source.ctypes.data, source.nbytes, stream or 0)
         self.synchronize(stream)
 
     def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
@@ -129,18 +129,18 @@ class DriverDevice(CudaDevice):
         with self._current(), relaxed_captures():
             doing = f"downloading {target.nbytes} bytes"
             copy = self._cu.cuMemcpyDtoHAsync
-            self._call(doing, copy, target.ctypes.data, int(buffer), target.nbytes, stream or 0)
+            _call(doing, copy, target.ctypes.data, int(buffer), target.nbytes, stream or 0)
         self.synchronize(stream)
 
     def synchronize(self, stream: Stream = None) -> None:
         with self._current(), relaxed_captures():
-            self._call("waiting for the stream", self._cu.cuStreamSynchronize, stream or 0)
+            _call("waiting for the stream", self._cu.cuStreamSynchronize, stream or 0)
 
     def is_capturing(self, stream: Stream) -> bool:
         if stream in (None, 0, LEGACY_STREAM):
             return False
         with self._current():
-            status = self._call("asking whether the stream is captured", self._cu.cuStreamIsCapturing, stream)
+            status = _call("asking whether the stream is captured", self._cu.cuStreamIsCapturing, stream)
         return bool(status != self._cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
     def time(self, call: Callable[[], object], stream: Stream, runs: int, warmup: int) -> list[float]:
@@ -148,15 +148,15 @@ class DriverDevice(CudaDevice):
         with self._current():
             for _ in range(warmup):
                 call()
-            events = [self._call("making an event", cu.cuEventCreate, 0) for _ in range(2 * runs)]
+            events = [_call("making an event", cu.cuEventCreate, 0) for _ in range(2 * runs)]
             pairs = list(zip(events[::2], events[1::2], strict=True))
             try:
                 for start, end in pairs:
-                    self._call("timing", cu.cuEventRecord, start, handle)
+                    _call("timing", cu.cuEventRecord, start, handle)
                     call()
-                    self._call("timing", cu.cuEventRecord, end, handle)
-                self._call("timing", cu.cuStreamSynchronize, handle)
-                return [self._call("timing", cu.cuEventElapsedTime, *pair) * 1e-3 for pair in pairs]
+                    _call("timing", cu.cuEventRecord, end, handle)
+                _call("timing", cu.cuStreamSynchronize, handle)
+                return [_call("timing", cu.cuEventElapsedTime, *pair) * 1e-3 for pair in pairs]
             finally:
                 for event in events:
                     cu.cuEventDestroy(event)
@@ -186,19 +186,16 @@ class DriverDevice(CudaDevice):
     def _current(self) -> Iterator[None]:
         """Make the device's context current. It stays so in a thread that had none; others get their context back."""
         cu = self._cu
-        before = int(self._call("asking for the context", cu.cuCtxGetCurrent))
+        before = int(_call("asking for the context", cu.cuCtxGetCurrent))
         if before in (0, self.context):
-            self._call("entering the context", cu.cuCtxSetCurrent, self._context)
+            _call("entering the context", cu.cuCtxSetCurrent, self._context)
             yield
             return
-        self._call("entering the context", cu.cuCtxPushCurrent, self._context)
+        _call("entering the context", cu.cuCtxPushCurrent, self._context)
         try:
             yield
         finally:
             cu.cuCtxPopCurrent()
-
-    def _call(self, doing: str, function: Callable[..., Any], *args: Any) -> Any:
-        return _call(self._cu, doing, function, *args)
 
 
 class _Kernel:
@@ -231,7 +228,7 @@ def _driver() -> Any:
 
 
 def _device_count(cu: Any) -> int:
-    count: int = _call(cu, "counting GPUs", cu.cuDeviceGetCount)
+    count: int = _call("counting GPUs", cu.cuDeviceGetCount)
     if not count:
         raise UnavailableError("CUDA driver: it sees no GPU", "CUDA_VISIBLE_DEVICES may hide it")
     return count
@@ -239,19 +236,19 @@ def _device_count(cu: Any) -> int:
 
 def _describe(cu: Any, index: int) -> tuple[str, str]:
     """Name and target."""
-    name: bytes = _call(cu, "reading the GPU's name", cu.cuDeviceGetName, 256, index)
+    name: bytes = _call("reading the GPU's name", cu.cuDeviceGetName, 256, index)
     attribute = cu.CUdevice_attribute
     major = _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, index)
     minor = _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, index)
-    return name.partition(b"\0")[0].decode(), cuda_target(major, minor)
+    return name.partition(b"\0")[0].decode(), target_of(major, minor)
 
 
 def _attribute(cu: Any, attribute: Any, index: int) -> int:
-    value: int = _call(cu, f"reading {attribute.name}", cu.cuDeviceGetAttribute, attribute, index)
+    value: int = _call(f"reading {attribute.name}", cu.cuDeviceGetAttribute, attribute, index)
     return value
 
 
-def _call(cu: Any, doing: str, function: Callable[..., Any], *args: Any) -> Any:
+def _call(doing: str, function: Callable[..., Any], *args: Any) -> Any:
     """Call the driver and return its result, or None if it has none. An error becomes a `DeviceError`."""
     try:
         status, *values = function(*args)

@@ -31,7 +31,6 @@ from ksgen.devices.base import (
     as_bytes,
     check_index,
     cuda_driver_version,
-    cuda_target,
 )
 from ksgen.devices.libcuda import (
     CudaDevice,
@@ -48,6 +47,7 @@ from ksgen.devices.libcuda import (
     relaxed_captures,
 )
 from ksgen.errors import DeviceError, ToolchainError
+from ksgen.families.gpus import target_of
 from ksgen.values import excerpt
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ _left: list[list[Any]] = []  # resources that could not be freed
 def found() -> list[Found]:
     """GPUs that PyCUDA reports. Creates no context."""
     return [
-        Found(f"pycuda:{index}", "pycuda", device.name(), cuda_target(*device.compute_capability()))
+        Found(f"pycuda:{index}", "pycuda", device.name(), target_of(*device.compute_capability()))
         for index, device in enumerate(_devices())
     ]
 
@@ -92,7 +92,7 @@ class PyCudaDevice(CudaDevice):
     def __init__(self, driver: Any, device: Any, index: int) -> None:
         self._driver, self.index = driver, index
         self.name: str = device.name()
-        self.target = cuda_target(*device.compute_capability())
+        self.target = target_of(*device.compute_capability())
         self.driver_version = cuda_driver_version(driver.get_driver_version())
         self.limits = DeviceLimits(
             device.max_shared_memory_per_block_optin, device.max_threads_per_block, device.multiprocessor_count

@@ -88,12 +88,8 @@ def device_of(pointer: int) -> int | None:
 
 def context_of(pointer: int) -> int | None:
     """The context that memory was allocated in; 0 if it belongs to none, None if the driver does not know."""
-    ask, context, kind, place = (
-        _driver().cuPointerGetAttribute,
-        ctypes.c_void_p(),
-        ctypes.c_uint(),
-        ctypes.c_uint64(pointer),
-    )
+    ask, place = _driver().cuPointerGetAttribute, ctypes.c_uint64(pointer)
+    context, kind = ctypes.c_void_p(), ctypes.c_uint()
     if not ask(ctypes.byref(context), _CONTEXT, place):
         return context.value or 0
     # memory of pools has a type, and may have no context

@@ -6,10 +6,11 @@ import pytest
 
 from ksgen.devices import base
 from ksgen.errors import DeviceError
+from ksgen.families.gpus import target_of
 
 
 def test_targets_name_hoppers_own_instructions():
-    assert [base.cuda_target(*capability) for capability in ((8, 0), (9, 0), (12, 0))] == ["sm_80", "sm_90a", "sm_120"]
+    assert [target_of(*capability) for capability in ((8, 0), (9, 0), (12, 0))] == ["sm_80", "sm_90a", "sm_120"]
 
 
 def test_bytes_of_an_array_are_its_own_memory():

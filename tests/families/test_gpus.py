@@ -9,7 +9,6 @@ import pytest
 from ksgen.build.build import CacheLayers, build
 from ksgen.build.cache import Cache
 from ksgen.build.toolchain import find_compiler
-from ksgen.devices.base import cuda_target
 from ksgen.emit.render import PORTABLE as PORTABLE_LIMITS
 from ksgen.emit.render import render
 from ksgen.errors import ToolchainError
@@ -126,7 +125,7 @@ def test_targets_that_are_named_are_in_the_table() -> None:
 
 
 def test_it_is_found_by_its_compute_capability(toy: str) -> None:
-    assert cuda_target(7, 7) == toy
+    assert target_of(7, 7) == toy
     # the last is the device's
     own = {"shared_bytes": 40 * 1024, "async_copies": True, "target": toy, "multiprocessors": 132}
     assert limits_of(FakeGpu(target=toy)) == replace(cuda_limits("sm_50"), **own)
