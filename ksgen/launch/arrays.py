@@ -224,13 +224,9 @@ def _read_cuda_array_interface(array: Any, name: str, stream: int | None) -> Arr
     interface = array.__cuda_array_interface__
     if interface.get("mask") is not None:
         raise LaunchError(f"{name} is masked; give an array without a mask")
-    shape, (pointer, read_only), typestr = (
-        tuple(map(operator.index, interface["shape"])),
-        interface["data"],
-        interface["typestr"],
-    )
-    pointer = operator.index(pointer)
-    known = _NUMBERS.get(typestr)
+    shape, typestr = tuple(map(operator.index, interface["shape"])), interface["typestr"]
+    address, read_only = interface["data"]
+    pointer, known = operator.index(address), _NUMBERS.get(typestr)
     # bfloat16 has no type string of its own: only the array's dtype tells it from two raw bytes.
     dtype = known or dtype_of(getattr(array, "dtype", typestr) if typestr in ("<V2", "|V2") else typestr, name)
     steps = interface.get("strides")
@@ -328,11 +324,8 @@ def _article(thing: Any) -> str:
     """Name of a thing's type with an article, for messages; "None" for None."""
     if thing is None:
         return "None"
-    type_name = (
-        type(thing).__name__
-        if type(thing).__module__ == "builtins"
-        else f"{type(thing).__module__}.{type(thing).__name__}"
-    )
+    kind = type(thing)
+    type_name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
     return f"{'an' if type_name[0] in 'aeiouAEIOU' else 'a'} {type_name}"
 
 

@@ -68,11 +68,6 @@ class BaseLauncher(Explainable):
         self.__doc__ = docstring(chains, stated, options, is_sum=len(chains) > 1 and not self.gives_list)
 
     @property
-    def layers(self) -> tuple[Any, ...]:
-        """Launchers, one per chain."""
-        return (self,)
-
-    @property
     def _arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
         """Arguments that create this launcher again, by position and by name."""
         return self._factors, self.options.non_defaults | self.stated.non_defaults
@@ -455,10 +450,8 @@ class BaseLauncher(Explainable):
     def _one_by_one(self, given: Given, fit: CheckedArguments) -> Any:
         """Launch the factors sequentially; bias, activation and residual follow the last one."""
         (arrays, factor_weights, _, _, out, options), (chain,) = given, self.chains
-        x, transposing = (
-            arrays["x"],
-            chain.transposing_factor if is_transposed(options.layout, options.out_layout) else len(chain),
-        )
+        x = arrays["x"]
+        transposing = chain.transposing_factor if is_transposed(options.layout, options.out_layout) else len(chain)
         found = view(x, "x")
         if transposing < len(chain):
             check_transposable(self, found)
@@ -492,12 +485,8 @@ class BaseLauncher(Explainable):
             accepted = "arrays of PyTorch, CuPy, PyCUDA or NumPy, or fuse='yes' if one launch is available"
             raise LaunchError(f"{self!r}: factors are launched one by one here, and {why}; accepted: {accepted}")
         device, launch_stream = device_and_stream(self, x.device, x.stream if stream is None else stream)
-        refuse_capture(
-            device,
-            launch_stream,
-            "launches factors one by one, and allocates their intermediates",
-            "give PyTorch's tensors",
-        )
+        what = "launches factors one by one, and allocates their intermediates"
+        refuse_capture(device, launch_stream, what, "give PyTorch's tensors")
 
 
 def copied_to(device: Device) -> str:

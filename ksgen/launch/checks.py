@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import ReferenceType
 
 from ksgen.devices.base import Device
@@ -89,13 +89,9 @@ def y_shape(product: Pattern | Chain, layout: str, batch: int) -> tuple[int, int
     return (batch, product.out_features) if layout == "bsf" else (product.out_features, batch)
 
 
-def check_words(caller: object, layout: str, activation: str, name: str = "layout") -> None:
-    if not is_word(layout, LAYOUTS):
-        raise LaunchError(f"{caller!r}: {name} {excerpt(layout)} is unknown; accepted: {', '.join(LAYOUTS)}")
-    if not is_word(activation, ACTIVATIONS):
-        raise LaunchError(
-            f"{caller!r}: activation {excerpt(activation)} is unknown; accepted: {', '.join(ACTIVATIONS)}"
-        )
+def check_word(caller: object, name: str, value: object, accepted: Sequence[str]) -> None:
+    if not is_word(value, accepted):
+        raise LaunchError(f"{caller!r}: {name} {excerpt(value)} is unknown; accepted: {', '.join(accepted)}")
 
 
 def check_layouts(caller: object, chains: Sequence[Chain], layout: str, out_layout: str | None) -> None:
@@ -162,15 +158,12 @@ def check_arrays(
         "grad_y": y,
     }
     shapes["out"] = pattern.shape if job == "gradient" else y
+    expected, whose = (x.dtype, f"{x.dtype} for x") if dtype is None else (dtype, f"y in {dtype}")
     for name, given in views.items():
         if tuple(given.shape) != shapes[name]:
             raise LaunchError(f"{caller!r}: got {name} of shape {tuple(given.shape)}; {shapes[name]} is needed")
-        if dtype is not None and name != "x" and given.dtype != dtype:
-            raise LaunchError(f"{caller!r}: got {given.dtype} for {name} and y in {dtype}; give both in one precision")
-        if dtype is None and given.dtype != x.dtype:
-            raise LaunchError(
-                f"{caller!r}: got {given.dtype} for {name} and {x.dtype} for x; give both in one precision"
-            )
+        if given.dtype != expected and (dtype is None or name != "x"):
+            raise LaunchError(f"{caller!r}: got {given.dtype} for {name} and {whose}; give both in one precision")
         slices = job == "multiply" and name in ("x", "out", "residual")
         if given.strides is not None and not (
             (slices and rows_are_whole(given)) or (name == "weights" and is_repeated(given))
@@ -259,22 +252,25 @@ def _overlap(one: ArrayView, other: ArrayView) -> bool:
     return bool(begin < lengths[0] or begin + lengths[1] > first.strides[0])
 
 
-class Multiplier(Protocol):
-    """Attributes of a launcher that checks read: its chains on one x, and the options that decide a kernel."""
+class Multiplier:
+    """Base of all launchers: the attributes that checks read, chains on one x and options that decide a kernel."""
 
     chains: tuple[Chain, ...]
     names: ArrayNames
-    batches: frozenset[int]
-    between: Activation | None
+    batches: frozenset[int] = frozenset()  # batch sizes with their own kernels
+    between: Activation | None  # the activation between the factors of each chain; None if they differ
     fuse: Fuse
+    _factors: tuple[Any, ...]  # empty for a launcher that is its only factor
 
     @property
-    def layers(self) -> Sequence["Multiplier"]:
+    def layers(self) -> tuple[Any, ...]:
         """Launchers, one per chain."""
+        return (self,)
 
     @property
-    def factors(self) -> Sequence[object]:
+    def factors(self) -> tuple[Any, ...]:
         """Launchers, one per factor, concatenated for all chains."""
+        return self._factors or (self,)
 
 
 def check_storage(caller: object, stated: StatedOptions, weights: Sequence[Any]) -> None:
@@ -305,7 +301,6 @@ class CheckedArguments:
     batch: int
     place: Place
     precision: PrecisionName
-    dtype: str
     kernel: KernelSpec | None  # None if options or arrays rule out one launch
     why: str = ""  # reason for several launches
     # By device, the planner's generation and alignment; None: several launches. Only the planner keeps the plans alive.
@@ -352,9 +347,10 @@ def _checked(
 ) -> CheckedArguments:  # fmt: skip
     """Check a call once; `LaunchError` on arguments that any factor would refuse."""
     layout, activation, asked, out_layout, residual_first, _ = options
-    check_words(caller, layout, activation)
+    check_word(caller, "layout", layout, LAYOUTS)
+    check_word(caller, "activation", activation, ACTIVATIONS)
     if out_layout is not None:
-        check_words(caller, out_layout, activation, "out_layout")
+        check_word(caller, "out_layout", out_layout, LAYOUTS)
     check_layouts(caller, caller.chains, layout, out_layout)
     names, inputs = caller.names, _inputs(caller, forms)
     others = (views[name] for name in (*names.out, *names.bias, *names.residual) if name in views)
@@ -390,14 +386,11 @@ def _checked(
         why = why or (STORED_OTHERWISE if len(storages) > 1 else "")
         if why or caller.fuse == "no":
             KernelSpec(caller.chains[-1][-1], precision, layout, epilogue)  # refuses what only the last launch would
-            return CheckedArguments(batch, place, precision, dtype, None, why)
+            return CheckedArguments(batch, place, precision, None, why)
     # outputs of a group that are slices of one array
     are_slices = len(caller.chains) > 1 and (place == "host" or (names.out[0] not in views and layout == "bsf"))
-    stride = (
-        "any"
-        if are_slices or any(views[each].strides is not None for each in views if each not in names.weights)
-        else "dense"
-    )
+    has_gaps = any(views[each].strides is not None for each in views if each not in names.weights)
+    stride = "any" if are_slices or has_gaps else "dense"
     (weights,) = storages
     own_batch = batch if batch in caller.batches and not is_of_layer else None
     between = caller.between if is_of_layer and caller.between else "none"
@@ -406,7 +399,7 @@ def _checked(
     kernel = KernelSpec(
         caller.chains, precision, layout, epilogue, own_batch, job, stride, between, out_layout, weights, inputs, tied
     )
-    return CheckedArguments(batch, place, precision, dtype, kernel)
+    return CheckedArguments(batch, place, precision, kernel)
 
 
 def _inputs(caller: Multiplier, forms: Sequence[WeightForm]) -> str:
@@ -445,10 +438,8 @@ def _check_layer(
         )
     batch = 0
     for number, (factor, weights) in enumerate(zip(layer.factors, unpacked, strict=True)):
-        pattern, layout = (
-            chain[number],
-            options.layout if number < chain.transposing_factor else options.out_layout or options.layout,
-        )
+        pattern = chain[number]
+        layout = options.layout if number < chain.transposing_factor else options.out_layout or options.layout
         if number == chain.transposing_factor and layout != options.layout:
             check_arrays(factor, pattern, options.layout, {"x": x})
             x = x._replace(shape=x.shape[::-1], strides=None)

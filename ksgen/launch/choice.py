@@ -12,8 +12,8 @@ from ksgen.devices.base import Device, DeviceLimits
 from ksgen.errors import ConstantsError, DeviceError
 from ksgen.families import Bar, Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
 from ksgen.passport.standing import FORCE, bars
-from ksgen.spec import KernelSpec
-from ksgen.spec.storage import SAME
+from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import CHAIN
 from ksgen.wisdom.store import Entry, Wisdom
 
 LARGEST_CPU_BATCH = 1 << 15  # largest batch size with a choice of its own on a processor without wisdom
@@ -40,27 +40,20 @@ def limits_of(device: Device) -> Limits:
     return replace(found, bars=barred) if barred else found
 
 
-def usual_limits_of(device: Device) -> Limits:
-    """Limits of a device, but on CUDA with the multiprocessors of its target's usual card.
-
-    Kernels that are built without a device are chosen for that card.
-    """
-    limits = limits_of(device)
-    return (
-        replace(limits, multiprocessors=cuda_limits(device.target).multiprocessors) if device.kind == "cuda" else limits
-    )
-
-
 def built_beforehand(device: Device) -> list[tuple[str, Limits]]:
     """Targets of prebuilt kernels that run on this device, each with the limits for its choice of constants."""
+    device_limits = limits_of(device)
     if device.kind == "native":
         from ksgen.devices.native import limits_for  # loads the native runtime
 
         sets = [(each.target, limits_from("native", each.target, limits_for(each))) for each in instruction_sets_here()]
-        device_limits = limits_of(device)  # a compiler here may support all product instructions, or none
+        # a compiler here may support all product instructions, or none
         return [(device.target, device_limits), (device.target, replace(device_limits, tiles=(), dots=())), *sets]
-    usual = usual_limits_of(device)
-    return [(device.target, usual)] if usual != limits_of(device) else []
+    if device.kind != "cuda":
+        return []
+    # kernels that are built without a device are chosen for the target's usual card
+    usual = replace(device_limits, multiprocessors=cuda_limits(device.target).multiprocessors)
+    return [(device.target, usual)] if usual != device_limits else []
 
 
 def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
@@ -119,15 +112,12 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
     return Choice(family.name, family.default(kernel, limits, batch), why, misfit=found is not None)
 
 
-def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, aligned: bool = True) -> str:
+def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits) -> str:
     """Remark on a family that the cost model expects to be faster than a chosen default; empty if there is none.
 
     Slow, so launches never call it.
     """
-    found = (
-        None if choice.from_wisdom else faster_family(choice.family, kernel, limits, batch, aligned, choice.constants)
-    )
-    if found is None:
+    if choice.from_wisdom or not (found := faster_family(choice.family, kernel, limits, batch, True, choice.constants)):
         return ""
     family, factor = found
     bar = limits.bar_of(family.name)
@@ -151,17 +141,12 @@ def described(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, de
 def settling_command(kernel: KernelSpec, batch: int, device: str | None = None) -> str:
     """Command that measures which candidate of a kernel is the fastest on this machine, or on the named device."""
     first, *others = (" ".join(map(str, chain)) for chain in kernel.chains)
-    options = {
-        "precision": (kernel.precision, "float32"),
-        "layout": (kernel.layout, "bsf"),
-        "job": (kernel.job, "chain" if kernel.is_chain else "multiply"),
-        "weights": (kernel.weights, SAME),
-        "inputs": (kernel.inputs, SAME),
-        "between": (kernel.between, "none"),
-        "out-layout": (kernel.out_layout, None),
-        "activation": (kernel.epilogue.activation, "none"),
-    }
-    words = [f"--{name} {value}" for name, (value, usual) in options.items() if value != usual]
+    names = ("precision", "layout", "job", "weights", "inputs", "between", "out_layout")
+    usual = {name: (getattr(KernelSpec, name), CHAIN) for name in names}  # no option names the job of a chain
+    given = {name: value for name in names if (value := getattr(kernel, name)) not in usual[name]}
+    if kernel.epilogue.activation != Epilogue.activation:
+        given["activation"] = kernel.epilogue.activation
+    words = [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
     words += ["--chain"] * (kernel.is_chain and not others and len(kernel.factors) > 1)
     words += [f'--group-with "{each}"' for each in others]
     flags = ("bias", "residual", "residual_first")
@@ -174,11 +159,8 @@ def _passed_over(entry: Entry | None) -> str:
     """Reason why another batch's entry is preferred to this batch's entry; empty if there is none, or it is sound."""
     if entry is None or entry.is_sound:
         return ""
-    return (
-        ", because that one's time is unreliable"
-        if entry.doubt
-        else ", because that one is of another template version"
-    )
+    why = "'s time is unreliable" if entry.doubt else " is of another template version"
+    return f", because that one{why}"
 
 
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:

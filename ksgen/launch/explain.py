@@ -11,7 +11,7 @@ from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
 from ksgen.families import family_named
-from ksgen.launch.checks import BETWEEN_DIFFERS, check_layouts
+from ksgen.launch.checks import BETWEEN_DIFFERS, Multiplier, check_layouts
 from ksgen.launch.choice import described, limits_of
 from ksgen.launch.fused import Verdict, verdict
 from ksgen.launch.planner import PLANNER
@@ -19,10 +19,8 @@ from ksgen.pattern import Chain
 from ksgen.spec import (
     ACTIVATIONS,
     LAYOUTS,
-    Activation,
     ByteStorage,
     Epilogue,
-    Fuse,
     Job,
     KernelSpec,
     Layout,
@@ -49,16 +47,6 @@ class LaunchOptions(NamedTuple):
     epilogue: Epilogue
     weights: WeightStorage | Same
     inputs: ByteStorage | Same
-
-
-def launch_options(stated: StatedOptions, *asked: Any) -> LaunchOptions:
-    """Options of a call: `asked` has precision, layout, epilogue, weights and inputs; None means the stated option."""
-    defaults = LaunchOptions(
-        stated.precision or "float32", stated.layout, stated.epilogue, stated.weights, stated.inputs
-    )
-    return defaults._replace(
-        **{name: each for name, each in zip(LaunchOptions._fields, asked, strict=True) if each is not None}
-    )
 
 
 def bytes_saved(kernel: KernelSpec, batch: int) -> str:
@@ -109,24 +97,14 @@ def layer_options(chain: Chain, between: Any, fuse: Any, out_layout: Any) -> Lay
     return LayerOptions(between, out_layout, fuse)
 
 
-class Explainable:
-    """Base of all launchers: chains on one x, the stated options, and explanations of calls."""
+class Explainable(Multiplier):
+    """Base of all launchers: the stated options, and explanations of calls."""
 
-    chains: tuple[Chain, ...]
     stated: StatedOptions
     options: LayerOptions
-    between: Activation | None  # the activation between the factors of each chain; None if they differ
-    fuse: Fuse
     out_layout: Layout | None
-    batches: frozenset[int] = frozenset()  # batch sizes with their own kernels
     parts = "factor"  # part of a call that each of several launches computes: "factor" or "layer"
     takes_lists = True  # whether weights are a list with one array per factor
-    _factors: tuple[Any, ...]  # empty for a launcher that is its only factor
-
-    @property
-    def factors(self) -> tuple[Any, ...]:
-        """Launchers, one per factor, concatenated for all chains."""
-        return self._factors or (self,)
 
     def explain(
         self,
@@ -173,10 +151,8 @@ class Explainable:
             ks_1x2x2x2_float32_bsf at batch 4 on ...
             ks_2x2x2x1_float32_bsf at batch 4 on ...
         """
-        batch, (options, out_layout) = (
-            checked_batch(batch),
-            self._asked(job, precision, layout, epilogue, weights, inputs, out_layout),
-        )
+        batch = checked_batch(batch)
+        options, out_layout = self._asked(job, precision, layout, epilogue, weights, inputs, out_layout)
         if self._is_factor(options, job, out_layout):
             # invalid combinations are refused before a device opens
             kernel = self._kernel_of_factor(batch, options, job)
@@ -206,7 +182,9 @@ class Explainable:
         stated = (
             self.stated if is_word(job, ("multiply",)) else StatedOptions(self.stated.layout, self.stated.precision)
         )
-        options = launch_options(stated, precision, layout, epilogue, weights, inputs)
+        defaults = stated.precision or "float32", stated.layout, stated.epilogue, stated.weights, stated.inputs
+        asked: Any = zip((precision, layout, epilogue, weights, inputs), defaults, strict=True)
+        options = LaunchOptions(*(default if each is None else each for each, default in asked))
         out_layout = self.out_layout if out_layout is None else out_layout
         check_layouts(self, self.chains, options.layout, out_layout)
         return options, out_layout

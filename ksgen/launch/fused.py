@@ -4,6 +4,7 @@ Never launches.
 """
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import inf
@@ -12,7 +13,7 @@ from typing import Any
 from ksgen.build.background import all_of
 from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.devices.base import Device, Stream, refuse_capture
-from ksgen.errors import ToolchainError
+from ksgen.errors import LaunchError, ToolchainError
 from ksgen.families import Family, Limits, family_for, meant_for
 from ksgen.families.chains import factor_kernels, layer_kernels, transposed_bytes
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
@@ -29,10 +30,8 @@ _UNKNOWN = object()
 LEAST_ROWS = 8  # rows of the batch per core: below, each factor's outputs are divided among the cores
 LEAST_COLUMNS = 16  # the same in batch-size-last, where vectors run along the batch
 SMALL_BYTES = 2**19  # bytes of weights in bsf that one core reads faster than two synchronise (measured on two cores)
-NO_FAMILY, NO_ROOM = (
-    "no family does that on such a device",
-    "no family has room for all factors in one launch, in this precision",
-)
+NO_FAMILY = "no family does that on such a device"
+NO_ROOM = "no family has room for all factors in one launch, in this precision"
 CONTIGUOUS_READS = "in batch-size-last each separate factor reads its rows and weights contiguously"
 BEFORE_A_CAPTURE = "call it once before the capture, or build(batch) of the launcher or layer"
 REMEMBERED = 1024  # cached plans: one per layer and batch size
@@ -58,11 +57,13 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
     else:
         once = BEFORE_A_CAPTURE if kernel.job == "gradient" else ""  # gradients have no prepare
         refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
-        is_recorded = kernel.tied and device.kind == "cuda" and device.is_capturing(stream)
-        if is_recorded and not PLANNER.has_loaded(device, kernel, fit.batch, aligned):
+        try:
+            plan = PLANNER.plan(device, kernel, fit.batch, aligned, refuse)
+        except LaunchError:
+            if not kernel.tied:
+                raise
             # `build` has loaded the kernel that reads all weights; later calls take the other one
             return PLANNER.plan(device, kernel.untied, fit.batch, aligned, refuse)
-        plan = PLANNER.plan(device, kernel, fit.batch, aligned, refuse)
     fit.plans[key] = weakref.ref(plan) if plan else None
     return plan
 
@@ -71,15 +72,24 @@ def fused_plan(
     device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto", stream: Stream = None
 ) -> Plan | None:
     """Plan of one launch for a chain, or for several chains on one X; None if separate launches are faster."""
-    if kernel.tied and verdict(device, kernel, batch, fuse).is_one:
+    generation = PLANNER.generation
+    if not verdict(device, kernel, batch, fuse).is_one:
+        return None
+    if kernel.tied:
         kernel = as_read(kernel, PLANNER.choice(device, kernel, batch))  # on GPUs the kernel that `build` has loaded
-    key, generation = (device, kernel, batch, fuse), PLANNER.generation
-    if (known := PLANNER.derived.get(key, _UNKNOWN)) is not _UNKNOWN:
-        found: Plan | None = known
+    key = (device, kernel, batch, fuse)
+    known: Any = PLANNER.derived.get(key, _UNKNOWN)
+    found: Plan | None = None if known is _UNKNOWN else known
+    if known is not _UNKNOWN:
         return found
-    if not device.shares_host and verdict(device, kernel, batch, fuse).is_one:
+    if not device.shares_host:
         refuse_capture(device, stream, "builds and loads its kernel", BEFORE_A_CAPTURE)
-    found = _plan(device, kernel, batch, fuse)
+    try:
+        plan = PLANNER.plan(device, kernel, batch)
+        found = replace(plan, packers=packings(device, plan))
+    except ToolchainError:  # a bundle holds fused kernels only if they were expected to be faster
+        if fuse == "yes" or (not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler)):
+            raise
     if len(PLANNER.derived) >= REMEMBERED:
         PLANNER.derived.clear()
     if generation == PLANNER.generation:
@@ -128,11 +138,9 @@ def _why_no_chains(kernel: KernelSpec, limits: Limits, batch: int) -> str:
         return ""
     alone = replace(kernel, chains=(Chain((kernel.pattern,)),), between="none", out_layout=None, stride="dense")
     family = family_for(alone, limits, batch)
-    return (
-        ""
-        if family.supports(kernel, limits)
-        else f"{family.name} supports each factor, but not all in one launch; it is for: {family.why}"
-    )
+    if family.supports(kernel, limits):
+        return ""
+    return f"{family.name} supports each factor, but not all in one launch; it is for: {family.why}"
 
 
 @lru_cache(REMEMBERED)
@@ -161,7 +169,7 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
     dense = replace(kernel, stride="dense")
     for fused in dict.fromkeys((dense, replace(dense, epilogue=Epilogue(), between="none"))):
         one = PLANNER.measured(device, fused, batch)
-        if one is None or (apart := _apart(device, fused, batch, one.batch)) is None:
+        if one is None or (apart := _measured_apart(device, fused, batch, one.batch)) is None:
             continue
         description = f"searches measured {one.median_us:.3g} us of one launch at batch {one.batch}, and {apart:.3g} us"
         copy = ", with the copy that transposes an intermediate" if kernel.out_layout else ""
@@ -170,35 +178,21 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
     return None
 
 
-def _apart(device: Any, kernel: KernelSpec, batch: int, measured_at: int) -> float | None:
-    """Measured microseconds of separate launches at batch `measured_at`, with the transpose of an intermediate.
+def _measured_apart(device: Any, kernel: KernelSpec, batch: int, measured_at: int) -> float | None:
+    """Measured microseconds of separate launches at batch `measured_at`; None if a time is missing.
 
-    `batch` is that of the call. A layer is launched factor by factor, a group layer by layer, each in its fastest form.
-    None if a time is missing.
+    `batch` is that of the call.
     """
-    if kernel.is_group:
-        each = [_of_layer(device, layer, batch, measured_at) for layer in layer_kernels(kernel)]
-    else:
-        each = [_time(device, factor, batch, measured_at) for factor in factor_kernels(kernel)]
-    found = [us for us in each if us is not None]
-    if len(found) < len(each):
-        return None
-    fused = PLANNER.measured(device, kernel, batch) if kernel.out_layout else None
-    return sum(found) + (fused.measured.get("transpose_us") or 0.0 if fused else 0.0)
 
+    def us_of(each: KernelSpec) -> float | None:
+        found = PLANNER.measured(device, each, batch)
+        return (found.median_us or 0.0) if found and found.batch == measured_at else None
 
-def _of_layer(device: Any, layer: KernelSpec, batch: int, measured_at: int) -> float | None:
-    """The shorter of a layer's measured times, of separate launches and of one; None if neither was measured."""
-    both = (
-        _apart(device, layer, batch, measured_at),
-        _time(device, layer, batch, measured_at) if layer.is_chain else None,
-    )
-    return min((us for us in both if us is not None), default=None)
+    def transpose_us(each: KernelSpec) -> float:
+        found = PLANNER.measured(device, each, batch)
+        return found.measured.get("transpose_us") or 0.0 if found else 0.0
 
-
-def _time(device: Any, kernel: KernelSpec, batch: int, measured_at: int) -> float | None:
-    found = PLANNER.measured(device, kernel, batch)
-    return (found.median_us or 0.0) if found and found.batch == measured_at else None
+    return _apart(kernel, us_of, transpose_us)
 
 
 def least_rows(cores: int, layout: str) -> int:
@@ -219,32 +213,43 @@ def shared_out(kernel: KernelSpec, cores: int, batch: int) -> str:
 
 
 def family_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> Family[Any] | None:
-    """Family that supports all factors in one launch; None if none does."""
+    """Family that supports a kernel, such as one launch of all factors; None if none does."""
     return family_for(kernel, limits, batch) if any(meant_for(kernel, limits, batch)) else None
 
 
-def each_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
-    """Expected microseconds of one launch per factor, with the transpose of an intermediate if layouts differ."""
-    factors_us = sum(
-        default_us(family_for(factor, limits, batch), factor, limits, batch) for factor in factor_kernels(kernel)
-    )
-    rates = gpu_of(limits.target).rates
-    if not kernel.out_layout or not rates:
-        return factors_us
-    return factors_us + LAUNCH_US + transposed_bytes(kernel, batch) / (rates.memory_gb_s * 1e3)
-
-
 def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
-    """Expected microseconds of separate launches: of a layer's factors, or of a group's layers, each in its fastest
-    form.
+    """Expected microseconds of separate launches; infinite if no family runs one of them."""
+
+    def us_of(each: KernelSpec) -> float | None:
+        family = family_of_chain(each, limits, batch)
+        return default_us(family, each, limits, batch) if family else None
+
+    def transpose_us(each: KernelSpec) -> float:
+        rates = gpu_of(limits.target).rates
+        return LAUNCH_US + transposed_bytes(each, batch) / (rates.memory_gb_s * 1e3) if rates else 0.0
+
+    found = _apart(kernel, us_of, transpose_us)
+    return inf if found is None else found
+
+
+def _apart(
+    kernel: KernelSpec, us_of: Callable[[KernelSpec], float | None], transpose_us: Callable[[KernelSpec], float]
+) -> float | None:
+    """Microseconds of separate launches: of a layer's factors, or of a group's layers, each in its fastest form.
+
+    `us_of` gives the time of one launch, `transpose_us` that of the copy that transposes a layer's intermediate. None
+    if a time is missing.
     """
-    if not kernel.is_group:
-        return each_us(kernel, limits, batch)
-    found = 0.0
-    for layer in layer_kernels(kernel):
-        family = family_of_chain(layer, limits, batch) if layer.is_chain else None
-        found += min(each_us(layer, limits, batch), default_us(family, layer, limits, batch) if family else inf)
-    return found
+    if kernel.is_group:
+        forms = [
+            (_apart(layer, us_of, transpose_us), us_of(layer) if layer.is_chain else None)
+            for layer in layer_kernels(kernel)
+        ]
+        each = [min((us for us in both if us is not None), default=None) for both in forms]
+    else:
+        each = [*map(us_of, factor_kernels(kernel)), transpose_us(kernel) if kernel.out_layout else 0.0]
+    found = [us for us in each if us is not None]
+    return sum(found) if len(found) == len(each) else None
 
 
 @lru_cache(REMEMBERED)
@@ -260,18 +265,6 @@ def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
         f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {others_us:.3g} us {others}"
     )
     return Verdict(one_us < others_us, description)
-
-
-def _plan(device: Device, kernel: KernelSpec, batch: int, fuse: str) -> Plan | None:
-    if not verdict(device, kernel, batch, fuse).is_one:
-        return None
-    try:
-        plan = PLANNER.plan(device, kernel, batch)
-        return replace(plan, packers=packings(device, plan))
-    except ToolchainError:
-        if fuse == "yes" or (not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler)):
-            raise
-        return None  # a bundle holds fused kernels only if they were expected to be faster
 
 
 def packings(device: Device, plan: Plan) -> tuple[Plan, ...]:

@@ -66,10 +66,8 @@ class GroupLauncher(BaseLauncher):
                 f"{given[0]!r} and {others[0]!r} of a {self.kind} have different options; accepted: layers with equal "
                 "options"
             )
-        self._given, self._layers = (
-            given,
-            tuple(ChainLauncher(*layer.factors, **layer.options.non_defaults) for layer in given),
-        )
+        self._given = given
+        self._layers = tuple(ChainLauncher(*layer.factors, **layer.options.non_defaults) for layer in given)
         self.batches = self._layers[0].batches if len(given) == 1 else frozenset()
         fuses = {layer.fuse for layer in given}
         activations = {layer.options.between for layer in given if len(layer.chain) > 1} or {"none"}

@@ -155,11 +155,7 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
             return like.owner.new_empty(shape, **more)
     if like.kind == "cupy":
         cupy = sys.modules["cupy"]
-        is_current = is_same_stream(stream or 0, like.stream)
-        with (
-            cupy.cuda.Device(like.device[1]),
-            nullcontext() if is_current else cupy.cuda.ExternalStream(stream or 0, like.device[1]),
-        ):
+        with cupy.cuda.Device(like.device[1]), on_stream(like, stream or 0, stream):
             return cupy.empty(shape, like.owner.dtype if dtype is None else numpy_dtype(dtype))
     if like.kind == "pycuda":
         current, owning_context = sys.modules["pycuda.driver"].Context.get_current(), context_of(like.pointer)

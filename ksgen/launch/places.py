@@ -7,7 +7,7 @@ copies.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from ksgen.devices.base import Stream, refuse_capture
 from ksgen.errors import LaunchError
@@ -26,9 +26,8 @@ def on_device(plan: Plan, views: dict[str, ArrayView], packed: Sequence[Packed],
         if views["x"].kind != "torch":  # PyTorch can allocate while a graph is recorded
             refuse_capture(plan.device, stream, "allocates its output", "give out=")
         out = _new_out(plan, views, None if plan.device.kind == "opencl" else stream_handle(stream))
-    workspace = new_workspace(plan, views["x"], stream)
     operands = {operand: views[name].pointer for operand, name in plan.arrays}
-    operands["workspace"] = workspace.pointer
+    operands["workspace"], workspace = new_workspace(plan, views["x"], stream)
     return _bound(plan, views, operands, packed, out, stream, None, workspace)
 
 
@@ -140,28 +139,18 @@ def _bound(
     return Call(plan, plan.arguments(operands), stream, out, steps, after, (views, packed, *keep))
 
 
-class Workspace(NamedTuple):
-    """Address of a workspace, and its owner, which must live until the last launch is enqueued.
+def new_workspace(plan: Plan, x: ArrayView, stream: Stream) -> tuple[Any, Any]:
+    """Allocate a plan's workspace, which only launches on this stream may use; Nones if launches need none.
 
-    The address is None if launches need no workspace.
+    Returns its address, and its owner, which must live until the last launch is enqueued.
     """
-
-    pointer: Any = None
-    owner: Any = None
-
-
-NO_WORKSPACE = Workspace()
-
-
-def new_workspace(plan: Plan, x: ArrayView, stream: Stream) -> Workspace:
-    """Allocate a plan's workspace, which only launches on this stream may use."""
     if not plan.workspace_bytes:
-        return NO_WORKSPACE
+        return None, None
     if x.kind != "torch":  # PyTorch can allocate while a graph is recorded
         prepared = "record the call that launcher.prepare(...) gave before the capture"
         remedy = "give PyTorch's tensors" if plan.kernel.job == "gradient" else prepared
         refuse_capture(plan.device, stream, "allocates memory to work in", remedy)
     if x.kind in STREAM_ORDERED:
         array = new_array(x, (plan.workspace_bytes // plan.kernel.item_bytes,), stream_handle(stream))
-        return Workspace(view(array).pointer, array)
-    return Workspace(buffer := plan.workspace(stream), buffer)
+        return view(array).pointer, array
+    return (buffer := plan.workspace(stream)), buffer

@@ -88,12 +88,8 @@ class Plan:
     _encoded: dict[tuple[int, ...], tuple[bytes, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kernel, result, weights, pitches = (
-            self.kernel,
-            result_of(self.kernel),
-            weights_of(self.kernel),
-            pitches_of(self.kernel),
-        )
+        kernel = self.kernel
+        result, weights, pitches = result_of(kernel), weights_of(kernel), pitches_of(kernel)
         others = {*weights, *pitches.values(), "workspace"}
         arrays = {each: "out" if each == result else each for each in self.operands if each not in others}
         features = sum(chain.out_features for chain in kernel.chains)
@@ -165,11 +161,9 @@ class Plan:
 
     def _blocks(self) -> int:
         """Number of blocks of the multiplying launch; on a processor, at most one persistent block per thread."""
-        return (
-            groups_for(self.grid, self.device.limits.multiprocessors)
-            if self.is_persistent and self.device.limits.is_cpu
-            else self.grid
-        )
+        if self.is_persistent and self.device.limits.is_cpu:
+            return groups_for(self.grid, self.device.limits.multiprocessors)
+        return self.grid
 
     def workspace(self, stream: Stream = None) -> Buffer:
         """Workspace for launches on that stream; None if they need none.
@@ -425,17 +419,14 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
     packing = family.pack_geometry(kernel, choice.constants)
     source = loaded.source
 
-    def step(entry: str, launched: Geometry) -> Step:
-        return Step(
-            loaded.handles[entry],
-            launched.launched(device.limits.multiprocessors),
-            launched.block,
-            launched.shared_bytes,
-        )
+    def launched(passes: tuple[Pass, ...]) -> list[tuple[str, Geometry]]:
+        return [(source.entry_of(each.name), each.geometry) for each in passes]
 
-    def steps(passes: tuple[Pass, ...]) -> list[Step]:
-        return [step(source.entry_of(each.name), each.geometry) for each in passes]
-
+    steps = tuple(
+        Step(loaded.handles[entry], each.launched(device.limits.multiprocessors), each.block, each.shared_bytes)
+        for entry, each in (*launched(geometry.before), (source.entry, geometry), *launched(geometry.after))
+    )
+    multiply = steps[len(geometry.before)]
     packed_for = repr(family.packed_for(kernel, choice.constants))
     packing_words = (
         str(kernel.pattern),
@@ -447,7 +438,6 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         packed_for,
         *kernel.tied,
     )
-    multiply, before, after = step(source.entry, geometry), steps(geometry.before), steps(geometry.after)
     return Plan(
         device=device,
         kernel=kernel,
@@ -468,6 +458,6 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         at_launch=choice.constants.launch_values,
         maps=family.maps(kernel, choice.constants, batch),
         workspace_bytes=geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
-        steps=(*before, multiply, *after) if before or after else (),
+        steps=steps if len(steps) > 1 else (),
         is_persistent=bool(geometry.at_once),
     )

@@ -21,15 +21,7 @@ from ksgen.devices.base import Device, RefusedError
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError, ToolchainError
 from ksgen.families import family_named
-from ksgen.launch.choice import (
-    Choice,
-    built_beforehand,
-    check_fit,
-    choose,
-    choose_for_many,
-    fallback_choice,
-    limits_of,
-)
+from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, choose_for_many, fallback_choice, limits_of
 from ksgen.launch.plan import Loaded, Plan, check_grid, check_launchable, load, make_plan
 from ksgen.locks import new_reentrant_lock
 from ksgen.passport import standing
@@ -121,11 +113,6 @@ class Planner:
                 self._plans.clear()
             return self._plans.setdefault(key, made)
 
-    def has_loaded(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
-        """Whether the kernel that `plan` takes is on the device."""
-        choice = self.choice(device, kernel, batch, aligned)
-        return _key(device, as_read(kernel, choice), choice) in self._loaded
-
     def report(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice | None = None) -> None:
         """Call the watchers with a kernel that a call may use, and with its choice if it is planned."""
         for each in tuple(WATCHERS):
@@ -156,7 +143,7 @@ class Planner:
             self._loaded.pop(key, None)
             for each in [each for each, known in self._plans.items() if known.loaded is plan.loaded]:
                 del self._plans[each]
-            for each in [each for each, known in self.derived.items() if _loaded_by(known) is plan.loaded]:
+            for each in [each for each, known in self.derived.items() if getattr(known, "loaded", None) is plan.loaded]:
                 del self.derived[each]
             self.earlier.append(self.generation)
             self.generation += 1  # callers look up their plans again, and find all others
@@ -303,10 +290,6 @@ def as_read(kernel: KernelSpec, choice: Choice) -> KernelSpec:
     """The kernel with its ties only if the choice reads tied weights once."""
     is_tied = kernel.tied and family_named(choice.family).reads_ties(kernel, choice.constants)
     return kernel if is_tied else kernel.untied
-
-
-def _loaded_by(derived: Any) -> Loaded | None:
-    return derived.loaded if isinstance(derived, Plan) else None
 
 
 def _report_refusal(kernel: KernelSpec, why: str, refused: Choice, instead: Choice) -> None:

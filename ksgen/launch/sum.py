@@ -14,6 +14,7 @@ from ksgen.launch.plan import Call, CallSequence
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import device_and_stream
 from ksgen.spec import Epilogue, Layout
+from ksgen.spec.kernel import sum_steps
 from ksgen.spec.storage import SAME
 
 WHY_SEVERAL = "each adds the sum of the earlier ones as its residual"
@@ -137,9 +138,7 @@ class SumLauncher(GroupLauncher):
     def _parts_of(self, options: LaunchOptions, out_layout: Layout | None) -> list[tuple[Any, LaunchOptions]]:
         given = options.epilogue
         self._check_order(given.activation, given.residual, given.residual_first)
-        first, further = replace(given, activation="none"), Epilogue(residual=True)
-        last = replace(further, activation=given.activation, residual_first=True)
-        epilogues = (first, *[further] * (len(self.layers) - 2), last)
+        epilogues = [replace(given, **steps) for steps in sum_steps(len(self.layers))]
         return [(layer, options._replace(epilogue=each)) for layer, each in zip(self.layers, epilogues, strict=True)]
 
     def _verdict(self, *_: Any) -> Verdict:

@@ -111,6 +111,15 @@ class Epilogue:
         return {name: value for name, value in asdict(self).items() if name != "residual_first" or value}
 
 
+def sum_steps(chains: int) -> list[dict[str, Any]]:
+    """Fields of `Epilogue` that differ per chain of a sum: each but the first adds the sum of the earlier ones.
+
+    That sum is its residual. Only the last chain applies the activation.
+    """
+    is_early, adds = {"activation": "none"}, {"bias": False, "residual": True, "residual_first": True}
+    return [is_early, *[adds | is_early] * (chains - 2), adds]
+
+
 class _DescribesChanges:
     """Options that are described only if they differ from their defaults."""
 

@@ -37,6 +37,7 @@ from ksgen.spec.kernel import (
     StatedOptions,
     activations_of,
     is_layer,
+    sum_steps,
 )
 from ksgen.spec.nodes import SourcePlace, read_nodes
 from ksgen.spec.paper import paper_patterns
@@ -217,18 +218,13 @@ def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
 
 
 def _parts(name: str, layer: _Layer) -> dict[str, _Layer]:
-    """A layer or a group, or the layers of a sum: each but the first adds the sum of the earlier ones.
-
-    The activation of a sum is that of its last layer.
-    """
+    """A layer or a group, or the layers of a sum."""
     if layer.kind != "sum":
         return {name: layer}
-    last = replace(layer.options, bias=(False,), residual=(True,), residual_first=(True,))
-    first, further = (replace(each, activation=("none",)) for each in (layer.options, last))
     found = dict[str, _Layer]()
-    for (part, chain), options in zip(
-        parts_of(name, layer.chains), (first, *[further] * (len(layer.chains) - 2), last), strict=True
-    ):
+    for (part, chain), steps in zip(parts_of(name, layer.chains), sum_steps(len(layer.chains)), strict=True):
+        values: Any = {step: (value,) for step, value in steps.items()}
+        options = replace(layer.options, **values)
         between = layer.layer_options.between if len(chain) > 1 else "none"
         own = replace(layer.layer_options, between=between)
         found[part] = _Layer(layer.place, (chain,), "chain", options, own)

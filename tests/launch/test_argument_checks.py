@@ -34,7 +34,7 @@ def test_arguments_of_the_same_form_are_checked_once(monkeypatch: pytest.MonkeyP
     views = {"x": view(x), "weights": view(weights)}
     found = ks._checks.find(ks, CallOptions(), views, form)
     assert found.kernel
-    assert (found.batch, found.place, found.dtype, found.kernel.batch) == (5, "host", "float32", 5)
+    assert (found.batch, found.place, found.precision, found.kernel.batch) == (5, "host", "float32", 5)
     copies = {name: view(array.copy()) for name, array in (("x", x), ("weights", weights))}
     assert ks._checks.find(ks, CallOptions(stream=7), copies, form) is found
     assert len(checked) == 1

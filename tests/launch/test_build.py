@@ -56,7 +56,7 @@ def test_a_graph_records_repeated_weights_after_a_build(
     monkeypatch.setattr(base, "find_device", lambda name: gpu)
     ks.build(300)
     kernel = KernelSpec(ks.pattern, tied=("d",))
-    fit = CheckedArguments(300, ("cuda", 0), "float32", "float32", kernel)
+    fit = CheckedArguments(300, ("cuda", 0), "float32", kernel)
     found = []
     for is_recorded in (True, False, True):
         if is_recorded:
@@ -76,7 +76,7 @@ def test_a_graph_records_a_layer_of_repeated_weights_after_its_build(
     ((key, known),) = base.PLANNER.derived.items()
     tied = replace(key[1], tied=("a", "d"))
     gpu.begin_capture()
-    fit = CheckedArguments(40, ("cuda", 0), "float16", "float16", tied)
+    fit = CheckedArguments(40, ("cuda", 0), "float16", tied)
     assert plan_for(fit, gpu, None, aligned=True, fuse="yes") is known
     gpu.end_capture()
 

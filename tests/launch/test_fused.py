@@ -74,9 +74,9 @@ def test_one_factor_is_no_layer_but_a_group_of_two_is(monkeypatch: pytest.Monkey
     device: Any = Imagined(shares_host=True, name="unnamed", limits=CPU)
     alone, fused_one = Imagined(), Imagined()
     monkeypatch.setattr(fused.PLANNER, "plan", lambda *given: alone)
-    monkeypatch.setattr(fused, "_plan", lambda *given: fused_one)
+    monkeypatch.setattr(fused, "fused_plan", lambda *given: fused_one)
     for chains, expected in (((ALONE,), alone), ((ALONE, ALONE), fused_one)):
-        fit = CheckedArguments(64, "host", "float32", "float32", KernelSpec(chains))
+        fit = CheckedArguments(64, "host", "float32", KernelSpec(chains))
         assert fused.plan_for(fit, device, None, True) is expected
         ((known,),) = [fit.plans.values()]
         assert known

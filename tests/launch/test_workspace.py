@@ -12,7 +12,7 @@ from ksgen.devices import find_device
 from ksgen.errors import DeviceError, LaunchError
 from ksgen.launch import streams
 from ksgen.launch.arrays import view
-from ksgen.launch.places import NO_WORKSPACE, new_workspace
+from ksgen.launch.places import new_workspace
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
@@ -96,7 +96,7 @@ def test_a_plan_of_one_launch_wants_no_workspace(gpu: FakeGpu, ks: Launcher) -> 
     call = ks.prepare(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu))
     gpu.begin_capture()  # in which nothing else may allocate
     found = [new_workspace(call.plan, view(kind(gpu, x)), None) for kind in (FakeTensor, FakeArray)]
-    assert found == [NO_WORKSPACE, NO_WORKSPACE]
+    assert found == [(None, None), (None, None)]
     assert call.plan.workspace() is None
     gpu.end_capture()
 
