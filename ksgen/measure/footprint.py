@@ -28,11 +28,8 @@ class Footprint:
 def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     """Compute the footprint of one kernel at a batch, on a device with these limits, with default constants."""
     item, features = kernel.item_bytes, sum(chain.out_features for chain in kernel.chains)
-    inputs, outputs, weights = (
-        batch * kernel.in_features,
-        batch * features,
-        sum(chain.weight_count for chain in kernel.chains),
-    )
+    inputs, outputs = batch * kernel.in_features, batch * features
+    weights = sum(chain.weight_count for chain in kernel.chains)
     is_gradient = kernel.job == "gradient"
     results = weights if is_gradient else outputs
     given = inputs + outputs * (kernel.epilogue.residual + is_gradient) + features * kernel.epilogue.bias

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import cache
 from math import ceil
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ksgen.build.build import build
+from ksgen.devices.base import Device
+from ksgen.emit.render import render_wait
 from ksgen.errors import DeviceError, ToolchainError, warn
-
-if TYPE_CHECKING:
-    from ksgen.devices.base import Device
 
 SPAN_S = 1e-4  # time between two events: 200 times their resolution
 LEAST_S = 1e-6  # the shortest launch that events can time
@@ -30,7 +30,7 @@ TRIES = 3  # attempts to queue everything in time; other processes may take the 
 Launch = Callable[[], None]
 
 
-def time_launches(device: "Device", launch: Launch, runs: int, warmup: int = 2) -> list[float]:
+def time_launches(device: Device, launch: Launch, runs: int, warmup: int = 2) -> list[float]:
     """Time a launch in seconds, `runs` times; `DeviceError` if the device's clock is wrong."""
     if device.kind == "cuda":
         queue = _Queue.of(device)  # type: ignore[arg-type]  # every device can be hashed
@@ -45,7 +45,7 @@ def time_launches(device: "Device", launch: Launch, runs: int, warmup: int = 2) 
 class _Queue:
     """Timed launches on one device, queued behind a kernel that waits."""
 
-    def __init__(self, device: "Device", wait: Callable[[float], None] | None) -> None:
+    def __init__(self, device: Device, wait: Callable[[float], None] | None) -> None:
         self._device, self._wait = device, wait
         self._host_s = FIRST_QUEUE_S  # the host's seconds per launch, with its share of the events
 
@@ -95,11 +95,8 @@ class _Queue:
         return [second / together for second in seconds]
 
 
-def _waiting(device: "Device") -> Callable[[float], None]:
+def _waiting(device: Device) -> Callable[[float], None]:
     """Create a function whose launch keeps the device busy for at least the given number of seconds."""
-    from ksgen.build.build import build
-    from ksgen.emit.render import render_wait
-
     probe = render_wait()
     kernel = device.load(build(probe.text, probe.entry, device.target), probe.entry, 0)
     unused = device.allocate(4)

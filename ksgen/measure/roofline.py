@@ -8,21 +8,28 @@ cores, or matrix tiles if these multiply the stored type.
 
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import Any
 
+from ksgen.build.build import build, compiling_is_forbidden
+from ksgen.build.request import Binary
+from ksgen.devices.base import Buffer, Device, KernelHandle
+from ksgen.emit.render import (
+    PROBE_AT_ONCE,
+    Probe,
+    render_cache_probe,
+    render_probe,
+    render_processor_probe,
+    render_tiles_probe,
+)
 from ksgen.errors import ToolchainError
 from ksgen.families import cuda_limits
 from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.tiles import WARP
+from ksgen.launch.choice import limits_of
 from ksgen.measure.queued import time_launches
 from ksgen.measure.verify import CACHE_BYTES
 from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.precision import K_BYTES, OPERANDS
-
-if TYPE_CHECKING:
-    from ksgen.build.request import Binary
-    from ksgen.devices.base import Buffer, Device, KernelHandle
-    from ksgen.emit.render import Probe
 
 THREADS = 256
 # per round of a probe: multiply-adds of a thread; tensor-core products of a warp, with 16 x 8 sums each
@@ -79,23 +86,17 @@ def best_of(one: Ceilings, other: Ceilings) -> Ceilings:
     )  # fmt: skip
 
 
-def measure_ceilings(device: "Device", precision: str, operand: str | None = None) -> Ceilings:
+def measure_ceilings(device: Device, precision: str, operand: str | None = None) -> Ceilings:
     """Run a copy and a multiply-add probe for about a second; `operand` is the tensor cores' type, if any."""
     if device.limits.is_cpu:
         return _of_processor(device, precision)
-    from ksgen.emit.render import PROBE_AT_ONCE, render_probe
-
-    wgmma = (
-        WgmmaInstruction(operand, WARPGROUP_COLUMNS, a_in_registers=False)
-        if operand and cuda_limits(device.target).warpgroups
-        else None
-    )
+    wgmma = None
+    if operand and cuda_limits(device.target).warpgroups:
+        wgmma = WgmmaInstruction(operand, WARPGROUP_COLUMNS, a_in_registers=False)
     copy, multiply = load_probe(device, render_probe(precision, device.dialect, THREADS, operand, wgmma))
     x, y = device.allocate(COPIED_BYTES), device.allocate(COPIED_BYTES)
     groups = COPIED_BYTES // 16
-    copy_s = time_launches(
-        device, lambda: device.launch(copy, groups // THREADS, THREADS, 0, (x, y, groups), None), runs=7
-    )
+    copy_s = _seconds(device, copy, groups // THREADS, THREADS, 0, x, y, groups)
     blocks, rounds = device.limits.multiprocessors * 64, 2048
     per_round = PLAIN_PER_ROUND
     if operand:
@@ -103,76 +104,68 @@ def measure_ceilings(device: "Device", precision: str, operand: str | None = Non
             wgmma.multiply_adds * PROBE_AT_ONCE if wgmma else TENSOR_CHAINS * 16 * 8 * OPERANDS[operand].k_step // WARP
         )
     shared_bytes = 0 if wgmma is None else K_BYTES * WARPGROUP_COLUMNS
-    multiply_s = time_launches(
-        device, lambda: device.launch(multiply, blocks, THREADS, shared_bytes, (y, rounds), None), runs=7
-    )
+    multiply_s = _seconds(device, multiply, blocks, THREADS, shared_bytes, y, rounds)
     products = PRECISIONS[precision].products if operand else 1
     flops = 2.0 * blocks * THREADS * rounds * per_round / products
     cache_rate = _cache_rate(device, x, y) if device.kind == "cuda" else 0.0
-    return Ceilings(2 * COPIED_BYTES / median(copy_s), flops / median(multiply_s), products, cache_rate)
+    return Ceilings(2 * COPIED_BYTES / copy_s, flops / multiply_s, products, cache_rate)
 
 
-def _cache_rate(device: "Device", x: "Buffer", y: "Buffer") -> float:
+def _seconds(
+    device: Device, kernel: KernelHandle, grid: int, block: int, shared_bytes: int, *args: Any, runs: int = 7
+) -> float:
+    """Median time of a probe's launch."""
+    return median(time_launches(device, lambda: device.launch(kernel, grid, block, shared_bytes, args, None), runs))
+
+
+def _cache_rate(device: Device, x: Buffer, y: Buffer) -> float:
     """Bytes per second that all multiprocessors together read from the L2 cache."""
-    from ksgen.emit.render import render_cache_probe
-
     probe = render_cache_probe(THREADS, CACHE_BLOCKS)
     kernel = device.load(_built(device, probe), probe.entry, 0)
-    blocks, arguments = CACHE_BLOCKS * device.limits.multiprocessors, (x, y, CACHED_BYTES // 16, CACHE_ROUNDS)
-    read_s = time_launches(device, lambda: device.launch(kernel, blocks, THREADS, 0, arguments, None), runs=7)
-    return blocks * THREADS * 16 * CACHE_ROUNDS / median(read_s)
+    blocks = CACHE_BLOCKS * device.limits.multiprocessors
+    read_s = _seconds(device, kernel, blocks, THREADS, 0, x, y, CACHED_BYTES // 16, CACHE_ROUNDS)
+    return blocks * THREADS * 16 * CACHE_ROUNDS / read_s
 
 
-def _of_processor(device: "Device", precision: str) -> Ceilings:
+def _of_processor(device: Device, precision: str) -> Ceilings:
     """Ceilings of a processor's vector instructions on all cores.
 
     16-bit types are multiplied in float32, or as pairs if the processor has such products.
     """
-    from ksgen.emit.render import render_processor_probe
-    from ksgen.launch.choice import limits_of
-
     probe = render_processor_probe(precision, limits_of(device))
     copy, multiply = load_probe(device, probe)
     x, y = device.allocate(PROCESSOR_COPIED_BYTES), device.allocate(PROCESSOR_COPIED_BYTES)
-    groups, vectors = (
-        device.limits.multiprocessors * GROUPS_PER_CORE,
-        PROCESSOR_COPIED_BYTES // device.limits.vector_bytes,
-    )
+    groups = device.limits.multiprocessors * GROUPS_PER_CORE
+    vectors = PROCESSOR_COPIED_BYTES // device.limits.vector_bytes
     # unwritten memory is a single page of zeros, which a cache would hold
     device.launch(copy, groups, 1, 0, (y, x, vectors), None)
-    copy_s = device.time(lambda: device.launch(copy, groups, 1, 0, (x, y, vectors), None), None, runs=7, warmup=1)
-    multiply_s = device.time(
-        lambda: device.launch(multiply, groups, 1, 0, (y, PROCESSOR_ROUNDS), None), None, runs=15, warmup=2
-    )
+    copy_s = _seconds(device, copy, groups, 1, 0, x, y, vectors)
+    multiply_s = _seconds(device, multiply, groups, 1, 0, y, PROCESSOR_ROUNDS, runs=15)
     flops = 2.0 * groups * PROCESSOR_ROUNDS * probe.multiply_adds
-    plain = Ceilings(2 * PROCESSOR_COPIED_BYTES / median(copy_s), flops / median(multiply_s))
+    plain = Ceilings(2 * PROCESSOR_COPIED_BYTES / copy_s, flops / multiply_s)
     return max(plain, _by_tiles(device, precision, plain, y), key=lambda each: each.flops_per_s)
 
 
-def _by_tiles(device: "Device", precision: str, plain: Ceilings, y: "Buffer") -> Ceilings:
+def _by_tiles(device: Device, precision: str, plain: Ceilings, y: Buffer) -> Ceilings:
     """Ceilings of the device's matrix tiles, if they multiply the precision's stored type; else `plain`."""
     tiles = PRECISIONS[precision].tiles
     if tiles is None or tiles.operand.name not in device.limits.tiles:
         return plain
-    from ksgen.emit.render import render_tiles_probe
-
     probe, groups = render_tiles_probe(tiles.operand.name), device.limits.multiprocessors * GROUPS_PER_CORE
     kernel = device.load(_built(device, probe), probe.entry, 0)
-    seconds = device.time(lambda: device.launch(kernel, groups, 1, 0, (y, TILE_ROUNDS), None), None, runs=15, warmup=2)
+    seconds = _seconds(device, kernel, groups, 1, 0, y, TILE_ROUNDS, runs=15)
     flops = 2.0 * groups * TILE_ROUNDS * probe.multiply_adds / tiles.products
-    return replace(plain, flops_per_s=flops / median(seconds), products=tiles.products)
+    return replace(plain, flops_per_s=flops / seconds, products=tiles.products)
 
 
-def load_probe(device: "Device", probe: "Probe") -> "tuple[KernelHandle, KernelHandle]":
+def load_probe(device: Device, probe: Probe) -> tuple[KernelHandle, KernelHandle]:
     """The probe's two kernels: the copy, and the multiply-adds."""
     binary = _built(device, probe)
     return device.load(binary, probe.entry, 0), device.load(binary, f"{probe.entry}_multiply_add", 0)
 
 
-def _built(device: "Device", probe: "Probe") -> "Binary":
+def _built(device: Device, probe: Probe) -> Binary:
     """Build a probe. No bundle holds probes, so if compiling is forbidden, the error has another remedy."""
-    from ksgen.build.build import build, compiling_is_forbidden
-
     try:
         return build(probe.text, probe.entry, device.target, device.compiler())
     except ToolchainError as error:

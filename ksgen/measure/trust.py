@@ -137,11 +137,8 @@ def take_blocks(
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
-    last, order, end = (
-        -1,
-        list(range(len(timers))),
-        monotonic() + (MOST_SECONDS if most_seconds is None else most_seconds) * len(timers),
-    )
+    last, order = -1, list(range(len(timers)))
+    end = monotonic() + (MOST_SECONDS if most_seconds is None else most_seconds) * len(timers)
     while True:
         for index in order:
             if watch and index != last:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from math import sqrt
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ksgen.launch.fused import packings
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Arguments, Plan
 from ksgen.launch.planner import PLANNER
+from ksgen.launcher import Call, Launcher
 from ksgen.measure.queued import time_launches
 from ksgen.measure.trust import BLOCK_SECONDS, Blocks, Timer, block_of, take_blocks
 from ksgen.passport import standing
@@ -27,11 +28,6 @@ from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.kernel import SLICES
 from ksgen.values import cached_property
 
-if TYPE_CHECKING:
-    from ksgen.launcher import Call
-
-    Array = np.ndarray[Any, Any]
-
 CACHE_BYTES = 256 * 2**20  # more than a last-level cache holds
 GPU_ROTATED, CPU_ROTATED = 256, 8  # most sets of arrays that timed runs use in turn
 GAP = 16  # elements between the rows of slices
@@ -39,6 +35,7 @@ MOST_EXACT_IN = 64  # largest c of a factor whose intermediates, sums of small i
 MOST_REFERENCE_FLOPS = 2e10  # above this, only a sample of the batch is compared
 
 
+Array = np.ndarray[Any, Any]
 Packed = dict[str, Buffer]  # packed weights, by operand of the launch
 
 
@@ -52,13 +49,13 @@ class Problem:
 
     kernel: KernelSpec
     batch: int
-    x: "Array"
-    weights: "Array"
-    bias: "Array | None"
-    residual: "Array | None"
-    grad_y: "Array | None" = None
+    x: Array
+    weights: Array
+    bias: Array | None
+    residual: Array | None
+    grad_y: Array | None = None
     most_compared: int | None = None  # rows of the batch; None: what the reference computes in about a second
-    before: "tuple[Array, ...]" = ()  # weights of all factors but the last, in the order in which they multiply X
+    before: tuple[Array, ...] = ()  # weights of all factors but the last, in the order in which they multiply X
     quantized: tuple[Quantized, ...] = ()  # exact quantized form of all weights, if they are quantized
     # problems of a group's other chains on the same X; this one is the first chain's
     others: "tuple[Problem, ...]" = ()
@@ -71,7 +68,7 @@ class Problem:
         return self, *self.others
 
     @property
-    def given(self) -> "tuple[Array, ...]":
+    def given(self) -> tuple[Array, ...]:
         """Weights of each factor in the form that a device takes."""
         of_chain = tuple(each.whole for each in self.quantized) or (*self.before, self.weights)
         if self.kernel.tied:
@@ -83,7 +80,7 @@ class Problem:
         return replace(self, most_compared=most, others=tuple(other.comparing(most) for other in self.others))
 
     @property
-    def given_x(self) -> "Array":
+    def given_x(self) -> Array:
         """X in the form that a device takes."""
         return self.x if self.inputs is None else self.inputs.values.view(np.uint8)
 
@@ -133,12 +130,12 @@ class Problem:
         """Number of rows of the batch that are compared."""
         return self.batch if self.grad_y is not None or isinstance(self.chosen, slice) else len(self.chosen)
 
-    def compared(self, result: "Array") -> "Array":
+    def compared(self, result: Array) -> Array:
         """The part of a result that is compared."""
         return result[..., self.chosen] if self.grad_y is not None else self._rows(result, self.kernel.y_layout)
 
     @cached_property
-    def truth(self) -> "Array":
+    def truth(self) -> Array:
         """Reference values of the compared part, in float64."""
         kernel, pattern = self.kernel, self.kernel.pattern
         if self.grad_y is not None:
@@ -156,11 +153,11 @@ class Problem:
             residual_first=kernel.epilogue.residual_first,
         )  # fmt: skip
 
-    def _rows(self, array: "Array", layout: str) -> "Array":
+    def _rows(self, array: Array, layout: str) -> Array:
         """X, Y or the residual with the chosen rows of the batch alone."""
         return array[self.chosen] if layout == "bsf" else array[:, self.chosen]
 
-    def _planes(self, array: "Array", rows: int) -> "Array":
+    def _planes(self, array: Array, rows: int) -> Array:
         """X or the gradient of Y with the chosen values of j alone."""
         a, d = self.kernel.pattern.a, self.kernel.pattern.d
         if self.kernel.layout == "bsf":
@@ -189,11 +186,8 @@ def tolerance(precision: str, terms: int) -> float:
     Errors of a sum's terms grow like a random walk: 2 sqrt(terms) roundings, at least 4. A complex term counts twice.
     """
     known = PRECISIONS[precision]
-    return (
-        known.unit_roundoff
-        if known.rounds_once
-        else known.unit_roundoff * max(4.0, 2 * sqrt(known.reals_per_number * terms))
-    )
+    roundings = 1.0 if known.rounds_once else max(4.0, 2 * sqrt(known.reals_per_number * terms))
+    return known.unit_roundoff * roundings
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
@@ -202,12 +196,10 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
     Equal chains of a group have different weights.
     """
     first = _made(kernel, batch, seed, None)
+    if not kernel.is_group:
+        return first
     others = enumerate(layer_kernels(kernel)[1:], 1)
-    return (
-        replace(first, others=tuple(_made(each, batch, seed + number, first.x) for number, each in others))
-        if kernel.is_group
-        else first
-    )
+    return replace(first, others=tuple(_made(each, batch, seed + number, first.x) for number, each in others))
 
 
 def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
@@ -254,7 +246,7 @@ def _has_exact_sums(kernel: KernelSpec) -> bool:
     return activations <= {"none", "relu"} and is_narrow and not kernel.is_quantized and not kernel.has_bytes_in
 
 
-def fault_of(problem: Problem, *results: "Array") -> str:
+def fault_of(problem: Problem, *results: Array) -> str:
     """Reason why results are wrong; empty if they are right, to the last bit if sums are exact."""
     error, _ = compare(problem, *results)
     if not error <= problem.tolerance:
@@ -267,33 +259,31 @@ def fault_of(problem: Problem, *results: "Array") -> str:
     return ""
 
 
-def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Problem:
+def _made(kernel: KernelSpec, batch: int, seed: int, x: Array | None) -> Problem:
     """Problem of one chain, on a new X unless one is given."""
     dtype = numpy_dtype(kernel.dtype)
     random = np.random.default_rng([seed, batch, *kernel.pattern.shape])
-    pattern = kernel.pattern
-    inputs, outputs = kernel.in_features, pattern.out_features
+    *others, last = kernel.factors
+    inputs, outputs = kernel.in_features, last.out_features
 
-    def drawn(draw: Callable[..., Any], shape: tuple[int, ...]) -> "Array":
+    def drawn(draw: Callable[..., Any], shape: tuple[int, ...]) -> Array:
         numbers = draw((*shape, PRECISIONS[kernel.precision].reals_per_number), np.float32)
         found: Array = (numbers[..., 0] if numbers.shape[-1] == 1 else numbers[..., 0] + 1j * numbers[..., 1]).astype(
             dtype
         )
         return found
 
-    def uniform(pattern: Pattern) -> "Array":
+    def uniform(pattern: Pattern) -> Array:
         bound = np.float32(1 / sqrt(pattern.c))
         return drawn(lambda shape, kind: random.random(shape, kind) * 2 * bound - bound, pattern.shape)
 
-    def normal(*shape: int) -> "Array":
+    def normal(*shape: int) -> Array:
         return drawn(random.standard_normal, shape)
 
     first = kernel.layout == "bsf"
-    weights, before, quantized = (
-        uniform(pattern),
-        tuple(map(uniform, kernel.factors.factors[:-1])),
-        tuple[Quantized, ...](),
-    )
+    last_weights = uniform(last)
+    weights: tuple[Array, ...] = (*map(uniform, others), last_weights)
+    quantized: tuple[Quantized, ...] = ()
     given = None
     x = (normal(batch, inputs) if first else normal(inputs, batch)) if x is None else x
     if kernel.has_bytes_in:
@@ -301,31 +291,29 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: "Array | None") -> Probl
         given = quantize_inputs(x, stored_x)
         x = reference.dequantized(given.values, np.float32(given.scale))
     if kernel.is_quantized:
-        x_scales = [None if given is None else given.scale, *[None] * len(before)]  # intermediates are stored as Y is
+        x_scales = [None if given is None else given.scale, *[None] * len(others)]  # intermediates are stored as Y is
         storage: Any = kernel.weights
         quantized = tuple(
-            quantize(each, storage, x_scale=x_scale) for each, x_scale in zip((*before, weights), x_scales, strict=True)
+            quantize(each, storage, x_scale=x_scale) for each, x_scale in zip(weights, x_scales, strict=True)
         )
-        *others, weights = (reference.dequantized(each.values, each.scale) for each in quantized)
-        before = tuple(others)
-    *others, weights = _repeated((*before, weights), kernel)
-    before = tuple(others)
+        weights = tuple(reference.dequantized(each.values, each.scale) for each in quantized)
+    *before, weights_of_last = _repeated(weights, kernel)
     y_shape = (batch, outputs) if kernel.y_layout == "bsf" else (outputs, batch)
     return Problem(
         kernel,
         batch,
         x,
-        weights,
+        weights_of_last,
         normal(outputs) if kernel.epilogue.bias else None,
         normal(*y_shape) if kernel.epilogue.residual else None,
         normal(*y_shape) if kernel.job == "gradient" else None,
-        before=before,
+        before=tuple(before),
         quantized=quantized,
         inputs=given,
     )
 
 
-def _repeated(weights: "tuple[Array, ...]", kernel: KernelSpec) -> "tuple[Array, ...]":
+def _repeated(weights: tuple[Array, ...], kernel: KernelSpec) -> tuple[Array, ...]:
     """Weights of a chain's factors, each equal along the axes of its tie; the chain is a group's first."""
     if not kernel.tied:
         return weights
@@ -333,7 +321,7 @@ def _repeated(weights: "tuple[Array, ...]", kernel: KernelSpec) -> "tuple[Array,
     return tuple(np.broadcast_to(slice_of(each, tie), each.shape).copy() for each, tie in ties)
 
 
-def slice_of(weights: "Array", tie: str) -> "Array":
+def slice_of(weights: Array, tie: str) -> Array:
     """The slice that weights repeat along the axes of a tie."""
     return np.ascontiguousarray(weights[SLICES[tie]])
 
@@ -389,7 +377,7 @@ class Bench:
         """Launch once. Returns the relative error and the number of compared rows of the batch."""
         return compare(self.problem, *self.results(plan, packed))
 
-    def results(self, plan: Plan, packed: Packed | None = None) -> "list[Array]":
+    def results(self, plan: Plan, packed: Packed | None = None) -> list[Array]:
         """Launch once on poisoned memory, and download the results.
 
         Without packed weights, the launch follows the packing at once, so that it must wait for the packing by itself.
@@ -434,7 +422,7 @@ class Bench:
         return self._workspace if plan.workspace_bytes else None
 
 
-def _spaced(array: "Array") -> "Array":
+def _spaced(array: Array) -> Array:
     """Copy an array into a wider one, whose further columns are NaN: kernels of slices read it, or write to it."""
     wide = np.full((array.shape[0], array.shape[1] + GAP), np.nan, np.float32).astype(array.dtype)
     wide[:, : array.shape[1]] = array
@@ -451,11 +439,10 @@ def measure(
     """
     problem = make_problem(kernel, batch, seed)
     bench = Bench(device, problem)
-    plan = (
-        PLANNER.plan_of(device, kernel, batch, choice_by_name(family, kernel, batch, limits_of(device)))
-        if family
-        else PLANNER.plan_or_fallback(device, kernel, batch, True, PLANNER.choice(device, kernel, batch))
-    )
+    if family:
+        plan = PLANNER.plan_of(device, kernel, batch, choice_by_name(family, kernel, batch, limits_of(device)))
+    else:
+        plan = PLANNER.plan_or_fallback(device, kernel, batch, True, PLANNER.choice(device, kernel, batch))
     packed = bench.pack(plan)
     try:
         error, checked = bench.check(plan, packed)
@@ -469,22 +456,16 @@ def measure(
     return Measured(plan, error, problem.tolerance, checked, seconds)
 
 
-def host_call(device: Device, problem: Problem) -> "Call":
+def host_call(device: Device, problem: Problem) -> Call:
     """The product as a user calls it on NumPy arrays: prepared, with packed weights and an output of its own."""
-    from ksgen.launcher import Launcher
-
-    launcher, kernel = Launcher(problem.kernel.pattern), problem.kernel
-    options: dict[str, Any] = {
-        "layout": kernel.layout,
-        "activation": kernel.epilogue.activation,
-        "residual_first": kernel.epilogue.residual_first,
-        "precision": kernel.precision,
-    }
+    kernel = problem.kernel
+    stated: Any = {"layout": kernel.layout, "precision": kernel.precision, "activation": kernel.epilogue.activation}
+    launcher = Launcher(kernel.pattern, residual_first=kernel.epilogue.residual_first, **stated)
     packed = launcher.pack(*problem.quantized or (problem.weights,), device=f"{device.runtime}:{device.index}")
-    return launcher.prepare(problem.given_x, packed, bias=problem.bias, residual=problem.residual, **options)
+    return launcher.prepare(problem.given_x, packed, bias=problem.bias, residual=problem.residual)
 
 
-def compare(problem: Problem, *results: "Array") -> tuple[float, int]:
+def compare(problem: Problem, *results: Array) -> tuple[float, int]:
     """Relative error of a result, NaN if any number is not finite, and the number of compared rows of the batch.
 
     A group has one result per chain; the largest error counts.
@@ -493,7 +474,7 @@ def compare(problem: Problem, *results: "Array") -> tuple[float, int]:
     return max(found, key=lambda each: (each[0] != each[0], each[0]))
 
 
-def _compared(problem: Problem, result: "Array") -> tuple[float, int]:
+def _compared(problem: Problem, result: Array) -> tuple[float, int]:
     if not np.isfinite(result).all():
         return float("nan"), problem.batch
     difference = problem.compared(result).astype(reference.wide_type(result)) - problem.truth
@@ -503,19 +484,22 @@ def _compared(problem: Problem, result: "Array") -> tuple[float, int]:
     return float(np.linalg.norm(difference)) / scale, problem.checked
 
 
-def numpy_product(problem: Problem) -> tuple[float, "Array"]:
+def numpy_product(problem: Problem) -> tuple[float, Array]:
     """Seconds and result in NumPy: permute, batched product, permute back; 16-bit types as float32."""
-    a, b, c, d = problem.kernel.pattern.shape
-    batch = problem.batch
+    pattern, batch = problem.kernel.pattern, problem.batch
+    (a, b, c, d), is_bsf = pattern.shape, problem.kernel.layout == "bsf"
     small = problem.kernel.item_bytes == 2
-    rows = problem.x if problem.kernel.layout == "bsf" else problem.x.T
-    rows = reference.natural(problem.kernel.pattern.inputs, rows)
-    x = rows if problem.kernel.layout == "bsf" else rows.T
 
-    def columns_of(array: "Array", rows: int) -> "Array":
+    def turned(array: Array) -> Array:
+        """Change the layout of an array to rows of features, or back."""
+        return array if is_bsf else array.T
+
+    x = turned(reference.natural(pattern.inputs, turned(problem.x)))
+
+    def columns_of(array: Array, rows: int) -> Array:
         """(a * d, rows, batch)"""
         wide = array.astype(np.float32) if small else array
-        if problem.kernel.layout == "bsf":
+        if is_bsf:
             return wide.reshape(batch, a, rows, d).transpose(1, 3, 2, 0).reshape(a * d, rows, batch)
         return wide.reshape(a, rows, d, batch).transpose(0, 2, 1, 3).reshape(a * d, rows, batch)
 
@@ -528,10 +512,7 @@ def numpy_product(problem: Problem) -> tuple[float, "Array"]:
     stacked = stacked.astype(np.float32) if small else stacked
     begin = perf_counter()
     y = np.matmul(stacked, columns_of(x, c)).reshape(a, d, b, batch)
-    y = y.transpose(3, 0, 2, 1) if problem.kernel.layout == "bsf" else y.transpose(0, 2, 1, 3)
-    y = y.reshape(problem.y_shape)
-    rows = y if problem.kernel.layout == "bsf" else y.T
-    rows = reference.exchanged(problem.kernel.pattern.outputs, rows)
-    y = rows if problem.kernel.layout == "bsf" else rows.T
+    y = y.transpose(3, 0, 2, 1) if is_bsf else y.transpose(0, 2, 1, 3)
+    y = turned(reference.exchanged(pattern.outputs, turned(y.reshape(problem.y_shape))))
     y = y.astype(numpy_dtype(problem.kernel.dtype), copy=False)
     return perf_counter() - begin, y
