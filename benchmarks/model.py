@@ -47,12 +47,11 @@ from ksgen.families.gpus import gpu_of
 from ksgen.families.tiles import WARP, Constants
 from ksgen.families.traffic import SECTOR
 from ksgen.launch.fused import apart_us, family_of_chain, shared_out, verdict_for
-from ksgen.measure.ranks import rank_correlation
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, stratified
 from ksgen.spec.kernel import layer_launch
-from ksgen.tuning.model import Machine
+from ksgen.tuning.model import Machine, rank_correlation
 
 BATCH = LARGE  # batch size of the published times
 _PATTERNS = click.option(

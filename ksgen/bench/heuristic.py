@@ -18,9 +18,9 @@ from ksgen.bench.rows import ResultRow
 from ksgen.bench.tables import LAYOUT_WORDS, ResultTable, percent
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.measure.gains import PAPERS, RULES
-from ksgen.measure.ranks import rank_correlation
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
+from ksgen.tuning.model import rank_correlation
 from ksgen.values import counted, spanned
 
 LEAST_PATTERNS = 30  # fewer are not significant

@@ -205,7 +205,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
 
 def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
     from ksgen.commands.tune_table import name_of
-    from ksgen.tuning.noise import measure_noise
+    from ksgen.tuning.tuner import measure_noise
 
     found = [measure_noise(tuner.engine, job, tuner.default(job)) for job in jobs]
     if as_json:

@@ -66,11 +66,8 @@ def _nvml(index: int, name: str) -> tuple[Any, Any] | None:
         pynvml.nvmlInit()
         shown = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
         which = shown[index] if index < len(shown) else str(index)
-        handle = (
-            pynvml.nvmlDeviceGetHandleByIndex(int(which))
-            if which.isdecimal()
-            else pynvml.nvmlDeviceGetHandleByUUID(which)
-        )
+        by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+        handle = by_index(int(which)) if which.isdecimal() else by_uuid(which)
         found = pynvml.nvmlDeviceGetName(handle)
     except (pynvml.NVMLError, AttributeError):
         return None

@@ -8,7 +8,6 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import wait
 from typing import Any
 
@@ -82,7 +81,7 @@ class ClusterEngine(Engine):
             del self._facts[address]
         asked = {
             address: self._client.submit(
-                _facts, self._device, workers=[address], resources={RESOURCE: 1}, pure=False, retries=LOSSES
+                _on_bench, self._device, "facts", workers=[address], resources={RESOURCE: 1}, pure=False, retries=LOSSES
             )
             for address in measuring
             if address not in self._facts
@@ -123,16 +122,15 @@ class ClusterEngine(Engine):
         return binary
 
     def _measure(self, job: Job, entries: Entries, runs: Runs) -> list[Outcome]:
-        outcomes: list[Outcome] = self._run(
-            _measure, self._device, job, list(entries), runs, on_device=True, resources={RESOURCE: 1}
-        )
+        outcomes: list[Outcome] = self._measured("measure", job, list(entries), runs)
         return outcomes
 
     def _ceilings(self, precision: str, operand: str | None) -> Ceilings:
-        ceilings: Ceilings = self._run(
-            _ceilings, self._device, precision, operand, on_device=True, resources={RESOURCE: 1}
-        )
+        ceilings: Ceilings = self._measured("ceilings", precision, operand)
         return ceilings
+
+    def _measured(self, *asked: Any) -> Any:
+        return self._run(_on_bench, self._device, *asked, on_device=True, resources={RESOURCE: 1})
 
     def _run(self, function: Any, *arguments: Any, on_device: bool, resources: dict[str, int] | None = None) -> Any:
         """Return the result of a task. If all its workers are lost, the task is sent to workers that replace them."""
@@ -190,23 +188,10 @@ _processor = Shared()  # a GPU uses its `measuring` alone: compilers do not dist
 _benches: dict[str | None, Worker] = {}
 
 
-def _bench(device: str | None) -> Worker:
-    return _benches.setdefault(device, Worker(device))
-
-
-def _facts(device: str | None) -> Facts:
+def _on_bench(device: str | None, method: str, *arguments: Any) -> Any:
+    """Result of a method of the child that measures."""
     with _processor.measuring():
-        return _bench(device).facts()
-
-
-def _ceilings(device: str | None, precision: str, operand: str | None) -> Ceilings:
-    with _processor.measuring():
-        return _bench(device).ceilings(precision, operand)
-
-
-def _measure(device: str | None, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
-    with _processor.measuring():
-        return _bench(device).measure(job, entries, runs)
+        return getattr(_benches.setdefault(device, Worker(device)), method)(*arguments)
 
 
 def _compile(device: str | None, kernel: KernelSpec, candidate: Candidate, facts: Facts) -> Binary | Outcome:

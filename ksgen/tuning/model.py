@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from ksgen.build.request import Resources
 from ksgen.families import Family, Limits, operand_of
 from ksgen.families.expected import (
@@ -26,7 +29,7 @@ from ksgen.families.vector.cycles import EXPOSED
 from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 
-__all__ = ["LAUNCH_US", "Machine", "misfit", "predict_us", "resident_blocks"]
+__all__ = ["LAUNCH_US", "Machine", "misfit", "predict_us", "rank_correlation", "resident_blocks"]
 
 FLOPS_PER_CYCLE = 4  # of a lane of a processor's vector units: two multiply-adds
 CPU_REGISTERS = 160  # per thread, by a family's estimate; kernels with more spill to memory, and compile slowly
@@ -107,3 +110,15 @@ def misfit(machine: Machine, family: Family[Any], kernel: KernelSpec, constants:
             "bytes of shared memory"
         )
     return ""
+
+
+def rank_correlation(first: ArrayLike, second: ArrayLike) -> float:
+    """Spearman's rank correlation, from -1 to 1; equal values share a rank, NaN if a list has only equal values."""
+    deviations = [ranks - ranks.mean() for ranks in (_ranks(first), _ranks(second))]
+    scale = float(np.sqrt((deviations[0] ** 2).sum() * (deviations[1] ** 2).sum()))
+    return float((deviations[0] * deviations[1]).sum()) / scale if scale else float("nan")
+
+
+def _ranks(values: ArrayLike) -> Any:
+    _, at, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[at]

@@ -47,12 +47,7 @@ class Pool:
 
     def neighbours(self, index: int) -> list[int]:
         """Candidates of the same family that differ in one constant."""
-        centre = self.candidates[index]
-        return [
-            number
-            for number, other in enumerate(self.candidates)
-            if other.family == centre.family and _differences(centre, other) == 1
-        ]
+        return [number for number in range(len(self)) if number != index and self.are_near(index, number)]
 
     def are_near(self, one: int, other: int) -> bool:
         """Whether two candidates are of one family and differ in one constant at most."""

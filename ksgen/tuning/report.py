@@ -15,9 +15,9 @@ from ksgen.errors import KsgenError
 from ksgen.families import family_named
 from ksgen.figures import svg
 from ksgen.files import check_writable, write
-from ksgen.measure.ranks import rank_correlation
 from ksgen.measure.roofline import share_of_floor
 from ksgen.tuning import figures
+from ksgen.tuning.model import rank_correlation
 from ksgen.tuning.sections import Section, reasons, sections_of, table_of, time_us
 from ksgen.tuning.trials import Trial
 from ksgen.values import counted

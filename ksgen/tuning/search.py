@@ -94,6 +94,7 @@ class Tuned:
             "default_us": default.median_us if default and not default.note else None,
             "predicted_us": best.predicted_us,
         }
+        marks = {"note": best.note, "target": self.processor, "trial": self.is_trial, "attempts": self.attempts}
         measured = {
             "median_us": round(best.median_us or 0, 3),
             **{name: round(us, 3) for name, us in optional.items() if us},
@@ -103,44 +104,36 @@ class Tuned:
             "ksgen": __version__,
             "template": best.template,
             "date": best.measured_at,
+            **{name: mark for name, mark in marks.items() if mark},
         }
         # lower bound for the time of the transposing copy that separate launches need in addition
         if transposed := transposed_bytes(best.kernel, best.batch):
             measured["transpose_us"] = round(transposed / best.bytes_per_s * 1e6, 3) if best.bytes_per_s else 0.0
         kernel = replace(best.kernel, stride="dense")  # slices use the wisdom of dense arrays
-        marks: dict[str, object] = {"note": best.note} if best.note else {}
-        marks |= {"target": self.processor} if self.processor else {}
-        marks |= {"trial": True} if self.is_trial else {}
-        marks |= {"attempts": self.attempts} if self.attempts else {}
-        return Entry(kernel, best.batch, best.family, best.constants, measured | marks)
+        return Entry(kernel, best.batch, best.family, best.constants, measured)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Parts that all searches of one tuner share."""
-
-    engine: Engine
-    machine: Machine
-    store: TrialStore
-    budget: Budget
-    stop: threading.Event  # if set, searches end and keep their results
-    say: Callable[[Progress], None]
-    again: int = AGAIN  # disturbed rounds of finals that are repeated
-
-
+@dataclass(eq=False)
 class Search:
     """The search for one job.
 
     Candidates in `known` are not measured again before the finals. The winner is compared with `default`.
     """
 
-    def __init__(
-        self, pool: Pool, strategy: Strategy, setting: Setting, known: Mapping[Candidate, Trial], default: Candidate
-    ) -> None:
-        self.pool, self.strategy, self.known, self.default = pool, strategy, known, default
-        self.engine, self.machine, self.store = setting.engine, setting.machine, setting.store
-        self.budget, self.stop, self.say, self.again = setting.budget, setting.stop, setting.say, setting.again
-        self.job = pool.job
+    pool: Pool
+    strategy: Strategy
+    known: Mapping[Candidate, Trial]
+    default: Candidate
+    engine: Engine
+    machine: Machine
+    store: TrialStore
+    budget: Budget
+    stop: threading.Event  # if set, the search ends and keeps its results
+    say: Callable[[Progress], None]
+    again: int = AGAIN  # disturbed rounds of the finals that are repeated
+
+    def __post_init__(self) -> None:
+        self.job = self.pool.job
         self.trials: dict[int, Trial] = {}  # trials of the completed candidates
         self._last_round: list[int] = []  # candidates of the last round of the finals
         self._binaries: dict[int, Binary] = {}

@@ -196,13 +196,7 @@ def _trial(row: dict[str, Any]) -> Trial | None:
         options = {name: value for name, value in own.items() if name not in ("pattern", "before", "beside")}
         family = family_named(row["family"])
         constants = family.constants(json.loads(row["constants"]))
-        return Trial(
-            **row
-            | {
-                "kernel": KernelSpec(chains, epilogue=epilogue, **options),
-                "family": family.name,
-                "constants": constants,
-            }
-        )
+        kernel = KernelSpec(chains, epilogue=epilogue, **options)
+        return Trial(**{**row, "kernel": kernel, "family": family.name, "constants": constants})
     except (KsgenError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from statistics import median
 
+from ksgen.build.request import Binary
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import family_for, family_named, operand_of, takes_job
@@ -15,16 +17,17 @@ from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
 from ksgen.spec.kernel import is_word
 from ksgen.tuning.engine import Engine, LocalEngine
-from ksgen.tuning.job import Candidate, Job
+from ksgen.tuning.job import Candidate, Job, Runs
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.tuning.pool import list_space, make_pool, supported_families
-from ksgen.tuning.search import AGAIN, Budget, Progress, Search, Setting, Tuned
+from ksgen.tuning.search import AGAIN, Budget, Progress, Search, Tuned
 from ksgen.tuning.strategies import STRATEGIES, TRIAL
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.values import excerpt
 from ksgen.wisdom.store import MOST_ATTEMPTS, Entry, Wisdom, check_writable, load_wisdom, save
 
 CPU_CANDIDATES = 13  # candidates of a processor's search without a budget
+NOISE_REPEATS, NOISE_RUNS = 10, Runs(seconds=0.5)  # timings of an unchanged kernel, and the limits of each
 RECENT = 1000  # the device's latest trials; a search learns from those of other kernels
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -178,14 +181,18 @@ class Tuner:
         pool = make_pool(job, machine, list_space(job, machine, self.options.family), guesses, others)
         strategy = STRATEGIES[self.options.strategy](pool, self.options.budget != Budget())
         again = 0 if self.is_trial else AGAIN  # a trial repeats no disturbed rounds; a later one measures again
-        setting = Setting(self.engine, machine, self.store, self._budget(), self.stop, say, again)
-        search = Search(pool, strategy, setting, self._known(job), default)
+        search = Search(
+            pool, strategy, self._known(job), default, self.engine, machine, self.store, self._budget(), self.stop, say,
+            again,
+        )  # fmt: skip
         tuned = replace(search.run(), is_trial=self.is_trial)
         if self.is_trial and tuned.best.note:
             previous = None if self.options.fresh else self.kept(job)
             tuned = replace(tuned, attempts=1 + (previous.attempts if previous else 0))
-        is_again = 0 < tuned.attempts < MOST_ATTEMPTS and not tuned.default_won
-        kept = _with_default(tuned) if is_again else tuned
+        kept = tuned
+        if 0 < tuned.attempts < MOST_ATTEMPTS and tuned.default and not tuned.default_won:
+            # launchers keep using the default, marked as unreliable too, until a trial's winner has a reliable time
+            kept = replace(tuned, best=replace(tuned.default, note=tuned.best.note))
         if is_better := _is_better(kept, incumbent):
             self._save(kept.entry())
         return replace(tuned, is_kept=is_better and kept is tuned)
@@ -228,14 +235,6 @@ class Tuner:
         }
 
 
-def _with_default(tuned: Tuned) -> Tuned:
-    """Result to save for a trial whose winner has an unreliable time: the default, so that launchers keep using it.
-
-    It is marked as unreliable too, and counts the attempts.
-    """
-    return replace(tuned, best=replace(tuned.default, note=tuned.best.note)) if tuned.default else tuned
-
-
 def _is_current(trial: Trial) -> bool:
     return trial.template == template_digest(trial.family)
 
@@ -258,3 +257,32 @@ def _result(search: "Future[Tuned]") -> Tuned | KsgenError:
         return search.result()
     except KsgenError as error:
         return error
+
+
+# ---- noise: how much the time of an unchanged kernel varies; a search cannot detect smaller differences
+
+
+@dataclass(frozen=True)
+class Noise:
+    """One kernel, measured several times."""
+
+    job: Job
+    median_us: float  # median of the medians
+    # width of the interval that holds a measurement's median, relative to that median; the median over all measurements
+    within: float
+    between: float  # (largest - smallest) / median of the measurements' medians
+    notes: tuple[str, ...]  # why times are unreliable, such as "clocks moved"
+
+
+def measure_noise(engine: Engine, job: Job, candidate: Candidate) -> Noise:
+    """Measure one kernel several times; `KsgenError` if it cannot be measured."""
+    built = engine.compile(job.kernel, candidate).result()
+    if not isinstance(built, Binary):
+        raise KsgenError(f"{job}: {built.reason}")
+    outcomes = [engine.measure(job, [(candidate, built)], NOISE_RUNS).result()[0] for _ in range(NOISE_REPEATS)]
+    if failed := next((each for each in outcomes if each.state != "measured"), None):
+        raise KsgenError(f"{job}: {failed.state}: {failed.reason}")
+    medians = [each.median_us for each in outcomes]
+    between = (max(medians) - min(medians)) / median(medians)
+    notes = tuple(sorted({each.note for each in outcomes if each.note}))
+    return Noise(job, median(medians), median(each.spread for each in outcomes), between, notes)

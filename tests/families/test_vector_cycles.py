@@ -10,12 +10,11 @@ import pytest
 from ksgen.families import Limits, families_for, family_named
 from ksgen.families.vector.cycles import Tile, conflicts, multiply_cycles
 from ksgen.families.vector.shape import VectorConstants, VectorTiling
-from ksgen.measure.ranks import rank_correlation
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Job
-from ksgen.tuning.model import Machine, predict_us
+from ksgen.tuning.model import Machine, predict_us, rank_correlation
 from ksgen.tuning.pool import list_space, make_pool, supported_families
 
 LIMITS = Limits(256 * 1024, 8192, 0, is_cpu=True, async_copies=False, vector_bytes=64, multiprocessors=2)

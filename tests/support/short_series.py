@@ -32,9 +32,9 @@ def shorten(
         set_attribute(roofline, "PROCESSOR_COPIED_BYTES", 2**24)
         set_attribute(roofline, "PROCESSOR_ROUNDS", 2**11)
     if with_searches:
-        from ksgen.tuning import engine, noise, search
+        from ksgen.tuning import engine, search, tuner
 
-        for module, runs in ((search, "FIRST"), (search, "FINAL"), (noise, "RUNS")):
+        for module, runs in ((search, "FIRST"), (search, "FINAL"), (tuner, "NOISE_RUNS")):
             set_attribute(module, runs, replace(getattr(module, runs), seconds=SERIES_S))
         # one child that compiles: starting one takes longer than compiling
         set_attribute(engine, "usable_cores", lambda: 1)

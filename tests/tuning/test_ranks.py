@@ -4,7 +4,7 @@ from math import isnan
 
 import pytest
 
-from ksgen.measure.ranks import rank_correlation
+from ksgen.tuning.model import rank_correlation
 
 
 def test_rank_correlation() -> None:
