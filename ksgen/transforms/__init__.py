@@ -13,10 +13,9 @@ import numpy as np
 
 from ksgen.pattern import Chain, Pattern
 from ksgen.transforms import factors, wavelets
-from ksgen.transforms.radices import butterfly, checked_inverse, checked_radix, checked_size, radices
+from ksgen.transforms.factors import butterfly, checked_inverse, checked_radix, checked_size, radices
 from ksgen.transforms.real import of_cosines, of_hartley, of_real, to_real
 from ksgen.transforms.transform import Transform, made_again
-from ksgen.transforms.windowed import of_windows, to_windows
 
 __all__ = ["RADIX", "Transform", "daubechies", "dct", "dft", "haar", "hadamard", "hartley", "irdft", "rdft"]
 
@@ -240,5 +239,5 @@ def daubechies(
     rest = None
     if finest < levels:
         rest = daubechies(size >> finest, taps=taps, levels=levels - finest, inverse=inverse, radix=radix)
-    make, name = (to_windows, "idaubechies") if inverse else (of_windows, "daubechies")
+    make, name = (wavelets.to_windows, "idaubechies") if inverse else (wavelets.of_windows, "daubechies")
     return make(f"{name}({size}, taps={taps}, levels={levels})", size, taps, finest, rest)

@@ -29,14 +29,9 @@ class Library:
     def as_floats(self, x: Any) -> Any:
         """x in a floating type and native byte order: float64 for integers and for longer floats."""
         dtype = self.dtype_of(x)
-        known = {
-            "complex256": "complex128",
-            "complex64": "complex64",
-            "float32": "float32",
-            "float16": "float16",
-            "bfloat16": "bfloat16",
-        }
-        return self.cast(x, known.get(dtype, "complex128" if self.is_complex(x) else "float64"))
+        if dtype not in ("complex64", "float32", "float16", "bfloat16"):
+            dtype = "complex128" if self.is_complex(x) else "float64"
+        return self.cast(x, dtype)
 
     def as_numbers(self, x: Any, is_complex: bool) -> Any:
         """Contiguous floating-point array. If `is_complex`, float64 becomes complex128, and other floats complex64."""

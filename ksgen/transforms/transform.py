@@ -53,15 +53,12 @@ class Transform:
     name: str
     chain: Chain
     weights: tuple[NDArray[Any], ...] = field(repr=False)
-    # radices of an output's index, whose digits the chain reverses
     digits: tuple[int, ...] = field(default=(), repr=False)
-    # index of each output among the chain's, for other orders than reversed digits
     places: NDArray[Any] | None = field(default=None, repr=False)
-    size: int = 0  # number of inputs, if it differs from the chain's
-    is_real: bool = False  # whether x must be real
+    size: int = 0
+    is_real: bool = False
     before: Step | None = field(default=None, repr=False)
     after: Step | None = field(default=None, repr=False)
-    # repeats the call that created the transform, for copies and pickles
     made: Callable[[], "Transform"] | None = field(default=None, repr=False)
     _ready: dict[Any, Any] = field(default_factory=dict, repr=False)
 

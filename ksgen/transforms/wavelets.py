@@ -1,20 +1,24 @@
-"""Filters of Daubechies' orthonormal wavelets, and one factor for several levels of overlapping windows.
+"""Filters of Daubechies' orthonormal wavelets, and transforms by one factor for several levels of overlapping windows.
 
 A level's filters are longer than its step, so windows overlap: inputs are first gathered, once per window that
-contains them. A factor then multiplies contiguous windows. Computes in integers, fractions and float64; knows no
-devices.
+contains them. A factor then multiplies contiguous windows. Coarser levels are a separate transform of the means.
+Filters are computed in integers, fractions and float64.
 """
 
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from math import comb
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ksgen.errors import PatternError
-from ksgen.transforms.radices import MOST_FEATURES
+from ksgen.pattern import Chain, Pattern
+from ksgen.transforms.factors import MOST_FEATURES
+from ksgen.transforms.library import Library
+from ksgen.transforms.transform import Step, Transform
 from ksgen.values import excerpt, whole_number
 
 MOST_TAPS = 20
@@ -92,16 +96,8 @@ def levels_of_factor(taps: int, levels: int, most: int) -> int:
 
     Windows fit if those of the transform and of its inverse have at most `most` entries.
     """
-    return max(
-        [
-            1,
-            *(
-                each
-                for each in range(2, levels + 1)
-                if max(window_of(taps, each), 2**each * len(_back(taps, each))) <= most
-            ),
-        ]
-    )
+    longest = {each: max(window_of(taps, each), 2**each * len(_back(taps, each))) for each in range(2, levels + 1)}
+    return max((each for each, length in longest.items() if length <= most), default=1)
 
 
 def analysis(taps: int, levels: int) -> Array:
@@ -166,3 +162,41 @@ def _back(taps: int, levels: int) -> range:
     """Offsets, relative to a step's window, of the windows that contain an entry of the step."""
     step, before = 2**levels, _before(taps, levels)
     return range(-((window_of(taps, levels) - 1 - before) // step), (before + step - 1) // step + 1)
+
+
+# ---- transforms: entries are gathered, then one factor multiplies all windows
+
+
+def of_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None) -> Transform:
+    """Create a transform from entries to coefficients; `rest` transforms the means by the coarser levels."""
+    means = n >> levels
+
+    def after(library: Library, y: Any) -> Any:
+        return library.joined(rest._of_rows(library, y[:, :means]), y[:, means:]) if rest else y
+
+    before = _gathered(windows(n, taps, levels))
+    return _transform(name, n, analysis(taps, levels), before, after, places(n, levels))
+
+
+def to_windows(name: str, n: int, taps: int, levels: int, rest: Transform | None) -> Transform:
+    """Create the inverse of `of_windows`, from coefficients to entries."""
+    means, gathered = n >> levels, _gathered(neighbours(n, taps, levels))
+
+    def before(library: Library, x: Any) -> Any:
+        return gathered(library, library.joined(rest._of_rows(library, x[:, :means]), x[:, means:]) if rest else x)
+
+    return _transform(name, n, synthesis(taps, levels), before)
+
+
+def _gathered(order: Numbers) -> Step:
+    return lambda library, x: library.taken(x, library.on_device_of(x, order))
+
+
+def _transform(
+    name: str, n: int, block: NDArray[Any], before: Step, after: Step | None = None, places: NDArray[Any] | None = None
+) -> Transform:
+    """Create a transform with one factor, whose blocks are all equal to `block`, one per step."""
+    step, window = block.shape
+    weights = np.broadcast_to(block[None, :, :, None], (n // step, step, window, 1)).copy()
+    chain = Chain((Pattern(*weights.shape),), name.partition("(")[0])
+    return Transform(name, chain, (weights,), places=places, size=n, before=before, after=after)

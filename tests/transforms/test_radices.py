@@ -6,7 +6,7 @@ import pytest
 
 from ksgen import transforms
 from ksgen.errors import PatternError
-from ksgen.transforms.radices import PRIMES, butterfly, checked_radix, checked_size, radices
+from ksgen.transforms.factors import PRIMES, butterfly, checked_radix, checked_size, radices
 
 
 def smooth(most: int) -> list[int]:

@@ -10,8 +10,7 @@ from torch import Tensor
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain, Pattern
 from ksgen.torch.conversion.factorize import factorize
-from ksgen.transforms.factors import fourier
-from ksgen.transforms.radices import butterfly
+from ksgen.transforms.factors import butterfly, fourier
 
 Init = Literal["uniform", "orthogonal", "identity", "fourier"]
 INITS: tuple[Init, ...] = get_args(Init)
