@@ -174,22 +174,18 @@ def _product(layer: LayerCall, x: Any, weights: tuple[Any, ...], bias: Any, resi
     if len(weights) > 1 and not _is_one_launch(launcher, layer, x, bias, residual):
         return _composed(layer, x, weights, bias, residual)
     added = {name: each for name, each in (("bias", bias), ("residual", residual)) if each is not None}
-    return _called(_launch_of_layer(layer), _y_shape(launcher, layer.layout, x), x.dtype)(x, weights, added)
+    return _called(_launch_of_layer(layer), _y_shape(launcher.chain, layer.layout, x), x.dtype)(x, weights, added)
 
 
 @lru_cache(REMEMBERED)
 def _launch_of_layer(layer: LayerCall) -> Callable[..., None]:
     launcher = _launcher(layer)
-
-    def launch(ctx: Any, out: Any, x: Any, weights: Any, added: Any) -> None:
-        (out, x, weights, added), stream = _arrays(ctx, (out, x, list(weights), added))
-        launcher(x, weights, out=out, stream=stream, **added)
-
-    return launch
+    return _launching(lambda x, weights, added, **options: launcher(x, weights, **added, **options))
 
 
-def _product_forward(layer: LayerCall, *given: Any) -> tuple[Any, Any]:
-    return _product(layer, *given), given
+def _forward(function: Callable[..., Any], constants: int, *given: Any) -> tuple[Any, Any]:
+    """Result of a differentiable function, and its arguments without the constants, which come first."""
+    return function(*given), given[constants:]
 
 
 def _product_backward(layer: LayerCall, given: Any, grad_y: Any) -> Any:
@@ -197,7 +193,7 @@ def _product_backward(layer: LayerCall, given: Any, grad_y: Any) -> Any:
     return jax.vjp(partial(_composed, layer), *given)[1](grad_y)
 
 
-_product.defvjp(_product_forward, _product_backward)
+_product.defvjp(partial(_forward, _product, 1), _product_backward)
 
 
 def _copied(array: Any, shape: Sequence[int], axes: Sequence[int], batch_axis: int) -> Any:
@@ -247,7 +243,7 @@ def _is_one_launch(launcher: ChainLauncher, layer: LayerCall, x: Any, bias: Any,
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _factor(pattern: Pattern, layout: Layout, precision: PrecisionName | None, x: Any, weights: Any) -> Any:
     launch, _ = _launches_of_factor(pattern, layout, precision)
-    return _called(launch, _y_shape(_factor_launcher(pattern), layout, x), x.dtype)(x, weights)
+    return _called(launch, _y_shape(pattern, layout, x), x.dtype)(x, weights)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -261,10 +257,6 @@ def _transposed(pattern: Pattern, layout: Layout, precision: PrecisionName | Non
     return _factor(pattern.transpose, layout, precision, y, weights.transpose(0, 2, 1, 3))
 
 
-def _forward(function: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
-    return function(*given), given[3:]
-
-
 def _factor_backward(pattern: Pattern, layout: Layout, precision: PrecisionName | None, kept: Any, grad_y: Any) -> Any:
     backward: Any = precision and gradient_of(precision)  # gradients may exceed the range of the forward precision
     x, weights = kept
@@ -276,13 +268,8 @@ def _gradient_backward(pattern: Pattern, layout: Layout, precision: PrecisionNam
     return _transposed(pattern, layout, precision, grad_y, grad), _factor(pattern, layout, precision, x, grad)
 
 
-_factor.defvjp(partial(_forward, _factor), _factor_backward)
-_gradient.defvjp(partial(_forward, _gradient), _gradient_backward)
-
-
-@lru_cache(REMEMBERED)
-def _factor_launcher(pattern: Pattern) -> Launcher:
-    return Launcher(pattern)
+_factor.defvjp(partial(_forward, _factor, 3), _factor_backward)
+_gradient.defvjp(partial(_forward, _gradient, 3), _gradient_backward)
 
 
 @lru_cache(REMEMBERED)
@@ -290,20 +277,22 @@ def _launches_of_factor(
     pattern: Pattern, layout: Layout, precision: PrecisionName | None
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """Functions that launch the product, and the gradient of the weights."""
-    launcher = _factor_launcher(pattern)
-
-    def multiply(ctx: Any, out: Any, x: Any, weights: Any) -> None:
-        (out, x, weights), stream = _arrays(ctx, (out, x, weights))
-        launcher(x, weights, out=out, stream=stream, layout=layout, precision=precision)
-
-    def gradient(ctx: Any, out: Any, x: Any, grad_y: Any) -> None:
-        (out, x, grad_y), stream = _arrays(ctx, (out, x, grad_y))
-        launcher.gradient(x, grad_y, out=out, stream=stream, layout=layout, precision=precision)
-
-    return multiply, gradient
+    launcher = Launcher(pattern)
+    multiply, gradient = (partial(each, layout=layout, precision=precision) for each in (launcher, launcher.gradient))
+    return _launching(multiply), _launching(gradient)
 
 
 # ---- calls from XLA
+
+
+def _launching(call: Callable[..., Any]) -> Callable[..., None]:
+    """Function that calls a launcher with XLA's buffers."""
+
+    def launch(ctx: Any, out: Any, *operands: Any) -> None:
+        (out, operands), stream = _arrays(ctx, (out, operands))
+        call(*operands, out=out, stream=stream)
+
+    return launch
 
 
 def _called(launch: Callable[..., None], shape: tuple[int, ...], dtype: Any) -> Callable[..., Any]:
@@ -325,5 +314,5 @@ def _batch(layout: Layout, x: Any) -> int:
     return int(x.shape[0 if layout == "bsf" else 1])
 
 
-def _y_shape(launcher: ChainLauncher | Launcher, layout: Layout, x: Any) -> tuple[int, int]:
-    return y_shape(launcher.chain, layout, _batch(layout, x))
+def _y_shape(product: Pattern | Chain, layout: Layout, x: Any) -> tuple[int, int]:
+    return y_shape(product, layout, _batch(layout, x))
