@@ -64,7 +64,7 @@ class Device(Protocol):
     is_open: bool  # False once the CUDA context that it works in is destroyed
     context: int  # the address of the CUDA context that it works in; 0 for other devices
     supports_foreign_streams: bool  # can launch on other libraries' CUDA streams, given as integers
-    # for host arrays without a stream; copies on CUDA's default stream would end captures of other streams
+    # for host arrays without a stream; copies on CUDA's default stream would invalidate captures of other streams
     host_stream: Stream
 
     def compiler(self) -> Compiler | None:

@@ -60,7 +60,8 @@ class Plan:
     grid: int
     block: int
     shared_bytes: int
-    pack_handle: KernelHandle  # packs the weights of one factor; None if the source packs nothing
+    # second entry: packs the weights of one factor, or adds the parts of a gradient; None for a chain
+    pack_handle: KernelHandle
     pack_grid: int
     pack_block: int
     adjoint_handle: KernelHandle  # packs them from those of the adjoint factor, on the same grid, or None

@@ -432,10 +432,10 @@ def _spaced(array: Array) -> Array:
 def measure(
     device: Device, kernel: KernelSpec, batch: int, runs: int = 1, seed: int = 0, family: str | None = None
 ) -> Measured:
-    """Build if needed, launch once and compare, then time launches on more arrays than a cache holds.
+    """Build if needed, launch once and compare, then time launches that take sets of arrays in turn.
 
-    `family` names the family to use; without it, the one that launchers choose. `runs` is the least number of a block's
-    runs; with 0, nothing is timed.
+    The sets exceed the caches, if their number permits. `family` names the family to use; without it, the one that
+    launchers choose. `runs` is the least number of launches that are timed together; with 0, nothing is timed.
     """
     problem = make_problem(kernel, batch, seed)
     bench = Bench(device, problem)

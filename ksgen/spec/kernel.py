@@ -459,7 +459,7 @@ class KernelSpec:
         return 2 * PRECISIONS[self.precision].multiply_adds * batch * sum(chain.weight_count for chain in self.chains)
 
     def bytes(self, batch: int) -> int:
-        """Bytes that must cross memory: X, Y (or its gradient), the weights and the residual, each once."""
+        """Least traffic to memory in bytes: X, Y (or its gradient), the weights and the residual, each once."""
         outputs = (2 if self.epilogue.residual else 1) * sum(chain.out_features for chain in self.chains)
         return batch * (self.x_item_bytes * self.in_features + self.item_bytes * outputs) + self.weight_bytes
 

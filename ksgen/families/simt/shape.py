@@ -49,7 +49,7 @@ class SimtConstants(Constants):
     thread_out: int  # sums per thread, along the outputs
     stages: int  # stages of X and W in shared memory
     min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
-    copy: str  # "async": cp.async (sm_80 and later, 32 and 64-bit types); "registers": loads, then stores
+    copy: str  # "async": cp.async (sm_80 and later, elements of 4, 8 or 16 bytes); "registers": loads, then stores
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ class SimtTiling(Moved, Tiled):
         return self.constants.tile_d * self.warps_batch * self.warps_out
 
     def _padded(self, size: int, remainder: int) -> int:
-        """Smallest number from `size` up that is `remainder` modulo the 128 bytes of shared memory's banks."""
+        """Smallest number of elements, at least `size`, that is `remainder` modulo the elements in 128 bytes, a word per
+        bank.
+        """
         banks = 128 // self.real_bytes
         return size + (remainder - size) % banks
 
@@ -267,7 +269,7 @@ class SimtTiling(Moved, Tiled):
             held = (
                 elements if self.kernel.has_bytes_in else elements * self.kernel.item_bytes // 4
             ) + self.w_rounds * 4
-        # a copy that transposes takes more registers for addresses
+        # with 12 or more outputs per thread, a copy that transposes takes more registers for addresses
         addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72
         sets = 1 if self.kernel.arithmetic.is_complex else 2
         return (
@@ -288,13 +290,15 @@ def _lane_out(lane: int) -> int:
 
 @cache
 def eight_read_cycles(size: int) -> int:
-    """Shared-memory cycles of a warp's read whose eight lanes along one side read `size` bytes each."""
+    """Shared-memory cycles of a warp's read of eight groups of `size` bytes: lanes that differ along the other side
+    alone share a group.
+    """
     return read_cycles([_lane_batch(lane) * size for lane in range(WARP)], size)
 
 
 @cache
 def four_read_cycles(size: int) -> int:
-    """Shared-memory cycles of a warp's read whose four lanes along the other side read `size` bytes each."""
+    """Shared-memory cycles of a warp's read of four groups of `size` bytes, as in `eight_read_cycles`."""
     return read_cycles([_lane_out(lane) * size for lane in range(WARP)], size)
 
 
@@ -313,7 +317,9 @@ def products_of(kernel: KernelSpec, copy: str) -> str:
 
 
 def is_narrow(kernel: KernelSpec) -> bool:
-    """Whether elements of X have fewer bytes than an asynchronous copy moves: registers then copy and widen them."""
+    """Whether elements of X are smaller than the smallest asynchronous copy, 4 bytes: registers then hold and widen
+    them.
+    """
     return kernel.x_item_bytes < 4
 
 

@@ -37,7 +37,8 @@ class _Kept:
     def form(self, make: Make, uncached: Make) -> Any:
         """Compute make(weights) once, complete for every stream.
 
-        During a graph capture, the result is that of uncached(weights) and not cached: only replays will compute it.
+        During a graph capture, a form that is not cached yet is computed by uncached(weights) and not cached, because
+        only replays compute it.
         """
         tensor, is_recorded = self.seen.tensor, _is_recorded(self.device)
         self.is_in_graph |= is_recorded
@@ -286,7 +287,7 @@ def _is_transformed() -> bool:
 
 
 def _is_recorded(device: torch.device) -> bool:
-    """Whether a CUDA graph is recording on that device."""
+    """Whether the current stream is capturing a CUDA graph; False for devices other than CUDA."""
     return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
