@@ -3,6 +3,7 @@ alone and in chains."""
 
 import copy
 import pickle
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,7 @@ from ksgen.families import FAMILIES, Limits, check, cuda_limits, family_for, fam
 from ksgen.families.gemv.chain_shape import GemvChainConstants
 from ksgen.families.gemv.shape import GemvConstants
 from ksgen.launcher import ChainLauncher, Launcher
-from ksgen.measure.verify import measure, tolerance
+from ksgen.measure.verify import compare, make_problem, measure, tolerance
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.spec.precision import BF16
@@ -25,7 +26,7 @@ from tests.families import test_vector as vectors
 from tests.families.test_vector_chain import arrays_of, truth_of
 from tests.support.gpu_chains import chain_of, check_against_factors, group_of, is_right, run_group
 from tests.support.hasty import compiles_hastily
-from tests.support.kernels import batch_for, in_emulator, source_of
+from tests.support.kernels import batch_for, in_emulator, multiply, source_of
 from tests.support.kernels import check as check_result
 from tests.support.native import chosen_native
 
@@ -392,23 +393,31 @@ def test_x_in_eight_bits(text: str, storage: Any, layout: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("family", "text", "inputs"),
+    ("family", "text", "inputs", "layout"),
     [
-        ("simt", LOADS[3], "e4m3"), ("simt", PATTERNS[3], "same"), ("mma", PATTERNS[0], "same"),
-        ("mma", LOADS[0], "e4m3"), ("gemv", LOADS[0], "e4m3"),
+        ("simt", LOADS[3], "e4m3", "bsf"), ("simt", PATTERNS[3], "same", "bsf"), ("mma", PATTERNS[0], "same", "bsf"),
+        ("mma", LOADS[0], "e4m3", "bsf"), ("mma", PATTERNS[0], "e4m3", "bsf"), ("mma", PATTERNS[2], "e4m3", "bsf"),
+        ("mma", PATTERNS[3], "e4m3", "bsl"), ("gemv", LOADS[0], "e4m3", "bsf"), ("gemv", PATTERNS[3], "same", "bsf"),
+        ("gemv", PATTERNS[4], "e4m3", "bsl"), ("wgmma_shared", PATTERNS[0], "e4m3", "bsf"),
     ],
 )  # fmt: skip
-def test_weights_in_eight_bits_in_the_emulator(family: str, text: str, inputs: Any) -> None:
-    kernel = KernelSpec(Pattern.parse(text), "float16", "bsf", EVERY, weights="e4m3", inputs=inputs)
-    check_result(source_of(family, kernel), 5, in_emulator())
+def test_weights_in_eight_bits_in_the_emulator(family: str, text: str, inputs: Any, layout: Any) -> None:
+    """The sizes of the weights differ a hundredfold from output to output."""
+    kernel = KernelSpec(Pattern.parse(text), "float16", layout, EVERY, weights="e4m3", inputs=inputs)
+    problem, (a, b, _, d) = make_problem(kernel, 5), kernel.pattern.shape
+    sizes = 10.0 ** np.random.default_rng(1).uniform(-1, 1, (a, b, 1, d))
+    given = quantize(problem.weights * sizes, "e4m3", x_scale=problem.inputs.scale if problem.inputs else None)
+    problem = replace(problem, weights=reference.dequantized(given.values, given.scale), quantized=(given,))
+    found = multiply(problem, source_of(family, kernel), in_emulator())
+    assert compare(problem, found)[0] <= tolerance("float16", kernel.pattern.c)
 
 
-def test_families_that_scale_outputs_by_their_place_leave_eight_bits_to_others() -> None:
-    """Exchanged inputs do not move scales."""
+def test_every_family_of_gpus_scales_outputs_in_any_order() -> None:
     limits = cuda_limits("sm_90a")
     for text, inputs, families in (
-        ("4,64,64,2@i.j.k", "same", {"simt", "mma"}), ("4,64,64,2@i.j.k", "e4m3", {"simt"}),
-        ("4,64,64,1@k.i", "same", {"simt", "mma"}), ("4,64,64,1@k.i", "e4m3", {"simt"}),
+        ("4,64,64,2@i.j.k", "same", {"simt", "mma", "gemv"}), ("4,64,64,2@i.j.k", "e4m3", {"simt", "mma", "gemv"}),
+        ("4,64,64,1@k.i", "same", {"simt", "mma", "gemv"}),
+        ("4,64,64,1@k.i", "e4m3", {"simt", "mma", "gemv", "wgmma"}),
         ("l.i@4,64,128,1", "same", {"simt", "mma", "gemv"}), ("l.i@4,64,128,1", "e4m3", {"simt", "mma", "gemv"}),
         ("4,64,128,1", "e4m3", {"simt", "mma", "gemv", "wgmma"}),
     ):  # fmt: skip
@@ -418,16 +427,12 @@ def test_families_that_scale_outputs_by_their_place_leave_eight_bits_to_others()
     assert family_named("gemv").supports(scaled, limits)
 
 
-def test_wgmma_refuses_orders_without_boxes_or_with_scales_by_its_rules() -> None:
+def test_wgmma_refuses_orders_without_boxes_by_its_rules() -> None:
     """Also where no device is known."""
-    for name, text, storage in (
-        ("wgmma_shared", "l.i@4,64,128,1", "same"), ("wgmma_registers", "l.i@4,64,128,1", "same"),
-        ("wgmma_shared", "4,64,128,1@k.i", "e4m3"),
-    ):  # fmt: skip
-        own, pattern = family_named(name), Pattern.parse(text)
-        natural, exchanged = (
-            KernelSpec(each, "bfloat16", "bsf", weights=storage, inputs=storage) for each in (pattern.natural, pattern)
-        )
+    pattern = Pattern.parse("l.i@4,64,128,1")
+    for name in ("wgmma_shared", "wgmma_registers"):
+        own = family_named(name)
+        natural, exchanged = (KernelSpec(each, "bfloat16", "bsf") for each in (pattern.natural, pattern))
         constants = own.default(natural, cuda_limits("sm_90a"))
         check(own, natural, constants)
         with pytest.raises(ConstantsError, match="the kernel is one that x_from is for"):

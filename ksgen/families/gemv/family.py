@@ -120,8 +120,6 @@ class Gemv(PackingFamily[AnyGemvConstants]):
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or kernel.arithmetic.is_complex or not limits.async_copies or limits.is_cpu:
             return False
-        if kernel.stores_exchanged and kernel.is_quantized:  # the epilogue finds an output's scale by its place in Y
-            return False
         if not kernel.is_chain:
             return True
         if kernel.stores_exchanged:

@@ -91,8 +91,6 @@ class Mma(GpuProduct[AnyMmaConstants]):
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         if kernel.job == "gradient" or not limits.tensor_cores or not has_products(kernel):
             return False
-        if kernel.stores_exchanged and kernel.has_bytes_in:  # the epilogue finds an output's scale by its place in Y
-            return False
         if not kernel.is_chain:
             return is_precise(kernel, limits)
         return all(is_precise(each, limits) for each in factor_kernels(kernel)) and self.has_chain(kernel, limits)

@@ -71,8 +71,7 @@ class SharedBlock(Block):
     def is_for(kernel: KernelSpec) -> bool:
         is_bsf, pattern, operand = kernel.layout == "bsf", kernel.pattern, kernel.arithmetic.operand
         has_rows = pattern.d == 1 and takes_rows(kernel) if is_bsf else has_boxes(pattern.outputs, is_bsf)
-        # the epilogue finds an output's scale by its place in Y
-        if kernel.is_quantized and (kernel.stores_exchanged or not (is_bsf and multiplies_bytes(kernel))):
+        if kernel.is_quantized and not (is_bsf and multiplies_bytes(kernel)):
             return False
         is_16_bits = operand is not None and kernel.item_bytes == operand.item_bytes == 2
         return is_16_bits and has_rows and has_boxes(pattern.inputs, is_bsf)
