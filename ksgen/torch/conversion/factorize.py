@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from ksgen.build.background import progress_bar
-from ksgen.errors import LaunchError, PatternError
+from ksgen.errors import LaunchError
 from ksgen.measure.trust import Watch, why_unreliable, with_reason
 from ksgen.pattern import Chain, Patterns
 from ksgen.torch.conversion.projection import (
@@ -31,6 +31,7 @@ from ksgen.torch.conversion.projection import (
     squared_errors,
     stored_features,
 )
+from ksgen.torch.conversion.relabelling import relabelled
 from ksgen.torch.operators.checks import check_flags, check_tensors
 from ksgen.values import excerpt, whole_number
 
@@ -64,9 +65,9 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     """Approximate a matrix by a product of Kronecker-sparse factors.
 
     One or two factors give the nearest product, also if they exchange features. A longer chainable chain uses
-    hierarchical SVDs: the error is at most `bound` times the least one, and `refine` steps of L-BFGS follow. A longer
-    chain that is not chainable uses L-BFGS from three starts, at least 100 steps each. Its only guarantee is
-    `least_error`.
+    hierarchical SVDs: the error is at most `bound` times the least one, and `refine` steps of L-BFGS follow. So does a
+    longer chain that exchanges features, if another order makes it chainable. Any other longer chain uses L-BFGS from
+    three starts, at least 100 steps each. Its only guarantee is `least_error`.
 
     The computation runs on the tensor's device, in float64 for float64 and in float32 otherwise.
 
@@ -80,7 +81,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         A `Factorization`: `weights` per factor in the dtype of the computation, `relative_error` and the guarantee.
 
     Raises:
-        PatternError: The chain is invalid, or has three factors or more and exchanges features between them.
+        PatternError: The chain is invalid.
         SpecError: `progress` is neither True nor False.
         LaunchError: The weight is no dense real matrix of finite numbers, or has another shape, or `refine` is not
             accepted.
@@ -95,7 +96,7 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         True
     """
     given = Chain.read(chain)
-    matrix, chain = _in_natural_order(_checked(weight, given, refine), given)
+    matrix, chain, to_given = _in_natural_order(_checked(weight, given, refine), given)
     check_flags(progress=progress)
     method, guarantee, bound = _method(chain)
     steps = {"hierarchical": refine, "refinement": max(refine, LEAST_STEPS)}.get(method, 0)
@@ -104,8 +105,8 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         begin, watch = perf_counter(), Watch()
         scaled, exponent = _scaled(matrix)
         begun, squares = _begin(scaled, chain, method, advance)
-        found = [refined(scaled, each, steps, advance) for each in begun]
-        nearest = min(found, key=partial(relative_error, scaled)) if len(found) > 1 else found[0]
+        found = [refined(scaled, each, steps, advance, chain) for each in begun]
+        nearest = min(found, key=partial(relative_error, scaled, chain=chain)) if len(found) > 1 else found[0]
         weights = [_times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
         seconds, share = perf_counter() - begin, watch.others_share() if matrix.device.type == "cpu" else None
         error = relative_error(scaled, [_times_power(weights[0].double(), -exponent), *weights[1:]], chain)
@@ -117,8 +118,9 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     if method == "refinement" and least:
         guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
     return Factorization(
-        given, tuple(weights), error, least, bound, method, guarantee, seconds, why_unreliable([seconds], [share])
-    )
+        given, tuple(to_given(weights)), error, least, bound, method, guarantee, seconds,
+        why_unreliable([seconds], [share]),
+    )  # fmt: skip
 
 
 def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], None] = lambda: None) -> list[float]:
@@ -129,7 +131,7 @@ def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], Non
 
     def error_of(chain: Chain) -> float:
         with torch.no_grad():
-            matrix, inner = _in_natural_order(_checked(weight, chain, 0), chain)
+            matrix, inner, _ = _in_natural_order(_checked(weight, chain, 0), chain)
             if _method(inner)[0] == "refinement":
                 error = factorize(weight, chain).relative_error
             else:
@@ -146,22 +148,22 @@ def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], Non
         return list(pool.map(error_of, chains))
 
 
-def _in_natural_order(matrix: Tensor, chain: Chain) -> tuple[Tensor, Chain]:
-    """Permute a matrix as if the chain exchanged no features of x and y. Also returns that chain.
+def _in_natural_order(
+    matrix: Tensor, chain: Chain
+) -> tuple[Tensor, Chain, Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
+    """Permute a matrix as if the chain exchanged no features of x and y.
 
-    Features between two factors may still be exchanged.
+    Also returns that chain, and the function from its weights to those of the given chain. Features between factors
+    are still exchanged if there are only two factors, or if `relabelled` finds no chain without exchanges.
     """
     if not chain.is_exchanged:
-        return matrix, chain
+        return matrix, chain, list
     *others, last = chain
-    if len(others) > 1 and (inner := next((each for each in others if each.store), None)):
-        raise PatternError(
-            f"{chain}: {inner} exchanges features between factors; accepted for a chain to factorize: that between "
-            "two factors, else only features of x and y"
-        )
     rows, columns = (stored_features(order, matrix.device).argsort() for order in (last.outputs, chain[0].inputs))
     patterns = [*(replace(each, load="") for each in others), replace(last, store="", load="")]
-    return matrix[rows][:, columns], Chain(tuple(patterns), chain.name)
+    matrix, chain = matrix[rows][:, columns], Chain(tuple(patterns), chain.name)
+    found = relabelled(chain) if chain.is_exchanged and len(chain) > 2 else None
+    return (found.of_matrix(matrix), found.chain, found.to_given) if found else (matrix, chain, list)
 
 
 def _scaled(matrix: Tensor) -> tuple[Tensor, int]:

@@ -47,6 +47,8 @@ def project(matrix: Tensor, chain: Chain, advance: Callable[[], None]) -> tuple[
     weights: list[Tensor] = []
     errors: list[float] = []
     for last, rest in zip(chain.factors[:0:-1], reversed(rests), strict=True):
+        if last.is_exchanged:  # `whole` is dense, with rows as they lie in memory
+            values = values[:, stored_features(last.outputs, values.device).argsort()]
         split_off, values, error = _split(values, whole, last, rest)
         weights.insert(0, split_off)
         errors.append(error)
@@ -85,9 +87,10 @@ def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
 def product(left: Pattern, right: Pattern) -> Pattern:
     """The smallest Kronecker-sparse support that contains the support of left @ right.
 
-    For a chainable pair, both supports are equal.
+    For a chainable pair, both supports are equal. If one of the pair exchanges its outputs, the result is dense.
     """
-    a, d = gcd(left.a, right.a), gcd(left.d, right.d)
+    is_exchanged = left.is_exchanged or right.is_exchanged
+    a, d = (1, 1) if is_exchanged else (gcd(left.a, right.a), gcd(left.d, right.d))
     return Pattern(a, left.out_features // (a * d), right.in_features // (a * d), d)
 
 
@@ -359,14 +362,17 @@ def drawn(matrix: Tensor, chain: Chain, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     uniform = [torch.rand(pattern.shape, generator=generator, dtype=matrix.dtype) for pattern in chain]
     weights = [((2 * each - 1) * sqrt(3 / each.shape[2])).to(matrix.device) for each in uniform]
-    scale = (matrix.norm() / product_of(weights).norm()) ** (1 / len(weights))
+    scale = (matrix.norm() / product_of(weights, chain).norm()) ** (1 / len(weights))
     return [each * scale for each in weights]
 
 
-def refined(matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable[[], None]) -> list[Tensor]:
+def refined(
+    matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable[[], None], chain: Chain | None = None
+) -> list[Tensor]:
     """Improve the weights by L-BFGS steps in the matrix's dtype.
 
-    Returns the given weights if the steps do not reduce the error. `advance` is called after each step.
+    Returns the given weights if the steps do not reduce the error. `advance` is called after each step. `chain` has
+    orders of features, if any.
     """
     energy = matrix.square().sum()
     if not steps or not energy:
@@ -379,7 +385,7 @@ def refined(matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        value = (matrix - product_of(moving)).square().sum() / energy
+        value = (matrix - product_of(moving, chain)).square().sum() / energy
         value.backward()
         return value
 
@@ -388,4 +394,4 @@ def refined(matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable
             optimizer.step(loss)
             advance()
     found = [each.detach() for each in moving]
-    return found if relative_error(matrix, found) < relative_error(matrix, weights) else weights
+    return found if relative_error(matrix, found, chain) < relative_error(matrix, weights, chain) else weights

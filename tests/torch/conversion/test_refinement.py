@@ -9,6 +9,7 @@ from ksgen.reference import to_dense  # noqa: E402
 from ksgen.torch.conversion.projection import drawn, product_of, refined, relative_error  # noqa: E402
 
 CHAIN = Chain((Pattern(2, 3, 4, 1), Pattern(1, 4, 3, 2)))
+EXCHANGED = Chain(("2,3,4,1@k.i", "1,4,3,2"))
 
 
 def test_a_product_is_the_dense_matrix_of_its_factors() -> None:
@@ -33,12 +34,13 @@ def test_an_error_is_relative_and_none_for_zeros() -> None:
     assert relative_error(torch.zeros(2, 2), [torch.zeros(1, 2, 2, 1)]) == 0.0
 
 
-def test_steps_bring_the_product_nearer_and_each_is_counted() -> None:
+@pytest.mark.parametrize("chain", [CHAIN, EXCHANGED], ids=str)
+def test_steps_bring_the_product_nearer_and_each_is_counted(chain: Chain) -> None:
     torch.manual_seed(0)
-    matrix = product_of([torch.randn(pattern.shape, dtype=torch.float64) for pattern in CHAIN])
-    first, steps = drawn(matrix, CHAIN, 0), []
-    found = refined(matrix, first, 20, lambda: steps.append(None))
-    assert relative_error(matrix, found) < 0.5 * relative_error(matrix, first)
+    matrix = product_of([torch.randn(pattern.shape, dtype=torch.float64) for pattern in chain], chain)
+    first, steps = drawn(matrix, chain, 0), []
+    found = refined(matrix, first, 20, lambda: steps.append(None), chain)
+    assert relative_error(matrix, found, chain) < 0.5 * relative_error(matrix, first, chain)
     assert len(steps) == 20
     assert not any(each.requires_grad for each in found)
 

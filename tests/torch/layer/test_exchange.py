@@ -8,14 +8,14 @@ import pytest
 
 import ksgen
 from ksgen import structures
-from ksgen.errors import LaunchError, PatternError
+from ksgen.errors import LaunchError
 from tests.support.exchange import stored_order
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 
-from ksgen.torch import KSLinear, factorize, quantize  # noqa: E402
+from ksgen.torch import KSLinear, quantize  # noqa: E402
 from ksgen.torch.operators.products import Exchange  # noqa: E402
 
 CHAINS = (
@@ -161,9 +161,11 @@ def test_a_model_in_eight_bits_and_in_bfloat16() -> None:
         assert (stored(x).float() - layer(x).float()).norm() < 0.05 * layer(x).float().norm()
 
 
-def test_a_dense_layer_becomes_one_that_exchanges() -> None:
+@pytest.mark.parametrize(
+    "structure", [structures.btt(64, 32, blocks=(2, 4), rank=3), structures.boft(64, block=8, factors=3)], ids=str
+)
+def test_a_dense_layer_becomes_one_that_exchanges(structure: structures.Structure) -> None:
     torch.manual_seed(0)
-    structure = structures.btt(64, 32, blocks=(2, 4), rank=3)
     dense = KSLinear.from_structure(structure).to_linear()
     layer, x = KSLinear.from_linear(dense, structure.chain), torch.randn(5, 64)
     assert layer.chain == structure.chain
@@ -172,8 +174,6 @@ def test_a_dense_layer_becomes_one_that_exchanges() -> None:
 
 def test_what_it_refuses() -> None:
     layer = KSLinear("1,16,16,4@j.k")
-    with pytest.raises(PatternError, match=r"1,16,16,4@j.k exchanges features between factors; accepted for a chain"):
-        factorize(torch.eye(64), ["1,16,16,4@j.k", "4,16,16,1", "1,64,64,1"])
     with pytest.raises(LaunchError, match=r"init='identity' for 1,16,16,4@j.k, whose outputs are exchanged; accepted:"):
         KSLinear("1,16,16,4@j.k", init="identity")
     with pytest.raises(
