@@ -52,18 +52,20 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
     """
     assert fit.kernel is not None
     key, kernel = (device, PLANNER.generation, aligned), fit.kernel
-    if kernel.is_chain:
-        plan = fused_plan(device, kernel, fit.batch, fuse, stream)
-    else:
-        once = BEFORE_A_CAPTURE if kernel.job == "gradient" else ""  # gradients have no prepare
-        refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
-        try:
-            plan = PLANNER.plan(device, kernel, fit.batch, aligned, refuse)
-        except LaunchError:
-            if not kernel.tied:
-                raise
-            # `build` has loaded the kernel that reads all weights; later calls take the other one
-            return PLANNER.plan(device, kernel.untied, fit.batch, aligned, refuse)
+    once = BEFORE_A_CAPTURE if kernel.job == "gradient" else ""  # gradients have no prepare
+    refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
+
+    def plan_of(kernel: KernelSpec) -> Plan | None:
+        if kernel.is_chain:
+            return fused_plan(device, kernel, fit.batch, fuse, stream)
+        return PLANNER.plan(device, kernel, fit.batch, aligned, refuse)
+
+    try:
+        plan = plan_of(kernel)
+    except LaunchError:
+        if not kernel.tied:
+            raise
+        return plan_of(kernel.untied)  # `build` has loaded the kernel that reads all weights; later calls take the other
     fit.plans[key] = weakref.ref(plan) if plan else None
     return plan
 
@@ -76,7 +78,7 @@ def fused_plan(
     if not verdict(device, kernel, batch, fuse).is_one:
         return None
     if kernel.tied:
-        kernel = as_read(kernel, PLANNER.choice(device, kernel, batch))  # on GPUs the kernel that `build` has loaded
+        kernel = as_read(kernel, PLANNER.choice(device, kernel, batch))
     key = (device, kernel, batch, fuse)
     known: Any = PLANNER.derived.get(key, _UNKNOWN)
     found: Plan | None = None if known is _UNKNOWN else known

@@ -15,6 +15,7 @@ from ksgen.families.chains import factor_kernels
 from ksgen.families.simt.chain import SimtChainConstants, SimtChainTiling
 from ksgen.families.simt.family import Simt
 from ksgen.launch.fused import family_of_chain
+from ksgen.measure.verify import slice_of
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
@@ -27,11 +28,13 @@ from tests.support.gpu_chains import (
     RAGGED,
     chain_of,
     check_against_factors,
+    group_of,
     is_right,
     one_by_one,
     run_chain,
+    run_group,
 )
-from tests.support.kernels import in_emulator
+from tests.support.kernels import Array, in_emulator
 
 FAMILY, ALONE = Simt(), Simt()
 LIMITS = cuda_limits("sm_80")
@@ -112,6 +115,46 @@ def test_x_in_one_layout_and_y_in_the_other(
         assert is_right(
             kernel, run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), truth_of(kernel, arrays)
         )
+
+
+@pytest.mark.parametrize(
+    ("patterns", "layout", "tied"),
+    [(RAGGED, "bsf", ("d", "a", "")), (PLANES, "bsf", ("d", "ad", "d")), (RAGGED, "bsl", ("ad", "", ""))],
+)
+def test_tied_weights_are_packed_once(patterns: tuple[Pattern, ...], layout: str, tied: tuple[str, ...]) -> None:
+    """Each stage reads the slice that its tile shares with others; the bits are those of whole weights."""
+    kernel, run = chain_of(patterns, "float32", layout, ALL, tied=tied), in_emulator()
+    constants = FAMILY.default(kernel.untied, LIMITS)
+    source, whole = source_of(kernel, constants), source_of(kernel.untied, constants)
+    assert source.kernel == kernel
+    shapes = (SimtChainTiling(each.kernel, constants).factors for each in (source, whole))
+    for own, other, tie in zip(*shapes, tied, strict=True):
+        tiles = (own.kernel.pattern.a if "a" in tie else 1) * (own.tiles_d if "d" in tie else 1)
+        assert own.packed_bytes * tiles == other.packed_bytes
+    of_tied, of_whole = (FAMILY.work(each.kernel, constants, 37) for each in (source, whole))
+    assert of_tied.memory_bytes < of_whole.memory_bytes
+    assert of_tied.cache_bytes == of_whole.cache_bytes  # each stage is copied
+    arrays = repeated(kernel, arrays_of(kernel, 37))
+    got = run_chain(source, arrays, run)
+    assert is_right(kernel, got, truth_of(kernel, arrays))
+    np.testing.assert_array_equal(got, run_chain(whole, arrays, run))
+
+
+def repeated(kernel: KernelSpec, arrays: dict[str, Array]) -> dict[str, Array]:
+    """The arrays, with weights that are equal along the kernel's ties."""
+    slices = {f"weights {number}": tie for number, tie in enumerate(kernel.tied)}
+    whole = {name: np.broadcast_to(slice_of(arrays[name], tie), arrays[name].shape) for name, tie in slices.items()}
+    return arrays | {name: array.copy() for name, array in whole.items()}
+
+
+def test_a_group_reads_tied_weights_of_all_its_chains() -> None:
+    chains, run = (NARROW[:2], (Pattern(2, 7, 20, 6),)), in_emulator()
+    kernel = replace(group_of(chains, "float32", "bsf"), tied=("d", "a", "ad"))
+    constants, arrays = FAMILY.default(kernel.untied, LIMITS), repeated(kernel, arrays_of(kernel, 9))
+    got, whole = (run_group(source_of(each, constants), arrays, run) for each in (kernel, kernel.untied))
+    for chain, (y, other) in enumerate(zip(got, whole, strict=True)):
+        assert is_right(kernel, y, truth_of(kernel, arrays, chain), chain)
+        np.testing.assert_array_equal(y, other)
 
 
 @pytest.mark.exhaustive

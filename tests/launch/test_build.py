@@ -68,17 +68,23 @@ def test_a_graph_records_repeated_weights_after_a_build(
     assert found == [kernel.untied, kernel, kernel]
 
 
+@pytest.mark.parametrize(("precision", "reads_ties"), [("float16", False), ("float32", True)])
 def test_a_graph_records_a_layer_of_repeated_weights_after_its_build(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+    precision: Any, reads_ties: bool, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The chain that reads the slices alone is taken after the capture."""
     monkeypatch.setattr(base, "find_device", lambda name: gpu)
-    ChainLauncher(*(Launcher(*shape) for shape in LAYER), fuse="yes").build(40, precision="float16")
+    ChainLauncher(*(Launcher(*shape) for shape in LAYER), fuse="yes").build(40, precision=precision)
     ((key, known),) = base.PLANNER.derived.items()
     tied = replace(key[1], tied=("a", "d"))
     gpu.begin_capture()
-    fit = CheckedArguments(40, ("cuda", 0), "float16", tied)
+    fit = CheckedArguments(40, ("cuda", 0), precision, tied)
     assert plan_for(fit, gpu, None, aligned=True, fuse="yes") is known
     gpu.end_capture()
+    later = plan_for(fit, gpu, None, aligned=True, fuse="yes")
+    assert later is not None
+    assert (later is known, later.kernel.tied) == ((False, ("a", "d")) if reads_ties else (True, ()))
+    assert [each.kernel.tied for each in later.packers] == ([("a",), ("d",)] if reads_ties else [(), ()])
 
 
 def calls() -> list[Any]:

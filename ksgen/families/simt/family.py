@@ -14,7 +14,7 @@ from ksgen.families.base import Constexpr, Limits, Work, named
 from ksgen.families.chains import by_kind, places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import MIN_CLASS_SAVING, fastest
-from ksgen.families.gpu_chain import GpuProduct, ProductVariables, ends_of
+from ksgen.families.gpu_chain import FactorVariables, GpuProduct, ProductVariables, ends_of
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.simt.chain import CHAIN_RULES, SimtChainConstants, SimtChainTiling, options
 from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller, whole_rounds
@@ -40,6 +40,10 @@ _OF_FACTOR = (  # constants that a chain's source defines per factor, named as i
 LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; chains of 16-bit types use tensor cores instead
 
 AnySimtConstants = SimtConstants | SimtChainConstants
+
+
+class SimtFactorVariables(FactorVariables, total=False):
+    packed_stage: str
 
 
 class SimtVariables(ProductVariables, total=False):
@@ -135,10 +139,11 @@ class Simt(GpuProduct[AnySimtConstants]):
         )
         shared, cycles = map(sum, zip(*inside, strict=True))
         multiply_adds = sum(count * each.multiply_adds for each, count in zip(shape.factors, stages, strict=True))
+        weights = sum(count * each.w_stage for each, count in zip(shape.factors, stages, strict=True))
         return Work(
             shape.grid(batch),
             self.memory_bytes(kernel, constants, batch),
-            round(moved) + runs * shape.packed_bytes,
+            round(moved) + kernel.real_bytes * weights,
             shared,
             multiply_adds,
             sum(stages) / (constants.stages - 1 if constants.copy == "async" else 1),
@@ -156,14 +161,19 @@ class Simt(GpuProduct[AnySimtConstants]):
             **super().variables(kernel, constants),
             "x_group": group,
             "products": products_of(kernel, constants.copy),
-            "packed_tile": _packed_tile(kernel.tie),
+            "packed_tile": _packed_at("tile.weights", kernel.tie, "TILES_OUT", "(TILES_D * TILES_OUT)"),
             "packed_a": "1" if "a" in kernel.tie else "A",
             "packed_tiles_d": "1" if "d" in kernel.tie else "TILES_D",
             "given_at": f"((i * B + k) * C + l){'' if 'd' in kernel.tie else ' * D + j'}",
         }
 
+    def _factor(self, shape: Any, at: int) -> SimtFactorVariables:
+        tie, of_j = shape.factors[at].kernel.tie, "(TILES_OUT * STEPS)"
+        stage = _packed_at("own_stage", tie, of_j, "(TILES_D * TILES_OUT * STEPS)")
+        return {**super()._factor(shape, at), "packed_stage": stage}
+
     def reads_ties(self, kernel: KernelSpec, constants: AnySimtConstants) -> bool:
-        return not kernel.is_chain  # a chain's stages read the weights of all tiles sequentially
+        return True
 
     def picture(self, own: SimtTiling, heading: str = "") -> str:
         constants = own.constants
@@ -250,9 +260,12 @@ class Simt(GpuProduct[AnySimtConstants]):
         return tuned + derived
 
 
-def _packed_tile(tie: str) -> str:
-    """Number of a tile's packed weights, which tiles share along the axes of a tie."""
+def _packed_at(number: str, tie: str, of_j: str, of_i: str) -> str:
+    """Number of a tile or stage among packed weights, which tiles share along the axes of a tie.
+
+    `of_j` and `of_i` are the numbers of them per tile of j and per i.
+    """
     if not tie:
-        return "tile.weights"
-    of_i = "tile.weights / (TILES_D * TILES_OUT) * TILES_OUT + " if tie == "d" else ""
-    return f"({of_i}tile.weights % {'(TILES_D * TILES_OUT)' if tie == 'a' else 'TILES_OUT'})"
+        return number
+    begin = f"{number} / {of_i} * {of_j} + " if tie == "d" else ""
+    return f"({begin}{number} % {of_i if tie == 'a' else of_j})"
