@@ -189,7 +189,7 @@ def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[S
         sources[source.digest] = source
 
     for kernel in spec.kernels:
-        for batch in sorted({*wisdom.batches(kernel), *([kernel.batch] if kernel.batch else classes)}):
+        for batch in sorted({*wisdom.batches(kernel.untied), *([kernel.batch] if kernel.batch else classes)}):
             add(kernel, choose_for_many(kernel, batch, limits, wisdom))
     for kernel, batch in _launches(spec, limits, classes, wisdom):
         choice = choose_for_many(kernel, batch, limits, wisdom)
@@ -208,7 +208,7 @@ def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom
     for name, launches in spec.launches.items():
         fuse = spec.options_of(name).fuse
         for asked in launches:
-            dense = replace(asked, batch=None, stride="dense")
+            dense = replace(asked.untied, batch=None, stride="dense")
             known = wisdom.batches(dense)
             for batch in sorted({*known, *([asked.batch] if asked.batch else classes)}):
                 # a batch so small that even one core runs factor by factor
@@ -219,4 +219,4 @@ def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom
                     # on a GPU, a group's outputs may also be separate dense arrays
                     apart = () if limits.is_cpu else ("dense",)
                     strides = ("any", *apart) if asked.is_group else (asked.stride,)
-                    yield from ((replace(dense, stride=stride), batch) for stride in strides)
+                    yield from ((replace(dense, stride=stride, tied=asked.tied), batch) for stride in strides)

@@ -34,8 +34,8 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
     loaded = load(find_spec(spec))
     folder = output_folder(output, loaded)
     sources = emit(loaded, folder, dialect, family)
-    emitted = {source.kernel for source in sources}
-    left_out = [kernel.name for kernel in loaded.kernels if kernel not in emitted]
+    emitted = {source.kernel.untied for source in sources}
+    left_out = [kernel.name for kernel in loaded.kernels if kernel.untied not in emitted]
     if left_out:
         kernels = counted(len(loaded.kernels), "kernel")
         click.echo(

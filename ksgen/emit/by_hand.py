@@ -37,8 +37,9 @@ def _product(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str
     else:
         grid = str(geometry.grid)
     first = _launch(f"{entry}_pack", str(packing.grid), packing, "w, packed")
+    shape = ", ".join("1" if axis in kernel.tie else axis.upper() for axis in "abcd")
     return [
-        f"  {first}: w is (A, B, C, D) of {kernel.dtype}, packed has {packed} bytes",
+        f"  {first}: w is ({shape}) of {kernel.dtype}, packed has {packed} bytes",
         f"  {_launch(entry, grid, geometry, f'{given}, batch')}{rest}",
         *_pitches(kernel),
     ]

@@ -89,15 +89,17 @@ class Source:
 def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
     """Render the kernel's source with these constants.
 
-    The default is the family's constants for the portable limits, or for the newest GPU if those do not suffice.
+    The default is the family's constants for the portable limits, or for the newest GPU if those do not suffice. Ties
+    decide no constants, and a source whose constants read no ties is that of the kernel without them.
     """
     if not is_word(dialect, DIALECTS):
         raise KsgenError(f"unknown dialect {excerpt(dialect)}; accepted: {', '.join(DIALECTS)}")
     if constants is None:
-        named = family_named(family) if family else family_for(kernel, PORTABLE[dialect])
-        limits = PORTABLE[dialect]
-        constants = named.default(kernel, limits if named.supports(kernel, limits) else NEWEST)
+        plain, limits = kernel.untied, PORTABLE[dialect]
+        named = family_named(family) if family else family_for(plain, limits)
+        constants = named.default(plain, limits if named.supports(plain, limits) else NEWEST)
     chosen = family_of(constants)
+    kernel = chosen.as_read(kernel, constants)
     check(chosen, kernel, constants)
     entry = entry_name(kernel, chosen, constants, PORTABLE[dialect])
     given, constants = constants, chosen.source_constants(kernel, constants)
@@ -240,11 +242,11 @@ def render_tiles_probe(operand: str) -> Probe:
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
     """The kernel's name, with a hash of family and source constants unless they are those of the portable default."""
-    constants = family.source_constants(kernel, constants)
+    constants, plain = family.source_constants(kernel, constants), kernel.untied
     if (
-        family in meant_for(kernel, portable)
-        and family is family_for(kernel, portable)
-        and constants == family.source_constants(kernel, family.default(kernel, portable))
+        family in meant_for(plain, portable)
+        and family is family_for(plain, portable)
+        and constants == family.source_constants(plain, family.default(plain, portable))
     ):
         return kernel.name
     facts = json.dumps([constants.entry_family or family.name, constants.in_entries], sort_keys=True)
@@ -263,7 +265,9 @@ def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = N
     )
     if family and not kernels:
         raise ConstantsError(f"{spec.name}: {family} supports none of its kernels ({family_named(family).why})")
-    sources = [render(kernel, family=family, dialect=dialect) for kernel in kernels]
+    every = [render(kernel, family=family, dialect=dialect) for kernel in kernels]
+    # a kernel whose ties are not read has the source of another
+    sources = list({source.digest: source for source in every}.values())
     files = {f"{source.entry}{DIALECTS[dialect]}": source.text for source in sources}
     names = [f"ks_{pattern.identifier}" for pattern in _patterns(spec)] + [f"layer_{name}" for name in spec.names]
     files["launchers.py"] = _launchers(spec)
@@ -287,6 +291,7 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
         unusual |= {"stride": kernel.stride} if kernel.is_strided else {}
         unusual |= {"weights": kernel.weights} if kernel.is_quantized else {}
         unusual |= {"inputs": kernel.inputs} if kernel.has_bytes_in else {}
+        unusual |= {"tied": kernel.tie} if kernel.tied else {}
         return unusual | {
             "entry": source.entry,
             "file": f"{source.entry}{DIALECTS[source.dialect]}",

@@ -139,6 +139,10 @@ class Family(Generic[ConstantsT]):
         """Whether kernels with these constants read tied weights once."""
         return False
 
+    def as_read(self, kernel: KernelSpec, constants: ConstantsT) -> KernelSpec:
+        """The kernel with its ties only if kernels with these constants read tied weights once."""
+        return kernel if kernel.tied and self.reads_ties(kernel, constants) else kernel.untied
+
     def packs_adjoint(self, kernel: KernelSpec) -> bool:
         """Whether the source has an entry `_pack_adjoint`, which packs the weights from those of the adjoint factor."""
         return False

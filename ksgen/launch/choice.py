@@ -79,10 +79,11 @@ def limits_from(kind: str, target: str, device: DeviceLimits) -> Limits:
 
 
 def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
-    """Family and constants for a kernel at a batch.
+    """Family and constants for a kernel at a batch, as if no weights were tied.
 
     `aligned` says whether arrays begin at a multiple of 16 bytes.
     """
+    kernel = kernel.untied
     found = wisdom.lookup(kernel, batch, aligned)
     why = "the family's default: no search has been run for this kernel on this device"
     if found is None and (batches := wisdom.batches(kernel)):
@@ -175,7 +176,9 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
         raise ConstantsError(
             f"{kernel.name} at batch {batch}: not supported by {name} on this device; {name} is for: {family.why}"
         )
-    return Choice(family.name, family.default(kernel, limits, batch), "the family's default: it was asked for by name")
+    return Choice(
+        family.name, family.default(kernel.untied, limits, batch), "the family's default: it was asked for by name"
+    )
 
 
 def fallback_choice(

@@ -170,7 +170,7 @@ class Planner:
         """Plan of a choice, or of another one if its kernel cannot be built or launched.
 
         If the build fails, prebuilt kernels are tried. They are for the target's usual card, or for any processor with
-        a subset of this one's instructions.
+        a subset of this one's instructions. Kernels that read all weights follow those that read tied weights once.
         """
         while True:
             try:
@@ -178,18 +178,18 @@ class Planner:
             except RefusedError as error:
                 why = str(error)
             except ToolchainError:
-                if kernel.tied:  # none is built beforehand
-                    kernel = kernel.untied
-                    continue
                 for target, limits in built_beforehand(device):
                     usual = choose_for_many(kernel, batch, limits, self._wisdom_of(device), aligned)
-                    key = _key(device, kernel, usual)
+                    key = _key(device, as_read(kernel, usual), usual)
                     has_failed = target == device.target and key == _key(device, kernel, choice)
-                    if has_failed or key in self._refused:
+                    if has_failed or (device, key[1].untied, *key[2:]) in self._refused:
                         continue
                     with contextlib.suppress(ToolchainError):
                         return self.plan_of(device, kernel, batch, usual, target)
-                raise
+                if not kernel.tied:
+                    raise
+                kernel = kernel.untied
+                continue
             instead = self.choice(device, kernel, batch, aligned)
             _report_refusal(kernel, why, choice, instead)
             choice = instead
@@ -288,8 +288,7 @@ def _key(device: Device, kernel: KernelSpec, choice: Choice) -> _Key:
 
 def as_read(kernel: KernelSpec, choice: Choice) -> KernelSpec:
     """The kernel with its ties only if the choice reads tied weights once."""
-    is_tied = kernel.tied and family_named(choice.family).reads_ties(kernel, choice.constants)
-    return kernel if is_tied else kernel.untied
+    return family_named(choice.family).as_read(kernel, choice.constants)
 
 
 def _report_refusal(kernel: KernelSpec, why: str, refused: Choice, instead: Choice) -> None:

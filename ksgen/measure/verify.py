@@ -437,12 +437,12 @@ def measure(
     The sets exceed the caches, if their number permits. `family` names the family to use; without it, the one that
     launchers choose. `runs` is the least number of launches that are timed together; with 0, nothing is timed.
     """
-    problem = make_problem(kernel, batch, seed)
-    bench = Bench(device, problem)
     if family:
         plan = PLANNER.plan_of(device, kernel, batch, choice_by_name(family, kernel, batch, limits_of(device)))
     else:
         plan = PLANNER.plan_or_fallback(device, kernel, batch, True, PLANNER.choice(device, kernel, batch))
+    problem = make_problem(plan.kernel, batch, seed)  # the plan decides whether tied weights are read once
+    bench = Bench(device, problem)
     packed = bench.pack(plan)
     try:
         error, checked = bench.check(plan, packed)

@@ -24,6 +24,7 @@
       deep: {chain: [[6,64,64,1], [1,768,192,2]], between: relu}  # the activation of each factor but the last
       transposed: {chain: [[6,64,64,1], [1,768,192,2]], out_layout: bsl}  # layout of y, if it is not that of x
       whole: {chain: [[6,64,64,1], [1,768,192,2]], fuse: yes}  # one launch: auto (if faster), yes, no
+      product: {chain: [[8,8,8,1], [1,8,8,8]], tied: [a, d]}  # axes along which a factor's weights are equal
     patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults
 
 A list of values asks for one kernel per value. Layers share kernels, but `kernels` may list a kernel only once. The

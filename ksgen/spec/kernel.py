@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
+from math import prod
 from typing import Any, Literal, TypedDict, get_args
 
 from ksgen.errors import SpecError
@@ -465,13 +466,16 @@ class KernelSpec:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Bytes of all factors' weights and their scales."""
-        count = sum(chain.weight_count for chain in self.chains)
+        """Bytes of all factors' weights and their scales; tied weights count once."""
+        patterns = [pattern for chain in self.chains for pattern in chain]
+        pairs = zip(patterns, self.tied or [""] * len(patterns), strict=True)
+        slices = [
+            [1 if axis in tie else size for axis, size in zip("abcd", each.shape, strict=True)] for each, tie in pairs
+        ]
+        count = sum(map(prod, slices))
         if not self.is_quantized:
             return self.item_bytes * count
-        return self.weight_item_bytes * count + SCALE_BYTES * sum(
-            each.out_features for chain in self.chains for each in chain
-        )
+        return self.weight_item_bytes * count + SCALE_BYTES * sum(each.out_features for each in patterns)
 
     @property
     def scales_begin(self) -> int:

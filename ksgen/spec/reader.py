@@ -31,6 +31,7 @@ from ksgen.spec.kernel import (
     FUSES,
     LAYOUTS,
     STRIDES,
+    TIES,
     Epilogue,
     KernelSpec,
     LayerOptions,
@@ -44,8 +45,10 @@ from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
 from ksgen.spec.spec import Spec, parts_of
 from ksgen.spec.storage import INPUTS, SAME, WEIGHTS
+from ksgen.values import counted
 
 MOST_KERNELS = 100_000
+TIED = {each or "none": each for each in TIES}  # ties by their words
 RESIDUAL_FIRST = "residual_first: true, because each chain adds the sum of the earlier ones as its residual"
 
 _PATTERN_SETS = {"paper": paper_patterns}
@@ -66,18 +69,22 @@ class KernelOptions:
     stride: tuple[str, ...] = ("dense",)
     weights: tuple[str, ...] = (SAME,)
     inputs: tuple[str, ...] = (SAME,)
+    tie: str = ""  # axes along which the weights of the pattern are equal
     batch_place: SourcePlace | None = None  # place of the batches, if any
     names_precision: bool = False  # whether the text names a precision; else the arrays decide
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
+        if idle := [axis for axis in self.tie if getattr(pattern, axis) == 1]:
+            rest = self.tie.strip("".join(idle)) or "none"
+            raise SpecError(f"tied={self.tie} of {pattern}, whose {' and '.join(idle)} is 1; accepted: tied={rest}")
         axes = (
             self.precision, self._stored, self.layout, self.batch, self.bias, self.activation, self.residual,
             self.residual_first, self.stride,
         )  # fmt: skip
         every: Any = product(*axes)
         for precision, (weights, inputs), layout, batch, *steps, stride in every:
-            epilogue = Epilogue(*steps)
-            yield KernelSpec(pattern, precision, layout, epilogue, batch, stride=stride, weights=weights, inputs=inputs)
+            more: dict[str, Any] = {"stride": stride, "weights": weights, "inputs": inputs, "tied": (self.tie,)}
+            yield KernelSpec(pattern, precision, layout, Epilogue(*steps), batch, **more)
 
     def values(self, name: str) -> tuple[Any, ...]:
         """Values that an option has in the kernels."""
@@ -102,6 +109,10 @@ class KernelOptions:
             if quantized := [each for each in self.weights if each != SAME]:
                 raise SpecError(
                     f"gradients=true with weights={quantized[0]}; accepted: weights: same, since others are not trained"
+                )
+            if self.tie:
+                raise SpecError(
+                    f"gradients=true with tied={self.tie}; accepted: tied: none, since gradients of weights are whole"
                 )
             for precision, layout, batch in product(self.precision, self.layout, self.batch):
                 yield KernelSpec(pattern, precision, layout, batch=batch, job="gradient")
@@ -130,6 +141,11 @@ class _Layer:
     kind: str  # a key of `_LAYERS`
     options: KernelOptions  # options of its kernels
     layer_options: LayerOptions
+    tied: tuple[str, ...] = ()  # ties of the factors of a chain, if any
+
+    def options_of(self, number: int) -> KernelOptions:
+        """Options of the kernels of a factor."""
+        return replace(self.options, tie=self.tied[number]) if self.tied else self.options
 
 
 def read_spec(text: str, file: str, name: str) -> Spec:
@@ -162,7 +178,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
         chains["group"],
         {title: each.layer_options for title, each in every.items()},
         launches,
-        {title: tuple(each.options.kernels(each.chains[0][-1])) for title, each in layers.items()},
+        {title: tuple(each.options_of(-1).kernels(each.chains[0][-1])) for title, each in layers.items()},
         {**{title: _stated([each.options]) for title, each in every.items()}, **_stated_of_patterns(requests)},
         {kernel: place for kernel, place in places.items() if place and kernel.batch},
         chains["sum"],
@@ -194,7 +210,8 @@ def _multiply_out(requests: list[SpecRequest]) -> Iterator[tuple[SpecRequest, Ke
 
 
 def _kernel(entry: SpecEntry, defaults: KernelOptions) -> SpecRequest:
-    return SpecRequest(entry.place, entry.values["pattern"], _options(entry, defaults), is_listed=True)
+    options = replace(_options(entry, defaults), tie=TIED[entry.values.get("tied", "none")])
+    return SpecRequest(entry.place, entry.values["pattern"], options, is_listed=True)
 
 
 def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
@@ -207,6 +224,11 @@ def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
         raise places["between"].error(f"got {layer_options.between} with one factor; accepted: none")
     if layer_options.out_layout and kind != "chain":
         raise places["out_layout"].error(f"got {layer_options.out_layout} of a {kind}; accepted: of a chain")
+    ties = values.get("tied", ())
+    if ties and (kind != "chain" or len(ties) != len(chains[0])):
+        given = f"a {kind}" if kind != "chain" else counted(len(chains[0]), "factor")
+        accepted = f"one of {', '.join(TIED)} per factor of a chain"
+        raise places["tied"].error(f"got {', '.join(ties)} of {given}; accepted: {accepted}")
     options = _options(entry, defaults)
     is_last = kind == "sum" and True in options.residual and options.residual_first != (True,)
     if is_last and (activations := [each for each in options.activation if each != "none"]):
@@ -214,7 +236,7 @@ def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
         raise place.error(f"got a residual after activation {activations[0]} of a sum; accepted: {RESIDUAL_FIRST}")
     if lone := [each for each in options.precision if layer_options.between not in activations_of(each)]:
         raise places["between"].error(f"got {layer_options.between} of complex numbers, {lone[0]}; accepted: none")
-    return _Layer(entry.place, chains, kind, options, layer_options)
+    return _Layer(entry.place, chains, kind, options, layer_options, tuple(TIED[each] for each in ties))
 
 
 def _parts(name: str, layer: _Layer) -> dict[str, _Layer]:
@@ -237,17 +259,18 @@ def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
     Slices and X in eight bits are options of the first factor, and slices of Y those of the last one.
     """
     *before, last = chain
-    place, options, out_layout = layer.place, layer.options, layer.layer_options.out_layout
+    place, out_layout = layer.place, layer.layer_options.out_layout
     transposing = chain.transposing_factor  # looks at all factors
     for number, pattern in enumerate(before):
-        factor_options = options.without_epilogue()
+        factor_options = layer.options_of(number).without_epilogue()
         if number:  # X is an intermediate
             factor_options = replace(factor_options, stride=("dense",), inputs=(SAME,))
         layout = (out_layout,) if out_layout and number >= transposing else factor_options.layout
         yield SpecRequest(
             place, pattern, replace(factor_options, activation=(layer.layer_options.between,), layout=layout)
         )
-    factor_options = replace(options, inputs=(SAME,)) if before else options
+    factor_options = layer.options_of(-1)
+    factor_options = replace(factor_options, inputs=(SAME,)) if before else factor_options
     yield SpecRequest(place, last, replace(factor_options, layout=(out_layout,)) if out_layout else factor_options)
 
 
@@ -262,7 +285,7 @@ def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
         for last in layer.options.kernels(chains[0][-1]) if layer_options.fuse != "no" else ():
             if is_layer(chains, last.layout, layer_options.out_layout):
                 more: dict[str, Any] = {"between": layer_options.between, "out_layout": layer_options.out_layout}
-                more |= {"weights": last.weights, "inputs": last.inputs, "stride": last.stride}
+                more |= {"weights": last.weights, "inputs": last.inputs, "stride": last.stride, "tied": layer.tied}
                 fused = KernelSpec(tuple(chains), last.precision, last.layout, last.epilogue, **more)
                 found.append(replace(fused, batch=last.batch))
     return tuple(found)
@@ -327,9 +350,15 @@ _LAYERS: dict[str, Form] = {
     "group": About("Chains that take the same x.", Group(_CHAIN, "a list of chains")),
     "sum": About("Chains that take the same x, whose outputs are added.", Sum(_CHAIN, "a list of chains")),
 }
-_KERNEL = KeysOrValue({"pattern": Keys({"pattern": PatternForm(), **_OPTIONS}, required=("pattern",))})
+_WHAT_IS_TIED = "Axes along which weights are equal: none, a, d, ad. A layer has a list with one of them per factor."
+_TIE = About(_WHAT_IS_TIED, Word(TIED))
+_TIE_OF_EACH = About(_WHAT_IS_TIED, ListOf(Word(TIED), f"a list with one of {', '.join(TIED)} per factor"))
+_KERNEL = KeysOrValue({"pattern": Keys({"pattern": PatternForm(), **_OPTIONS, "tied": _TIE}, required=("pattern",))})
 _LAYER = KeysOrValue(
-    {what: Keys({what: form, **_LAYER_OPTIONS, **_OPTIONS}, required=(what,)) for what, form in _LAYERS.items()}
+    {
+        what: Keys({what: form, **_LAYER_OPTIONS, **_OPTIONS, "tied": _TIE_OF_EACH}, required=(what,))
+        for what, form in _LAYERS.items()
+    }
 )
 _SPEC = Keys(
     {

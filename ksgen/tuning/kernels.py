@@ -28,9 +28,9 @@ def kernels_of_spec(spec: Spec) -> "dict[KernelSpec, SourcePlace | None]":
     """Kernels of a spec as launchers look them up, for layers, groups and factors, each with the place of its batch."""
     found: dict[KernelSpec, SourcePlace | None] = {}
     for kernel in (kernel for launches in spec.launches.values() for kernel in launches):
-        found |= dict.fromkeys(with_layers(kernel), spec.batch_places.get(kernel))
-    # slices use the wisdom of dense arrays
-    return found | {replace(each, stride="dense"): spec.batch_places.get(each) for each in spec.kernels}
+        found |= dict.fromkeys(with_layers(kernel.untied), spec.batch_places.get(kernel))
+    # slices and tied weights use the wisdom of dense arrays
+    return found | {replace(each.untied, stride="dense"): spec.batch_places.get(each) for each in spec.kernels}
 
 
 def kernels_of_layer(whole: KernelSpec) -> list[KernelSpec]:

@@ -11,6 +11,7 @@ from ksgen.build.request import Binary
 from ksgen.calibration.cases import cases_of
 from ksgen.commands import compiling
 from ksgen.commands.compiling import Compiled, _processor_setup, _Setup, _sources, _sources_for, compile_proofs
+from ksgen.devices import find_device
 from ksgen.emit.render import render
 from ksgen.emit.templates import template_digest
 from ksgen.errors import ToolchainError
@@ -23,6 +24,7 @@ from ksgen.passport.standing import unproven
 from ksgen.spec import STRIDES, Epilogue, KernelSpec, parse
 from ksgen.wisdom.store import Entry, Wisdom, save
 from tests.support.fake_gpu import FakeGpu
+from tests.support.launching import plan_anew
 from tests.support.native import chosen_native
 from tests.support.program import ksgen, needs_compiler
 
@@ -111,6 +113,42 @@ def test_texts_of_layers_are_those_that_launchers_on_a_gpu_ask_for(
                 found += 1
                 assert {plan.source.text, *(each.source.text for each in plan.packers)} <= held
     assert found > 2
+
+
+TIES = """
+kernels: [{pattern: [3,64,48,4], tied: ad}]
+layers:
+  k: {chain: [[8,16,16,1], [1,16,16,8]], tied: [a, d], fuse: yes}
+  apart: {chain: [[8,16,16,1], [1,16,16,8]], tied: [a, d], precision: float16, fuse: no}
+"""
+
+
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_texts_of_tied_weights_are_those_that_launchers_ask_for(
+    is_gpu: bool, without_tiles: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Calls take them if weights repeat their slices: of one factor, of a chain, and where no family reads ties."""
+    plan_anew(monkeypatch)
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    monkeypatch.setattr(fused, "refuse_capture", lambda *_: None)
+    device: Any = FakeGpu() if is_gpu else find_device("native")
+    if is_gpu:
+        multiprocessors = cuda_limits(device.target).multiprocessors
+        monkeypatch.setattr(device, "limits", replace(device.limits, multiprocessors=multiprocessors))
+    spec = parse(TIES)
+    held = {source.text for source in _sources(spec, limits_of(device), device.dialect, Wisdom())}
+    monkeypatch.setattr(Planner, "_binary", lambda self, device, source, target: Binary(b"", source.entry, target))
+    monkeypatch.setattr(
+        planner, "load", lambda _device, source, binary: Loaded(source, binary, dict.fromkeys(source.entries))
+    )
+    found = list[Any]()
+    for batch in (64, 32768):
+        found += [planner.PLANNER.plan(device, kernel, batch) for kernel in spec.kernels]
+        found += [fused.fused_plan(device, kernel, batch, "yes") for kernel in spec.launches["k"]]
+    assert {each.source.text for plan in found for each in (plan, *plan.packers)} <= held
+    tied = [plan.kernel.tied for plan in found]
+    assert {("ad",), ("a",), ("d",), ("a", "d")} <= set(tied)
+    assert (() in tied) == is_gpu  # tensor cores read whole weights in 16 bits
 
 
 def test_a_target_whose_families_need_a_proof_gets_other_kernels_and_the_proofs(

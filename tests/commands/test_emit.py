@@ -29,6 +29,30 @@ def test_emit_writes_the_texts_of_a_family_asked_for(spec: Path, tmp_path: Path)
     assert not (tmp_path / "none").exists()
 
 
+def test_tied_weights_have_sources_of_families_that_read_them_once(tmp_path: Path) -> None:
+    """Others read repeated weights, by the source that whole weights have."""
+    path, folder = tmp_path / "ties.yaml", tmp_path / "texts"
+    path.write_text(
+        'defaults: {precision: [float32, float16]}\nkernels: ["8,16,16,2", {pattern: "8,16,16,2", tied: a}]\n'
+    )
+    for family, tied in ((), ["float32"]), (("--family", "simt"), ["float32", "float16"]), (("--family", "mma"), []):
+        done = ksgen("emit", str(path), *family, "-o", str(folder))
+        left_out = "ks_8x16x16x2_float32_bsf, ks_8x16x16x2_float32_bsf_tied_a"
+        assert done.stderr == (
+            "" if "mma" not in family else f"left out, as mma does not support them: 2 of 4 kernels ({left_out})\n"
+        )
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert len({row["file"] for row in manifest["kernels"]}) == len(manifest["kernels"])
+        rows = [row for row in manifest["kernels"] if row.get("tied") == "a"]
+        assert [row["precision"] for row in rows] == tied
+        assert sorted(each.name for each in folder.glob("*_tied_a*.cu")) == sorted(row["file"] for row in rows)
+        assert all("w is (1, B, C, D) of" in (folder / row["file"]).read_text() for row in rows)
+        whole = {row["precision"]: row["packed_bytes"] for row in manifest["kernels"] if "tied" not in row}
+        assert all(8 * row["packed_bytes"] == whole[row["precision"]] for row in rows)
+    refused = ksgen("emit", str(path), "--family", "gradient", "-o", str(tmp_path / "none"))
+    assert "gradient supports none of its kernels (the weights' gradient" in refused.stderr
+
+
 def test_x_in_eight_bits_by_warpgroups(tmp_path: Path) -> None:
     path, defaults = tmp_path / "bytes.yaml", "defaults: {precision: float16, weights: e4m3, inputs: e4m3}\n"
     path.write_text(

@@ -41,6 +41,17 @@ def test_what_a_search_found_for_few_entries_is_not_taken_for_more() -> None:
         assert found.family == ("gemv" if is_found or asked <= 32 else "simt")
 
 
+def test_ties_decide_neither_family_nor_constants() -> None:
+    constants, tied = FAMILIES["simt"].default(KERNEL, HOPPER, 4096), replace(KERNEL, tied=("ad",))
+    wisdom = Wisdom([Entry(KERNEL, 40, "simt", constants, {})])
+    found = choose(tied, 40, HOPPER, wisdom)
+    assert found.from_wisdom
+    assert found == choose(KERNEL, 40, HOPPER, wisdom)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(FAMILIES["simt"]), "default", lambda _family, kernel, _limits, _batch: kernel.tied)
+        assert choice_by_name("simt", tied, 40, HOPPER).constants == ()
+
+
 @pytest.mark.parametrize(
     ("measured", "is_open"),
     [

@@ -113,6 +113,27 @@ def test_a_source_that_failed_to_compile_is_not_tried_again(
     assert len(tried) == times
 
 
+@pytest.mark.parametrize("has_tied", [True, False])
+def test_what_was_built_of_tied_weights_precedes_whole_weights(
+    has_tied: bool, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner, kernel, tried = Planner(), KernelSpec(Pattern(4, 32, 32, 1), tied=("a",)), list[Any]()
+
+    def find(device: Any, wanted: KernelSpec, batch: int, choice: Choice, target: str | None = None) -> Any:
+        tried.append((wanted, target))
+        if target is None or (wanted.tied and not has_tied):
+            raise ToolchainError("no compiler")
+        return wanted
+
+    choice = planner.choice(gpu, kernel, 64)
+    monkeypatch.setattr(planner, "plan_of", find)
+    monkeypatch.setattr(planner_module, "built_beforehand", lambda device: [("another", planner_module.limits_of(gpu))])
+    wanted = kernel if has_tied else kernel.untied
+    assert planner.plan_or_fallback(gpu, kernel, 64, True, choice) == wanted
+    others = [] if has_tied else [(kernel.untied, None), (kernel.untied, "another")]
+    assert tried == [(kernel, None), (kernel, "another"), *others]
+
+
 def test_a_batch_that_is_new_to_a_loaded_kernel_can_be_captured(gpu: FakeGpu, ks: Launcher) -> None:
     x, weights = inputs()
     kept = ks.pack(FakeArray(gpu, weights))

@@ -9,6 +9,7 @@ import pytest
 
 from ksgen import reference
 from ksgen.devices import Found, find_device, list_devices
+from ksgen.families.vector.family import Vector
 from ksgen.launch.choice import Choice, choice_by_name, limits_of
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
@@ -258,6 +259,18 @@ def test_weights_of_tied_kernels_are_equal_along_their_ties() -> None:
             assert [each.shape for each in problem.given] == slices[: len(ties)]
             for weights, given in zip(whole, problem.given, strict=True):
                 np.testing.assert_array_equal(weights, np.broadcast_to(given, weights.shape))
+
+
+@needs_opencl
+@pytest.mark.parametrize("reads_ties", [True, False])
+def test_tied_weights_are_measured_as_their_kernel_reads_them(
+    reads_ties: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "PLANNER", Planner())
+    monkeypatch.setattr(Vector, "reads_ties", lambda *_: reads_ties)
+    measured = measure(find_device("opencl"), replace(KERNEL, tied=("ad",)), 70, runs=0)
+    assert measured.passed
+    assert measured.plan.kernel.tie == ("ad" if reads_ties else "")
 
 
 def test_kernels_that_round_more_than_once_are_compared_by_their_error() -> None:

@@ -104,6 +104,7 @@ def test_tied_weights_are_a_part_of_the_kernel() -> None:
     assert "tied" not in tied.untied.as_json
     assert replace(tied.untied, tied=json.loads(json.dumps(tied.as_json))["tied"]) == tied
     assert [each.tie for each in factor_kernels(tied)] == ["a", ""]
+    assert (tied.weight_bytes, tied.untied.weight_bytes) == (4 * 7 * 64 * 64, 4 * 12 * 64 * 64)
     assert [each.tied for each in layer_kernels(KernelSpec(((SMALL,), (SMALL, SMALL)), tied=("", "d", "ad")))] == [
         (),
         ("d", "ad"),

@@ -271,6 +271,40 @@ def test_only_a_layers_first_factor_meets_x_in_eight_bits() -> None:
     assert [each.inputs for each in parse(group).kernels] == ["int8", "int8"]
 
 
+def test_ties_are_those_of_a_kernel_or_of_each_factor() -> None:
+    text = """
+        kernels:
+          - {pattern: [3,5,4,2], tied: ad, layout: [bsf, bsl]}
+          - {pattern: [3,5,4,2], tied: none}
+          - 1,9,9,1
+        layers:
+          k: {chain: [[8,8,8,1], [1,8,8,8]], tied: [a, d], bias: true}
+          half: {chain: [[8,8,8,1], [1,8,8,8]], tied: [none, d], fuse: no}
+          one: {chain: [[3,5,4,2]], tied: [d], out_layout: bsl}
+          plain: [[8,8,8,1], [1,8,8,8]]
+        """
+    assert names(text) == [
+        "3x5x4x2_float32_bsf_tied_ad",
+        "3x5x4x2_float32_bsl_tied_ad",
+        "3x5x4x2_float32_bsf",
+        "1x9x9x1_float32_bsf",
+        "8x8x8x1_float32_bsf_tied_a",
+        "1x8x8x8_float32_bsf_bias_tied_d",
+        "8x8x8x1_float32_bsf",
+        "1x8x8x8_float32_bsf_tied_d",
+        "3x5x4x2_float32_bsl_tied_d",
+        "1x8x8x8_float32_bsf",
+    ]
+    spec = parse(text)
+    assert {name: [each.tied for each in launches] for name, launches in spec.launches.items()} == {
+        "k": [("a", "d")], "half": [], "one": [("d",)], "plain": [()],
+    }  # fmt: skip
+    assert {name: [each.tied for each in wanted] for name, wanted in spec.wanted.items()} == {
+        "k": [("d",)], "half": [("d",)], "one": [("d",)], "plain": [()],
+    }  # fmt: skip
+    assert spec.stated_of("k").non_defaults == {"bias": True}
+
+
 def test_gradients_add_what_training_needs_once() -> None:
     text = """
         defaults: {layout: bsl, gradients: true}
@@ -579,6 +613,44 @@ WRONG = [
     (
         "layers:\n  q: {chain: {family: deformable_butterfly, in_features: 4, blocks: 4}}",
         "2: layers.q.chain: blocks=4; accepted: a list",
+    ),
+    ("kernels: [{pattern: [3,5,4,2], tied: b}]", "1: kernels[0].tied: got 'b'; accepted: none, a, d, ad"),
+    ("kernels: [{pattern: [3,5,4,2], tied: [a, d]}]", "1: kernels[0].tied: got a list; accepted: none, a, d, ad"),
+    (
+        "defaults: {tied: a}\nkernels: [[3,5,4,2]]",
+        "1: defaults: unknown key 'tied'; did you mean stride? accepted: precision",
+    ),
+    (
+        "kernels:\n- {pattern: [3,5,4,1], tied: ad}",
+        "2: kernels[0]: tied=ad of 3,5,4,1, whose d is 1; accepted: tied=a",
+    ),
+    (
+        "layers:\n  k: {chain: [[1,5,4,1], [1,3,5,1]], tied: [none, ad]}",
+        "2: layers.k: tied=ad of 1,3,5,1, whose a and d is 1; accepted: tied=none",
+    ),
+    (
+        "kernels:\n- {pattern: [3,5,4,2], tied: d, gradients: true}",
+        "2: kernels[0]: gradients=true with tied=d; accepted: tied: none, since gradients of weights are whole",
+    ),
+    (
+        "kernels:\n- {pattern: [3,5,4,2], tied: d, weights: int8}",
+        "2: kernels[0]: tied=('d',) with weights=int8; accepted: one of ('', 'a', 'd', 'ad') per factor, of a product",
+    ),
+    (
+        "layers:\n  k: {chain: [[8,8,8,1], [1,8,8,8]], tied: a}",
+        "2: layers.k.tied: got 'a'; accepted: a list with one of none, a, d, ad per factor",
+    ),
+    (
+        "layers:\n  k: {chain: [[8,8,8,1], [1,8,8,8]], tied: [a]}",
+        "2: layers.k.tied: got a of 2 factors; accepted: one of none, a, d, ad per factor of a chain",
+    ),
+    (
+        "layers:\n  k: {group: [[[8,8,8,1], [1,8,8,8]]], tied: [a, d]}",
+        "2: layers.k.tied: got a, d of a group; accepted: one of none, a, d, ad per factor of a chain",
+    ),
+    (
+        "layers:\n  k: {sum: [[[3,8,8,1]], [[3,8,8,1]]], tied: [a, a]}",
+        "2: layers.k.tied: got a, a of a sum; accepted: one of none, a, d, ad per factor of a chain",
     ),
     ("patterns: papre", "1: patterns: got 'papre'; did you mean paper? accepted: paper"),
     ("patterns:\n- paper", "1: patterns: got a list; accepted: paper"),

@@ -7,8 +7,9 @@ import pytest
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.pattern import Pattern
-from ksgen.spec import KernelSpec
+from ksgen.spec import KernelSpec, parse
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
+from ksgen.tuning.kernels import kernels_of_spec
 
 KERNEL = KernelSpec(Pattern(2, 9, 5, 3))
 
@@ -30,6 +31,14 @@ def test_words_travel_between_processes_and_compare_there() -> None:
     ):
         assert pickle.loads(pickle.dumps(each)) == each
         assert hash(pickle.loads(pickle.dumps(each))) == hash(each)
+
+
+def test_a_search_of_a_spec_is_of_whole_weights() -> None:
+    """Launchers look up wisdom as if no weights were tied."""
+    layer = "layers: {k: {chain: [[8,8,8,1], [1,8,8,8]], tied: [a, d]}}"
+    found = list(kernels_of_spec(parse(layer)))
+    assert found == list(kernels_of_spec(parse(layer.replace(", tied: [a, d]", ""))))
+    assert len(found) == 3
 
 
 def test_they_read_as_what_they_are() -> None:
