@@ -1,7 +1,8 @@
 """`KSLinear`: a chain of Kronecker-sparse factors in place of a `torch.nn.Linear`. Does not compute products itself."""
 
 import copy
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from math import sqrt
 from typing import Any, Never, Self
 
@@ -12,7 +13,7 @@ from ksgen.errors import LaunchError, PatternError, SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.quantized import Per, Quantized, quantize, quantize_inputs
 from ksgen.spec import LAYOUTS, PRECISIONS, Activation, Epilogue, Fuse, KernelSpec, Layout, PrecisionName, WeightStorage
-from ksgen.spec.kernel import checked_batch, checked_count
+from ksgen.spec.kernel import checked_batch, checked_count, is_word
 from ksgen.spec.storage import STORED, x_precisions
 from ksgen.structures import Structure
 from ksgen.torch.conversion.factorize import factorize
@@ -31,7 +32,8 @@ from ksgen.torch.operators.backends import (
     BackendName,
     Intermediates,
     is_recomputed,
-    multiply_between,
+    multiply_all_by,
+    recomputed,
 )
 from ksgen.torch.operators.checks import (
     check_activation,
@@ -51,8 +53,7 @@ from ksgen.values import excerpt, listed
 CALIBRATED_ROWS = 4096  # rows of x for the calibration of a layer's scales
 OPTIONS: dict[str, Any] = {  # options that may be set later, with their defaults
     "layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto",
-    "intermediates": "keep",
-    "out_layout": None,
+    "intermediates": "keep", "out_layout": None,
 }  # fmt: skip
 
 
@@ -153,11 +154,10 @@ class KSLinear(ChainLayer, nn.Linear):
             self._exchanges = tuple(map(exchange_of, self.chain))
         options: dict[str, Any] = {
             "layout": layout, "precision": precision, "backend": backend, "activation": activation, "between": between,
-            "fuse": fuse,
-            "intermediates": intermediates, "out_layout": out_layout,
+            "fuse": fuse, "intermediates": intermediates, "out_layout": out_layout,
         }  # fmt: skip
         check_device(device)
-        dtype = checked_dtype(self.chain, bias, dtype, **options)
+        dtype = checked_dtype(self.chain, bias, dtype, options)
         for name, value in options.items():
             self._set(name, value)
         self.weights = nn.ParameterList(
@@ -401,7 +401,7 @@ class KSLinear(ChainLayer, nn.Linear):
             # a cast of the weights may have invalidated the precision; calls report that, so that other options can
             # still be set
             checks_weights = name == "precision" or self.precision is None
-            checked_dtype(self.chain, self.bias is not None, self._dtype if checks_weights else None, **options)
+            checked_dtype(self.chain, self.bias is not None, self._dtype if checks_weights else None, options)
             if self._parallel is not None and options["out_layout"] not in (None, options["layout"]):
                 raise LaunchError(
                     f"{self._name()}: {name}={value!r} would transpose y of a layer that is split; accepted: y in the "
@@ -449,10 +449,7 @@ class KSLinear(ChainLayer, nn.Linear):
             super().__setattr__("out_layout", None)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Register a parameter, but refuse PyTorch's `ColwiseParallel`.
-
-        That style would treat the factors as the dense weight of an `nn.Linear`.
-        """
+        """Register a parameter. Refuses PyTorch's `ColwiseParallel`, which would treat factors as a dense weight."""
         if name.startswith("weights."):
             raise LaunchError(
                 f"{self._name()}: {name} cannot be registered; accepted for tensor parallelism: styles of "
@@ -494,10 +491,12 @@ class KSLinear(ChainLayer, nn.Linear):
             options |= {"out_layout": self.out_layout, "transposing_factor": self.own_chain.transposing_factor}
         if self._exchanges:
             options["exchanges"] = self._exchanges
-        recompute = self.intermediates != "keep" and is_recomputed(
+        run: Callable[..., Tensor] = partial(multiply_all_by, self.backend, **options)
+        if self.intermediates != "keep" and is_recomputed(
             self.intermediates, self.own_chain, (self.between, activation)
-        )
-        y = multiply_between(recompute, self.backend, rows, weights, bias, added, **options)
+        ):
+            run = partial(recomputed, run)
+        y = run(rows, weights, bias, added)
         if torch.jit.is_tracing():
             return y.reshape(y_shape)  # a trace records how sizes follow from x; `shaped` would record constants
         return y if y.shape == y_shape else shaped(y, y_shape, activation)
@@ -611,10 +610,7 @@ class KSLinear(ChainLayer, nn.Linear):
         return frozen.is_frozen(self, self._own_weights())
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode like any module.
-
-        Training mode thaws the layer, except a `QuantizedKSLinear`, whose weights are not trained.
-        """
+        """Set training mode like any module. It thaws the layer, unless its weights are stored and not trained."""
         if mode and not self.has_stored_type:
             self.thaw()
         super().train(mode)
@@ -648,12 +644,8 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         self._refuse_out_layout("a quantized layer")
         dtype = dtype_name(self._dtype)
-        if (
-            isinstance(storage, str)
-            and storage in STORED
-            and not STORED[storage].is_scaled
-            and dtype not in x_precisions(storage)
-        ):
+        is_rounded = is_word(storage, STORED) and not STORED[storage].is_scaled
+        if is_rounded and dtype not in x_precisions(storage):
             already = " (this one needs no conversion: use it unchanged)" if dtype == storage else ""
             wanted = f"a layer of {', '.join(x_precisions(storage))}{already}"
             raise LaunchError(f"{self._name()}: weights of {dtype} in {storage}; accepted: {wanted}")
@@ -783,15 +775,12 @@ class QuantizedKSLinear(StoredWeights, KSLinear):
         raise LaunchError(f"{self._name()}: its weights are in {self.storage} already; accepted: the original KSLinear")
 
 
-def checked_dtype(
-    chain: Chain, bias: bool, dtype: torch.dtype | None, *, layout: str, precision: str | None, backend: str,
-    activation: str,
-    between: str, fuse: str, intermediates: str, out_layout: str | None,
-) -> torch.dtype:  # fmt: skip
+def checked_dtype(chain: Chain, bias: bool, dtype: torch.dtype | None, options: Mapping[str, Any]) -> torch.dtype:
     """Check all options, alone and in combination, and return the dtype of the weights.
 
     By default, the dtype is that of the precision, or PyTorch's default without a precision.
     """
+    layout, precision, backend, activation, between, fuse, intermediates, out_layout = map(options.__getitem__, OPTIONS)
     check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
     if between != "none" and len(chain) < 2:
         raise LaunchError(f"KSLinear({chain}): between={between!r} with one factor; accepted: 'none', or two or more")
@@ -815,10 +804,9 @@ def _draw(parameter: Tensor, bound: float) -> None:
 
     Both parts of a complex number are drawn within a smaller bound, so that its variance equals that of a real number.
     """
-    parts, bound = (
-        (torch.view_as_real(parameter.detach()), bound / sqrt(2)) if parameter.is_complex() else (parameter, bound)
-    )
-    nn.init.uniform_(parts, -bound, bound)
+    if parameter.is_complex():
+        parameter, bound = torch.view_as_real(parameter.detach()), bound / sqrt(2)
+    nn.init.uniform_(parameter, -bound, bound)
 
 
 def dense_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -21,11 +21,11 @@ from ksgen.spec import STORAGES, Activation, Epilogue, Fuse, Layout
 from ksgen.spec.kernel import pattern_as_list
 from ksgen.spec.storage import SAME, STORED, refused_x_precision, x_precisions
 from ksgen.torch.layer.base import ChainLayer
-from ksgen.torch.operators.backends import multiply_between
+from ksgen.torch.operators import ops
+from ksgen.torch.operators.backends import multiply_all_by
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, disable_fusion, has_kernels, is_one_launch, launcher
-from ksgen.torch.operators.ops import autocast, contiguous, is_plain, multiply, rows_of
-from ksgen.torch.operators.products import exchanged, finish, natural
+from ksgen.torch.operators.products import finish
 
 MOST_TRIES = 8  # attempts of a call while another thread writes to the weights
 
@@ -82,19 +82,10 @@ def _despite_writes(use: Callable[[], Tensor]) -> Tensor:
 
 def multiply_stored(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor | None, precision: str) -> Tensor:
     """Output of a layer with stored weights, as a matrix in this precision."""
-    tensors = (x, bias, residual)
-    needs_gradient = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
-    if needs_gradient or not is_plain(*tensors) or not x.numel() or not has_kernels(x.device):
-        return by_operators(layer, x, bias, residual, needs_gradient, precision)
-    x, residual = rows_of(x), rows_of(residual)
-    bias = None if bias is None else contiguous(bias)
-    options = {
-        "layout": layer.layout,
-        "activation": layer.activation,
-        "bias": bias,
-        "residual": residual,
-        "precision": precision,
-    }
+    if not ops.is_plain(x, bias, residual) or not x.numel() or not has_kernels(x.device):
+        return by_operators(layer, x, bias, residual, ops.needs_gradient(x, bias, residual), precision)
+    x, options = ops.rows_of(x), {"layout": layer.layout, "activation": layer.activation, "precision": precision}
+    options |= {"bias": ops.contiguous(bias), "residual": ops.rows_of(residual)}
     launch = chain_launcher(layer._shapes, layer.between, layer.fuse)
     if x.device.type == "cuda" and layer.fuse == "auto" and len(layer.chain) > 1:
         return _despite_writes(lambda: on_gpu(layer, launch, x, layer._ready_parts(), options))
@@ -128,20 +119,20 @@ def by_operators(
 
     With `is_apart`, PyTorch computes each factor's epilogue in separate operations. Exchanged features are copied.
     """
-    layout, last = layer.layout, len(layer.chain) - 1
-    orders = layer._exchanges or (None,) * len(layer.chain)
-    every = zip(layer.values, layer.scales, layer._x_scales, orders, strict=True)
-    for number, (values, scale, x_scale, exchange) in enumerate(every):
-        epilogue = (bias, layer.activation, residual) if number == last else (None, layer.between, None)
-        is_behind = is_apart or (exchange is not None and exchange.outputs is not None)
-        own_bias, activation, own_residual = (None, "none", None) if is_behind else epilogue
-        x = _operator(
-            natural(x, exchange, layout), values, scale, own_bias, own_residual, layout, activation, layer.storage,
-            layer.per, x_scale, precision,
-        )  # fmt: skip
-        if is_behind:
-            x = finish(exchanged(x, exchange, layout), *epilogue, layout)
-    return x
+
+    def product(x: Tensor, weights: Any, bias: Any, activation: str, residual: Any, layout: str) -> Tensor:
+        values, scale, x_scale = weights
+        more = layer.storage, layer.per, x_scale, precision
+        if is_apart:
+            return finish(
+                _operator(x, values, scale, None, None, layout, "none", *more), bias, activation, residual, layout
+            )
+        y: Tensor = _operator(x, values, scale, bias, residual, layout, activation, *more)
+        return y
+
+    stored = list(zip(layer.values, layer.scales, layer._x_scales, strict=True))
+    factors: Any = ops.transposed_at(0, stored, layer.layout, None)
+    return ops.multiply_each(product, x, factors, layer._exchanges, layer.between, (bias, layer.activation, residual))
 
 
 # ---- one factor as a PyTorch operator
@@ -149,28 +140,22 @@ def by_operators(
 
 def _compute(
     x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None, layout: Layout,
-    activation: Activation,
-    storage: str, per: str, x_scale: float | None = None, precision: str | None = None,
+    activation: Activation, storage: str, per: str, x_scale: float | None = None, precision: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Multiply by one factor, with a kernel of ksgen, or on other devices with PyTorch and dequantized weights."""
     kind = _kind_of(x, x_scale, precision)
     if not x.numel():
-        return _empty(x, values, layout, kind)
-    if not has_kernels(x.device) and x_scale is not None:
-        added = [None if each is None else each.float() for each in (bias, residual)]
-        with torch.no_grad():
-            found = multiply(x.float() * x_scale, values.float() * scale, *added, layout=layout, activation=activation)
-        return found.to(kind)
+        return ops.empty_y(x, values, layout, dtype=kind)
     if not has_kernels(x.device):
-        wide = (values.to(torch.float32) * scale).to(x.dtype)
+        weights, added = values.float() * scale, [bias, residual]
+        if x_scale is None:
+            weights = weights.to(x.dtype)
+        else:
+            x, added = x.float() * x_scale, [None if each is None else each.float() for each in added]
         with torch.no_grad():
-            return multiply(x, wide, bias, residual, layout=layout, activation=activation)
-    options = {
-        "bias": None if bias is None else contiguous(bias),
-        "residual": rows_of(residual),
-        "precision": dtype_name(kind),
-    }
-    launch, rows, stored = launcher(*values.shape), rows_of(x), (values, scale, storage, per, x_scale)
+            return ops.multiply(x, weights, *added, layout=layout, activation=activation).to(kind)
+    options = {"bias": ops.contiguous(bias), "residual": ops.rows_of(residual), "precision": dtype_name(kind)}
+    launch, rows, stored = launcher(*values.shape), ops.rows_of(x), (values, scale, storage, per, x_scale)
     return _despite_writes(lambda: launch(rows, quantized_of(*stored), layout=layout, activation=activation, **options))
 
 
@@ -180,28 +165,18 @@ def _kind_of(x: Tensor, x_scale: float | None, precision: str | None) -> torch.d
     return found
 
 
-def _empty(x: Tensor, values: Tensor, layout: str, kind: torch.dtype) -> Tensor:
-    a, b, _, d = values.shape
-    return x.new_empty((x.shape[0], a * b * d) if layout == "bsf" else (a * b * d, x.shape[1]), dtype=kind)
-
-
 _operator = torch.library.custom_op(
     "ksgen::multiply_quantized",
     _compute,
     mutates_args=(),
-    schema="(Tensor x, Tensor values, Tensor scale, Tensor? bias, Tensor? residual, str layout, str activation, str "
-    "storage, "
-    "str per, float? x_scale=None, str? precision=None) -> Tensor",
+    schema="(Tensor x, Tensor values, Tensor scale, Tensor? bias, Tensor? residual, str layout, str activation, "
+    "str storage, str per, float? x_scale=None, str? precision=None) -> Tensor",
 )
-
-
-@_operator.register_fake
-def _(
-    x: Tensor, values: Tensor, scale: Tensor, bias: Any, residual: Any, layout: str, activation: str, storage: str,
-    per: str,
-    x_scale: float | None = None, precision: str | None = None,
-) -> Tensor:  # fmt: skip
-    return _empty(x, values, layout, _kind_of(x, x_scale, precision))
+_operator.register_fake(
+    lambda x, values, scale, bias, residual, layout, activation, storage, per, x_scale=None, precision=None: (
+        ops.empty_y(x, values, layout, dtype=_kind_of(x, x_scale, precision))
+    )
+)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -210,15 +185,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    """Gradients of a product without an epilogue.
-
-    The layer applies the epilogue separately if gradients are wanted.
-    """
+    """Gradients of a product without an epilogue, which the layer applies separately if gradients are wanted."""
     if ctx.activation != "none" or any(ctx.needs_input_grad[3:5]):
         raise LaunchError("ksgen::multiply_quantized: gradients of its epilogue; accepted: a product without one")
     values, scale = ctx.saved_tensors
     wide = (values.to(torch.float32) * scale).to(gradient.dtype).transpose(1, 2).contiguous()
-    of_x = multiply(gradient, wide, layout=ctx.layout) if ctx.needs_input_grad[0] else None
+    of_x = ops.multiply(gradient, wide, layout=ctx.layout) if ctx.needs_input_grad[0] else None
     return of_x, *[None] * 10
 
 
@@ -366,7 +338,7 @@ class StoredWeights(ChainLayer, nn.Module):
         y_shape = self._checked_y_shape(x, residual)
         rows, added = self._as_matrix(x), None if residual is None else self._as_matrix(residual)
         before_cast = rows, added
-        rows, bias, added, kind_if_uncast = autocast(rows, self.bias, added, dtype_name(rows.dtype))
+        rows, bias, added, kind_if_uncast = ops.autocast(rows, self.bias, added, dtype_name(rows.dtype))
         if not STORED[self.storage].is_scaled and kind_if_uncast is None and rows.dtype != torch.float32:
             return self._cast_multiply(*before_cast).reshape(y_shape)
         self._check_kinds(rows, bias, added)
@@ -376,18 +348,10 @@ class StoredWeights(ChainLayer, nn.Module):
         return multiply_stored(self, rows, bias, added, kind).reshape(y_shape)
 
     def _cast_multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Multiply like a float32 layer under autocast.
-
-        x and the weights, which have no scales, are cast to autocast's dtype.
-        """
-        options: dict[str, Any] = {
-            "layout": self.layout,
-            "precision": None,
-            "activation": self.activation,
-            "between": self.between,
-        }
-        options["exchanges"] = self._exchanges
-        return multiply_between(False, "auto", x, self.values, self.bias, residual, fuse=self.fuse, **options)
+        """Multiply like a float32 layer under autocast: x and the weights, which have no scales, are cast."""
+        options: dict[str, Any] = {"layout": self.layout, "precision": None, "activation": self.activation}
+        options |= {"between": self.between, "fuse": self.fuse, "exchanges": self._exchanges}
+        return multiply_all_by("auto", x, self.values, self.bias, residual, **options)
 
     def first_input(self, x: Tensor | None) -> Tensor | None:
         """Input of the first factor: x unchanged, or the float32 values that x has in eight bits."""
@@ -401,7 +365,7 @@ class StoredWeights(ChainLayer, nn.Module):
         NaN is counted, too: floating-point storages keep NaN, and integers store 0. x / scale is rounded to float32
         before it is rounded to eight bits: a single rounding would take one more pass over x.
         """
-        if torch.is_grad_enabled() and (x.requires_grad or (residual is not None and residual.requires_grad)):
+        if ops.needs_gradient(x, residual):
             raise LaunchError(
                 f"{self._name()}: x in eight bits has no gradients; call under torch.no_grad(), or quantize without "
                 "x_too"

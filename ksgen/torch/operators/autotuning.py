@@ -41,7 +41,7 @@ _timed = torch.library.custom_op(
 @_timed.register_fake
 def _(x: Tensor, weights: Tensor, bias: Any, residual: Any, order: str, precision: Any, activation: str,
       transposed: bool, backend: str) -> Tensor:  # fmt: skip
-    return ops._empty(x, weights, order, transposed)
+    return ops.empty_y(x, weights, order, transposed)
 
 
 def by_blocks(

@@ -14,33 +14,22 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ksgen.errors import LaunchError
+from ksgen.errors import LaunchError, ToolchainError
 from ksgen.pattern import Chain, Pattern
-from ksgen.spec import KernelSpec, Layout
-from ksgen.spec.kernel import pattern_as_list
-from ksgen.torch.operators import products
+from ksgen.spec import Epilogue, KernelSpec, Layout
+from ksgen.spec.kernel import layout_word, pattern_as_list
+from ksgen.torch.operators import choice, ops, products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_fuse, dtype_name
-from ksgen.torch.operators.choice import BackendChoice, choose, has_kernels, launcher
-from ksgen.torch.operators.frozen import derived, is_cached
-from ksgen.torch.operators.ops import autocast, is_plain, is_transformed, multiply, multiply_chain, transposed_at
-from ksgen.torch.operators.products import (
-    Exchange,
-    exchanged,
-    finish,
-    natural,
-    permuted,
-    permuted_back,
-    permuted_multiply,
-    to_dense,
-)
+from ksgen.torch.operators.choice import BackendChoice, chain_launcher, has_kernels, is_one_launch, launcher
+from ksgen.torch.operators.frozen import derived, is_cached, operand
+from ksgen.torch.operators.meanwhile import by_kernels
+from ksgen.torch.operators.ops import is_transformed, multiply, needs_gradient
+from ksgen.torch.operators.products import Exchange, finish, permuted, permuted_back, permuted_multiply, to_dense
 
 
 @dataclass(frozen=True)
 class Backend:
-    """Product by PyTorch operators.
-
-    `multiply` takes X, the prepared weights, the layout and the pattern.
-    """
+    """Product by PyTorch operators. `multiply` takes X, the prepared weights, the layout and the pattern."""
 
     multiply: Callable[[Tensor, Tensor, str, Pattern], Tensor]
     why: str
@@ -48,10 +37,7 @@ class Backend:
     is_sparse: bool = False  # whether the prepared weights are a sparse tensor
 
     def __call__(self, x: Tensor, weights: Tensor, layout: str) -> Tensor:
-        """Compute Y = X K^T from weights (a, b, c, d).
-
-        The weights are prepared at each call, or once if they are frozen.
-        """
+        """Compute Y = X K^T. Weights (a, b, c, d) are prepared at each call, or once if they are frozen."""
         if self.is_sparse and is_transformed():  # PyTorch's transforms take no sparse tensors
             return BACKENDS["bmm"](x, weights, layout)
         ready = weights if self.prepare is None else derived(weights, self.prepare)
@@ -60,11 +46,8 @@ class Backend:
         except RuntimeError as error:
             if not self.is_sparse or isinstance(error, LaunchError):
                 raise
-            kind = (
-                ", for frozen weights in inference mode"
-                if torch.is_inference_mode_enabled() and is_cached(weights)
-                else ""
-            )
+            is_inferred = torch.is_inference_mode_enabled() and is_cached(weights)
+            kind = ", for frozen weights in inference mode" if is_inferred else ""
             raise LaunchError(
                 f"PyTorch has no product with {ready.layout} of {dtype_name(x.dtype)} on {x.device.type}{kind} "
                 f"({str(error).splitlines()[0]}); take another backend, such as backend='bmm'"
@@ -94,7 +77,7 @@ def _as_bsr(weights: Tensor) -> Tensor:
 
 
 def _multiply_bsr(x: Tensor, blocks: Tensor, layout: str, pattern: Pattern) -> Tensor:
-    if torch.is_grad_enabled() and (x.requires_grad or blocks.requires_grad):
+    if needs_gradient(x, blocks):
         raise LaunchError(
             "backend='bsr' has no gradients in PyTorch; call under torch.no_grad(), or take another backend"
         )
@@ -132,7 +115,7 @@ def _multiply_matrix(x: Tensor, matrix: Tensor, layout: str, pattern: Pattern) -
 
 
 def _multiply_strided(x: Tensor, matrices: Tensor, layout: str, pattern: Pattern) -> Tensor:
-    if not is_plain(x, matrices):
+    if not ops.is_plain(x, matrices):
         options: dict[str, Any] = {"layout": layout, "backend": "strided"}
         return multiply(x, matrices.permute(0, 2, 3, 1), **options)
     return products.multiply(x.contiguous(), matrices, layout)
@@ -154,52 +137,75 @@ NAMES = ("auto", "ksgen", *BACKENDS)
 
 def multiply_all_by(
     backend: str, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *,
-    activation: str,
-    precision: str | None, between: str = "none", fuse: str = "auto", layout: Layout = "bsf",
-    out_layout: Layout | None = None,
-    transposing_factor: int = 0, exchanges: Sequence[Exchange | None] = (),
+    activation: str, precision: str | None, between: str = "none", fuse: str = "auto", layout: Layout = "bsf",
+    out_layout: Layout | None = None, transposing_factor: int = 0, exchanges: Sequence[Exchange | None] = (),
 ) -> Tensor:  # fmt: skip
-    """Multiply by factors sequentially.
+    """Multiply by several factors. All tensors are cast and checked here, once.
 
-    Bias, activation and residual belong to the last factor, `between` to the others. All tensors are cast and checked
-    here, once.
+    Bias, activation and residual belong to the last factor, `between` to the others. If only the values are needed, one
+    launch runs all factors where it is faster or `fuse` asks for it. `out_layout` is the layout of y, if it differs
+    from that of x. `transposing_factor` is the index of the first factor whose X and Y have `out_layout`. `exchanges`
+    has one entry per factor; it is empty if no factor exchanges its outputs or inputs.
     """
     check_fuse(fuse, backend)
-    x, bias, residual, *weights, precision = autocast(x, bias, residual, *weights, precision)
-    every = transposed_at(transposing_factor, weights, layout, out_layout)
-    layouts = [] if out_layout is None else [layout_of_factor for *_, layout_of_factor in every]
-    check(x, weights, bias, residual, layout, precision, layouts)
+    x, bias, residual, *weights, precision = ops.autocast(x, bias, residual, *weights, precision)
+    every = ops.transposed_at(transposing_factor, weights, layout, out_layout)
+    check(x, weights, bias, residual, layout, precision, [] if out_layout is None else [each for *_, each in every])
     check_backend(backend, precision, x.dtype)
     for each in (between, activation):
         check_activation(each, x.dtype)
-    if backend in ("auto", "ksgen", "strided"):
-        options: dict[str, Any] = {
-            "activation": activation,
-            "between": between,
-            "fuse": fuse,
-            "backend": backend,
-            "precision": precision,
-        }
-        return multiply_chain(
-            x,
-            weights,
-            bias,
-            residual,
-            layout=layout,
-            out_layout=out_layout,
-            transposing_factor=transposing_factor,
-            exchanges=exchanges,
-            **options,
-        )
-    orders = exchanges or (None,) * len(weights)
-    for number, ((prepare, each, layout_of_factor), exchange) in enumerate(zip(every, orders, strict=True), 1):
-        last_bias, function, last_residual = (
-            (bias, activation, residual) if number == len(every) else (None, between, None)
-        )
-        rows = natural(prepare(x), exchange, layout_of_factor)
-        y = exchanged(BACKENDS[backend](rows, each, layout_of_factor), exchange, layout_of_factor)
-        x = finish(y, last_bias, function, last_residual, layout_of_factor)
-    return x
+
+    def by_backend(x: Tensor, weights: Any, bias: Any, activation: str, residual: Any, layout: Layout) -> Tensor:
+        if backend in ("auto", "ksgen", "strided"):
+            return ops.multiply_factor(x, weights, bias, residual, layout, precision, activation, backend)
+        return finish(BACKENDS[backend](x, weights, layout), bias, activation, residual, layout)
+
+    def one_by_one() -> Tensor:
+        return ops.multiply_each(by_backend, x, every, exchanges, between, (bias, activation, residual))
+
+    is_single = len(weights) == 1 and out_layout is None and not exchanges
+    if is_single or fuse == "no" or backend not in ("auto", "ksgen") or not ops.is_plain(x, *weights, bias, residual):
+        return one_by_one()
+    wanted = precision or dtype_name(x.dtype)
+    if fuse == backend == "auto" and wanted == dtype_name(x.dtype) and not choice.is_ready(x.device):
+        return one_by_one()
+    if not has_kernels(x.device):
+        if fuse == "yes":
+            raise LaunchError(
+                f"fuse='yes' of tensors on {x.device.type}, for which there are no kernels; accepted: fuse='auto' or "
+                "'no'"
+            )
+        return one_by_one()
+    if not x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(x.dtype)):
+        return one_by_one()
+    texts = [order.text if order else () for order in exchanges] or [()] * len(weights)
+    patterns = tuple((*each.shape, *text) for each, text in zip(weights, texts, strict=True))
+    chain = chain_launcher(patterns, between, fuse)
+
+    def by_launcher() -> Tensor:
+        options: dict[str, Any] = {"layout": layout, "out_layout": out_layout, "activation": activation}
+        options |= {"bias": ops.contiguous(bias), "residual": ops.rows_of(residual), "precision": precision}
+        ready = [operand(ops.contiguous(each), False) for each in weights]
+        y: Tensor = chain(ops.rows_of(x), ready, **options)
+        return y
+
+    if fuse == "yes" or (backend == "ksgen" and x.device.type == "cpu"):
+        return by_launcher()
+    added, batch = (bias is not None, residual is not None), x.shape[0 if layout == "bsf" else 1]
+    epilogue: Any = Epilogue(added[0], activation, added[1])
+    is_one = is_one_launch(chain, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one
+    if x.device.type == "cuda":
+        if is_one or (exchanges and not choice.is_fusion_disabled(chain)):
+            must_wait = wanted != dtype_name(x.dtype) or backend != "auto"
+            try:
+                if (y := by_launcher() if must_wait else by_kernels(by_launcher)) is not None:
+                    return y
+            except ToolchainError as error:
+                choice.disable_fusion(chain, error)
+        return one_by_one()
+    job = choice.job_of("chain", patterns, x.dtype, layout_word(layout, out_layout), activation, *added, between)
+    methods = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
+    return choice.run_fastest((job, choice.size_of(batch), *methods), methods, "each")
 
 
 def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
@@ -208,12 +214,12 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
         return f"{backend}, as asked for: {BACKENDS[backend].why}"
     if not has_kernels(device):
         return f"bmm, as there are no kernels for tensors on {device.type}: {BACKENDS['bmm'].why}"
-    choice = choose(kernel, batch, device) if backend == "auto" else BackendChoice("ksgen", "as asked for")
-    if choice.backend != "ksgen":
-        return f"{choice.backend}: {choice.why}; {BACKENDS[choice.backend].why}"
+    chosen = choice.choose(kernel, batch, device) if backend == "auto" else BackendChoice("ksgen", "as asked for")
+    if chosen.backend != "ksgen":
+        return f"{chosen.backend}: {chosen.why}; {BACKENDS[chosen.backend].why}"
     what: dict[str, Any] = {"precision": kernel.precision, "layout": kernel.layout, "epilogue": kernel.epilogue}
     description = launcher(*pattern_as_list(kernel.pattern)).explain(batch, **what)
-    return f"ksgen: {choice.why}; {description}"
+    return f"ksgen: {chosen.why}; {description}"
 
 
 # ---- intermediates while gradients are recorded: stored for the backward pass, or recomputed there from x
@@ -232,40 +238,24 @@ def between(chain: Chain, activations: Activations) -> int:
 
 
 def is_recomputed(intermediates: str, chain: Chain, activations: Activations) -> bool:
-    """Whether intermediates are recomputed.
-
-    "auto" recomputes if they take more memory than x, which is stored anyway.
-    """
+    """Whether to recompute intermediates. "auto" does if they take more memory than x, which is stored anyway."""
     values = between(chain, activations)
     return values > 0 and (intermediates == "recompute" or (intermediates == "auto" and values > chain.in_features))
 
 
-def multiply_between(
-    recompute: bool,
-    backend: str,
-    x: Tensor,
-    weights: Sequence[Tensor],
-    bias: Tensor | None,
-    residual: Tensor | None,
-    **options: Any,
+def recomputed(
+    multiply: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None
 ) -> Tensor:
-    """Multiply like `multiply_all_by`; with `recompute`, store only the arguments for the backward pass."""
+    """Multiply, and store only the arguments for the backward pass, if one may follow that supports checkpoints."""
 
     def whole(x: Tensor, bias: Tensor | None, residual: Tensor | None, *weights: Tensor) -> Tensor:
-        return multiply_all_by(backend, x, weights, bias, residual, **options)
+        return multiply(x, weights, bias, residual)
 
-    if not recompute or not _is_recorded(x, bias, residual, *weights):
-        return multiply_all_by(backend, x, weights, bias, residual, **options)
+    is_exported = torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", lambda: False)()
+    if is_exported or is_transformed() or not needs_gradient(x, bias, residual, *weights):
+        return multiply(x, weights, bias, residual)
     y: Tensor = checkpoint(whole, x, bias, residual, *weights, use_reentrant=False, preserve_rng_state=False)
     return y
-
-
-def _is_recorded(*tensors: Tensor | None) -> bool:
-    """Whether a backward pass that supports checkpoints may follow."""
-    if not torch.is_grad_enabled() or not any(each is not None and each.requires_grad for each in tensors):
-        return False
-    is_exported = torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", lambda: False)()
-    return not is_exported and not is_transformed()
 
 
 def describe_intermediates(
@@ -273,9 +263,6 @@ def describe_intermediates(
 ) -> str:
     """Line of `explain` about intermediates in training."""
     size = f"{between(chain, activations) * batch * item_bytes / 1e6:.3g} MB at batch {batch}"
-    treatment = (
-        "computed again in the backward pass"
-        if is_recomputed(intermediates, chain, activations)
-        else "kept for the backward pass"
-    )
+    is_again = is_recomputed(intermediates, chain, activations)
+    treatment = "computed again in the backward pass" if is_again else "kept for the backward pass"
     return f"in training, intermediates ({size}) are {treatment}: intermediates={intermediates}"

@@ -70,8 +70,7 @@ def check_device(device: Any) -> None:
 
 def check(
     x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, layout: str,
-    precision: str | None,
-    layouts: Sequence[str] = (),
+    precision: str | None, layouts: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Raise `LaunchError` for the first tensor that does not fit the weights.
 

@@ -39,38 +39,33 @@ _fusion_errors: dict[Any, str] = {}  # by layer or group: why its fused launch c
 KERNEL_DEVICES = {"cuda", "cpu"}  # PyTorch devices that kernels support, if ksgen finds a matching device
 REMEMBERED = 4096  # cached choices: one per kernel and batch size
 
-KINDS = {  # kinds of jobs that are timed, and their names in reports
-    "prepared": "frozen",
-    "called": "without gradients",
-    "step": "training step",
-    "first step": "training step, x without a gradient",
-    "chain": "all factors",
-    "trained": "trained",
-    "trained first": "trained, x without a gradient",
-    "group": "all layers",
-    "prepared group": "all layers, frozen",
-}
-
-OF_STEPS = ("step", "first step")
-OF_GROUPS = ("group", "prepared group")
-
-METHODS_OF_LAYERS = {  # names of the methods in reports, for several factors
+# names of methods in reports: for several factors, for training steps, and for groups
+METHODS_OF_LAYERS = {
     "ksgen": "one launch",
     "in turn": "one launch per factor by one call",
     "apart": "one launch per factor",
     "each": "each factor by its fastest method",
 }
-
 METHODS_OF_STEPS = {
     "ksgen": "one call forward and one backward",
     "bmm": "bmm for every factor",
     "each": "each factor by its fastest method",
 }
-
 METHODS_OF_GROUPS = {
     "ksgen": "one launch",
     "in turn": "the launches of each layer by one call",
     "each": "each layer by its fastest method",
+}
+KINDS = {  # kinds of jobs that are timed: their names in reports, and those of their methods
+    "prepared": ("frozen", METHODS_OF_LAYERS),
+    "called": ("without gradients", METHODS_OF_LAYERS),
+    "step": ("training step", METHODS_OF_STEPS),
+    "first step": ("training step, x without a gradient", METHODS_OF_STEPS),
+    "chain": ("all factors", METHODS_OF_LAYERS),
+    "trained": ("trained", METHODS_OF_LAYERS),
+    "trained first": ("trained, x without a gradient", METHODS_OF_LAYERS),
+    "group": ("all layers", METHODS_OF_GROUPS),
+    "prepared group": ("all layers, frozen", METHODS_OF_GROUPS),
 }
 
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds per method, by job and threads
@@ -183,10 +178,7 @@ def run_chosen(
 
 
 def is_measured_here(kernel: KernelSpec, device: Any) -> bool:
-    """Whether the methods of a kernel are timed at its first call.
-
-    This holds on a processor, if PyTorch has the precision too.
-    """
+    """Whether a kernel's methods are timed at its first call: on a processor, if PyTorch has the precision too."""
     return bool(device.type == "cpu" and kernel.precision == kernel.dtype)
 
 
@@ -290,8 +282,7 @@ def _unreliable_note(key: Hashable) -> str:
 
 def job_of(
     kind: str, patterns: Iterable[Iterable[Any]], dtype: torch.dtype, layout: str, activation: str, bias: bool,
-    residual: bool,
-    between: str = "none",
+    residual: bool, between: str = "none",
 ) -> Hashable:  # fmt: skip
     """Key under which the methods for one or several factors are timed.
 
@@ -313,21 +304,25 @@ def describe_times(
 
     There is one line per kind of job that was timed, such as a training step, with or without a residual.
     """
-    patterns, measured = list(patterns), cast("dict[Any, dict[str, float]]", _measured)
-    found = []
-    for (kind, name), residual in product(KINDS.items(), (False, True)):
+    patterns, threads = list(patterns), torch.get_num_threads()
+    measured, found = cast("dict[Any, dict[str, float]]", _measured), []
+    for (kind, (name, words)), residual in product(KINDS.items(), (False, True)):
         job = job_of(kind, patterns, dtype, layout, activation, bias, residual, between), size_of(batch)
-        words = METHODS_OF_LAYERS if len(patterns) > 1 else {}
-        words = METHODS_OF_GROUPS if kind in OF_GROUPS else METHODS_OF_STEPS if kind in OF_STEPS else words
-        threads, size = torch.get_num_threads(), len(job)
-        # a key ends with the names of the methods, in another order than stored times
-        for key, seconds in [(key, each) for key, each in measured.items() if key == ((*job, *key[0][size:]), threads)]:
-            times = [
-                f"{words.get(name, name)} {seconds[name] * 1e6:.0f} us"
-                for name in sorted(seconds, key=seconds.__getitem__)
-            ]
-            found.append(f"{name}{', with a residual' if residual else ''}: {', '.join(times)}{_unreliable_note(key)}")
+        if words is METHODS_OF_LAYERS and len(patterns) == 1:
+            words = {}
+        for key, seconds in list(measured.items()):
+            # a key ends with the names of the methods, in another order than stored times
+            if key[0][: len(job)] == job and key[1] == threads:
+                times = ", ".join(_times(seconds, words))
+                found.append(f"{name}{', with a residual' if residual else ''}: {times}{_unreliable_note(key)}")
     return found
+
+
+def _times(seconds: Mapping[str, float], words: Mapping[str, str]) -> list[str]:
+    """Times of methods in words, the fastest first. `words` has other names for some methods."""
+    return [
+        f"{words.get(name, name)} {seconds[name] * 1e6:.0f} us" for name in sorted(seconds, key=seconds.__getitem__)
+    ]
 
 
 def size_of(batch: int) -> int:
@@ -357,8 +352,7 @@ def choose(kernel: KernelSpec, batch: int, device: Any) -> BackendChoice:
         if (job := next((each for each in jobs if _is_timed((each, threads), each[2:])), None)) is None:
             return BackendChoice("ksgen", "its first call times it and PyTorch's products, and the fastest is taken")
         seconds = measured(job)
-        first, *others = sorted(seconds, key=seconds.__getitem__)
-        slower = ", ".join(f"{name} {seconds[name] * 1e6:.0f} us" for name in others)
+        first, slower = min(seconds, key=seconds.__getitem__), ", ".join(_times(seconds, {})[1:])
         return BackendChoice(first, f"{seconds[first] * 1e6:.0f} us here, {slower}{_unreliable_note((job, threads))}")
     if kernel in _unbuilt:
         return BackendChoice("strided", f"no kernel can be built: {_unbuilt[kernel]}")
@@ -376,11 +370,8 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Back
         return BackendChoice("ksgen", planned.why)
     limits = limits_of(device)
     if library_us(kernel, limits, batch) < default_us(family_named(planned.family), kernel, limits, batch):
-        return BackendChoice(
-            "strided",
-            f"no family uses the tensor cores of {device.name}, "
-            "and PyTorch's products on them are expected to be faster",
-        )
+        why = f"no family uses the tensor cores of {device.name}"
+        return BackendChoice("strided", f"{why}, and PyTorch's products on them are expected to be faster")
     return by_heuristic(kernel)
 
 

@@ -11,7 +11,7 @@ PyTorch defines gradients. Both operators run in ksgen's kernels, or in `ksgen.t
 in "bsl". Forward-mode derivatives are products too, by the product rule.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Literal, get_args
@@ -22,32 +22,19 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter, functional
 from torch.utils.flop_counter import register_flop_formula
 
-from ksgen.errors import LaunchError, ToolchainError
-from ksgen.spec import LAYOUTS, Activation, Epilogue, Fuse, Layout, PrecisionName
-from ksgen.spec.kernel import is_transposed, layout_word
+from ksgen.errors import LaunchError
+from ksgen.spec import LAYOUTS, Activation, Layout, PrecisionName
+from ksgen.spec.kernel import is_transposed
 from ksgen.spec.precision import gradient_of
 from ksgen.torch.operators import products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_tensors, check_words, dtype_name
-from ksgen.torch.operators.choice import (
-    chain_launcher,
-    disable_fusion,
-    has_kernels,
-    is_fusion_disabled,
-    is_one_launch,
-    is_ready,
-    job_of,
-    launcher,
-    run_chosen,
-    run_fastest,
-    size_of,
-)
+from ksgen.torch.operators.choice import has_kernels, is_ready, job_of, launcher, run_chosen, run_fastest, size_of
 from ksgen.torch.operators.frozen import as_trained, derived, is_cached, operand
-from ksgen.torch.operators.meanwhile import by_kernels, waiting
+from ksgen.torch.operators.meanwhile import waiting
 from ksgen.torch.operators.products import ACTIVATIONS, Exchange, exchanged, finish, natural
 
 Product = Callable[..., Tensor]
 SMALL_BATCH = 256  # largest batch at which PyTorch's own operators may be faster in training, because they start sooner
-STEP_METHODS = ("ksgen", "bmm")  # methods for a small training step
 ProductBackend = Literal["auto", "ksgen", "strided"]  # backends of `multiply`; "auto" chooses between the other two
 BACKENDS: tuple[str, ...] = get_args(ProductBackend)
 
@@ -102,36 +89,33 @@ def multiply(
     check(x, [weights], bias, residual, layout, precision)
     check_activation(activation, x.dtype)
     check_backend(backend, precision, x.dtype)
-    return _multiply_factor(x, weights, bias, residual, layout, precision, activation, backend)
+    return multiply_factor(x, weights, bias, residual, layout, precision, activation, backend)
 
 
-def _multiply_factor(
+def multiply_factor(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
-    activation: str,
-    backend: str,
+    activation: str, backend: str,
 ) -> Tensor:  # fmt: skip
     """Multiply like `multiply`, with tensors that were cast and checked."""
     operands = x, weights, bias, residual
 
     def by_functions(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        if activation != "none" and (_needs_gradient(x, weights, bias) or _is_forward_mode()):
+        if activation != "none" and (needs_gradient(x, weights, bias) or _is_forward_mode()):
             before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
             return finish(before, None, activation, residual, layout)
         return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
 
-    def by_pytorch(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        return multiply_by_pytorch(x, weights, bias, residual, layout, activation)
-
+    by_pytorch = partial(multiply_by_pytorch, layout=layout, activation=activation)
     if _is_traced() or (backend != "strided" and not _is_watched(*operands) and _lacks_kernels(x, precision, backend)):
         return by_pytorch(*operands)
     if backend == "auto" and _is_small_step(*operands, layout, precision):
-        methods = dict(zip(STEP_METHODS, (by_functions, by_pytorch), strict=True))
+        methods: dict[str, Product] = {"ksgen": by_functions, "bmm": by_pytorch}
         added = bias is not None, residual is not None
-        job = step_job(
-            weights.shape, x.shape[0 if layout == "bsf" else 1], x.dtype, layout, activation, *added, x.requires_grad
-        )
+        kind = "trained" if x.requires_grad else "trained first"  # whether the gradient of x is computed, too
+        job = job_of(kind, [weights.shape], x.dtype, layout, activation, *added)
         timed = {name: partial(_step, method, operands) for name, method in methods.items()}
-        return run_fastest(job, {name: partial(method, *operands) for name, method in methods.items()}, "bmm", timed)
+        ready = {name: partial(method, *operands) for name, method in methods.items()}
+        return run_fastest((job, size_of(x.shape[0 if layout == "bsf" else 1]), *methods), ready, "bmm", timed)
     return by_functions(*operands)
 
 
@@ -139,24 +123,6 @@ def _lacks_kernels(x: Tensor, precision: str | None, backend: str) -> bool:
     """Whether no kernels can multiply x; False while the device is still being opened."""
     defers = backend == "auto" and precision in (None, dtype_name(x.dtype))
     return not (defers and not is_ready(x.device)) and not has_kernels(x.device)
-
-
-def step_job(
-    shape: Iterable[int],
-    batch: int,
-    dtype: torch.dtype,
-    layout: str,
-    activation: str,
-    bias: bool,
-    residual: bool,
-    wants_x: bool,
-) -> Hashable:
-    """Key under which a small training step is timed.
-
-    `wants_x` says whether the gradient of x is computed.
-    """
-    kind = "trained" if wants_x else "trained first"
-    return (job_of(kind, [shape], dtype, layout, activation, bias, residual), size_of(batch), *STEP_METHODS)
 
 
 def multiply_by_pytorch(
@@ -169,87 +135,6 @@ def multiply_by_pytorch(
     return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
 
 
-def multiply_chain(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, *, layout: Layout,
-    precision: PrecisionName | None, activation: Activation, backend: str, between: Activation = "none",
-    fuse: Fuse = "auto",
-    out_layout: Layout | None = None, transposing_factor: int = 0, exchanges: Sequence[Exchange | None] = (),
-) -> Tensor:  # fmt: skip
-    """Multiply by several factors, with `between` as the activation of all but the last.
-
-    Tensors were cast and checked. If only the values are needed, one launch runs all factors where it is faster or
-    `fuse` asks for it. `out_layout` is the layout of y, if it differs from that of x. `transposing_factor` is the index
-    of the first factor whose X and Y have `out_layout`. `exchanges` has one entry per factor; it is empty if no factor
-    exchanges its outputs or inputs.
-    """
-    is_single = len(weights) == 1 and out_layout is None and not exchanges
-    orders = exchanges or (None,) * len(weights)
-
-    def multiplied(
-        rows: Tensor, each: Tensor, exchange: Exchange | None, factor_layout: Layout, *, bias: Tensor | None = None,
-        residual: Tensor | None = None, activation: Activation,
-    ) -> Tensor:  # fmt: skip
-        rows = natural(rows, exchange, factor_layout)
-        if exchange is None or exchange.outputs is None:
-            return _multiply_factor(rows, each, bias, residual, factor_layout, precision, activation, backend)
-        y = _multiply_factor(rows, each, None, None, factor_layout, precision, "none", backend)
-        return finish(exchanged(y, exchange, factor_layout), bias, activation, residual, factor_layout)
-
-    def one_by_one() -> Tensor:
-        *first, last = zip(transposed_at(transposing_factor, weights, layout, out_layout), orders, strict=True)
-        rows = x
-        for (prepare, each, factor_layout), exchange in first:
-            rows = multiplied(prepare(rows), each, exchange, factor_layout, activation=between)
-        (prepare, each, factor_layout), exchange = last
-        options: dict[str, Any] = {"bias": bias, "residual": residual, "activation": activation}
-        return multiplied(prepare(rows), each, exchange, factor_layout, **options)
-
-    if is_single or fuse == "no" or backend == "strided" or not is_plain(x, *weights, bias, residual):
-        return one_by_one()
-    if fuse == backend == "auto" and precision in (None, dtype_name(x.dtype)) and not is_ready(x.device):
-        return one_by_one()
-    if not has_kernels(x.device):
-        if fuse == "yes":
-            raise LaunchError(
-                f"fuse='yes' of tensors on {x.device.type}, for which there are no kernels; accepted: fuse='auto' or "
-                "'no'"
-            )
-        return one_by_one()
-    patterns = tuple((*each.shape, *(order.text if order else ())) for each, order in zip(weights, orders, strict=True))
-    chain, batch = chain_launcher(patterns, between, fuse), x.shape[0 if layout == "bsf" else 1]
-    wanted = precision or dtype_name(x.dtype)
-    if not x.numel() or (fuse == "auto" and x.device.type == "cpu" and wanted != dtype_name(x.dtype)):
-        return one_by_one()
-
-    def by_launcher() -> Tensor:
-        extras = {
-            "bias": None if bias is None else contiguous(bias),
-            "residual": rows_of(residual),
-            "precision": precision,
-        }
-        ready = [operand(contiguous(each), False) for each in weights]
-        y: Tensor = chain(rows_of(x), ready, layout=layout, out_layout=out_layout, activation=activation, **extras)
-        return y
-
-    if fuse == "yes" or (backend == "ksgen" and x.device.type == "cpu"):
-        return by_launcher()
-    added = bias is not None, residual is not None
-    epilogue = Epilogue(added[0], activation, added[1])
-    is_one = is_one_launch(chain, x.device, wanted, layout, epilogue, batch, out_layout=out_layout).is_one
-    if x.device.type == "cuda":
-        if is_one or (exchanges and not is_fusion_disabled(chain)):
-            must_wait = wanted != dtype_name(x.dtype) or backend != "auto"
-            try:
-                if (y := by_launcher() if must_wait else by_kernels(by_launcher)) is not None:
-                    return y
-            except ToolchainError as error:
-                disable_fusion(chain, error)
-        return one_by_one()
-    job = job_of("chain", patterns, x.dtype, layout_word(layout, out_layout), activation, *added, between)
-    methods = {"ksgen" if is_one else "apart": by_launcher, "each": one_by_one}
-    return run_fastest((job, size_of(batch), *methods), methods, "each")
-
-
 def transposed_at(
     transposing_factor: int, weights: Sequence[Tensor], layout: Layout, out_layout: Layout | None
 ) -> list[tuple[Callable[[Tensor], Tensor], Tensor, Layout]]:
@@ -257,40 +142,53 @@ def transposed_at(
 
     The factor at which layouts change transposes its X.
     """
-
-    def transposed(rows: Tensor) -> Tensor:
-        return rows.t().contiguous()
-
-    def unchanged(rows: Tensor) -> Tensor:
-        return rows
-
-    transposes = is_transposed(layout, out_layout)
-    layouts = [
-        out_layout or layout if transposes and number >= transposing_factor else layout
-        for number in range(len(weights))
-    ]
+    first = transposing_factor if is_transposed(layout, out_layout) else len(weights)
+    layouts = [layout] * first + [out_layout or layout] * (len(weights) - first)
     return [
-        (transposed if transposes and number == transposing_factor else unchanged, *each)
+        (_transposed if number == first else _unchanged, *each)
         for number, each in enumerate(zip(weights, layouts, strict=True))
     ]
+
+
+def _transposed(rows: Tensor) -> Tensor:
+    return rows.t().contiguous()
+
+
+def _unchanged(rows: Tensor) -> Tensor:
+    return rows
+
+
+def multiply_each(
+    product: Product, x: Tensor, factors: Sequence[tuple[Callable[[Tensor], Tensor], Any, Layout]],
+    exchanges: Sequence[Exchange | None], between: str, last: tuple[Tensor | None, str, Tensor | None],
+) -> Tensor:  # fmt: skip
+    """Multiply by `factors`, which `transposed_at` returns, sequentially.
+
+    `product` takes X, the weights, bias, activation, residual and layout. `last` is the epilogue of the last factor;
+    `between` is the activation of the others. Exchanged features are copied.
+    """
+    for number, (prepare, weights, layout) in enumerate(factors, 1):
+        exchange = exchanges[number - 1] if exchanges else None
+        epilogue = last if number == len(factors) else (None, between, None)
+        x = natural(prepare(x), exchange, layout)
+        if exchange is None or exchange.outputs is None:
+            x = product(x, weights, *epilogue, layout)
+        else:
+            y = exchanged(product(x, weights, None, "none", None, layout), exchange, layout)
+            x = finish(y, *epilogue, layout)
+    return x
 
 
 def _is_small_step(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None
 ) -> bool:
     """Whether this is a training step with so few rows that the host overhead of custom functions matters."""
-    if (
-        x.device.type != "cpu"
-        or not _needs_gradient(weights)
-        or _is_watched(x, weights, bias, residual)
-        or is_transformed()
-    ):
+    if x.device.type != "cpu" or not needs_gradient(weights) or is_transformed():
+        return False
+    if _is_watched(x, weights, bias, residual):
         return False  # before the batch size is read, which may be symbolic
-    if (
-        x.shape[0 if layout == "bsf" else 1] > SMALL_BATCH
-        or not x.numel()
-        or precision not in (None, dtype_name(x.dtype))
-    ):
+    is_small = x.shape[0 if layout == "bsf" else 1] <= SMALL_BATCH and x.numel()
+    if not is_small or precision not in (None, dtype_name(x.dtype)):
         return False
     return not is_saved_otherwise()  # a checkpoint's second pass could take another path
 
@@ -361,10 +259,7 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     dimensions like the weight of a convolution.
     """
     may_cache = (
-        type(tensor) is Parameter
-        and tensor.dim() == 4
-        and _needs_gradient(tensor)
-        and torch.is_autocast_cache_enabled()
+        type(tensor) is Parameter and tensor.dim() == 4 and needs_gradient(tensor) and torch.is_autocast_cache_enabled()
     )
     if tensor.dtype == dtype or not may_cache or _is_watched(tensor) or is_transformed() or _is_traced():
         return tensor.to(dtype)
@@ -384,14 +279,14 @@ def _compute(
 ) -> Tensor:  # fmt: skip
     x, weights = rows_of(x), contiguous(weights)
     if not x.numel():
-        return _empty(x, weights, layout, transposed)
+        return empty_y(x, weights, layout, transposed)
     a, b, c, d = weights.shape
     factor = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
     epilogue = (bias is not None, activation, residual is not None)
 
     def by_kernels() -> Tensor:
         options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
-        options |= {"bias": None if bias is None else contiguous(bias), "residual": rows_of(residual)}
+        options |= {"bias": contiguous(bias), "residual": rows_of(residual)}
         product: Tensor = factor(x, operand(weights, transposed), **options)
         return product
 
@@ -408,49 +303,6 @@ def _compute(
     if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_cached(weights):
         methods["dense"] = by_whole_matrix  # matrix tiles may multiply by zeros faster than kernels skip them
     return run_chosen(factor, x, layout, precision, backend, methods, epilogue=epilogue)
-
-
-def _without_tangents(compute: Product) -> Product:
-    """Wrap an operator's body to refuse forward-mode derivatives, which it would silently drop.
-
-    Results of compiled programs must not change between calls, so the operator waits for its kernels.
-    """
-
-    def computed(*given: Any) -> Tensor:
-        if _is_forward_mode():
-            raise LaunchError(
-                "ksgen's operators in an exported program have no forward-mode derivatives; accepted: torch.func.jvp "
-                "of the module itself, "
-                "also inside torch.compile"
-            )
-        with waiting():
-            return compute(*given)
-
-    return computed
-
-
-_multiply = torch.library.custom_op(
-    "ksgen::multiply",
-    _without_tangents(_compute),
-    mutates_args=(),
-    schema="(Tensor x, Tensor weights, Tensor? bias, Tensor? residual, str layout, str? precision, str activation, "
-    "bool transposed, str backend) -> Tensor",
-)
-
-
-@_multiply.register_fake
-def _(
-    x: Tensor,
-    weights: Tensor,
-    bias: Any,
-    residual: Any,
-    layout: str,
-    precision: Any,
-    activation: str,
-    transposed: bool,
-    backend: str,
-) -> Tensor:
-    return _empty(x, weights, layout, transposed)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -479,9 +331,6 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     if needs_bias:
         bias_gradient = inner.sum(0 if layout == "bsf" else 1)
     return x_gradient, weights_gradient, bias_gradient, gradient if needs_residual else None, *[None] * 5
-
-
-_multiply.register_autograd(_backward, setup_context=_keep)
 
 
 def _forward(ctx: Any, x_tangent: Tensor | None, weights_tangent: Tensor | None, bias_tangent: Tensor | None,
@@ -517,7 +366,7 @@ def _multiply_batched(
     layout, count = options[0], info.batch_size
     if not count:  # nothing to compute, and `unflatten` cannot infer a length from no elements
         each_x, each_weights = (_empty_slice(given, dim) for given, dim in zip((x, weights), in_dims[:2], strict=True))
-        return _empty(each_x, each_weights, layout, options[3]).expand(0, -1, -1), 0
+        return empty_y(each_x, each_weights, layout, options[3]).expand(0, -1, -1), 0
     of_x, of_weights, of_bias, of_residual = in_dims[:4]
     axis = 0 if layout == "bsf" else 1
     if of_weights is not None or of_bias is not None:
@@ -539,29 +388,11 @@ def _compute_weight_gradient(
         return x.new_zeros(shape)
     factor = launcher(*shape)
     options: dict[str, Any] = {"layout": layout, "precision": precision}
-
-    def by_kernels() -> Tensor:
-        gradient: Tensor = factor.gradient(x, y_gradient, **options)
-        return gradient
-
-    def on_views() -> Tensor:
-        return products.weight_gradient(x, y_gradient, layout, a, d)
-
-    methods = {"ksgen": by_kernels, "strided": on_views}
+    methods: dict[str, Product] = {
+        "ksgen": partial(factor.gradient, x, y_gradient, **options),
+        "strided": partial(products.weight_gradient, x, y_gradient, layout, a, d),
+    }
     return run_chosen(factor, x, layout, precision, backend, methods, job="gradient")
-
-
-_weight_gradient = torch.library.custom_op(
-    "ksgen::weight_gradient",
-    _without_tangents(_compute_weight_gradient),
-    mutates_args=(),
-    schema="(Tensor x, Tensor y_gradient, int a, int d, str layout, str? precision, str backend) -> Tensor",
-)
-
-
-@_weight_gradient.register_fake
-def _(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: Any, backend: str) -> Tensor:
-    return x.new_empty(_weight_shape(x, y_gradient, a, d, layout))
 
 
 def _keep_for_weights(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -578,9 +409,6 @@ def _backward_of_weights(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     of_x = _product(y_gradient, gradient, None, None, *options, True, ctx.backend) if needs_x else None
     of_y_gradient = _product(x, gradient, None, None, *options, False, ctx.backend) if needs_y_gradient else None
     return of_x, of_y_gradient, *[None] * 5
-
-
-_weight_gradient.register_autograd(_backward_of_weights, setup_context=_keep_for_weights)
 
 
 def _forward_of_weights(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: Any) -> Tensor:
@@ -616,97 +444,94 @@ def _weight_gradient_batched(
 # ---- calls: of operators if a compiler or a mode is watching, else of autograd functions, which have less overhead
 
 
-def _multiply_trained(x: Tensor, weights: Tensor, *others: Any) -> Tensor:
-    return _compute(x, as_trained(weights), *others)
+def _registered(
+    schema: str, *, tensors: int, compute: Product, compute_trained: Product, empty: Product, by_pytorch: Product,
+    keep: Callable[..., None], backward: Callable[..., Any], tangent: Product, batched: Callable[..., Any],
+) -> Product:  # fmt: skip
+    """Register an operator of `ksgen::`, and return the function that calls it, or computes the same without it.
 
-
-class _Multiply(torch.autograd.Function):
-    forward = staticmethod(_multiply_trained)
-    setup_context = staticmethod(_keep)
-    backward = staticmethod(_backward)
-    jvp = staticmethod(_forward)
-    vmap = staticmethod(lambda *given: _multiply_batched(_product, *given))
-
-
-class _WeightGradient(torch.autograd.Function):
-    forward = staticmethod(_compute_weight_gradient)
-    setup_context = staticmethod(_keep_for_weights)
-    backward = staticmethod(_backward_of_weights)
-    jvp = staticmethod(_forward_of_weights)
-    vmap = staticmethod(lambda *given: _weight_gradient_batched(_outer_product, *given))
-
-
-def _plain(compute: Product, keep: Callable[..., None], backward: Callable[..., Any]) -> Any:
-    """Create an autograd function for calls that only a backward pass may follow.
-
-    With `setup_context`, PyTorch would look up a signature at each call.
+    The first arguments are the `tensors`. `compute_trained` computes if a derivative may follow. `by_pytorch` computes
+    under transforms that PyTorch does not apply to operators. `batched` is the rule for `vmap`.
     """
 
+    def of_operator(*given: Any) -> Tensor:
+        if _is_forward_mode():  # PyTorch would take such a derivative of the operator as zero
+            raise LaunchError(
+                "ksgen's operators in an exported program have no forward-mode derivatives; accepted: torch.func.jvp "
+                "of the module itself, also inside torch.compile"
+            )
+        with waiting():  # results of compiled programs must not change between calls
+            return compute(*given)
+
+    name, parameters = schema.split("(", 1)
+    operator = torch.library.custom_op(f"ksgen::{name}", of_operator, mutates_args=(), schema=f"({parameters}")
+    operator.register_fake(empty)
+    operator.register_autograd(backward, setup_context=keep)
+    if hasattr(operator, "register_vmap"):  # from PyTorch 2.5 on
+        operator.register_vmap(partial(batched, operator))
+
+    def call(*given: Any) -> Tensor:
+        arrays = given[:tensors]
+        if _is_watched(*arrays):
+            return by_pytorch(*given) if is_transformed() else operator(*given)
+        if is_transformed():
+            return Transformed.apply(*given)
+        return Plain.apply(*given) if needs_gradient(*arrays) else compute(*given)
+
+    differentiate = staticmethod(backward)
+
+    class Transformed(torch.autograd.Function):
+        forward, setup_context, backward = staticmethod(compute_trained), staticmethod(keep), differentiate
+        jvp, vmap = staticmethod(tangent), staticmethod(partial(batched, call))
+
     class Plain(torch.autograd.Function):
+        """Only a backward pass may follow: with `setup_context`, PyTorch would look up a signature at each call."""
+
+        backward = differentiate
+
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Tensor:
-            output = compute(*inputs)
+            output = compute_trained(*inputs)
             keep(ctx, inputs, output)
             return output
 
-    Plain.backward = staticmethod(backward)
-    return Plain
-
-
-_PlainMultiply = _plain(_multiply_trained, _keep, _backward)
-_PlainWeightGradient = _plain(_compute_weight_gradient, _keep_for_weights, _backward_of_weights)
-
-
-if hasattr(_multiply, "register_vmap"):  # from PyTorch 2.5 on
-    _multiply.register_vmap(partial(_multiply_batched, _multiply))
-    _weight_gradient.register_vmap(partial(_weight_gradient_batched, _weight_gradient))
-
-
-def _product(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, *options: Any) -> Tensor:
-    if _is_watched(x, weights, bias, residual):
-        call = _product_of_pytorch if is_transformed() else _multiply
-        return call(x, weights, bias, residual, *options)
-    if is_transformed():
-        return _Multiply.apply(x, weights, bias, residual, *options)
-    if _needs_gradient(x, weights, bias, residual):
-        return _PlainMultiply.apply(x, weights, bias, residual, *options)
-    return _compute(x, weights, bias, residual, *options)
-
-
-def _outer_product(x: Tensor, y_gradient: Tensor, *options: Any) -> Tensor:
-    if _is_watched(x, y_gradient):
-        call = _outer_product_of_pytorch if is_transformed() else _weight_gradient
-        return call(x, y_gradient, *options)
-    if is_transformed():
-        return _WeightGradient.apply(x, y_gradient, *options)
-    if _needs_gradient(x, y_gradient):
-        return _PlainWeightGradient.apply(x, y_gradient, *options)
-    return _compute_weight_gradient(x, y_gradient, *options)
+    return call
 
 
 def _product_of_pytorch(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
     activation: str, transposed: bool, backend: str,
 ) -> Tensor:  # fmt: skip
-    """Multiply with PyTorch's operators, for a transform within a compiled program or a dispatch mode.
-
-    PyTorch would take forward-mode derivatives of ksgen's operators as zero.
-    """
-    blocks = products.blocks_of(weights.transpose(1, 2).conj() if transposed else weights)
-    return finish(
-        products.permuted_multiply(x, blocks, layout, weights.shape[0], weights.shape[3]),
-        bias,
-        activation,
-        residual,
-        layout,
-    )
+    """Multiply with PyTorch's operators, for a transform within a compiled program or a dispatch mode."""
+    weights = weights.transpose(1, 2).conj() if transposed else weights
+    return multiply_by_pytorch(x, weights, bias, residual, layout, activation)
 
 
-def _outer_product_of_pytorch(
-    x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str
-) -> Tensor:
-    """Gradient of the weights with operators that PyTorch can transform."""
-    return products.permuted_weight_gradient(x, y_gradient, layout, a, d)
+_product = _registered(
+    "multiply(Tensor x, Tensor weights, Tensor? bias, Tensor? residual, str layout, str? precision, str activation, "
+    "bool transposed, str backend) -> Tensor",
+    tensors=4,
+    compute=_compute,
+    compute_trained=lambda x, weights, *others: _compute(x, as_trained(weights), *others),
+    empty=lambda x, weights, bias, residual, layout, *options: empty_y(x, weights, layout, options[2]),
+    by_pytorch=_product_of_pytorch,
+    keep=_keep,
+    backward=_backward,
+    tangent=_forward,
+    batched=_multiply_batched,
+)
+_outer_product = _registered(
+    "weight_gradient(Tensor x, Tensor y_gradient, int a, int d, str layout, str? precision, str backend) -> Tensor",
+    tensors=2,
+    compute=_compute_weight_gradient,
+    compute_trained=_compute_weight_gradient,
+    empty=lambda x, y_gradient, a, d, layout, *_: x.new_empty(_weight_shape(x, y_gradient, a, d, layout)),
+    by_pytorch=lambda x, y_gradient, a, d, layout, *_: products.permuted_weight_gradient(x, y_gradient, layout, a, d),
+    keep=_keep_for_weights,
+    backward=_backward_of_weights,
+    tangent=_forward_of_weights,
+    batched=_weight_gradient_batched,
+)
 
 
 def _is_watched(*tensors: Tensor | None) -> bool:
@@ -728,11 +553,6 @@ def _has_address(tensor: Tensor) -> bool:
     return True
 
 
-def _is_recorded(*tensors: Tensor | None) -> bool:
-    """Whether a derivative may follow, or a transform is active."""
-    return _needs_gradient(*tensors) or is_transformed()
-
-
 def is_transformed() -> bool:
     """Whether a torch.func transform is active, or forward-mode derivatives are computed."""
     return bool(torch._C._are_functorch_transforms_active()) or _is_forward_mode()
@@ -749,10 +569,10 @@ def _is_traced() -> bool:
 
 def is_plain(*tensors: Tensor | None) -> bool:
     """Whether only the values are needed."""
-    return not (_is_watched(*tensors) or _is_recorded(*tensors) or _is_traced())
+    return not (_is_watched(*tensors) or needs_gradient(*tensors) or is_transformed() or _is_traced())
 
 
-def _needs_gradient(*tensors: Tensor | None) -> bool:
+def needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
@@ -765,12 +585,9 @@ def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Te
     """Merge the mapped dimension into an axis, as its outer part."""
     if tensor is None:
         return None
-    mapped = (
-        tensor.unsqueeze(axis).expand(*tensor.shape[:axis], count, *tensor.shape[axis:])
-        if dim is None
-        else tensor.movedim(dim, axis)
-    )
-    return mapped.flatten(axis, axis + 1)
+    if dim is None:
+        tensor, dim = tensor.expand(count, *tensor.shape), 0
+    return tensor.movedim(dim, axis).flatten(axis, axis + 1)
 
 
 # ---- operations for `FlopCounterMode`: a multiplication and an addition per weight and row
@@ -807,14 +624,14 @@ def rows_of(tensor: Any) -> Any:
 
     Slices of columns are thus read in place. None stays None.
     """
-    if tensor is None or (tensor.stride(1) == 1 and tensor.stride(0) >= tensor.shape[1]):
-        return None if tensor is None else _resolved(tensor)
+    if tensor is not None and tensor.stride(1) == 1 and tensor.stride(0) >= tensor.shape[1]:
+        return _resolved(tensor)
     return contiguous(tensor)
 
 
-def contiguous(tensor: Tensor) -> Tensor:
-    """Copy a tensor if it is not contiguous, or lazily conjugated or negated."""
-    return _resolved(tensor).contiguous()
+def contiguous(tensor: Any) -> Any:
+    """Copy a tensor if it is not contiguous, or lazily conjugated or negated. None stays None."""
+    return None if tensor is None else _resolved(tensor).contiguous()
 
 
 def _resolved(tensor: Tensor) -> Tensor:
@@ -822,11 +639,13 @@ def _resolved(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
-def _empty(x: Tensor, weights: Tensor, layout: str, transposed: bool) -> Tensor:
-    """Allocate an uninitialised Y."""
+def empty_y(
+    x: Tensor, weights: Tensor, layout: str, transposed: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Allocate an uninitialised Y, by default of the dtype of X."""
     a, b, c, d = weights.shape
     features = a * (c if transposed else b) * d
-    return x.new_empty((x.shape[0], features) if layout == "bsf" else (features, x.shape[1]))
+    return x.new_empty((x.shape[0], features) if layout == "bsf" else (features, x.shape[1]), dtype=dtype)
 
 
 def _weight_shape(x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str) -> tuple[int, int, int, int]:

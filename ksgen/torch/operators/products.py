@@ -99,10 +99,7 @@ def by_whole_matrix(x: Tensor, matrix: Tensor, layout: str) -> Tensor:
 
 
 def multiply(x: Tensor, matrices: Tensor, layout: str) -> Tensor:
-    """Compute Y = X K^T.
-
-    The last two axes of `matrices` may be transposed.
-    """
+    """Compute Y = X K^T. The last two axes of `matrices` may be transposed."""
     a, d, b, _ = matrices.shape
     if not _has_views(x, layout, a, d):
         return permuted_multiply(x, matrices.flatten(0, 1), layout, a, d)
@@ -144,10 +141,7 @@ def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) ->
 
 
 def permuted_weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
-    """Gradient of the weights by permuting both operands and one batched product.
-
-    Plain PyTorch, differentiable.
-    """
+    """Gradient of the weights by permuting both operands and one batched product, differentiably."""
     blocks = torch.bmm(permuted(y_gradient, layout, a, d), permuted(x, layout, a, d).mH)
     return blocks.unflatten(0, (a, d)).permute(0, 2, 3, 1).contiguous()
 
