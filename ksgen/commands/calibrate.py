@@ -276,7 +276,7 @@ def _of_model(
     from ksgen.devices import find_device
     from ksgen.torch.layer import freeze
     from ksgen.torch.layer.building import build as build_calls
-    from ksgen.torch.layer.calibrating import jobs_of, settle
+    from ksgen.torch.layer.building import jobs_of, settle
 
     where = find_device()
     if where.kind == "cuda" and not torch.cuda.is_available():

@@ -36,26 +36,12 @@ def explained(layer: Any, batch: int, processes: int) -> str:
     if (len(chain) > 1 or layer.out_layout) and is_stated and layer.backend in BACKENDS:
         verdict = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
         if first.device.type == "cuda":
-            verdict = is_one_launch(
-                chain_launcher(patterns, layer.between, layer.fuse),
-                first.device,
-                precision,
-                layer.layout,
-                last,
-                batch,
-                out_layout=layer.out_layout,
-            )
+            launch, form = chain_launcher(patterns, layer.between, layer.fuse), (precision, layer.layout, last, batch)
+            verdict = is_one_launch(launch, first.device, *form, out_layout=layer.out_layout)
         lines.insert(0, f"{'one launch' if verdict.is_one else 'one launch per factor'}: {verdict.why}")
     if layer.backend in BACKENDS and layer.precision is None:
-        lines += describe_times(
-            patterns,
-            first.dtype,
-            layout_word(layer.layout, layer.out_layout),
-            last.activation,
-            last.bias,
-            batch,
-            layer.between,
-        )
+        layout = layout_word(layer.layout, layer.out_layout)
+        lines += describe_times(patterns, first.dtype, layout, last.activation, last.bias, batch, layer.between)
     if layer.intermediates != "keep":
         activations = (layer.between, last.activation)
         lines.append(describe_intermediates(layer.intermediates, chain, activations, batch, first.element_size()))
@@ -67,44 +53,32 @@ def explained(layer: Any, batch: int, processes: int) -> str:
 
 
 def _explained_stored(layer: Any, batch: int) -> str:
-    """Explain a layer with quantized weights, for x of the bias's dtype, or of float32 without a bias.
-
-    The lines say whether one launch runs all factors, how each factor's weights are stored, and its kernel.
-    """
+    """Explain a layer with stored weights, for x of the bias's dtype, or of float32 without a bias."""
     device = layer.values[0].device
     precision: Any = "float32" if layer.bias is None else dtype_name(layer.bias.dtype)
     last = Epilogue(layer.bias is not None, layer.activation)
     # `apart` describes the launch of each factor; it is empty if one launch runs several factors
     lines, apart = list[str](), [""] * (len(layer.chain) == 1)
     if has_kernels(device) and len(layer.chain) > 1:
-        explanation = chain_launcher(layer._shapes, layer.between, layer.fuse).explain(
-            batch,
-            precision=precision,
-            layout=layer.layout,
-            epilogue=last,
-            weights=layer.storage,
-            inputs=layer._inputs,
-        )
+        form: dict[str, Any] = {"precision": precision, "layout": layer.layout, "epilogue": last}
+        launch = chain_launcher(layer._shapes, layer.between, layer.fuse)
+        explanation = launch.explain(batch, weights=layer.storage, inputs=layer._inputs, **form)
         first, *apart = explanation.splitlines()
         lines.append(first)
     scales = describe_scales(layer.storage, layer.per)
     for number, (each, count) in enumerate(zip(layer.chain, layer.saturated, strict=True), 1):
         stored = f"{each}: {layer.storage} weights with {scales}, {count} of {each.weight_count} saturated"
-        has_bytes_in = number == 1 and layer._x_scale is not None
-        if has_bytes_in:
+        if number == 1 and layer._x_scale is not None:
             stored += (
                 f"; x in {layer.storage} times {layer._x_scale:.6g}, {layer.saturated_inputs} of its elements "
                 "saturated so far"
             )
-        if has_kernels(device) and not apart:
-            lines.append(stored)
-        elif has_kernels(device):
+        if not has_kernels(device):
+            stored += f"; PyTorch multiplies by the dequantized weights, because ksgen has no kernels on {device}"
+        elif apart:
             epilogue = last if number == len(layer.chain) else Epilogue(activation=layer.between)
             options: dict[str, Any] = {"layout": layer.layout, "epilogue": epilogue, "weights": layer.storage}
             options |= {"inputs": layer._inputs} if number == 1 else {}
-            lines.append(f"{stored}; {launcher(*pattern_as_list(each)).explain(batch, precision=precision, **options)}")
-        else:
-            lines.append(
-                f"{stored}; PyTorch multiplies by the dequantized weights, because ksgen has no kernels on {device}"
-            )
+            stored += f"; {launcher(*pattern_as_list(each)).explain(batch, precision=precision, **options)}"
+        lines.append(stored)
     return "\n".join(lines)

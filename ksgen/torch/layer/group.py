@@ -1,20 +1,19 @@
-"""Groups of layers with the same x, such as q, k and v.
+"""Groups of layers with the same x, such as q, k and v: the base of their modules, and `KSLinears`.
 
 One launch computes all of them if that is faster and no gradient is recorded.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.fused import Verdict, least_rows
 from ksgen.launcher import GroupLauncher
 from ksgen.spec import Epilogue
-from ksgen.torch.layer.base import ChainLayer
-from ksgen.torch.layer.several import Layers
+from ksgen.torch.layer.base import ChainLayer, freeze
 from ksgen.torch.operators import frozen, prepared
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import (
@@ -32,6 +31,70 @@ from ksgen.torch.operators.choice import (
 from ksgen.torch.operators.frozen import operand
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
+
+
+class Layers(nn.ModuleList):
+    """Layers that take the same x. Other modules may replace one of them later."""
+
+    def freeze(self) -> Self:
+        """Freeze every layer, like `KSLinear.freeze`.
+
+        Returns:
+            The module itself.
+
+        Examples:
+            >>> from ksgen.torch import KSLinear, KSSum
+            >>> KSSum([KSLinear("1,4,4,2"), KSLinear("2,4,4,1")]).eval().freeze().is_frozen
+            True
+        """
+        freeze(self)
+        return self
+
+    def thaw(self) -> Self:
+        """Thaw every layer.
+
+        Returns:
+            The module itself.
+
+        Examples:
+            >>> from ksgen.torch import KSLinear, KSSum
+            >>> KSSum([KSLinear("1,4,4,2"), KSLinear("2,4,4,1")]).eval().freeze().thaw().is_frozen
+            False
+        """
+        for layer in self:
+            if hasattr(layer, "thaw"):
+                layer.thaw()
+        return self
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether all layers are frozen."""
+        return all(getattr(layer, "is_frozen", False) for layer in self)
+
+    def _explained(self, batch: int) -> list[str]:
+        """Lines that explain each layer, with its number."""
+        lines = []
+        for number, each in enumerate(self, 1):
+            other = f"{type(each).__name__}: no layer of ksgen, called directly"
+            text = each.explain(batch) if hasattr(each, "explain") else other
+            lines += [f"{number}. {line}" for line in text.splitlines()]
+        return lines
+
+    def _matrices(self) -> list[Tensor]:
+        """Dense matrix of each layer."""
+        return [_dense(layer, number) for number, layer in enumerate(self, 1)]
+
+
+def _dense(layer: Any, number: int) -> Tensor:
+    if hasattr(layer, "to_dense"):
+        matrix: Tensor = layer.to_dense()
+        return matrix
+    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
+        return layer.weight
+    raise LaunchError(
+        f"layer {number} of the group is a {type(layer).__name__}, whose matrix is not known; accepted: layers of "
+        "ksgen, and nn.Linear"
+    )
 
 
 class KSLinears(Layers):
@@ -107,29 +170,24 @@ class KSLinears(Layers):
         return next(self._linears())
 
     def _each(self, x: Tensor) -> Tensor:
-        """Outputs of the layers, called one by one, and concatenated."""
-        splits = [each._parallel for each in self if isinstance(each, ChainLayer)]
+        """Outputs of the layers, called one by one, and concatenated.
+
+        The layers' options are checked again, because they may have been set after grouping.
+        """
+        chains = [layer for layer in self if isinstance(layer, ChainLayer)]
+        splits = [each._parallel for each in chains]
         if len(self) > 1 and any(each is not None and each.gives_own_features for each in splits):
             # Concatenating one process's features of each layer would not give a contiguous shard of the full output.
             raise LaunchError(
                 "a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()"
             )
-        axis = self._axis()
-        return torch.cat([layer(x) for layer in self], dim=axis)
-
-    def _axis(self) -> int:
-        """Axis of concatenation.
-
-        The layers' options are checked again, because they may have been set after grouping.
-        """
         self._check_has_layers()
-        chains = [layer for layer in self if isinstance(layer, ChainLayer)]
         for layer in chains:
             layer._refuse_out_layout("a layer of a group")
         layouts = sorted({layer.layout for layer in chains})
         if len(layouts) > 1:
             raise LaunchError(f"a group with layers of layouts {', '.join(layouts)}; accepted: one layout, or parts(x)")
-        return 0 if layouts == ["bsl"] else -1
+        return torch.cat([layer(x) for layer in self], dim=0 if layouts == ["bsl"] else -1)
 
     def _check_has_layers(self) -> None:
         if not len(self):  # for example an empty slice of a group
@@ -223,11 +281,9 @@ class KSLinears(Layers):
 
 def _are_watched(layers: Sequence[Any]) -> bool:
     """Whether hooks observe calls of a layer, or a layer overrides the `forward` of `KSLinear`."""
-    return any(each._forward_hooks or each._forward_pre_hooks or not _is_usual(each) for each in layers)
-
-
-def _is_usual(layer: Any) -> bool:
-    return type(layer).forward is ChainLayer.forward and "forward" not in vars(layer)
+    if any(type(each).forward is not ChainLayer.forward or "forward" in vars(each) for each in layers):
+        return True
+    return any(each._forward_hooks or each._forward_pre_hooks for each in layers)
 
 
 def _place_of(tensor: Tensor) -> str:

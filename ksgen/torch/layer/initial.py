@@ -46,8 +46,7 @@ def _orthogonal(what: str, chain: Chain, like: Tensor) -> list[Tensor]:
     if widths not in (sorted(widths), sorted(widths, reverse=True)):
         raise LaunchError(
             f"{what} of {_listed(widths)} features, which grow and shrink, so that a product of orthogonal factors is "
-            "not orthogonal; "
-            "accepted: chains whose features only grow or only shrink"
+            "not orthogonal; accepted: chains whose features only grow or only shrink"
         )
     return [_orthogonal_blocks(pattern, like) for pattern in chain]
 

@@ -95,8 +95,7 @@ class Split:
         share = self.own.weight_count / self.chain.weight_count
         return (
             f"{self.style.name} over {counted(self.processes, 'process', 'processes')}: {', '.join(parts)}; each "
-            f"multiplies by {self.own}, "
-            f"{share:.0%} of the operations"
+            f"multiplies by {self.own}, {share:.0%} of the operations"
         )
 
     def explain(self, batch: int, item_bytes: int, has_bias: bool) -> str:
@@ -106,15 +105,12 @@ class Split:
         whole_bytes = sum(self.chain[place - 1].weight_count for place in whole) * item_bytes
         gives, takes = self.style.gives, self.style.takes
         forward = [(_step(self.given, takes), "x", x_bytes), (_step(gives, self.asked), "y", y_bytes)]
+        sums_bias = has_bias and self.finished == ROWS
         backward = [
             (_step(self.asked, _gradient(gives)), "y's gradient", y_bytes),
             (_step(SUMS if takes == WHOLE else takes, _gradient(self.given)), "x's gradient", x_bytes),
             ("all-reduce" if whole else "", f"the gradient of {_factors(whole)}", whole_bytes),
-            (
-                "all-reduce" if has_bias and self.finished == ROWS else "",
-                "the bias's gradient",
-                self.chain.out_features * item_bytes,
-            ),
+            ("all-reduce" if sums_bias else "", "the bias's gradient", self.chain.out_features * item_bytes),
         ]
         return f"{self}; forward {self._sent(forward)}; backward {self._sent(backward)}"
 
@@ -151,8 +147,7 @@ def split(name: str, chain: Chain, processes: int, given: str = "", asked: str =
             )
             raise PatternError(
                 f"{name} over {processes} processes splits factor {place + 1}, {chain[place]}, {AXES[axis]}, and "
-                f"{processes} does "
-                f"not divide {size}; {accepted}"
+                f"{processes} does not divide {size}; {accepted}"
             )
     return Split(
         style, chain, axes, processes, given or style.takes, asked or (WHOLE if style.gives == SUMS else style.gives)

@@ -11,8 +11,8 @@ from ksgen.spec import Activation
 from ksgen.spec.kernel import checked_batch
 from ksgen.structures import Structure
 from ksgen.torch.layer.base import ChainLayer, activated
+from ksgen.torch.layer.group import Layers
 from ksgen.torch.layer.linear import KSLinear
-from ksgen.torch.layer.several import Layers
 from ksgen.torch.operators.checks import check_words
 from ksgen.torch.operators.products import ACTIVATIONS
 from ksgen.values import excerpt, listed

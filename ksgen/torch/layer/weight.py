@@ -30,10 +30,7 @@ _NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}  # functions named l
 
 
 class Weight(Tensor):
-    """Lazy matrix (out_features, in_features).
-
-    Each use computes the values from the factors, to which gradients flow back.
-    """
+    """Lazy matrix (out_features, in_features): each use computes it from the factors, to which gradients flow back."""
 
     _layer: Any
     # copies of the factors before the draws of this object, and write counts of the factors after them
@@ -110,9 +107,8 @@ class Weight(Tensor):
             self._drawn = None
         return LaunchError(
             f"{self._layer._name()}: {what} would write to weight, which is the product of the factors in `weights`; "
-            "accepted: writes to "
-            "those, draws around zero (`nn.init`), zeros, KSLinear(init=...), or KSLinear.from_linear for the nearest "
-            "product to a matrix"
+            "accepted: writes to those, draws around zero (`nn.init`), zeros, KSLinear(init=...), or "
+            "KSLinear.from_linear for the nearest product to a matrix"
         )
 
     def _draw(self, deviation: float, is_uniform: bool, generator: Any) -> Self:

@@ -9,8 +9,7 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen.launch.planner import PLANNER, WATCHERS  # noqa: E402
 from ksgen.torch import KSLinear, calibrate  # noqa: E402
-from ksgen.torch.layer.building import build  # noqa: E402
-from ksgen.torch.layer.calibrating import jobs_of  # noqa: E402
+from ksgen.torch.layer.building import build, jobs_of  # noqa: E402
 from ksgen.torch.operators import choice, settled  # noqa: E402
 from ksgen.wisdom.store import load_wisdom  # noqa: E402
 from tests.support.tuning_search import time_shortly  # noqa: E402
