@@ -129,10 +129,7 @@ def read_rule(rule: Any) -> dict[str, RuleEntry]:
 
 
 def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
-    """Rule entries of the layers and groups of a spec.
-
-    `SpecError` on groups whose chains differ, because a rule cannot express them.
-    """
+    """Rule entries of a spec's layers and groups; `SpecError` on groups whose chains differ."""
     found = {}
     for name, chains in spec.chains_of.items():
         if len({chain.factors for chain in chains}) > 1:
@@ -156,9 +153,8 @@ def _proposed(
     keys = listed(names) if names is not None else ("*",)
     head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models have this method
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    offers = cache(
-        partial(propose, budget=budget, merge=merge, most=CHAINS_PER_FAMILY)
-    )  # cached: layers share a few shapes
+    # cached, because layers share a few shapes
+    offers = cache(partial(propose, budget=budget, merge=merge, most=CHAINS_PER_FAMILY))
     choices: dict[str, tuple[Tensor, list[tuple[float, RuleEntry]]]] = {}
     for name, layer in _layers(model):
         if not name or not any(_fits(key, name) for key in keys or ()):
@@ -284,8 +280,7 @@ def _check_layer(name: str, layer: nn.Module, wanted: RuleEntry) -> None:
         several = f"{wanted.count} side by side of " if wanted.count > 1 else ""
         raise SpecError(
             f"{name} takes {columns} features and gives {rows}; {several}{chain} would take {chain.in_features} and "
-            "give "
-            f"{wanted.count * chain.out_features}"
+            f"give {wanted.count * chain.out_features}"
         )
 
 
@@ -307,10 +302,7 @@ def _is_dense(module: nn.Module) -> bool:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Whether a module is transformers' linear layer, whose weight is (in_features, out_features).
-
-    Works without transformers installed.
-    """
+    """Whether a module is transformers' `Conv1D`, which stores its weight transposed; works without transformers."""
     return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
 
 
@@ -377,10 +369,8 @@ class Replaced:
 
     @property
     def flops(self) -> tuple[int, int]:
-        return (
-            2 * self.chain.in_features * self.chain.out_features * self.count,
-            2 * self.chain.weight_count * self.count,
-        )
+        dense = self.chain.in_features * self.chain.out_features
+        return 2 * dense * self.count, 2 * self.chain.weight_count * self.count
 
     @property
     def relative_errors(self) -> tuple[float, ...]:
@@ -389,10 +379,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Report:
-    """Result of `convert`.
-
-    `print(report)` shows a table, with equal layers of several blocks in one row.
-    """
+    """Result of `convert`. `print` shows a table, with equal layers of several blocks in one row."""
 
     layers: tuple[Replaced, ...]
     parameters: tuple[int, int]  # parameters of the full model, before and after
@@ -430,7 +417,6 @@ def _alike(layers: tuple[Replaced, ...]) -> list[tuple[str, list[Replaced]]]:
     """Group layers of equal chains whose names differ only in numbers; the group's name has * for each number."""
     groups: dict[tuple[str, Chain, int], list[Replaced]] = {}
     for layer in layers:
-        groups.setdefault((re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name), layer.chain, layer.count), []).append(
-            layer
-        )
+        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name)
+        groups.setdefault((name, layer.chain, layer.count), []).append(layer)
     return [(name if len(alike) > 1 else alike[0].name, alike) for (name, _, _), alike in groups.items()]

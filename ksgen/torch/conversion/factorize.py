@@ -41,10 +41,7 @@ STARTS = 3  # starting points of that refinement: the factors from SVDs, and ran
 
 @dataclass(frozen=True)
 class Factorization:
-    """Weights (a, b, c, d) of each factor, and the error of their product.
-
-    Factors are in the order in which they multiply x.
-    """
+    """Weights (a, b, c, d) of the factors in the order in which they multiply x, and the error of their product."""
 
     chain: Chain
     weights: tuple[Tensor, ...] = field(repr=False)
@@ -110,11 +107,9 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         weights = [_times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
         seconds, share = perf_counter() - begin, watch.others_share() if matrix.device.type == "cpu" else None
         error = relative_error(scaled, [_times_power(weights[0].double(), -exponent), *weights[1:]], chain)
-        least = (
-            error
-            if len(chain) <= 2
-            else min(error, sqrt(max(squares)) / (float(vector_norm(scaled, dtype=torch.float64)) or 1))
-        )
+        least = error
+        if len(chain) > 2:
+            least = min(error, sqrt(max(squares)) / (float(vector_norm(scaled, dtype=torch.float64)) or 1))
     if method == "refinement" and least:
         guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
     return Factorization(

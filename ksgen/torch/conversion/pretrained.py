@@ -49,10 +49,7 @@ class RuleQuantizer(HfQuantizer):
 
 
 def for_names(rule: Mapping[str, RuleEntry], model: Any) -> dict[str, RuleEntry]:
-    """Adapt the rule's names to a model with or without a head.
-
-    Layers of a missing head are left out.
-    """
+    """Adapt the rule's names to a model with or without a head. Layers of a missing head are left out."""
     prefix, names = f"{model.base_model_prefix}.", {name for name, _ in model.named_modules()}
     found = {}
     for name, layer in rule.items():

@@ -62,10 +62,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Proposals:
-    """Proposed chains, best first: by error if a weight was given, else by time.
-
-    `print` shows a table.
-    """
+    """Proposed chains, best first: by error if a weight was given, else by time. `print` shows a table."""
 
     dense: Proposal
     chains: tuple[Proposal, ...]
@@ -257,26 +254,22 @@ _Shapes = tuple[tuple[int, int, int, int], ...]  # patterns of a chain's factors
 def candidates(in_features: int, out_features: int, budget: float) -> dict[str, list[Chain]]:
     """Chains with at most the share `budget` of the dense weights, by family."""
     most = int(budget * in_features * out_features)
-    found = {
-        "low_rank": list(_low_ranks(in_features, out_features, most)),
-        "monarch": _best_chains(_monarchs(in_features, out_features), most, "monarch"),
-        "two_factors": _best_chains(_pairs(in_features, out_features, most), most, "two_factors"),
-        "btt": list(map(_exchanged, _best_chains(_btts(in_features, out_features, most), most, "btt"))),
-        "deformable_butterfly": _best_chains(_deformed(in_features, out_features), most, "deformable_butterfly"),
-        "block_butterfly": [],
-        "square_dyadic": [],
-        "kaleidoscope": [],
+    rank = _even(min(most // (in_features + out_features), in_features, out_features), 1, 1)
+    found = {"low_rank": [low_rank(in_features, out_features, rank)] if rank else []}
+    shapes = {
+        "monarch": _monarchs(in_features, out_features),
+        "two_factors": _pairs(in_features, out_features, most),
+        "btt": _btts(in_features, out_features, most),
+        "deformable_butterfly": _deformed(in_features, out_features),
     }
+    found |= {name: _best_chains(each, most, name) for name, each in shapes.items()}
+    found["btt"] = list(map(_exchanged, found["btt"]))
     if in_features == out_features:
-        blocks = (
-            block_butterfly(in_features, block)
-            for block in divisors(in_features)
-            if block > 1 and _is_power(in_features // block)
-        )
-        found["block_butterfly"] = [chain for chain in blocks if chain.weight_count <= most]
-        if _is_power(in_features):
-            for name, make in (("square_dyadic", square_dyadic), ("kaleidoscope", kaleidoscope)):
-                found[name] = [chain] if (chain := make(in_features)).weight_count <= most else []
+        blocks = [each for each in divisors(in_features) if each > 1 and _is_power(in_features // each)]
+        square = [block_butterfly(in_features, block) for block in blocks]
+        square += [square_dyadic(in_features), kaleidoscope(in_features)] if _is_power(in_features) else []
+        for chain in square:
+            found.setdefault(chain.name, []).extend([chain] if chain.weight_count <= most else [])
     return {name: chains for name, chains in found.items() if chains}
 
 
@@ -287,12 +280,6 @@ def divisors(number: int) -> list[int]:
 def _is_power(count: int) -> bool:
     """Whether a count is a power of two, from two up."""
     return count > 1 and count & (count - 1) == 0
-
-
-def _low_ranks(in_features: int, out_features: int, most: int) -> Iterator[Chain]:
-    rank = _even(min(most // (in_features + out_features), in_features, out_features), 1, 1)
-    if rank:
-        yield low_rank(in_features, out_features, rank)
 
 
 def _even(most: int, a: int, d: int) -> int:

@@ -126,7 +126,12 @@ def quantize_model(
             f"inputs were given with storage={storage}, which has no scales; accepted: a model without inputs"
         )
     received = {} if inputs is None else _received(model, found, inputs)
-    new = {name: _quantized_of(name, layer, storage, per, received.get(name), x_too) for name, layer in found.items()}
+    new: dict[str, QuantizedKSLinear] = {}
+    for name, layer in found.items():
+        try:
+            new[name] = layer.quantize(storage, per, x=received.get(name), x_too=x_too)
+        except LaunchError as error:
+            raise LaunchError(f"layer {name}: {error}") from error
     layers = tuple(_layer_report(name, layer, new[name], received.get(name)) for name, layer in found.items())
     new_of = {layer: new[name] for name, layer in found.items()}
     for name, layer in list(model.named_modules(remove_duplicate=False)):  # a layer with several names stays shared
@@ -134,19 +139,6 @@ def quantize_model(
             put(model, name, new_of[layer])
     write_stored(model, found, storage)
     return QuantizedReport(storage, per, bool(received), layers)
-
-
-def _quantized_of(
-    name: str, layer: KSLinear, storage: WeightStorage, per: Per, x: Tensor | None, x_too: bool
-) -> QuantizedKSLinear:
-    """Quantize one layer of a model; errors name the layer.
-
-    `x` is the layer's input in the calibration call.
-    """
-    try:
-        return layer.quantize(storage, per, x=x, x_too=x_too)
-    except LaunchError as error:
-        raise LaunchError(f"layer {name}: {error}") from error
 
 
 def _received(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> dict[str, Tensor]:

@@ -69,11 +69,8 @@ def rule_of(model: nn.Module) -> dict[str, RuleEntry]:
     found: dict[str, RuleEntry] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         parent, _, _ = name.rpartition(".")
-        if (
-            name
-            and (layer := described(module))
-            and not (parent and isinstance(model.get_submodule(parent), KSLinears))
-        ):
+        is_part = parent and isinstance(model.get_submodule(parent), KSLinears)
+        if name and not is_part and (layer := described(module)):
             found[name] = layer
     return found
 

@@ -41,10 +41,7 @@ class Clock:
     floor_us: Callable[[KernelSpec, int], Us]  # lower bound on a kernel's time
 
     def chain_us(self, chain: Chain, precision: str, batch: int) -> Us:
-        """Expected time of all factors.
-
-        The time of one fused launch counts if the device has such a kernel that is expected to be faster.
-        """
+        """Expected time of all factors, or of one fused launch if that is expected to be faster."""
         apart = _sum(self.kernel_us(KernelSpec(pattern, precision), batch) for pattern in chain)
         if len(chain) == 1:
             return apart
@@ -103,7 +100,12 @@ def clock_of(device: Any, precision: str) -> Clock:
             known = ", ".join(target_of(*divmod(number, 10)) for number in GPUS)
             raise SpecError(f"device={excerpt(device)}: its speed is unknown; known: {known}")
         limits = cuda_limits(device)
-        return _of_gpu(None, limits, lambda kernel, batch: _default(kernel, batch, limits))
+
+        def default(kernel: KernelSpec, batch: int) -> Choice:
+            family = family_for(kernel, limits, batch)
+            return Choice(family.name, family.default(kernel, limits, batch), "the family's default")
+
+        return _of_gpu(None, limits, default)
     check_device(device)
     where = torch.device(device)
     try:
@@ -118,10 +120,7 @@ def clock_of(device: Any, precision: str) -> Clock:
 
 
 def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str]]:
-    """Median times of forward passes without gradients, each with the reason why it is unreliable, or "".
-
-    Layers are timed alternately.
-    """
+    """Median times of forward passes without gradients, taken alternately, each with why it is unreliable, or ""."""
     on_gpu = x.device.type == "cuda"
     clock = cuda_clock if on_gpu else host_clock
 
@@ -161,9 +160,8 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
         able = [family for family in FAMILIES.values() if family.supports(kernel, limits)]
         pairs = ((family, constants) for family in able for constants in family.defaults(kernel, limits, batch))
         speeds = [speed for family, constants in pairs if (speed := speed_of(family, kernel, limits, constants))]
-        return min(
-            (_floor_us(Ceilings(each.bytes_per_s, each.flops_per_s), kernel, batch) for each in speeds), default=None
-        )
+        floors = (Ceilings(each.bytes_per_s, each.flops_per_s).floor_s(kernel, batch) for each in speeds)
+        return min((1e6 * floor_s for floor_s in floors), default=None)
 
     by = (
         f"the cost model, for {rates.card} ({limits.target})"
@@ -185,16 +183,7 @@ def _of_processor(where: torch.device, device: Device, ceilings: Ceilings, why: 
         return predict_us(machine, family_named(choice.family), kernel, choice.constants, batch)
 
     by = f"the cost model, at rates measured on this processor{why and f', which are unreliable ({why})'}"
-    return Clock(where, by, kernel_us, lambda kernel, batch: _floor_us(ceilings, kernel, batch))
-
-
-def _default(kernel: KernelSpec, batch: int, limits: Limits) -> Choice:
-    family = family_for(kernel, limits, batch)
-    return Choice(family.name, family.default(kernel, limits, batch), "the family's default")
-
-
-def _floor_us(ceilings: Ceilings, kernel: KernelSpec, batch: int) -> float:
-    return 1e6 * ceilings.floor_s(kernel, batch)
+    return Clock(where, by, kernel_us, lambda kernel, batch: 1e6 * ceilings.floor_s(kernel, batch))
 
 
 @cache

@@ -118,7 +118,8 @@ class MethodTrial:
         """Time all methods now, alternately."""
         watch = Watch()
         while not self.is_settled():
-            self._run_next(methods)
+            with suppress(DeviceError, ToolchainError):
+                self._run(name := self._next(), methods[name])
         self._shares.append(watch.others_share())
 
     def compute(self, methods: Mapping[str, Method], meanwhile: str) -> Tensor:
@@ -138,7 +139,8 @@ class MethodTrial:
 
     def go_on(self, methods: Mapping[str, Method]) -> None:
         """Time methods within the ration. Kernels that are missing are compiled in the background first."""
-        pending = [name for name in self._never_run() if not self._run_if_allowed(name, methods)]
+        never_run = [name for name in self._runnable() if name not in self._last]
+        pending = [name for name in never_run if not self._run_if_allowed(name, methods)]
         if pending or is_busy():
             return
         watch = Watch()
@@ -149,19 +151,12 @@ class MethodTrial:
     def _runnable(self) -> list[str]:
         return [name for name in self.taken_us if name not in self.failed]
 
-    def _never_run(self) -> list[str]:
-        return [name for name in self._runnable() if name not in self._last]
-
     def _can_be_timed(self, name: str) -> bool:
         return name not in self._last or (len(self.taken_us[name]) < LONG_ROUNDS and not is_busy())
 
     def _next(self) -> str:
         """The method with the fewest times."""
         return min(self._runnable(), key=lambda name: len(self.taken_us[name]))
-
-    def _run_next(self, methods: Mapping[str, Method]) -> None:
-        with suppress(DeviceError, ToolchainError):
-            self._run(name := self._next(), methods[name])
 
     def _run_if_allowed(self, name: str, methods: Mapping[str, Method]) -> bool:
         """Run a method; False if the ration does not allow that, or if kernels are missing."""

@@ -78,9 +78,8 @@ class _KSParallel(ParallelStyle):
         chain_split = split(
             name, layer.chain, mesh.size(), _placement_name(of_x, layer.layout), _placement_name(of_y, layer.layout)
         )
-        if (
-            layer.between != "none" and 2 in chain_split.axes[:-1]
-        ):  # sums over l are not complete before the next factor
+        # sums over l are not complete before the next factor
+        if layer.between != "none" and 2 in chain_split.axes[:-1]:
             where = f"between={layer.between!r} comes before the sum over processes"
             raise LaunchError(
                 f"{name}: {layer._name()}: {where}; accepted: KSBlockwise or KSColwise, or a layer without it"
@@ -147,9 +146,8 @@ class Parallel:
         bias = None if layer.bias is None else self._shard(layer.bias, is_term=self.split.finished == ROWS)
         x = self._own_part(x, self.given, Replicate() if self.split.style.takes == WHOLE else self.features)
         if residual is not None:
-            residual = self._own_part(
-                residual, self.asked, self.asked if self.split.is_finished_later else self.features
-            )
+            wanted = self.asked if self.split.is_finished_later else self.features
+            residual = self._own_part(residual, self.asked, wanted)
         if not self.split.is_finished_later:
             y = layer._multiply(x, weights, bias, residual, layer.activation)
             if self.gives_own_features:
