@@ -5,7 +5,6 @@ Never launches a kernel.
 """
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -425,18 +424,14 @@ def _moments(pattern: Pattern, x: Any, layout: str) -> Array:
         wanted = f"(batch, {pattern.in_features})" if layout == "bsf" else f"({pattern.in_features}, batch)"
         raise LaunchError(f"got x of shape {given.shape}; layout {layout} wants {wanted}, with a batch of at least 1")
     if not np.isfinite(rows).all():
-        raise LaunchError("x holds numbers that are not finite; accepted: typical inputs of the layer")
+        raise LaunchError("x holds numbers that are not finite; accepted: finite inputs of the factor, one row or more")
     a, _, c, d = pattern.shape
     total = np.zeros((a, d, c, c))
-    for part in _in_parts(rows, max(1, ELEMENTS_AT_ONCE // pattern.in_features)):
-        inputs = part.reshape(-1, a, c, d).transpose(1, 3, 0, 2)
+    at_once = max(1, ELEMENTS_AT_ONCE // pattern.in_features)
+    for start in range(0, len(rows), at_once):
+        inputs = rows[start : start + at_once].reshape(-1, a, c, d).transpose(1, 3, 0, 2)
         total += np.matmul(inputs.transpose(0, 1, 3, 2), inputs)
     return total
-
-
-def _in_parts(rows: Array, at_once: int) -> Iterator[Array]:
-    for start in range(0, len(rows), at_once):
-        yield rows[start : start + at_once]
 
 
 def _checked_weights(weights: Any, how: Storage) -> Array:
