@@ -17,6 +17,8 @@ from ksgen.spec import LAYOUTS, Storage
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
 
+__all__ = ["dequantized", "from_dense", "gradient", "multiply", "to_dense", "values_of"]
+
 Float64 = NDArray[Any]  # complex128 for complex numbers
 Size = TypeVar("Size", int, int | None)
 
@@ -233,40 +235,12 @@ def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: str) -> 
 
 
 def exchanged(order: Order, rows: NDArray[Any]) -> NDArray[Any]:
-    """Bring features into the order in which they lie in memory.
-
-    Args:
-        order: Order of a pattern's outputs or inputs.
-        rows: Array (batch, features) in the natural order.
-
-    Returns:
-        The same array if the order is the natural one, else a copy in that order.
-
-    Examples:
-        >>> import numpy as np
-        >>> from ksgen import Pattern, reference
-        >>> reference.exchanged(Pattern(1, 2, 1, 3, store="j.k").outputs, np.arange(6)[None])
-        array([[0, 3, 1, 4, 2, 5]])
-    """
+    """Bring features from the natural order into the order in which they lie in memory; a copy if these differ."""
     return _copied(rows, *order.exchange()) if order.is_exchanged else rows
 
 
 def natural(order: Order, rows: NDArray[Any]) -> NDArray[Any]:
-    """Bring features from memory into the natural order: the inverse of `exchanged`.
-
-    Args:
-        order: Order of a pattern's outputs or inputs.
-        rows: Array (batch, features) in that order.
-
-    Returns:
-        The same array if the order is the natural one, else a copy.
-
-    Examples:
-        >>> import numpy as np
-        >>> from ksgen import Pattern, reference
-        >>> reference.natural(Pattern(1, 1, 2, 3, load="j.l").inputs, np.arange(6)[None])
-        array([[0, 2, 4, 1, 3, 5]])
-    """
+    """Bring features from memory into the natural order: the inverse of `exchanged`."""
     return _copied(rows, *order.to_natural()) if order.is_exchanged else rows
 
 
@@ -276,20 +250,7 @@ def _copied(rows: NDArray[Any], shape: Sequence[int], axes: Sequence[int]) -> ND
 
 
 def wide_type(array: NDArray[Any]) -> Any:
-    """Select the dtype of reference results: complex128 for complex numbers, float64 for others.
-
-    Args:
-        array: Array of any real or complex dtype.
-
-    Returns:
-        NumPy's scalar type.
-
-    Examples:
-        >>> import numpy as np
-        >>> from ksgen import reference
-        >>> reference.wide_type(np.zeros(1, np.complex64))
-        <class 'numpy.complex128'>
-    """
+    """Dtype of reference results: complex128 for complex numbers, float64 for others."""
     return np.complex128 if array.dtype.kind == "c" else np.float64
 
 
