@@ -46,7 +46,7 @@ class Tied(nn.Module):
 
     repeats = True  # prepared calls read these weights, too
     # the slice of a frozen layer, and its repetition, which lives as long as the layer is frozen
-    _kept: tuple[Seen, ref[Tensor]] | None = None
+    _kept: tuple[Seen, ref[Tensor], int] | None = None
 
     def __init__(self, axis: int, count: int) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ class _Frozen:
 
     name: str
     weights: Mapping[str, _Kept]
-    forget: weakref.finalize  # runs when the layer is freed
+    forget: "weakref.finalize[Any, nn.Module]"  # runs when the layer is freed
     calls: dict[Hashable, Any] = field(default_factory=dict)
     seen: tuple[tuple[str, Seen], ...] = field(init=False)  # by the name in the layer's list of weights
 

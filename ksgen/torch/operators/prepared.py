@@ -420,7 +420,7 @@ class Prepared:
             return False  # kernels read slices in place
         if residual is None:
             return True
-        fits = residual.dtype == self._dtype and residual.shape == self._y_shape
+        fits: bool = residual.dtype == self._dtype and residual.shape == self._y_shape
         return fits and residual.get_device() == x.get_device()
 
     def run(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
