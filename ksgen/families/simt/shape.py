@@ -81,7 +81,7 @@ class SimtTiling(Moved, Tiled):
         return self.constants.tile_d * self.warps_batch * self.warps_out
 
     def _padded(self, size: int, remainder: int) -> int:
-        """Smallest number of elements, at least `size`, that is `remainder` modulo those in the 128 bytes of all banks."""
+        """Smallest number of elements, at least `size`, that is `remainder` modulo those in 128 bytes, all banks."""
         banks = 128 // self.real_bytes
         return size + (remainder - size) % banks
 
