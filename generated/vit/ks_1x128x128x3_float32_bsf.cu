@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 b451570e, spec 2190bf8c
+// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 ba1715da, spec 2190bf8c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -37,25 +37,25 @@ constexpr int HAS_BIAS         =        0;  // whether a bias is added, one per 
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
 constexpr int TILE_BATCH       =      128;  // rows of the batch per thread block
 constexpr int TILE_OUT         =       64;  // outputs k per thread block, for each of its j
-constexpr int TILE_IN          =        8;  // inputs l per stage
+constexpr int TILE_IN          =       16;  // inputs l per stage
 constexpr int TILE_D           =        3;  // neighbouring j per thread block: one plane of shared memory each
 constexpr int THREAD_BATCH     =        8;  // sums per thread, along the batch
 constexpr int THREAD_OUT       =        8;  // sums per thread, along the outputs
-constexpr int STAGES           =        4;  // stages of X and W in shared memory
+constexpr int STAGES           =        2;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        1;  // thread blocks that must fit a multiprocessor
 constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
 constexpr int GROUP_OUT        =        4;  // elements of one access to weights: at most the outputs of a thread
 constexpr int THREADS          =      384;  // threads per block
 constexpr int WARPS_BATCH      =        2;  // warps of a plane along the batch
 constexpr int WARPS_PER_PLANE  =        4;  // warps of a plane
-constexpr int STEPS            =       16;  // stages until all C inputs are read
+constexpr int STEPS            =        8;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        2;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
 constexpr int X_PITCH          =      396;  // elements of shared memory from one l to the next
 constexpr int X_PLANE          =      132;  // elements from one j to the next
-constexpr int W_BASE           =     3168;  // offset of a stage's weights, in elements
-constexpr int W_STAGE          =     1536;  // elements of weights per stage
-constexpr int STAGE            =     4704;  // elements per stage
+constexpr int W_BASE           =     6336;  // offset of a stage's weights, in elements
+constexpr int W_STAGE          =     3072;  // elements of weights per stage
+constexpr int STAGE            =     9408;  // elements per stage
 constexpr int SHARED_ELEMENTS  =    18816;  // elements of shared memory per block
 constexpr int X_LINES          =      128;  // lines of the X tile: its rows of the batch; `run` is an offset in a line
 constexpr int X_VECTOR         =        1;  // contiguous elements that one copy of X moves
@@ -65,8 +65,8 @@ constexpr int X_WARPS_RUN      =        1;  // warps that copy one line together
 constexpr int X_LINE_STEP      =       48;  // lines that the block copies at once
 constexpr int X_LINE_ROUNDS    =        3;  // rounds until all lines are copied
 constexpr int X_RUN_STEP       =        8;  // elements of a line that the block copies at once
-constexpr int X_RUN_ROUNDS     =        3;  // rounds until a line is copied
-constexpr int W_ROUNDS         =        1;  // copies of weights per thread and stage
+constexpr int X_RUN_ROUNDS     =        6;  // rounds until a line is copied
+constexpr int W_ROUNDS         =        2;  // copies of weights per thread and stage
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 constexpr int Y_PLANE          =      132;  // elements from one (k, j) to the next, while sums become rows of Y
 constexpr int Y_LANE_RUN       =        8;  // lanes of a warp that store one line of Y together
@@ -351,6 +351,15 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 }
 
 // ---- store: from the sums to Y
+// Store one feature of a thread's rows of the batch, which are Y_LINE_STEP apart. Only the first `left` rows from the
+// thread's first one on are in the batch.
+DEVICE void store_lines(GLOBAL stored* to, SHARED const real* from, const extent y_pitch, const stored own_bias,
+                        const extent left) {
+    for (int p = 0; p < Y_LINE_ROUNDS; ++p) {
+        if (p * Y_LINE_STEP < left) *to = narrow(finish(from[p * Y_LINE_STEP], own_bias, (stored)0));
+        to += Y_LINE_STEP * y_pitch;
+    }
+}
 // Sums go through shared memory in slices: GROUP_OUT outputs of every thread. They are written with the batch
 // contiguous, and read along (k, j). So a warp stores Y_LANE_RUN neighbouring features of each of Y_LANE_LINES rows of
 // the batch. `run` counts the pairs (output of the slice, j), with j fastest.
@@ -370,22 +379,27 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
                     group;
             }
         wait_for_block();
-        for (int p = 0; p < Y_LINE_ROUNDS; ++p)
-            for (int q = 0; q < Y_RUN_ROUNDS; ++q) {
-                const int line = warp / Y_WARPS_RUN * Y_LANE_LINES + thread_index() % 32 / Y_LANE_RUN + p * Y_LINE_STEP;
-                const int run = warp % Y_WARPS_RUN * Y_LANE_RUN + thread_index() % Y_LANE_RUN + q * Y_RUN_STEP;
-                const int n = run / TILE_D;
-                const int k =
-                    tile.first_out + n / (4 * GROUP_OUT) * (4 * THREAD_OUT) + slice * 4 * GROUP_OUT +
-                    n % (4 * GROUP_OUT);
-                const int j = tile.first_j + run % TILE_D;
-                const extent s = tile.first_batch + line;
-                if (line >= TILE_BATCH || s >= batch || k >= B || j >= D) continue;
-                const extent feature = ((extent)tile.block * B + k) * D + j;
-                const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
-                const stored own_residual = HAS_RESIDUAL ? residual[s * residual_pitch + feature] : (stored)0;
-                y[s * y_pitch + feature] = narrow(finish(shared[run * Y_PLANE + line], own_bias, own_residual));
-            }
+        const int line = warp / Y_WARPS_RUN * Y_LANE_LINES + thread_index() % 32 / Y_LANE_RUN;
+        const extent s = tile.first_batch + line;
+        // Whether all rows that threads store are in the batch, so that none is compared. `tile.batch_left` would take
+        // a register while stages are multiplied.
+        const bool is_whole = Y_LINE_ROUNDS * Y_LINE_STEP == TILE_BATCH && tile.first_batch + TILE_BATCH <= batch;
+        for (int q = 0; q < Y_RUN_ROUNDS; ++q) {
+            const int run = warp % Y_WARPS_RUN * Y_LANE_RUN + thread_index() % Y_LANE_RUN + q * Y_RUN_STEP;
+            const int n = run / TILE_D;
+            const int k =
+                tile.first_out + n / (4 * GROUP_OUT) * (4 * THREAD_OUT) + slice * 4 * GROUP_OUT + n % (4 * GROUP_OUT);
+            const int j = tile.first_j + run % TILE_D;
+            if ((B % TILE_OUT != 0 && k >= B) || (D % TILE_D != 0 && j >= D)) continue;
+            const extent feature = ((extent)tile.block * B + k) * D + j;
+            const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
+            GLOBAL stored* const to = y + s * y_pitch + feature;
+            SHARED const real* const from = shared + run * Y_PLANE + line;
+            if (is_whole)
+                store_lines(to, from, y_pitch, own_bias, TILE_BATCH);
+            else
+                store_lines(to, from, y_pitch, own_bias, batch - s);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 b451570e, spec aab0fb7c
+// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 ba1715da, spec aab0fb7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -25,7 +25,7 @@
 // To launch by hand: grid and block have one dimension. Pass arrays as pointers, and the batch as a 64-bit integer.
 // For more than 49152 bytes of shared memory, first set cudaFuncAttributeMaxDynamicSharedMemorySize of the kernel.
 //   ks_1x768x192x2_float32_bsl_pack<<<1152, 256>>>(w, packed): w is (A, B, C, D) of float32, packed has 1179648 bytes
-//   ks_1x768x192x2_float32_bsl<<<12 * tiles, 256, 24576>>>(x, packed, y, batch): tiles = batch / 128, rounded up
+//   ks_1x768x192x2_float32_bsl<<<12 * tiles, 256, 32768>>>(x, packed, y, batch): tiles = batch / 128, rounded up
 
 // ---- constants: the pattern, the chosen tiling, and values derived from them
 constexpr int A                =        1;  // diagonal blocks, index i
@@ -37,36 +37,36 @@ constexpr int HAS_BIAS         =        0;  // whether a bias is added, one per 
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
 constexpr int TILE_BATCH       =      128;  // rows of the batch per thread block
 constexpr int TILE_OUT         =      128;  // outputs k per thread block, for each of its j
-constexpr int TILE_IN          =        8;  // inputs l per stage
+constexpr int TILE_IN          =       16;  // inputs l per stage
 constexpr int TILE_D           =        1;  // neighbouring j per thread block: one plane of shared memory each
 constexpr int THREAD_BATCH     =        8;  // sums per thread, along the batch
 constexpr int THREAD_OUT       =        8;  // sums per thread, along the outputs
-constexpr int STAGES           =        3;  // stages of X and W in shared memory
+constexpr int STAGES           =        2;  // stages of X and W in shared memory
 constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
 constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
 constexpr int GROUP_OUT        =        4;  // elements of one access to weights: at most the outputs of a thread
 constexpr int THREADS          =      256;  // threads per block
 constexpr int WARPS_BATCH      =        2;  // warps of a plane along the batch
 constexpr int WARPS_PER_PLANE  =        8;  // warps of a plane
-constexpr int STEPS            =       24;  // stages until all C inputs are read
+constexpr int STEPS            =       12;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        6;  // tiles along the outputs
 constexpr int TILES_D          =        2;  // tiles along j
 constexpr int X_PITCH          =      128;  // elements of shared memory from one l to the next
 constexpr int X_PLANE          =      128;  // elements from one j to the next
-constexpr int W_BASE           =     1024;  // offset of a stage's weights, in elements
-constexpr int W_STAGE          =     1024;  // elements of weights per stage
-constexpr int STAGE            =     2048;  // elements per stage
-constexpr int SHARED_ELEMENTS  =     6144;  // elements of shared memory per block
-constexpr int X_LINES          =        8;  // lines of the X tile: its inputs l; `run` is an offset in a line
+constexpr int W_BASE           =     2048;  // offset of a stage's weights, in elements
+constexpr int W_STAGE          =     2048;  // elements of weights per stage
+constexpr int STAGE            =     4096;  // elements per stage
+constexpr int SHARED_ELEMENTS  =     8192;  // elements of shared memory per block
+constexpr int X_LINES          =       16;  // lines of the X tile: its inputs l; `run` is an offset in a line
 constexpr int X_VECTOR         =        4;  // contiguous elements that one copy of X moves
 constexpr int X_LANE_RUN       =       32;  // lanes of a warp that copy one line together
 constexpr int X_LANE_LINES     =        1;  // lines that a warp copies at once
 constexpr int X_WARPS_RUN      =        1;  // warps that copy one line together
 constexpr int X_LINE_STEP      =        8;  // lines that the block copies at once
-constexpr int X_LINE_ROUNDS    =        1;  // rounds until all lines are copied
+constexpr int X_LINE_ROUNDS    =        2;  // rounds until all lines are copied
 constexpr int X_RUN_STEP       =      128;  // elements of a line that the block copies at once
 constexpr int X_RUN_ROUNDS     =        1;  // rounds until a line is copied
-constexpr int W_ROUNDS         =        1;  // copies of weights per thread and stage
+constexpr int W_ROUNDS         =        2;  // copies of weights per thread and stage
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 
 // ---- definitions that the kernel uses
@@ -352,37 +352,49 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 }
 
 // ---- store: from the sums to Y
-// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours.
+// Store a thread's sums: if `wide`, as groups of rows of the batch, else one by one.
+DEVICE void store_sums(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], const Tile tile, const extent y_pitch,
+                       const int own_batch, const int own_out, GLOBAL const stored* bias,
+                       GLOBAL const stored* residual, const extent residual_pitch, const bool wide) {
+    UNROLL for (int n = 0; n < THREAD_OUT; ++n) {
+        const int k = tile.first_out + own_out + n / GROUP_OUT * 4 * GROUP_OUT + n % GROUP_OUT;
+        if (B % TILE_OUT != 0 && k >= B) continue;
+        const extent feature = ((extent)tile.block * B + k) * D + tile.first_j;
+        const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
+        const extent y_offset = feature * y_pitch + tile.first_batch + own_batch;
+        const extent residual_offset = feature * residual_pitch + tile.first_batch + own_batch;
+        UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
+            const int left = tile.batch_left - own_batch - q * 8 * GROUP;
+            if (left <= 0) continue;
+            StoredGroup own_residual, group;
+            if (HAS_RESIDUAL && wide)
+                own_residual = *(GLOBAL const StoredGroup*)(residual + residual_offset + q * 8 * GROUP);
+            else
+                UNROLL for (int e = 0; e < GROUP; ++e)
+                    own_residual.at[e] =
+                        HAS_RESIDUAL && e < left ? residual[residual_offset + q * 8 * GROUP + e] : (stored)0;
+            UNROLL for (int e = 0; e < GROUP; ++e)
+                group.at[e] = narrow(finish(sums[n][q * GROUP + e], own_bias, own_residual.at[e]));
+            if (wide)
+                store_whole(y + y_offset + q * 8 * GROUP, group);
+            else
+                UNROLL for (int e = 0; e < GROUP; ++e)
+                    if (e < left) y[y_offset + q * 8 * GROUP + e] = group.at[e];
+        }
+    }
+}
+// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours. Aligned rows without
+// a residual have code of their own, without branches for the other case. With a residual, ptxas would spill there.
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
                        const extent batch, const extent y_pitch, const int plane, const int own_batch,
                        const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual,
                        const extent residual_pitch) {
     const bool groups_are_whole = batch % GROUP == 0 && y_pitch % GROUP == 0 && residual_pitch % GROUP == 0;
     const bool wide = is_aligned(residual) && groups_are_whole && is_aligned(y);
-    UNROLL for (int n = 0; n < THREAD_OUT; ++n) {
-        const int k = tile.first_out + own_out + n / GROUP_OUT * 4 * GROUP_OUT + n % GROUP_OUT;
-        if (B % TILE_OUT != 0 && k >= B) continue;
-        const extent feature = ((extent)tile.block * B + k) * D + tile.first_j;
-        const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
-        UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
-            const extent s = tile.first_batch + own_batch + q * 8 * GROUP;
-            const extent y_offset = feature * y_pitch + s, residual_offset = feature * residual_pitch + s;
-            if (s >= batch) continue;
-            StoredGroup own_residual, group;
-            if (HAS_RESIDUAL && wide)
-                own_residual = *(GLOBAL const StoredGroup*)(residual + residual_offset);
-            else
-                UNROLL for (int e = 0; e < GROUP; ++e)
-                    own_residual.at[e] = HAS_RESIDUAL && s + e < batch ? residual[residual_offset + e] : (stored)0;
-            UNROLL for (int e = 0; e < GROUP; ++e)
-                group.at[e] = narrow(finish(sums[n][q * GROUP + e], own_bias, own_residual.at[e]));
-            if (wide)
-                store_whole(y + y_offset, group);
-            else
-                UNROLL for (int e = 0; e < GROUP; ++e)
-                    if (s + e < batch) y[y_offset + e] = group.at[e];
-        }
-    }
+    if (wide && !HAS_RESIDUAL)
+        store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, true);
+    else
+        store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, wide);
 }
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges

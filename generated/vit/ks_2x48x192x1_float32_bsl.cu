@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 b451570e, spec f0d86422
+// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 ba1715da, spec f0d86422
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -352,37 +352,49 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 }
 
 // ---- store: from the sums to Y
-// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours.
+// Store a thread's sums: if `wide`, as groups of rows of the batch, else one by one.
+DEVICE void store_sums(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], const Tile tile, const extent y_pitch,
+                       const int own_batch, const int own_out, GLOBAL const stored* bias,
+                       GLOBAL const stored* residual, const extent residual_pitch, const bool wide) {
+    UNROLL for (int n = 0; n < THREAD_OUT; ++n) {
+        const int k = tile.first_out + own_out + n / GROUP_OUT * 4 * GROUP_OUT + n % GROUP_OUT;
+        if (B % TILE_OUT != 0 && k >= B) continue;
+        const extent feature = ((extent)tile.block * B + k) * D + tile.first_j;
+        const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
+        const extent y_offset = feature * y_pitch + tile.first_batch + own_batch;
+        const extent residual_offset = feature * residual_pitch + tile.first_batch + own_batch;
+        UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
+            const int left = tile.batch_left - own_batch - q * 8 * GROUP;
+            if (left <= 0) continue;
+            StoredGroup own_residual, group;
+            if (HAS_RESIDUAL && wide)
+                own_residual = *(GLOBAL const StoredGroup*)(residual + residual_offset + q * 8 * GROUP);
+            else
+                UNROLL for (int e = 0; e < GROUP; ++e)
+                    own_residual.at[e] =
+                        HAS_RESIDUAL && e < left ? residual[residual_offset + q * 8 * GROUP + e] : (stored)0;
+            UNROLL for (int e = 0; e < GROUP; ++e)
+                group.at[e] = narrow(finish(sums[n][q * GROUP + e], own_bias, own_residual.at[e]));
+            if (wide)
+                store_whole(y + y_offset + q * 8 * GROUP, group);
+            else
+                UNROLL for (int e = 0; e < GROUP; ++e)
+                    if (e < left) y[y_offset + q * 8 * GROUP + e] = group.at[e];
+        }
+    }
+}
+// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours. Aligned rows without
+// a residual have code of their own, without branches for the other case. With a residual, ptxas would spill there.
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
                        const extent batch, const extent y_pitch, const int plane, const int own_batch,
                        const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual,
                        const extent residual_pitch) {
     const bool groups_are_whole = batch % GROUP == 0 && y_pitch % GROUP == 0 && residual_pitch % GROUP == 0;
     const bool wide = is_aligned(residual) && groups_are_whole && is_aligned(y);
-    UNROLL for (int n = 0; n < THREAD_OUT; ++n) {
-        const int k = tile.first_out + own_out + n / GROUP_OUT * 4 * GROUP_OUT + n % GROUP_OUT;
-        if (B % TILE_OUT != 0 && k >= B) continue;
-        const extent feature = ((extent)tile.block * B + k) * D + tile.first_j;
-        const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
-        UNROLL for (int q = 0; q < THREAD_BATCH / GROUP; ++q) {
-            const extent s = tile.first_batch + own_batch + q * 8 * GROUP;
-            const extent y_offset = feature * y_pitch + s, residual_offset = feature * residual_pitch + s;
-            if (s >= batch) continue;
-            StoredGroup own_residual, group;
-            if (HAS_RESIDUAL && wide)
-                own_residual = *(GLOBAL const StoredGroup*)(residual + residual_offset);
-            else
-                UNROLL for (int e = 0; e < GROUP; ++e)
-                    own_residual.at[e] = HAS_RESIDUAL && s + e < batch ? residual[residual_offset + e] : (stored)0;
-            UNROLL for (int e = 0; e < GROUP; ++e)
-                group.at[e] = narrow(finish(sums[n][q * GROUP + e], own_bias, own_residual.at[e]));
-            if (wide)
-                store_whole(y + y_offset, group);
-            else
-                UNROLL for (int e = 0; e < GROUP; ++e)
-                    if (s + e < batch) y[y_offset + e] = group.at[e];
-        }
-    }
+    if (wide && !HAS_RESIDUAL)
+        store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, true);
+    else
+        store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, wide);
 }
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges

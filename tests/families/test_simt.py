@@ -152,14 +152,20 @@ def test_defaults_leave_the_registers_that_ptxas_takes_more_of_on_some_targets(t
 
 
 @pytest.mark.parametrize(
-    ("pattern", "layout", "stages"),
+    ("pattern", "layout", "target", "tile_in", "stages"),
     [
-        ((12, 128, 128, 4), "bsl", 4),  # 16 steps
-        ((1, 384, 96, 4), "bsl", 3),  # 12 steps, which three divide
-        ((4, 64, 64, 16), "bsl", 3),  # 4 steps are one round: no loop
-        ((12, 128, 128, 4), "bsf", 4),
+        ((12, 128, 128, 4), "bsf", "sm_90a", 16, 2),
+        ((12, 128, 128, 4), "bsl", "sm_90a", 16, 2),
+        ((1, 256, 40, 4), "bsf", "sm_90a", 8, 3),  # 16 inputs would pad c
+        ((4, 64, 64, 16), "bsf", "sm_86", 8, 3),  # 99 KB of shared memory
+        ((12, 128, 128, 4), "bsf", "sm_120", 8, 3),  # where ptxas takes all registers for such a loop
+        ((1, 64, 256, 12), "bsl", "sm_90a", 16, 4),  # 16 steps, which three do not divide
+        ((1, 64, 192, 12), "bsl", "sm_90a", 16, 3),  # 12 steps, which three divide
+        ((4, 64, 64, 16), "bsl", "sm_90a", 16, 3),  # 4 steps are one round: no loop
     ],
 )
-def test_four_stages_where_three_do_not_divide_the_steps(pattern: tuple[int, ...], layout: str, stages: int) -> None:
-    found = SIMT.default(KernelSpec(Pattern(*pattern), "float32", layout), GPU)
-    assert found.stages == stages
+def test_stages_of_twice_the_inputs_or_as_many_as_divide_the_steps(
+    pattern: tuple[int, ...], layout: str, target: str, tile_in: int, stages: int
+) -> None:
+    found = SIMT.default(KernelSpec(Pattern(*pattern), "float32", layout), cuda_limits(target))
+    assert (found.tile_in, found.stages) == (tile_in, stages)

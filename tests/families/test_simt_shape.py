@@ -31,12 +31,12 @@ def test_shared_memory_of_the_copy_is_free_of_bank_conflicts() -> None:
 @pytest.mark.parametrize(
     ("pattern", "tile_batch", "tile_d", "rounds"),
     [
-        ((4, 64, 64, 16), 64, 8, (1, 8)),  # 16 warps of four lines: each copies whole runs of its lines
-        ((1, 384, 96, 4), 128, 4, (2, 4)),
+        ((4, 64, 64, 16), 64, 8, (1, 16)),  # 16 warps of four lines: each copies whole runs of its lines
+        ((1, 384, 96, 4), 128, 4, (2, 8)),
         # 12 warps: with one to a run, the last round of lines would be nearly empty
-        ((1, 1024, 1024, 6), 64, 6, (3, 3)),
-        ((1, 64, 256, 12), 64, 6, (4, 2)),  # half of the j: only steps of whole l are alike, which take three warps
-        ((1, 256, 256, 1), 128, 1, (4, 1)),
+        ((1, 1024, 1024, 6), 64, 6, (3, 6)),
+        ((1, 64, 256, 12), 64, 6, (4, 4)),  # half of the j: only steps of whole l are alike, which take three warps
+        ((1, 256, 256, 1), 128, 1, (4, 2)),
     ],
 )
 def test_a_thread_copies_along_the_run_where_that_saves_addresses(

@@ -22,6 +22,7 @@ _FUNCTION = re.compile(r"\s*Function : (\S+)")
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@\S+\s+)?([A-Z][\w.]*)")  # address, predicate, opcode
 _FLOW = re.compile(r"(@\S+\s+)?([A-Z0-9]+)(?:.*?(0x[0-9a-f]+) ;)?")  # predicate, opcode, where a branch goes
 _TARGET = re.compile(r"(0x[0-9a-f]+) ;$")  # where a branch goes
+INSTRUCTION_BYTES = 16
 _WIDTHS = {"8", "U8", "S8", "16", "U16", "S16", "64", "128"}  # how an access of other than 32 bits is marked
 
 
@@ -123,14 +124,64 @@ def opcodes_before(listing: str, entry: str, opcode: str) -> set[str]:
 def main_loop(listing: str, entry: str) -> Counter[str]:
     """The loop with the most products, the innermost of several; the whole entry if no loop has any."""
     found = _instructions(listing, entry)
-    opcodes = [(address, _INSTRUCTION.match(f" /*0000*/ {words}")[1]) for address, words in found]  # type: ignore[index]
-    loops = [Counter(name for _, name in opcodes)]
-    for (address, name), (_, words) in zip(opcodes, found, strict=True):
-        target = _TARGET.search(words) if name.partition(".")[0] == "BRA" else None
-        if target and (first := int(target[1], 16)) < address:
-            loops.append(Counter(name for at, name in opcodes if first <= at <= address))
-    loops = [loop for loop in loops[1:] if products(loop)] or loops[:1]
-    return max(loops, key=lambda loop: (products(loop), -loop.total()))
+    first, last = _main_loop(found)
+    return _opcodes(found, first, last)
+
+
+def outside_main_loop(listing: str, entry: str) -> int:
+    """Instructions that a warp executes before and after the main loop, for a whole tile of aligned arrays: those of
+    the path that moves the most bytes with the fewest instructions. Other loops count once.
+    """
+    found = _instructions(listing, entry)
+    (begin, _), (end, _) = found[0], found[-1]
+    first, last = _main_loop(found)
+    left = [target for address, words in found if first <= address <= last and (target := _branch(words)) > last]
+    after = last + INSTRUCTION_BYTES if _is_conditional(dict(found)[last]) else min(left)
+    return _executed(found, begin, first) + _executed(found, after, end + INSTRUCTION_BYTES)
+
+
+def _executed(found: list[tuple[int, str]], begin: int, end: int) -> int:
+    """Instructions of the path from one address to another, or to the exit if the end is beyond all of them."""
+    beyond = found[-1][0] + INSTRUCTION_BYTES
+    best = {end: (0, 0)}  # by address: bytes moved from it on, and the number of instructions, negative
+    for address, words in reversed(found):
+        (name, *modifiers), target = _opcode(words).split("."), _branch(words)
+        ahead = [beyond] if name == "EXIT" else [target] if target > address else []
+        if _is_conditional(words) or name not in ("EXIT", "BRA", "RET"):
+            ahead.append(address + INSTRUCTION_BYTES)
+        paths = [best[each] for each in ahead if each in best]
+        if paths and address < end:
+            moved, instructions = max(paths)
+            width = {"128": 16, "64": 8}.get(modifiers[-1] if modifiers else "", 4) if name in ("LDGSTS", "STG") else 0
+            best[address] = moved + width, instructions - 1
+    return -best[begin][1]
+
+
+def _main_loop(found: list[tuple[int, str]]) -> tuple[int, int]:
+    """Addresses of its first and last instruction."""
+    whole = found[0][0], found[-1][0]
+    loops = [(target, address) for address, words in found if 0 <= (target := _branch(words)) < address]
+    counted = [(products(each), -each.total(), ends) for ends in loops if products(each := _opcodes(found, *ends))]
+    return max(counted, key=lambda loop: loop[:2])[2] if counted else whole
+
+
+def _opcode(words: str) -> str:
+    return _INSTRUCTION.match(f" /*0000*/ {words}")[1]  # type: ignore[index]
+
+
+def _opcodes(found: list[tuple[int, str]], first: int, last: int) -> Counter[str]:
+    return Counter(_opcode(words) for address, words in found if first <= address <= last)
+
+
+def _is_conditional(words: str) -> bool:
+    """Whether a predicate decides, in front of the instruction or as the first operand of a uniform branch."""
+    return words.startswith("@") or re.match(r"BRA\.U !?UP", words) is not None
+
+
+def _branch(words: str) -> int:
+    """Address to which the instruction branches; -1 if it is no branch."""
+    target = _TARGET.search(words) if _opcode(words).partition(".")[0] == "BRA" else None
+    return int(target[1], 16) if target else -1
 
 
 def products(counts: Counter[str]) -> int:

@@ -10,6 +10,7 @@ from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, Sim
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
+SHORT_STAGE = 8  # inputs per stage of the rule's widest tiles
 THREADS = {4: (1, 2, 4, 8, 12), 16: (1, 2, 4)}  # sums per thread along the outputs, by bytes of a sum
 
 
@@ -65,18 +66,25 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
 
 
 def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
-    """Take four stages if the loop can be unrolled by four and not by three, and as many blocks still fit.
+    """Take two stages of twice the inputs if as many blocks still fit: half the barriers, and as much code if unrolled.
 
-    In batch-size-first, targets on which ptxas takes more registers keep three stages: for a loop that is unrolled by
+    Else take four stages if the loop can be unrolled by four and not by three, and as many blocks still fit. In
+    batch-size-first, targets on which ptxas takes more registers keep three stages: for a loop that is unrolled by
     four, it takes all registers.
     """
-    deeper = SimtTiling(kernel, chosen.changed(stages=4))
     takes_all = kernel.layout == "bsf" and more_registers(kernel, limits.target) > 0
-    is_plain = chosen.stages == 3 and kernel.real_bytes == 4 and not takes_all
-    is_better = is_plain and deeper.steps % 3 and deeper.steps % 4 == 0 and deeper.steps > 4
-    return (
-        deeper.constants if is_better and deeper.shared_bytes <= limits.shared_bytes_for(chosen.min_blocks) else chosen
+    if chosen.stages != 3 or kernel.real_bytes != 4 or takes_all:
+        return chosen
+    longer = SimtTiling(kernel, chosen.changed(tile_in=2 * SHORT_STAGE, stages=2))
+    # 8 x 12 sums in batch-size-last would spill
+    is_short = chosen.tile_in == SHORT_STAGE and (kernel.layout == "bsf" or chosen.thread_out < 12)
+    deeper = SimtTiling(kernel, chosen.changed(stages=4))
+    wanted = (
+        (longer, is_short and kernel.pattern.c % longer.constants.tile_in == 0),
+        (deeper, deeper.steps % 3 and deeper.steps % 4 == 0 and deeper.steps > 4),
     )
+    budget = limits.shared_bytes_for(chosen.min_blocks)
+    return next((each.constants for each, is_better in wanted if is_better and each.shared_bytes <= budget), chosen)
 
 
 def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterator[SimtConstants]:
