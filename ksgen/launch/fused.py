@@ -65,9 +65,8 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
     except LaunchError:
         if not kernel.tied:
             raise
-        return plan_of(
-            kernel.untied
-        )  # `build` has loaded the kernel that reads all weights; later calls take the other
+        # `build` has loaded the kernel that reads all weights; later calls take the other one
+        return plan_of(kernel.untied)
     fit.plans[key] = weakref.ref(plan) if plan else None
     return plan
 
