@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 ba1715da, spec 972405b4
+// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 7709cbfa, spec 972405b4
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -383,15 +383,15 @@ DEVICE void store_sums(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], co
         }
     }
 }
-// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours. Aligned rows without
-// a residual have code of their own, without branches for the other case. With a residual, ptxas would spill there.
+// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours. Without an
+// epilogue, aligned rows have code of their own, without branches for the other case. With one, ptxas would spill.
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
                        const extent batch, const extent y_pitch, const int plane, const int own_batch,
                        const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual,
                        const extent residual_pitch) {
     const bool groups_are_whole = batch % GROUP == 0 && y_pitch % GROUP == 0 && residual_pitch % GROUP == 0;
     const bool wide = is_aligned(residual) && groups_are_whole && is_aligned(y);
-    if (wide && !HAS_RESIDUAL)
+    if (wide && true)
         store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, true);
     else
         store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, wide);

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 ba1715da, spec d7bd2296
+// ks_1x768x192x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 7709cbfa, spec d7bd2296
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -353,10 +353,9 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 // ---- store: from the sums to Y
 // Store one feature of a thread's rows of the batch, which are Y_LINE_STEP apart. Only the first `left` rows from the
 // thread's first one on are in the batch.
-DEVICE void store_lines(GLOBAL stored* to, SHARED const real* from, const extent y_pitch, const stored own_bias,
-                        const extent left) {
+DEVICE void store_lines(GLOBAL stored* to, SHARED const real* from, const extent y_pitch, const extent left) {
     for (int p = 0; p < Y_LINE_ROUNDS; ++p) {
-        if (p * Y_LINE_STEP < left) *to = narrow(finish(from[p * Y_LINE_STEP], own_bias, (stored)0));
+        if (p * Y_LINE_STEP < left) *to = narrow(finish(from[p * Y_LINE_STEP], (stored)0, (stored)0));
         to += Y_LINE_STEP * y_pitch;
     }
 }
@@ -392,13 +391,12 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
             const int j = tile.first_j + run % TILE_D;
             if ((B % TILE_OUT != 0 && k >= B) || (D % TILE_D != 0 && j >= D)) continue;
             const extent feature = ((extent)tile.block * B + k) * D + j;
-            const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
             GLOBAL stored* const to = y + s * y_pitch + feature;
             SHARED const real* const from = shared + run * Y_PLANE + line;
             if (is_whole)
-                store_lines(to, from, y_pitch, own_bias, TILE_BATCH);
+                store_lines(to, from, y_pitch, TILE_BATCH);
             else
-                store_lines(to, from, y_pitch, own_bias, batch - s);
+                store_lines(to, from, y_pitch, batch - s);
         }
     }
 }
