@@ -6,7 +6,7 @@ tied. GSOFT's parameters become rotations. A sum of chains is a tuple of structu
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from operator import attrgetter
@@ -483,6 +483,11 @@ def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> 
     return Structure(Chain((first, second), "block_dense"), shapes)
 
 
+ONE_CHAIN: dict[str, Callable[..., Structure]] = {  # structures that are not sums of chains, by name
+    each.__name__: each for each in (blast, block_dense, boft, btt, gralora, gs, kronecker, low_rank, monarch, oft)
+}
+
+
 def _of_blocks(chain: Chain, *names: str) -> Structure:
     """Structure of block-diagonal factors whose parameters have blocks (inputs, outputs)."""
     shapes = {name: (factor.a, factor.c, factor.b) for name, factor in zip(names, chain, strict=True)}
@@ -491,7 +496,7 @@ def _of_blocks(chain: Chain, *names: str) -> Structure:
 
 def _checked_pair(blocks: Any, in_features: int, out_features: int) -> tuple[Any, Any]:
     """Numbers of blocks along y and along x, which divide the features."""
-    rows, columns = blocks if isinstance(blocks, tuple) and len(blocks) == 2 else (blocks, blocks)
+    rows, columns = blocks if isinstance(blocks, tuple | list) and len(blocks) == 2 else (blocks, blocks)
     _blocks_of(columns, in_features=in_features)
     _blocks_of(rows, out_features=out_features)
     return rows, columns

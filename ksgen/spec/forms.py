@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import getdoc, signature
+from inspect import Parameter, getdoc, signature
+from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, get_args
 
 from ksgen.errors import PatternError, SpecError
@@ -131,29 +132,39 @@ class ListOf:
 
 @dataclass(frozen=True)
 class ChainForm:
-    """A list of patterns, or one of the named families with its arguments."""
+    """A list of patterns, or a function that makes a chain, with its arguments.
 
-    families: Mapping[str, Callable[..., Chain]]
-    patterns: Form = ListOf(PatternForm(), "a list of patterns, or a mapping with a family")
+    `functions` holds them by name, for each key that may give the name.
+    """
+
+    functions: Mapping[str, Mapping[str, Callable[..., Any]]]
+    patterns: Form = ListOf(PatternForm(), "a list of patterns, or a mapping with a family or a structure")
 
     @property
     def schema(self) -> Schema:
-        families = [_schema_of_family(name, family) for name, family in self.families.items()]
-        return {"anyOf": [self.patterns.schema, *families]}
+        pairs = ((key, name, each) for key, named in self.functions.items() for name, each in named.items())
+        return {"anyOf": [self.patterns.schema, *(_schema_of_function(*each) for each in pairs)]}
 
     def read(self, node: Node) -> Chain:
         if not isinstance(node, Pairs):
             patterns = self.patterns.read(node)
             with blaming(node.place):
                 return Chain(patterns)
-        if "family" not in node.pairs:
-            raise node.place.error(f"needs family; accepted: {', '.join(self.families)}")
-        family = self.families[Word(self.families).read(node.pairs["family"])]
-        arguments = tuple(signature(family).parameters)
-        node.check_keys(("family", *arguments), required=arguments)
-        values = {argument: _numbers(node.pairs[argument]) for argument in arguments}
+        if (key := next((each for each in self.functions if each in node.pairs), None)) is None:
+            named = "; ".join(f"{each}: {', '.join(names)}" for each, names in self.functions.items())
+            raise node.place.error(f"needs {' or '.join(self.functions)}; accepted: {named}")
+        function = self.functions[key][Word(self.functions[key]).read(node.pairs[key])]
+        parameters = signature(function).parameters
+        node.check_keys((key, *parameters), required=_needed(parameters))
+        given = {name: each.annotation for name, each in parameters.items() if name in node.pairs}
+        values = {
+            name: Flag().read(node.pairs[name]) if annotation is bool else _numbers(node.pairs[name])
+            for name, annotation in given.items()
+        }
         with blaming(node.place):
-            return family(**values)
+            made = function(**values)
+            chain: Chain = getattr(made, "chain", made)  # of a structure, or the chain itself
+            return chain
 
 
 @dataclass(frozen=True)
@@ -308,19 +319,23 @@ def _numbers(node: Node) -> Any:
     return [_numbers(item) for item in node.items] if isinstance(node, Items) else _number(node, "a whole number")
 
 
-def _schema_of_family(name: str, family: Callable[..., Chain]) -> Schema:
-    parameters = signature(family).parameters
-    properties = {
-        "family": {"const": name},
-        **{key: _schema_of_numbers(each.annotation) for key, each in parameters.items()},
-    }
-    about = {"description": text.partition("\n\nArgs:")[0]} if (text := getdoc(family)) else {}
-    found = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    return about | found
+def _needed(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
+    """Names of the parameters without a default."""
+    return tuple([name for name, each in parameters.items() if each.default is Parameter.empty])
 
 
-def _schema_of_numbers(annotation: Any) -> Schema:
-    """The schema of an argument of a family: a whole number, or lists of whole numbers, nested to any depth."""
-    if annotation is int:
-        return _COUNT
-    return {"type": "array", "items": _schema_of_numbers(*get_args(annotation)), "minItems": 1}
+def _schema_of_function(key: str, name: str, function: Callable[..., Any]) -> Schema:
+    parameters = signature(function).parameters
+    properties = {key: {"const": name}, **{each: _schema_of(of.annotation) for each, of in parameters.items()}}
+    about = {"description": text.partition("\n\nArgs:")[0]} if (text := getdoc(function)) else {}
+    required = [key, *_needed(parameters)]
+    return about | {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _schema_of(annotation: Any) -> Schema:
+    """The schema of an argument: a whole number, a list of them, nested to any depth, one of both, or true or false."""
+    if annotation in (int, bool):
+        return _COUNT if annotation is int else {"type": "boolean"}
+    if isinstance(annotation, UnionType):
+        return {"anyOf": [_schema_of(each) for each in get_args(annotation) if each is not NoneType]}
+    return {"type": "array", "items": _schema_of(get_args(annotation)[0]), "minItems": 1}

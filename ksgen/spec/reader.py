@@ -45,6 +45,7 @@ from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
 from ksgen.spec.spec import Spec, parts_of
 from ksgen.spec.storage import INPUTS, SAME, WEIGHTS
+from ksgen.structures import ONE_CHAIN
 from ksgen.values import counted
 
 MOST_KERNELS = 100_000
@@ -326,7 +327,7 @@ def schema() -> Schema:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A spec of ksgen", **_SPEC.schema}
 
 
-_CHAIN = ChainForm(NAMED_CHAINS)
+_CHAIN = ChainForm({"family": NAMED_CHAINS, "structure": ONE_CHAIN})
 _OPTIONS: dict[str, Form] = {
     "precision": About("How values are stored and multiplied.", OneOrMore(Word(PRECISIONS))),
     "layout": About("bsf: x is (batch, features); bsl: (features, batch).", OneOrMore(Word(LAYOUTS))),
@@ -346,7 +347,7 @@ _LAYER_OPTIONS: dict[str, Form] = {  # options of a layer as a whole
     "fuse": About("Whether the factors are one launch. auto: if that is faster; yes: always; no: never.", Word(FUSES)),
 }
 _LAYERS: dict[str, Form] = {
-    "chain": About("Patterns in the order in which they multiply x, or a named family.", _CHAIN),
+    "chain": About("Patterns in the order in which they multiply x, or a named family or structure.", _CHAIN),
     "group": About("Chains that take the same x.", Group(_CHAIN, "a list of chains")),
     "sum": About("Chains that take the same x, whose outputs are added.", Sum(_CHAIN, "a list of chains")),
 }

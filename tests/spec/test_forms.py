@@ -31,6 +31,7 @@ BEYOND = (  # messages on specs that no schema refuses: they are no YAML, or sev
     "out_layout: got bsl of a",
     "of a sum; accepted: residual_first",
     "features=12; accepted: a power of two",
+    "accepted: a divisor of features=64",
     "per factor of a chain",
     "with tied=d",
     "with weights=int8",
@@ -93,6 +94,13 @@ def test_it_lists_the_words_that_the_reader_accepts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(NAMED_CHAINS, "mine", NAMED_CHAINS["dense"])
     assert not is_accepted("layers: {up: {family: mine, in_features: 4, out_features: 8}}")  # not under `chain`
     assert is_accepted("layers: {up: {chain: {family: mine, in_features: 4, out_features: 8}}}")
+
+
+def test_arguments_of_structures_may_be_left_out_or_be_one_number_or_two() -> None:
+    text = "layers: {up: {chain: {structure: gs, in_features: 8, out_features: 8, blocks: 2}}}"
+    assert is_accepted(text)
+    assert is_accepted(text.replace("2", "[2, 4], inner: 8, orthogonal: false"))
+    assert not is_accepted(text.replace("2", "2, orthogonal: 1"))
 
 
 def test_every_option_has_a_description_for_editors() -> None:

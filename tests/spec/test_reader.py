@@ -9,6 +9,7 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from ksgen import structures
 from ksgen.errors import SpecError
 from ksgen.paths import resource
 from ksgen.pattern import Chain, Pattern, monarch
@@ -144,6 +145,24 @@ def test_layers_kernels_and_pattern_sets_share_kernels() -> None:
     assert listed[:4] == ["2,48,192,1", "1,192,48,2", "1,48,48,1", "1,48,48,2"]
     assert len(spec.kernels) == 627 + 1  # 2,48,192,1 is no pattern of the paper's benchmark
     assert list(spec.layers) == ["q", "k"]
+
+
+def test_a_chain_can_be_a_structure() -> None:
+    spec = parse(
+        """
+        layers:
+          turn: {chain: {structure: oft, features: 64, block: 8}}
+          mix: {chain: {structure: btt, in_features: 64, out_features: 32, blocks: [4, 8], rank: 2}}
+          even: {chain: {structure: gralora, in_features: 64, out_features: 64, blocks: 4, rank: 8}}
+          shuffle: {chain: {structure: gs, in_features: 64, out_features: 32, blocks: 4, orthogonal: false}}
+        """
+    )
+    assert list(spec.layers.values()) == [
+        structures.oft(64, block=8).chain,
+        structures.btt(64, 32, blocks=(4, 8), rank=2).chain,
+        structures.gralora(64, 64, blocks=4, rank=8).chain,
+        structures.gs(64, 32, blocks=4, orthogonal=False).chain,
+    ]
 
 
 def test_a_chain_can_be_a_named_family() -> None:
@@ -529,7 +548,10 @@ WRONG = [
     ("defaults: {pattern: [1,2,3,4]}", "1: defaults: unknown key 'pattern'; accepted: precision, layout, batch"),
     ("layers: [[1,2,3,4]]", "1: layers: got a list; accepted: a mapping of layer names to chains"),
     ("layers: {}", "1: layers: got an empty mapping; accepted: a mapping of layer names to chains"),
-    ("layers:\n  q:", "2: layers.q: got nothing; accepted: a list of patterns, or a mapping with a family"),
+    (
+        "layers:\n  q:",
+        "2: layers.q: got nothing; accepted: a list of patterns, or a mapping with a family or a structure",
+    ),
     ("layers:\n  q: []", "2: layers.q: got an empty list; accepted: a list of patterns"),
     ("layers:\n  q: [1,64,64,1]", "2: layers.q[0]: '1' is not a pattern; accepted"),
     (
@@ -589,7 +611,26 @@ WRONG = [
         "layers:\n  q:\n    chain:\n    - 1,192,48,2\n    - 2,48,192,2",
         "3: layers.q.chain: 1,192,48,2 gives 384 features and 2,48,192,2, next in the chain, takes 768",
     ),
-    ("layers:\n  q: {chain: {in_features: 3}}", "2: layers.q.chain: needs family; accepted: dense, low_rank"),
+    (
+        "layers:\n  q: {chain: {in_features: 3}}",
+        "2: layers.q.chain: needs family or structure; accepted: family: dense, low_rank",
+    ),
+    (
+        "layers:\n  q: {chain: {structure: dyad}}",
+        "2: layers.q.chain.structure: got 'dyad'; accepted: blast, block_dense",
+    ),
+    (
+        "layers:\n  q: {chain: {structure: oft, features: 64}}",
+        "2: layers.q.chain: needs block; accepted: structure, features, block",
+    ),
+    (
+        "layers:\n  q: {chain: {structure: oft, features: 64, block: 7}}",
+        "2: layers.q.chain: block=7; accepted: a divisor of features=64",
+    ),
+    (
+        "layers:\n  q: {chain: {structure: gs, in_features: 8, out_features: 8, blocks: 2, orthogonal: maybe}}",
+        "2: layers.q.chain.orthogonal: got 'maybe'; accepted: true, false",
+    ),
     (
         "layers:\n  q: {chain: {family: monarc}}",
         "2: layers.q.chain.family: got 'monarc'; did you mean monarch? accepted: dense",
