@@ -64,7 +64,7 @@ class Plan:
     pack_handle: KernelHandle
     pack_grid: int
     pack_block: int
-    adjoint_handle: KernelHandle  # packs them from those of the adjoint factor, on the same grid, or None
+    adjoint_handle: KernelHandle  # packs the weights from those of the adjoint factor, on the same grid; or None
     packed_bytes: int
     packing: str  # equal for plans with identical packed weights
     operands: tuple[str, ...]  # operands of a launch in order, without tensor maps and the numbers that follow

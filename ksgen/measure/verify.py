@@ -205,7 +205,8 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
 def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
     """Problem of small integers, whose sums are exact in every precision and in any order, up to the result's rounding.
 
-    Kernels with scales get a random problem of another seed. `is_exact` is False for these, for activations that round,
+    Kernels with quantized x, or with weights stored in another type, get a random problem of another
+    seed. `is_exact` is False for these, for activations that round,
     and for chains whose intermediates may round.
     """
     if not (is_exact := _has_exact_sums(kernel)) and (kernel.is_quantized or kernel.has_bytes_in):

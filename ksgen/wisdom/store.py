@@ -2,9 +2,10 @@
 
 One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes
 precedence over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins
-over a fresh one. An entry of a trial of a few candidates never wins over that of a search. An entry whose time is
-unreliable never wins over a reliable one of its kind. If an entry cannot be read, launchers use the other entries, with
-a warning. Commands that write or list wisdom stop with an error. Renders and measures nothing.
+over a fresh one. Of entries that are equally fresh, that of a trial of a few candidates never wins over that of a
+search. An entry whose time is unreliable never wins over a reliable one of its kind. If an entry cannot be read,
+launchers use the other entries, with a warning. Commands that write or list wisdom stop with an error. Renders and
+measures nothing.
 """
 
 import json

@@ -81,7 +81,7 @@ class SimtTiling(Moved, Tiled):
         return self.constants.tile_d * self.warps_batch * self.warps_out
 
     def _padded(self, size: int, remainder: int) -> int:
-        """Smallest number of elements, at least `size`, that is `remainder` modulo those in 128 bytes, all banks."""
+        """Smallest number of elements, at least `size`, that equals `remainder` modulo those in 128 bytes."""
         banks = 128 // self.real_bytes
         return size + (remainder - size) % banks
 
@@ -288,8 +288,8 @@ def _lane_out(lane: int) -> int:
 
 @cache
 def eight_read_cycles(size: int) -> int:
-    """Shared-memory cycles of a warp's read of eight groups of `size` bytes: lanes that differ along the other side
-    alone share a group.
+    """Shared-memory cycles of a warp's read of eight groups of `size` bytes: lanes that differ only along the other
+    side share a group.
     """
     return read_cycles([_lane_batch(lane) * size for lane in range(WARP)], size)
 

@@ -59,8 +59,8 @@ def convert(
             embeddings, and layers with at most 16 outputs.
         budget: Largest share of the dense weights. `propose` then gives candidates per layer: the chains expected
             to train faster than the dense layer, or all if there are none. Among the nearest of them, the one with the
-            fastest training step is taken. SVDs alone give the errors of the candidates. Only chains of three or more
-            factors that are not chainable are factorized for this choice.
+            fastest training step is taken. SVDs give the errors of most candidates. Chains of three or more
+            factors that are not chainable are factorized instead.
         merge: With a `budget`, whether `propose` also merges neighbouring factors.
         from_weights: False draws the new weights at random.
         refine: Steps of L-BFGS of `factorize`.

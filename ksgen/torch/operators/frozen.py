@@ -303,7 +303,7 @@ def operand(weights: Tensor, transposed: bool) -> Any:
 
 
 def as_trained(weights: Tensor) -> Tensor:
-    """Detach weights that take gradients.
+    """Detach weights that require gradients.
 
     They are about to change, so nothing cached for them may be used, even if they are frozen.
     """
