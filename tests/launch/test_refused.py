@@ -23,7 +23,7 @@ from ksgen.spec import KernelSpec
 from tests.driver import completed
 from tests.support.fake_gpu import FakeArray, FakeGpu
 
-KERNEL = KernelSpec(Pattern(3, 136, 104, 1), "tf32x3")  # by wgmma in clusters of two blocks
+KERNEL = KernelSpec(Pattern(3, 136, 128, 1), "tf32x3")  # by wgmma in clusters of two blocks
 BATCH = 300
 
 
@@ -177,11 +177,11 @@ def test_clusters_that_are_refused_at_the_launch_give_way_and_it_is_remembered(
     for _ in range(2):
         assert call() is out
         late.synchronize()
-        assert (out.content == 104).all()
+        assert (out.content == 128).all()
         out.content[...] = 0
     assert own(x, weights, out=out) is out
     late.synchronize()
-    assert (out.content == 104).all()
+    assert (out.content == 128).all()
     assert late.refused == 1
     assert [each.getMessage() for each in caplog.records] == [
         f"{KERNEL.name}: CUDA, launching: no room; launchers take wgmma without clusters"
@@ -207,7 +207,7 @@ def test_a_launch_that_is_refused_while_a_graph_is_recorded_builds_nothing(late:
     late.end_capture()
     assert call() is out
     late.synchronize()
-    assert (out.content == 104).all()
+    assert (out.content == 128).all()
 
 
 def test_a_refusal_leaves_a_chain_s_plan_to_captures(late: Part) -> None:
@@ -239,7 +239,7 @@ def test_a_call_after_a_refusal_keeps_the_memory_of_its_kernel_alone(late: Part)
     before, kept = len(late._memory), list[int]()
     for refused in (1, 1):
         call = own.prepare(x, weights)
-        assert (call() == 104).all()
+        assert (call() == 128).all()
         assert late.refused == refused
         kept.append(len(late._memory) - before)
         del call
@@ -343,7 +343,7 @@ def test_a_refused_early_launch_becomes_a_plain_one(runtime: str) -> None:
 @pytest.mark.parametrize("runtime", ["driver", pytest.param("pycuda", marks=pytest.mark.second)])
 def test_a_driver_is_asked_for_tensor_maps_and_clusters(runtime: str) -> None:
     script = """
-    kernel = KernelSpec(Pattern(3, 136, 104, 1), "tf32x3")
+    kernel = KernelSpec(Pattern(3, 136, 128, 1), "tf32x3")
     plan = PLANNER.plan(find_device(), kernel, 25088)
     print(plan.choice.family, getattr(plan.choice.constants, "cluster_batch", None))
     """
