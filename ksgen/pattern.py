@@ -11,13 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeGuard
 
 from ksgen.errors import PatternError, warn
 from ksgen.order import Order
-from ksgen.values import excerpt, listed, whole_number
+from ksgen.values import cached_property, excerpt, listed, whole_number
 
 MOST_FEATURES = 2**31 - 1  # a kernel counts features in 32 bits; offsets, which the batch multiplies, take 64
 

@@ -424,7 +424,7 @@ def _moments(pattern: Pattern, x: Any, layout: str) -> Array:
         wanted = f"(batch, {pattern.in_features})" if layout == "bsf" else f"({pattern.in_features}, batch)"
         raise LaunchError(f"got x of shape {given.shape}; layout {layout} wants {wanted}, with a batch of at least 1")
     if not np.isfinite(rows).all():
-        raise LaunchError("x holds numbers that are not finite; accepted: finite inputs of the factor, one row or more")
+        raise LaunchError("x holds numbers that are not finite; accepted: finite inputs")
     a, _, c, d = pattern.shape
     total = np.zeros((a, d, c, c))
     at_once = max(1, ELEMENTS_AT_ONCE // pattern.in_features)

@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 7709cbfa, spec 2190bf8c
+// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 f8b0b1c0, spec 2190bf8c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -396,7 +396,7 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
             if (is_whole)
                 store_lines(to, from, y_pitch, TILE_BATCH);
             else
-                store_lines(to, from, y_pitch, batch - s);
+                store_lines(to, from, y_pitch, min(batch - s, (extent)(TILE_BATCH - line)));
         }
     }
 }

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 7709cbfa, spec aab0fb7c
+// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 f8b0b1c0, spec aab0fb7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -391,10 +391,11 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
                        const extent residual_pitch) {
     const bool groups_are_whole = batch % GROUP == 0 && y_pitch % GROUP == 0 && residual_pitch % GROUP == 0;
     const bool wide = is_aligned(residual) && groups_are_whole && is_aligned(y);
-    if (wide && true)
+    if (wide) {
         store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, true);
-    else
-        store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, wide);
+        return;
+    }
+    store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, wide);
 }
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges

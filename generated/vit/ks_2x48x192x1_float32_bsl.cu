@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 7709cbfa, spec f0d86422
+// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 f8b0b1c0, spec f0d86422
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -391,10 +391,11 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
                        const extent residual_pitch) {
     const bool groups_are_whole = batch % GROUP == 0 && y_pitch % GROUP == 0 && residual_pitch % GROUP == 0;
     const bool wide = is_aligned(residual) && groups_are_whole && is_aligned(y);
-    if (wide && true)
+    if (wide) {
         store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, true);
-    else
-        store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, wide);
+        return;
+    }
+    store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, wide);
 }
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges

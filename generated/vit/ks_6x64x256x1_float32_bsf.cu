@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 7709cbfa, spec 2565d987
+// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 f8b0b1c0, spec 2565d987
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -396,7 +396,7 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
             if (is_whole)
                 store_lines(to, from, y_pitch, TILE_BATCH);
             else
-                store_lines(to, from, y_pitch, batch - s);
+                store_lines(to, from, y_pitch, min(batch - s, (extent)(TILE_BATCH - line)));
         }
     }
 }

@@ -77,7 +77,13 @@ def over_dense(results: Results, layout: str) -> tuple[Pairs, bool]:
 
 
 def crossing(pairs: Pairs) -> float | None:
-    """Density at which the fitted ratio is 1; None if the ratio does not fall with the density."""
+    """Density at which the fitted ratio is 1; None if the ratio does not fall with the density.
+
+    Examples:
+        >>> from ksgen import Pattern
+        >>> crossing([(Pattern(1, 8, 8, d), d / 2) for d in (1, 2, 4, 8)])
+        0.5
+    """
     densities = np.log([pattern.density for pattern, _ in pairs])
     ratios = np.log([ratio for _, ratio in pairs])
     first, second = np.triu_indices(len(pairs), 1)

@@ -30,8 +30,7 @@ class ThreadsByTime:
         self._times: tuple[list[int], list[int]] = [], []  # on all threads, and on one
 
     def run(self, launch: Callable[[int, Given], object], threads: int, given: Given) -> None:
-        """Call launch(threads, given) on all threads or on one: alternately while both are timed, then on the
-        faster."""
+        """Call launch(threads, given) on all threads or one: alternately while both are timed, then the faster."""
         at = self._calls = self._calls % AGAIN + 1
         if threads <= 1 or at > WARM_UP + 2 * SAMPLES or (at > WARM_UP and not self._is_short):
             launch(1 if self._is_one else threads, given)

@@ -8,7 +8,7 @@ for each. `python -m tests.compile_matrix` compares the table with the machine c
 precision without a row are not counted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ksgen.families.base import Work
 from ksgen.families.tiles import WARP
@@ -36,6 +36,8 @@ TABLE = {  # by family, precision and layout
     ("wgmma_registers", "tf32x3", "bsl"): Issued(12.4, 33, 9.0),
     ("wgmma_shared", "bfloat16", "bsl"): Issued(10.8, 37, 4.0),
 }
+# per stage and output of `simt` in float32 with an epilogue, whose stages and stores differ
+WITH_EPILOGUE = {"bsf": (40, 11), "bsl": (32, 10)}
 ALIKE = {"float16": "bfloat16"}  # precisions that share a row, because their instructions differ only in type
 PAIRS = ("sm_100", "sm_103")  # targets on which one instruction multiplies and adds two float32
 
@@ -46,8 +48,10 @@ def issued_by(family: str, kernel: KernelSpec, target: str) -> Issued | None:
         return None
     precision = kernel.dtype if family == "simt" else kernel.precision  # plain multiply-adds split no operands
     found = TABLE.get((family, ALIKE.get(precision, precision), kernel.layout))
+    if found and family == "simt" and kernel.epilogue.words:
+        found = Issued(found.per_product, *WITH_EPILOGUE[kernel.layout])
     if found and family == "simt" and target in PAIRS:
-        return Issued(found.per_product - 0.5, found.per_stage, found.per_output)
+        found = replace(found, per_product=found.per_product - 0.5)
     return found
 
 

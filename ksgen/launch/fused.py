@@ -63,12 +63,12 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
     try:
         plan = plan_of(kernel)
     except LaunchError:
-        if not kernel.tied:
+        if not (kernel.tied and device.kind == "cuda" and device.is_capturing(stream)):
             raise
-        # `build` has loaded the kernel that reads all weights; later calls take the other one
-        return plan_of(kernel.untied)
-    fit.plans[key] = weakref.ref(plan) if plan else None
-    return plan
+    else:
+        fit.plans[key] = weakref.ref(plan) if plan else None
+        return plan
+    return plan_of(kernel.untied)  # which `build` has loaded; calls after the capture take the tied kernel
 
 
 def fused_plan(
@@ -81,9 +81,9 @@ def fused_plan(
     if kernel.tied:
         kernel = as_read(kernel, PLANNER.choice(device, kernel, batch))
     key = (device, kernel, batch, fuse)
-    known: Any = PLANNER.derived.get(key, _UNKNOWN)
-    found: Plan | None = None if known is _UNKNOWN else known
-    if known is not _UNKNOWN:
+    found: Plan | None = None
+    if (known := PLANNER.derived.get(key, _UNKNOWN)) is not _UNKNOWN:
+        found = known
         return found
     if not device.shares_host:
         refuse_capture(device, stream, "builds and loads its kernel", BEFORE_A_CAPTURE)
@@ -263,6 +263,8 @@ def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
     one_us, others_us = default_us(family, kernel, limits, batch), apart_us(kernel, limits, batch)
     if not one_us:
         return Verdict(False, f"the speed of {limits.target} is unknown")
+    if others_us == inf:
+        return Verdict(True, "no family runs the factors one by one")
     others = "of the layers one by one" if kernel.is_group else "of one for each factor"
     description = (
         f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {others_us:.3g} us {others}"

@@ -491,11 +491,11 @@ def numpy_product(problem: Problem) -> tuple[float, Array]:
     (a, b, c, d), is_bsf = pattern.shape, problem.kernel.layout == "bsf"
     small = problem.kernel.item_bytes == 2
 
-    def turned(array: Array) -> Array:
+    def other_layout(array: Array) -> Array:
         """Change the layout of an array to rows of features, or back."""
         return array if is_bsf else array.T
 
-    x = turned(reference.natural(pattern.inputs, turned(problem.x)))
+    x = other_layout(reference.natural(pattern.inputs, other_layout(problem.x)))
 
     def columns_of(array: Array, rows: int) -> Array:
         """(a * d, rows, batch)"""
@@ -514,6 +514,6 @@ def numpy_product(problem: Problem) -> tuple[float, Array]:
     begin = perf_counter()
     y = np.matmul(stacked, columns_of(x, c)).reshape(a, d, b, batch)
     y = y.transpose(3, 0, 2, 1) if is_bsf else y.transpose(0, 2, 1, 3)
-    y = turned(reference.exchanged(pattern.outputs, turned(y.reshape(problem.y_shape))))
+    y = other_layout(reference.exchanged(pattern.outputs, other_layout(y.reshape(problem.y_shape))))
     y = y.astype(numpy_dtype(problem.kernel.dtype), copy=False)
     return perf_counter() - begin, y

@@ -182,9 +182,18 @@ class Tuner:
         strategy = STRATEGIES[self.options.strategy](pool, self.options.budget != Budget())
         again = 0 if self.is_trial else AGAIN  # a trial repeats no disturbed rounds; a later one measures again
         search = Search(
-            pool, strategy, self._known(job), default, self.engine, machine, self.store, self._budget(), self.stop, say,
-            again,
-        )  # fmt: skip
+            pool,
+            strategy,
+            known=self._known(job),
+            default=default,
+            engine=self.engine,
+            machine=machine,
+            store=self.store,
+            budget=self._budget(),
+            stop=self.stop,
+            say=say,
+            again=again,
+        )
         tuned = replace(search.run(), is_trial=self.is_trial)
         if self.is_trial and tuned.best.note:
             previous = None if self.options.fresh else self.kept(job)

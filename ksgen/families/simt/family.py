@@ -49,7 +49,7 @@ class SimtFactorVariables(FactorVariables, total=False):
 class SimtVariables(ProductVariables, total=False):
     x_group: str
     products: str
-    stores_lines: bool
+    is_plain: bool  # whether sums are stored without an epilogue
     packed_tile: str
     packed_a: str
     packed_tiles_d: str
@@ -162,7 +162,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             **super().variables(kernel, constants),
             "x_group": group,
             "products": products_of(kernel, constants.copy),
-            "stores_lines": not kernel.epilogue.words,
+            "is_plain": not kernel.epilogue.words,
             "packed_tile": _packed_at("tile.weights", kernel.tie, "TILES_OUT", "(TILES_D * TILES_OUT)"),
             "packed_a": "1" if "a" in kernel.tie else "A",
             "packed_tiles_d": "1" if "d" in kernel.tie else "TILES_D",

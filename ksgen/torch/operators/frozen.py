@@ -174,7 +174,9 @@ def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
     for kept in found.values():
         _kept[id(kept.seen.tensor)] = kept
         kept.layers.add(layer)
-    _frozen[id(layer)] = _Frozen(name, found, weakref.finalize(layer, _frozen.pop, id(layer), None))
+    forget = weakref.finalize(layer, _frozen.pop, id(layer), None)
+    forget.atexit = False  # at exit the driver frees all memory
+    _frozen[id(layer)] = _Frozen(name, found, forget)
     return True
 
 

@@ -115,7 +115,7 @@ def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor |
         return None
     try:
         return call.run(x, residual, make_whole(parameters))
-    except RefusedError:  # the usual path takes another kernel
+    except RefusedError:  # as in `unless_refused`, without another call
         return None
 
 
