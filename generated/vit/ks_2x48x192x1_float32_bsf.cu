@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 f8b0b1c0, spec a793a835
+// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 59b50342, spec a793a835
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -351,8 +351,8 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 }
 
 // ---- store: from the sums to Y
-// Store one feature of a thread's rows of the batch, which are Y_LINE_STEP apart. Only the first `left` rows from the
-// thread's first one on are in the batch.
+// Store one feature of a thread's rows of the batch, which are Y_LINE_STEP apart. A row is stored if it lies fewer than
+// `left` rows of the batch after the thread's first one.
 DEVICE void store_lines(GLOBAL stored* to, SHARED const real* from, const extent y_pitch, const extent left) {
     for (int p = 0; p < Y_LINE_ROUNDS; ++p) {
         if (p * Y_LINE_STEP < left) *to = narrow(finish(from[p * Y_LINE_STEP], (stored)0, (stored)0));

@@ -30,7 +30,7 @@ class ChainLauncher(BaseLauncher):
 
     Raises:
         PatternError: The factors do not fit each other.
-        SpecError: A stated option is unknown, or two options exclude each other.
+        SpecError: The value of a stated option is not accepted, or two options exclude each other.
         LaunchError: `between`, `fuse` or `out_layout` is unknown, or no factor is given.
 
     Examples:

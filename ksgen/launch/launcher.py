@@ -58,7 +58,7 @@ class Launcher(BaseLauncher):
 
     Raises:
         PatternError: The pattern is not four whole numbers of at least 1, or is too large.
-        SpecError: A stated option is unknown, or two options exclude each other.
+        SpecError: The value of a stated option is not accepted, or two options exclude each other.
         LaunchError: `batches` is not a list, or `between`, `fuse` or `out_layout` is unknown.
 
     Examples:

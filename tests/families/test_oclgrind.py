@@ -172,7 +172,9 @@ BROKEN_GRADIENTS = {
 SLOT = "workspace + block_index() * (extent)SLOT"
 BROKEN_VECTORS = {  # no check knows that a workspace was never written: it is full of NaN, and the result is "wrong"
     "X beyond the batch": (VECTOR[0], EVERYTHING, "min(row, count - HEIGHT)", "row", "Invalid read"),
-    "Y beyond the batch": (VECTOR[3], EVERYTHING, "r < LANES && first_row + row + r < count", "r < LANES", "Invalid write"),
+    "Y beyond the batch": (
+        VECTOR[3], EVERYTHING, "r < LANES && first_row + row + r < count", "r < LANES", "Invalid write"
+    ),
     "X that is not there": (VECTOR[4], EVERYTHING, "line[last] = widen(from[last]);", ";", "wrong"),
     "sums that start anywhere": (VECTOR[1], EVERYTHING, "sums[m][n] = (lanes)0;", ";", "ninitialized"),
     "groups that keep one place": (VECTOR[3], RACES, SLOT, "workspace", "data race at global memory"),

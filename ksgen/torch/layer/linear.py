@@ -94,7 +94,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
     Raises:
         PatternError: The patterns are invalid or do not fit each other.
-        SpecError: An option is unknown, or is given by position.
+        SpecError: The value of an option is not accepted, or an option is given by position.
         LaunchError: Options exclude each other, the chain cannot represent the matrix of `init`, or the device does not
             exist.
 
@@ -231,8 +231,8 @@ class KSLinear(ChainLayer, nn.Linear):
             structure: A structure such as `ksgen.structures.blast(...)`.
             state: Parameters to copy from the layer that the structure's authors published, by name as in
                 `structure.shapes`, and "bias" if it has one. None: they are drawn. A structure's own `init` or `scales`
-                apply unless `init` is given. Without both, weights are drawn as for any `KSLinear`. The parameter of
-                tied weights is one slice.
+                apply unless `init` is given. If the structure has neither, weights are drawn as for any `KSLinear`.
+                The parameter of tied weights is one slice.
             bias: Whether the layer has a bias. None: whether the state has one; without a state, it has one.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
