@@ -288,15 +288,19 @@ def _lane_out(lane: int) -> int:
 
 @cache
 def eight_read_cycles(size: int) -> int:
-    """Shared-memory cycles of a warp's read of eight groups of `size` bytes: lanes that differ only along the other
-    side share a group.
+    """Shared-memory cycles of a warp's read of X: eight groups of `size` bytes along the batch.
+
+    Lanes that differ only along the outputs share a group.
     """
     return read_cycles([_lane_batch(lane) * size for lane in range(WARP)], size)
 
 
 @cache
 def four_read_cycles(size: int) -> int:
-    """Shared-memory cycles of a warp's read of four groups of `size` bytes, as in `eight_read_cycles`."""
+    """Shared-memory cycles of a warp's read of weights: four groups of `size` bytes along the outputs.
+
+    Lanes that differ only along the batch share a group.
+    """
     return read_cycles([_lane_out(lane) * size for lane in range(WARP)], size)
 
 
@@ -306,7 +310,7 @@ def _sum_cycles(next_out: int, size: int) -> int:
 
 
 def products_of(kernel: KernelSpec, copy: str) -> str:
-    """Variant of the products: `pairs` for float32 sums with asynchronous copies, which only CUDA has; else `each`."""
+    """Variant of the products: `pairs` for real float32 sums with asynchronous copies, which only CUDA has; else `each`."""
     return (
         "pairs"
         if copy == "async" and kernel.arithmetic.sums == "float32" and not kernel.arithmetic.is_complex
