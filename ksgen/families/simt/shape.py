@@ -310,7 +310,7 @@ def _sum_cycles(next_out: int, size: int) -> int:
 
 
 def products_of(kernel: KernelSpec, copy: str) -> str:
-    """Variant of the products: `pairs` for real float32 sums with asynchronous copies, which only CUDA has; else `each`."""
+    """Variant of the products: `pairs` for real float32 sums with asynchronous copies (CUDA alone has them), else `each`."""
     return (
         "pairs"
         if copy == "async" and kernel.arithmetic.sums == "float32" and not kernel.arithmetic.is_complex
