@@ -310,7 +310,10 @@ def _sum_cycles(next_out: int, size: int) -> int:
 
 
 def products_of(kernel: KernelSpec, copy: str) -> str:
-    """Variant of the products: `pairs` for real float32 sums with asynchronous copies (CUDA alone has them), else `each`."""
+    """Variant of the products: `pairs` for real float32 sums with asynchronous copies, else `each`.
+
+    Only CUDA has asynchronous copies.
+    """
     return (
         "pairs"
         if copy == "async" and kernel.arithmetic.sums == "float32" and not kernel.arithmetic.is_complex
