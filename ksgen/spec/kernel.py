@@ -408,7 +408,7 @@ class KernelSpec:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Parts of the kernel's name that a plain product lacks: activation in between, epilogue, slices, job."""
+        """Parts of the kernel's name that a plain product lacks: activation in between, epilogue, slices, ties, job."""
         return (self.job,) if self.job == "gradient" else self._steps
 
     @property

@@ -173,7 +173,8 @@ class Wisdom:
         None if there is none in the batch's class (`are_alike`). Reliable entries precede unreliable and stale ones.
 
         A kernel specialised for one batch that has no entry uses that of the kernel for any batch. A kernel of slices
-        uses the entry of dense arrays, and a chain with activations that of the chain without.
+        uses the entry of dense arrays. A chain with an epilogue or an activation in between uses that of the plain
+        chain, if it has none of its own.
         """
         dense = replace(kernel, stride="dense")
         found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))
