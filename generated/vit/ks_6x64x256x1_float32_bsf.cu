@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 59b50342, spec 2565d987
+// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 80f3a944, spec 2565d987
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -387,7 +387,8 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
             const int run = warp % Y_WARPS_RUN * Y_LANE_RUN + thread_index() % Y_LANE_RUN + q * Y_RUN_STEP;
             const int n = run / TILE_D;
             const int k =
-                tile.first_out + n / (4 * GROUP_OUT) * (4 * THREAD_OUT) + slice * 4 * GROUP_OUT + n % (4 * GROUP_OUT);
+                tile.first_out + n / (4 * GROUP_OUT) * (4 * THREAD_OUT) + slice * 4 * GROUP_OUT +
+                n % (4 * GROUP_OUT);
             const int j = tile.first_j + run % TILE_D;
             if ((B % TILE_OUT != 0 && k >= B) || (D % TILE_D != 0 && j >= D)) continue;
             const extent feature = ((extent)tile.block * B + k) * D + j;

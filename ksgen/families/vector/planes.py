@@ -126,7 +126,8 @@ class Planes:
     @property
     def variables(self) -> PlaneVariables:
         lanes, precision = self.constants.lanes, self.kernel.arithmetic
-        reals, steps = precision.reals_per_number, _transpose_steps(lanes)
+        reals, d = precision.reals_per_number, self.kernel.pattern.d
+        turns = [(half, _of_parts(low, reals), _of_parts(high, reals)) for half, low, high in _transpose_steps(lanes)]
         found: PlaneVariables = {
             "accumulator": "lanes",
             "lanes": lanes,
@@ -134,8 +135,8 @@ class Planes:
             "columns_from": self.columns_from,
             "spread": spread(self.run, lanes, self.mask_type, precision, self.period) if self.is_along_outputs else [],
             "mask": self.mask_type,
-            "turns": [(half, _of_parts(low, reals), _of_parts(high, reals)) for half, low, high in steps],
-            "turns_of_runs": [],
+            "turns": turns,
+            "turns_of_runs": [(half // d, low, high) for half, low, high in turns if half >= d],
             "of_pairs": "",
             "firsts": "",
             "seconds": "",
@@ -143,9 +144,6 @@ class Planes:
             "end_of_columns": "chunk + CHUNK",
             "end_of_transposed": "(count + CHUNK - 1) / CHUNK * CHUNK",
         }
-        if self.square:
-            d = self.kernel.pattern.d
-            found["turns_of_runs"] = [(half // d, low, high) for half, low, high in found["turns"] if half >= d]
         return found | _variables_of_parts(lanes) if precision.is_complex else found
 
 
