@@ -302,29 +302,29 @@ class RepeatedCalls:
     kept. On a GPU the launches are enqueued on the stream of the calls. Thread-safe.
     """
 
-    __slots__ = ("_calls", "_device", "_moved", "_owners", "_recording", "_stream")
+    __slots__ = ("_calls", "_device", "_owners", "_recording", "_stream")
 
     def __init__(self, calls: Sequence[RepeatedCall], owners: Sequence[object]) -> None:
         """Record the launches if the device shares the host's memory. `owners` keep the memory of packed weights."""
         first = calls[0].call
         self._device, self._owners, self._stream = first.plan.device, owners, first.stream
-        self._moved: list[tuple[int, int]] = []  # index of an argument among all launches, and of its array
         self._calls = [_Relocated.of(each) for each in calls]
         self._recording = self._recorded() if self._device.shares_host else None
 
     def _recorded(self) -> Recording:
         launches, begin = list[Launch](), 0
+        moves: list[tuple[int, int]] = []  # index of an argument among all launches, and of its array
         for plan, arguments, moved, packs in self._calls:
             for pack in packs:
                 packer = pack.plan
                 launches.append(Launch(pack.handle, packer.pack_grid, packer.pack_block, 0, (None, None)))
-                self._moved += ((begin, pack.weights), (begin + 1, pack.packed))
+                moves += ((begin, pack.weights), (begin + 1, pack.packed))
                 begin += 2
             for each in plan.launches(arguments):
                 launches.append(each)
-                self._moved += [(begin + position, number) for position, number in moved]
+                moves += [(begin + position, number) for position, number in moved]
                 begin += len(each.args)
-        return record(self._device, launches, self._stream, self._moved)
+        return record(self._device, launches, self._stream, moves)
 
     @property
     def is_open(self) -> bool:

@@ -54,9 +54,8 @@ class Seen:
         Every call of a frozen layer checks its weights here, so no tuple is made.
         """
         tensor = self.tensor
-        if tensor.data_ptr() != self._address or tensor.shape != self._shape or tensor.stride() != self._strides:
-            return "got other memory"
-        if tensor.dtype is not self._dtype:
+        is_where = tensor.data_ptr() == self._address and tensor.dtype is self._dtype
+        if not (is_where and tensor.shape == self._shape and tensor.stride() == self._strides):
             return "got other memory"
         return "" if self._writes is None or tensor._version == self._writes else "was written to"
 

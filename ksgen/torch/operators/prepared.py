@@ -111,12 +111,8 @@ def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor |
         return None
     if (parameters := parameters_of(layer, x, calls is None)) is None:
         return None
-    if (call := _found(calls, (layer,), x, residual, parameters, after)) is None:
-        return None
-    try:
-        return call.run(x, residual, make_whole(parameters))
-    except RefusedError:  # as in `unless_refused`, without another call
-        return None
+    call = _found(calls, (layer,), x, residual, parameters, after)
+    return None if call is None else unless_refused(call.run, x, residual, make_whole(parameters))
 
 
 def unless_refused(run: Callable[..., Result], *arguments: Any) -> Result | None:

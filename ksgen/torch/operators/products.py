@@ -28,11 +28,8 @@ def by_matrix(weights: Tensor) -> Tensor:
 
 
 def blocks_of(weights: Tensor) -> Tensor:
-    """Reshape weights (a, b, c, d) to (a*d, b, c), or to (b, c) if K is dense; without a copy if possible."""
-    a, b, c, d = weights.shape
-    if a == d == 1:
-        return weights.reshape(b, c)
-    return weights.squeeze(3) if d == 1 else weights.permute(0, 3, 1, 2).flatten(0, 1)
+    """Reshape weights (a, b, c, d) to (a*d, b, c), without a copy if possible."""
+    return weights.squeeze(3) if weights.shape[3] == 1 else weights.permute(0, 3, 1, 2).flatten(0, 1)
 
 
 def to_dense(weights: Tensor) -> Tensor:
@@ -127,9 +124,9 @@ def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) ->
 
     Plain PyTorch, differentiable. With a dense factor or d = 1, fewer operators are called; each takes microseconds.
     """
-    *_, b, c = blocks.shape
+    _, b, c = blocks.shape
     if a == d == 1:
-        return by_whole_matrix(x, blocks.reshape(b, c), layout)
+        return by_whole_matrix(x, blocks.squeeze(0), layout)
     if layout == "bsf" and d == 1:
         y = torch.bmm(x.reshape(-1, a, c).transpose(0, 1), blocks.transpose(1, 2))
         return y.transpose(0, 1).reshape(-1, a * b).contiguous()
