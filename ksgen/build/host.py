@@ -100,9 +100,9 @@ class HostCompiler:
                 f"{entry}: {who} cannot compile for {isa.name}, which needs {isa.built_by}; KSGEN_CXX names another"
             )
 
-    def compile_whole(self, source: str, name: str, target: str) -> bytes:
-        """Compile a C++ source into a shared library and return its bytes."""
-        output = "-o", f"{name}.so"
+    def compile_whole(self, source: str, name: str, target: str, more: tuple[str, ...] = ()) -> bytes:
+        """Compile a C++ source into a shared library and return its bytes. `more` are further options."""
+        output = *more, "-o", f"{name}.so"
         command = *self.command, *self.options(target)
         made, finished = made_from(f"{name}.cpp", source, f"{name}.so", (*command, f"{name}.cpp", *output))
         if made:

@@ -140,8 +140,27 @@ class Launch(NamedTuple):
     args: tuple[Any, ...]
 
 
+class Settled(NamedTuple):
+    """How native code repeats recorded launches: by a call of `function` with the struct `Repeat` of host_threads.cpp.
+
+    Its addresses begin with that of a workspace of `workspace_bytes`, unless that is 0.
+    """
+
+    function: int  # address
+    recorded: int  # address
+    threads: int
+    workspace_bytes: int
+    calls: int  # calls after which another number of threads may be faster
+
+
 class Recording(Protocol):
     """Launches recorded in order, to be repeated on other host memory."""
+
+    def settled(self) -> Settled | None:
+        """How native code repeats the launches; None if it cannot, or until the fastest number of threads is known."""
+
+    def time_again(self) -> None:
+        """Time the numbers of threads again from the next call on, because native code has made many calls."""
 
     def __call__(self, addresses: Sequence[int] = ()) -> None:
         """Repeat the launches on the memory at these addresses, and wait for them. Several threads may call at once."""
@@ -172,6 +191,12 @@ class _OneByOne:
         self, device: Device, launches: Sequence[Launch], stream: Stream, moved: Sequence[tuple[int, int]]
     ) -> None:
         self._device, self._launches, self._stream, self._moved = device, launches, stream, moved
+
+    def settled(self) -> None:
+        return None
+
+    def time_again(self) -> None:
+        """Nothing to time."""
 
     def __call__(self, addresses: Sequence[int] = ()) -> None:
         replaced, begin = {at: self._device.shared(addresses[number]) for at, number in self._moved}, 0

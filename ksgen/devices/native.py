@@ -46,6 +46,7 @@ from ksgen.devices.base import (
     Launch,
     ProcessorDevice,
     Recording,
+    Settled,
     Stream,
     ThreadWorkspace,
     UnavailableError,
@@ -213,6 +214,16 @@ class _Recording:
             addresses = (self._workspace.pointer, *addresses)
         self._by_time.run(self._launch, self._threads, addresses)
 
+    def settled(self) -> Settled | None:
+        if (settled := self._by_time.settled(self._threads)) is None:
+            return None
+        function = ctypes.cast(self._launcher, ctypes.c_void_p).value or 0
+        workspace_bytes = 0 if self._workspace is None else self._workspace.nbytes
+        return Settled(function, self._recorded_at, settled[0], workspace_bytes, settled[1])
+
+    def time_again(self) -> None:
+        self._by_time.time_again()
+
     def _launch(self, threads: int, addresses: Sequence[int]) -> None:
         self._launcher(_packer(len(addresses))(self._recorded_at, threads, *addresses))
 
@@ -257,7 +268,7 @@ class NativeDevice(ProcessorDevice):
             )
         library = self._libraries.get(binary.data)
         if library is None:
-            library = self._libraries[binary.data] = _library(binary.data, entry)
+            library = self._libraries[binary.data] = load_library(binary.data, entry)
         try:
             return _Kernel(entry, library)
         except AttributeError:
@@ -290,7 +301,7 @@ class NativeDevice(ProcessorDevice):
     def _start_here(self) -> Any:
         with self._starting:
             if self._launcher is None:
-                library = _library(self._built_threads().data, _LAUNCH)
+                library = load_library(self._built_threads().data, _LAUNCH)
                 launcher, several = library.ksgen_launch, library.ksgen_launch_all
                 launcher.restype = several.restype = None
                 launcher.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p)
@@ -382,7 +393,7 @@ def check_runs_here(binary: Binary) -> None:
         raise DeviceError(f"{binary.entry}: a binary for {binary.target} does not run here: {why}")
 
 
-def _library(data: bytes, name: str) -> ctypes.CDLL:
+def load_library(data: bytes, name: str) -> ctypes.CDLL:
     """Load a library from a temporary file, which is removed at once; from memory if files may not be executed."""
     try:
         with temporary_folder("native") as folder:

@@ -50,6 +50,18 @@ class ThreadsByTime:
             on_all, on_one = (sorted(each)[3 * len(each) // 4 : 3 * len(each) // 4 + 1] for each in self._times)
             self._is_one = on_one < on_all
 
+    def settled(self, threads: int) -> tuple[int, int] | None:
+        """Threads of the following calls, and how many calls; None while both numbers are timed."""
+        if threads <= 1:
+            return threads, sys.maxsize
+        if self._calls < WARM_UP or (self._is_short and self._calls < WARM_UP + 2 * SAMPLES):
+            return None
+        return 1 if self._is_one else threads, AGAIN
+
+    def time_again(self) -> None:
+        """Time both numbers of threads again from the next call on."""
+        self._calls = AGAIN
+
 
 def groups_for(grid: int, cores: int) -> int:
     """Number of work groups of a kernel that distributes work over its grid; at most the threads, if below `cores`."""

@@ -18,6 +18,7 @@ from ksgen.devices.base import (
     Launch,
     Recording,
     RefusedError,
+    Settled,
     Stream,
     record,
     recorder,
@@ -330,6 +331,15 @@ class RepeatedCalls:
     def is_open(self) -> bool:
         """Whether the device still works: a user may have detached its CUDA context."""
         return self._device.is_open
+
+    def settled(self) -> Settled | None:
+        """How native code repeats the launches; None if it cannot, or not yet."""
+        return None if self._recording is None else self._recording.settled()
+
+    def time_again(self) -> None:
+        """Time the numbers of threads again from the next call on."""
+        if self._recording is not None:
+            self._recording.time_again()
 
     def __call__(self, addresses: Sequence[int]) -> None:
         """Launch on the arrays at these addresses, in the order of their indices."""

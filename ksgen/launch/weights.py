@@ -48,6 +48,11 @@ class Seen:
         self._address, self._dtype = tensor.data_ptr(), tensor.dtype
         self._shape, self._strides = tensor.shape, tensor.stride()
 
+    @property
+    def pinned(self) -> tuple[Any, int, int]:
+        """The tensor, its address, and PyTorch's count of writes; -1 if it has none."""
+        return self.tensor, self._address, -1 if self._writes is None else self._writes
+
     def what_happened(self) -> str:
         """Describe the change of the tensor since the snapshot; empty if none is detected.
 

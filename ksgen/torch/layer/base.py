@@ -16,6 +16,9 @@ from ksgen.torch.operators.checks import check_activation, check_tensors, check_
 from ksgen.torch.operators.meanwhile import building, note_unsettled
 from ksgen.torch.operators.products import ACTIVATIONS, Exchange
 
+# attributes of this process, which copies and pickles of a layer lack
+NOT_COPIED = ("_replay", "_python_calls")
+
 
 class ChainLayer:
     """Base of layers with a `chain` and a `layout`.
@@ -29,6 +32,8 @@ class ChainLayer:
     _kind = "KSLinear"  # class name in messages, because FSDP2 renames the class
     _exchanges: tuple[Exchange | None, ...] = ()  # one per factor; empty if no factor exchanges features
     has_stored_type = False  # whether the weights are stored in another type than that of x
+    _replay: Any = None  # repeats prepared calls without Python code, see `ksgen.torch.operators.replay`
+    _python_calls = 0  # prepared calls in Python
     _parallel: Any = None  # split over processes: a `ksgen.torch.parallel.Parallel`
     __call__: Callable[..., Any]  # inherited from nn.Module
     _multiplied: Callable[[Tensor, Tensor | None], Tensor]  # computes y from x and a residual that were checked
@@ -93,6 +98,9 @@ class ChainLayer:
         """
         if not isinstance(after, fx.Proxy) and after != "none":
             return self._activated(x, residual, after)
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and self._replay is not None and (y := self._replay.run(x, residual)) is not None:
+            return y
         y = trained.multiply(self, x, residual) if torch.is_grad_enabled() else prepared.multiply(self, x, residual)
         if y is not None:
             return y
@@ -101,7 +109,7 @@ class ChainLayer:
         if isinstance(x, Tensor) and x.layout is torch.jagged:
             return self._of_jagged(x, residual)
         check_tensors(self._name(), x=x, residual=residual)
-        if self._needs_kernels() and not torch.compiler.is_compiling():
+        if self._needs_kernels() and not is_compiling:
             return self._multiplied_by_kernels(x, residual)
         # PyTorch copies the next line into exported programs. Its error message quotes the line if a program is loaded
         # before `import ksgen.torch`.

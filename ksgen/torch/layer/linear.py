@@ -17,7 +17,7 @@ from ksgen.spec.kernel import checked_batch, checked_count, is_word
 from ksgen.spec.storage import STORED, x_precisions
 from ksgen.structures import Structure
 from ksgen.torch.conversion.factorize import factorize
-from ksgen.torch.layer.base import ChainLayer
+from ksgen.torch.layer.base import NOT_COPIED, ChainLayer
 from ksgen.torch.layer.building import build_calls
 from ksgen.torch.layer.explained import explained
 from ksgen.torch.layer.group import KSLinears, group
@@ -415,7 +415,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
     def __getstate__(self) -> dict[str, Any]:
         """State of copies and pickles. PyTorch pickles no parametrized modules, so tied weights are saved untied."""
-        state = dict(vars(self))
+        state = {name: each for name, each in vars(self).items() if name not in NOT_COPIED}
         if "weights" in self._modules and (plain := untied(self.weights)):
             weights, state["_ties"] = plain
             state["_modules"] = {**self._modules, "weights": weights}

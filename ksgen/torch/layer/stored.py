@@ -20,7 +20,7 @@ from ksgen.quantized import ROUNDED, Quantized, describe_scales
 from ksgen.spec import STORAGES, Activation, Epilogue, Fuse, Layout
 from ksgen.spec.kernel import pattern_as_list
 from ksgen.spec.storage import SAME, STORED, refused_x_precision, x_precisions
-from ksgen.torch.layer.base import ChainLayer
+from ksgen.torch.layer.base import NOT_COPIED, ChainLayer
 from ksgen.torch.operators import ops
 from ksgen.torch.operators.backends import multiply_all_by
 from ksgen.torch.operators.checks import dtype_name
@@ -234,7 +234,7 @@ class StoredWeights(ChainLayer, nn.Module):
         self._ready = CachedOperand(())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: each for name, each in vars(self).items() if name != "_ready"}
+        return {name: each for name, each in vars(self).items() if name not in ("_ready", *NOT_COPIED)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

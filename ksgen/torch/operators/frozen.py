@@ -133,6 +133,12 @@ def _as_frozen(layer: Any) -> _Frozen | None:
     return frozen if len(weights) == len(frozen.seen) else None
 
 
+def record_of(layer: nn.Module) -> tuple[tuple[dict[int, _Frozen], int, Any], list[Seen]]:
+    """What shows whether a layer is frozen: a dictionary, a key, and its value or `...`; and its frozen weights."""
+    frozen = _frozen.get(id(layer))
+    return (_frozen, id(layer), frozen or ...), [seen for _, seen in frozen.seen] if frozen else []
+
+
 def is_cached(weights: Tensor) -> bool:
     """Whether data derived from the weights is cached, because they belong to a frozen layer."""
     kept = _kept.get(id(weights)) if _kept else None
@@ -185,6 +191,7 @@ def thaw(layer: nn.Module) -> bool:
     frozen = _frozen.pop(id(layer), None)
     if frozen is None:
         return False
+    layer.__dict__.pop("_replay", None)  # has packed weights
     frozen.forget.detach()
     for kept in frozen.weights.values():
         kept.layers.discard(layer)

@@ -30,7 +30,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Weights
 from ksgen.spec import Activation, Epilogue, Layout
 from ksgen.spec.kernel import layout_word, pattern_as_list
-from ksgen.torch.operators import choice, frozen, ops, products
+from ksgen.torch.operators import choice, frozen, ops, products, replay
 from ksgen.torch.operators.backends import BACKENDS as PRODUCTS
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import (
@@ -47,13 +47,12 @@ from ksgen.torch.operators.choice import (
 from ksgen.torch.operators.frozen import derived
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.products import finish
+from ksgen.torch.operators.replay import KEPT_BYTES, LINE_BYTES
 
 BACKENDS = ("auto", "ksgen")  # backends with prepared calls
 # least columns of X per thread for which one launch is timed in batch-size-last; launchers never choose one there
 TRIED_COLUMNS = 64
 MOST_CALLS = 256  # prepared calls per frozen layer
-LINE_BYTES = 256  # alignment of scratch memory: that of GPU allocations, and whole cache lines of a processor
-KEPT_BYTES = 2**22  # scratch memory that a thread keeps; more is allocated at each call
 # options that must be equal for all layers of one launch
 OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")
 SEEN, UNFIT = "was seen once", "takes the usual path, or is refused there"  # states of a shape of x
@@ -106,13 +105,25 @@ def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor |
     """
     if torch.is_grad_enabled() or not is_direct(x, residual):
         return None
+    seen = replay.snapshot(layer) if after == "none" else None
+    y, call = _multiplied(layer, x, residual, after)
+    if seen is not None and call is not None and call.launches is not None and y is not None:
+        usual = None if call.is_by_launches else lambda x, *_: _multiplied(layer, x, residual, after)[0]
+        if not replay.add(layer, seen, x, residual, call, [y.shape], [call.launches], usual):
+            call.launches = None
+    return y
+
+
+def _multiplied(layer: Any, x: Any, residual: Any, after: str) -> "tuple[Tensor | None, Prepared | None]":
+    """Output by a prepared call, and that call."""
     calls = layer._prepared_calls()
     if calls is None and frozen.was_frozen(layer):  # its weights changed: the usual path reports it
-        return None
+        return None, None
     if (parameters := parameters_of(layer, x, calls is None)) is None:
-        return None
-    call = _found(calls, (layer,), x, residual, parameters, after)
-    return None if call is None else unless_refused(call.run, x, residual, make_whole(parameters))
+        return None, None
+    if (call := _found(calls, (layer,), x, residual, parameters, after)) is None:
+        return None, None
+    return unless_refused(call.run, x, residual, make_whole(parameters)), call
 
 
 def unless_refused(run: Callable[..., Result], *arguments: Any) -> Result | None:
@@ -403,7 +414,10 @@ class Prepared:
         self._axis, self._features = -1 if first.layout == "bsf" else 0, [each.out_features for each in layers]
         self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest method
         self._launch: RepeatedCalls | None = None  # on a GPU, whose context a user may detach
-        self._step = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
+        self._step, kernels = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
+        # launches on a processor, which a replay may repeat, and whether this call runs them too
+        self.launches = kernels.launches if kernels is not None and x.is_cpu else None
+        self.is_by_launches = kernels is self._step
 
     @property
     def is_open(self) -> bool:
@@ -437,7 +451,7 @@ class Prepared:
         every = ((each, _Job.of([each], x, None, [bias])) for each, bias in zip(layers, job.parameters, strict=True))
         return [Prepared([each], x, one) for each, one in every if one]
 
-    def _by_rule(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Step:
+    def _by_rule(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "tuple[Step, _Launches | None]":
         """Method on a GPU: one launch, if that is expected to be faster.
 
         Otherwise it is one call with one launch per factor, or one prepared call per layer of a group.
@@ -450,13 +464,13 @@ class Prepared:
                 raise NotPreparedError
         else:
             self._each = self._alone(layers, x, job)
-            return lambda x, *_: x  # never called
+            return lambda x, *_: x, None  # never called
         self._launch = method.launch
-        return method
+        return method, method
 
-    def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Step:
-        """Method on a processor: the fastest of those that are timed."""
-        first, methods = layers[0], dict[str, Step]()
+    def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "tuple[Step, _Launches | None]":
+        """Method on a processor: the fastest of those that are timed; and one that is one call of launches."""
+        first, methods = layers[0], dict[str, Any]()
         only_kernels = first.backend == "ksgen" or first.has_stored_type
         if job.is_alone and len(first.own_chain) == 1 and job.out_layout is None:
             return _factor(job, _packed(first, job)[0], _Factor(first, job, 0, first.layout, only_kernels))
@@ -465,7 +479,7 @@ class Prepared:
         if first.fuse == "yes" or (methods and only_kernels and job.is_alone):
             if not methods:
                 raise NotPreparedError
-            return methods["ksgen"]
+            return methods["ksgen"], methods["ksgen"]
         if method := _in_turn(layers, job):
             methods["in turn"] = method
         if job.is_alone and not (methods and only_kernels):
@@ -480,7 +494,9 @@ class Prepared:
         name = _timed_fastest(layers, job, timed)
         if name not in methods:
             self._each = alone
-        return methods.get(name, lambda x, *_: x)  # the default is never called
+            return lambda x, *_: x, None  # never called
+        launches = [each for each in (methods[name], *methods.values()) if isinstance(each, _Launches)]
+        return methods[name], launches[0] if launches else None
 
 
 def _rows(tensor: Tensor, shape: torch.Size) -> Tensor:
@@ -697,6 +713,7 @@ class _Launches:
         self.launch = repeat_calls(bound, places, scratch)
         self._shape, self._outs = job.y.shape, [out.storage_offset() * size for out in job.outs]
         *self._begins, self._bytes = scratch.offsets()
+        self.launches = replay.Launches(self.launch, self._begins, self._bytes)
 
     def __call__(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         y = x.new_empty(*self._shape)  # as numbers, which PyTorch reads twice as fast as a `torch.Size`
@@ -747,7 +764,7 @@ def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
         factor_job = factor_job._replace(activation=layer.between)
         if factor.is_last:
             factor_job = factor_job._replace(activation=job.activation, residual_first=job.residual_first)
-        steps.append((prepare, _factor(factor_job, weights, factor)))
+        steps.append((prepare, _factor(factor_job, weights, factor)[0]))
         if not factor.is_last:
             x = steps[-1][1](x, None, job.parameters)
     *first, (prepare_last, last) = steps
@@ -760,9 +777,9 @@ def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
     return each_alone
 
 
-def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
-    """Fastest method for one factor."""
-    layout, layer, methods = job.layout, factor.layer, dict[str, Step]()
+def _factor(job: _Job, weights: Any, factor: _Factor) -> tuple[Step, _Launches | None]:
+    """Fastest method for one factor, and its launch, if there is one."""
+    layout, layer, methods = job.layout, factor.layer, dict[str, Any]()
     pattern, is_last, has_stored_type = layer.own_chain[factor.place], factor.is_last, layer.has_stored_type
     activation, residual_first, has_bias = (
         job.activation,
@@ -779,7 +796,7 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
     if factor.only_kernels or has_stored_type:
         if not methods:
             raise NotPreparedError
-        return methods["ksgen"]
+        return methods["ksgen"], methods["ksgen"]
 
     def by_pytorch(name: str, make: Callable[[Tensor], Tensor], product: Callable[[Tensor, Tensor], Tensor]) -> None:
         ready = factor.prepare(make)
@@ -809,7 +826,7 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> Step:
         job.residual is not None,
     )
     timed = {name: partial(method, job.x, job.residual, job.parameters) for name, method in methods.items()}
-    return methods[faster((kind, size_of(job.batch), *methods), timed)]
+    return methods[faster((kind, size_of(job.batch), *methods), timed)], methods.get("ksgen")
 
 
 def _by_whole_matrix(

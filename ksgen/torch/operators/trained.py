@@ -7,6 +7,7 @@ call packs the weights of the adjoint factors from the same memory. All other ca
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,14 +18,24 @@ from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.launch.checks import y_shape
 from ksgen.launch.plan import Call
 from ksgen.launch.planner import PLANNER
-from ksgen.torch.operators import choice, frozen, ops, prepared
+from ksgen.torch.operators import choice, frozen, ops, prepared, replay
 from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import faster, has_kernels, is_ready, job_of, launcher, size_of
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, NotPreparedError, Scratch, repeat_calls, scratch_memory
 
-Step = Callable[..., Tensor]  # takes the layer, x, the bias and the weights
+Method = Callable[..., Tensor]  # takes the layer, x, the bias and the weights
+
+
+@dataclass(eq=False)
+class Step:
+    """A prepared step: its method, and its launches if a replay may repeat them."""
+
+    run: Method
+    trained: "Trained | None"
+
+
 _steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
 _refused: set[Hashable] = set()  # steps whose kernels a compiler could not build; not retried in this generation
 
@@ -35,8 +46,19 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
         return None
     if layer.has_stored_type or frozen.was_frozen(layer):
         return None
-    parameters = prepared.parameters_of(layer, x, True)
-    return None if parameters is None else _multiply(layer, x, parameters)
+    seen, parameters = replay.snapshot(layer), prepared.parameters_of(layer, x, True)
+    if parameters is None or (step := _step_of(layer, x, parameters)) is None:
+        return None
+    y = None if step.run is _by_the_usual_path else step.run(layer, x, *parameters)
+    if seen is not None and step.trained is not None:
+        trained, wanted = step.trained, [each is not None and each.requires_grad for each in (x, *parameters)]
+        skipped = [] if seen.has_bias else [None]
+        in_python = None if step.run is trained else lambda x, *given: step.run(layer, x, *skipped, *given)
+        second = partial(_usual_gradients, layer.layout, wanted)
+        shapes = [*trained.shapes[:-1], layer._y_shape(x)]
+        if not replay.add(layer, seen, x, None, trained, shapes, trained.launches, in_python, second):
+            step.trained = None
+    return y
 
 
 def multiply_by(make_layer: Callable[[], Any], x: Any, weights: Tensor) -> Tensor | None:
@@ -45,7 +67,13 @@ def multiply_by(make_layer: Callable[[], Any], x: Any, weights: Tensor) -> Tenso
     `make_layer` returns a layer with one factor and no bias, whose parameters are not read. Compiled programs never
     call it, so that they do not trace how a layer is created.
     """
-    return _multiply(make_layer(), x, [None, weights]) if _is_plain_step(x) else None
+    if not _is_plain_step(x):
+        return None
+    layer, parameters = make_layer(), [None, weights]
+    step = _step_of(layer, x, parameters)
+    if step is None or step.run is _by_the_usual_path:
+        return None
+    return step.run(layer, x, *parameters)
 
 
 def _is_plain_step(x: Any) -> bool:
@@ -54,7 +82,8 @@ def _is_plain_step(x: Any) -> bool:
     return not ops.is_saved_otherwise()  # a checkpoint's second pass must equal the first
 
 
-def _multiply(layer: Any, x: Tensor, parameters: list[Tensor | None]) -> Tensor | None:
+def _step_of(layer: Any, x: Tensor, parameters: list[Tensor | None]) -> Step | None:
+    """Prepared step for these arrays, whose weights are made whole; None if the usual path has to be taken."""
     learned = [each is not None and each.requires_grad for each in parameters]
     if False in learned[1:]:
         return None
@@ -69,7 +98,10 @@ def _multiply(layer: Any, x: Tensor, parameters: list[Tensor | None]) -> Tensor 
         _steps[key] = SEEN
     elif found is SEEN:
         _steps[key] = found = _prepared(layer, x, prepared.make_whole(parameters))
-    return found(layer, x, *prepared.make_whole(parameters)) if callable(found) else None
+    if type(found) is not Step:
+        return None
+    prepared.make_whole(parameters)
+    return found
 
 
 def _prepared(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
@@ -98,7 +130,7 @@ def _fastest(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
         kind, prepared.shapes_of(layer), x.dtype, layer.layout, layer.activation, parameters[0] is not None, False,
         layer.between,
     ), size_of(x.numel() // layer.in_features)  # fmt: skip
-    methods: dict[str, Step] = {"each": _by_the_usual_path}
+    methods: dict[str, Method] = {"each": _by_the_usual_path}
     if layer.backend == "auto":
         methods["bmm"] = _by_pytorch
     is_plain = layer.between == layer.activation == "none" and not layer._exchanges
@@ -112,7 +144,10 @@ def _fastest(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
     given = x, *parameters
     timed = {name: partial(ops._step, partial(method, layer), given) for name, method in methods.items()}
     name = faster((*job, *methods), timed)
-    return UNFIT if name == "each" else methods[name]
+    trained = methods.get("ksgen")
+    if name == "each" and trained is None:
+        return UNFIT
+    return Step(methods[name], trained if isinstance(trained, Trained) else None)
 
 
 def _by_the_usual_path(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
@@ -131,7 +166,7 @@ def _by_pytorch(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) ->
 
 
 class Trained:
-    """`Step` of a layer without activations and exchanges: one call for all launches forward, and one backward.
+    """`Method` of a layer without activations and exchanges: one call for all launches forward, and one backward.
 
     It holds no array.
     """
@@ -144,7 +179,8 @@ class Trained:
             self._outputs = [rows.new_empty(y_shape(each.pattern, self.layout, batch)) for each in self.factors]
             self._forward = _Launches(self._calls_forward(rows, parameters))
             self._backward = _Launches(self._calls_backward(rows, parameters, x.requires_grad))
-        self._shapes = [each.shape for each in self._outputs]
+        self.launches = self._forward.launches, self._backward.launches
+        self.shapes = [each.shape for each in self._outputs]
         self._outputs = []  # only the preparation needs arrays
 
     def __call__(self, layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
@@ -201,7 +237,7 @@ class Trained:
 
     def forward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor]) -> list[Tensor]:
         """Output of each factor."""
-        ys = [x.new_empty(*shape) for shape in self._shapes]
+        ys = [x.new_empty(*shape) for shape in self.shapes]
         self._forward([x, bias, *weights, *ys], x)
         return ys
 
@@ -232,6 +268,7 @@ class _Launches:
     def __init__(self, calls: _Calls) -> None:
         self._launch = repeat_calls(calls.bound, calls.places, calls.scratch)
         *self._begins, self._bytes = calls.scratch.offsets()
+        self.launches = replay.Launches(self._launch, self._begins, self._bytes)
 
     def __call__(self, arrays: Sequence[Tensor | None], like: Tensor) -> None:
         given = [0 if each is None else each.data_ptr() for each in arrays]
@@ -263,6 +300,22 @@ class _TrainedProduct(torch.autograd.Function):
         of_bias = gradient.sum(0 if trained.layout == "bsf" else 1) if wants_bias else None
         of_x, of_weights = trained.backward(inputs, weights, gradient.contiguous(), wants_x)
         return None, of_x, of_bias, *of_weights
+
+
+def _usual_gradients(
+    layout: str, wanted: Sequence[bool], gradient: Tensor, x: Tensor, *others: Tensor
+) -> list[Tensor | None]:
+    """Gradients for a replay: of x, of the bias if there is one, and of the weights. x and y have any dimensions."""
+    rows, of_rows = (_rows(each, layout) for each in (x, gradient))
+    has_bias = len(others) == len(wanted) - 1
+    of_x, *found = _by_autograd(layout, (rows, *(others if has_bias else (None, *others))), of_rows, wanted)
+    return [None if of_x is None else of_x.reshape(x.shape), *(found if has_bias else found[1:])]
+
+
+def _rows(tensor: Tensor, layout: str) -> Tensor:
+    if tensor.dim() == 2:
+        return tensor
+    return tensor.reshape(-1, tensor.shape[-1]) if layout == "bsf" else tensor.reshape(tensor.shape[0], -1)
 
 
 def _by_autograd(

@@ -1,0 +1,501 @@
+// Replays prepared calls of a layer on a processor without Python code.
+//
+// A replay has an entry per prepared call. An entry names everything that the call depends on: entries of dictionaries,
+// which must be the same objects, and the types, shapes and state of tensors. A call that matches allocates its outputs
+// and launches. For any other call, the replay returns None, and the caller takes the usual path.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstdlib>
+#include <list>
+#include <memory>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Tensors = c10::SmallVector<Tensor, 8>;
+using Words = c10::SmallVector<int64_t, 48>;
+
+constexpr size_t MOST_ENTRIES = 8;  // per layer
+constexpr size_t LINE_BYTES = 256;  // alignment of scratch memory, as in prepared.py
+
+PyObject* parameter_class = nullptr;  // torch.nn.Parameter
+
+// ---- references to Python objects, which may be released without the GIL
+
+class Object {
+  public:
+    explicit Object(PyObject* object = nullptr) : object_(object) { Py_XINCREF(object); }
+    Object(Object&& other) noexcept : object_(other.object_) { other.object_ = nullptr; }
+    Object(const Object&) = delete;
+    Object& operator=(const Object&) = delete;
+    ~Object() {
+        if (!object_ || !Py_IsInitialized()) return;
+        const PyGILState_STATE state = PyGILState_Ensure();
+        Py_DECREF(object_);
+        PyGILState_Release(state);
+    }
+    PyObject* get() const { return object_; }
+
+  private:
+    PyObject* object_;
+};
+
+// ---- what a call depends on
+
+struct Fact {  // entry of a dictionary; null: there is none
+    Object dict, key, value;
+    bool holds() const { return PyDict_GetItemWithError(dict.get(), key.get()) == value.get(); }
+};
+
+int64_t address(const Tensor& tensor) { return tensor.defined() ? (int64_t)tensor.const_data_ptr() : 0; }
+
+struct Form {  // of a contiguous tensor on the processor
+    explicit Form(const Tensor& like)
+        : sizes(like.sizes().vec()), dtype(like.scalar_type()), requires_grad(like.requires_grad()) {}
+
+    bool fits(const Tensor& tensor) const {
+        static const uint64_t usual = c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
+                                                           c10::DispatchKey::ADInplaceOrView,
+                                                           c10::DispatchKey::AutocastCPU}).raw_repr();
+        if (tensor.key_set().raw_repr() & ~usual || tensor.scalar_type() != dtype) return false;
+        return tensor.sizes() == at::IntArrayRef(sizes);
+    }
+    bool fits_in_place(const Tensor& tensor) const {
+        if (!fits(tensor) || !tensor.is_contiguous()) return false;
+        const auto address = (uintptr_t)tensor.const_data_ptr();
+        return address && address % tensor.itemsize() == 0;
+    }
+
+    std::vector<int64_t> sizes;
+    at::ScalarType dtype;
+    bool requires_grad;
+};
+
+struct Parameter {
+    Object dict, key;
+    Form form;
+};
+
+struct Pinned {  // weights whose packed form a call uses
+    Object tensor;
+    Form form;
+    int64_t at;
+    int64_t version;  // -1: not counted
+
+    bool is_unchanged() const {
+        const Tensor& now = THPVariable_Unpack(tensor.get());
+        return form.fits_in_place(now) && address(now) == at &&
+               (version < 0 || (int64_t)now._version() == version);
+    }
+};
+
+bool is_plain(PyObject* object) {
+    return (PyObject*)Py_TYPE(object) == THPVariableClass || (PyObject*)Py_TYPE(object) == parameter_class;
+}
+
+// Whether no trace, mode, transform or autocast is active.
+bool is_direct() {
+    const auto local = c10::impl::tls_local_dispatch_key_set();
+    return !(local.included_.raw_repr() & ~c10::default_included_set.raw_repr()) &&
+           !c10::impl::TorchDispatchModeTLS::stack_len() && !at::autocast::is_autocast_enabled(at::kCPU);
+}
+
+// ---- launches
+
+struct Memory {
+    char* at = nullptr;
+    size_t bytes = 0;
+    ~Memory() { std::free(at); }
+};
+
+// Scratch memory that the thread keeps, as fresh pages cost more than a small product.
+char* scratch(size_t bytes) {
+    static thread_local Memory memory;
+    if (memory.bytes < bytes) {
+        std::free(memory.at);
+        bytes = (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+        memory.at = (char*)std::aligned_alloc(LINE_BYTES, bytes);
+        memory.bytes = memory.at ? bytes : 0;
+        if (!memory.at) throw std::bad_alloc();
+    }
+    return memory.at;
+}
+
+struct Launches {
+    void (*launch)(const int64_t*) = nullptr;  // ksgen_launch_all of host_threads.cpp
+    int64_t recorded = 0, threads = 1;
+    bool has_workspace = false;  // whose address precedes the others
+    std::vector<int64_t> offsets;  // of the workspace, and of scratch memory, whose addresses follow the others
+    size_t bytes = 0;
+
+    // The struct `Repeat` of host_threads.cpp, without addresses.
+    Words begin() const {
+        Words words{recorded, threads};
+        if (has_workspace) words.push_back(0);
+        return words;
+    }
+    void run(Words& words) const {
+        if (bytes) {
+            const int64_t memory = (int64_t)scratch(bytes);
+            for (size_t index = 0; index < offsets.size(); ++index)
+                if (index == 0 && has_workspace)
+                    words[2] = memory + offsets[index];
+                else
+                    words.push_back(memory + offsets[index]);
+        }
+        launch(words.data());
+    }
+};
+
+// What a call runs. Training steps keep it until their backward pass, so it must not refer to the layer.
+struct Record : torch::CustomClassHolder {
+    explicit Record(const Tensor& like) : x(like) {}
+
+    Form x;
+    bool is_training = false, has_bias = false, bias_requires_grad = false, is_bsf = true;
+    int threads = 1;
+    std::vector<std::vector<int64_t>> outputs;  // sizes of each output; y is the last one
+    Launches forward, backward;
+    std::unique_ptr<Object> second, keep;  // computes gradients on the usual path; what the launches need
+
+    Tensor output(size_t index, const Tensor& like) const { return at::empty(outputs[index], like.options()); }
+
+    // Append the addresses of x or y, of the bias or 0, and of weights.
+    void append(Words& words, at::TensorList given) const {
+        words.push_back(address(given[0]));
+        if (!has_bias) words.push_back(0);
+        for (const Tensor& each : given.slice(1)) words.push_back(address(each));
+    }
+
+    Tensor multiply(const Tensor& given, const Tensor& added, Tensors& read) const {
+        Tensor y = output(0, given);
+        Words words = forward.begin();
+        words.append({address(given), address(added)});
+        read.insert(read.begin(), y);
+        append(words, read);
+        PyThreadState* const state = PyEval_SaveThread();
+        forward.run(words);
+        PyEval_RestoreThread(state);
+        return y;
+    }
+};
+
+// ---- training steps
+
+// Gradients on the usual path: for second derivatives, batches of gradients and other numbers of threads.
+variable_list usual_gradients(const Record& record, const variable_list& inputs, const Tensor& gradient) {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    variable_list found;
+    PyObject* const given = PyTuple_New((Py_ssize_t)inputs.size() + 1);
+    for (size_t index = 0; index <= inputs.size(); ++index) {
+        const Tensor& each = index ? inputs[index - 1] : gradient;
+        PyTuple_SET_ITEM(given, (Py_ssize_t)index, each.defined() ? THPVariable_Wrap(each) : Py_NewRef(Py_None));
+    }
+    PyObject* const result = PyObject_CallObject(record.second->get(), given);
+    Py_DECREF(given);
+    if (result) {
+        for (Py_ssize_t index = 0; index < PySequence_Size(result); ++index) {
+            PyObject* const each = PySequence_GetItem(result, index);
+            found.push_back(each == Py_None ? Tensor() : THPVariable_Unpack(each));
+            Py_DECREF(each);
+        }
+        Py_DECREF(result);
+    }
+    if (!result) {
+        python_error error;
+        error.persist();  // autograd's engine raises it in the thread that called it
+        PyGILState_Release(state);
+        throw std::move(error);
+    }
+    PyGILState_Release(state);
+    return found;
+}
+
+// A tensor whose memory is the record, because autograd's compiler accepts saved tensors only.
+Tensor as_tensor(c10::intrusive_ptr<Record> record) {
+    Record* const owned = record.release();
+    return at::from_blob(owned, {1}, [owned](void*) { c10::intrusive_ptr<Record>::reclaim(owned); }, at::kByte);
+}
+
+struct Step : torch::autograd::Function<Step> {
+    // `given`: x, the bias if there is one, and the weights.
+    static Tensor forward(AutogradContext* context, c10::intrusive_ptr<Record> record, at::TensorList given) {
+        const Tensor& x = given[0];
+        const size_t count = record->outputs.size();
+        variable_list saved(given.begin(), given.end());
+        Words words = record->forward.begin();
+        record->append(words, given);
+        Tensor y;
+        for (size_t index = 0; index < count; ++index) {
+            y = record->output(index, x);
+            words.push_back(address(y));
+            if (index + 1 < count) saved.push_back(y);
+        }
+        PyThreadState* const state = PyEval_SaveThread();
+        record->forward.run(words);
+        PyEval_RestoreThread(state);
+        saved.push_back(as_tensor(std::move(record)));
+        context->save_for_backward(std::move(saved));
+        return y;
+    }
+
+    static variable_list backward(AutogradContext* context, variable_list gradients) {
+        variable_list saved = context->get_saved_variables();
+        const Tensor held = saved.back();
+        saved.pop_back();
+        const Record& record = *static_cast<const Record*>(held.const_data_ptr());
+        const size_t count = record.outputs.size(), weights = record.has_bias ? 2 : 1, inputs = weights + count;
+        const variable_list given(saved.begin(), saved.begin() + (long)inputs);
+        variable_list found(1 + inputs);  // the record has none
+        Form form = record.x;
+        form.sizes = record.outputs.back();
+        if (at::GradMode::is_enabled() || !is_direct() || !form.fits(gradients[0])) {
+            const variable_list usual = usual_gradients(record, given, gradients[0]);
+            std::copy(usual.begin(), usual.end(), found.begin() + 1);
+            return found;
+        }
+        const Tensor gradient = gradients[0].contiguous();
+        Words words = record.backward.begin();
+        words.push_back(address(given[0]));
+        for (size_t index = inputs; index < saved.size(); ++index) words.push_back(address(saved[index]));
+        for (size_t index = weights; index < inputs; ++index) words.push_back(address(given[index]));
+        words.push_back(address(gradient));
+        for (size_t index = weights; index < inputs; ++index) {
+            found[1 + index] = at::empty(given[index].sizes(), given[index].options());
+            words.push_back(address(found[1 + index]));
+        }
+        if (record.x.requires_grad) found[1] = at::empty(given[0].sizes(), given[0].options());
+        words.push_back(address(found[1]));
+        record.backward.run(words);
+        if (record.bias_requires_grad) {
+            const int64_t features = given[1].numel();
+            found[2] = record.is_bsf ? gradient.reshape({-1, features}).sum(0) : gradient.reshape({features, -1}).sum(1);
+        }
+        return found;
+    }
+};
+
+Tensor step(const c10::intrusive_ptr<Record>& record, const Tensor& x, at::ArrayRef<Tensor> read) {
+    Tensors given{x};
+    given.append(read.begin(), read.end());
+    return Step::apply(record, at::TensorList(given));
+}
+
+// ---- the module
+
+struct Entry {
+    std::vector<Fact> facts;
+    std::vector<Parameter> parameters;  // the bias, if there is one, and weights that each call reads
+    std::vector<Pinned> pinned;
+    std::unique_ptr<Form> residual;
+    int64_t calls_left = 0;
+    c10::intrusive_ptr<Record> record;
+
+    bool takes(PyObject* given_x, PyObject* given_residual, Tensors& read) const {
+        const bool is_training = record->is_training;
+        if (at::GradMode::is_enabled() != is_training || at::get_num_threads() != record->threads) return false;
+        if (!is_plain(given_x) || (given_residual == Py_None) == bool(residual)) return false;
+        const Tensor& x = THPVariable_Unpack(given_x);
+        if (!record->x.fits_in_place(x)) return false;
+        if (residual && !(is_plain(given_residual) && residual->fits_in_place(THPVariable_Unpack(given_residual))))
+            return false;
+        if (is_training && (x.requires_grad() != record->x.requires_grad || x.is_inference())) return false;
+        for (const Fact& fact : facts)
+            if (!fact.holds()) return false;
+        for (const Parameter& each : parameters) {
+            PyObject* const object = PyDict_GetItemWithError(each.dict.get(), each.key.get());
+            if (!object || !is_plain(object)) return false;
+            const Tensor& found = THPVariable_Unpack(object);
+            if (!each.form.fits_in_place(found)) return false;
+            if (is_training && found.requires_grad() != each.form.requires_grad) return false;
+            read.push_back(found);
+        }
+        for (const Pinned& each : pinned)
+            if (!each.is_unchanged()) return false;
+        return true;
+    }
+};
+
+struct Replay {
+    PyObject_HEAD
+    std::list<Entry>* entries;  // the latest first
+};
+
+PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
+    PyObject* const made = type->tp_alloc(type, 0);
+    if (made) ((Replay*)made)->entries = new std::list<Entry>;
+    return made;
+}
+
+// Layers own replays, whose entries refer to dictionaries of the layer.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    for (const Entry& entry : *((Replay*)self)->entries) {
+        for (const Fact& each : entry.facts) {
+            Py_VISIT(each.dict.get());
+            Py_VISIT(each.value.get());
+        }
+        for (const Parameter& each : entry.parameters) Py_VISIT(each.dict.get());
+        for (const Pinned& each : entry.pinned) Py_VISIT(each.tensor.get());
+    }
+    return 0;
+}
+
+int clear(PyObject* self) {
+    std::list<Entry> dropped;  // its destructors may run Python code that sees this replay
+    dropped.swap(*((Replay*)self)->entries);
+    return 0;
+}
+
+void release(PyObject* self) {
+    PyTypeObject* const type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    clear(self);
+    delete ((Replay*)self)->entries;
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyObject* run(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "a replay takes x and the residual");
+    if (!is_direct()) Py_RETURN_NONE;
+    std::list<Entry>& entries = *((Replay*)self)->entries;
+    for (auto place = entries.begin(); place != entries.end(); ++place) {
+        Tensors read;
+        if (!place->takes(arguments[0], arguments[1], read)) {
+            if (PyErr_Occurred()) return nullptr;
+            continue;
+        }
+        const c10::intrusive_ptr<Record> record = place->record;  // another thread may remove the entry
+        if (record->is_training && at::SavedTensorDefaultHooks::get_hooks(true)) Py_RETURN_NONE;
+        if (--place->calls_left < 0) {
+            entries.erase(place);
+            Py_RETURN_NONE;
+        }
+        if (place != entries.begin()) entries.splice(entries.begin(), entries, place);
+        const Tensor& x = THPVariable_Unpack(arguments[0]);
+        if (record->is_training) return THPVariable_Wrap(step(record, x, read));
+        const Tensor added = arguments[1] == Py_None ? Tensor() : THPVariable_Unpack(arguments[1]);
+        return THPVariable_Wrap(record->multiply(x, added, read));
+    }
+    Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+}
+
+Object item(PyObject* tuple, Py_ssize_t index) { return Object(PyTuple_GET_ITEM(tuple, index)); }
+
+std::vector<int64_t> numbers(PyObject* tuple) {
+    std::vector<int64_t> found;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(tuple); ++index)
+        found.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, index)));
+    return found;
+}
+
+// From (address of the function, address of what was recorded, threads, has_workspace, offsets, bytes).
+bool read_launches(PyObject* given, Launches& launches) {
+    long long function, recorded, threads, bytes;
+    int has_workspace;
+    PyObject* offsets;
+    if (!PyArg_ParseTuple(given, "LLLpO!L", &function, &recorded, &threads, &has_workspace, &PyTuple_Type, &offsets,
+                          &bytes))
+        return false;
+    launches.launch = (void (*)(const int64_t*))function;
+    launches.recorded = recorded;
+    launches.threads = threads;
+    launches.has_workspace = has_workspace;
+    launches.offsets = numbers(offsets);
+    launches.bytes = (size_t)bytes;
+    return !PyErr_Occurred();
+}
+
+PyObject* add(PyObject* self, PyObject* arguments) {
+    HANDLE_TH_ERRORS
+    PyObject *facts, *parameters, *pinned, *x, *residual, *outputs, *launches, *second, *keep;
+    int is_training, has_bias, is_bsf, threads;
+    long long calls;
+    if (!PyArg_ParseTuple(arguments, "O!O!O!OOpppiLO!O!OO", &PyTuple_Type, &facts, &PyTuple_Type, &parameters,
+                          &PyTuple_Type, &pinned, &x, &residual, &is_training, &has_bias, &is_bsf, &threads, &calls,
+                          &PyTuple_Type, &outputs, &PyTuple_Type, &launches, &second, &keep))
+        return nullptr;
+    Entry entry;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(facts); ++index) {
+        PyObject* const each = PyTuple_GET_ITEM(facts, index);
+        PyObject* const value = PyTuple_GET_ITEM(each, 2);
+        entry.facts.push_back({item(each, 0), item(each, 1), Object(value == Py_Ellipsis ? nullptr : value)});
+    }
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(parameters); ++index) {
+        PyObject* const each = PyTuple_GET_ITEM(parameters, index);
+        const Tensor& like = THPVariable_Unpack(PyTuple_GET_ITEM(each, 2));
+        entry.parameters.push_back({item(each, 0), item(each, 1), Form(like)});
+    }
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(pinned); ++index) {
+        PyObject* each;
+        long long at, version;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(pinned, index), "OLL", &each, &at, &version)) return nullptr;
+        entry.pinned.push_back({Object(each), Form(THPVariable_Unpack(each)), at, version});
+    }
+    if (residual != Py_None) entry.residual = std::make_unique<Form>(THPVariable_Unpack(residual));
+    entry.calls_left = calls;
+    entry.record = c10::make_intrusive<Record>(THPVariable_Unpack(x));
+    Record& record = *entry.record;
+    record.is_training = is_training;
+    record.has_bias = has_bias;
+    record.bias_requires_grad = has_bias && entry.parameters[0].form.requires_grad;
+    record.is_bsf = is_bsf;
+    record.threads = threads;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(outputs); ++index)
+        record.outputs.push_back(numbers(PyTuple_GET_ITEM(outputs, index)));
+    if (!read_launches(PyTuple_GET_ITEM(launches, 0), record.forward)) return nullptr;
+    if (is_training && !read_launches(PyTuple_GET_ITEM(launches, 1), record.backward)) return nullptr;
+    record.second = std::make_unique<Object>(second);
+    record.keep = std::make_unique<Object>(keep);
+    if (PyErr_Occurred()) return nullptr;
+    std::list<Entry>& entries = *((Replay*)self)->entries;
+    entries.push_front(std::move(entry));
+    if (entries.size() > MOST_ENTRIES) entries.pop_back();
+    Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef methods[] = {
+    {"run", (PyCFunction)(void*)run, METH_FASTCALL, "Result of a call; None if no entry takes it."},
+    {"add", add, METH_VARARGS, "Add an entry; see ksgen/torch/operators/replay.py."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot slots[] = {{Py_tp_new, (void*)make},
+                       {Py_tp_traverse, (void*)traverse},
+                       {Py_tp_clear, (void*)clear},
+                       {Py_tp_dealloc, (void*)release},
+                       {Py_tp_methods, methods},
+                       {0, nullptr}};
+PyType_Spec type = {"ksgen_replay.Replay", sizeof(Replay), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "ksgen_replay", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_ksgen_replay(void) {
+    PyObject* const nn = PyImport_ImportModule("torch.nn");
+    parameter_class = nn ? PyObject_GetAttrString(nn, "Parameter") : nullptr;
+    Py_XDECREF(nn);
+    PyObject* const found = parameter_class ? PyModule_Create(&module) : nullptr;
+    PyObject* const replay = found ? PyType_FromSpec(&type) : nullptr;
+    if (!replay || PyModule_AddObject(found, "Replay", replay)) return nullptr;
+    return found;
+}

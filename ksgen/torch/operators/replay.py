@@ -1,0 +1,279 @@
+"""Replays of prepared calls without Python code, by an extension of PyTorch that is compiled on this machine.
+
+A layer's replay has an entry per prepared call. An entry lists what the call depends on, and `replay.cpp` checks it
+before each launch. Calls that no entry takes run in Python. The background compiles the extension, once prepared calls
+were repeated often. Without a compiler, all calls run in Python.
+"""
+
+import ctypes
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ksgen.build.background import PendingError, deferred, outcome
+from ksgen.build.build import build, default_caches
+from ksgen.build.host import HostCompiler, host_target
+from ksgen.build.request import Binary, Request
+from ksgen.devices.native import load_library, working_compiler
+from ksgen.errors import KsgenError
+from ksgen.launch.plan import RepeatedCalls
+from ksgen.launch.planner import PLANNER
+from ksgen.launch.weights import Seen
+from ksgen.torch.operators import frozen, ops
+from ksgen.torch.operators.meanwhile import may_defer
+
+SOURCE = Path(__file__).with_name("replay.cpp")
+ENTRY = "PyInit_ksgen_replay"
+LINE_BYTES = 256  # alignment of scratch memory: that of GPU allocations, and whole cache lines of a processor
+KEPT_BYTES = 2**22  # scratch memory that a thread keeps; more is allocated at each call, which replays do not do
+OFTEN = 500  # repeated calls of a process after which the extension is compiled; a cached one is loaded at once
+APART = 32  # calls in Python between two attempts to add an entry, which takes as long as some calls
+TURNS = 9  # calls of a replay, and as many in Python, to compare their times
+ABSENT = ...  # in place of the value of a dictionary without the key
+# a layer's attributes that determine a prepared call; its class has those that it lacks
+ATTRIBUTES = (
+    "chain", "layout", "out_layout", "precision", "backend", "activation", "between", "fuse", "intermediates",
+    "_exchanges", "_parallel", "_parameters", "_modules",
+)  # fmt: skip
+Fact = tuple[dict[Any, Any], Any, Any]  # a dictionary, a key, and the value
+
+_loaded: list[Any] = []  # the extension
+_refused: list[str] = []  # why there is none; never retried
+_attempts = 0  # to add an entry, while there is no extension
+
+
+class Launches(NamedTuple):
+    """Launches of one direction of a prepared call, and the offsets of their scratch memory."""
+
+    launch: RepeatedCalls
+    begins: Sequence[int]
+    nbytes: int
+
+    def settled(self) -> tuple[tuple[Any, ...], int] | None:
+        """Launches as `replay.cpp` reads them, and for how many calls; None while they are not settled."""
+        if (found := self.launch.settled()) is None:
+            return None
+        function, recorded, threads, workspace_bytes, calls = found
+        offsets, nbytes = tuple(self.begins), self.nbytes
+        if workspace_bytes:
+            offsets, nbytes = (nbytes, *offsets), nbytes + workspace_bytes
+        if nbytes > KEPT_BYTES:
+            return None
+        return (function, recorded, threads, workspace_bytes > 0, offsets, nbytes), calls
+
+
+class Snapshot(NamedTuple):
+    """What a layer's calls depend on, apart from x, the residual and the state of PyTorch's modes."""
+
+    facts: Sequence[Fact]
+    parameters: Sequence[
+        tuple[dict[Any, Any], str, Tensor]
+    ]  # read at each call: the bias, and weights, in dictionaries
+    pinned: Sequence[
+        tuple[Tensor, int, int]
+    ]  # weights that are packed once: their address, and PyTorch's count of writes
+
+    @property
+    def has_bias(self) -> bool:
+        return bool(self.parameters) and self.parameters[0][1] == "bias"
+
+
+def snapshot(layer: Any) -> Snapshot | None:
+    """Count a prepared call in Python, and describe the layer before the call if an entry is to be added after it.
+
+    A change by another thread during the call then makes an entry that takes no call.
+    """
+    calls = layer.__dict__["_python_calls"] = layer._python_calls + 1
+    if not is_due(calls) or _extension() is None:
+        return None
+    facts: list[Fact] = [(layer.__dict__, name, layer.__dict__.get(name, ABSENT)) for name in ATTRIBUTES]
+    facts += [
+        (vars(PLANNER), "generation", PLANNER.generation),
+        (vars(forward_ad), "_current_level", forward_ad._current_level),
+    ]
+    if (own := _stored_of(layer) if layer.has_stored_type else _weights_of(layer)) is None:
+        return None
+    bias = layer._parameters.get("bias")
+    if bias is None:
+        return Snapshot([*facts, *own.facts, (layer._parameters, "bias", None)], own.parameters, own.pinned)
+    return Snapshot([*facts, *own.facts], [(layer._parameters, "bias", bias), *own.parameters], own.pinned)
+
+
+def is_due(calls: int) -> bool:
+    """Whether to attempt to add an entry after that many calls in Python."""
+    return calls % APART == 2
+
+
+def _weights_of(layer: Any) -> Snapshot | None:
+    """Describe trainable weights: none, if a parametrization computes them."""
+    weights = layer._modules.get("weights")
+    if weights is None or "parametrizations" in weights._modules:
+        return None
+    record, seen = frozen.record_of(layer)
+    stored = weights._parameters
+    facts: list[Fact] = [
+        (layer._modules, "weights", weights),
+        (vars(weights), "_parameters", stored),
+        (stored, str(len(stored)), ABSENT),
+        record,
+    ]
+    each = [(stored, name, tensor) for name, tensor in stored.items()]
+    return Snapshot([*facts, *each], [], [one.pinned for one in seen]) if seen else Snapshot(facts, each, [])
+
+
+def _stored_of(layer: Any) -> Snapshot | None:
+    """Describe stored weights: none, if one was made in inference mode, because its writes are not counted."""
+    buffers = {name: each for name, each in layer._buffers.items() if each is not None}
+    if any(each.is_inference() for each in buffers.values()):
+        return None
+    facts: list[Fact] = [(layer.__dict__, name, layer.__dict__.get(name, ABSENT)) for name in ("_buffers", "_ready")]
+    facts += [(layer._buffers, name, each) for name, each in buffers.items()]
+    return Snapshot(facts, [], [Seen(each).pinned for each in buffers.values()])
+
+
+def add(
+    layer: Any,
+    seen: Snapshot,
+    x: Tensor,
+    residual: Tensor | None,
+    keep: Any,
+    outputs: Sequence[Sequence[int]],
+    directions: Sequence[Launches],
+    usual: Callable[..., Tensor] | None = None,
+    second: Callable[..., Any] | None = None,
+) -> bool:
+    """Add an entry for a call of a layer, if the numbers of threads of its launches are settled.
+
+    `keep` is what launches need; neither it nor `second` may refer to the layer. `outputs` are the shapes of what the
+    call allocates, y last. Training steps have a second direction, and `second`, which takes the gradient of y, x, the
+    bias if there is one, and the weights, and returns the gradients of all but the first. `usual` is the call in
+    Python, if it does not use these launches. It takes x, the bias if there is one, and the weights that each call
+    reads. An entry is then added only if it is faster.
+
+    Returns:
+        False if the entry is not faster.
+    """
+    extension = _extension()
+    if extension is None or not x.is_contiguous():
+        return True
+    if usual is not None and not may_defer():  # the last bits of results may not change
+        return False
+    launches, calls = [], sys.maxsize
+    for each in directions:
+        if (settled := each.settled()) is None:
+            return True
+        launches.append(settled[0])
+        calls = min(calls, settled[1])
+    entry = (
+        x, residual, len(directions) > 1, seen.has_bias, layer.layout == "bsf", torch.get_num_threads(), calls,
+        tuple(tuple(map(int, each)) for each in outputs), tuple(launches), second, keep,
+    )  # fmt: skip
+    if usual is not None:
+        alone, own = extension.Replay(), {name: each for _, name, each in seen.parameters}
+        alone.add((), tuple((own, name, each) for name, each in own.items()), (), *entry)
+
+        def replayed(x: Tensor, *parameters: Tensor) -> Tensor:
+            own.update(zip(own, parameters, strict=True))
+            y: Tensor = alone.run(x, residual)
+            return y
+
+        once = ops._step if len(directions) > 1 else _called
+        if not _is_faster(*(partial(once, each, (x, *own.values())) for each in (replayed, usual))):
+            return False
+    for each in directions:
+        each.launch.time_again()
+    facts, parameters, pinned = map(tuple, seen)
+    layer.__dict__.setdefault("_replay", extension.Replay()).add(facts, parameters, pinned, *entry)
+    return True
+
+
+def _called(method: Callable[..., Tensor], given: Sequence[Tensor]) -> Tensor:
+    return method(*given)
+
+
+def _is_faster(first: Callable[[], object], second: Callable[[], object]) -> bool:
+    """Whether the median time of the first function is less. They are called alternately."""
+    times: tuple[list[int], list[int]] = [], []
+    for turn in range(2 * TURNS):
+        begin = perf_counter_ns()
+        (second if turn % 2 else first)()
+        times[turn % 2].append(perf_counter_ns() - begin)
+    return median(times[0]) < median(times[1])
+
+
+def _extension() -> Any:
+    """The extension; None while it is not compiled, or if it cannot be."""
+    global _attempts
+    if _loaded or _refused:
+        return _loaded[0] if _loaded else None
+    _attempts += 1
+    try:
+        compiler = _compiler()
+        binary = default_caches().get(_request(), compiler) if _attempts == 1 else None
+        if binary is None and _attempts * APART >= OFTEN:
+            with deferred(lambda: True):
+                binary = outcome(_request(), "the extension that repeats calls of layers", _build)
+        if binary is not None:
+            _loaded.append(_load(binary))
+            return _loaded[0]
+    except PendingError:
+        pass
+    except (KsgenError, OSError, ImportError, AttributeError) as error:
+        _refused.append(str(error))
+    return None
+
+
+@cache
+def _request() -> Request:
+    return Request(SOURCE.read_text(encoding="utf-8"), ENTRY, host_target())
+
+
+@cache
+def _compiler() -> "ExtensionCompiler":
+    return ExtensionCompiler(working_compiler())
+
+
+def _build() -> Binary:
+    request = _request()
+    return build(request.text, request.entry, request.target, _compiler())
+
+
+def _load(binary: Binary) -> Any:
+    library = load_library(binary.data, ENTRY)
+    _loaded_libraries.append(library)  # never unloaded
+    begin = ctypes.PyDLL(ENTRY, handle=library._handle).PyInit_ksgen_replay
+    begin.restype = ctypes.py_object
+    return begin()
+
+
+_loaded_libraries: list[ctypes.CDLL] = []
+
+
+class ExtensionCompiler:
+    """The host's compiler with PyTorch's headers and libraries."""
+
+    name = "c++ torch"
+
+    def __init__(self, compiler: HostCompiler) -> None:
+        self._compiler = compiler
+        self.version = f"{compiler.version}, PyTorch {torch.__version__}, Python {sys.version.split()[0]}"
+
+    def options(self, target: str) -> tuple[str, ...]:
+        return self._compiler.options(target)
+
+    def compile(self, text: str, entry: str, target: str) -> Binary:
+        root = Path(torch.__file__).parent
+        includes = root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]
+        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+        libraries = f"-L{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"
+        more = "-O1", abi, *(f"-isystem{each}" for each in includes), *libraries
+        return Binary(self._compiler.compile_whole(text, entry, target, more), entry, target)

@@ -1,0 +1,514 @@
+"""Replays: the same results as calls in Python, bit by bit, and no replay where anything is not as it was."""
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch._dynamo import compiled_autograd  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from ksgen.build.background import PendingError  # noqa: E402
+from ksgen.errors import LaunchError, ToolchainError  # noqa: E402
+from ksgen.torch import KSLinear  # noqa: E402
+from ksgen.torch.operators import prepared, replay, trained  # noqa: E402
+from ksgen.torch.operators.choice import has_kernels  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="replays are for kernels on the processor")
+IS_DUE = replay.is_due
+CHAIN, ONE = [(2, 8, 16, 2), (1, 24, 32, 1)], [(1, 24, 16, 3)]
+
+
+class Counted:
+    """A replay that counts the calls that it took."""
+
+    def __init__(self, made: Any) -> None:
+        self.made, self.taken = made, 0
+
+    def run(self, *given: Any) -> Any:
+        y = self.made.run(*given)
+        self.taken += y is not None
+        return y
+
+    def add(self, *given: Any) -> None:
+        self.made.add(*given)
+
+
+@pytest.fixture(autouse=True)
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The extension, compiled once and cached; each call in Python attempts to add an entry."""
+    if not replay._loaded:
+        replay._loaded.append(replay._load(replay._build()))
+    monkeypatch.setattr(replay, "is_due", lambda calls: True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # otherwise the first calls time two numbers of threads
+    yield
+    torch.set_num_threads(threads)
+
+
+def layer_of(patterns: Any = CHAIN, **options: Any) -> KSLinear:
+    torch.manual_seed(0)
+    return KSLinear(patterns, **({"backend": "ksgen"} | options))
+
+
+def x_of(layer: KSLinear, *shape: int, **options: Any) -> Any:
+    features = (*shape, layer.in_features) if layer.layout == "bsf" else (layer.in_features, *shape)
+    return torch.randn(*features, **options)
+
+
+def step(layer: KSLinear, x: Any) -> tuple[Any, ...]:
+    """Output, and the gradients of x and of all parameters that have one."""
+    y = layer(x)
+    sources = [each for each in (x, *layer.parameters()) if each.requires_grad]
+    gradient = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+    return y.detach(), *torch.autograd.grad(y, sources, gradient)
+
+
+def warmed(layer: KSLinear, call: Callable[[], Any]) -> Any:
+    """Repeat a call until a replay takes it; the last result in Python."""
+    for _ in range(3):
+        in_python = call()
+    replayed = vars(layer).get("_replay")
+    assert replayed is not None, "no entry was added"
+    if not isinstance(replayed, Counted):
+        vars(layer)["_replay"] = Counted(replayed)
+    return in_python
+
+
+def taken(layer: KSLinear) -> int:
+    return int(vars(layer)["_replay"].taken) if "_replay" in vars(layer) else 0
+
+
+def replayed(layer: KSLinear, call: Callable[[], Any]) -> Any:
+    """Result of a call that the replay has to take."""
+    before = taken(layer)
+    found = call()
+    assert taken(layer) == before + 1
+    return found
+
+
+def same(found: Any, wanted: Any) -> bool:
+    pairs = zip(found, wanted, strict=True)
+    return all(a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "bias"), [((1,), False), ((3,), True), ((2, 5), True)])
+def test_calls_and_steps_are_those_in_python(layout: str, dtype: Any, shape: tuple[int, ...], bias: bool) -> None:
+    layer = layer_of(layout=layout, dtype=dtype, bias=bias)
+    for x in (x_of(layer, *shape, dtype=dtype), x_of(layer, *shape, dtype=dtype, requires_grad=True)):
+        wanted = warmed(layer, lambda x=x: step(layer, x))
+        assert same(replayed(layer, lambda x=x: step(layer, x)), wanted)
+    with torch.no_grad():
+        residual = torch.randn_like(layer(x))
+        for more in ((), (residual,)):
+            wanted = warmed(layer, lambda more=more: layer(x, *more))
+            assert same([replayed(layer, lambda more=more: layer(x, *more))], [wanted])
+    layer.eval().freeze()
+    with torch.inference_mode():
+        wanted = warmed(layer, lambda: layer(x.detach()))
+        assert same([replayed(layer, lambda: layer(x.detach()))], [wanted])
+
+
+def test_further_backends_and_chains() -> None:
+    """Exchanged features, one factor, another layout of y, and an activation."""
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        ("4,8,16,1@k.i", {}),
+        ([(1, 24, 16, 3)], {"out_layout": "bsl"}),
+        (CHAIN, {"activation": "gelu", "between": "relu"}),
+        (CHAIN, {"backend": "auto"}),
+    ]
+    for patterns, options in cases:
+        layer = layer_of(patterns, **options)
+        x = x_of(layer, 4)
+        with torch.no_grad():
+            wanted = warmed(layer, lambda layer=layer, x=x: layer(x))
+            assert same([replayed(layer, lambda layer=layer, x=x: layer(x))], [wanted])
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "weights written": lambda layer: layer.weights[0].data.mul_(2),
+    "weights replaced": lambda layer: layer.weights.__setitem__(1, nn.Parameter(torch.randn(1, 24, 32, 1))),
+    "data replaced": lambda layer: setattr(layer.weights[0], "data", torch.randn(2, 8, 16, 2)),
+    "bias written": lambda layer: layer.bias.data.add_(1),
+    "bias removed": lambda layer: setattr(layer, "bias", None),
+    "bias replaced": lambda layer: setattr(layer, "bias", nn.Parameter(torch.randn(24))),
+    "activation": lambda layer: setattr(layer, "activation", "gelu"),
+    "between": lambda layer: setattr(layer, "between", "relu"),
+    "backend": lambda layer: setattr(layer, "backend", "einsum"),
+    "pruned": lambda layer: prune.l1_unstructured(layer.weights, "0", 0.5),
+    "computed": lambda layer: parametrize.register_parametrization(layer.weights, "0", Doubled()),
+    "moved": lambda layer: layer.double().float(),
+}
+
+
+class Doubled(nn.Module):
+    def forward(self, weights: Any) -> Any:
+        return 2 * weights
+
+
+@pytest.mark.parametrize(
+    ("change", "training"),
+    [(each, training) for each in CHANGES for training in (False, True) if (each, training) != ("pruned", True)],
+)
+def test_changes_take_effect(change: str, training: bool) -> None:
+    layer = layer_of(bias=True)
+    x = x_of(layer, 3, requires_grad=training)
+    with torch.set_grad_enabled(training):
+        call = (lambda: step(layer, x)) if training else (lambda: [layer(x)])
+        warmed(layer, call)
+        replayed(layer, call)
+        CHANGES[change](layer)
+        found = call()
+        dense = layer(torch.eye(layer.in_features)).detach() if layer.bias is None else None
+        usual = copy.deepcopy(layer) if change not in ("pruned", "computed") else layer
+        vars(usual).pop("_replay", None)
+        usual.backend = "einsum"
+        wanted = (lambda: step(usual, x))() if training else [usual(x)]
+    assert dense is None or dense.shape[0] == layer.in_features
+    for got, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change", [name for name in CHANGES if name not in ("weights written", "data replaced", "bias written")]
+)
+def test_frozen_layers_notice_what_they_noticed(change: str) -> None:
+    layer = layer_of(bias=True).eval().freeze()
+    x = x_of(layer, 3)
+    with torch.no_grad():
+        warmed(layer, lambda: layer(x))
+        replayed(layer, lambda: layer(x))
+        try:
+            CHANGES[change](layer)
+        except LaunchError:
+            return  # refused while frozen
+        found = layer(x)
+        usual = layer_of(bias=layer.bias is not None, activation=layer.activation, between=layer.between)
+        usual.backend = "einsum"
+        with torch.no_grad():
+            for mine, its in zip(usual.weights, layer.weights, strict=True):
+                mine.copy_(its)
+            if layer.bias is not None:
+                usual.bias.copy_(layer.bias)
+        torch.testing.assert_close(found, usual(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:KSLinear")
+def test_a_counted_write_thaws_a_frozen_layer() -> None:
+    layer = layer_of().eval().freeze()
+    x = x_of(layer, 3)
+    with torch.no_grad():
+        before = warmed(layer, lambda: layer(x))
+        layer.weights[1].mul_(2)
+        after = layer(x)
+    torch.testing.assert_close(after - layer.bias, 2 * (before - layer.bias))
+    assert not layer.is_frozen
+    assert "_replay" not in vars(layer), "its packed weights are released"
+
+
+def test_a_further_weight_is_refused() -> None:
+    layer = layer_of()
+    x = x_of(layer, 4)
+    with torch.no_grad():
+        warmed(layer, lambda: layer(x))
+        layer.weights.append(torch.randn(1, 2, 24, 1))
+        with pytest.raises(LaunchError):
+            layer(x)
+
+
+def test_modes_and_transforms_take_the_usual_path() -> None:
+    layer = layer_of(backend="auto")
+    layer.backend = "ksgen"
+    x = x_of(layer, 4)
+    with torch.no_grad():
+        wanted = warmed(layer, lambda: layer(x))
+        count = taken(layer)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        rows = torch.vmap(layer)(x)
+        torch.testing.assert_close(rows, wanted, atol=1e-5, rtol=1e-5)
+        other = {name: 2 * each for name, each in layer.named_parameters()}
+        torch.testing.assert_close(
+            torch.func.functional_call(layer, {**other, "bias": layer.bias}, (x,)) - layer.bias,
+            4 * (wanted - layer.bias), atol=1e-4, rtol=1e-4,
+        )  # fmt: skip
+        _, tangent = torch.func.jvp(layer, (x,), (x,))
+        torch.testing.assert_close(tangent, wanted - layer.bias, atol=1e-5, rtol=1e-5)
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, x))).tangent
+        torch.testing.assert_close(tangent, wanted - layer.bias, atol=1e-5, rtol=1e-5)
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert layer(mode.from_tensor(x)).shape == wanted.shape
+        traced = torch.jit.trace(layer, x, check_trace=False)
+        assert taken(layer) == count + 1, "only functional_call, whose parameters have the same form"
+    torch.testing.assert_close(traced(2 * x), layer(2 * x), atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_with_saved_tensor_hooks_and_other_threads() -> None:
+    layer = layer_of()
+    x = x_of(layer, 4, requires_grad=True)
+    wanted, seen = warmed(layer, lambda: step(layer, x)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: seen.append(each) or each, lambda each: each):
+        found = step(layer, x)
+    assert seen
+    assert taken(layer) == 0, "the second pass of a checkpoint must equal the first"
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    y = replayed(layer, lambda: layer(x))
+    operators: list[Any] = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operators.append(function)
+            return function(*args, **(kwargs or {}))
+
+    gradient = torch.linspace(-1, 1, y.numel()).view(y.shape)
+    with Watched():
+        found = torch.autograd.grad(y, [x, *layer.parameters()], gradient)
+    torch.testing.assert_close(found, wanted[1:], atol=1e-4, rtol=1e-4)
+    assert any("mm" in str(each) for each in operators), "a mode sees the operators of a backward pass"
+    before = taken(layer)
+    torch.set_num_threads(2)
+    step(layer, x)
+    assert taken(layer) == before
+
+
+def test_second_derivatives_batches_of_gradients_and_expanded_ones() -> None:
+    layer = layer_of(bias=True)
+    for shape in ((4,), (2, 3)):
+        x = x_of(layer, *shape, requires_grad=True)
+        warmed(layer, lambda x=x: step(layer, x))
+        before = taken(layer)
+        y = layer(x)
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        found = torch.autograd.grad(first.square().sum(), [x, *layer.weights])
+        dense = layer.to_dense()
+        usual = x @ dense.t() + layer.bias
+        (wanted,) = torch.autograd.grad(usual.square().sum(), x, create_graph=True)
+        torch.testing.assert_close(first, wanted, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(
+            found, torch.autograd.grad(wanted.square().sum(), [x, *layer.weights]), atol=1e-2, rtol=1e-3
+        )
+        y = layer(x)
+        several = torch.randn(3, *y.shape)
+        (found,) = torch.autograd.grad(y, x, several, is_grads_batched=True)
+        torch.testing.assert_close(found, several @ dense.detach(), atol=1e-4, rtol=1e-4)
+        layer.zero_grad()
+        layer(x).sum().backward()
+        torch.testing.assert_close(layer.bias.grad, torch.full_like(layer.bias, float(torch.tensor(shape).prod())))
+        assert taken(layer) == before + 3, "each of them began with a replay"
+
+
+def test_autograd_reports_what_it_reports_in_python() -> None:
+    layer = layer_of()
+    x = x_of(layer, 4, requires_grad=True)
+    warmed(layer, lambda: step(layer, x))
+    y = replayed(layer, lambda: layer(x))
+    with torch.no_grad():
+        layer.weights[1].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y = layer(x)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+    assert type(replayed(layer, lambda: layer(x))) is torch.Tensor
+
+
+def test_compiled_backward_passes_and_programs() -> None:
+    layer = layer_of()
+    x = x_of(layer, 4, requires_grad=True)
+    wanted = warmed(layer, lambda: step(layer, x))
+    y = replayed(layer, lambda: layer(x))
+    gradient = torch.linspace(-1, 1, y.numel()).view(y.shape)
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        y.backward(gradient)
+    found = [x.grad, *(each.grad for each in layer.parameters())]
+    torch.testing.assert_close(found, list(wanted[1:]), atol=1e-4, rtol=1e-4)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), wanted[0], atol=1e-4, rtol=1e-4)
+
+
+def test_gradients_that_are_not_wanted() -> None:
+    """Each set of parameters that learn is a case of its own."""
+    layer = layer_of(bias=True)
+    x, learned = x_of(layer, 4), x_of(layer, 4, requires_grad=True)
+    layer.bias.requires_grad_(False)
+    warmed(layer, lambda: step(layer, x))
+    assert len(replayed(layer, lambda: step(layer, x))) == 3
+    layer.bias.requires_grad_(True)
+    of_bias = step(layer, learned)[2]
+    torch.testing.assert_close(of_bias, torch.linspace(-1, 1, 4 * 24).view(4, 24).sum(0), atol=1e-5, rtol=1e-5)
+    of_bias = step(layer, x)[1]
+    torch.testing.assert_close(of_bias, torch.linspace(-1, 1, 4 * 24).view(4, 24).sum(0), atol=1e-5, rtol=1e-5)
+    warmed(layer, lambda: step(layer, learned))
+    layer.weights[0].requires_grad_(False)
+    y, of_x, _, of_last = step(layer, learned)
+    torch.testing.assert_close(
+        of_x, torch.linspace(-1, 1, y.numel()).view(y.shape) @ layer.to_dense(), atol=1e-4, rtol=1e-4
+    )
+    assert of_last.shape == layer.weights[1].shape
+
+
+def test_copies_have_no_replay_and_a_freed_layer_is_freed() -> None:
+    layer = layer_of()
+    x = x_of(layer, 4)
+    with torch.no_grad():
+        wanted = warmed(layer, lambda: layer(x))
+        for each in (copy.deepcopy(layer), copy.copy(layer), pickle.loads(pickle.dumps(layer))):
+            assert not {"_replay", "_python_calls"} & set(vars(each))
+            assert same([each(x)], [wanted])
+    hooked = layer_of()
+    hooked.register_forward_hook(lambda *_, hooked=hooked: None)  # a cycle
+    x.requires_grad_()
+    for _ in range(3):
+        step(hooked, x)
+    left = hooked(x)
+    gone = weakref.ref(hooked)
+    assert "_replay" in vars(hooked)
+    del hooked
+    gc.collect()
+    assert gone() is None
+    left.sum().backward()  # a graph needs no layer
+
+
+def test_many_shapes_and_threads() -> None:
+    layer = layer_of()
+    inputs = [x_of(layer, rows) for rows in range(1, 13)]
+    with torch.no_grad():
+        wanted = [warmed(layer, lambda x=x: layer(x)) for x in inputs]
+    wrong: list[Any] = []
+
+    @torch.no_grad()
+    def work() -> None:
+        torch.set_num_threads(1)
+        for _ in range(20):
+            for x, y in zip(inputs, wanted, strict=True):
+                if not torch.equal(layer(x), y):
+                    wrong.append(x.shape)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    assert not wrong
+
+
+def test_two_threads_of_a_kernel_are_timed_before_a_replay_takes_over() -> None:
+    torch.set_num_threads(2)
+    layer = layer_of([(1, 384, 384, 1)])
+    x = x_of(layer, 16)
+    with torch.no_grad():
+        wanted = layer(x)
+        for _ in range(60):
+            torch.testing.assert_close(layer(x), wanted, atol=1e-4, rtol=1e-4)
+        warmed(layer, lambda: layer(x))
+        replayed(layer, lambda: layer(x))
+
+
+def test_without_a_compiler_calls_run_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Any:
+        raise ToolchainError("no compiler")
+
+    monkeypatch.setattr(replay, "_loaded", [])
+    monkeypatch.setattr(replay, "_refused", [])
+    monkeypatch.setattr(replay, "_compiler", refuse)
+    layer = layer_of()
+    x = x_of(layer, 4)
+    with torch.no_grad():
+        assert same([layer(x) for _ in range(4)][3:], [layer(x)])
+    assert replay._refused == ["no compiler"]
+    assert "_replay" not in vars(layer)
+
+
+def test_the_extension_is_compiled_in_the_background_after_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, asked = replay._loaded[0], list[Any]()
+
+    class Caches:
+        def get(self, *_: Any) -> None:
+            return None
+
+    def outcome(key: Any, what: str, work: Any) -> Any:
+        asked.append(what)
+        if len(asked) < 3:
+            raise PendingError(what)
+        return work()
+
+    monkeypatch.setattr(replay, "_loaded", [])
+    monkeypatch.setattr(replay, "_attempts", 0)
+    monkeypatch.setattr(replay, "default_caches", Caches)
+    monkeypatch.setattr(replay, "outcome", outcome)
+    monkeypatch.setattr(replay, "_load", lambda binary: found)
+    attempts = -(-replay.OFTEN // replay.APART)
+    assert [replay._extension() for _ in range(attempts + 1)] == [None] * (attempts + 1)
+    assert len(asked) == 2
+    assert replay._extension() is found
+    assert replay._extension() is found
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("fastest", ["bmm", "each"])
+def test_kernels_are_timed_again_as_a_replay(fastest: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method of the first calls was chosen by times of Python code."""
+    asked: list[bool] = []
+
+    def is_faster(*methods: Any) -> bool:
+        for each in methods:
+            each()
+        return asked.pop()
+
+    for module in (prepared, trained):
+        monkeypatch.setattr(module, "faster", lambda job, ways: fastest if fastest in ways else next(iter(ways)))
+    monkeypatch.setattr(replay, "_is_faster", is_faster)
+    patterns = CHAIN if training or fastest == "each" else ONE
+    for may_change, answer in ((True, False), (True, True), (False, True)):
+        monkeypatch.setattr(replay, "may_defer", lambda may_change=may_change: may_change)
+        monkeypatch.setattr(prepared, "_calls", {})
+        monkeypatch.setattr(trained, "_steps", {})
+        asked[:] = [answer]
+        layer = layer_of(patterns, backend="auto")
+        x = x_of(layer, 4, requires_grad=training)
+        call = partial(step, layer, x) if training else partial(layer, x)
+        with torch.set_grad_enabled(training):
+            wanted, *_ = [call() for _ in range(4)]
+            assert ("_replay" in vars(layer)) == (may_change and answer)
+            torch.testing.assert_close(call(), wanted, atol=1e-4, rtol=1e-4)
+        assert bool(asked) != may_change, "results of deterministic algorithms must not change"
+
+
+def test_attempts_are_rare() -> None:
+    """They alternate among equal layers, which share prepared calls."""
+    layers = [layer_of() for _ in range(3)]
+    due = [[IS_DUE(number) for _ in layers] for number in range(1, 3 * replay.APART)]
+    assert sum(map(sum, due)) == 3 * len(layers)
+    assert due[1] == [True] * 3
+
+
+@pytest.mark.parametrize("storage", ["int8", "e4m3", "bfloat16"])
+def test_weights_in_eight_bits(storage: str) -> None:
+    layer = layer_of().quantize(storage)
+    x = x_of(layer, 4)
+    with torch.no_grad():
+        wanted = warmed(layer, lambda: layer(x))
+        assert same([replayed(layer, lambda: layer(x))], [wanted])
+        copied = copy.deepcopy(layer)
+        assert "_replay" not in vars(copied)
+        layer.scale_2.mul_(2)
+        torch.testing.assert_close(layer(x) - layer.bias, 2 * (wanted - layer.bias), atol=1e-4, rtol=1e-4)
+        assert same([copied(x)], [wanted])
