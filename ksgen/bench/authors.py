@@ -1,13 +1,14 @@
 """Structured products in PyTorch, in the forms in which their authors published them.
 
 Each form takes x (batch, in_features) and the authors' parameters by name, as
-`ksgen.structures` names them.
+`ksgen.structures` names them. DYAD's form is that of its variant "it".
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 Form = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
@@ -77,9 +78,30 @@ def low_rank(x: Tensor, state: dict[str, Tensor]) -> Tensor:
     return x @ state["A"].t() @ state["B"].t()
 
 
+def gs(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Two batched products by blocks, which shuffle as a Monarch structure does."""
+    return monarch(x, {"blkdiag1": state["gsoft_R"], "blkdiag2": state["gsoft_L"]})
+
+
+def dyad(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """Two batched products, on a view of the columns of x and on a transposed view, and their sum."""
+    straight, transposed, columns = state["wl"], state["wu"], x.t()
+    count, _, inputs = straight.shape
+    first = straight.bmm(columns.unflatten(0, (count, inputs)))
+    return (first + transposed.bmm(columns.unflatten(0, (inputs, count)).transpose(0, 1))).flatten(0, 1).t()
+
+
+def block_dense(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """A batched product by the blocks, then a linear layer."""
+    blocks = state["blkdiag"]
+    inner = torch.bmm(x.unflatten(1, (len(blocks), -1)).transpose(0, 1), blocks.transpose(1, 2))
+    return functional.linear(inner.transpose(0, 1).flatten(1), state["linear"])
+
+
 PUBLISHED = "published form"
 FORMS: dict[str, Form] = {
-    each.__name__: each for each in (btt, gralora, blast, monarch, kronecker, low_rank, oft, boft)
+    each.__name__: each
+    for each in (btt, gralora, blast, monarch, kronecker, low_rank, oft, boft, gs, dyad, block_dense)
 }  # by the name of the structure's chain
 
 

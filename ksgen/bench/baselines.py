@@ -15,8 +15,10 @@ operations.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +40,7 @@ from ksgen.bench.problem import LayerArrays
 from ksgen.bench.roster import LAYER
 from ksgen.pattern import Chain, Pattern
 from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.layer.sum import KSSum
 from ksgen.torch.operators.backends import BACKENDS
 from ksgen.torch.operators.products import (
     ACTIVATIONS,
@@ -102,9 +105,9 @@ def by_factors(prepare: Prepare) -> PrepareLayer:
                 changes = transposes and number == layer.chains[place].transposing_factor
                 rows = natural(x.t().contiguous() if changes else x, exchange, layout)
                 x = exchanged(product(rows), exchange, layout)
-            return arrays.finished(x, place)
+            return x
 
-        return lambda x: [of_chain(place, x) for place in range(len(chains))]
+        return lambda x: arrays.finished(of_chain(place, x) for place in range(len(chains)))
 
     return prepare_layer
 
@@ -288,14 +291,15 @@ def dense(arrays: LayerArrays) -> LayerProduct:
 
 
 def stacked(arrays: LayerArrays) -> tuple[Tensor, Tensor | None]:
-    """Dense matrices of all chains, stacked, and their biases."""
+    """Dense matrices of all chains, stacked or added, and their biases."""
     layer, dtype = arrays.layer, arrays.sets[0].dtype
     if layer.between != "none":
         raise UnsupportedError(f"a layer with {layer.between} between its factors has no dense matrix")
     pairs = zip(layer.chains, arrays.weights, strict=True)
     matrices = [chain_to_dense(chain, [each.double() for each in weights]) for chain, weights in pairs]
     biases = [each for each in arrays.biases if each is not None]
-    return torch.cat(matrices).to(dtype), torch.cat(biases) if biases else None
+    matrix = reduce(add, matrices) if layer.is_sum else torch.cat(matrices)
+    return matrix.to(dtype), torch.cat(biases) if biases else None
 
 
 def by_dense(arrays: LayerArrays, matrix: Tensor, bias: Tensor | None) -> LayerProduct:
@@ -319,15 +323,19 @@ def by_dense(arrays: LayerArrays, matrix: Tensor, bias: Tensor | None) -> LayerP
 
 def layer(arrays: LayerArrays) -> LayerProduct:
     """Multiply with a frozen `KSLinear`, which chooses its backend as in normal use."""
-    product = by_linears(arrays, [each.eval().requires_grad_(False).freeze() for each in arrays.linears()])
+    product = by_linears(arrays, [each.eval().requires_grad_(False).freeze() for each in arrays.tied_linears()])
     for _ in range(PREPARING):
         product(arrays.sets[0])
     return product
 
 
 def by_linears(arrays: LayerArrays, layers: Sequence[KSLinear]) -> LayerProduct:
-    """Multiply with `KSLinear` layers: several are a group."""
+    """Multiply with `KSLinear` layers: several are a group or a sum."""
     residual = arrays.residuals[0]
+    if arrays.layer.is_sum:
+        activation: Any = arrays.layer.epilogue.activation
+        total = KSSum(layers, activation)
+        return lambda x: [total(x, residual)]
     if arrays.layer.epilogue.residual_first:
         raise UnsupportedError("KSLinear adds a residual after its activation")
     if len(layers) == 1:

@@ -6,7 +6,7 @@ Imports no PyTorch.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ksgen.errors import SpecError
 from ksgen.paths import resource
 from ksgen.pattern import Chain, Pattern, block_butterfly, low_rank, monarch
 from ksgen.spec import Epilogue, load, paper_patterns
+from ksgen.spec.spec import parts_of
 from ksgen.structures import Structure
 
 OF_TRANSFORMERS = (
@@ -29,7 +30,7 @@ _BANDS = (512, 2048, MOST_FEATURES)  # upper bounds of the size classes, by the 
 
 @dataclass(frozen=True)
 class MeasuredLayer:
-    """A layer to measure: its chains, several for a group, and its other operations.
+    """A layer to measure: its chains, several for a group or a sum, and its other operations.
 
     The command's options replace `precisions`, `layouts` and `batches`. None: the command's default applies.
     """
@@ -43,12 +44,23 @@ class MeasuredLayer:
     layouts: tuple[str, ...] | None = None
     batches: tuple[int, ...] | None = None
     fuse: str = "auto"  # option of its `KSLinear`
-    structure: Structure | None = field(default=None, compare=False)  # with which its authors' form multiplies
+    # with which its authors' form multiplies; one per chain of a sum
+    structure: Structure | tuple[Structure, ...] | None = field(default=None, compare=False)
+    is_sum: bool = False  # whether the chains' outputs are added, before the other operations
+    tied: tuple[int | None, ...] = ()  # axes of ties without a structure, one per factor of the only chain
 
-    def ties_of(self, chain: Chain) -> list[int | None]:
-        """Axis along which the structure ties the weights of each factor of a chain; None: they are free."""
-        structure = self.structure
-        return [structure.tied.get(name) for name in structure.shapes] if structure else [None] * len(chain)
+    @property
+    def structures(self) -> tuple[Structure | None, ...]:
+        """Structure of each chain."""
+        return self.structure if isinstance(self.structure, tuple) else (self.structure,) * len(self.chains)
+
+    @property
+    def ties(self) -> list[list[int | None]]:
+        """Axis along which the weights of each factor are tied, per chain; None: they are free."""
+        return [
+            [each.tied.get(name) for name in each.shapes] if each else list(self.tied or [None] * len(chain))
+            for each, chain in zip(self.structures, self.chains, strict=True)
+        ]
 
     def group_of(self, count: int) -> "MeasuredLayer":
         """Group of `count` equal layers on one x, such as q, k and v."""
@@ -93,22 +105,41 @@ def drawn(seed: int = 0, count: int = COUNT) -> dict[str, Chain]:
     return {f"random {number}": chain for number, chain in enumerate(islice(found, count), 1)}
 
 
-def structured() -> dict[str, Structure]:
-    """Structures in the sizes of published layers, by name. The last three halve the weights of Llama 7B's layers."""
-    return {
-        "btt 1024 to 1024": structures.btt(1024, 1024, 32, 4),
-        "btt 1024 to 4096": structures.btt(1024, 4096, 32, 2),
-        "gralora 1024 to 1024": structures.gralora(1024, 1024, 4, 64),
-        "monarch (Dao) 1024 to 4096": structures.monarch(1024, 4096, 32),
-        "kronecker 1024 to 4096": structures.kronecker(1024, 4096, (64, 32)),
-        "low rank 1024 to 4096": structures.low_rank(1024, 4096, 128),
-        "oft 4096, blocks of 32": structures.oft(4096, 32),
-        "boft 1024, two factors, blocks of 8": structures.boft(1024, 8, 2),
-        "blast 1024 to 4096": structures.blast(1024, 4096, 16, 128),
-        "blast 4096 to 4096": structures.blast(4096, 4096, 16, 1024),
-        "blast 4096 to 11008": structures.blast(4096, 11008, 16, 1488),
-        "blast 11008 to 4096": structures.blast(11008, 4096, 16, 1488),
-    }
+# Functions of `ksgen.structures` with sizes of published layers: one layer per structure, then others.
+_STRUCTURED: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
+    ("blast", (1024, 4096), {"blocks": 16, "rank": 128}),
+    ("monarch", (1024, 4096), {"blocks": 32}),
+    ("btt", (1024, 1024), {"blocks": 32, "rank": 4}),
+    ("gralora", (1024, 1024), {"blocks": 4, "rank": 64}),
+    ("oft", (1024,), {"block": 32}),
+    ("boft", (1024,), {"block": 8, "factors": 2}),
+    ("gs", (1024, 1024), {"blocks": 32, "orthogonal": False}),
+    ("kronecker", (1024, 4096), {"blocks": (64, 32)}),
+    ("dyad", (1024, 4096), {"blocks": 4}),
+    ("low_rank", (1024, 4096), {"rank": 128}),
+    ("block_dense", (1024, 4096), {"blocks": 4, "rank": 512}),
+    ("btt", (1024, 4096), {"blocks": 32, "rank": 2}),
+    ("oft", (4096,), {"block": 32}),
+    # half of the weights of Llama 7B's layers
+    ("blast", (4096, 4096), {"blocks": 16, "rank": 1024}),
+    ("blast", (4096, 11008), {"blocks": 16, "rank": 1488}),
+    ("blast", (11008, 4096), {"blocks": 16, "rank": 1488}),
+)
+
+
+def structured() -> list[MeasuredLayer]:
+    """Structures in the sizes of published layers: first one layer per structure, then others.
+
+    The name of a layer is its call. GSOFT's blocks are given as such, so that no rotation is computed.
+    """
+    found = []
+    for name, features, options in _STRUCTURED:
+        made = getattr(structures, name)(*features, **options)
+        call = ", ".join((*map(str, features), *(f"{key}={value}" for key, value in options.items())))
+        is_sum = isinstance(made, tuple)
+        chains = tuple(each.chain for each in (made if is_sum else (made,)))
+        found.append(MeasuredLayer(f"{name}({call})", chains, structure=made, is_sum=is_sum))
+    return found
 
 
 # Features of ViT-S, ViT-B, and of ViT-L and GPT-2 medium, whose layers are equal but for `qkv`.
@@ -175,10 +206,13 @@ def _pairs() -> Iterator[Chain]:
 
 
 def of_spec(path: Path) -> list[MeasuredLayer]:
-    """Layers and groups of a spec, once per epilogue."""
+    """Layers, groups and sums of a spec, once per epilogue."""
     found, spec = [], load(path)
-    for name, chains in spec.chains_of.items():
-        layer, kernels = spec.options_of(name), spec.wanted[name]
+    for name in spec.names:
+        is_sum = name in spec.sums
+        chains = spec.sums[name] if is_sum else spec.chains_of[name]
+        parts = [part for part, _ in parts_of(name, chains)] if is_sum else [name]
+        kernels, layers = spec.wanted[parts[0]], [spec.options_of(part) for part in parts]
         if stored := next((each.weights for each in kernels if each.is_quantized), ""):
             raise SpecError(
                 f"{path}: layer {name} has weights={stored}; accepted: weights: same, which PyTorch's products use"
@@ -189,8 +223,20 @@ def of_spec(path: Path) -> list[MeasuredLayer]:
         layouts = tuple(dict.fromkeys(each.layout for each in kernels))
         batches = tuple(dict.fromkeys(each.batch for each in kernels if each.batch)) or None
         epilogues = dict.fromkeys(each.epilogue for each in kernels)
+        if is_sum:  # its first chain adds the bias and the residual, its last one applies the activation
+            last = dict.fromkeys(each.epilogue.activation for each in spec.wanted[parts[-1]])
+            epilogues = {
+                replace(each, activation=activation, residual_first=True): None
+                for each, activation in product(epilogues, last)
+            }
+        between = next((each.between for each in layers if each.between != "none"), "none")
+        ties = next((each.tied for each in (*spec.launches.get(name, ()), *kernels) if each.tied), ())
+        if both := next((each for each in ties if len(each) > 1), ""):
+            raise SpecError(f"{path}: layer {name} has tied={both}; accepted: a or d of each factor, or none")
+        tied = tuple("abcd".index(each) if each else None for each in ties)
+        tied = tied if len(tied) == sum(map(len, chains)) else ()  # without a launch of all factors, none are known
         for epilogue in epilogues:
             words = epilogue.words if len(epilogues) > 1 else ()
-            options = layer.between, layer.out_layout, epilogue, precisions, layouts, batches, layer.fuse
-            found.append(MeasuredLayer(" ".join((spec.name, name, *words)), chains, *options))
+            options = between, layers[0].out_layout, epilogue, precisions, layouts, batches, layers[0].fuse
+            found.append(MeasuredLayer(" ".join((spec.name, name, *words)), chains, *options, is_sum=is_sum, tied=tied))
     return found

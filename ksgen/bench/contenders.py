@@ -196,7 +196,9 @@ def _our(job: LayerJob, device: Device, arithmetic: str, choice: Choice, variant
 
 
 def _methods(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Contender]:
-    """Our methods for a layer, by their number of launches."""
+    """Our methods for a layer, by their number of launches. `layer` alone multiplies by a sum."""
+    if job.layer.is_sum:
+        return
     is_group, is_single = len(job.layer.chains) > 1, sum(map(len, job.layer.chains)) == 1
     able = {ONE_LAUNCH: True, EACH_FACTOR: not is_single, EACH_LAYER: is_group}
     methods = [name for name in OUR_METHODS if name in names and able[name]]

@@ -5,7 +5,7 @@ pattern. Weights are converted ahead of time, to the library's own format. ksgen
 imports them only here.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from hashlib import sha256
@@ -207,28 +207,37 @@ def lazylinop_kernels(pattern: Pattern, layout: str, weights: Tensor) -> Product
 # ---- forms of structures, which take rows of x
 
 
-def in_forms(arrays: LayerArrays, form: str, prepare: Callable[[Chain, Sequence[Tensor]], Product]) -> LayerProduct:
-    """Multiply each chain in a form that takes rows of x, and then apply the layer's other operations."""
+def in_forms(arrays: LayerArrays, form: str, products: Iterable[Product]) -> LayerProduct:
+    """Multiply in a form that takes rows of x, and then apply the layer's other operations.
+
+    A group has a product per chain. A sum has a product per chain, or one of all chains.
+    """
     if "bsl" in (arrays.layout, arrays.y_layout):
         raise UnsupportedError(f"the {form}s take batch-size-first alone")
     if arrays.layer.between != "none":
         raise UnsupportedError(f"the {form}s have no activation between factors")
-    products = [prepare(*each) for each in zip(arrays.layer.chains, arrays.weights, strict=True)]
-    return lambda x: [arrays.finished(product(x), place) for place, product in enumerate(products)]
+    prepared = list(products)
+    return lambda x: arrays.finished(product(x) for product in prepared)
 
 
 def of_structure(arrays: LayerArrays, form: str, forms: Mapping[str, Callable[[State], Product]]) -> LayerProduct:
     """Multiply in a form of the layer's structure. `forms` prepare its parameters, by the name of its chain."""
-    structure = structure_of(arrays, form, forms)
-    return in_forms(arrays, form, lambda _, weights: forms[structure.chain.name](structure.to_state(weights)))
+    found = structures_of(arrays, form, forms)
+    states = states_of(arrays, [each.to_state(weights) for each, weights in zip(found, arrays.weights, strict=True)])
+    return in_forms(arrays, form, (forms[found[0].chain.name](state) for state in states))
 
 
-def structure_of(arrays: LayerArrays, form: str, names: Collection[str]) -> Structure:
-    """Structure of a layer that has such a form; else `UnsupportedError`."""
-    structure = arrays.layer.structure
-    if structure is None or structure.chain.name not in names:
+def structures_of(arrays: LayerArrays, form: str, names: Collection[str]) -> list[Structure]:
+    """Structure of each chain of a layer that has such a form; else `UnsupportedError`."""
+    found = [each for each in arrays.layer.structures if each and each.chain.name in names]
+    if len(found) < len(arrays.layer.chains):
         raise UnsupportedError(f"{arrays.layer.name} is no structure with a {form}: {', '.join(names)}")
-    return structure
+    return found
+
+
+def states_of(arrays: LayerArrays, states: Sequence[State]) -> Sequence[State]:
+    """Parameters that a form takes: of each chain, or of all chains of a sum."""
+    return [{name: each for state in states for name, each in state.items()}] if arrays.layer.is_sum else states
 
 
 @LIBRARY["torch-structured"].prepares
@@ -236,7 +245,7 @@ def torch_structured(arrays: LayerArrays) -> LayerProduct:
     """Multiply with torch-structured: by diagonal blocks, a Monarch structure, or a butterfly of 2 x 2 blocks."""
     library, form = LIBRARY["torch-structured"], "torch-structured form"
     library.check(arrays.weights[0][0])
-    structure = arrays.layer.structure
+    structure = arrays.layer.structures[0]
     if structure is not None and structure.chain.name == "monarch":
         multiply = library.load("monarch.blockdiag_butterfly_multiply").blockdiag_butterfly_multiply
 
@@ -253,7 +262,7 @@ def torch_structured(arrays: LayerArrays) -> LayerProduct:
             return lambda x: multiply(x, blocks)
         return _butterfly(library, chain, weights)
 
-    return in_forms(arrays, form, prepare)
+    return in_forms(arrays, form, map(prepare, arrays.layer.chains, arrays.weights))
 
 
 def _butterfly(library: ComparedLibrary, chain: Chain, weights: Sequence[Tensor]) -> Product:

@@ -4,9 +4,12 @@ The job of a product is a layer of one factor without a name.
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import zip_longest
 from math import nan
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -14,13 +17,14 @@ import torch
 from torch import Tensor
 
 from ksgen.bench.chains import MeasuredLayer
-from ksgen.bench.roster import AND, COMPARISONS, FORWARD, TRAINING, Comparison
+from ksgen.bench.roster import AND, COMPARISONS, FORWARD, PLUS, TRAINING, Comparison
 from ksgen.families.chains import layer_kernels
 from ksgen.measure.verify import CACHE_BYTES, MOST_REFERENCE_FLOPS, Problem, tolerance
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.spec.kernel import is_layer, layer_launch
+from ksgen.spec.kernel import is_layer, layer_launch, sum_steps
 from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.layer.tied import tie
 from ksgen.torch.operators.products import finish
 from ksgen.values import cached_property
 
@@ -53,7 +57,8 @@ class LayerJob:
         kernel = self.kernel(self.comparison.baselines)
         transposed = (f"to {kernel.y_layout}",) if kernel.out_layout else ()
         between = () if self.layer.between == "none" else (f"{self.layer.between} between",)
-        return ", ".join((AND.join(map(str, kernel.chains)), *between, *kernel.epilogue.words, *transposed))
+        chains = (PLUS if self.layer.is_sum else AND).join(map(str, kernel.chains))
+        return ", ".join((chains, *between, *kernel.epilogue.words, *transposed))
 
     @property
     def words(self) -> str:
@@ -80,7 +85,7 @@ class LayerJob:
         return 2 * arrays if self.step == TRAINING else arrays
 
     def kernel(self, arithmetic: str) -> KernelSpec:
-        """Kernel of the full job in one launch."""
+        """Kernel of the full job in one launch; of a sum, the group of its chains."""
         layer = self.layer
         if not is_layer(layer.chains, self.layout, layer.out_layout):
             return KernelSpec(self.pattern, arithmetic, self.layout, layer.epilogue)
@@ -93,14 +98,15 @@ class LayerJob:
         return KernelSpec(self.layer.chains[0][-1], arithmetic, self.layout)
 
     def tolerance(self, arithmetic: str) -> float:
-        """Largest error that rounding explains: the sum over the factors of the worst chain.
+        """Largest error that rounding explains: over the factors of the worst chain, or over all chains of a sum.
 
         In training, gradients pass all factors back, and sums over the batch follow.
         """
-        most = max(sum(tolerance(arithmetic, pattern.c) for pattern in chain) for chain in self.layer.chains)
+        worst = sum if self.layer.is_sum else max
+        most = worst([sum(tolerance(arithmetic, pattern.c) for pattern in chain) for chain in self.layer.chains])
         if self.step == FORWARD:
             return most
-        back = max(sum(tolerance(arithmetic, pattern.b) for pattern in chain) for chain in self.layer.chains)
+        back = worst([sum(tolerance(arithmetic, pattern.b) for pattern in chain) for chain in self.layer.chains])
         return most + back + tolerance(arithmetic, self.batch)
 
     def problem(self, where: torch.device, seed: int) -> "LayerArrays":
@@ -118,7 +124,7 @@ class Gradients:
 
     x: Tensor
     weights: Sequence[Tensor]  # (a, b, c, d), one per factor; empty if the contender trains another format
-    biases: Sequence[Tensor]  # one per chain, or one of all chains
+    biases: Sequence[Tensor]  # one per output, or one of all outputs
 
 
 class LayerArrays:
@@ -141,7 +147,8 @@ class LayerArrays:
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=draw, device=where).to(dtype)
 
-        self.weights = [self._with_ties(chain, [uniform(pattern) for pattern in chain]) for chain in job.layer.chains]
+        drawn = [[uniform(pattern) for pattern in chain] for chain in job.layer.chains]
+        self.weights = [_with_ties(*each) for each in zip(drawn, job.layer.ties, strict=True)]
         x = normal(*self._shape(kernel.in_features, self.layout))
         # as many copies as make the arrays of all sets exceed the cache
         self.sets = [x, *(x.clone() for _ in range(min(CACHE_BYTES // job.bytes, MOST_SETS - 1)))]
@@ -152,12 +159,12 @@ class LayerArrays:
 
     @property
     def features(self) -> list[int]:
-        """Number of outputs per chain."""
-        return [chain.out_features for chain in self.layer.chains]
+        """Number of features per output: of each chain, or of the sum of all."""
+        return [chain.out_features for chain in self.layer.chains[: 1 if self.layer.is_sum else None]]
 
     @property
     def y_shapes(self) -> list[tuple[int, int]]:
-        """Shape of the outputs per chain."""
+        """Shape of each output."""
         return [self._shape(count, self.y_layout) for count in self.features]
 
     def _shape(self, features: int, layout: str) -> tuple[int, int]:
@@ -168,31 +175,31 @@ class LayerArrays:
         first = chain.transposing_factor
         return [self.layout if number < first else self.y_layout for number in range(len(chain))]
 
-    def _with_ties(self, chain: Chain, weights: list[Tensor]) -> list[Tensor]:
-        """Weights of a chain. Where the layer's structure ties them, their first slice is repeated."""
-        return [
-            weight if axis is None else weight.narrow(axis, 0, 1).expand_as(weight).contiguous()
-            for weight, axis in zip(weights, self.layer.ties_of(chain), strict=True)
-        ]
-
     def apart(self, y: Tensor) -> list[Tensor]:
-        """Outputs per chain, as slices of one array."""
+        """Outputs as slices of one array."""
         return list(y.split(self.features, 1 if self.y_layout == "bsf" else 0))
 
-    def finished(self, product: Tensor, place: int) -> Tensor:
-        """Contiguous outputs of a chain: its product, with the bias, the activation and the residual."""
-        steps, bias, residual = self.layer.epilogue, self.biases[place], self.residuals[place]
-        return finish(product, bias, steps.activation, residual, self.y_layout, steps.residual_first).contiguous()
+    def finished(self, products: Iterable[Tensor]) -> list[Tensor]:
+        """Contiguous outputs: each chain's product, or their sum, with the bias, the activation and the residual."""
+        steps = self.layer.epilogue
+        outputs = [reduce(add, products)] if self.layer.is_sum else products
+        return [
+            finish(y, bias, steps.activation, residual, self.y_layout, steps.residual_first).contiguous()
+            for y, bias, residual in zip(outputs, self.biases, self.residuals, strict=True)
+        ]
 
     def outputs(self) -> list[Tensor]:
-        """New outputs per chain, as slices of one array filled with NaN."""
+        """New outputs, as slices of one array filled with NaN."""
         return self.apart(self.sets[0].new_full(self._shape(sum(self.features), self.y_layout), nan))
 
     def linears(self, **options: Any) -> list[KSLinear]:
-        """New `KSLinear` layers with the job's weights, biases and options, one per chain; calls take a residual."""
+        """New `KSLinear` layers with the job's weights, biases and options, one per chain; calls take a residual.
+
+        The activation of a sum is none of its layers'.
+        """
         layer = self.layer
         usual: dict[str, Any] = {"layout": self.layout, "out_layout": layer.out_layout, "fuse": layer.fuse}
-        usual |= {"activation": layer.epilogue.activation}
+        usual |= {"activation": "none" if layer.is_sum else layer.epilogue.activation}
         return [
             KSLinear.from_weights(
                 weights,
@@ -201,8 +208,17 @@ class LayerArrays:
                 between=layer.between if len(chain) > 1 else "none",
                 **usual | options,
             )
-            for chain, weights, bias in zip(layer.chains, self.weights, self.biases, strict=True)
+            for chain, weights, bias in zip_longest(layer.chains, self.weights, self.biases)
         ]
+
+    def tied_linears(self) -> list[KSLinear]:
+        """New `KSLinear` layers like `linears`, whose weights are tied as the layer's are."""
+        layers = self.linears()
+        for one, axes in zip(layers, self.layer.ties, strict=True):
+            for number, axis in enumerate(axes):
+                if axis is not None:
+                    tie(one.weights, number, axis)
+        return layers
 
     def error(self, ys: Sequence[Tensor], gradients: Gradients | None = None) -> float:
         """Largest relative error (Frobenius) of the outputs and gradients over the compared rows of the batch.
@@ -227,7 +243,7 @@ class LayerArrays:
         yield self._sample(found.x, self.layout), _wide(true.x)
         if not self.compares_all:
             return
-        axes = [axis for chain in self.layer.chains for axis in self.layer.ties_of(chain)]
+        axes = [axis for some in self.layer.ties for axis in some]
         for one, other, axis in zip(found.weights, true.weights, axes, strict=bool(found.weights)):
             yield tuple(_wide(each if axis is None else each.sum(axis)) for each in (one, other))
         if found.biases:
@@ -256,15 +272,21 @@ class LayerArrays:
 
     @cached_property
     def _truths(self) -> list[Any]:
-        """Compared rows of each chain's outputs, in float64."""
-        x, truths = self._sample(self.sets[0], self.layout), []
-        chains = zip(layer_kernels(self.kernel), self.weights, self.biases, self.residuals, strict=True)
-        for kernel, weights, bias, residual in chains:
+        """Compared rows of each output, in float64. Each chain of a sum adds the sum of the earlier ones."""
+        x, truths = self._sample(self.sets[0], self.layout), list[Any]()
+        kernels = layer_kernels(self.kernel)
+        if self.layer.is_sum:
+            kernels = [
+                replace(kernel, epilogue=replace(kernel.epilogue, **steps))
+                for kernel, steps in zip(kernels, sum_steps(len(kernels)), strict=True)
+            ]
+        for kernel, weights, bias, residual in zip_longest(kernels, self.weights, self.biases, self.residuals):
             *before, last = (_wide(factor) for factor in weights)
             added = None if residual is None else self._sample(residual, self.y_layout)
+            added = truths[-1] if self.layer.is_sum and truths else added
             bias = None if bias is None else _wide(bias)
             truths.append(Problem(kernel, self.checked, x, last, bias, added, before=tuple(before)).truth)
-        return truths
+        return truths[-1:] if self.layer.is_sum else truths
 
     @cached_property
     def _true_gradients(self) -> Gradients:
@@ -277,15 +299,25 @@ class LayerArrays:
         biases = [layer.bias for layer in layers if layer.bias is not None]
         ys = []
         with torch.enable_grad():
-            for layer, residual in zip(layers, self.residuals, strict=True):
+            products = [layer(x) for layer in layers]
+            outputs = [reduce(add, products)] if self.layer.is_sum else products
+            for y, residual in zip(outputs, self.residuals, strict=True):
                 added = None if residual is None else torch.from_numpy(self._sample(residual, self.y_layout))
-                ys.append(finish(layer(x), None, steps.activation, added, self.y_layout, steps.residual_first))
+                ys.append(finish(y, None, steps.activation, added, self.y_layout, steps.residual_first))
             of_x, *others = torch.autograd.grad(ys, [x, *weights, *biases], given)
         return Gradients(of_x, others[: len(weights)], others[len(weights) :])
 
     def _sample(self, array: Tensor, layout: str) -> Any:
         """Compared rows of an array, in float64."""
         return _wide(array.index_select(0 if layout == "bsf" else 1, self._compared.to(array.device)))
+
+
+def _with_ties(weights: list[Tensor], axes: list[int | None]) -> list[Tensor]:
+    """Weights of a chain. Where they are tied, their first slice is repeated."""
+    return [
+        weight if axis is None else weight.narrow(axis, 0, 1).expand_as(weight).contiguous()
+        for weight, axis in zip(weights, axes, strict=True)
+    ]
 
 
 def _wide(tensor: Tensor) -> Any:

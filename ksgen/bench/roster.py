@@ -20,7 +20,7 @@ STEP_TITLES = {FORWARD: "forward", TRAINING: "training steps", DECODE: "one toke
 STEPS_OF_LAYERS = (FORWARD, TRAINING)  # by default forward alone
 NAMES = (OURS, LAYER, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_METHODS = ("one_launch", "each_factor", "each_layer")  # launches of a layer
-AND = " and "  # separates the chains of a group in a row's pattern
+AND, PLUS = " and ", " plus "  # separate the chains of a group, and of a sum, in a row's pattern
 OTHER_METHODS = ("bmm", "views", "einsum", "pieces", "grouped", "compiled", "authors", "dense")  # PyTorch's, for layers
 LIBRARY_METHODS = ("torch_structured", "blr")  # for layers, where they are installed
 OTHERS_OF_LAYERS = OTHER_METHODS + LIBRARY_METHODS  # the best of them is what our layers are compared with

@@ -302,7 +302,7 @@ class Runner:
 
     def _floor(self, contender: Contender, ceilings: Ceilings) -> Facts:
         job = contender.job
-        if contender.is_part or job.step == TRAINING:
+        if contender.is_part or job.step == TRAINING or job.layer.is_sum:  # whose chains share y
             return {}
         return {"floor_us": ceilings.floor_us(job.kernel(contender.arithmetic), job.batch, MOST_SETS)}
 

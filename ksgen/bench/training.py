@@ -17,11 +17,11 @@ from torch import Tensor
 from ksgen.bench import baselines
 from ksgen.bench.authors import FORMS, PUBLISHED
 from ksgen.bench.baselines import PREPARING
-from ksgen.bench.libraries import LayerProduct, Product, UnsupportedError, in_forms, structure_of
+from ksgen.bench.libraries import LayerProduct, Product, UnsupportedError, in_forms, states_of, structures_of
 from ksgen.bench.problem import Gradients, LayerArrays
 from ksgen.bench.roster import LAYER
 from ksgen.pattern import Pattern
-from ksgen.torch.layer.tied import initialized, tie
+from ksgen.torch.layer.tied import initialized
 from ksgen.torch.operators.backends import BACKENDS
 
 Weights = Sequence[Sequence[Tensor]]  # (a, b, c, d), per chain
@@ -138,33 +138,30 @@ def dense(arrays: LayerArrays) -> TrainedContender:
 
 def authors(arrays: LayerArrays) -> TrainedContender:
     """Train the parameters of the structure's authors in the form that they published."""
-    structure = structure_of(arrays, PUBLISHED, FORMS)
-    form = FORMS[structure.chain.name]
+    structures = structures_of(arrays, PUBLISHED, FORMS)
+    form = FORMS[structures[0].chain.name]
 
     def convert(weights: Weights) -> list[Tensor]:
-        return [each for some in weights for each in structure.to_state(some).values()]
+        pairs = zip(structures, weights, strict=True)
+        return [each for structure, some in pairs for each in structure.to_state(some).values()]
 
     own, biases = _with_own_biases(arrays)
     parameters = _learned(convert(arrays.weights))
     remaining = iter(parameters)
+    states = states_of(arrays, [{name: next(remaining) for name in each.shapes} for each in structures])
 
-    def prepare(*_: object) -> Product:
-        state = {name: next(remaining) for name in structure.shapes}
+    def product(state: dict[str, Tensor]) -> Product:
         return lambda x: form(x, state)
 
-    return TrainedContender(in_forms(own, PUBLISHED, prepare), parameters, biases, convert)
+    return TrainedContender(in_forms(own, PUBLISHED, map(product, states)), parameters, biases, convert)
 
 
 def layer(arrays: LayerArrays) -> TrainedContender:
-    """Train a `KSLinear`, which chooses its kernels as in normal use; weights are tied as the structure asks."""
-    layers, ties = arrays.linears(), [arrays.layer.ties_of(each) for each in arrays.layer.chains]
-    for one, axes in zip(layers, ties, strict=True):
-        for number, axis in enumerate(axes):
-            if axis is not None:
-                tie(one.weights, number, axis)
+    """Train a `KSLinear`, which chooses its kernels as in normal use; weights are tied as the layer's are."""
+    layers = arrays.tied_linears()
 
     def convert(weights: Weights) -> list[Tensor]:
-        pairs = zip(chain.from_iterable(weights), chain.from_iterable(ties), strict=True)
+        pairs = zip(chain.from_iterable(weights), chain.from_iterable(arrays.layer.ties), strict=True)
         return [each if axis is None else each.narrow(axis, 0, 1) for each, axis in pairs]
 
     parameters = [each for one in layers for each in initialized(one.weights)]

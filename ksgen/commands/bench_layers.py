@@ -105,11 +105,11 @@ def command(
     A training step computes y, and then the gradients of x, of all weights and of the bias, without an optimizer. Its
     KSLinear is not frozen. Contenders that record no gradients are reported as unsupported.
 
-    transformers (the default) names 24 chains with the sizes of layers in transformers. structures names layers such as
-    BTT and BLAST, which are compared with their authors' forms, too. random names 24 random pairs of the paper's
-    patterns, from every class of size. named stands for layers of ViT, GPT-2 and Llama as structures with published
-    numbers of blocks and ranks. A spec names its layers and groups, with its options. A run that was stopped or killed
-    continues when the same command is run again.
+    transformers (the default) names 24 chains with the sizes of layers in transformers. structures names a layer of
+    each structure, and then further ones, which are compared with their authors' forms, too. random names 24 random
+    pairs of the paper's patterns, from every class of size. named stands for layers of ViT, GPT-2 and Llama as
+    structures with published numbers of blocks and ranks. A spec names its layers, groups and sums, with its options. A
+    run that was stopped or killed continues when the same command is run again.
 
     \b
     Examples:
@@ -128,7 +128,7 @@ def command(
     layers = [_with(layer, between, activation, Epilogue(bias, residual=residual)) for layer in layers]
     size = group_size or renamed_option("--beside", "--group-size", beside)
     # in a group, y has the layout of x
-    layers += [each.group_of(size) for each in layers if size and each.out_layout is None]
+    layers += [each.group_of(size) for each in layers if size and each.out_layout is None and not each.is_sum]
     from ksgen.bench.problem import LayerJob
     from ksgen.bench.timing import Protocol
 
@@ -161,7 +161,7 @@ def _layers(named: Sequence[str], seed: int) -> list["MeasuredLayer"]:
         if word.endswith((".yaml", ".yml")):
             found += of_spec(find_spec(Path(word)))
         elif word == "structures":
-            found += [MeasuredLayer(name, (each.chain,), structure=each) for name, each in structured().items()]
+            found += structured()
         elif word == "named":
             found += named_layers()
         elif word in SETS:
@@ -182,7 +182,7 @@ def _with(layer: "MeasuredLayer", between: str | None, activation: str | None, a
         given.bias or added.bias,
         given.activation if activation is None else activation,
         given.residual or added.residual,
-        given.residual_first,
+        given.residual_first or layer.is_sum,
     )
     has_between = any(len(chain) > 1 for chain in layer.chains)
     return replace(layer, between=between if between and has_between else layer.between, epilogue=epilogue)

@@ -1,5 +1,6 @@
 """What PyTorch can do: each way of multiplying is right, moves what it says, and says what it lacks."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from ksgen import structures
-from ksgen.bench.chains import MeasuredLayer
+from ksgen.bench.chains import MeasuredLayer, structured
 from ksgen.bench.roster import PARTS
 from ksgen.pattern import Chain, Pattern
 from ksgen.reference import multiply
@@ -73,12 +74,20 @@ def test_baselines_multiply_by_layers(layer: str, name: str) -> None:
 STRUCTURES = [
     structures.btt(12, 8, (2, 3), 2), structures.gralora(12, 8, 2, 4), structures.blast(12, 8, (2, 3), 5),
     structures.monarch(12, 8, 4), structures.kronecker(12, 8, (4, 6)), structures.low_rank(12, 8, 3),
-    structures.oft(12, 3), structures.boft(48, 4, 3),
+    structures.oft(12, 3), structures.boft(48, 4, 3), structures.gs(12, 12, (4, 3), orthogonal=False),
+    structures.block_dense(12, 8, 3, 6),
 ]  # fmt: skip
+# as docs/structures.md lists them
+ORDER = ("blast", "monarch", "btt", "gralora", "oft", "boft", "gs", "kronecker", "dyad", "low_rank", "block_dense")
+DYAD = structures.dyad(12, 8, 2)
+SUM = MeasuredLayer("dyad", tuple(each.chain for each in DYAD), structure=DYAD, is_sum=True)
 
 
 def test_every_published_form_is_tested() -> None:
-    assert sorted(each.chain.name for each in STRUCTURES) == sorted(FORMS)
+    assert sorted(each.chain.name for each in (*STRUCTURES, DYAD[0])) == sorted(FORMS)
+    every = [each for each in structures.__all__ if each != "Structure"]
+    assert [each.name.partition("(")[0] for each in structured()[: len(every)]] == list(ORDER)
+    assert sorted(FORMS) == sorted(ORDER) == sorted(every)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda each: each.chain.name)
@@ -87,6 +96,21 @@ def test_the_authors_forms_equal_the_chains(structure: structures.Structure) -> 
     for each in (layer, layer.group_of(2)):
         arrays = arrays_of(LayerJob(each, "float32", "bsf", 20))
         assert arrays.error(BASELINES["authors"].prepare(arrays)(arrays.sets[0])) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["bmm", "views", "einsum", "pieces", "compiled", "layer", "dense", "authors"])
+@pytest.mark.parametrize(
+    "epilogue", [Epilogue(), Epilogue(bias=True, activation="gelu", residual=True, residual_first=True)]
+)
+def test_baselines_multiply_by_sums(name: str, epilogue: Epilogue) -> None:
+    arrays = arrays_of(LayerJob(replace(SUM, epilogue=epilogue), "float32", "bsf", 150))
+    if name == "pieces" and epilogue.residual:
+        return
+    multiply = BASELINES[name].prepare(arrays)
+    assert arrays.error(multiply(arrays.sets[0])) < 1e-6
+    first, _ = arrays.weights
+    first[0][0, 0, 0, 0] += 1
+    assert arrays_of(arrays.job).error(BASELINES["dense"].prepare(arrays)(arrays.sets[0])) > 1e-3
 
 
 def test_layers_without_a_published_form_say_so() -> None:

@@ -56,12 +56,21 @@ defaults: {precision: [float32, bfloat16], layout: bsl}
 layers:
   up: {chain: ["2,4,8,1", "1,8,8,1"], bias: [false, true], between: gelu, out_layout: bsf, fuse: "no"}
   heads: {group: [["2,4,8,1", "1,8,8,1"], ["1,3,16,1"]], activation: relu, precision: float16}
+  total: {sum: [["2,4,8,1"], ["1,8,16,1"]], bias: true, activation: gelu, layout: bsf}
+  product: {chain: ["2,4,8,1", "1,8,4,2"], tied: [a, d], layout: bsf}
 """
     (tmp_path / "some.yaml").write_text(text)
     kinds = (("float32", "bfloat16"), ("bsl",))
     assert of_spec(tmp_path / "some.yaml") == [
         MeasuredLayer("some up", (PAIR,), "gelu", "bsf", Epilogue(), *kinds, fuse="no"),
         MeasuredLayer("some up bias", (PAIR,), "gelu", "bsf", Epilogue(bias=True), *kinds, fuse="no"),
+        MeasuredLayer(
+            "some product",
+            (Chain((Pattern(2, 4, 8, 1), Pattern(1, 8, 4, 2))),),
+            precisions=kinds[0],
+            layouts=("bsf",),
+            tied=(0, 3),
+        ),
         MeasuredLayer(
             "some heads",
             (PAIR, Chain((Pattern(1, 3, 16, 1),))),
@@ -70,6 +79,14 @@ layers:
             Epilogue(activation="relu"),
             ("float16",),
             ("bsl",),
+        ),
+        MeasuredLayer(
+            "some total",
+            (Chain((Pattern(2, 4, 8, 1),)), Chain((Pattern(1, 8, 16, 1),))),
+            epilogue=Epilogue(bias=True, activation="gelu"),
+            precisions=kinds[0],
+            layouts=("bsf",),
+            is_sum=True,
         ),
     ]
 

@@ -37,6 +37,7 @@ BTT, KRONECKER, BLAST = (
     structures.kronecker(12, 8, (4, 6)),  # ties weights
     structures.blast(12, 8, (2, 3), 5),
 )
+DYAD = structures.dyad(12, 8, 2)
 
 
 def of_structure(structure: structures.Structure) -> MeasuredLayer:
@@ -52,8 +53,19 @@ LAYERS = {
     "btt": (of_structure(BTT), "bsf"),
     "kronecker": (of_structure(KRONECKER), "bsf"),
     "two blast": (of_structure(BLAST).group_of(2), "bsf"),
+    "sum": (
+        MeasuredLayer(
+            "dyad",
+            tuple(each.chain for each in DYAD),
+            epilogue=Epilogue(True, "gelu", True, True),
+            structure=DYAD,
+            is_sum=True,
+        ),
+        "bsf",
+    ),
+    "tied": (MeasuredLayer("tied", (PAIR,), epilogue=BIAS, tied=(0, 3)), "bsf"),
 }
-WITHOUT_AUTHORS = ("plain", "last", "transposed", "residual first", "group")
+WITHOUT_AUTHORS = ("plain", "last", "transposed", "residual first", "group", "tied")
 UNFIT = {("transposed", "dense"), ("residual first", LAYER), *((name, "authors") for name in WITHOUT_AUTHORS)}
 
 
