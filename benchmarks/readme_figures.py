@@ -1,32 +1,48 @@
-"""Figures of README.md and docs/benchmarks.md, written from the result files under benchmarks/results.
+"""Figures of README and of two pages of docs, written from the result files under benchmarks/results.
 
     python benchmarks/readme_figures.py [--check]
 
 README shows known layers of one machine, a GPU's if there is one. docs/benchmarks.md has a part per GPU and processor,
-whose heading is the line in `machine.txt`. Never edit the figures by hand: `--check` exits with 1 if a file differs.
+whose heading is the line in `machine.txt`. docs/structures.md has the layers of `ksgen bench layers structures`: the
+file `structures` of a folder has their times. Never edit the figures by hand: `--check` exits with 1 if a file differs.
 """
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
+from math import prod
 from pathlib import Path
 from statistics import geometric_mean, median
 from textwrap import fill
 
 import click
 
+from ksgen.bench.chains import MeasuredLayer, structured
 from ksgen.bench.comparison import Results
 from ksgen.bench.heuristic import agreement
 from ksgen.bench.payoff import by_density
 from ksgen.bench.report import machine_of, picture
-from ksgen.bench.roster import AND, LAYER, OTHERS_OF_LAYERS
+from ksgen.bench.roster import AND, LAYER, OTHERS_OF_LAYERS, STEP_TITLES, STEPS_OF_LAYERS
 from ksgen.bench.rows import ResultRow, read_rows
-from ksgen.bench.tables import ResultTable, headlines, layers_summary, markdown, overview, percent, processors, times
+from ksgen.bench.tables import (
+    NONE,
+    ResultTable,
+    headlines,
+    layers_summary,
+    markdown,
+    number,
+    overview,
+    percent,
+    processors,
+    times,
+)
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.figures.charts import Bars
 from ksgen.figures.charts import picture as draw
 from ksgen.pattern import Chain, Pattern
+from ksgen.values import counted
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python benchmarks/readme_figures.py -->\n", "<!-- end of figures -->\n"
@@ -195,6 +211,48 @@ def _densities(products: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:
     return ResultTable.of(table.title, ("machine", *table.columns), lines, table.note)
 
 
+# ---- docs/structures.md: a layer per structure
+
+
+def structures_figures(folder: Path) -> str:
+    """Sizes of the measured structures, and their times on each machine."""
+    layers = structured()
+    parts = [markdown(_sizes(layers))]
+    for path, rows in results(folder, "structures"):
+        machine = machine_of(path) or rows[0].device
+        parts += [markdown(each) for each in _structure_times(rows, [each.name for each in layers], machine)]
+        parts.append(f"{_when(rows)}. All results: `ksgen bench report {path.relative_to(folder.parents[1])}`.\n")
+    return "\n".join(parts)
+
+
+def _sizes(layers: Sequence[MeasuredLayer]) -> ResultTable:
+    lines = []
+    for layer in layers:
+        counts = [sum(map(prod, each.shapes.values())) for each in layer.structures if each]
+        operations = sum(each.weight_count for each in layer.chains)
+        dense = layer.chains[0].in_features * layer.chains[0].out_features
+        lines.append((f"`{layer.name}`", f"{sum(counts):,}", f"{operations:,}", percent(operations / dense)))
+    note = "Operations are the chain's multiply-adds per row of x. A dense layer has as many parameters as operations."
+    return ResultTable.of("Sizes", ("layer", "parameters", "operations", "of the dense layer's"), lines, note)
+
+
+def _structure_times(rows: Sequence[ResultRow], names: Sequence[str], machine: str) -> Iterator[ResultTable]:
+    """A table per batch size: microseconds of each layer, precision and step."""
+    ways = {LAYER: "ksgen", "authors": "authors", "dense": "dense"}
+    columns = [f"{STEP_TITLES[step]}: {way}" for step in STEPS_OF_LAYERS for way in ways.values()]
+    for batch in sorted({row.batch for row in rows}):
+        lines = []
+        for name, precision in product(names, dict.fromkeys(row.precision for row in rows)):
+            own = [row for row in rows if row.layer == name and row.layout == LAYOUT]
+            steps = (Results(own, precision, batch, step).best[LAYOUT] for step in STEPS_OF_LAYERS)
+            found = [next(iter(each.values()), {}) for each in steps]
+            cells = [number(best[way].us) if way in best else NONE for best in found for way in ways]
+            if set(cells) != {NONE}:
+                lines.append((f"`{name}`, {precision}", *cells))
+        if lines:
+            yield ResultTable.of(f"{machine}: {counted(batch, 'row')}, microseconds", ("layer", *columns), lines, "")
+
+
 def _when(rows: Sequence[ResultRow]) -> str:
     """Date and commit of the rows; per precision and batch if they differ."""
     found: dict[str, list[str]] = {}
@@ -227,10 +285,12 @@ def _wrapped(text: str) -> str:
 def written(root: Path) -> dict[Path, str]:
     """Every file that shows figures, with its content."""
     folder, readme, page = root / "benchmarks" / "results", root / "README.md", root / "docs" / "benchmarks.md"
+    structures = root / "docs" / "structures.md"
     (shown, layers), (tables, pictures) = readme_figures(folder), benchmarks_figures(folder, page)
     return {
         readme: updated(readme, shown),
         page: updated(page, tables),
+        structures: updated(structures, structures_figures(folder)),
         **pictures,
         **({root / PICTURE: layers} if layers else {}),
     }
@@ -239,7 +299,7 @@ def written(root: Path) -> dict[Path, str]:
 @click.command()
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 where a file differs.")
 def main(check: bool) -> None:
-    """Write the figures of README and of docs/benchmarks.md."""
+    """Write the figures of README, docs/benchmarks.md and docs/structures.md."""
     for path, text in written(ROOT).items():
         if check and not (path.exists() and path.read_text(encoding="utf-8") == text):
             raise click.ClickException(

@@ -1,4 +1,4 @@
-"""Figures of README and docs/benchmarks.md are those of the result files."""
+"""Figures of README and of two pages of docs are those of the result files."""
 
 import importlib.util
 import shutil
@@ -92,6 +92,28 @@ def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None
     assert f"**{figures.NOTHING.strip()}**" in shown
 
 
+def test_the_page_of_structures_has_sizes_and_times_of_each_machine(tmp_path: Path) -> None:
+    figures, folder = script(), tmp_path / "benchmarks" / "results"
+    sizes = figures.structures_figures(folder)
+    assert "| `kronecker(1024, 4096, blocks=(64, 32))` | 4,096 | 196,608 | 5 % |" in sizes
+    assert "| `dyad(1024, 4096, blocks=4)` | 2,097,152 | 2,097,152 | 50 % |" in sizes  # of both summands
+    common = {"layer": "oft(1024, block=32)", "layout": "bsf", "runtime": "native"}
+    measured = [("layer", 1, "forward", 10.0), ("authors", 1, "forward", 20.0), ("dense", 1, "training", 40.0)]
+    rows = [
+        row("32,32,32,1", way, batch=batch, step=step, median_us=us, **common)
+        for way, batch, step, us in (*measured, ("layer", 16, "forward", 30.0))
+    ]
+    rows.append(row("32,32,32,1", "dense", batch=1, median_us=9.0, doubt="noisy", **common))
+    (folder / "abacus").mkdir(parents=True)
+    write_csv(rows, folder / "abacus" / "structures.csv")
+    shown = figures.structures_figures(folder)
+    assert shown.startswith(sizes)
+    assert "### Abacus: 1 row, microseconds" in shown
+    assert f"| `oft(1024, block=32)`, {rows[0].precision} | 10 | 20 | - | - | - | 40 |" in shown
+    assert f"| `oft(1024, block=32)`, {rows[0].precision} | 30 | - | - | - | - | - |" in shown
+    assert "All results: `ksgen bench report benchmarks/results/abacus/structures.csv`." in shown
+
+
 def test_readme_leaves_an_uncertain_layer_out_of_all_columns(tmp_path: Path) -> None:
     common = {"layout": "bsf", "batch": 1568, "floor_us": 5.0, "runtime": "native"}
     rows = [
@@ -126,7 +148,8 @@ def test_figures_stand_between_the_marks_of_a_page(tmp_path: Path) -> None:
 def test_a_file_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = script()
     own = figures.written(ROOT)
-    for changed in (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "layers.svg", ROOT / "README.md"):
+    pages = ("docs/benchmarks.md", "docs/layers.svg", "docs/structures.md", "README.md")
+    for changed in (ROOT / each for each in pages):
         monkeypatch.setattr(figures, "written", lambda root, changed=changed: {**own, changed: "other"})
         done = CliRunner().invoke(figures.main, ["--check"])
         assert done.exit_code == 1
