@@ -64,7 +64,7 @@ class ThreadsByTime:
 
 
 def groups_for(grid: int, cores: int) -> int:
-    """Number of work groups of a kernel that distributes work over its grid; at most the threads, if below `cores`."""
+    """Number of work groups of a persistent kernel: `grid`, or the wanted threads if fewer than it and `cores`."""
     threads = wanted_threads()
     return grid if threads is None or threads >= cores else min(grid, threads)
 

@@ -90,7 +90,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
     """Render the kernel's source with these constants.
 
     The default is the family's constants for the portable limits, or for the newest GPU if those do not suffice. Ties
-    decide no constants, and a source whose constants read no ties is that of the kernel without them.
+    decide no constants. Families that do not read tied weights once render the source of the untied kernel.
     """
     if not is_word(dialect, DIALECTS):
         raise KsgenError(f"unknown dialect {excerpt(dialect)}; accepted: {', '.join(DIALECTS)}")
@@ -254,9 +254,10 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
 
 
 def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = None) -> list[Source]:
-    """Write the spec's folder: one source per kernel, the manifest, the launchers. Other files there stay.
+    """Write the spec's folder: one source per kernel, the manifest, the launchers.
 
-    With a `family`, it writes only the kernels that this family supports with the limits `NEWEST`.
+    Files of an earlier emit are replaced; other files stay. With a `family`, it writes only the kernels that this
+    family supports with the limits `NEWEST`.
     """
     kernels = (
         spec.kernels

@@ -22,7 +22,7 @@ from ksgen.families import Family, family_named
 from ksgen.paths import resource
 
 DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
-LIBRARIES = {  # snippet libraries of a dialect, in the order in which they use each other
+LIBRARIES = {  # snippet libraries of a dialect; each may use those before it
     "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "warpgroups"),
     "opencl": ("opencl", "numbers", "epilogue", "tile", "parts"),
 }
@@ -45,7 +45,7 @@ def fill(
 ) -> str:
     """Fill in the template with the snippets that it uses.
 
-    Snippets that `late_snippet_lines` needs first go to `snippet_lines`, the rest to `late_snippet_lines`.
+    Snippets that the text before `late_snippet_lines` uses go to `snippet_lines`, the others to `late_snippet_lines`.
     `constant_lines` defines the `constexprs` that the source uses.
     """
     found = environment().get_template(template)
@@ -188,7 +188,7 @@ def environment() -> jinja2.Environment:
 
 
 def template_of(family: Family[Any], kind: type[Any]) -> str:
-    """Template of the sources of a family with such constants: for both dialects, or for OpenCL alone."""
+    """Template of the sources of a family with such constants. One named `.cl.j2` is for OpenCL alone."""
     stem = kind.template or family.name
     return next(name for name in (f"{stem}.cu.j2", f"{stem}.cl.j2") if (resource("templates") / name).is_file())
 

@@ -52,7 +52,7 @@ def transposed_bytes(kernel: KernelSpec, batch: int) -> int:
 
 
 def is_single(kernel: KernelSpec) -> bool:
-    """Whether the kernel has only one factor, which changes the layout."""
+    """Whether the kernel has only one factor. In a chain, such a factor reads one layout and writes the other."""
     return not kernel.is_group and len(kernel.factors) == 1
 
 

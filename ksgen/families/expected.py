@@ -249,7 +249,7 @@ def _predicted_us(terms: Terms | None, slower: float) -> float:
 
 
 def batch_like(kernel: KernelSpec, batch: int | None) -> int:
-    """Largest batch of the class that a batch belongs to.
+    """Largest batch of the class that a batch belongs to; `LARGE` for the last class, which has no largest one.
 
     Classes are few, because each may have constants of its own.
     """
@@ -322,8 +322,9 @@ def fastest(
     kernel's instructions were counted.
 
     The first option is the heuristic default. It is chosen if no other option saves the share `min_saving`, or if the
-    target's rates are unknown. Options are compared once per class of batches. `row` is the name under which
-    instructions were counted, if it is not the family's.
+    target's rates are unknown. For a class of smaller batches, the choice for large ones takes the default's place.
+    Options are compared once per class of batches. `row` is the name under which instructions were counted, if it is
+    not the family's.
     """
     speed = speed_of(family, kernel, limits)
     if speed is None:

@@ -103,7 +103,7 @@ class Family(Generic[ConstantsT]):
     def source_constants(self, kernel: KernelSpec, constants: ConstantsT) -> ConstantsT:
         """Constants of the source of a launch: launches for which they are equal share it.
 
-        Those of `at_launch` are arguments of a launch, so its source may have others.
+        Constants in `at_launch` are arguments of a launch, so the source may have other values of them.
         """
         return constants
 

@@ -34,9 +34,9 @@ def _pieces(size: int, tile: int) -> list[tuple[int, int]]:
 
 @cache
 def bytes_of_row(features: int, d: int, tile: int, tile_d: int, item_bytes: int) -> float:
-    """Bytes of one row of a batch-size-first array, or of a weight's inputs, for one i.
+    """Bytes of the sectors of one i in a batch-size-first row, or of W[i, k].
 
-    Tiles have `tile` features of `tile_d` neighbouring j.
+    A sector counts once per tile. Tiles have `tile` features of `tile_d` neighbouring j.
     """
     total = 0.0
     step = gcd(features, tile) * d * item_bytes

@@ -65,7 +65,7 @@ def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisd
 
 
 def limits_from(kind: str, target: str, device: DeviceLimits) -> Limits:
-    """Limits of the target's table, reduced to those of the device, with its multiprocessors."""
+    """Limits of a device: for CUDA, those of the target's table, reduced to those of the device."""
     if kind == "cuda":
         table = cuda_limits(target)
         shared = min(table.shared_bytes, device.shared_bytes_per_block)

@@ -167,7 +167,7 @@ def _no_room(kernel: KernelSpec) -> str:
 def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> Verdict | None:
     """The verdict by measured times, if searches timed one launch and its alternatives at one batch size; else None.
 
-    Times of the kernel without activations count if none with them were measured.
+    Times of the chain without epilogue and activations count if no times of this kernel were measured.
     """
     dense = replace(kernel, stride="dense")
     for fused in dict.fromkeys((dense, replace(dense, epilogue=Epilogue(), between="none"))):

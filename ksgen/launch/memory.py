@@ -52,7 +52,7 @@ def size_of(array: ArrayView) -> int:
 
 
 def rows_are_whole(array: ArrayView) -> bool:
-    """Whether a matrix has gaps only between its rows."""
+    """Whether an array is a matrix with strides, whose only gaps are between its rows."""
     if len(array.shape) != 2 or array.strides is None:
         return False
     item_bytes, length, (next_row, step) = element_bytes(array.dtype), array.shape[1], array.strides

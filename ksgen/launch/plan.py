@@ -40,7 +40,7 @@ Arguments = NewType("Arguments", tuple[Any, ...])
 
 
 class Step(NamedTuple):
-    """One of several launches that take the same arguments."""
+    """One of several launches with the same operands; only the multiplying launch also takes tensor maps."""
 
     kernel: KernelHandle
     grid: int
@@ -67,7 +67,7 @@ class Plan:
     pack_block: int
     adjoint_handle: KernelHandle  # packs the weights from those of the adjoint factor, on the same grid; or None
     packed_bytes: int
-    packing: str  # equal for plans with identical packed weights
+    packing: str  # key of the packed weights: plans with equal keys pack the same weights into the same bytes
     operands: tuple[str, ...]  # operands of a launch in order, without tensor maps and the numbers that follow
     at_launch: tuple[int, ...] = ()  # constants that the launch passes after its operands
     maps: tuple[TensorMap, ...] = ()
@@ -108,7 +108,8 @@ class Plan:
         }
         if kernel.job == "gradient":
             derived["out_shape"] = kernel.pattern.shape
-        for name, value in derived.items():  # not cached properties: these use __dict__, which makes an instance slower
+        # plain attributes: a cached property reads the instance's __dict__, which slows all later attribute look-ups
+        for name, value in derived.items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -162,7 +163,7 @@ class Plan:
         ]
 
     def _blocks(self) -> int:
-        """Number of blocks of the multiplying launch; on a processor, at most one persistent block per thread."""
+        """Number of blocks of the multiplying launch; `groups_for` limits persistent ones on a processor."""
         if self.is_persistent and self.device.limits.is_cpu:
             return groups_for(self.grid, self.device.limits.multiprocessors)
         return self.grid

@@ -166,7 +166,7 @@ def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
 
 
 def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: Stream) -> Weights:
-    """Wrap weights on the device; they are complete for every stream after the given one is synchronised."""
+    """Wrap weights on the device. Synchronises the stream, so that they are complete for every other stream."""
     refuse_capture(device, stream, "waits for weights")
     given, seen, tie = found, _seen(found), tie_of(found)
     found = found if tie else _whole(found, stream)
@@ -185,7 +185,7 @@ def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: St
 def pack_quantized(
     weights: Quantized, device: Device, found: ArrayView | None = None, stream: Stream = None
 ) -> Weights:
-    """Pack quantized weights: host arrays are copied to the device, others stay in place.
+    """Pack quantized weights: their values and scales become one array on the device.
 
     `found` views the scales of weights on the device, and `stream` wrote them.
     """
@@ -244,8 +244,8 @@ class PackBuffers:
 
     For tensors, PyTorch allocates them in stream order, and keeps their memory for a graph's lifetime. An array of
     another library gets buffers of the device, at fixed addresses for the array's lifetime. So a CUDA graph that
-    recorded a call remains valid. Calls on several streams share these buffers without locks. A writer of weights waits
-    for the calls that read them, and without a write, packing again writes the same bytes.
+    recorded a call remains valid. Calls on several streams share these buffers without locks. Callers must
+    order writes to the weights after the launches that read them. Without a write, packing again writes the same bytes.
     """
 
     def __init__(self) -> None:

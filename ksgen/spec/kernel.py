@@ -398,7 +398,7 @@ class KernelSpec:
 
     @cached_property
     def real_bytes(self) -> int:
-        """Bytes per real accumulator element."""
+        """Bytes per accumulator element; a complex one has two parts."""
         return PRECISIONS[self.precision].real_bytes
 
     @cached_property

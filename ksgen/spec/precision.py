@@ -78,7 +78,7 @@ class Precision:
 
     @property
     def real_bytes(self) -> int:
-        """Bytes per real accumulator element."""
+        """Bytes per accumulator element; a complex one has two parts."""
         return max(4, self.item_bytes)
 
     @property

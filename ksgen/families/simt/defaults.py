@@ -34,7 +34,8 @@ def _outputs(b: int, most: int, threads: tuple[int, ...] = (1, 2, 4, 8, 12)) -> 
 def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     """Default for a GPU: wide tiles, with square tiles per thread.
 
-    As many blocks share a multiprocessor as the registers allow, so that one multiplies while another waits.
+    Several blocks share a multiprocessor, so that one multiplies while another waits. `min_blocks` is the number that
+    the registers allow: at most 2 for sums of 8 bytes or more, else at most 3 or 6.
     """
     pattern = kernel.pattern
     copy = "registers" if is_narrow(kernel) or not limits.async_copies else "async"
@@ -44,7 +45,7 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     small_batch = kernel.batch is not None and kernel.batch <= 64
     warps_batch = 1 if small_batch or tile_d > 4 else 2
     more = more_registers(kernel, limits.target)
-    # warps per block: as many as the registers of a multiprocessor allow
+    # most warps of a block: the registers of a multiprocessor allow no more
     warps = 8 if doubles else 12 if copy == "registers" or more else 16
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
     tile_out, thread_out = _outputs(pattern.b, most, threads=THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))
@@ -66,11 +67,12 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
 
 
 def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> SimtConstants:
-    """Take two stages of twice the inputs if as many blocks still fit: half the barriers, and as much code if unrolled.
+    """Take two stages of 16 inputs instead of three of 8 if as many blocks still fit.
 
-    Else take four stages if the loop can be unrolled by four and not by three, and as many blocks still fit. In
-    batch-size-first, targets on which ptxas takes more registers keep three stages: for a loop that is unrolled by
-    four, it takes all registers.
+    This halves the barriers. An unrolled loop then covers 32 inputs instead of 24. Else take four stages if the loop
+    can be unrolled by four and not by three, and as many blocks still fit. In batch-size-first, three stages remain in
+    kernels of strided arrays, and on targets on which ptxas takes more registers. For a loop that is unrolled by four,
+    it takes all registers there.
     """
     takes_all = kernel.layout == "bsf" and more_registers(kernel, limits.target) > 0
     if chosen.stages != 3 or kernel.real_bytes != 4 or takes_all:

@@ -265,7 +265,7 @@ class Simt(GpuProduct[AnySimtConstants]):
 def _packed_at(number: str, tie: str, of_j: str, of_i: str) -> str:
     """Number of a tile or stage among packed weights, which tiles share along the axes of a tie.
 
-    `of_j` and `of_i` are the numbers of them per tile of j and per i.
+    `of_j` and `of_i` are expressions for the number of tiles or stages per tile of j and per i.
     """
     if not tie:
         return number

@@ -18,10 +18,9 @@ ADDRESS = 2
 
 @dataclass(frozen=True)
 class RunPlan(CopyPlan):
-    """Walk in which the warps divide the lines or the runs among themselves, whichever takes fewer instructions."""
+    """Walk in which `warps_run` warps share a line: the number that takes the fewest instructions."""
 
-    # steps along a run that are multiples of this, in elements, have the same distance in memory everywhere
-    repeats: int
+    repeats: int  # a step of a multiple of this many elements along a run is a constant distance in global memory
 
     @property
     def warps_run(self) -> int:
@@ -180,7 +179,7 @@ class SimtTiling(Moved, Tiled):
         return CopyPlan(constants.tile_batch, run, vector, lane_run, self.warps)
 
     def _rows_are_aligned(self, run: int) -> bool:
-        """Whether groups of neighbours of a batch-size-first row never straddle a run, an i or a ragged edge."""
+        """Whether each group of neighbours of a batch-size-first row stays inside one run, one i and the array."""
         _, _, c, d = self.kernel.pattern.shape
         whole = c * d if self.constants.tile_d == d else gcd(d, self.constants.tile_d)
         is_whole = whole % self.group == 0 and run % self.group == 0

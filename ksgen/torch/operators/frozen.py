@@ -140,7 +140,7 @@ def record_of(layer: nn.Module) -> tuple[tuple[dict[int, _Frozen], int, Any], li
 
 
 def is_cached(weights: Tensor) -> bool:
-    """Whether data derived from the weights is cached, because they belong to a frozen layer."""
+    """Whether data derived from the weights may be cached, because they belong to a frozen layer."""
     kept = _kept.get(id(weights)) if _kept else None
     return kept is not None and bool(kept.layers) and not _is_transformed()
 
@@ -314,7 +314,8 @@ def operand(weights: Tensor, transposed: bool) -> Any:
 def as_trained(weights: Tensor) -> Tensor:
     """Detach weights that require gradients.
 
-    They are about to change, so nothing cached for them may be used, even if they are frozen.
+    They are about to change, so nothing cached for them may be used, even if they are frozen. The detached tensor is
+    another object, for which nothing is cached.
     """
     return weights.detach() if weights.requires_grad else weights
 
