@@ -285,7 +285,8 @@ struct Step : torch::autograd::Function<Step> {
         record.backward.run(words);
         if (record.bias_requires_grad) {
             const int64_t features = given[1].numel();
-            found[2] = record.is_bsf ? gradient.reshape({-1, features}).sum(0) : gradient.reshape({features, -1}).sum(1);
+            const bool is_bsf = record.is_bsf;
+            found[2] = is_bsf ? gradient.reshape({-1, features}).sum(0) : gradient.reshape({features, -1}).sum(1);
         }
         return found;
     }
