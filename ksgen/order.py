@@ -42,6 +42,10 @@ class Place(NamedTuple):
         """Whether there are digits below this one."""
         return self.unit > 1
 
+    def of(self, index: int) -> int:
+        """Value of the term at a value of its index."""
+        return index // self.unit % self.size * self.features
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -96,11 +100,21 @@ class Order:
     @property
     def places(self) -> list[Place]:
         """Terms whose sum is a feature's place in memory, one per digit."""
-        found, features, sizes = [], self.count, dict(zip(self.names, self.sizes, strict=True))
+        found, features = [], self.count
         for digit in self.digits:
             features //= digit.size
-            found.append(Place(*digit, digit.unit * digit.size < sizes[digit.name], features))
+            found.append(self.term(digit, features))
         return found
+
+    def term(self, digit: Digit, features: int) -> Place:
+        """A digit of these features as a term of a place or of an index, with the distance of its neighbouring
+        values."""
+        size = self.sizes[self.names.index(digit.name)]
+        return Place(*digit, digit.unit * digit.size < size, features)
+
+    def weight_of(self, digit: Digit) -> int:
+        """Distance of a digit's neighbouring values in the natural order."""
+        return digit.unit * prod(self.sizes[self.names.index(digit.name) + 1 :])
 
     @property
     def run(self) -> int:
@@ -130,7 +144,7 @@ class Order:
             (33, 28)
         """
         values = dict(zip(self.names, indices, strict=True))
-        return sum(values[each.name] // each.unit % each.size * each.features for each in self.places)
+        return sum(each.of(values[each.name]) for each in self.places)
 
     def exchange(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Compute the permutation of features from the natural order to that in memory.
@@ -191,13 +205,29 @@ class Order:
         Returns:
             The text of the order.
         """
+        pairs = sorted(self.digits_of(then), key=lambda each: then.weight_of(each[1]), reverse=True)
+        return self._written([digit for digit, _ in pairs])
+
+    def digits_of(self, then: "Order") -> list[tuple[Digit, Digit]]:
+        """Digits of these outputs, each with the digit of a next factor's inputs that counts the same features.
+
+        Args:
+            then: Order in which the next factor reads these outputs, whose digits and these divide each other.
+
+        Returns:
+            Both digits of each pair, from the pair with the least weight in memory.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> outputs = Pattern(4, 6, 16, 1, store="k1:2.i.k2").outputs
+            >>> for mine, read in outputs.digits_of(Pattern(2, 5, 12, 1).inputs):
+            ...     print(mine.name, mine.unit, mine.size, "is", read.name, read.unit, read.size)
+            k 1 3 is l 1 3
+            i 1 4 is l 3 4
+            k 3 2 is i 1 2
+        """
         ends = sorted({*_ends(self.digits), *_ends(then.digits)})
-        weights = {name: prod(then.sizes[at + 1 :]) for at, name in enumerate(then.names)}
-        pieces = []  # (weight of a digit in the next factor's natural order, the digit of these outputs)
-        for low, high in pairwise(ends):
-            digit, read = _part(self.digits, low, high), _part(then.digits, low, high)
-            pieces.append((weights[read.name] * read.unit, digit))
-        return self._written([digit for _, digit in sorted(pieces, reverse=True)])
+        return [(_part(self.digits, *each), _part(then.digits, *each)) for each in pairwise(ends)]
 
     def undivided(self, then: "Order") -> tuple[int, int] | None:
         """First two neighbouring weights of both orders' digits whose smaller one does not divide the larger one."""

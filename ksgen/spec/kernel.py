@@ -358,11 +358,6 @@ class KernelSpec:
         """Whether a chain reads the features of X in another order than (i, l, j)."""
         return any(chain[0].inputs.is_exchanged for chain in self.chains)
 
-    @cached_property
-    def stores_exchanged(self) -> bool:
-        """Whether a factor stores its outputs in another order than (i, k, j)."""
-        return any(pattern.outputs.is_exchanged for chain in self.chains for pattern in chain)
-
     @property
     def is_chain(self) -> bool:
         """Whether one launch computes several factors, or one factor that changes the layout."""

@@ -53,6 +53,12 @@ NARROW_CHAINS = (  # blocks for small batches compute all that they need of the 
     ("l1:2.i.l2@4,24,16,1", "2,16,48,1"),
     ("j.l1:4.i.l2@2,8,16,3", "1,12,8,6"),
 )
+SMALL_CHAINS = (  # all blocks of the first factor in each tile; digits of i, k and j; j of the second factor in tiles
+    ("4,24,16,1@k1:6.i.k2", "6,16,16,1"),
+    ("2,8,16,2@i.j.k", "8,12,4,1@k.i"),
+    ("4,16,20,2@k1:4.j.k2.i", "2,20,32,2@k.j.i"),
+    ("l.j.i@3,12,10,2@j.k.i", "1,8,12,6@j.k"),
+)
 CHAINS = (
     ("4,24,16,1@k1:6.i.k2", "6,16,16,1"),
     ("2,8,16,2@i.j.k", "8,12,4,1@k.i"),
@@ -211,10 +217,10 @@ def test_x_stays_in_shared_memory_in_another_order(text: str) -> None:
     [
         *(("simt", "float32", chain, 37) for chain in LOADED_CHAINS),
         *(("mma", "bfloat16", chain, 37) for chain in LOADED_CHAINS),
-        *(("gemv", "float16", chain, 3) for chain in NARROW_CHAINS),
+        *(("gemv", "float16", chain, 3) for chain in (*NARROW_CHAINS, *SMALL_CHAINS)),
     ],
 )
-def test_chains_that_read_exchanged_inputs_in_the_emulator(
+def test_chains_that_read_exchanged_features_in_the_emulator(
     family: str, precision: str, chain: tuple[str, ...], batch: int, layouts: tuple[str, str | None]
 ) -> None:
     kernel = chain_of(Chain(chain).factors, precision, layouts[0], Epilogue(True), out_layout=layouts[1])
@@ -238,7 +244,7 @@ def test_layers_on_one_x_read_it_in_orders_of_their_own(
     family: str, precision: str, batch: int, changed: dict[str, int], layout: str
 ) -> None:
     """Layers copy 16, 8 or 4 bytes at a time in batch-size-first, or single elements."""
-    texts = ("2,16,48,1", "l1:8.i.l2@6,24,16,1", "l.i@4,16,24,1", "8,16,12,1")
+    texts = ("2,16,48,1", "l1:8.i.l2@6,24,16,1@k.i", "l.i@4,16,24,1", "8,16,12,1@k1:4.i.k2")
     kernel = group_of(tuple((Pattern.parse(text),) for text in texts), precision, layout, Epilogue(True))
     own, limits = family_named(family), cuda_limits("sm_90a")
     constants = own.default(kernel, limits).changed(**changed)
@@ -324,7 +330,7 @@ def test_other_families_leave_them_to_these() -> None:
     single = KernelSpec(Pattern(4, 64, 64, 2, store="i.j.k"), "bfloat16", "bsf")
     assert [name for name, family in FAMILIES.items() if family.supports(single, limits)] == list(GPU_FAMILIES)
     chain = KernelSpec(patterns_of(CHAINS[0]), "bfloat16", "bsf")
-    assert {name for name, family in FAMILIES.items() if family.supports(chain, limits)} <= {"simt", "mma"}
+    assert {name for name, family in FAMILIES.items() if family.supports(chain, limits)} <= {"simt", "mma", "gemv"}
     for job, families in (("multiply", {"simt", "mma", "gemv"}), ("gradient", {"gradient"})):
         loaded = KernelSpec(Pattern(4, 64, 64, 2, load="l.i.j"), "bfloat16", "bsf", job=job)
         assert {name for name, each in FAMILIES.items() if each.supports(loaded, limits)} == families

@@ -6,19 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
-from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling
+from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, most_alike
 from ksgen.families.gemv.defaults import best_chain, chain_cycles, chain_options
 from ksgen.launch.fused import family_of_chain
 from ksgen.measure.verify import compare, make_problem
-from ksgen.pattern import Pattern
+from ksgen.order import Place
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
+from tests.support.exchange import exchanged_patterns, stored_order
 from tests.support.gpu_chains import EVEN, RAGGED, chain_of, check_against_factors, factor_sources, is_right, run_chain
 from tests.support.kernels import as_bits, in_emulator, pack
 
@@ -29,6 +33,9 @@ DOWN = (Pattern(6, 16, 24, 1), Pattern(1, 12, 32, 3))  # as vit's: rows of neigh
 PLANES = (Pattern(2, 24, 20, 2), Pattern(1, 9, 24, 4))  # j of the first factor too
 GPT2 = (Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))
 FEW_BLOCKS = (Pattern(1, 48, 64, 1), Pattern(4, 16, 12, 1))  # the first factor has fewer blocks i than the second
+# outputs that lie apart, whose rows of neighbouring l read one block of X, and those with neighbours in other blocks
+EXCHANGED = Chain(("4,32,16,1@k1:8.i.k2", "8,16,16,1@k.i")).factors
+APART = Chain(("4,16,16,2@i.k1:4.j.k2", "4,8,8,4")).factors
 # warps share the second factor's rows, j stand in tiles that do not divide d
 SPLIT = GemvChainConstants(4, 4, 3, 2, 32, 2, 1, 1, 32, 1)
 
@@ -92,6 +99,7 @@ def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(layo
         (UNEVEN, "float16", "bsf", "e4m3", "e4m3", {}),
         (PLANES, "float32", "bsl", "int8", "int8", {"out_layout": "bsf"}),
         (EVEN, "bfloat16", "bsf", "e5m2", "e5m2", {"out_layout": "bsl"}),  # X is copied sixteen bytes at a time
+        (EXCHANGED, "float16", "bsl", "int8", "same", {}),
     ],
 )
 def test_weights_and_x_in_eight_bits(
@@ -116,6 +124,52 @@ def test_weights_and_x_in_eight_bits(
     assert compare(problem, y)[0] <= problem.tolerance
 
 
+@pytest.mark.parametrize("sanitize", ["address", "race"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exchanged_outputs_have_no_races(layout: str, sanitize: str) -> None:
+    """Lanes with several rows, warps that share rows, several j, passes and rows of the batch."""
+    for patterns, own in (
+        (EXCHANGED, GemvChainConstants(4, 8, 1, 2, 32, 2, 1, 4, 16, 1)),
+        (APART, GemvChainConstants(8, 4, 2, 1, 4, 1, 1, 1, 8, 1)),
+    ):
+        kernel = chain_of(patterns, "float32", layout, ALL)
+        source, arrays = source_of(kernel, 9, own), arrays_of(kernel, 9)
+        found = run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0)
+        assert is_right(kernel, found, truth_of(kernel, arrays))
+        np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(order="reverse")), found)
+
+
+@settings(max_examples=200, derandomize=True)
+@given(st.data())
+def test_digits_find_the_row_and_the_inputs_of_each_intermediate(data: st.DataObject) -> None:
+    """The features of exchanged outputs are counted one by one."""
+    mine = data.draw(exchanged_patterns().filter(lambda each: each.outputs.is_exchanged))
+    sizes = [each for each in range(1, mine.out_features + 1) if mine.out_features % each == 0]
+    d = data.draw(st.sampled_from(sizes))
+    a = data.draw(st.sampled_from([each for each in sizes if mine.out_features // d % each == 0]))
+    then = Pattern(a, 2, mine.out_features // (a * d), d)
+    kernel, tile_d = KernelSpec((mine, then), "float32"), data.draw(st.integers(1, d))
+    if mine.outputs.undivided(then.inputs):
+        assert not FAMILY.supports(kernel, LIMITS)
+        return
+    first = GemvChainTiling(kernel, GemvChainConstants(1, 1, tile_d, 1, 1, 1, 1, 1, 1, 1)).first
+    stored, alike = stored_order(mine.outputs), most_alike(kernel)
+
+    def total(places: list[Place], **indices: int) -> int:
+        return sum(each.of(indices[each.name]) for each in places)
+
+    for at, row in enumerate(stored):
+        i, inputs, j = at // (then.c * d), at // d % then.c, at % d
+        assert total(first.row_places, i=i, l=inputs, j=j) == row
+        plane, first_j = first.plane_of(inputs, j), j // tile_d * tile_d
+        of_i, of_j = divmod(plane, first.planes_d)
+        assert plane < first.x_planes
+        assert total(first.index_places("i"), i=i, j=first_j, plane=of_i) == row // (mine.b * mine.d)
+        assert total(first.index_places("j"), i=i, j=first_j, plane=of_j) == row % mine.d
+        if inputs and (alike == float("inf") or inputs % alike):  # a lane takes both
+            assert (stored[at - d], first.plane_of(inputs - 1, j)) == (row - first.row_step, plane)
+
+
 def test_inf_and_nan_stay_in_their_blocks() -> None:
     kernel, run = chain_of(DOWN, "float16", "bsf"), in_emulator()
     source, arrays = source_of(kernel, 9), arrays_of(kernel, 9)
@@ -137,6 +191,8 @@ def test_inf_and_nan_stay_in_their_blocks() -> None:
         (UNEVEN, "float16", "bsf", 1),
         (DOWN, "float32", "bsf", 16),
         (EVEN, "bfloat16", "bsl", 16),
+        (EXCHANGED, "float16", "bsf", 16),
+        (APART, "float32", "bsf", 16),
     ],
 )
 def test_what_the_cost_model_says_moved_is_what_moves(
@@ -189,8 +245,10 @@ def test_each_rule_refuses_its_case(changes: dict[str, int], says: str) -> None:
 def test_chains_that_it_cannot_take_are_refused() -> None:
     with pytest.raises(ConstantsError, match="a chain of two factors is one layer's"):
         check(FAMILY, chain_of((*EVEN, *EVEN), "float16", "bsf"), GOOD)
-    with pytest.raises(ConstantsError, match="the second factor's a divides the first one's a"):
-        check(FAMILY, chain_of(RAGGED[:2], "float16", "bsf"), GOOD)
+    undivided = Pattern(2, 6, 4, 1, "k1:2.i.k2"), Pattern(3, 5, 4, 1)
+    for patterns in (RAGGED[:2], undivided):
+        with pytest.raises(ConstantsError, match=r"the second factor's a divides the first one's a.* digits divide"):
+            check(FAMILY, chain_of(patterns, "float16", "bsf"), GOOD)
 
 
 def test_what_it_serves() -> None:

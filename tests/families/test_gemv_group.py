@@ -21,7 +21,7 @@ from ksgen.measure.verify import compare, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
-from tests.families.test_gemv_chain import DOWN, GPT2, PLANES, UNEVEN
+from tests.families.test_gemv_chain import DOWN, EXCHANGED, GPT2, PLANES, UNEVEN
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import EVEN, chain_of, factor_sources, group_of, is_right, run_chain, run_group
@@ -91,6 +91,7 @@ CASES: list[tuple[Chains, str, str, Epilogue, int, dict[str, Any]]] = [
     (SINGLE, "bfloat16", "bsl", ALL, 16, {"stride": "any"}),
     (LOWERED, "float32", "bsf", Epilogue(activation="gelu"), 1, {}),
     ((PLANES, PLANES), "float16", "bsl", ALL, 7, {"stride": "any"}),
+    ((EXCHANGED, (Pattern(1, 12, 64, 1, "k1:3.k3:2.k2"),)), "float32", "bsf", ALL, 5, {}),
 ]
 
 

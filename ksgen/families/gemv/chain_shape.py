@@ -4,14 +4,18 @@ These are the elements of the intermediate that a block computes, the lanes that
 memory.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
+from itertools import accumulate
+from math import inf, prod
+from operator import mul
 from typing import ClassVar
 
 from ksgen.families.chains import factor_kernels
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.tiles import WARP, Constants, Sized, divide_up
+from ksgen.order import Digit, Order, Place
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
@@ -72,19 +76,30 @@ class GemvChainConstants(Constants):
 def is_narrow(kernel: KernelSpec) -> bool:
     """Whether each (i, j) of the second factor depends on X of only some i and one j of the first factor.
 
-    This holds for the usual chains.
+    This holds for the usual chains. If outputs are exchanged between the factors, it may depend on all of X, but digits
+    must divide each other.
     """
     first, last = kernel.factors
+    if first.outputs.is_exchanged:
+        return first.outputs.undivided(last.inputs) is None
     return first.a % last.a == 0 and last.d % first.d == 0
 
 
 def most_alike(kernel: KernelSpec) -> float:
     """Number of neighbouring elements l of the intermediate that depend on the same X; infinity if all of an i do."""
     first, last = kernel.factors
+    if first.outputs.is_exchanged:
+        mine, read = _least_of_inputs(first.outputs.digits_of(last.inputs))
+        return 1 if mine.name != "k" else inf if read.size == last.c else read.size
     if first.a == last.a:
         return inf
     whole, rest = divmod(first.b * first.d, last.d)
     return 1 if rest else whole
+
+
+def _least_of_inputs(digits: Iterable[tuple[Digit, Digit]]) -> tuple[Digit, Digit]:
+    """The digit of the first factor's outputs in which neighbouring l of the second factor differ, and that of l."""
+    return next((each for each in digits if each[1].name == "l"), (Digit("k", 1, 1), Digit("l", 1, 1)))
 
 
 @dataclass(frozen=True)
@@ -102,18 +117,29 @@ class First(ResidentTiling):
     second one's inputs.
 
     Rows of its weights keep their order. Its inputs are numbered by the i and j of its original pattern, `own_pattern`.
+    A plane of X has the inputs of one such (i, j). If outputs are exchanged, digits decide which row and which plane an
+    output (k, j) needs. Otherwise planes are neighbours, and rows are numbered like outputs.
     """
 
     own_pattern: Pattern
 
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether the second factor reads the outputs in another order than that of the rows of weights."""
+        return self.own_pattern.outputs.is_exchanged
+
     @cached_property
     def planes_i(self) -> int:
-        """Blocks i of this factor per i of the second factor."""
+        """Number of i of this factor whose inputs a tile needs."""
+        if self.is_exchanged:
+            return prod(mine.size for mine, _ in self._free("i"))
         return self.own_pattern.a // self.kernel.pattern.a
 
     @cached_property
     def planes_d(self) -> int:
         """Number of j of this factor whose inputs a tile needs."""
+        if self.is_exchanged:
+            return prod(mine.size for mine, _ in self._free("j"))
         return self.constants.tile_d if self.own_pattern.d % self.constants.tile_d == 0 else self.own_pattern.d
 
     @property
@@ -142,7 +168,76 @@ class First(ResidentTiling):
     def plane_of(self, k: int, j: int) -> int:
         """Plane of X that holds the inputs of row (k, j) of the intermediate."""
         own = self.own_pattern
+        if self.is_exchanged:
+            return sum(each.of({"l": k, "j": j}[each.name]) for each in self.plane_places)
         return (k * self.ratio + j // own.d) // own.b * self.planes_d + j % self.planes_d
+
+    # ---- if outputs are exchanged: digits of i, l and j of the second factor, from which this factor's indices follow
+
+    @cached_property
+    def _tile_d(self) -> int:
+        """The tile's j, if such tiles divide the digits; else all j of the second factor."""
+        d, tile = self.kernel.pattern.d, self.constants.tile_d
+        return tile if d % tile == 0 and self.own_pattern.outputs.undivided(self._read_by(tile)) is None else d
+
+    def _read_by(self, tile_d: int) -> Order:
+        """Order in which the second factor reads, with its j divided into tiles."""
+        a, inputs, _, d = self.kernel.pattern.shape
+        return Order("inputs", (a, inputs, d), f"i.l.j1.j2:{tile_d}")
+
+    @property
+    def _read(self) -> Order:
+        return self._read_by(self._tile_d)
+
+    @cached_property
+    def _digits(self) -> list[tuple[Digit, Digit]]:
+        """Digits of this factor's outputs, each with that of the second factor's inputs."""
+        return self.own_pattern.outputs.digits_of(self._read)
+
+    def _is_free(self, read: Digit) -> bool:
+        """Whether a tile has inputs that differ in this digit of the second factor's i, l or j."""
+        return read.name == "l" or (read.name == "j" and read.unit < self._tile_d)
+
+    def _free(self, name: str) -> list[tuple[Digit, Digit]]:
+        """Digits of this factor's i or j that differ within a tile, from the least significant one."""
+        return sorted(each for each in self._digits if each[0].name == name and self._is_free(each[1]))
+
+    @cached_property
+    def row_step(self) -> int:
+        """Rows of weights from one input l of the second factor to the next one."""
+        if self.is_exchanged:
+            return self.own_pattern.outputs.weight_of(_least_of_inputs(self._digits)[0])
+        return self.kernel.pattern.d
+
+    @property
+    def row_places(self) -> list[Place]:
+        """Terms of the row of weights that computes the second factor's input (i, l, j)."""
+        outputs = self.own_pattern.outputs
+        return [self._read.term(read, outputs.weight_of(mine)) for mine, read in self._digits]
+
+    @property
+    def plane_places(self) -> list[Place]:
+        """Terms of the plane of X that this input (l, j) needs."""
+        return [
+            self._read.term(read, step * planes)
+            for name, planes in (("i", self.planes_d), ("j", 1))
+            for (_, read), step in self._steps(name)
+        ]
+
+    def index_places(self, name: str) -> list[Place]:
+        """Terms of this factor's i or j: of the tile's i and first j, and of the number of one of its `plane`s."""
+        free = self._steps(name)
+        count = prod(mine.size for (mine, _), _ in free)
+        fixed = [each for each in self._digits if each[0].name == name and not self._is_free(each[1])]
+        return [
+            *(self._read.term(read, mine.unit) for mine, read in fixed),
+            *(Place("plane", step, mine.size, step * mine.size < count, mine.unit) for (mine, _), step in free),
+        ]
+
+    def _steps(self, name: str) -> list[tuple[tuple[Digit, Digit], int]]:
+        """`_free` digits, each with the planes from one of its values to the next one."""
+        free = self._free(name)
+        return list(zip(free, accumulate((mine.size for mine, _ in free), mul, initial=1), strict=False))
 
 
 @lru_cache(REMEMBERED)

@@ -160,12 +160,15 @@ def chain_cache_bytes(tiling: GemvChainTiling, batch: int) -> float:
     """
     first, last, constants = tiling.first, tiling.last, tiling.constants
     tiles, own_pattern = divide_up(batch, constants.tile_batch), first.own_pattern
-    covers = last.tiles_out * last.tiles_d * first.planes_d // own_pattern.d  # times that all blocks together read X
-    order, size, inputs = own_pattern.inputs, first.kernel.x_item_bytes, first.planes_i * own_pattern.c
+    blocks = last.grid(1)  # per row of the batch
+    covers = blocks * first.x_planes // (own_pattern.a * own_pattern.d)  # times that all blocks together read X
+    # i whose inputs are neighbours: planes of exchanged outputs may lie apart
+    neighbours = first.planes_i if not first.is_exchanged or first.planes_i == own_pattern.a else 1
+    order, size, inputs = own_pattern.inputs, first.kernel.x_item_bytes, neighbours * own_pattern.c
     if order.is_exchanged and first.kernel.layout == "bsf":
-        x = batch * bytes_of_exchanged_row(order, (first.planes_i, own_pattern.c, first.planes_d), size)
+        x = batch * bytes_of_exchanged_row(order, (neighbours, own_pattern.c, first.planes_d), size)
     else:
-        needed = _inputs_of(first.kernel, inputs, own_pattern.d)
+        needed = _inputs_of(first.kernel, own_pattern.a // neighbours, inputs, own_pattern.d)
         x = run_bytes_of(needed, inputs, inputs, first.planes_d, batch, constants.tile_batch, size, order)
     outputs = first.kernel.pattern.b
     rows = last.tiles_out * weight_bytes_moved(first, outputs, outputs, constants.tile_d)
@@ -174,9 +177,9 @@ def chain_cache_bytes(tiling: GemvChainTiling, batch: int) -> float:
 
 
 @lru_cache(REMEMBERED)
-def _inputs_of(kernel: KernelSpec, c: int, d: int) -> KernelSpec:
+def _inputs_of(kernel: KernelSpec, a: int, c: int, d: int) -> KernelSpec:
     """Kernel with the inputs that a block of the first factor needs, as one pattern."""
-    return replace(kernel, chains=Pattern(kernel.pattern.a, 1, c, d))
+    return replace(kernel, chains=Pattern(a, 1, c, d))
 
 
 def multiply_adds(tiling: GemvChainTiling) -> int:

@@ -41,7 +41,8 @@ CHAIN_RULES: tuple[Rule[GemvChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.is_chain),
     Rule("a chain of two factors is one layer's", lambda k, c: len(k.factors) == 2 and not k.is_group),
     Rule(
-        "the second factor's a divides the first one's a, and the first one's d the second one's",
+        "the second factor's a divides the first one's a, and the first one's d the second one's; or outputs are "
+        "exchanged between them, and digits divide each other",
         lambda k, c: is_narrow(k),
     ),
     positive("every constant is at least 1", "early"),
@@ -122,8 +123,6 @@ class Gemv(PackingFamily[AnyGemvConstants]):
             return False
         if not kernel.is_chain:
             return True
-        if kernel.stores_exchanged:
-            return False
         if not all(is_narrow(each) for each in layer_kernels(kernel) if len(each.factors) == 2):
             return False
         if kernel.is_group:

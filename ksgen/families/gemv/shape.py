@@ -60,6 +60,11 @@ class GemvTiling(Tiled):
         return a * b * d
 
     @property
+    def row_step(self) -> int:
+        """Rows of weights from one output k to the next one."""
+        return self.kernel.pattern.d
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of one packed weight."""
         return self.kernel.weight_item_bytes

@@ -13,14 +13,15 @@ from ksgen.families.gemv.shape import GemvTiling
 from ksgen.families.gpu_chain import LayerVariables, layers_of
 from ksgen.families.signature import each_chains, weights_of
 from ksgen.families.tiles import PACK_THREADS, batch_constexpr, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.order import Place
 from ksgen.spec import KernelSpec
 from ksgen.values import counted
 
 AnyGemvTiling = GemvTiling | GemvChainTiling | GemvGroupTiling
 
 _OF_BOTH = (  # constants of a single factor's source that a chain's source repeats for each factor
-    "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "SHARERS", "TILE_IN", "STAGES", "SUMS", "SHUFFLES",
-    "HALVINGS", "HELD", "SAME", "SCALES",
+    "THREAD_OUT", "LANES_IN", "STEPS", "VECTOR", "PIECES", "ROW_STEP", "SHARERS", "TILE_IN", "STAGES", "SUMS",
+    "SHUFFLES", "HALVINGS", "HELD", "SAME", "SCALES",
 )  # fmt: skip
 _OF_LAST = (  # the same for the last factor only
     "A", "B", "C", "D", "TILE_OUT", "TILE_D", "WARPS_IN", "GROUPS", "TILES_OUT", "TILES_D", "PART", "X_PLANE",
@@ -28,12 +29,18 @@ _OF_LAST = (  # the same for the last factor only
 )  # fmt: skip
 
 
-class GemvFactor(TypedDict):
+class GemvFactor(TypedDict, total=False):
     """Variables of one factor's part of a source."""
 
     kernel: KernelSpec
     constexprs: list[Constexpr]
     variants: tuple[str, ...]
+    # of the first factor of two
+    is_exchanged: bool
+    row: list[Place]
+    plane: list[Place]
+    i_of_plane: list[Place]
+    j_of_plane: list[Place]
 
 
 class GemvLayer(LayerVariables):
@@ -146,9 +153,13 @@ def picture(tiling: GemvTiling) -> str:
 
 def _factors(tiling: GemvChainTiling) -> list[GemvFactor]:
     """Template variables of each factor of two."""
-    alone = factor_kernels(tiling.kernel)
+    alone, first = factor_kernels(tiling.kernel), tiling.first
+    exchanged: GemvFactor = {"is_exchanged": first.is_exchanged}
+    if first.is_exchanged:
+        exchanged |= {"row": first.row_places, "plane": first.plane_places}
+        exchanged |= {"i_of_plane": first.index_places("i"), "j_of_plane": first.index_places("j")}
     return [
-        {"kernel": alone[0], "constexprs": _first(tiling), "variants": ()},
+        {"kernel": alone[0], "constexprs": _first(tiling), "variants": (), **exchanged},
         {"kernel": alone[1], "constexprs": _last(tiling), "variants": ("bsf",)},  # tiles of several j, in both layouts
     ]
 
@@ -258,6 +269,7 @@ def constexprs_of_factor(tiling: GemvTiling) -> list[Constexpr]:
         named(constants, "STEPS", "pieces that a lane loads at a time, of each of its rows"),
         named(tiling, "VECTOR", "neighbouring l of one piece"),
         named(tiling, "PIECES", "pieces per row"),
+        named(tiling, "ROW_STEP", "rows from one output k to the next"),
         named(tiling, "SHARERS", "lanes that share a row, in all its warps"),
         named(tiling, "GROUPS", "groups of lanes in a warp, each with its own rows"),
         named(tiling, "THREADS", "threads per block"),
