@@ -486,6 +486,7 @@ def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> 
 ONE_CHAIN: dict[str, Callable[..., Structure]] = {  # structures that are not sums of chains, by name
     each.__name__: each for each in (blast, block_dense, boft, btt, gralora, gs, kronecker, low_rank, monarch, oft)
 }
+SUMS: dict[str, Callable[..., tuple[Structure, ...]]] = {"dyad": dyad}  # structures that are sums of chains, by name
 
 
 def _of_blocks(chain: Chain, *names: str) -> Structure:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, getdoc, signature
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin
 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import MOST_FEATURES, WRITTEN, Chain, Pattern
@@ -132,9 +132,9 @@ class ListOf:
 
 @dataclass(frozen=True)
 class ChainForm:
-    """A list of patterns, or a function that makes a chain, with its arguments.
+    """A list of patterns, or a function that makes a chain or the chains of a sum, with its arguments.
 
-    `functions` holds them by name, for each key that may give the name.
+    `functions` holds them by name, for each key that may give the name. One chain or more are read.
     """
 
     functions: Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -145,11 +145,11 @@ class ChainForm:
         pairs = ((key, name, each) for key, named in self.functions.items() for name, each in named.items())
         return {"anyOf": [self.patterns.schema, *(_schema_of_function(*each) for each in pairs)]}
 
-    def read(self, node: Node) -> Chain:
+    def read(self, node: Node) -> tuple[Chain, ...]:
         if not isinstance(node, Pairs):
             patterns = self.patterns.read(node)
             with blaming(node.place):
-                return Chain(patterns)
+                return (Chain(patterns),)
         if (key := next((each for each in self.functions if each in node.pairs), None)) is None:
             named = "; ".join(f"{each}: {', '.join(names)}" for each, names in self.functions.items())
             raise node.place.error(f"needs {' or '.join(self.functions)}; accepted: {named}")
@@ -157,14 +157,11 @@ class ChainForm:
         parameters = signature(function).parameters
         node.check_keys((key, *parameters), required=_needed(parameters))
         given = {name: each.annotation for name, each in parameters.items() if name in node.pairs}
-        values = {
-            name: Flag().read(node.pairs[name]) if annotation is bool else _numbers(node.pairs[name])
-            for name, annotation in given.items()
-        }
+        values = {name: _argument_of(annotation, node.pairs[name]) for name, annotation in given.items()}
         with blaming(node.place):
             made = function(**values)
-            chain: Chain = getattr(made, "chain", made)  # of a structure, or the chain itself
-            return chain
+        every: Any = made if isinstance(made, tuple) else (made,)
+        return tuple(getattr(each, "chain", each) for each in every)  # of structures, or the chain itself
 
 
 @dataclass(frozen=True)
@@ -172,8 +169,13 @@ class Group(ListOf):
     """Chains that take the same x."""
 
     def read(self, node: Node) -> tuple[Chain, ...]:
-        first, *others = chains = super().read(node)
-        for item, chain in zip(items_of(node, self.what)[1:], others, strict=True):
+        return tuple(chain for _, chain in self.each_chain(node))
+
+    def each_chain(self, node: Node) -> list[tuple[Node, Chain]]:
+        """Chains of the list, each with its item; an item may have several."""
+        chains = [(item, chain) for item in items_of(node, self.what) for chain in self.each.read(item)]
+        (_, first), *others = chains
+        for item, chain in others:
             if chain.in_features != first.in_features:
                 taken = f"takes {chain.in_features} features, and the first chain {first.in_features}"
                 raise item.place.error(f"{taken}; accepted: chains that take the same x")
@@ -182,17 +184,23 @@ class Group(ListOf):
 
 @dataclass(frozen=True)
 class Sum(Group):
-    """Two chains or more that take the same x and give the same number of features."""
+    """Two chains or more that take the same x and give the same number of features.
+
+    An item may be one of the `sums`: then its chains are added.
+    """
+
+    sums: Collection[str] = ()
 
     @property
     def schema(self) -> Schema:
-        return super().schema | {"minItems": 2}
+        is_sum = {"type": "object", "properties": {"structure": {"enum": list(self.sums)}}, "required": ["structure"]}
+        return super().schema | {"anyOf": [{"minItems": 2}, {"contains": is_sum}]}
 
-    def read(self, node: Node) -> tuple[Chain, ...]:
-        first, *others = chains = super().read(node)
+    def each_chain(self, node: Node) -> list[tuple[Node, Chain]]:
+        (_, first), *others = chains = super().each_chain(node)
         if not others:
             raise node.place.error(f"got one chain, {first}; accepted: two or more")
-        for item, chain in zip(items_of(node, self.what)[1:], others, strict=True):
+        for item, chain in others:
             if chain.out_features != first.out_features:
                 given = f"gives {chain.out_features} features, and the first chain {first.out_features}"
                 raise item.place.error(f"{given}; accepted: chains of equal out_features")
@@ -319,6 +327,13 @@ def _numbers(node: Node) -> Any:
     return [_numbers(item) for item in node.items] if isinstance(node, Items) else _number(node, "a whole number")
 
 
+def _argument_of(annotation: Any, node: Node) -> Any:
+    """An argument of a function: true or false, a word, or whole numbers."""
+    if annotation is bool:
+        return Flag().read(node)
+    return Word(get_args(annotation)).read(node) if get_origin(annotation) is Literal else _numbers(node)
+
+
 def _needed(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
     """Names of the parameters without a default."""
     return tuple([name for name, each in parameters.items() if each.default is Parameter.empty])
@@ -333,9 +348,12 @@ def _schema_of_function(key: str, name: str, function: Callable[..., Any]) -> Sc
 
 
 def _schema_of(annotation: Any) -> Schema:
-    """The schema of an argument: a whole number, a list of them, nested to any depth, one of both, or true or false."""
+    """The schema of an argument: a whole number, a list of them, nested to any depth, one of both, a word, or true or
+    false."""
     if annotation in (int, bool):
         return _COUNT if annotation is int else {"type": "boolean"}
+    if get_origin(annotation) is Literal:
+        return Word(get_args(annotation)).schema
     if isinstance(annotation, UnionType):
         return {"anyOf": [_schema_of(each) for each in get_args(annotation) if each is not NoneType]}
     return {"type": "array", "items": _schema_of(get_args(annotation)[0]), "minItems": 1}

@@ -45,7 +45,7 @@ from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
 from ksgen.spec.spec import Spec, parts_of
 from ksgen.spec.storage import INPUTS, SAME, WEIGHTS
-from ksgen.structures import ONE_CHAIN
+from ksgen.structures import ONE_CHAIN, SUMS
 from ksgen.values import counted
 
 MOST_KERNELS = 100_000
@@ -219,7 +219,8 @@ def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
     """A chain, or a group or a sum of chains on one x, with its options."""
     values, places = entry.values, entry.places
     kind = next(each for each in _LAYERS if each in values)
-    chains = tuple(replace(chain, name=name) for chain in ((values[kind],) if kind == "chain" else values[kind]))
+    chains = tuple(replace(chain, name=name) for chain in values[kind])
+    kind = "sum" if kind == "chain" and len(chains) > 1 else kind
     layer_options = LayerOptions(**{key: values[key] for key in _LAYER_OPTIONS if key in values})
     if layer_options.between != "none" and all(len(chain) == 1 for chain in chains):
         raise places["between"].error(f"got {layer_options.between} with one factor; accepted: none")
@@ -328,6 +329,7 @@ def schema() -> Schema:
 
 
 _CHAIN = ChainForm({"family": NAMED_CHAINS, "structure": ONE_CHAIN})
+_SUMMANDS = ChainForm({"family": NAMED_CHAINS, "structure": ONE_CHAIN | SUMS})
 _OPTIONS: dict[str, Form] = {
     "precision": About("How values are stored and multiplied.", OneOrMore(Word(PRECISIONS))),
     "layout": About("bsf: x is (batch, features); bsl: (features, batch).", OneOrMore(Word(LAYOUTS))),
@@ -347,9 +349,9 @@ _LAYER_OPTIONS: dict[str, Form] = {  # options of a layer as a whole
     "fuse": About("Whether the factors are one launch. auto: if that is faster; yes: always; no: never.", Word(FUSES)),
 }
 _LAYERS: dict[str, Form] = {
-    "chain": About("Patterns in the order in which they multiply x, or a named family or structure.", _CHAIN),
+    "chain": About("Patterns in the order in which they multiply x, or a named family or structure.", _SUMMANDS),
     "group": About("Chains that take the same x.", Group(_CHAIN, "a list of chains")),
-    "sum": About("Chains that take the same x, whose outputs are added.", Sum(_CHAIN, "a list of chains")),
+    "sum": About("Chains that take the same x, whose outputs are added.", Sum(_SUMMANDS, "a list of chains", SUMS)),
 }
 _WHAT_IS_TIED = "Axes along which weights are equal: none, a, d, ad. A layer has a list with one of them per factor."
 _TIE = About(_WHAT_IS_TIED, Word(TIED))

@@ -252,6 +252,21 @@ def test_a_sum_has_a_layer_per_chain_each_of_which_adds_the_earlier_ones() -> No
     ]
 
 
+@pytest.mark.parametrize("variant", ["it", "ot", "dt"])
+def test_a_structure_of_several_chains_is_their_sum(variant: Any) -> None:
+    dyad = f"{{structure: dyad, in_features: 64, out_features: 32, blocks: 4, variant: {variant}}}"
+    chains = tuple(each.chain for each in structures.dyad(64, 32, blocks=4, variant=variant))
+    more = f"whole: {{sum: [{dyad}]}}, more: {{sum: [{dyad}, [[1,32,64,1]]]}}"
+    spec = parse(f"layers: {{up: {{chain: {dyad}, bias: true}}, {more}}}")
+    dense = Chain((Pattern(1, 32, 64, 1),))
+    assert (spec.sums, spec.layers) == ({"up": chains, "whole": chains, "more": (*chains, dense)}, {})
+    listed = ", ".join(f"['{chain}']" for chain in chains)
+    assert spec.launches["up[1]"] == ()
+    assert parse(f"layers: {{up: {{chain: {dyad}, bias: true}}}}") == parse(
+        f"layers: {{up: {{sum: [{listed}], bias: true}}}}"
+    )
+
+
 def test_a_layer_is_one_launch_too_unless_it_says_no() -> None:
     text = """
         layers:
@@ -616,8 +631,28 @@ WRONG = [
         "2: layers.q.chain: needs family or structure; accepted: family: dense, low_rank",
     ),
     (
-        "layers:\n  q: {chain: {structure: dyad}}",
-        "2: layers.q.chain.structure: got 'dyad'; accepted: blast, block_dense",
+        "layers:\n  q: {group: [{structure: dyad, in_features: 4, out_features: 4, blocks: 2}]}",
+        "2: layers.q.group[0].structure: got 'dyad'; accepted: blast, block_dense",
+    ),
+    (
+        "layers:\n  q: {chain: {structure: dyad, in_features: 4, out_features: 4, blocks: 2, variant: ti}}",
+        "2: layers.q.chain.variant: got 'ti'; accepted: it, ot, dt",
+    ),
+    (
+        "layers:\n  q: {chain: {structure: dyad, in_features: 4, out_features: 4, blocks: 3}}",
+        "2: layers.q.chain: blocks=3; accepted: a divisor of in_features=4",
+    ),
+    (
+        "layers:\n  q: {chain: {structure: dyad, in_features: 4, out_features: 4, blocks: 2}, out_layout: bsl}",
+        "2: layers.q.out_layout: got bsl of a sum; accepted: of a chain",
+    ),
+    (
+        "layers:\n  q: {sum: [{structure: dyad, in_features: 4, out_features: 4, blocks: 2}, [[1,5,4,1]]]}",
+        "2: layers.q.sum[1]: gives 5 features, and the first chain 4; accepted: chains of equal out_features",
+    ),
+    (
+        "layers:\n  q: {chain: {structure: dyad, in_features: 4, out_features: 4, blocks: 2}, tied: [a, d]}",
+        "2: layers.q.tied: got a, d of a sum; accepted: one of none, a, d, ad per factor of a chain",
     ),
     (
         "layers:\n  q: {chain: {structure: oft, features: 64}}",
