@@ -7,29 +7,32 @@ call packs the weights of the adjoint factors from the same memory. All other ca
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ksgen.errors import DeviceError, KsgenError, ToolchainError
+from ksgen.errors import DeviceError, KsgenError, PatternError, ToolchainError
 from ksgen.launch.checks import y_shape
 from ksgen.launch.plan import Call
 from ksgen.launch.planner import PLANNER
+from ksgen.pattern import Chain
+from ksgen.spec.kernel import pattern_as_list
 from ksgen.torch.operators import choice, frozen, ops, prepared, replay
 from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import faster, has_kernels, is_ready, job_of, launcher, size_of
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, NotPreparedError, Scratch, repeat_calls, scratch_memory
+from ksgen.torch.operators.products import Exchange, exchange_of, natural
 
 Method = Callable[..., Tensor]  # takes the layer, x, the bias and the weights
 
 
 @dataclass(eq=False)
-class Step:
+class PreparedStep:
     """A prepared step: its method, and its launches if a replay may repeat them."""
 
     run: Method
@@ -54,7 +57,7 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
         trained, wanted = step.trained, [each is not None and each.requires_grad for each in (x, *parameters)]
         skipped = [] if seen.has_bias else [None]
         in_python = None if step.run is trained else lambda x, *given: step.run(layer, x, *skipped, *given)
-        second = partial(_usual_gradients, layer.layout, wanted)
+        second = partial(_usual_gradients, layer.layout, trained.exchanges, wanted)
         shapes = [*trained.shapes[:-1], layer._y_shape(x)]
         if not replay.add(layer, seen, x, None, trained, shapes, trained.launches, in_python, second):
             step.trained = None
@@ -82,7 +85,7 @@ def _is_plain_step(x: Any) -> bool:
     return not ops.is_saved_otherwise()  # a checkpoint's second pass must equal the first
 
 
-def _step_of(layer: Any, x: Tensor, parameters: list[Tensor | None]) -> Step | None:
+def _step_of(layer: Any, x: Tensor, parameters: list[Tensor | None]) -> PreparedStep | None:
     """Prepared step for these arrays, whose weights are made whole; None if the usual path has to be taken."""
     learned = [each is not None and each.requires_grad for each in parameters]
     if False in learned[1:]:
@@ -98,13 +101,13 @@ def _step_of(layer: Any, x: Tensor, parameters: list[Tensor | None]) -> Step | N
         _steps[key] = SEEN
     elif found is SEEN:
         _steps[key] = found = _prepared(layer, x, prepared.make_whole(parameters))
-    if type(found) is not Step:
+    if type(found) is not PreparedStep:
         return None
     prepared.make_whole(parameters)
     return found
 
 
-def _prepared(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
+def _prepared(layer: Any, x: Tensor, parameters: Sequence[Any]) -> PreparedStep | str:
     """The fastest method; `UNFIT` if the usual path is fastest or required, `SEEN` if the fastest is not known yet."""
     chain, activations = layer.chain, (layer.between, layer.activation)
     is_usual = layer.precision in (None, dtype_name(x.dtype)) and layer.out_layout is None and layer.fuse != "yes"
@@ -123,7 +126,7 @@ def _prepared(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
         return UNFIT
 
 
-def _fastest(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
+def _fastest(layer: Any, x: Tensor, parameters: Sequence[Any]) -> PreparedStep | str:
     """Time the methods, and return the fastest; `UNFIT` if that is the usual path."""
     kind = "step" if x.requires_grad else "first step"
     job = job_of(
@@ -133,13 +136,13 @@ def _fastest(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
     methods: dict[str, Method] = {"each": _by_the_usual_path}
     if layer.backend == "auto":
         methods["bmm"] = _by_pytorch
-    is_plain = layer.between == layer.activation == "none" and not layer._exchanges
+    is_plain = layer.between == layer.activation == "none"
     if is_plain and (job, PLANNER.generation) not in _refused:
         try:
             methods["ksgen"] = Trained(layer, x, parameters)
         except ToolchainError:
             _refused.add((job, PLANNER.generation))
-        except (DeviceError, NotPreparedError):
+        except (DeviceError, NotPreparedError, PatternError):
             pass
     given = x, *parameters
     timed = {name: partial(ops._step, partial(method, layer), given) for name, method in methods.items()}
@@ -147,7 +150,7 @@ def _fastest(layer: Any, x: Tensor, parameters: Sequence[Any]) -> Step | str:
     trained = methods.get("ksgen")
     if name == "each" and trained is None:
         return UNFIT
-    return Step(methods[name], trained if isinstance(trained, Trained) else None)
+    return PreparedStep(methods[name], trained if isinstance(trained, Trained) and trained.launches else None)
 
 
 def _by_the_usual_path(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
@@ -166,20 +169,28 @@ def _by_pytorch(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) ->
 
 
 class Trained:
-    """`Method` of a layer without activations and exchanges: one call for all launches forward, and one backward.
+    """`Method` of a layer without activations: one call for all launches forward, and one backward.
 
+    Kernels exchange features between factors: forward, a factor stores them as the next one reads them. Backward, that
+    factor's adjoint stores them as the first one's launches read them. Only the gradient of an exchanged y is copied.
     It holds no array.
     """
 
     def __init__(self, layer: Any, x: Tensor, parameters: Sequence[Any]) -> None:
-        self.layout, self.factors = layer.layout, [launcher(*each.shape) for each in layer.chain]
+        self.layout, self.exchanges = layer.layout, layer._exchanges or (None,) * len(layer.chain)
+        *before, last = layer.chain
+        self.factors = [launcher(*pattern_as_list(each)) for each in layer.chain]
+        self._adjoints = Chain((*before, replace(last, store=""))).transpose.factors[::-1]
         rows = layer._as_matrix(x.detach()).contiguous()
         batch = rows.shape[0 if self.layout == "bsf" else 1]
         with torch.no_grad():
             self._outputs = [rows.new_empty(y_shape(each.pattern, self.layout, batch)) for each in self.factors]
             self._forward = _Launches(self._calls_forward(rows, parameters))
             self._backward = _Launches(self._calls_backward(rows, parameters, x.requires_grad))
-        self.launches = self._forward.launches, self._backward.launches
+        # the backward launches read the gradient of y in the order (i, k, j): this copies it
+        self._of_y = exchange_of(last.transpose)
+        # both directions as a replay launches them, which copies no gradient
+        self.launches = [] if self._of_y else [self._forward.launches, self._backward.launches]
         self.shapes = [each.shape for each in self._outputs]
         self._outputs = []  # only the preparation needs arrays
 
@@ -217,16 +228,18 @@ class Trained:
         inputs, count = [x, *self._outputs[:-1]], len(weights)
         calls, y_gradient, y_number = _Calls(3 * count + 2), self._outputs[-1], 2 * count
         for number in reversed(range(count)):
-            a, b, c, d = self.factors[number].pattern.shape
-            gradient = x.new_empty((a, b, c, d))
-            call = self.factors[number]._gradient_call(inputs[number], y_gradient, self.layout, gradient, None, None)
+            pattern = replace(self.factors[number].pattern, store="")
+            gradient = x.new_empty(pattern.shape)
+            factor = launcher(*pattern_as_list(pattern))
+            call = factor._gradient_call(inputs[number], y_gradient, self.layout, gradient, None, None)
             if not call.plan.device.shares_host:
                 raise NotPreparedError
             calls.add(Bound(call, (), ()), {"x": number, "grad_y": y_number, call.plan.result: 2 * count + 1 + number})
             if number or wants_x:
+                adjoint = self._adjoints[number]
                 call = self._bound(
-                    launcher(a, c, b, d).prepare, y_gradient, x.new_empty((a, c, b, d)), layout=self.layout,
-                    out=inputs[number],
+                    launcher(*pattern_as_list(adjoint)).prepare, y_gradient, x.new_empty(adjoint.shape),
+                    layout=self.layout, out=inputs[number],
                 )  # fmt: skip
                 if call.plan.adjoint_handle is None:
                     raise NotPreparedError
@@ -247,6 +260,7 @@ class Trained:
         """Gradients of x and of the weights."""
         found = [each.new_empty(*each.shape) for each in weights]
         of_x = inputs[0].new_empty(*inputs[0].shape) if wants_x else None
+        y_gradient = natural(y_gradient, self._of_y, self.layout).contiguous()
         self._backward([*inputs, *weights, y_gradient, *found, of_x], y_gradient)
         return of_x, found
 
@@ -296,19 +310,24 @@ class _TrainedProduct(torch.autograd.Function):
         wants_x, wants_bias, *_ = wanted = ctx.needs_input_grad[1:]
         is_usual = prepared.is_direct(gradient) and torch.get_num_threads() == ctx.threads
         if torch.is_grad_enabled() or not is_usual:
-            return None, *_by_autograd(trained.layout, (x, bias, *weights), gradient, wanted)
+            return None, *_by_autograd(trained.layout, trained.exchanges, (x, bias, *weights), gradient, wanted)
         of_bias = gradient.sum(0 if trained.layout == "bsf" else 1) if wants_bias else None
-        of_x, of_weights = trained.backward(inputs, weights, gradient.contiguous(), wants_x)
+        of_x, of_weights = trained.backward(inputs, weights, gradient, wants_x)
         return None, of_x, of_bias, *of_weights
 
 
 def _usual_gradients(
-    layout: str, wanted: Sequence[bool], gradient: Tensor, x: Tensor, *others: Tensor
+    layout: str,
+    exchanges: Sequence[Exchange | None],
+    wanted: Sequence[bool],
+    gradient: Tensor,
+    x: Tensor,
+    *others: Tensor,
 ) -> list[Tensor | None]:
     """Gradients for a replay: of x, of the bias if there is one, and of the weights. x and y have any dimensions."""
     rows, of_rows = (_rows(each, layout) for each in (x, gradient))
     has_bias = len(others) == len(wanted) - 1
-    of_x, *found = _by_autograd(layout, (rows, *(others if has_bias else (None, *others))), of_rows, wanted)
+    of_x, *found = _by_autograd(layout, exchanges, (rows, *(others if has_bias else (None, *others))), of_rows, wanted)
     return [None if of_x is None else of_x.reshape(x.shape), *(found if has_bias else found[1:])]
 
 
@@ -319,7 +338,11 @@ def _rows(tensor: Tensor, layout: str) -> Tensor:
 
 
 def _by_autograd(
-    layout: str, given: Sequence[Tensor | None], gradient: Tensor, wanted: Sequence[bool]
+    layout: str,
+    exchanges: Sequence[Exchange | None],
+    given: Sequence[Tensor | None],
+    gradient: Tensor,
+    wanted: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients by PyTorch's own operators: for second derivatives, batches of gradients and other thread counts."""
     is_recorded = torch.is_grad_enabled()
@@ -328,9 +351,9 @@ def _by_autograd(
             pairs = zip(given, wanted, strict=True)
             given = [None if each is None else each.detach().requires_grad_(wants) for each, wants in pairs]
         y, bias, *weights = given
-        for number, each in enumerate(weights, 1):
+        for number, (each, exchange) in enumerate(zip(weights, exchanges, strict=True), 1):
             added = bias if number == len(weights) else None
-            y = ops.multiply_by_pytorch(y, each, added, None, layout, "none")
+            y = ops.multiply_by_pytorch(y, each, added, None, layout, "none", exchange)
         sources = [each for each, wants in zip(given, wanted, strict=True) if wants]
         found = iter(torch.autograd.grad(y, sources, gradient, create_graph=is_recorded))
     return [next(found) if wants else None for wants in wanted]

@@ -512,3 +512,25 @@ def test_weights_in_eight_bits(storage: str) -> None:
         layer.scale_2.mul_(2)
         torch.testing.assert_close(layer(x) - layer.bias, 2 * (wanted - layer.bias), atol=1e-4, rtol=1e-4)
         assert same([copied(x)], [wanted])
+
+
+def test_steps_with_exchanged_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay copies no gradient, so it repeats steps whose y is in the natural order only."""
+    monkeypatch.setattr(trained, "faster", lambda job, ways: "ksgen" if "ksgen" in ways else "each")
+    monkeypatch.setattr(trained, "_steps", {})
+    for chain, is_replayed in (
+        (["4,8,16,1@k.i", "1,24,32,1"], True),
+        (["l.i@4,8,16,1"], True),
+        (["4,8,16,1@k.i"], False),
+    ):
+        layer = layer_of(chain)
+        x = x_of(layer, 4, requires_grad=True)
+        wanted, *_ = [step(layer, x) for _ in range(4)]
+        assert ("_replay" in vars(layer)) == is_replayed
+        torch.testing.assert_close(step(layer, x), wanted, atol=1e-4, rtol=1e-4)
+        usual = layer_of(chain, backend="einsum")
+        torch.testing.assert_close(step(usual, x), wanted, atol=1e-4, rtol=1e-4)
+        if is_replayed:
+            (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+            (its,) = torch.autograd.grad(usual(x).square().sum(), x, create_graph=True)
+            torch.testing.assert_close(first, its, atol=1e-3, rtol=1e-3)

@@ -92,19 +92,34 @@ def gradients(layer: Any, x: Tensor, upstream: Tensor, **options: Any) -> list[T
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("options", [{}, {"between": "silu", "activation": "gelu"}])
-def test_exchanged_outputs(layout: str, options: dict[str, Any], usual: list[str], clock: Clock) -> None:
-    """PyTorch's products exchange them, and inputs. A layer of equal shapes without exchanges has steps of its own."""
-    patterns = [Pattern(2, 6, 4, 1, "k1:2.i.k2:3", "l.i"), Pattern(2, 5, 6, 1, "k.i")]
-    layer, plain = KSLinear(patterns, layout=layout, **options), KSLinear([(2, 6, 4, 1), (2, 5, 6, 1)], layout=layout)
+@pytest.mark.parametrize("fastest", ["bmm", "ksgen"])
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        [Pattern(2, 6, 4, 1, "k1:2.i.k2:3", "l.i"), Pattern(2, 5, 6, 1, "k.i")],
+        [Pattern(4, 6, 4, 1, "k1:2.i.k2"), Pattern(2, 4, 12, 1, "k1:2.i.k2"), Pattern(1, 5, 4, 2)],
+        [Pattern(2, 3, 4, 2, "j.k.i", "j.i.l")],
+    ],
+)
+def test_exchanged_features(
+    patterns: list[Pattern], fastest: str, layout: str, options: dict[str, Any], usual: list[str], clock: Clock
+) -> None:
+    """One call of kernels exchanges them, or PyTorch's products. A layer of equal shapes has steps of its own."""
+    clock.fastest, only_last = fastest, {"activation": "gelu"} if options else {}
+    options = options if len(patterns) > 1 else only_last
+    layer = KSLinear(patterns, layout=layout, **options)
+    plain = KSLinear([each.shape for each in patterns], layout=layout)
     x, copy = x_of(layer).requires_grad_(), copy_of(layer)
     for number in range(3):
         y = layer(x)
-        assert number != 1 or clock.asked == ["each", "bmm"]
+        assert number != 1 or clock.asked == ["each", "bmm", *([] if options else ["ksgen"])]
         plain(x)
         torch.testing.assert_close(y, copy(x))
         upstream = torch.randn_like(y)
-        torch.testing.assert_close(gradients(layer, x, upstream), gradients(copy, x, upstream))
-    assert len(usual) == 2  # the first call of each layer
+        expected = gradients(copy, x, upstream)
+        for again in ({}, {"create_graph": True}):  # the second one takes PyTorch's operators
+            torch.testing.assert_close(gradients(layer, x, upstream, **again), expected)
+    assert (len(usual) == 2) == (fastest == "bmm" or not options)  # the first call of each layer
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
