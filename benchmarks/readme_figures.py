@@ -8,7 +8,8 @@ file `structures` of a folder has their times. Never edit the figures by hand: `
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -20,11 +21,10 @@ from textwrap import fill
 import click
 
 from ksgen.bench.chains import MeasuredLayer, structured
-from ksgen.bench.comparison import Results
-from ksgen.bench.heuristic import agreement
-from ksgen.bench.payoff import by_density
+from ksgen.bench.comparison import Results, comparisons
+from ksgen.bench.payoff import LEAST_GAIN, LEAST_KINDS, LEAST_PATTERNS, Judged, by_density, judge
 from ksgen.bench.report import machine_of, picture
-from ksgen.bench.roster import AND, LAYER, OTHERS_OF_LAYERS, STEP_TITLES, STEPS_OF_LAYERS
+from ksgen.bench.roster import AND, LAYER, OTHERS, OTHERS_OF_LAYERS, OURS, STEP_TITLES, STEPS_OF_LAYERS
 from ksgen.bench.rows import ResultRow, read_rows
 from ksgen.bench.tables import (
     NONE,
@@ -41,8 +41,10 @@ from ksgen.bench.tables import (
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.figures.charts import Bars
 from ksgen.figures.charts import picture as draw
+from ksgen.measure.gains import PAPERS
 from ksgen.pattern import Chain, Pattern
-from ksgen.values import counted
+from ksgen.spec import LAYOUTS
+from ksgen.values import counted, spanned
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python benchmarks/readme_figures.py -->\n", "<!-- end of figures -->\n"
@@ -251,6 +253,43 @@ def _structure_times(rows: Sequence[ResultRow], names: Sequence[str], machine: s
                 lines.append((f"`{name}`, {precision}", *cells))
         if lines:
             yield ResultTable.of(f"{machine}: {counted(batch, 'row')}, microseconds", ("layer", *columns), lines, "")
+
+
+def agreement(kinds: Mapping[str, Sequence[ResultRow]]) -> ResultTable:
+    """Table of the rules that kinds of processors find better than the paper's, by batch size, precision and layout."""
+    found: dict[tuple[int, str, str], list[list[Judged]]] = {}
+    for rows in kinds.values():
+        for results, layout in product(comparisons(rows), LAYOUTS):
+            ratios = results.ratios(OURS, OTHERS, layout)
+            if len(ratios) >= LEAST_PATTERNS:
+                found.setdefault((results.batch, results.precision, layout), []).append(judge(ratios))
+    lines = []
+    for job, each_kind in sorted(found.items()):
+        if len(each_kind) >= LEAST_KINDS:
+            rule = agreed(each_kind)
+            shown = (_correlations(each_kind, name) if name else None for name in (PAPERS, rule))
+            lines.append((*job, len(each_kind), next(shown), rule, next(shown)))
+    columns = ("batch", "precision", "layout", "kinds", PAPERS, "better rule", "its rank correlation")
+    note = (
+        "Rank correlations with the gain over the fastest of the others, on kinds with "
+        f"{counted(LEAST_PATTERNS, 'pattern')} or more. "
+        f"A better rule exceeds the paper's by {LEAST_GAIN} on each half of the patterns, on {LEAST_KINDS} kinds."
+    )
+    return ResultTable.of("What predicts the gain on processors", columns, lines, note)
+
+
+def agreed(each_kind: Sequence[Sequence[Judged]]) -> str | None:
+    """Rule that the most kinds of processors find better than the paper's; None if fewer than `LEAST_KINDS` do."""
+    better = [each for judged in each_kind for each in judged if each.is_better]
+    votes = Counter(each.rule for each in better)
+    margins = {rule: sum(each.margin for each in better if each.rule == rule) for rule in votes}
+    rule = max(votes, key=lambda name: (votes[name], margins[name]), default=None)
+    return rule if rule and votes[rule] >= LEAST_KINDS else None
+
+
+def _correlations(each_kind: Sequence[Sequence[Judged]], rule: str) -> str:
+    found = (each.correlation for judged in each_kind for each in judged if each.rule == rule)
+    return spanned(found, "{:.2f}".format)
 
 
 def _when(rows: Sequence[ResultRow]) -> str:

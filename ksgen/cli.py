@@ -1,6 +1,6 @@
 """The command `ksgen`. Exit code 0: success; 1: a check failed; 2: a user's mistake, reported in one line.
 
-Each subcommand is one module of `ksgen/commands/`, imported when it is called.
+The subcommands are in modules of `ksgen/commands/`, imported when one is called.
 """
 
 import io
@@ -31,6 +31,7 @@ COMMANDS = {
     "wisdom": "Show, merge and exchange the results of searches.",
     "cache": "Manage the cache of compiled kernels.",
 }
+_PLACES = {"bundle": "build.bundle", "spec": "emit.spec_command"}  # the others are `command` in modules of their names
 
 
 class _Lazy(click.Group):
@@ -42,7 +43,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"ksgen.commands.{cmd_name}").command
+        module, name = _PLACES.get(cmd_name, f"{cmd_name}.command").split(".")
+        command: click.Command = getattr(import_module(f"ksgen.commands.{module}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

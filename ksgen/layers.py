@@ -60,7 +60,7 @@ LAYERS = (
     Package("calibration", "proves families on a device, and tries a few candidates of each kernel"),
     Package("torch", "integrates PyTorch: the layer, factorisation, whole models"),
     Package("bench", "compares ksgen with other libraries on this machine"),
-    Package("commands", "implements the commands of `ksgen`, one module each"),
+    Package("commands", "implements the commands of `ksgen`"),
     Package("cli", "registers the commands, and reports users' mistakes"),
     Package("__main__", "runs `python -m ksgen`"),
 )

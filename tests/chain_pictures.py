@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ksgen import structures
-from ksgen.figures.chain import chain_svg
+from ksgen.figures.charts import chain_svg
 from ksgen.pattern import NAMED_CHAINS, Chain
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ksgen.bench.log import Log
-from ksgen.bench.rows import read_rows, write_csv
+from ksgen.bench.rows import Log, read_rows, write_csv
 from ksgen.build.bundle import open_bundle, write_bundle
 from ksgen.build.cache import Cache
 from ksgen.build.request import Binary, Request, Resources

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ksgen.figures.chain import chain_svg
+from ksgen.figures.charts import chain_svg
 from ksgen.torch import KSLinear, convert, propose
 
 torch.manual_seed(0)

@@ -6,7 +6,7 @@
 import numpy as np
 
 import ksgen
-from ksgen.figures.chain import chain_svg
+from ksgen.figures.charts import chain_svg
 from ksgen.reference import to_dense
 
 print(chain_svg(ksgen.Chain([(2, 4, 3, 2)])))

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from ksgen import __version__
-from ksgen.bench.baselines import BASELINES, Baseline
+from ksgen.bench.baselines import BASELINES, TRAINED, Baseline, training_step
 from ksgen.bench.libraries import UnsupportedError, library_version
 from ksgen.bench.problem import LayerArrays, LayerJob
 from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_METHODS, OURS, PARTS, TRAINING
 from ksgen.bench.timing import BusyCudaClock, ReadyContender
-from ksgen.bench.training import TRAINED, training_step
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render

@@ -12,7 +12,7 @@ from math import ceil
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from ksgen.bench.log import Facts
+from ksgen.bench.rows import Facts
 from ksgen.errors import KsgenError
 from ksgen.install import install_line
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ksgen.bench import models
 from ksgen.bench.models import VIT_S16, Vision, VisionTransformer
-from ksgen.bench.published import published
 from ksgen.bench.roster import DECODE, FORWARD, LAYERS, TRAINING
+from ksgen.bench.tables import published
 from ksgen.measure.quiet import keep_freed_memory, rest
 from ksgen.measure.trust import Watch, host_clock, why_unreliable
 from ksgen.spec import LAYOUTS

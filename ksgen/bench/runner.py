@@ -20,10 +20,9 @@ import torch
 import ksgen
 from ksgen.bench.contenders import Contender, contenders, torch_device, tune
 from ksgen.bench.libraries import UnsupportedError
-from ksgen.bench.log import Facts, Log
 from ksgen.bench.problem import MOST_SETS, LayerArrays, LayerJob
 from ksgen.bench.roster import COMPILED, FORWARD, OUR_METHODS, OURS, TRAINING, Comparison
-from ksgen.bench.rows import OK
+from ksgen.bench.rows import OK, Facts, Log
 from ksgen.bench.timing import Protocol, Quantity, Timed, Times
 from ksgen.build.build import Request, build_many
 from ksgen.build.processors import processor_name

@@ -6,14 +6,15 @@ Only text: pages, Markdown and terminals show the same tables.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby, product
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
+import yaml
+
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, group_by
-from ksgen.bench.log import MOST_BYTES_OF_FILE
-from ksgen.bench.published import Claim, claim, published, published_us
 from ksgen.bench.roster import (
     AND,
     EXPERTS,
@@ -30,14 +31,48 @@ from ksgen.bench.roster import (
     PYTORCH,
     STEP_TITLES,
 )
-from ksgen.bench.rows import OK, ResultRow
+from ksgen.bench.rows import MOST_BYTES_OF_FILE, OK, ResultRow
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.files import read, reading
 from ksgen.measure.roofline import NO_FLOOR
 from ksgen.measure.trust import MARK, marked
+from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.values import counted, spanned
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A share of patterns, a median factor, or both, with the place in the paper."""
+
+    precision: str
+    where: str
+    layout: str = ""
+    share: float | None = None
+    factor: float | None = None
+
+
+@cache
+def published() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+    return content
+
+
+def claim(name: str) -> Claim:
+    return Claim(**published()["claims"][name])
+
+
+def published_patterns() -> list[Pattern]:
+    """Patterns whose times the authors published."""
+    return [Pattern.parse(text) for text in published()["times"]]
+
+
+def published_us(pattern: str, precision: str, layout: str) -> float | None:
+    """Microseconds that the authors published for their kernel; None if they published none."""
+    milliseconds = published()["times"].get(pattern, {}).get(f"{precision} {layout}")
+    return None if milliseconds is None else milliseconds * 1e3
+
 
 NONE = "-"  # in a cell without a figure
 LAYOUT_WORDS = {"bsf": "batch-size-first", "bsl": "batch-size-last", BEST: "best layout of each"}

@@ -14,8 +14,8 @@ from typing import Protocol as PythonProtocol
 import torch
 from torch import Tensor
 
-from ksgen.bench.log import Facts
 from ksgen.bench.problem import Gradients
+from ksgen.bench.rows import Facts
 from ksgen.measure.trust import Watch, host_clock
 from ksgen.torch.conversion.times import cuda_clock
 

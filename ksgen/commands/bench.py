@@ -1,15 +1,108 @@
 """`ksgen bench` and `ksgen bench report`. The subcommands that measure are in other modules of this package."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands import bench_layers, bench_models, bench_products
-from ksgen.commands.bench_common import LOG
-from ksgen.commands.common import REPLACED, named_file
+from ksgen.bench.roster import OTHERS, OURS
+from ksgen.commands import bench_layers, bench_models
+from ksgen.commands.bench_common import (
+    LOG,
+    Selection,
+    check_library,
+    job_options,
+    measure,
+    measurements_option,
+    print_done,
+    runs_option,
+    seconds_option,
+)
+from ksgen.commands.common import REPLACED, file_option, json_option, number_option
 from ksgen.files import write
 from ksgen.spec.kernel import hint
 from ksgen.values import excerpt
+
+if TYPE_CHECKING:
+    from ksgen.bench.timing import Quantity
+    from ksgen.devices.base import Device
+
+MOST_SECONDS = 600  # limit of `ksgen bench energy` per contender and job
+MOST_D = 64  # largest d of its patterns, unless some are named: the limit of the paper's Figure 7
+
+
+@click.command("paper", short_help="Time ksgen's kernels against every baseline, as the paper does.")
+@job_options
+@measurements_option
+@runs_option
+@seconds_option(2.0)
+@click.option(
+    "--tune",
+    metavar="BUDGET",
+    help="First tune kernels without wisdom. BUDGET is the limit per kernel: 60s, or a number of candidates.",
+)
+@json_option
+def paper(
+    selection: Selection, measurements: int, runs: int, most_seconds: float, tune: str | None, as_json: bool
+) -> None:
+    """Time ksgen's kernels and PyTorch's methods for the same product, alternately.
+
+    The results include errors and floors. A floor is the least time that the device's memory and arithmetic permit. A
+    run that was stopped or killed continues when the same command is run again.
+
+    \b
+    Examples:
+      ksgen bench paper --subset 60 --time-limit 8m -o h200.jsonl
+      ksgen bench paper --patterns "1,192,48,2 2,48,192,1" --precision float32,float16 --without compiled
+      ksgen bench report h200.jsonl -o h200.html
+    """
+    check_library("torch", "`ksgen bench paper`", "bench")
+    from ksgen.bench.timing import Protocol, Times
+    from ksgen.tuning.tuner import parse_budget
+
+    parse_budget(tune)  # raises errors now, rather than at the first search
+    protocol = Protocol(selection.contenders(), measurements, runs, most_seconds, selection.seed, tune)
+    print_done(measure(selection, protocol, lambda device: Times()), as_json)
+
+
+@click.command("energy", short_help="Measure joules per run with the GPU's own counter, minus its idle power.")
+@job_options
+@measurements_option
+@number_option("--seconds", "length_s", help_text="Seconds per measurement.", usual=2.5, least=0.1)
+@json_option
+def energy(selection: Selection, measurements: int, length_s: float, as_json: bool) -> None:
+    """Measure the energy per run of each contender on an NVIDIA GPU. The idle GPU's power is measured first, and its
+    energy is subtracted.
+
+    If -o names the log of `ksgen bench paper`, its rows hold both times and joules. Use the GPU for nothing else
+    meanwhile.
+
+    \b
+    Examples:
+      ksgen bench energy --subset 30 --precision float32,float16 --time-limit 30m -o h200.jsonl
+      ksgen bench energy --patterns 1,192,48,2 --contenders ksgen,bmm,einsum --measurements 3
+    """
+    check_library("torch", "`ksgen bench energy`", "bench")
+    from ksgen.bench.timing import Protocol
+
+    protocol = Protocol(
+        selection.contenders((OURS, *OTHERS)), measurements, most_seconds=MOST_SECONDS, seed=selection.seed
+    )
+
+    def quantity(device: "Device") -> "Quantity":
+        import torch
+
+        from ksgen.bench.contenders import torch_device
+        from ksgen.bench.energy import Energies, EnergyError, Meter, find_handle, open_nvml
+
+        if device.kind != "cuda":
+            raise EnergyError(f"energy is measured on NVIDIA GPUs, by NVML; not {device.name} ({device.runtime})")
+        nvml, where = open_nvml(), torch_device(device)
+        uuid = getattr(torch.cuda.get_device_properties(where), "uuid", None)
+        meter = Meter(nvml, find_handle(nvml, str(uuid) if uuid else None, device.index))
+        return Energies(meter, meter.idle(), length_s)
+
+    print_done(measure(selection, protocol, quantity, MOST_D), as_json)
 
 
 class _OrSpec(click.Group):
@@ -52,7 +145,7 @@ def command() -> None:
     type=click.Path(path_type=Path, allow_dash=True),
     help=f"Write only the tables, as Markdown, to this file, or - for standard output; {REPLACED}.",
 )
-@click.option("--svg", type=named_file, metavar="PATH", help=f"Draw the page's charts to this file; {REPLACED}.")
+@file_option("--svg", help_text="Draw the page's charts to this file", metavar="PATH")
 @click.option(
     "--with", "model_files", type=click.Path(path_type=Path), multiple=True,
     help="Also show the tables of this file, which `ksgen bench model -o` or `ksgen bench share -o` wrote. May be "
@@ -97,9 +190,9 @@ def _write(path: Path, text: str) -> None:
 
 
 for subcommand in (
-    bench_products.paper,
+    paper,
     bench_layers.command,
-    bench_products.energy,
+    energy,
     report,
     bench_models.share_command,
     bench_models.model_command,

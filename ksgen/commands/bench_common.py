@@ -20,7 +20,7 @@ from ksgen.commands.common import (
     console,
     device_option,
     find_spec,
-    named_file,
+    number_option,
     print_columns,
     print_json,
     progress,
@@ -90,29 +90,13 @@ def log_option(log: Path) -> Callable[[Any], Any]:
 
 def seconds_option(usual: float) -> Callable[[Any], Any]:
     help_text = "Most seconds per contender and job. Slow contenders are run less often."
-    return click.option(
-        "--most-seconds", type=click.FloatRange(min=0.001), default=usual, show_default=True, help=help_text
-    )
+    return number_option("--most-seconds", help_text=help_text, usual=usual, least=0.001)
 
 
-def repeats_option(on_gpu: int, on_processor: int) -> Callable[[Any], Any]:
-    help_text = f"Timed rounds.  [default: {on_gpu} on a GPU, {on_processor} on a processor]"
-    return click.option("--repeats", type=click.IntRange(min=1), help=help_text)
-
-
-json_file_option = click.option(
-    "-o", "--output", type=named_file, metavar="FILE", help=f"Also write the JSON to this file; {REPLACED}."
+measurements_option = number_option(
+    "--measurements", help_text="Measurements per contender and job; the result is their median.", usual=10
 )
-measurements_option = click.option(
-    "--measurements",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="Measurements per contender and job; the result is their median.",
-)
-runs_option = click.option(
-    "--runs", type=click.IntRange(min=1), default=10, show_default=True, help="Runs per measurement."
-)
+runs_option = number_option("--runs", help_text="Runs per measurement.", usual=10)
 time_limit_option = click.option(
     "--time-limit",
     "seconds",
@@ -120,17 +104,13 @@ time_limit_option = click.option(
     metavar="TIME",
     help="Stop after this time, such as 90s, 8m or 1h. The current measurement is finished first.",
 )
-seed_option = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random chains and arrays."
-)
+seed_option = number_option("--seed", help_text="Seed of the random chains and arrays.", usual=0, least=0)
 LOG = Path("paper.jsonl")
 LATE = "--time-limit ended before the first measurement; give more time"
 _OPTIONS = (
     log_option(LOG),
-    click.option(
-        "--subset",
-        type=click.IntRange(min=1),
-        help="Measure only this many of the patterns, the most informative ones, in a fixed order.",
+    number_option(
+        "--subset", help_text="Measure only this many of the patterns, the most informative ones, in a fixed order."
     ),
     click.option(
         "--most-gflop", type=click.FloatRange(min=0, min_open=True), help="Leave out patterns with more GFLOP per run."
@@ -252,7 +232,7 @@ def measure_by(
 
     `unfit` is the message of the error if all jobs are done and no contender could be measured.
     """
-    from ksgen.bench.log import Log
+    from ksgen.bench.rows import Log
     from ksgen.bench.runner import Runner, run_facts
 
     with Log(output) as log, bar() as report:
@@ -324,7 +304,7 @@ def patterns_named(
     `named` is "published", a spec or patterns. By default, and for "paper", it is the paper's patterns with d up to
     `most_d`.
     """
-    from ksgen.bench.published import published_patterns
+    from ksgen.bench.tables import published_patterns
 
     if named is None or named == "paper":
         found = [pattern for pattern in stratified(len(paper_patterns())) if pattern.d <= (most_d or pattern.d)]

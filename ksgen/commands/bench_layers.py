@@ -34,6 +34,7 @@ from ksgen.commands.common import (
     device_option,
     find_spec,
     json_option,
+    number_option,
     renamed_option,
 )
 from ksgen.errors import DeviceError, SpecError
@@ -63,11 +64,11 @@ SETS = ("transformers", "structures", "random", "named")
 @words_option(
     "--steps", "steps", STEPS_OF_LAYERS, "One or both of forward and training, separated by a comma.", FORWARD
 )
-@click.option("--subset", type=click.IntRange(min=1), help="Measure only this many layers, the first ones.")
-@click.option(
+@number_option("--subset", help_text="Measure only this many layers, the first ones.")
+@number_option(
     "--group-size",
-    type=click.IntRange(min=2),
-    help="Also measure groups of this many equal layers on one x, such as 3 for q, k and v.",
+    help_text="Also measure groups of this many equal layers on one x, such as 3 for q, k and v.",
+    least=2,
 )
 @click.option("--beside", type=click.IntRange(min=2), hidden=True)
 @click.option("--between", type=ACTIVATION, help="Activation between factors.  [default: the spec's, or none]")

@@ -11,13 +11,11 @@ import click
 from ksgen.bench.roster import LAYERS, MODELS, STEP_TITLES
 from ksgen.commands.bench_common import (
     check_library,
-    json_file_option,
     print_table,
-    repeats_option,
     words_in,
     words_option,
 )
-from ksgen.commands.common import json_option, json_text, print_json, progress, warn_if_busy
+from ksgen.commands.common import file_option, json_option, json_text, print_json, progress, sized_option, warn_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
 from ksgen.spec import LAYOUTS
@@ -61,13 +59,9 @@ SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
     "bsf",
 )
 @click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    help=f"Batch size in sequences.  [default: {GPU_SEQUENCES} on a GPU, {CPU_SEQUENCES} on a processor]",
-)
-@repeats_option(GPU_REPEATS, CPU_REPEATS)
-@json_file_option
+@sized_option("--batch", "Batch size in sequences.", GPU_SEQUENCES, CPU_SEQUENCES)
+@sized_option("--repeats", "Timed rounds.", GPU_REPEATS, CPU_REPEATS)
+@file_option("-o", "--output", help_text="Also write the JSON to this file")
 @json_option
 def model_command(
     model: str, precisions: tuple[str, ...], backend: str, steps: tuple[str, ...], layers: tuple[str, ...],
@@ -195,13 +189,9 @@ def _report(job: "ModelJob", rows: list["ModelRow"]) -> dict[str, Any]:
     what="model",
 )
 @words_option("--precision", "precisions", PRECISIONS[:3], "Precisions.", "float32", "precision")
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    help=f"Batch size in images.  [default: {GPU_IMAGES} on a GPU, {CPU_IMAGES} on a processor]",
-)
-@repeats_option(SHARE_GPU_REPEATS, SHARE_CPU_REPEATS)
-@json_file_option
+@sized_option("--batch", "Batch size in images.", GPU_IMAGES, CPU_IMAGES)
+@sized_option("--repeats", "Timed rounds.", SHARE_GPU_REPEATS, SHARE_CPU_REPEATS)
+@file_option("-o", "--output", help_text="Also write the JSON to this file")
 @json_option
 def share_command(
     models: tuple[str, ...] | None, precisions: tuple[str, ...], batch: int | None, repeats: int | None,

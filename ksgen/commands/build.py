@@ -1,20 +1,49 @@
-"""`ksgen build`."""
+"""`ksgen build` and `ksgen bundle`: compile a whole spec for several targets."""
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
-from ksgen.commands.common import SPEC, arch_option, find_spec, first_failure, json_option, print_json
-from ksgen.commands.figures import choice_figures, kernel_figures
-from ksgen.spec import load
-from ksgen.values import counted
+from ksgen.build.build import Binary, Compiler, Request, build, build_many
+from ksgen.build.host import HostCompiler, compiler_for
+from ksgen.build.processors import INSTRUCTION_SETS
+from ksgen.build.toolchain import find_compiler, parse_targets
+from ksgen.calibration.cases import cases_of
+from ksgen.commands.common import (
+    SPEC,
+    arch_option,
+    choice_figures,
+    file_option,
+    find_spec,
+    first_failure,
+    json_option,
+    kernel_figures,
+    number_option,
+    print_json,
+    progress,
+)
+from ksgen.devices.native import ThreadsCompiler, limits_for, open_device, threads_request, working_compiler
+from ksgen.emit.render import Source, render
+from ksgen.errors import KsgenError, ToolchainError
+from ksgen.families import Limits, cuda_limits, family_named
+from ksgen.families.expected import CLASSES, LARGE, SMALL
+from ksgen.families.gpus import asked_for
+from ksgen.launch.choice import LARGEST_CPU_BATCH, Choice, choose_for_many, limits_from
+from ksgen.launch.fused import packing_choices, shared_out, verdict_for
+from ksgen.passport.standing import needs_proof, unproven
+from ksgen.spec import KernelSpec, Spec, load
+from ksgen.values import counted, excerpt
+from ksgen.wisdom.exchange import known_devices
+from ksgen.wisdom.store import Wisdom, dump, file_name, load_wisdom
 
 
 @click.command("build")
 @click.argument("spec", type=SPEC)
 @arch_option
 @click.option("--device-name", help="Use the constants tuned for this device, such as 'NVIDIA H200'.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Compilers to run at once.  [default: one per core]")
+@number_option("--jobs", help_text="Compilers to run at once.  [default: one per core]")
 @json_option
 def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as_json: bool) -> None:
     """Compile the kernels of a spec into the cache, for every target. Launchers then find them there.
@@ -25,13 +54,8 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
       ksgen build specs/vit.yaml --arch host
       KSGEN_CACHE_DIR=./cache ksgen build specs/gpt2.yaml --arch sm_90a --device-name "NVIDIA H200"
     """
-    from ksgen.commands.compiling import compile_proofs, compile_spec, compile_threads
-
     loaded = load(find_spec(spec))
-    compiled = compile_spec(loaded, arch, device_name, jobs)
-    first_failure([job.result for job in compiled])
-    compile_threads(arch)
-    compile_proofs(compiled, jobs)
+    compiled, _ = compile_all(loaded, arch, [device_name] if device_name else [], jobs)
     spilling = [job for job in compiled if job.binary.resources.spill_bytes]
     if as_json:
         print_json(
@@ -59,3 +83,249 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
         )
     for job in spilling:
         click.echo(f"  {job.source.entry} for {job.target}: {job.binary.resources.spill_bytes} bytes")
+
+
+@click.command("bundle")
+@click.argument("spec", type=SPEC)
+@arch_option
+@file_option("-o", "--output", help_text="File to write", usual="<spec name>.ksb")
+@click.option(
+    "--device-name",
+    multiple=True,
+    help="Also pack the constants tuned for this device, such as 'NVIDIA H200'. May be repeated.",
+)
+@json_option
+def bundle(spec: Path, arch: str, output: Path | None, device_name: tuple[str, ...], as_json: bool) -> None:
+    """Pack the sources, binaries and wisdom of a spec into one file. Launchers use it on a machine that has a driver
+    and no compiler, after ksgen.use_bundle("vit.ksb").
+
+    \b
+    Examples:
+      ksgen bundle specs/vit.yaml --arch sm_80,sm_90a -o vit.ksb
+      ksgen bundle specs/vit.yaml --arch x86-64-v3,x86-64-v4,aarch64 -o vit.ksb
+    """
+    from ksgen import __version__
+    from ksgen.build.bundle import write_bundle
+    from ksgen.files import check_writable
+
+    loaded = load(find_spec(spec))
+    path = output or Path(f"{loaded.name}.ksb")
+    check_writable(path)
+    compiled, helpers = compile_all(loaded, arch, device_name)
+    wisdom = {file_name(name): dump(name, load_wisdom(name, strict=True)).encode() for name in device_name}
+    binaries = [*((job.request, job.binary) for job in compiled), *helpers]
+    write_bundle(path, binaries, wisdom, {"ksgen": __version__, "spec": loaded.name})
+    if as_json:
+        print_json({"file": str(path), "bytes": path.stat().st_size, "binaries": len(compiled)})
+    else:
+        click.echo(
+            f"{counted(len(compiled), 'binary', 'binaries')} of {loaded.name} for {arch} in {path} "
+            f"({path.stat().st_size / 1e6:.1f} MB)"
+        )
+
+
+HOST = "host"  # target that means this machine's processor
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one target: its binary, or the error."""
+
+    source: Source
+    target: str
+    result: Binary | KsgenError
+
+    @property
+    def request(self) -> Request:
+        return Request(self.source.text, self.source.entry, self.target)
+
+    @property
+    def binary(self) -> Binary:
+        if isinstance(self.result, KsgenError):
+            raise self.result
+        return self.result
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """A target, its compiler, and the facts by which launchers choose and render its sources."""
+
+    target: str
+    compiler: Compiler
+    dialect: str
+    limits: Limits
+    device_name: str | None = None  # device whose wisdom launchers will follow, if known
+
+
+def compile_all(
+    spec: Spec, arch: str, device_names: Sequence[str], jobs: int | None = None
+) -> tuple[list[Compiled], list[tuple[Request, Binary]]]:
+    """Compile a spec with the constants of each device, and the functions and proofs that launchers need besides."""
+    found = {job.request: job for name in device_names or (None,) for job in compile_spec(spec, arch, name, jobs)}
+    compiled = list(found.values())
+    first_failure([job.result for job in compiled])
+    return compiled, [*compile_threads(arch), *compile_proofs(compiled, jobs)]
+
+
+def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
+    """Compile every kernel and every fused layer of the spec, for every target, with the named device's constants.
+
+    Without a device name, default constants are compiled, and for this processor also the constants tuned for it.
+    """
+    setups = _setups(arch)
+    for setup in setups:
+        if setup.dialect == "cuda" and (asked := asked_for(setup.target)) != setup.target:
+            click.echo(
+                f"--arch {setup.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True
+            )
+    # This may warn, so it follows `_setups`, which may raise an error.
+    wisdom = _wisdom(device_name) if device_name else Wisdom()
+    wanted = [(setup, _sources_for(spec, setup, wisdom, adds_tuned=device_name is None)) for setup in setups]
+    finished: list[Compiled] = []
+    with progress() as bar:
+        task = bar.add_task(f"compiling {spec.name}", total=sum(len(sources) for _, sources in wanted), now="")
+        for setup, sources in wanted:
+            if bar.disable:  # no terminal: print a line, because this may take minutes
+                click.echo(f"compiling {counted(len(sources), 'source')} of {spec.name} for {setup.target}", err=True)
+            results = build_many(
+                [Request(source.text, source.entry, setup.target) for source in sources],
+                setup.compiler,
+                workers=jobs,
+                on_done=lambda request, _: bar.update(task, advance=1, now=f"{request.entry} {request.target}"),
+            )
+            finished += [
+                Compiled(source, setup.target, result) for source, result in zip(sources, results, strict=True)
+            ]
+    return finished
+
+
+def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
+    """Compile the function that distributes a kernel's work over threads, for each processor target."""
+    wanted = [
+        (threads_request(setup.target), ThreadsCompiler(setup.compiler))
+        for setup in _setups(arch)
+        if isinstance(setup.compiler, HostCompiler)
+    ]
+    return [(request, build(request.text, request.entry, request.target, compiler)) for request, compiler in wanted]
+
+
+def compile_proofs(compiled: Iterable[Compiled], jobs: int | None = None) -> list[tuple[Request, Binary]]:
+    """Compile the small kernels that prove a family on a GPU, for each compiled family that needs a proof there."""
+    families = {(job.source.family, job.target) for job in compiled}
+    cases = [
+        (case, target)
+        for name, target in sorted(families)
+        if needs_proof(name, target)
+        for case in cases_of(family_named(name), target)
+    ]
+    needed = (Request(each.text, each.entry, target) for case, target in cases for each in case.sources)
+    requests = list(dict.fromkeys(needed))
+    if requests:
+        names = ", ".join(dict.fromkeys(case.candidate.family for case, _ in cases))
+        click.echo(f"compiling {counted(len(requests), 'small source')} that prove {names} on a GPU", err=True)
+    results = build_many(requests, workers=jobs)
+    first_failure(results)
+    return [(request, each) for request, each in zip(requests, results, strict=True) if isinstance(each, Binary)]
+
+
+def _setups(arch: str) -> list[_Setup]:
+    """Read targets such as `host,x86-64-v3,sm_90a`. Processors' targets come before GPUs'."""
+    words = list(dict.fromkeys(word for part in arch.split(",") if (word := part.strip())))
+    processors = [word for word in words if word in (HOST, *INSTRUCTION_SETS)]
+    gpus = [word for word in words if word not in processors]
+    if unknown := next((word for word in gpus if not word.startswith("sm_")), None):
+        raise ToolchainError(
+            f"{excerpt(unknown)} is no target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and GPUs' such as "
+            "sm_90a"
+        )
+    setups = [_processor_setup(word) for word in processors]
+    if gpus or not processors:
+        compiler = find_compiler()
+        setups += [
+            _Setup(target, compiler, "cuda", cuda_limits(target)) for target in parse_targets(",".join(gpus), compiler)
+        ]
+    return setups
+
+
+def _processor_setup(word: str) -> _Setup:
+    if word == HOST:
+        device = open_device(0)
+        limits = limits_from("native", device.target, device.limits)
+        return _Setup(device.target, working_compiler(), device.dialect, limits, device.name)
+    named = INSTRUCTION_SETS[word]
+    return _Setup(
+        named.target, compiler_for(named.target), "opencl", limits_from("native", named.target, limits_for(named))
+    )
+
+
+def _wisdom(device_name: str) -> Wisdom:
+    """The wisdom of a device. Warns if there is none: the name may be misspelt."""
+    wisdom = load_wisdom(device_name, strict=True)
+    if not wisdom.entries():
+        known = ", ".join(known_devices()) or "none"
+        click.echo(
+            f"--device-name {excerpt(device_name)}: no wisdom of that name, so constants are the defaults; known: "
+            f"{known}",
+            err=True,
+        )
+    return wisdom
+
+
+def _sources_for(spec: Spec, setup: _Setup, wisdom: Wisdom, adds_tuned: bool) -> list[Source]:
+    """Return a spec's sources with the constants of that wisdom.
+
+    For a GPU, sources are added that launchers take until its families are proven. With `adds_tuned`, sources with the
+    constants tuned for the setup's device are added, too.
+    """
+    sources = {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, wisdom)}
+    if bars := unproven(setup.target):
+        allowed = replace(setup.limits, bars=bars)
+        sources |= {source.digest: source for source in _sources(spec, allowed, setup.dialect, wisdom)}
+    if adds_tuned and setup.device_name and (tuned := load_wisdom(setup.device_name)).entries():
+        sources |= {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, tuned)}
+    return list(sources.values())
+
+
+def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
+    """Sources that launchers with these limits will render: one per batch in wisdom and per class of batches."""
+    classes = (
+        [1 << power for power in range(LARGEST_CPU_BATCH.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *SMALL]
+    )
+    sources: dict[str, Source] = {}
+
+    def add(kernel: KernelSpec, choice: Choice) -> None:
+        source = render(kernel, choice.constants, family=choice.family, dialect=dialect)
+        sources[source.digest] = source
+
+    for kernel in spec.kernels:
+        for batch in sorted({*wisdom.batches(kernel.untied), *([kernel.batch] if kernel.batch else classes)}):
+            add(kernel, choose_for_many(kernel, batch, limits, wisdom))
+    for kernel, batch in _launches(spec, limits, classes, wisdom):
+        choice = choose_for_many(kernel, batch, limits, wisdom)
+        add(kernel, choice)
+        for factor, packing in packing_choices(kernel, choice.family, choice.constants):
+            add(factor, packing)
+    return list(sources.values())
+
+
+def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom) -> Iterator[tuple[KernelSpec, int]]:
+    """Yield the fused launches of layers and groups, each with a batch at which launchers may take it.
+
+    Launchers take a fused launch if it is expected or measured to be faster, or if the layer's `fuse` demands it.
+    """
+    kind = "processor" if limits.is_cpu else "cuda"
+    for name, launches in spec.launches.items():
+        fuse = spec.options_of(name).fuse
+        for asked in launches:
+            dense = replace(asked.untied, batch=None, stride="dense")
+            known = wisdom.batches(dense)
+            for batch in sorted({*known, *([asked.batch] if asked.batch else classes)}):
+                # a batch so small that even one core runs factor by factor
+                is_small = limits.is_cpu and bool(shared_out(dense, 1, batch))
+                if not verdict_for(dense, limits, kind, batch, "yes").is_one or (fuse == "auto" and is_small):
+                    continue
+                if batch in known or verdict_for(dense, limits, kind, batch, fuse).is_one:
+                    # on a GPU, a group's outputs may also be separate dense arrays
+                    apart = () if limits.is_cpu else ("dense",)
+                    strides = ("any", *apart) if asked.is_group else (asked.stride,)
+                    yield from ((replace(dense, stride=stride, tied=asked.tied), batch) for stride in strides)

@@ -15,19 +15,19 @@ from ksgen.bench.roster import MODELS
 from ksgen.commands.bench_common import check_library
 from ksgen.commands.common import (
     ACTIVATION,
-    REPLACED,
     ReadBy,
     batches_in,
     device_option,
+    entry_figures,
+    file_option,
     json_option,
     json_text,
-    named_file,
+    kernel_figures,
     pattern_option,
     print_columns,
     print_json,
     warn_if_busy,
 )
-from ksgen.commands.figures import entry_figures, kernel_figures
 from ksgen.commands.layers import Layer, Wanted, epilogue_of, takes_layers, takes_wanted
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import DeviceError, SpecError
@@ -82,12 +82,7 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 )
 @device_option
 @click.option("--fresh", is_flag=True, help="Prove all families again and repeat all trials.")
-@click.option(
-    "--report",
-    type=named_file,
-    metavar="FILE",
-    help=f"Write a report for ksgen's authors, without personal data; {REPLACED}.",
-)
+@file_option("--report", help_text="Write a report for ksgen's authors, without personal data")
 @json_option
 def command(
     patterns: tuple[Pattern | Path, ...], named: tuple[Pattern, ...], layer: Layer, chain: bool, model: str | None,
@@ -210,7 +205,7 @@ def _write_report(path: Path, content: dict[str, Any], as_json: bool) -> None:
 
 def try_all(calibration: "Calibration", jobs: "Sequence[Job]") -> "list[Calibrated]":
     """Try the jobs, with a live table or a line per kernel."""
-    from ksgen.commands.tune_table import TuneTable
+    from ksgen.commands.tune import TuneTable
 
     missing = calibration.missing(jobs)
     known = len(jobs) - len(missing)
@@ -320,7 +315,7 @@ def figures_of(found: "Calibrated") -> dict[str, Any]:
 
 def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
     """Print a table of kernels with their times, and a summary."""
-    from ksgen.commands.tune_table import name_of
+    from ksgen.commands.tune import name_of
     from ksgen.measure.trust import describe_unreliable, marked
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.job import Job

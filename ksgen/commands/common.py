@@ -4,18 +4,18 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ksgen.commands.figures import tidy
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, KernelSpec, Spec
-from ksgen.spec.kernel import hint
+from ksgen.spec.kernel import hint, pattern_as_list
 from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
@@ -24,6 +24,70 @@ if TYPE_CHECKING:
 
     from ksgen.families import Limits
     from ksgen.spec.nodes import SourcePlace
+    from ksgen.wisdom.store import Entry
+
+TIME_DIGITS = 3  # decimals of times, which are in microseconds: a nanosecond
+DIGITS = 6  # significant digits of every other number
+
+
+def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
+    """Facts that identify a kernel, and its batch. A batch of None means any batch."""
+    factors = list(map(pattern_as_list, kernel.factors))
+    return {
+        "kernel": kernel.name,
+        "job": kernel.job,
+        "pattern": factors if kernel.is_chain else factors[0],
+        **(_group_figures(kernel) if kernel.is_group else {}),
+        "precision": kernel.precision,
+        **({"stored_weights": kernel.weights} if kernel.is_quantized else {}),
+        **({"stored_inputs": kernel.inputs} if kernel.has_bytes_in else {}),
+        "layout": kernel.layout,
+        "epilogue": kernel.epilogue.as_json,
+        "batch": batch,
+    } | {
+        name: value
+        for name, value in (("between", kernel.between), ("out_layout", kernel.out_layout))
+        if value not in (None, "none")
+    }
+
+
+def _group_figures(kernel: KernelSpec) -> dict[str, Any]:
+    """All chains of a group; `beside` is the deprecated field of all but the first."""
+    chains = [list(map(pattern_as_list, chain)) for chain in kernel.chains]
+    return {"chains": chains, "beside": chains[1:]}
+
+
+def choice_figures(family: str, constants: Any) -> dict[str, Any]:
+    """Facts about the family and constants of the kernel."""
+    return {"family": family, "constants": asdict(constants)}
+
+
+def entry_figures(entry: "Entry") -> dict[str, Any]:
+    """Facts of the kernel's wisdom entry."""
+    measured = dict(entry.measured)
+    times = {name: measured.pop(name, None) for name in ("median_us", "floor_us")}
+    which = kernel_figures(entry.kernel, entry.batch) | {"specialised": entry.kernel.batch is not None}
+    return {
+        **which,
+        **choice_figures(entry.family, entry.constants),
+        **times,
+        "doubt": entry.doubt,
+        "measured": measured,
+    }
+
+
+def tidy(content: Any, name: str = "") -> Any:
+    """Return a copy of the data with rounded numbers.
+
+    Times, whose names or parents' names end in `_us`, are rounded to a nanosecond, others to six significant digits.
+    """
+    if isinstance(content, dict):
+        return {each: tidy(value, name if name.endswith("_us") else each) for each, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [tidy(value, name) for value in content]
+    if isinstance(content, float):
+        return round(content, TIME_DIGITS) if name.endswith("_us") else float(f"{content:.{DIGITS}g}")
+    return content
 
 
 OptionT = TypeVar("OptionT")
@@ -79,11 +143,26 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 device_option = click.option(
     "--device", help="Device, as in KSGEN_DEVICE: cuda, pycuda, driver, native, opencl, opencl:1, or part of a name."
 )
-batch_option = click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    help=f"Batch size.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
-)
+
+
+def number_option(*names: str, help_text: str, usual: float | None = None, least: float = 1) -> Callable[[Any], Any]:
+    """Option for a number of at least `least`. It is a whole number, unless the default `usual` is a float."""
+    kind: Any = click.FloatRange if isinstance(usual, float) else click.IntRange
+    return click.option(*names, type=kind(min=least), default=usual, show_default=usual is not None, help=help_text)
+
+
+def sized_option(flag: str, help_text: str, on_gpu: int, on_processor: int) -> Callable[[Any], Any]:
+    """Option for a whole number from 1 up, whose default depends on the kind of the device."""
+    return number_option(flag, help_text=f"{help_text}  [default: {on_gpu} on a GPU, {on_processor} on a processor]")
+
+
+def file_option(*names: str, help_text: str, metavar: str = "FILE", usual: str = "") -> Callable[[Any], Any]:
+    """Option for a file to write. `usual` describes its default."""
+    default = f"  [default: {usual}]" if usual else ""
+    return click.option(*names, type=named_file, metavar=metavar, help=f"{help_text}; {REPLACED}.{default}")
+
+
+batch_option = sized_option("--batch", "Batch size.", GPU_BATCH, CPU_BATCH)
 pattern_option = click.option(
     "--pattern",
     "named",

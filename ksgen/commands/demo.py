@@ -14,17 +14,18 @@ from ksgen.commands.common import (
     SPEC,
     batch_option,
     check_memory,
+    choice_figures,
     device_option,
     find_spec,
     folder_option,
     json_option,
+    kernel_figures,
     output_folder,
     print_columns,
     print_json,
     progress,
     warn_if_busy,
 )
-from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.devices.base import GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.spec import KernelSpec, Spec, load

@@ -1,11 +1,12 @@
-"""`ksgen emit`."""
+"""`ksgen emit` and `ksgen spec`."""
 
+import json
 from pathlib import Path
 
 import click
 
 from ksgen.commands.common import SPEC, OneOf, find_spec, folder_option, json_option, output_folder, print_json
-from ksgen.spec import load
+from ksgen.spec import load, schema
 from ksgen.values import counted
 
 
@@ -52,3 +53,29 @@ def command(spec: Path, output: Path | None, dialect: str, family: str | None, a
         print_json(content)
     else:
         click.echo(f"{counted(len(sources), 'kernel')} of {loaded.name} in {folder}")
+
+
+@click.group("spec")
+def spec_command() -> None:
+    """Describe the format of specs, the YAML files that list kernels and layers.
+
+    \b
+    Examples:
+      ksgen spec schema > spec.schema.json
+    """
+
+
+@spec_command.command("schema", short_help="Print the JSON schema of specs.")
+def schema_command() -> None:
+    """Print the JSON schema of specs. Editors that know it complete keys and values, and mark mistakes.
+
+    \b
+    Examples:
+      ksgen spec schema > spec.schema.json
+
+    With VS Code's YAML extension, a spec then starts with:
+
+    \b
+      # yaml-language-server: $schema=spec.schema.json
+    """
+    click.echo(json.dumps(schema(), indent=2, ensure_ascii=False))

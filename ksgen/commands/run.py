@@ -13,14 +13,16 @@ from ksgen.commands.common import (
     SPEC,
     STRIDE,
     check_memory,
+    choice_figures,
     device_option,
     json_option,
+    kernel_figures,
+    number_option,
     print_facts,
     print_json,
     takes_patterns,
     warn_if_busy,
 )
-from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.commands.layers import Layer, Wanted, epilogue_of, launch_of_spec, takes_layers, takes_wanted
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
@@ -48,10 +50,8 @@ from ksgen.values import excerpt
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
 @click.option("--residual-first", is_flag=True, help="Add the residual before the activation.")
 @device_option
-@click.option(
-    "--runs", type=click.IntRange(min=1), default=1, show_default=True, help="Minimum number of timed runs per block."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random arrays.")
+@number_option("--runs", help_text="Minimum number of timed runs per block.", usual=1)
+@number_option("--seed", help_text="Seed of the random arrays.", usual=0, least=0)
 @json_option
 def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, layer_name: str | None, batch: int | None,

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.commands.common import (
-    REPLACED,
     SPEC,
+    choice_figures,
     console,
+    file_option,
     find_spec,
     json_option,
-    named_file,
+    kernel_figures,
+    number_option,
     print_facts,
     print_json,
     takes_patterns,
 )
-from ksgen.commands.figures import choice_figures, kernel_figures
 from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
 from ksgen.errors import PatternError, SpecError
 from ksgen.families import Limits, cuda_limits, family_for, family_named, faster_family
@@ -43,19 +44,13 @@ _USUAL = "sm_80"  # target whose kernel is shown without a device
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Describe all patterns and layers of this spec.")
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    default=25088,
-    show_default=True,
-    help="Batch size, to count bytes and operations.",
-)
+@number_option("--batch", help_text="Batch size, to count bytes and operations.", usual=25088)
 @takes_wanted(has_job=False)
 @click.option(
     "--device",
     help="Show the kernel chosen on this device, also by its wisdom. Values are those of KSGEN_DEVICE, such as cuda.",
 )
-@click.option("--png", type=named_file, metavar="PATH", help=f"Draw the pattern (only one) to this file; {REPLACED}.")
+@file_option("--png", help_text="Draw the pattern (only one) to this file", metavar="PATH")
 @json_option
 def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, wanted: Wanted, device: str | None,

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import PATTERN, REPLACED, json_option, named_file, print_json
-from ksgen.commands.figures import entry_figures, kernel_figures
+from ksgen.commands.common import PATTERN, entry_figures, file_option, json_option, kernel_figures, print_json
 from ksgen.errors import KsgenError
 from ksgen.files import write
 from ksgen.measure.trust import MARK, marked
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path)
 device_option = click.option("--device", metavar="NAME", help="Only devices with this in their name, such as H200.")
-output_option = click.option(
-    "-o", "--output", type=named_file, metavar="FILE", help=f"Write to this file instead of printing; {REPLACED}."
-)
+output_option = file_option("-o", "--output", help_text="Write to this file instead of printing")
 
 
 @click.group("wisdom")

@@ -1,6 +1,6 @@
 """Rules such as (b+c)/(bc) that predict how much faster our kernel is, and the gain of the better one on processors.
 
-`ksgen.bench.heuristic` evaluates the rules on results; launchers never use them.
+`ksgen.bench.payoff` evaluates the rules on results; launchers never use them.
 """
 
 from collections.abc import Callable

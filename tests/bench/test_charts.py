@@ -4,7 +4,7 @@ times.
 
 from dataclasses import replace
 
-from ksgen.bench.charts import MOST_BARS, charts
+from ksgen.bench.report import MOST_BARS, charts
 from ksgen.bench.roster import OURS
 from ksgen.figures.charts import Bars, Sorted
 from ksgen.spec import stratified

@@ -19,7 +19,7 @@ from benchmarks.model import (
     replay,
     requested_and_read,
 )
-from ksgen.bench.published import published_patterns, published_us
+from ksgen.bench.tables import published_patterns, published_us
 from ksgen.families import cuda_limits, family_for
 from ksgen.families.expected import TAKEN
 from ksgen.pattern import Pattern

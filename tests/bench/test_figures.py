@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ksgen.bench import charts as figures
 from ksgen.bench import report
 from ksgen.bench.rows import ResultRow, write_csv
 from ksgen.commands import bench
@@ -19,20 +18,20 @@ pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install
 
 
 def test_boxes_say_how_many_patterns_they_stand_for() -> None:
-    drawn = figures.boxes("a", "b", "times as fast", {0.5: [1.0, 2.0, 3.0, 4.0, 5.0], 2.0: 6 * [4.0]})
+    drawn = report.boxes("a", "b", "times as fast", {0.5: [1.0, 2.0, 3.0, 4.0, 5.0], 2.0: 6 * [4.0]})
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
     assert {"0.5 (5)", "2 (6)", "b (patterns)"} <= set(texts)
 
 
 def test_no_box_stands_for_a_single_pattern() -> None:
     """Neighbouring numbers with few patterns share a box; so do more numbers than there is room for."""
-    drawn = figures.boxes("a", "b", "times as fast", {0.5: [1.0], 0.6: 4 * [2.0], 1.0: 5 * [1.0], 2.0: [4.0]})
+    drawn = report.boxes("a", "b", "times as fast", {0.5: [1.0], 0.6: 4 * [2.0], 1.0: 5 * [1.0], 2.0: [4.0]})
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
     assert {"0.5 to 0.6 (5)", "1 to 2 (6)"} <= set(texts)
-    counts = [len(values) for _, values in figures._merged({float(number): [1.0] for number in range(627)})]
+    counts = [len(values) for _, values in report._merged({float(number): [1.0] for number in range(627)})]
     assert sum(counts) == 627
-    assert min(counts) >= figures.LEAST_IN_BOX
-    assert len(counts) <= figures.MOST_BOXES
+    assert min(counts) >= report.LEAST_IN_BOX
+    assert len(counts) <= report.MOST_BOXES
 
 
 def test_figure_6_has_one_scale_and_the_better_of_both_layouts(
@@ -59,9 +58,7 @@ def test_figure_6_has_one_scale_and_the_better_of_both_layouts(
 
 
 def test_boxes_of_one_scale_have_the_same_numbers() -> None:
-    drawn = [
-        figures.boxes("a", "b", "c", {1.0: values}, scale=[0.5, 2.0, 20.0]) for values in ([0.5, 2.0], [2.0, 20.0])
-    ]
+    drawn = [report.boxes("a", "b", "c", {1.0: values}, scale=[0.5, 2.0, 20.0]) for values in ([0.5, 2.0], [2.0, 20.0])]
     ticks = [re.findall(r">(0\.5|1|2|5|10|20)</text>", each) for each in drawn]
     assert ticks[0] == ticks[1] == ["0.5", "1", "2", "5", "10", "20"]
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.readme_figures import agreed, agreement
 from ksgen.bench import report
 from ksgen.bench.comparison import Results
-from ksgen.bench.heuristic import (
+from ksgen.bench.payoff import (
     LEAST_PATTERNS,
     PAPERS,
     RULES,
     Judged,
-    agreed,
-    agreement,
     conclusion,
     judge,
 )

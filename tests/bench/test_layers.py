@@ -7,9 +7,8 @@ import pytest
 
 from ksgen import structures
 from ksgen.bench.chains import MeasuredLayer
-from ksgen.bench.log import Log
 from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, LIBRARY_METHODS, METHODS, ONE_LAUNCH
-from ksgen.bench.rows import OK, ResultRow, read_rows
+from ksgen.bench.rows import OK, Log, ResultRow, read_rows
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError
 from ksgen.launch.plan import Plan

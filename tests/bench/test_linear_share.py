@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.bench.published import published
+from ksgen.bench.tables import published
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.bench.log import Log, read_log
+from ksgen.bench.rows import Log, read_log
 from ksgen.errors import KsgenError
 from tests.support.libraries import library
 

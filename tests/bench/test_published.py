@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ksgen.bench import published, tables
+from ksgen.bench import tables
 from ksgen.bench.roster import OURS
 from ksgen.pattern import Pattern
 from ksgen.spec import paper_patterns
@@ -22,13 +22,13 @@ def test_the_authors_own_times_are_compared_with_ours() -> None:
 
 
 def test_what_is_published_is_what_the_shared_page_says() -> None:
-    assert len(published.published_patterns()) == 12
+    assert len(tables.published_patterns()) == 12
     of_the_chains = {Pattern.parse(text) for text in ("6,64,64,1", "1,768,192,2", "2,48,192,1", "1,192,48,2")}
-    assert set(published.published_patterns()) <= {*paper_patterns(), *of_the_chains}
-    assert published.published_us("1,1024,1024,4", "float16", "bsl") == pytest.approx(7170)
-    assert published.published_us("1,1024,1024,4", "float16", "bsf") is None
-    assert published.published_us("1,2,3,4", "float32", "bsl") is None
-    claim = published.claim("kernel_beats_all_bsf")
+    assert set(tables.published_patterns()) <= {*paper_patterns(), *of_the_chains}
+    assert tables.published_us("1,1024,1024,4", "float16", "bsl") == pytest.approx(7170)
+    assert tables.published_us("1,1024,1024,4", "float16", "bsf") is None
+    assert tables.published_us("1,2,3,4", "float32", "bsl") is None
+    claim = tables.claim("kernel_beats_all_bsf")
     assert (claim.share, claim.factor, claim.where, claim.precision) == (0.2, 1.28, "Table 5", "float32")
-    for name in published.published()["claims"]:
-        assert published.claim(name).where
+    for name in tables.published()["claims"]:
+        assert tables.claim(name).where

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from ksgen.bench.log import Log
 from ksgen.bench.roster import OURS
-from ksgen.bench.rows import OK, ResultRow, read_rows
+from ksgen.bench.rows import OK, Log, ResultRow, read_rows
 from ksgen.errors import DeviceError
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern

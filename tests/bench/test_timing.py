@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from ksgen.bench.log import Log
 from ksgen.bench.roster import OURS
-from ksgen.bench.rows import OK, read_rows
+from ksgen.bench.rows import OK, Log, read_rows
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries

@@ -9,9 +9,8 @@ import pytest
 
 from ksgen import structures
 from ksgen.bench.chains import MeasuredLayer
-from ksgen.bench.log import Log
 from ksgen.bench.roster import FORWARD, LAYER, METHODS, OTHER_METHODS, OUR_METHODS, TRAINING
-from ksgen.bench.rows import OK, ResultRow, read_rows
+from ksgen.bench.rows import OK, Log, ResultRow, read_rows
 from ksgen.devices import find_device
 from ksgen.errors import DeviceError
 from ksgen.pattern import Chain, Pattern
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.libraries
 torch = library("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  (PyTorch may be missing)
 
-from ksgen.bench import problem, training  # noqa: E402
+from ksgen.bench import baselines, problem  # noqa: E402
 from ksgen.bench.baselines import UnsupportedError  # noqa: E402
 from ksgen.bench.contenders import contenders  # noqa: E402
 from ksgen.bench.problem import Gradients, LayerArrays, LayerJob  # noqa: E402
@@ -82,19 +81,19 @@ def arrays_of(job: LayerJob) -> LayerArrays:
 
 def result_of(name: str, arrays: LayerArrays, runs: Sequence[int] = (0,)) -> tuple[Any, Gradients]:
     """Outputs and gradients of the last of these steps."""
-    step, gradients = training.training_step(name, arrays)
+    step, gradients = baselines.training_step(name, arrays)
     *_, result = map(step, runs)
     return result.ys, gradients(result)
 
 
 def test_every_contender_for_layers_trains_but_for_launches_two_ways_and_libraries() -> None:
-    assert {*training.TRAINED} == {LAYER, *OTHER_METHODS} - {"pieces", "grouped"}
+    assert {*baselines.TRAINED} == {LAYER, *OTHER_METHODS} - {"pieces", "grouped"}
     with pytest.raises(UnsupportedError, match="pieces has no training step"):
-        training.training_step("pieces", arrays_of(job_of("plain")))
+        baselines.training_step("pieces", arrays_of(job_of("plain")))
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("name", [name for name in training.TRAINED if name != "compiled"])
+@pytest.mark.parametrize("name", [name for name in baselines.TRAINED if name != "compiled"])
 def test_gradients_are_right(name: str, layer: str) -> None:
     arrays = arrays_of(job_of(layer))
     if (layer, name) in UNFIT:
@@ -148,7 +147,7 @@ def test_of_a_large_product_the_gradient_of_some_rows_of_x_is_compared(monkeypat
 def test_parameters_have_the_format_in_which_a_contender_multiplies() -> None:
     arrays = arrays_of(job_of("kronecker"))  # 1,4,6,2 then 4,2,2,1, of which d of one and a of the other are tied
     shapes = {
-        name: [tuple(each.shape) for each in train(arrays).parameters] for name, train in training.TRAINED.items()
+        name: [tuple(each.shape) for each in train(arrays).parameters] for name, train in baselines.TRAINED.items()
     }
     (a, b, c, d), (e, f, g, h) = KRONECKER.chain[0].shape, KRONECKER.chain[1].shape
     assert shapes["bmm"] == [(a * d, b, c), (e * h, f, g)]
@@ -175,7 +174,7 @@ class Copies(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["bmm", "views"])
 def test_no_step_in_batch_size_last_converts_weights(name: str) -> None:
-    step, _ = training.training_step(name, arrays_of(job_of("last")))
+    step, _ = baselines.training_step(name, arrays_of(job_of("last")))
     with Copies() as copies:
         step(0)
     assert not copies.sizes & {pattern.weight_count for pattern in PAIR}
@@ -223,7 +222,7 @@ def test_steps_are_rows_of_one_log_which_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_row_with_a_wrong_gradient_is_not_accurate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = training._gradients
-    monkeypatch.setattr(training, "_gradients", lambda *given: replace(found := right(*given), x=2 * found.x))
+    right = baselines._gradients
+    monkeypatch.setattr(baselines, "_gradients", lambda *given: replace(found := right(*given), x=2 * found.x))
     (row,) = measure(tmp_path / "layers.jsonl", [job_of("plain")], ("bmm",))
     assert (row.status, row.error, row.is_accurate) == (OK, pytest.approx(1.0), False)

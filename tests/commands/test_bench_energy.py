@@ -37,9 +37,8 @@ def test_a_missing_nvml_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_joules_join_the_times_of_the_same_contender(tmp_path: Any) -> None:
     """Through the runner, on the processor, with the stand-in's energy."""
     library("torch")
-    from ksgen.bench.log import Log
     from ksgen.bench.problem import product_job
-    from ksgen.bench.rows import read_rows
+    from ksgen.bench.rows import Log, read_rows
     from ksgen.bench.runner import Runner
     from ksgen.bench.timing import Protocol, Times
     from ksgen.devices import Found, find_device, list_devices

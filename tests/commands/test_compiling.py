@@ -9,8 +9,8 @@ import pytest
 from ksgen.build.build import AbsentCompiler
 from ksgen.build.request import Binary
 from ksgen.calibration.cases import cases_of
-from ksgen.commands import compiling
-from ksgen.commands.compiling import Compiled, _processor_setup, _Setup, _sources, _sources_for, compile_proofs
+from ksgen.commands import build
+from ksgen.commands.build import Compiled, _processor_setup, _Setup, _sources, _sources_for, compile_proofs
 from ksgen.devices import find_device
 from ksgen.emit.render import render
 from ksgen.emit.templates import template_digest
@@ -164,12 +164,12 @@ def test_a_target_whose_families_need_a_proof_gets_other_kernels_and_the_proofs(
     waiting = replace(limits, bars=unproven(target))
     assert {source.text for source in _sources(spec, waiting, "cuda", Wisdom())} <= {each.text for each in sources}
     binary = Binary(b"", "", target)
-    monkeypatch.setattr(compiling, "build_many", lambda requests, workers: [binary for _ in requests])
+    monkeypatch.setattr(build, "build_many", lambda requests, workers: [binary for _ in requests])
     held = compile_proofs([Compiled(source, target, binary) for source in sources])
     needed = {each.text for case in cases_of(FAMILIES["wgmma"], target) for each in case.sources}
     assert {request.text for request, _ in held} == needed
     assert compile_proofs([Compiled(by_family["mma"], target, binary)]) == []
     failed = ToolchainError("no room")
-    monkeypatch.setattr(compiling, "build_many", lambda requests, workers: [failed for _ in requests])
+    monkeypatch.setattr(build, "build_many", lambda requests, workers: [failed for _ in requests])
     with pytest.raises(ToolchainError, match=r"^no room \(and \d+ other kernels failed\)$"):
         compile_proofs([Compiled(by_family["wgmma"], target, binary)])

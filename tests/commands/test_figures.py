@@ -2,7 +2,7 @@
 
 import json
 
-from ksgen.commands.figures import choice_figures, entry_figures, kernel_figures, tidy
+from ksgen.commands.common import choice_figures, entry_figures, kernel_figures, tidy
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec

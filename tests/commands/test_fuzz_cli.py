@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from ksgen import cli
 from ksgen.build import build
 from ksgen.build.request import Binary, Request, Resources
-from ksgen.commands import compiling, demo
+from ksgen.commands import build as build_command
+from ksgen.commands import demo
 from ksgen.emit.render import render
 from ksgen.families.simt.shape import SimtConstants
 from ksgen.launch.choice import Choice
@@ -87,7 +88,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.setenv(name, str(around / folder))
         # that driver keeps a cache at home of its own accord
         patch.setenv("POCL_CACHE_DIR", str(tmp_path_factory.mktemp("pocl")))
-        for module in (compiling, build):
+        for module in (build_command, build):
             patch.setattr(module, "build_many", fake_build_many)
         patch.setattr(verify, "measure", fake_measure)
         patch.setattr(trust, "look", lambda: "")  # whatever else this machine does

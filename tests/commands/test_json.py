@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.cli import COMMANDS, cli
-from ksgen.commands.figures import tidy
+from ksgen.commands.common import tidy
 from ksgen.devices import Found, list_devices
 from ksgen.wisdom.store import save
 from tests.commands.test_wisdom import entry
@@ -72,10 +72,9 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def test_every_command_with_json_is_looked_at() -> None:
-    from importlib import import_module
     from types import SimpleNamespace
 
-    group = SimpleNamespace(commands={name: import_module(f"ksgen.commands.{name}").command for name in COMMANDS})
+    group = SimpleNamespace(commands={name: cli.get_command(None, name) for name in COMMANDS})
     assert set(commands(group)) == OTHERS | CHECKED
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.commands import tune, tune_table
+from ksgen.commands import tune
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.job import Job
@@ -47,15 +47,15 @@ def test_an_unreliable_time_is_marked_and_gets_no_gain_or_share(
     best = replace(first, median_us=200.0, floor_us=100.0, note=notes[0])
     default = replace(second, median_us=300.0, note=notes[1])
     found = Tuned(Job(best.kernel, best.batch), best, default, 2, 2, 1.0, True)
-    tune_table.print_results([found])
+    tune.print_results([found])
     said = capsys.readouterr().out
     assert ("200.0?" in said, "300.0?" in said) == marks
     assert ("1.50x" in said) == (not any(notes))
     assert ("50%" in said) == (not notes[0])
     first_note = next(filter(None, notes), "")
     assert (f"? 1 of 2 times unreliable; the first: {first_note}." in said) == any(notes)
-    assert tune_table.figures(found)["doubt"] == first_note
-    assert tune_table.summary(best).startswith(
+    assert tune.figures(found)["doubt"] == first_note
+    assert tune.summary(best).startswith(
         "200.0? us, unreliable: clocks moved, " if notes[0] else "200.0 us, 50% of the floor, "
     )
 
@@ -66,9 +66,9 @@ def test_a_time_without_a_floor_or_below_it_has_no_share(
 ) -> None:
     best = replace(some_trials()[0], median_us=200.0, floor_us=floor_us, note="")
     found = Tuned(Job(best.kernel, best.batch), best, None, 1, 1, 1.0, True)
-    assert tune_table.summary(best) == f"200.0 us, {best.family}: {best.constants}"
-    assert tune_table.figures(found)["share_of_floor"] is None
-    tune_table.print_results([found])
+    assert tune.summary(best) == f"200.0 us, {best.family}: {best.constants}"
+    assert tune.figures(found)["share_of_floor"] is None
+    tune.print_results([found])
     assert "%" not in capsys.readouterr().out.replace(f"{best.spread:.1%}", "")
 
 
@@ -105,7 +105,7 @@ def test_each_outcome_is_reported_and_counted(
         for count, outcome in zip(counts, outcomes, strict=True):
             assert (f"{counted(count, 'kernel')}: {outcome}" in said) == (outcome in said) == bool(count)
         assert ("Saved in " in said) == any(tuned.is_kept for tuned in results)
-        assert [tune_table.figures(tuned)["kept"] for tuned in results] == [tuned.is_kept for tuned in results]
+        assert [tune.figures(tuned)["kept"] for tuned in results] == [tuned.is_kept for tuned in results]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_each_outcome_is_reported_and_counted(
 )
 def test_the_live_table_has_one_clock(budget_s: float | None, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(tune_table.time, "monotonic", lambda: now[0])
-    table = tune_table.TuneTable(6, budget_s, at_once=2)
+    monkeypatch.setattr(tune.time, "monotonic", lambda: now[0])
+    table = tune.TuneTable(6, budget_s, at_once=2)
     trials = some_trials()
     for phase, trial in (("done", trials[0]), ("finals", trials[-1])):
         table.say(Progress(Job(trial.kernel, trial.batch), phase, 4, 2, trial, trial))
@@ -185,12 +185,12 @@ def test_the_results_are_whole_in_eighty_columns_and_a_line_each_where_they_are_
     if is_terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("TERM", "dumb")
-    tune_table.print_results([Tuned(Job(kernel, 1568), best, default, 421, 421, 1.0, True)])
+    tune.print_results([Tuned(Job(kernel, 1568), best, default, 421, 421, 1.0, True)])
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if "12345.6" in line]
     assert len(rows) == 1
     assert all(each in rows[0] for each in ("23456.7", "1.90x", "421"))
-    name = tune_table.name_of(Job(kernel, 1568))
+    name = tune.name_of(Job(kernel, 1568))
     if is_terminal:
         assert max(map(len, lines)) <= 80
         assert "".join(line[: rows[0].index("23456.7")].strip() for line in lines if line.strip()).endswith(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.model import Expected, expected
-from ksgen.commands.compiling import _sources
+from ksgen.commands.build import _sources
 from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named
 from ksgen.families import expected as model
 from ksgen.families.gpus import GPUS

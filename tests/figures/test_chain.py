@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ksgen.figures.chain import SIDE, chain_svg
+from ksgen.figures.charts import SIDE, chain_svg
 from ksgen.figures.svg import DARK
 from ksgen.pattern import Chain, Pattern, deformable_butterfly, kaleidoscope, low_rank
 

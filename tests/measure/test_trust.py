@@ -11,9 +11,8 @@ import pytest
 
 from ksgen.bench import report, tables
 from ksgen.bench.comparison import Results
-from ksgen.bench.log import LoggedContender
 from ksgen.bench.roster import OURS
-from ksgen.bench.rows import OK, row_of
+from ksgen.bench.rows import OK, LoggedContender, row_of
 from ksgen.measure import trust
 from ksgen.measure.trust import (
     Blocks,

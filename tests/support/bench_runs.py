@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ksgen.bench.log import Log
-from ksgen.bench.rows import ResultRow, read_rows
+from ksgen.bench.rows import Log, ResultRow, read_rows
 from ksgen.devices import Found, list_devices
 from ksgen.pattern import Pattern
 from tests.support.libraries import library
