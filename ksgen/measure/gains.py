@@ -27,7 +27,7 @@ RULES: dict[str, Callable[[Pattern], float]] = {  # numbers of a pattern that sh
 
 BATCH_ON_PROCESSORS = 6272  # of the following gains
 # By precision and layout, the rule on which kinds of processors agree, and the mean gains of patterns with at least
-# such a value. `tests/bench/test_heuristic.py` compares both with the results in benchmarks/results.
+# such a value. `tests/bench/test_payoff.py` compares both with the results in benchmarks/results.
 ON_PROCESSORS = {("float32", "bsf"): ("a d / (bc)", ((1 / 512, 4.3), (1 / 8192, 2.2), (0.0, 1.5)))}
 
 

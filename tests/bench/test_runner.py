@@ -1,7 +1,9 @@
 """`ksgen bench paper` on the processor: what it measures, what it writes down, how it goes on, what it refuses."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +18,15 @@ from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
+import ksgen  # noqa: E402  (after the skip)
 from ksgen.bench import runner  # noqa: E402  (PyTorch may be missing)
 from ksgen.bench.baselines import BASELINES, Baseline  # noqa: E402
 from ksgen.bench.libraries import UnsupportedError  # noqa: E402
 from ksgen.bench.problem import LayerJob, product_job  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402
+from ksgen.build.processors import processor_name  # noqa: E402
+from ksgen.errors import ToolchainError  # noqa: E402
 from tests.support.bench_runs import FACTS, FAST, JOB, lines_of, measure  # noqa: E402
 
 
@@ -368,3 +373,47 @@ def test_more_is_measured_while_a_median_is_uncertain(
     _, (row,) = measure(cpu, tmp_path / "a.jsonl", [JOB], names=("bmm",), measurements=asked)
     assert row.measurements == made
     assert bool(row.doubt) == (us[2:4] == us[:2] and us[0] != us[1])
+
+
+def git(folder: Path, *words: str) -> None:
+    own = ("-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_commit_is_the_checkouts_own_and_says_if_files_differ(tmp_path: Path) -> None:
+    assert runner.commit(tmp_path) == ""
+    git(tmp_path, "init")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    assert runner.commit(package) == ""  # lies in a checkout, and is none of its files
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    clean = runner.commit(package)
+    assert len(clean) == 40
+    (package / "__init__.py").write_text("more = 1\n")
+    assert runner.commit(package) == f"{clean}+"
+
+
+def test_a_machine_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert runner.commit(Path(ksgen.__file__).parent) == ""
+
+
+def refuse() -> Any:
+    raise ToolchainError("no compiler")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "told"),
+    [(lambda: SimpleNamespace(name="nvcc", version="13.0"), "nvcc 13.0"), (refuse, "")],
+    ids=["nvcc", "none"],
+)
+def test_every_row_says_what_measured_it(compiler: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "torch_device", lambda device: torch.device("cpu"))
+    device = SimpleNamespace(name="Here", target="cpu", runtime="opencl", driver_version="1.2", compiler=compiler)
+    found = runner.run_facts(device)
+    assert (found["device"], found["driver"], found["compiler"]) == ("Here", "1.2", told)
+    assert (found["torch"], found["ksgen"]) == (torch.__version__, ksgen.__version__)
+    assert found["baselines_on"] == f"{processor_name()}, {torch.get_num_threads()} threads"
+    assert all(isinstance(each, str) for each in found.values())

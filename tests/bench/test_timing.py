@@ -13,9 +13,10 @@ from tests.support.libraries import library
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench import contenders as contenders_module  # noqa: E402
-from ksgen.bench import runner  # noqa: E402
+from ksgen.bench import model, runner, timing  # noqa: E402
 from ksgen.bench.baselines import BASELINES, Baseline  # noqa: E402
 from ksgen.bench.contenders import contenders  # noqa: E402
+from ksgen.bench.model import WARMUP_RUNS, Spread, seconds_in_turn  # noqa: E402
 from ksgen.bench.runner import Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, ReadyContender, Timed, Times  # noqa: E402
 from tests.support.bench_runs import FACTS, JOB, measure  # noqa: E402
@@ -143,3 +144,41 @@ def test_a_contender_that_takes_too_long_is_not_measured(
     _, (row,) = measure(cpu, tmp_path / "a.jsonl", [JOB], names=(name,), runs=1, measurements=2)
     assert (row.status, row.reason) == (("too slow", reason) if reason else (OK, ""))
     assert len(ran) == runs
+
+
+def test_calls_take_turns_after_a_warm_up_and_the_threads_of_others_rest_before_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    now = [0.0]
+
+    def call(name: str, seconds: float) -> None:
+        done.append(name)
+        now[0] += seconds
+
+    monkeypatch.setattr("ksgen.measure.trust.perf_counter", lambda: now[0])
+    monkeypatch.setattr(model, "rest", lambda: done.append("rest"))
+    found = seconds_in_turn({"a": lambda: call("a", 1.0), "b": lambda: call("b", 2.0)}, 3, torch.device("cpu"))
+    assert found == {"a": [1.0] * 3, "b": [2.0] * 3}
+    warm_up = ["a", "b"] * WARMUP_RUNS
+    assert done == [*warm_up, *("rest", "a", "rest", "b", "rest", "b", "rest", "a", "rest", "a", "rest", "b")]
+
+
+def test_a_spread_is_the_quartiles() -> None:
+    assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
+    assert Spread.of([5.0, 1.0, 3.0, 2.0, 4.0]) == Spread(2.0, 3.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("enqueuing_s", "busy_s"), [(1e-3, 1.5e-3), (1e-6, timing._LEAST_BUSY_S), (1.0, timing._MOST_BUSY_S)]
+)
+def test_a_gpu_is_kept_busy_as_long_as_enqueuing_took_and_half_as_long_again(
+    enqueuing_s: float, busy_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cycles: list[int] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", cycles.append, raising=False)
+    monkeypatch.setattr(timing, "host_clock", lambda call: enqueuing_s)
+    monkeypatch.setattr(timing, "cuda_clock", lambda call: call() or 7.0)
+    busy = timing.BusyCudaClock()
+    assert [busy(lambda: None), busy(lambda: None)] == [7.0, 7.0]
+    assert cycles == [int(seconds * timing._CYCLES_PER_S) for seconds in (timing._MOST_BUSY_S, busy_s)]
