@@ -11,6 +11,10 @@ it, and `rewriting` the memory traffic of `bmm` alone. Other libraries are in `k
 
 A baseline for one pattern (`Prepare`) multiplies a layer factor by factor, and PyTorch computes the layer's other
 operations.
+
+A training step computes outputs, and then gradients of x, of all weights and of the biases, without an optimizer. Each
+contender trains the parameters by which it multiplies, in its own format. Their conversion from weights (a, b, c, d)
+happens once, as at the creation of a layer, and is not timed.
 """
 
 from collections.abc import Callable, Sequence
@@ -488,9 +492,7 @@ BASELINES = {
 }
 
 
-# ---- training steps: outputs, then gradients of x, of all weights and of the biases
-# Each contender trains the parameters by which it multiplies, in its own format. Their conversion from weights
-# (a, b, c, d) happens once, as at the creation of a layer, and is not timed. No optimizer runs.
+# ---- training steps
 
 Weights = Sequence[Sequence[Tensor]]  # (a, b, c, d), per chain
 

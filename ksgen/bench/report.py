@@ -1,6 +1,7 @@
 """Convert rows to one self-contained HTML page, or Markdown: the paper's tables and figures for this device.
 
-Evaluates nothing: `tables` and `payoff` choose the content. The same rows give the same bytes.
+Evaluates nothing: `tables` and `payoff` choose the content. Up to ten jobs have a bar chart each. More have speed-ups
+and shares of the floor in ascending order, and box plots in the paper's style. The same rows give the same bytes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

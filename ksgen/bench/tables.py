@@ -1,6 +1,7 @@
 """Tables of the report, compared with the paper's numbers.
 
-Only text: pages, Markdown and terminals show the same tables.
+Only text: pages, Markdown and terminals show the same tables. Figures of the paper and of its authors' files are in
+`published.yaml`.
 """
 
 import json

@@ -160,7 +160,7 @@ class _Setup:
 def compile_all(
     spec: Spec, arch: str, device_names: Sequence[str], jobs: int | None = None
 ) -> tuple[list[Compiled], list[tuple[Request, Binary]]]:
-    """Compile a spec with the constants of each device, and the functions and proofs that launchers need besides."""
+    """Compile a spec with the constants of each device, and all other functions and proofs that launchers need."""
     found = {job.request: job for name in device_names or (None,) for job in compile_spec(spec, arch, name, jobs)}
     compiled = list(found.values())
     first_failure([job.result for job in compiled])

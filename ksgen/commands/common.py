@@ -1,4 +1,7 @@
-"""Shared by the subcommands: parameter types, options, JSON, the console and its progress bar."""
+"""Shared by the subcommands: parameter types, options, JSON, the console and its progress bar.
+
+The JSON fields of kernels and their times follow the schema of docs/json.md.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`ksgen tune`."""
+"""`ksgen tune`, with a live table of its searches, or plain lines if there is no terminal."""
 
 import sys
 import time

@@ -1,6 +1,7 @@
 """Charts of results as SVG for light and dark pages: bars of times, and values in ascending order. Needs no matplotlib.
 
 A chart is a panel of fixed width; a picture is one file with several of them. The same numbers give the same bytes.
+A small chain is drawn as the support of each factor, in order of multiplication.
 """
 
 from collections.abc import Iterator, Sequence
