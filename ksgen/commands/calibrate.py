@@ -13,6 +13,7 @@ import click
 
 from ksgen.bench.roster import MODELS
 from ksgen.commands.bench_common import check_library
+from ksgen.commands.bench_models import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS, PRECISIONS
 from ksgen.commands.common import (
     ACTIVATION,
     ReadBy,
@@ -29,6 +30,7 @@ from ksgen.commands.common import (
     warn_if_busy,
 )
 from ksgen.commands.layers import Layer, Wanted, epilogue_of, takes_layers, takes_wanted
+from ksgen.commands.tune import TuneTable, name_of
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import DeviceError, SpecError
 from ksgen.pattern import Pattern
@@ -205,8 +207,6 @@ def _write_report(path: Path, content: dict[str, Any], as_json: bool) -> None:
 
 def try_all(calibration: "Calibration", jobs: "Sequence[Job]") -> "list[Calibrated]":
     """Try the jobs, with a live table or a line per kernel."""
-    from ksgen.commands.tune import TuneTable
-
     missing = calibration.missing(jobs)
     known = len(jobs) - len(missing)
     click.echo(f"{counted(len(jobs), 'kernel')}, {known} known; {len(missing)} to try", err=True)
@@ -247,8 +247,6 @@ def print_passport(passport: "Passport | None", as_json: bool) -> None:
 
 def _check_model(name: str, precision: str) -> None:
     """Raise an error before any work if the model or its precision is unknown, or if PyTorch is missing."""
-    from ksgen.commands.bench_models import PRECISIONS
-
     if name not in MODELS:
         raise SpecError(f"--model {excerpt(name)}; {hint(name, MODELS)}")
     check_library("torch", "`ksgen calibrate --model`", "torch")
@@ -260,8 +258,6 @@ def _of_model(
     name: str, precision: str, batches: tuple[int, ...] | None, device: str | None, fresh: bool
 ) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
     """Try the kernels of a transformer's forward pass and training step; then time the methods of its layers."""
-    from ksgen.commands.bench_models import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS
-
     if device:
         os.environ["KSGEN_DEVICE"] = device
     import torch
@@ -315,7 +311,6 @@ def figures_of(found: "Calibrated") -> dict[str, Any]:
 
 def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
     """Print a table of kernels with their times, and a summary."""
-    from ksgen.commands.tune import name_of
     from ksgen.measure.trust import describe_unreliable, marked
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.job import Job
