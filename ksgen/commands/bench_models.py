@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ksgen import __version__
 from ksgen.bench.roster import LAYERS, MODELS, STEP_TITLES
 from ksgen.commands.bench_common import (
     check_library,
@@ -18,6 +19,7 @@ from ksgen.commands.bench_common import (
 from ksgen.commands.common import file_option, json_option, json_text, print_json, progress, sized_option, warn_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
+from ksgen.install import install_line
 from ksgen.spec import LAYOUTS
 from ksgen.spec.kernel import hint
 from ksgen.values import counted, excerpt
@@ -113,8 +115,6 @@ def _job(
     try:
         import torch
     except ModuleNotFoundError as error:
-        from ksgen.install import install_line
-
         raise ToolchainError(f"ksgen bench model needs PyTorch; {install_line('torch')}") from error
     from ksgen.bench.model import ModelJob
     from ksgen.torch.operators.backends import NAMES
@@ -161,8 +161,6 @@ def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
 
 def _report(job: "ModelJob", rows: list["ModelRow"]) -> dict[str, Any]:
     import torch
-
-    from ksgen import __version__
 
     on_gpu = job.device.type == "cuda"
     processor = f"a processor with {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
+from ksgen import __version__
 from ksgen.build.build import Binary, Compiler, Request, build, build_many
+from ksgen.build.bundle import write_bundle
 from ksgen.build.host import HostCompiler, compiler_for
 from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.build.toolchain import find_compiler, parse_targets
@@ -30,6 +32,7 @@ from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import Limits, cuda_limits, family_named
 from ksgen.families.expected import CLASSES, LARGE, SMALL
 from ksgen.families.gpus import asked_for
+from ksgen.files import check_writable
 from ksgen.launch.choice import LARGEST_CPU_BATCH, Choice, choose_for_many, limits_from
 from ksgen.launch.fused import packing_choices, shared_out, verdict_for
 from ksgen.passport.standing import needs_proof, unproven
@@ -104,10 +107,6 @@ def bundle(spec: Path, arch: str, output: Path | None, device_name: tuple[str, .
       ksgen bundle specs/vit.yaml --arch sm_80,sm_90a -o vit.ksb
       ksgen bundle specs/vit.yaml --arch x86-64-v3,x86-64-v4,aarch64 -o vit.ksb
     """
-    from ksgen import __version__
-    from ksgen.build.bundle import write_bundle
-    from ksgen.files import check_writable
-
     loaded = load(find_spec(spec))
     path = output or Path(f"{loaded.name}.ksb")
     check_writable(path)

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ import click
 
 from ksgen.commands.common import json_option, print_columns, print_json
 from ksgen.errors import KsgenError
+from ksgen.ownership import distrust
+from ksgen.paths import cache_dir
 from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
@@ -44,8 +47,6 @@ def path(folder: Path | None) -> None:
     Examples:
       ksgen cache path
     """
-    from ksgen.paths import cache_dir
-
     click.echo(str(folder or cache_dir()))
 
 
@@ -59,8 +60,6 @@ def ls(folder: Path | None, as_json: bool) -> None:
     Examples:
       ksgen cache ls --json
     """
-    from datetime import datetime
-
     cache = _cache(folder)
     entries = sorted(cache.entries(), key=lambda entry: (-entry.last_used, entry.entry, entry.target))
     if as_json:
@@ -137,8 +136,6 @@ def clear(folder: Path | None, yes: bool) -> None:
 
 def _cache(folder: Path | None) -> "Cache":
     from ksgen.build.cache import Cache
-    from ksgen.ownership import distrust
-    from ksgen.paths import cache_dir
 
     place = folder or cache_dir()
     if os.path.exists(place) and not os.path.isdir(place):  # os.path: False for a name that is too long

@@ -33,6 +33,8 @@ from ksgen.commands.layers import Layer, Wanted, epilogue_of, takes_layers, take
 from ksgen.commands.tune import TuneTable, name_of
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import DeviceError, SpecError
+from ksgen.files import check_writable, write
+from ksgen.measure.trust import describe_unreliable, marked
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue
 from ksgen.spec.kernel import hint
@@ -109,7 +111,6 @@ def command(
       ksgen calibrate --model vit-s16 --report report.json
     """
     from ksgen.calibration.trials import opened
-    from ksgen.files import check_writable
     from ksgen.tuning.kernels import job_of
 
     specs = [each for each in patterns if isinstance(each, Path)]
@@ -199,8 +200,6 @@ def _trial(trial: "Trial") -> dict[str, Any]:
 
 
 def _write_report(path: Path, content: dict[str, Any], as_json: bool) -> None:
-    from ksgen.files import write
-
     write(path, json_text(content) + "\n")
     click.echo(f"{counted(len(content['trials']), 'trial')} in {path}", err=as_json)
 
@@ -311,7 +310,6 @@ def figures_of(found: "Calibrated") -> dict[str, Any]:
 
 def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
     """Print a table of kernels with their times, and a summary."""
-    from ksgen.measure.trust import describe_unreliable, marked
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.job import Job
     from ksgen.wisdom.store import MOST_ATTEMPTS, file_name

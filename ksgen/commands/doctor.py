@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+import ksgen
+from ksgen import devices
 from ksgen.commands.common import console, json_option, print_json
+from ksgen.devices.base import Device, cuda_driver_version
 from ksgen.errors import ConstantsError, DeviceError, KsgenError, ToolchainError
 from ksgen.install import cuda_extra, install_line, supported_cuda
+from ksgen.ownership import distrust
+from ksgen.paths import cache_dir, resource, wisdom_dir
 from ksgen.values import counted
 
 if TYPE_CHECKING:
     from ksgen.build.host import HostCompiler
     from ksgen.build.toolchain import CudaCompiler
-    from ksgen.devices.base import Device
 
 _OLDEST_CUDA = 12  # kernels are written for compilers of this version or later
 _BUILDER = "kernels are built by"
@@ -75,37 +79,31 @@ def command(as_json: bool) -> None:
 def _installation() -> list[Finding]:
     import platform
 
-    from ksgen import __file__ as place
-    from ksgen import __version__
-
     return [
-        Finding("ksgen", f"{__version__} in {Path(place).parent}"),
+        Finding("ksgen", f"{ksgen.__version__} in {Path(ksgen.__file__).parent}"),
         Finding("Python", f"{platform.python_version()} on {platform.platform()}"),
     ]
 
 
 def _devices() -> list[Finding]:
-    from ksgen.devices import Found, list_devices
-
     names = {"pycuda": "GPU by PyCUDA", "driver": "GPU by cuda-bindings"}
     names |= {"native": "processor", "opencl": "OpenCL device"}
     return [
         Finding(names[line.runtime], f"{line.name} ({line.selector}), {line.target}")
-        if isinstance(line, Found)
+        if isinstance(line, devices.Found)
         else Finding(names[line.runtime], "", line.why, line.remedy)
-        for line in list_devices()
+        for line in devices.list_devices()
     ]
 
 
 def _chosen_device() -> Finding:
-    from ksgen.devices import find_device
     from ksgen.devices.threads import wanted_threads
 
     asked = os.environ.get("KSGEN_DEVICE")
     usual = "the first available of PyCUDA, cuda-bindings, the processor and OpenCL"
     reason = f"KSGEN_DEVICE={asked}" if asked else usual
     try:
-        device = find_device()
+        device = devices.find_device()
     except DeviceError as error:
         remedy = f"without a GPU: {install_line('cpu')}; with one: {install_line(cuda_extra())}"
         return Finding("launchers take", "", str(error), remedy)
@@ -160,8 +158,6 @@ def _why_taken(compiler: "HostCompiler") -> str:
 
 def _driver() -> list[Finding]:
     """Version of NVIDIA's driver, with a remedy if it is too old; empty without a driver."""
-    from ksgen.devices.base import cuda_driver_version
-
     if not (supported := supported_cuda()):
         return []
     version = cuda_driver_version(supported)
@@ -215,7 +211,6 @@ def _builder(chosen: "CudaCompiler | None", target: str) -> Finding:
 def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
     """Reason why a compiler does not work here, and the remedy; both empty if it works."""
     from ksgen.build.toolchain import UnfitError, check_target, is_newer_than_driver, trial
-    from ksgen.devices.base import cuda_driver_version
 
     is_named = compiler.name == "nvcc" and os.environ.get("KSGEN_NVCC")  # then no other is tried
     instead = _UNSET_NVCC if is_named else f"{install_line(cuda_extra())} brings NVRTC"
@@ -235,29 +230,23 @@ def _verdict(compiler: "CudaCompiler", target: str) -> tuple[str, str]:
     return "", ""
 
 
-def _taken() -> "Device | None":
+def _taken() -> Device | None:
     """The device that launchers take, if there is one."""
-    from ksgen.devices import find_device
-
     with suppress(DeviceError):
-        return find_device()
+        return devices.find_device()
     return None
 
 
 def _target() -> str:
     """Target of the GPU that launchers take, else of the first GPU, else sm_80."""
-    from ksgen.devices import Found, list_devices
-
     taken = _taken()
     targets = [taken.target] if taken and taken.kind == "cuda" else []
-    targets += [line.target for line in list_devices() if isinstance(line, Found)]
+    targets += [line.target for line in devices.list_devices() if isinstance(line, devices.Found)]
     return next((target for target in targets if target.startswith("sm_")), "sm_80")
 
 
 def _folders() -> list[Finding]:
     from ksgen.build.cache import Cache
-    from ksgen.ownership import distrust
-    from ksgen.paths import cache_dir, resource, wisdom_dir
     from ksgen.wisdom.store import files_in
 
     folder = cache_dir()
