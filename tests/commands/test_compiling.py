@@ -173,3 +173,12 @@ def test_a_target_whose_families_need_a_proof_gets_other_kernels_and_the_proofs(
     monkeypatch.setattr(build, "build_many", lambda requests, workers: [failed for _ in requests])
     with pytest.raises(ToolchainError, match=r"^no room \(and \d+ other kernels failed\)$"):
         compile_proofs([Compiled(by_family["wgmma"], target, binary)])
+
+
+def test_a_spec_that_fails_names_its_first_error_and_counts_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, limits = parse("kernels: [[1,4,4,2], [2,4,4,2]]"), cuda_limits("sm_80")
+    setup, failed = _Setup("sm_80", AbsentCompiler("none"), "cuda", limits), ToolchainError("no room")
+    one, other = _sources_for(spec, setup, Wisdom(), adds_tuned=False)[:2]
+    monkeypatch.setattr(build, "compile_spec", lambda *_: [Compiled(each, "sm_80", failed) for each in (one, other)])
+    with pytest.raises(ToolchainError, match=r"^no room \(and 1 other kernel failed\)$"):
+        build.compile_all(spec, "sm_80", [])
