@@ -32,7 +32,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import measure_ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import file_name
+from ksgen.wisdom import file_name
 from tests.ptx import on_gpu, render
 from tests.ptx.cases import BYTES, Case, all_cases, mma, normal, wgmma, wgmma_registers, words
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.torch_cpu import medians_us
-from ksgen.measure.quiet import keep_freed_memory
+from ksgen.measure.trust import keep_freed_memory
 from ksgen.torch.peft import accelerate, replace_extension
 
 os.environ.setdefault("KSGEN_COMPILE", "wait")

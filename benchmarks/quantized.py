@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.torch_cpu import Job, medians_us
 from ksgen.bench.models import GPT2_MEDIUM, SPECS, VIT_S16, TransformerBlock, TransformerSize, make_sparse, rule
-from ksgen.measure.quiet import keep_freed_memory
+from ksgen.measure.trust import keep_freed_memory
 from ksgen.paths import resource
 from ksgen.quantized import PER, Per
 from ksgen.spec import STORAGES, WeightStorage, load

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from benchmarks.torch_cpu import Job, forward, medians_us
 from ksgen import block_butterfly, kaleidoscope, square_dyadic
-from ksgen.measure.quiet import keep_freed_memory
+from ksgen.measure.trust import keep_freed_memory
 from ksgen.pattern import Chain
 from ksgen.torch import KSLinear, optimize
 

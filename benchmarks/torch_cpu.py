@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from ksgen.bench.chains import transformers
-from ksgen.measure.quiet import keep_freed_memory
-from ksgen.measure.trust import Runs, block_of, host_clock, take_blocks
+from ksgen.measure.trust import Runs, block_of, host_clock, keep_freed_memory, take_blocks
 from ksgen.pattern import Chain, Pattern, Patterns, monarch
 from ksgen.spec import LAYOUTS, Layout
 from ksgen.torch import KSConv1x1, KSLinear, freeze

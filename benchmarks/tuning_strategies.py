@@ -44,7 +44,7 @@ from ksgen.tuning.search import Progress
 from ksgen.tuning.strategies import STRATEGIES, Listed, Strategy
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner, parse_budget
-from ksgen.wisdom.store import Wisdom
+from ksgen.wisdom import Wisdom
 
 PATTERNS = (
     (1, 192, 48, 2), (2, 48, 192, 1), (6, 64, 64, 1), (1, 128, 128, 3), (1, 64, 64, 16), (4, 64, 256, 4),

@@ -34,10 +34,9 @@ from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES
 from ksgen.files import write
 from ksgen.launch.choice import limits_of
-from ksgen.passport.standing import needs_proof
-from ksgen.passport.store import load
+from ksgen.passport import load, needs_proof
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import file_name
+from ksgen.wisdom import file_name
 from tests import gpu_benchmarks, gpu_children, gpu_report
 from tests.gpu_benchmarks import Outcome
 

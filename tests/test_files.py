@@ -20,7 +20,7 @@ from ksgen.errors import KsgenError
 from ksgen.files import check_writable, read, replaced, write
 from ksgen.ownership import UntrustedError
 from ksgen.spec import load
-from ksgen.wisdom.store import load_wisdom, wisdom_dir
+from ksgen.wisdom import load_wisdom, wisdom_dir
 from tests.support.mounts import fill, mounted
 from tests.support.users import ANOTHER, needs_root
 

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ksgen.calibration.cases import cases_of
+from ksgen.calibration.proof import cases_of
 from ksgen.errors import DeviceError
 from ksgen.families import FAMILIES, family_named
-from ksgen.passport.standing import needs_proof
-from ksgen.passport.store import record
+from ksgen.passport import needs_proof, record
 from tests import gpu_benchmarks, gpu_check, gpu_children, gpu_report
 from tests.driver import NotHereError, environment
 from tests.emulator import is_installed

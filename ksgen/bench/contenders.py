@@ -34,11 +34,10 @@ from ksgen.launch.fused import packing_choices, packings, verdict
 from ksgen.launch.plan import Plan, check_grid, load, make_plan
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Call
-from ksgen.measure.quiet import rest
-from ksgen.measure.trust import host_clock
+from ksgen.measure.trust import host_clock, rest
 from ksgen.measure.verify import Packed
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.wisdom.store import load_wisdom
+from ksgen.wisdom import load_wisdom
 
 Added = Mapping[str, Sequence[Tensor | None]]  # biases and residuals, per chain
 

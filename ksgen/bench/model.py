@@ -20,8 +20,7 @@ from ksgen.bench import models
 from ksgen.bench.models import VIT_S16, Vision, VisionTransformer
 from ksgen.bench.roster import DECODE, FORWARD, LAYERS, TRAINING
 from ksgen.bench.tables import published
-from ksgen.measure.quiet import keep_freed_memory, rest
-from ksgen.measure.trust import Watch, host_clock, why_unreliable
+from ksgen.measure.trust import Watch, host_clock, keep_freed_memory, rest, why_unreliable
 from ksgen.spec import LAYOUTS
 from ksgen.torch.conversion.times import cuda_clock
 from ksgen.torch.layer import KSLinear, freeze, thaw

@@ -31,9 +31,8 @@ from ksgen.devices.base import Device
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families import family_for, operand_of
 from ksgen.launch.choice import limits_of
-from ksgen.measure.quiet import keep_freed_memory, return_freed_memory
 from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
-from ksgen.measure.trust import LEAST_BLOCKS, why_unreliable
+from ksgen.measure.trust import LEAST_BLOCKS, keep_freed_memory, return_freed_memory, why_unreliable
 from ksgen.values import counted
 
 ACCEPTED = 2.0  # accepted multiple of the tolerance, because baselines round at other points than our kernels

@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 _FILES = {"binary", "meta.json"}
-_REFUSED = re.compile(r".+-([0-9a-f]{8})\.(cu|cl|cpp)", re.DOTALL)  # ksgen.build.refused names sources like this
+_REFUSED = re.compile(r".+-([0-9a-f]{8})\.(cu|cl|cpp)", re.DOTALL)  # ksgen.build.children names sources like this
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
 """Runs compilers as child processes with a time limit, and ends them together with everything that they start.
 
-`python_child` provides the command and options for children that run Python.
+`python_child` provides the command and options for children that run Python. `refusal` reports a source that a compiler
+refused, and keeps the source for the user.
 """
 
+import hashlib
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,10 +20,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ksgen import STARTED_IN
-from ksgen.errors import ToolchainError
+from ksgen import STARTED_IN, paths
+from ksgen.errors import KsgenError, ToolchainError
+from ksgen.files import write
 from ksgen.locks import new_lock
-from ksgen.ownership import temporary_folder
+from ksgen.ownership import make_folder, temporary_folder
 from ksgen.paths import variables_for_compilers
 from ksgen.values import excerpt
 
@@ -238,3 +244,45 @@ def _kill(child: subprocess.Popen[str]) -> None:
     if child.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(os.getpgid(child.pid), signal.SIGKILL)
+
+
+class RefusedSourceError(ToolchainError):
+    """A compiler ran to its end and refused a source."""
+
+
+def refusal(
+    summary: str, name: str, text: str, log: str, command: Callable[[str], Iterable[str]] | None = None
+) -> ToolchainError:
+    """Error for a source that does not build: summary, first complaint, kept source, and the command to repeat.
+
+    `name` is the source's file name; `command` creates that command from the path of the kept source.
+    """
+    message = f"{summary}: {first_error(log)}"
+    if kept := _keep(text, name, log):
+        message += f"\n  source: {kept}"
+        message += f"\n  repeat: {shlex.join(command(str(kept)))}" if command else ""
+    is_killed = first_error(log).startswith(KILLED)
+    return ToolchainError(message) if is_killed else RefusedSourceError(message)
+
+
+def first_error(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\b(error|fatal)\b", line)]
+    warnings = [line for line in lines if re.search(r"\bwarning\b", line)]
+    return next(iter(errors or warnings or lines), "no output")
+
+
+def _keep(text: str, name: str, log: str) -> Path | None:
+    """Keep the source in the cache's folder, named by its content, else in a new temporary folder."""
+    file = Path(f"{Path(name).stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}{Path(name).suffix}")
+    for folder in (paths.cache_dir() / "failed", None):
+        with suppress(OSError, KsgenError):
+            folder = folder or Path(tempfile.mkdtemp(prefix="ksgen-failed-"))
+            make_folder(folder)
+            kept, kept_log = folder / file, folder / file.with_suffix(".log")
+            # anything else may be a pipe, and writing to a pipe may block for ever
+            if all(each.is_file() or not os.path.lexists(each) for each in (kept, kept_log)):
+                write(kept, text)
+                write(kept_log, log)
+                return kept
+    return None

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from ksgen.build.children import current_children, made_from
+from ksgen.build.children import current_children, made_from, refusal
 from ksgen.build.processors import InstructionSet, digest_of_processor, machine, processor_features, set_of
-from ksgen.build.refused import refusal
 from ksgen.build.request import Binary
 from ksgen.errors import ToolchainError
 from ksgen.paths import program, variable

@@ -23,8 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
-from ksgen.build.children import current_children, made_from, working_folder
-from ksgen.build.refused import first_error, refusal
+from ksgen.build.children import current_children, first_error, made_from, refusal, working_folder
 from ksgen.build.request import Binary, read_notes, read_resources
 from ksgen.errors import ToolchainError, warn
 from ksgen.paths import variable

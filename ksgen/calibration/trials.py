@@ -15,18 +15,17 @@ from typing import Any
 from ksgen.devices.base import default_batch
 from ksgen.errors import KsgenError, SpecError
 from ksgen.launch.planner import PLANNER
-from ksgen.passport.standing import read_bars
+from ksgen.passport import read_bars
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Epilogue, KernelSpec, Layout, PrecisionName, load
 from ksgen.spec.kernel import is_layer, layer_launch
 from ksgen.tuning.engine import Engine
-from ksgen.tuning.job import Job
-from ksgen.tuning.kernels import chains_of, job_of, kernels_of_layer, kernels_of_spec, why_not_one, with_layers
+from ksgen.tuning.job import Job, chains_of, job_of, kernels_of_layer, kernels_of_spec, with_layers
 from ksgen.tuning.search import Progress, Tuned
 from ksgen.tuning.strategies import TRIAL
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine
-from ksgen.wisdom.store import Entry
+from ksgen.wisdom import Entry
 
 BACKGROUND_NICE = 5  # niceness added to trials that a launcher started, so that the user's own work goes first
 
@@ -75,7 +74,7 @@ class Calibration:
 
     def missing(self, jobs: Iterable[Job]) -> list[Job]:
         """Jobs that are not settled yet, and that the device has kernels for."""
-        return [job for job in jobs if not self._is_settled(job) and not why_not_one(self.tuner, job)]
+        return [job for job in jobs if not self._is_settled(job) and not self.tuner.why_not_one(job)]
 
     def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None) -> list[Calibrated]:
         """Try the missing jobs, and return the result of every job, in the order of `jobs`."""
@@ -105,7 +104,7 @@ class Calibration:
             is_default = entry is not None and entry.is_open and (found.default_won or not found.is_kept)
             return Calibrated(job.kernel, job.batch, entry, is_new=True, keeps_default=is_default)
         entry = self.tuner.settled(job)
-        why = "" if entry else str(found) if isinstance(found, KsgenError) else why_not_one(self.tuner, job)
+        why = "" if entry else str(found) if isinstance(found, KsgenError) else self.tuner.why_not_one(job)
         return Calibrated(job.kernel, job.batch, entry, why=why)
 
 

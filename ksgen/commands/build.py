@@ -12,7 +12,7 @@ from ksgen.build.bundle import write_bundle
 from ksgen.build.host import HostCompiler, compiler_for
 from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.build.toolchain import find_compiler, parse_targets
-from ksgen.calibration.cases import cases_of
+from ksgen.calibration.proof import cases_of
 from ksgen.commands.common import (
     SPEC,
     arch_option,
@@ -35,11 +35,10 @@ from ksgen.families.gpus import asked_for
 from ksgen.files import check_writable
 from ksgen.launch.choice import LARGEST_CPU_BATCH, Choice, choose_for_many, limits_from
 from ksgen.launch.fused import packing_choices, shared_out, verdict_for
-from ksgen.passport.standing import needs_proof, unproven
+from ksgen.passport import needs_proof, unproven
 from ksgen.spec import KernelSpec, Spec, load
 from ksgen.values import counted, excerpt
-from ksgen.wisdom.exchange import known_devices
-from ksgen.wisdom.store import Wisdom, dump, file_name, load_wisdom
+from ksgen.wisdom import Wisdom, dump, file_name, known_devices, load_wisdom
 
 
 @click.command("build")

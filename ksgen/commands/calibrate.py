@@ -42,7 +42,7 @@ from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
     from ksgen.calibration.trials import Calibrated, Calibration
-    from ksgen.passport.store import Passport
+    from ksgen.passport import Passport
     from ksgen.tuning.job import Facts, Job
     from ksgen.tuning.trials import Trial
 
@@ -111,7 +111,7 @@ def command(
       ksgen calibrate --model vit-s16 --report report.json
     """
     from ksgen.calibration.trials import opened
-    from ksgen.tuning.kernels import job_of
+    from ksgen.tuning.job import job_of
 
     specs = [each for each in patterns if isinstance(each, Path)]
     layer = replace(layer, patterns=(*(each for each in patterns if isinstance(each, Pattern)), *named))
@@ -312,7 +312,7 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
     """Print a table of kernels with their times, and a summary."""
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.job import Job
-    from ksgen.wisdom.store import MOST_ATTEMPTS, file_name
+    from ksgen.wisdom import MOST_ATTEMPTS, file_name
 
     def times(ratio: float | None) -> str:
         return "" if ratio is None else f"{ratio:.2f}x"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ksgen.families import Limits
     from ksgen.spec.nodes import SourcePlace
-    from ksgen.wisdom.store import Entry
+    from ksgen.wisdom import Entry
 
 TIME_DIGITS = 3  # decimals of times, which are in microseconds: a nanosecond
 DIGITS = 6  # significant digits of every other number

@@ -101,7 +101,7 @@ def _settle(device: str, spec: "Spec", batch: int) -> str:
     """
     from ksgen.calibration.trials import opened
     from ksgen.commands.calibrate import make_passport, try_all
-    from ksgen.tuning.kernels import job_of, kernels_of_spec
+    from ksgen.tuning.job import job_of, kernels_of_spec
 
     try:
         passport = make_passport(device)
@@ -164,9 +164,8 @@ def _build_all(device: "Device", jobs: "Sequence[Job]") -> None:
 
 def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]]:
     from ksgen.families import operand_of
-    from ksgen.measure.quiet import keep_freed_memory
     from ksgen.measure.roofline import measure_ceilings, share_of_floor
-    from ksgen.measure.trust import Blocks
+    from ksgen.measure.trust import Blocks, keep_freed_memory
     from ksgen.measure.verify import make_problem, measure, most_sets
 
     keep_freed_memory()  # NumPy's operands and results are new arrays at each call

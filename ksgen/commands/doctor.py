@@ -247,7 +247,7 @@ def _target() -> str:
 
 def _folders() -> list[Finding]:
     from ksgen.build.cache import Cache
-    from ksgen.wisdom.store import files_in
+    from ksgen.wisdom import files_in
 
     folder = cache_dir()
     entries = list(Cache(folder).entries())
@@ -264,8 +264,7 @@ def _folders() -> list[Finding]:
 
 def _passport() -> list[Finding]:
     """Families that are proven on the GPU that launchers take; empty if they take another device."""
-    from ksgen.passport.standing import FORCE, MAKE, read_bars, unproven, why_not
-    from ksgen.passport.store import load
+    from ksgen.passport import FORCE, MAKE, load, read_bars, unproven, why_not
 
     device = _taken()
     if device is None or device.kind != "cuda":
@@ -286,7 +285,7 @@ def _passport() -> list[Finding]:
 
 def _settled() -> list[Finding]:
     """Kernels that searches and trials settled on the device that launchers take."""
-    from ksgen.wisdom.store import load_wisdom
+    from ksgen.wisdom import load_wisdom
 
     if (device := _taken()) is None:
         return []

@@ -71,7 +71,7 @@ class Wanted:
 
     def kernels_of_spec(self, spec: Path) -> "dict[KernelSpec, SourcePlace | None]":
         """Matching kernels of a spec, as launchers request them, each with the place of its batch in the spec."""
-        from ksgen.tuning.kernels import kernels_of_spec
+        from ksgen.tuning.job import kernels_of_spec
 
         found = {each: place for each, place in kernels_of_spec(load(find_spec(spec))).items() if self.matches(each)}
         if not found:
@@ -146,7 +146,7 @@ class Layer:
 
         Raise `SpecError` with the text `refusal` if the patterns form no layer, or if gradients are wanted.
         """
-        from ksgen.tuning.kernels import kernels_of_layer
+        from ksgen.tuning.job import kernels_of_layer
 
         whole = self.launch(*wanted.precision_and_layout, epilogue, *wanted.stored) if self.patterns else None
         if whole is None or wanted.job == "gradient":

@@ -195,7 +195,7 @@ def _choice(kernel: KernelSpec, batch: int, device: str | None) -> "tuple[Choice
     """
     from ksgen.launch.choice import choose, described, expectation, limits_of
     from ksgen.launch.planner import PLANNER
-    from ksgen.wisdom.store import Wisdom
+    from ksgen.wisdom import Wisdom
 
     if device is None:
         limits = cuda_limits(_USUAL)

@@ -95,7 +95,7 @@ def command(
       ksgen tune 1,192,48,2 --budget 60s --strategy random
       ksgen tune --spec specs/vit.yaml --scheduler tcp://10.0.0.1:8786
     """
-    from ksgen.tuning.kernels import job_of
+    from ksgen.tuning.job import job_of
     from ksgen.tuning.report import check_report
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine, parse_budget
@@ -137,11 +137,9 @@ def _available(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Jo
     """Return the jobs, except layers of a spec that cannot be one launch here. If the command line names such a layer,
     raise an error.
     """
-    from ksgen.tuning.kernels import why_not_one
-
     available = []
     for each in jobs:
-        if not (why := why_not_one(tuner, each)):
+        if not (why := tuner.why_not_one(each)):
             available.append(each)
         elif spec is None:
             raise KsgenError(f"{each.kernel.name} in one launch on {tuner.engine.facts.name}: {why}")
@@ -178,7 +176,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.report import write_report
     from ksgen.tuning.tuner import NotBegunError
-    from ksgen.wisdom.store import file_name
+    from ksgen.wisdom import file_name
 
     facts = tuner.engine.facts
     with TuneTable(len(jobs), tuner.options.budget.seconds, tuner.engine.jobs_at_once) as watch:
@@ -320,9 +318,9 @@ def time_us(trial: "Trial") -> str:
 
 def share(trial: "Trial") -> str:
     """Share of the floor as text; empty if the time is unreliable, or there is no floor."""
-    from ksgen.tuning import sections
+    from ksgen.tuning.report import share
 
-    return "" if trial.note else sections.share(trial.floor_us, trial.median_us)
+    return "" if trial.note else share(trial.floor_us, trial.median_us)
 
 
 def summary(trial: "Trial") -> str:

@@ -13,8 +13,7 @@ from ksgen.pattern import Pattern
 from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
-    from ksgen.wisdom.exchange import Difference
-    from ksgen.wisdom.store import Entry, Wisdom
+    from ksgen.wisdom import Difference, Entry, Wisdom
 
 FILE = click.Path(path_type=Path)
 device_option = click.option("--device", metavar="NAME", help="Only devices with this in their name, such as H200.")
@@ -59,7 +58,7 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
     for name, entries in wanted.items():
         _print_entries(name, entries)
     if not wanted:
-        from ksgen.wisdom.exchange import folders
+        from ksgen.wisdom import folders
 
         click.echo(f"no wisdom yet in {' or '.join(map(str, folders()))}")
 
@@ -77,7 +76,7 @@ def merge(first: Path, second: Path, output: Path | None) -> None:
       ksgen wisdom merge wisdom/nvidia-h200.json theirs.json -o wisdom/nvidia-h200.json
       git config merge.ksgen.driver "ksgen wisdom merge %A %B -o %A"
     """
-    from ksgen.wisdom.exchange import merge_devices, read_wisdom
+    from ksgen.wisdom import merge_devices, read_wisdom
 
     _write(merge_devices(read_wisdom(first), read_wisdom(second)), output)
 
@@ -94,7 +93,7 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
       ksgen wisdom diff before.json after.json
       ksgen wisdom diff wisdom/nvidia-h200.json theirs.json --json
     """
-    from ksgen.wisdom.exchange import differences, read_wisdom
+    from ksgen.wisdom import differences, read_wisdom
 
     ours, theirs = read_wisdom(first), read_wisdom(second)
     found = differences(ours, theirs)
@@ -134,8 +133,7 @@ def import_(file: Path, device: str | None) -> None:
     Examples:
       ksgen wisdom import all.json --device H200
     """
-    from ksgen.wisdom.exchange import improvements, only_device, read_wisdom
-    from ksgen.wisdom.store import load_wisdom, save
+    from ksgen.wisdom import improvements, load_wisdom, only_device, read_wisdom, save
 
     offered = only_device(read_wisdom(file), device, str(file))
     found = {name: improvements(load_wisdom(name, strict=True), wisdom) for name, wisdom in offered.items()}
@@ -147,13 +145,13 @@ def import_(file: Path, device: str | None) -> None:
 
 
 def _known(device: str | None) -> "dict[str, Wisdom]":
-    from ksgen.wisdom.exchange import known_devices, only_device
+    from ksgen.wisdom import known_devices, only_device
 
     return only_device(known_devices(), device, "this machine's wisdom")
 
 
 def _write(devices: "dict[str, Wisdom]", output: Path | None) -> None:
-    from ksgen.wisdom.store import dump_export
+    from ksgen.wisdom import dump_export
 
     if output is None:
         click.echo(dump_export(devices), nl=False)

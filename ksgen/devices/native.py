@@ -4,6 +4,9 @@ OpenMP.
 A launch returns when it is done. Host memory is used in place. Only sources whose work groups are single work items run
 here, such as those of the families for processors. `host_threads.cpp` distributes work groups over threads. Without a
 compiler, binaries from a cache or a bundle for this processor's instructions are run.
+
+Products of 16-bit numbers, in pairs or in matrix tiles, are used if the processor has the instructions, the compiler
+emits them, and the system permits tiles. Otherwise kernels use vector registers.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from ksgen.build.processors import (
     processor_features,
     processor_name,
     set_of,
+    tiles_are_permitted,
     why_not_here,
 )
 from ksgen.build.request import Binary, Request
@@ -54,7 +58,6 @@ from ksgen.devices.base import (
     check_index,
     host_memory,
 )
-from ksgen.devices.matrix_tiles import pair_products, usable_tiles
 from ksgen.devices.threads import ThreadsByTime, wanted_threads
 from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.locks import new_lock
@@ -438,3 +441,34 @@ def _parallel_of(module: str | None) -> int | None:
 def _vector_bytes() -> int:
     features = processor_features()
     return 64 if "avx512f" in features else 32 if "avx2" in features else 16
+
+
+# macros that compilers define if they have instructions for products of these operands
+_MACROS = {"bf16": "__AMX_BF16__", "f16": "__AMX_FP16__"}
+_FLAGS = {"bf16": "amx_bf16", "f16": "amx_fp16"}  # Linux's names of the processor's features
+
+
+@cache
+def usable_tiles(compiler: HostCompiler | None) -> tuple[str, ...]:
+    """Operands that matrix tiles multiply, by `Operand.name`. `compiler` is None if binaries come from elsewhere."""
+    features = processor_features()
+    named = [name for name, flag in _FLAGS.items() if flag in features and "amx_tile" in features]
+    found = tuple(name for name in named if _makes(compiler, "__AMX_TILE__", _MACROS[name]))
+    return found if found and tiles_are_permitted() else ()
+
+
+@cache
+def pair_products(compiler: HostCompiler | None) -> tuple[str, ...]:
+    """Operands that processor and compiler can multiply in pairs in vector registers, by `Operand.name`."""
+    is_there = "avx512_bf16" in processor_features() and _makes(compiler, "__AVX512BF16__")
+    return ("bf16",) if is_there else ()
+
+
+def _makes(compiler: HostCompiler | None, *macros: str) -> bool:
+    return compiler is None or set(macros) <= _made_by(compiler)
+
+
+@cache
+def _made_by(compiler: HostCompiler) -> frozenset[str]:
+    """Macros that the compiler defines for this processor, cached."""
+    return compiler.macros(host_target())

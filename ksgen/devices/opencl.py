@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from ksgen.build.children import refusal
 from ksgen.build.host import instruction_set
-from ksgen.build.refused import refusal
 from ksgen.build.request import Binary, Resources
 from ksgen.devices.base import (
     Buffer,

@@ -21,7 +21,7 @@ from ksgen.launch.choice import Choice
 from ksgen.launch.planner import PLANNER, WATCHERS
 from ksgen.locks import new_lock
 from ksgen.ownership import temporary_folder
-from ksgen.passport.standing import trial
+from ksgen.passport import trial
 from ksgen.spec import KernelSpec
 
 MOST_AT_ONCE = 8  # kernels per child process, whose time limit is that of a compiler

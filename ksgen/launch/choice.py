@@ -11,10 +11,10 @@ from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device, DeviceLimits
 from ksgen.errors import ConstantsError, DeviceError
 from ksgen.families import Bar, Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
-from ksgen.passport.standing import FORCE, bars
+from ksgen.passport import FORCE, bars
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
-from ksgen.wisdom.store import Entry, Wisdom
+from ksgen.wisdom import Entry, Wisdom
 
 LARGEST_CPU_BATCH = 1 << 15  # largest batch size with a choice of its own on a processor without wisdom
 

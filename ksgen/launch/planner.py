@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ksgen import passport
 from ksgen.build.background import outcome
 from ksgen.build.build import AbsentCompiler, Request, build, default_caches, put_in_use
 from ksgen.build.bundle import Bundle, open_bundle
@@ -24,10 +25,9 @@ from ksgen.families import family_named
 from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, choose_for_many, fallback_choice, limits_of
 from ksgen.launch.plan import Loaded, Plan, check_grid, check_launchable, load, make_plan
 from ksgen.locks import new_reentrant_lock
-from ksgen.passport import standing
 from ksgen.spec import KernelSpec
 from ksgen.values import excerpt
-from ksgen.wisdom.store import Entry, Wisdom, file_name, load_wisdom
+from ksgen.wisdom import Entry, Wisdom, file_name, load_wisdom
 
 MOST_PLANS = 4096  # cached plans: one per batch size, and cheap to rebuild
 MOST_LOADED = 1024  # loaded kernels: each takes about ten of the 65,530 memory maps that Linux allows a process
@@ -70,7 +70,7 @@ class Planner:
             self._plans.clear()
             self.derived.clear()
             self._wisdom.clear()
-            standing.forget()
+            passport.forget()
             self.earlier, self._kept = [], []
             self.generation += 1
 
@@ -232,7 +232,7 @@ class Planner:
                 found = self._loaded.get(key)
                 if found is None:
                     # no graph is being recorded here, and loading the kernel takes a while anyway
-                    standing.begin(device)
+                    passport.begin(device)
                     if choice.misfit:
                         _log.warning("%s: %s", kernel.name, choice.why)
                     source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
@@ -250,7 +250,7 @@ class Planner:
             check_launchable(device := key[0], loaded)
             if checks_first_results():
                 # a layer above this one, loaded only on request
-                import_module("ksgen.calibration.first").check_result(device, loaded, choice)
+                import_module("ksgen.calibration.proof").check_result(device, loaded, choice)
         except RefusedError as error:
             self._refused[device, key[1].untied, *key[2:]] = str(error)
             raise

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ksgen import reference
+from ksgen import passport, reference
 from ksgen.devices.base import Buffer, Device, RefusedError, uploaded
 from ksgen.families.chains import layer_kernels
 from ksgen.families.signature import each_chains, pitches_of, result_of, weights_of
@@ -21,7 +21,6 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Call, Launcher
 from ksgen.measure.queued import time_launches
 from ksgen.measure.trust import BLOCK_SECONDS, Blocks, Timer, block_of, take_blocks
-from ksgen.passport import standing
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
 from ksgen.spec import PRECISIONS, KernelSpec
@@ -406,7 +405,7 @@ class Bench:
 
     def timer(self, plan: Plan, packed: Packed, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -> Timer:
         """Timer that returns blocks of seconds per launch."""
-        standing.wait(self.device)
+        passport.wait(self.device)
         launch = self.launches(plan, packed)
         return block_of(lambda runs: time_launches(self.device, launch, runs, warmup=0), least_runs, seconds)
 

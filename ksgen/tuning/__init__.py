@@ -68,8 +68,7 @@ def tune(
     """
     from ksgen.devices.base import default_batch
     from ksgen.launch.planner import PLANNER
-    from ksgen.tuning.job import Job
-    from ksgen.tuning.kernels import chains_of
+    from ksgen.tuning.job import Job, chains_of
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine, parse_budget
 

@@ -28,7 +28,7 @@ from ksgen.tuning.pool import Pool
 from ksgen.tuning.process import LostError
 from ksgen.tuning.strategies import Strategy
 from ksgen.tuning.trials import Trial, TrialStore
-from ksgen.wisdom.store import Entry
+from ksgen.wisdom import Entry
 
 FIRST = Runs(seconds=1.0)  # limits of the first timing of each candidate
 HOPELESS = 1.5  # a candidate is dropped if its first blocks all take more than this multiple of the best time

@@ -9,8 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ksgen.tuning.pool import Pool
-from ksgen.tuning.surrogate import Array, expect
+from ksgen.tuning.pool import Array, Pool, expect
 
 WINDOW = 1500  # first candidates in the cost model's order, among which the next one is chosen
 LEAST = 12  # candidates that are measured before a search may end by itself

@@ -12,6 +12,7 @@ from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
 from ksgen.families import family_for, family_named, operand_of, takes_job
 from ksgen.launch.choice import limits_from
+from ksgen.launch.fused import verdict_for
 from ksgen.locks import new_lock
 from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
@@ -24,7 +25,7 @@ from ksgen.tuning.search import AGAIN, Budget, Progress, Search, Tuned
 from ksgen.tuning.strategies import STRATEGIES, TRIAL
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.values import excerpt
-from ksgen.wisdom.store import MOST_ATTEMPTS, Entry, Wisdom, check_writable, load_wisdom, save
+from ksgen.wisdom import MOST_ATTEMPTS, Entry, Wisdom, check_writable, load_wisdom, save
 
 CPU_CANDIDATES = 13  # candidates of a processor's search without a budget
 NOISE_REPEATS, NOISE_RUNS = 10, Runs(seconds=0.5)  # timings of an unchanged kernel, and the limits of each
@@ -120,6 +121,14 @@ class Tuner:
             if on_cores and None in operands:
                 plain[name] = self._ceilings_of(job.kernel, None)
         return Machine(facts.target, self.limits, facts.limits.multiprocessors, ceilings, plain)
+
+    def why_not_one(self, job: Job) -> str:
+        """Reason why a layer cannot be one launch on this device; empty if it can, or if the job is no layer."""
+        if not job.kernel.is_chain:
+            return ""
+        kind = "processor" if self.limits.is_cpu else self.engine.facts.kind
+        found = verdict_for(job.kernel, self.limits, kind, job.batch, "yes")
+        return "" if found.is_one else found.why
 
     def default(self, job: Job) -> Candidate:
         """Default of the family that launchers take without wisdom, or of the only family to search."""

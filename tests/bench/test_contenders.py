@@ -14,7 +14,7 @@ from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import load, make_plan
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
-from ksgen.wisdom.store import Entry, save
+from ksgen.wisdom import Entry, save
 from tests.emulator import is_installed
 from tests.support.fake_gpu import FakeGpu, TextCompiler
 from tests.support.libraries import library

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ksgen.build.refused import first_error, refusal
+from ksgen.build.children import first_error, refusal
 
 TEXT, LOG = "kernel void k() {", "k.cl:1: note: here\nk.cl:1: error: expected '}'\n"
 

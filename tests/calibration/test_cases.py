@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ksgen.calibration.cases import Case, cases_of
+from ksgen.calibration.proof import Case, cases_of
 from ksgen.families import FAMILIES, check, cuda_limits, family_named
 from ksgen.families.wgmma.permuted import PermutedConstants
 from ksgen.families.wgmma.registers import RegistersConstants

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ksgen.wisdom.store import load_wisdom
+from ksgen.wisdom import load_wisdom
 from tests.support.fake_gpu import FakeGpu
 
 BATCHES = (5, 16, 70, 200)

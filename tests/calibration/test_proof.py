@@ -26,7 +26,7 @@ from ksgen.calibration import proof
 from ksgen.calibration.proof import prove
 from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES
-from ksgen.passport.store import load
+from ksgen.passport import load
 from ksgen.tuning.process import Worker
 proof.CASE_SECONDS = 6
 
@@ -277,16 +277,16 @@ def test_a_launcher_starts_a_proof_and_later_plans_take_the_family(tmp_path: Pat
     from ksgen.devices import find_device
     from ksgen.launch.planner import PLANNER
     from ksgen.launcher import Launcher
-    from ksgen.passport import standing
+    from ksgen import passport
     from ksgen.pattern import Pattern
     from ksgen.spec import KernelSpec
-    standing._CHILD = f"import tests.support.few_cases; {standing._CHILD}"
+    passport._CHILD = f"import tests.support.few_cases; {passport._CHILD}"
     kernel, device = KernelSpec(Pattern(1, 24, 16, 1), "float16"), find_device()
     large = KernelSpec(Pattern(1, 1024, 1024, 1), "float16")
     print(json.dumps(PLANNER.choice(device, large, 25088).family))
     x, weights = np.ones((7, 16), np.float16), np.ones((1, 24, 16, 1), np.float16)
     assert (Launcher(1, 24, 16, 1)(x, weights) == 16).all()
-    assert standing._known[device].child.wait() == 0
+    assert passport._known[device].child.wait() == 0
     print(json.dumps(PLANNER.choice(device, large, 25088).family))
     say(load(device))
     """
@@ -295,7 +295,7 @@ def test_a_launcher_starts_a_proof_and_later_plans_take_the_family(tmp_path: Pat
     assert {state for state, _, _ in found.values()} == {"proven"}
     permitted = """
     from ksgen.devices import find_device
-    from ksgen.passport.standing import bars
+    from ksgen.passport import bars
     print(json.dumps("wgmma" not in {bar.family for bar in bars(find_device())}))
     """
     assert lines_of(permitted, tmp_path) == [True]
@@ -310,14 +310,14 @@ def test_the_users_process_goes_on_where_no_child_can_use_the_gpu(tmp_path: Path
     from ksgen.devices import find_device
     from ksgen.launch.choice import limits_of
     from ksgen.launcher import Launcher
-    from ksgen.passport import standing
+    from ksgen import passport
     device = find_device()
     os.environ["KSGEN_DRIVER_FAULTS"] = "cuDevicePrimaryCtxRetain:808"  # MPS_MAX_CLIENTS_REACHED, for the child
     x, weights = np.ones((7, 16), np.float32), np.ones((1, 24, 16, 1), np.float32)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         assert (Launcher(1, 24, 16, 1)(x, weights) == 16).all()
-        if child := standing._known[device].child:
+        if child := passport._known[device].child:
             child.wait()
         limits_of(device)
         assert (Launcher(1, 24, 16, 1)(x, weights) == 16).all()

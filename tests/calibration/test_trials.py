@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 import ksgen
+from ksgen import wisdom as wisdoms
 from ksgen.calibration import trials
 from ksgen.calibration.trials import Calibrated, Calibration
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError, SpecError
 from ksgen.families import FAMILIES
-from ksgen.passport.store import Proof, record
+from ksgen.passport import Proof, record
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning import tuner
@@ -25,8 +26,7 @@ from ksgen.tuning.job import Candidate, Job, Outcome, Runs
 from ksgen.tuning.strategies import MOST_TRIED
 from ksgen.tuning.trials import TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner
-from ksgen.wisdom import store as wisdoms
-from ksgen.wisdom.store import MOST_ATTEMPTS, load_wisdom
+from ksgen.wisdom import MOST_ATTEMPTS, load_wisdom
 from tests.support.fake_gpu import FakeGpu
 from tests.support.tuning_search import TimedEngine, some_of_space, time_shortly
 

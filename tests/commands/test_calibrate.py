@@ -19,13 +19,13 @@ from ksgen.commands.calibrate import without_paths
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.launch.choice import settling_command
 from ksgen.launch.planner import PLANNER
-from ksgen.passport.store import Passport, Proof
+from ksgen.passport import Passport, Proof
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning import tuner
 from ksgen.tuning.engine import Entries
 from ksgen.tuning.job import Job, Outcome, Runs
-from ksgen.wisdom.store import load_wisdom
+from ksgen.wisdom import load_wisdom
 from tests.support.fake_gpu import FakeGpu
 from tests.support.tuning_search import TimedEngine, own_cache, some_of_space, time_shortly
 

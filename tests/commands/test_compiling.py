@@ -8,7 +8,7 @@ import pytest
 
 from ksgen.build.build import AbsentCompiler
 from ksgen.build.request import Binary
-from ksgen.calibration.cases import cases_of
+from ksgen.calibration.proof import cases_of
 from ksgen.commands import build
 from ksgen.commands.build import Compiled, _processor_setup, _Setup, _sources, _sources_for, compile_proofs
 from ksgen.devices import find_device
@@ -20,9 +20,9 @@ from ksgen.launch import fused, planner
 from ksgen.launch.choice import limits_of
 from ksgen.launch.plan import Loaded
 from ksgen.launch.planner import Planner
-from ksgen.passport.standing import unproven
+from ksgen.passport import unproven
 from ksgen.spec import STRIDES, Epilogue, KernelSpec, parse
-from ksgen.wisdom.store import Entry, Wisdom, save
+from ksgen.wisdom import Entry, Wisdom, save
 from tests.support.fake_gpu import FakeGpu
 from tests.support.launching import plan_anew
 from tests.support.native import chosen_native

@@ -20,7 +20,7 @@ from ksgen.measure import verify
 from ksgen.measure.roofline import NO_FLOOR
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec, load
-from ksgen.wisdom.store import load_wisdom
+from ksgen.wisdom import load_wisdom
 from tests.support.fake_gpu import FakeGpu
 from tests.support.program import ksgen_program, needs_device
 from tests.support.tuning_search import TimedEngine

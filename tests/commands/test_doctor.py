@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ksgen import devices, install
+from ksgen import devices, install, passport
 from ksgen.build import toolchain
 from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.commands import doctor
@@ -18,8 +18,7 @@ from ksgen.commands.doctor import Finding
 from ksgen.devices import libcuda, threads
 from ksgen.devices.native import open_device
 from ksgen.emit.templates import template_digest
-from ksgen.passport import standing
-from ksgen.passport.store import Proof, record
+from ksgen.passport import Proof, record
 from tests.support.commands import run
 from tests.support.compilers import MAKE, NEW_HOST, fake_nvcc, says
 from tests.support.fake_gpu import FakeGpu
@@ -314,30 +313,30 @@ def test_the_passport_of_the_gpu_that_launchers_take(monkeypatch: pytest.MonkeyP
     gpu = FakeGpu()
     monkeypatch.setattr(devices, "find_device", lambda: gpu)
     monkeypatch.setattr(libcuda, "compute_mode", lambda index: 0)
-    monkeypatch.setattr(standing, "_known", {})
+    monkeypatch.setattr(passport, "_known", {})
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     assert doctor._passport() == [Finding("passport", "KSGEN_PERMIT=all permits families without a proof")]
     monkeypatch.setenv("KSGEN_PERMIT", "all, wgma")
-    standing.forget()
+    passport.forget()
     [unknown] = doctor._passport()
     assert (unknown.found, unknown.remedy) == ("", "unset KSGEN_PERMIT")
     assert unknown.why.startswith("KSGEN_PERMIT='all, wgma': unknown kernel family 'all'; ")
     monkeypatch.setenv("KSGEN_PERMIT", "gemv")
-    standing.forget()
+    passport.forget()
     why = "launchers take no wgmma yet: not proven yet on Fake GPU"
     assert doctor._passport() == [Finding("passport", "", why, "ksgen calibrate")]
     monkeypatch.delenv("KSGEN_PERMIT")
-    standing.forget()
+    passport.forget()
     assert doctor._passport() == [Finding("passport", "", why, "ksgen calibrate")]
     monkeypatch.setattr(libcuda, "compute_mode", lambda index: 3)
     why = "the GPU is in exclusive-process mode, so that no child can use it next to this process"
     assert doctor._passport() == [Finding("passport", "", why, "ksgen calibrate")]
     proofs = {name: Proof("proven", "", template_digest(name), 1, 1.0) for name in ("mma", "wgmma")}
     record(gpu, proofs | {"simt": Proof("disabled", "it lies", template_digest("simt"), 1, 1.0)})
-    standing.forget()
+    passport.forget()
     assert doctor._passport() == [Finding("passport", "proven: mma, wgmma; simt is disabled: it lies")]
     gpu.target = "sm_80"
-    standing.forget()
+    passport.forget()
     assert doctor._passport() == [Finding("passport", "none; no family of sm_80 needs a proof")]
     monkeypatch.setattr(devices, "find_device", lambda: open_device(0))
     assert doctor._passport() == []

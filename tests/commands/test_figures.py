@@ -6,7 +6,7 @@ from ksgen.commands.common import choice_figures, entry_figures, kernel_figures,
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.wisdom.store import Entry
+from ksgen.wisdom import Entry
 
 KERNEL = KernelSpec(Pattern(2, 9, 5, 3), "float16", "bsl", Epilogue(bias=True))
 CONSTANTS = FAMILIES["simt"].default(KERNEL, cuda_limits("sm_80"))

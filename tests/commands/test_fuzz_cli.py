@@ -28,7 +28,7 @@ from ksgen.launch.choice import Choice
 from ksgen.measure import roofline, trust, verify
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, KernelSpec
-from ksgen.wisdom.store import Entry, Wisdom, dump, dump_export
+from ksgen.wisdom import Entry, Wisdom, dump, dump_export
 from tests.support.damage import fuzzing
 
 pytestmark = pytest.mark.slow

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ksgen import wisdom as wisdoms
 from ksgen.build.bundle import open_bundle, write_bundle
 from ksgen.build.cache import Cache
 from ksgen.build.request import Binary, Request, Resources
@@ -25,9 +26,7 @@ from ksgen.families import cuda_limits, family_for
 from ksgen.launch.choice import choose
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.wisdom import store as wisdoms
-from ksgen.wisdom.exchange import read_wisdom
-from ksgen.wisdom.store import Entry, Wisdom, dump, dump_export, load_wisdom, parse_export
+from ksgen.wisdom import Entry, Wisdom, dump, dump_export, load_wisdom, parse_export, read_wisdom
 from tests.support.damage import damaged, fuzzing, with_junk
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from ksgen.cli import COMMANDS, cli
 from ksgen.commands.common import tidy
 from ksgen.devices import Found, list_devices
-from ksgen.wisdom.store import save
+from ksgen.wisdom import save
 from tests.commands.test_wisdom import entry
 from tests.support.program import needs_compiler
 

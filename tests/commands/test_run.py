@@ -19,7 +19,7 @@ from ksgen.measure.trust import Blocks
 from ksgen.measure.verify import Measured
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Wisdom
+from ksgen.wisdom import Wisdom
 from tests.support.fake_gpu import FakeGpu
 from tests.support.program import ksgen, needs_device
 

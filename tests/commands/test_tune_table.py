@@ -12,8 +12,8 @@ from ksgen.commands import tune
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.job import Job
+from ksgen.tuning.report import MOST_ROWS, by_state, microseconds, reasons, sections_of, table_of
 from ksgen.tuning.search import Budget, Progress, Tuned
-from ksgen.tuning.sections import MOST_ROWS, by_state, microseconds, reasons, sections_of, table_of
 from ksgen.values import counted
 from tests.support.tuning_trials import some_trials
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from ksgen import wisdom
 from ksgen.cli import cli
 from ksgen.devices import find_device
 from ksgen.emit.render import template_digest
@@ -16,10 +17,7 @@ from ksgen.families.simt.shape import SimtConstants
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.wisdom import exchange
-from ksgen.wisdom import store as wisdom
-from ksgen.wisdom.exchange import better, merge
-from ksgen.wisdom.store import Entry, Wisdom, dump, dump_export, load_wisdom, parse_export
+from ksgen.wisdom import Entry, Wisdom, better, dump, dump_export, load_wisdom, merge, parse_export
 
 KERNEL = KernelSpec(Pattern(1, 64, 48, 2))
 OTHER = KernelSpec(Pattern(6, 64, 64, 1), layout="bsl")
@@ -41,9 +39,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     for folder, found in ((shipped, entry(5.0)), (own, entry(7.0, 1000, template=PAST))):
         folder.mkdir()
         (folder / "nvidia-h200.json").write_text(dump("NVIDIA H200", Wisdom([found])))
-    for module in (wisdom, exchange):
-        monkeypatch.setattr(module, "resource", lambda _: shipped)
-        monkeypatch.setattr(module, "wisdom_dir", lambda: own)
+    monkeypatch.setattr(wisdom, "resource", lambda _: shipped)
+    monkeypatch.setattr(wisdom, "wisdom_dir", lambda: own)
     return shipped, own
 
 

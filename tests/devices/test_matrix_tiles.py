@@ -10,8 +10,8 @@ import pytest
 from ksgen.build import processors
 from ksgen.build.host import HostCompiler
 from ksgen.build.processors import tiles_are_permitted
-from ksgen.devices import matrix_tiles
-from ksgen.devices.matrix_tiles import pair_products, usable_tiles
+from ksgen.devices import native
+from ksgen.devices.native import pair_products, usable_tiles
 
 MACROS = frozenset({"__AMX_TILE__", "__AMX_BF16__", "__AMX_INT8__"})
 FEATURES = frozenset({"avx512f", "amx_tile", "amx_bf16", "amx_int8"})
@@ -33,8 +33,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, 
     def told(
         features: frozenset[str] = FEATURES, macros: frozenset[str] = MACROS, permits: bool = True
     ) -> tuple[str, ...]:
-        monkeypatch.setattr(matrix_tiles, "processor_features", lambda: features)
-        monkeypatch.setattr(matrix_tiles, "tiles_are_permitted", lambda: permits)
+        monkeypatch.setattr(native, "processor_features", lambda: features)
+        monkeypatch.setattr(native, "tiles_are_permitted", lambda: permits)
         usable_tiles.cache_clear()
         return usable_tiles(Compiler(macros))  # type: ignore[arg-type]
 
@@ -70,15 +70,15 @@ def test_pairs_are_multiplied_where_the_processor_and_the_compiler_can(monkeypat
         ({"avx512f", "avx512_bf16"}, {"__AVX512F__"}, ()),  # a compiler of before
         ({"avx512f"}, {"__AVX512BF16__"}, ()),
     ):
-        monkeypatch.setattr(matrix_tiles, "processor_features", lambda features=features: features)
+        monkeypatch.setattr(native, "processor_features", lambda features=features: features)
         pair_products.cache_clear()
         assert pair_products(Compiler(frozenset(macros))) == wanted  # type: ignore[arg-type]
     pair_products.cache_clear()
 
 
 def test_without_tiles_the_system_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_tiles, "processor_features", lambda: frozenset({"avx2"}))
-    monkeypatch.setattr(matrix_tiles, "tiles_are_permitted", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(native, "processor_features", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(native, "tiles_are_permitted", lambda: pytest.fail("asked"))
     usable_tiles.cache_clear()
     compiler = Compiler(MACROS)
     assert usable_tiles(compiler) == ()  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from ksgen.launcher import Launcher
 from ksgen.measure.verify import compare, make_problem, measure, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, LAYOUTS, Epilogue, KernelSpec
-from ksgen.wisdom.store import Wisdom
+from ksgen.wisdom import Wisdom
 from tests.families import test_vector as vector
 from tests.families import test_vector_slices as slices
 from tests.support.libraries import library

@@ -10,8 +10,8 @@ import jinja2
 import pytest
 
 from ksgen.emit import templates
-from ksgen.emit.compiled import FOLDER, CompiledTemplates
 from ksgen.emit.render import render
+from ksgen.emit.templates import FOLDER, CompiledTemplates
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 

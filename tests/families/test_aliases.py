@@ -24,7 +24,7 @@ from ksgen.tuning.job import Job
 from ksgen.tuning.model import Machine
 from ksgen.tuning.pool import list_space
 from ksgen.tuning.trials import Trial, TrialStore
-from ksgen.wisdom.store import Entry, Wisdom, dump, parse_export
+from ksgen.wisdom import Entry, Wisdom, dump, parse_export
 from tests.support.bench_rows import row
 
 CPU = Limits(

@@ -19,7 +19,7 @@ from ksgen.families.gpus import GPUS
 from ksgen.families.wgmma.registers import RegistersBlock
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec, parse, stratified
-from ksgen.wisdom.store import Wisdom
+from ksgen.wisdom import Wisdom
 from tests.support.kernels import check as check_result
 from tests.support.kernels import in_emulator, job_of, source_of
 

@@ -33,7 +33,7 @@ from ksgen.launcher import Launcher
 from ksgen.measure.verify import Problem, compare, exact_problem, fault_of, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
-from ksgen.wisdom.store import Entry, save
+from ksgen.wisdom import Entry, save
 from tests.measure.test_verify import needs_opencl
 from tests.support.host_memory import (
     NOTHING,

@@ -19,7 +19,7 @@ from ksgen.quantized import Quantized, QuantizedInputs, numpy_type, quantize
 from ksgen.spec import STORAGES, Epilogue, KernelSpec
 from ksgen.tuning.job import Job
 from ksgen.tuning.pool import supported_families
-from ksgen.wisdom.store import Entry, Wisdom, dump, parse_export
+from ksgen.wisdom import Entry, Wisdom, dump, parse_export
 from tests.compile_matrix import SERIALISED
 from tests.emit.test_lean import unused
 from tests.emulator import SimtError

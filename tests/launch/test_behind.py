@@ -19,7 +19,7 @@ from ksgen.launch import behind
 from ksgen.launcher import Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Entry, save
+from ksgen.wisdom import Entry, save
 from tests.support.fake_gpu import FakeArray, FakeGpu
 from tests.support.launching import draw
 

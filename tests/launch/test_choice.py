@@ -12,7 +12,7 @@ from ksgen.families.expected import LARGE, default_us
 from ksgen.launch.choice import check_fit, choice_by_name, choose, described, expectation, limits_from
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Entry, Wisdom
+from ksgen.wisdom import Entry, Wisdom
 
 KERNEL = KernelSpec(Pattern(2, 64, 48, 4))
 HOPPER, TURING = cuda_limits("sm_90a"), cuda_limits("sm_75")

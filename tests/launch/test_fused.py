@@ -16,7 +16,7 @@ from ksgen.launch import fused
 from ksgen.launch.checks import CheckedArguments
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.wisdom.store import Entry, Wisdom
+from ksgen.wisdom import Entry, Wisdom
 
 PAIR, ALONE = Chain((Pattern(2, 9, 5, 3), Pattern(1, 4, 18, 3))), Chain((Pattern(2, 9, 5, 3),))
 LARGE = Chain((Pattern(1, 512, 256, 1), Pattern(1, 256, 512, 1)))  # 1 MB of float32

@@ -25,7 +25,7 @@ from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.spec import parse as parse_spec
-from ksgen.wisdom.store import Entry, Wisdom, dump, parse_export
+from ksgen.wisdom import Entry, Wisdom, dump, parse_export
 from tests.measure.test_verify import needs_opencl
 from tests.support import kernels
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor

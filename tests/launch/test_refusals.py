@@ -24,7 +24,7 @@ from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import NAMED_CHAINS, Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec, load
 from ksgen.tuning.tuner import SearchOptions, Tuner
-from ksgen.wisdom.store import Wisdom
+from ksgen.wisdom import Wisdom
 from tests.support.libraries import library
 
 needs_opencl = pytest.mark.skipif(

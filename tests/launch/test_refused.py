@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen.calibration import first
+from ksgen import passport
+from ksgen.calibration import proof
 from ksgen.devices.base import CONTEXT_LOST, RefusedError
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, DeviceError, LaunchError
@@ -17,7 +18,6 @@ from ksgen.launch import base, fused, streams
 from ksgen.launch.choice import Choice, described, limits_of
 from ksgen.launch.planner import Planner, checks_first_results
 from ksgen.launcher import ChainLauncher, Launcher
-from ksgen.passport import standing
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.driver import completed
@@ -76,7 +76,7 @@ def test_no_family_that_was_refused_is_taken_again(
             raise RefusedError(f"{choice.family} lies")
 
     monkeypatch.setenv("KSGEN_CHECK", "first")
-    monkeypatch.setattr(first, "check_result", check)
+    monkeypatch.setattr(proof, "check_result", check)
     assert planner.choice(gpu, kernel, BATCH).family == "wgmma"
     plan = planner.plan(gpu, kernel, BATCH)
     assert (plan.choice.family, plan.choice.why) == ("simt", "the device refuses mma")
@@ -266,7 +266,7 @@ def test_no_proof_is_started_while_a_graph_is_recorded(
     gpu: FakeGpu, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = []
-    monkeypatch.setattr(standing, "begin", begun.append)
+    monkeypatch.setattr(passport, "begin", begun.append)
 
     def capturing() -> None:
         raise DeviceError("a graph is being recorded")

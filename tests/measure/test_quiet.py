@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import pytest
 
-from ksgen.measure import quiet
+from ksgen.measure import trust
 
 
 def naps(
@@ -17,12 +17,12 @@ def naps(
 ) -> list[float]:
     """What is slept, if the threads of this process work so much of each nap, and the scheduler says this of them."""
     slept: list[float] = []
-    spent = accumulate(chain([0.0], (share * quiet.NAP_S for share in shares)))
+    spent = accumulate(chain([0.0], (share * trust.NAP_S for share in shares)))
     times = (each for pair in _pairs(spent) for each in pair)
-    monkeypatch.setattr(quiet, "process_time", lambda: next(times))
-    monkeypatch.setattr(quiet, "sleep", slept.append)
-    monkeypatch.setattr(quiet, "_states", lambda: next(states) if states else [])
-    quiet.rest()
+    monkeypatch.setattr(trust, "process_time", lambda: next(times))
+    monkeypatch.setattr(trust, "sleep", slept.append)
+    monkeypatch.setattr(trust, "_states", lambda: next(states) if states else [])
+    trust.rest()
     return slept
 
 
@@ -34,25 +34,25 @@ def _pairs(values: Iterator[float]) -> Iterator[tuple[float, float]]:
 
 
 def test_threads_that_sleep_already_cost_one_nap(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert naps(monkeypatch, repeat(0.0)) == [quiet.NAP_S]
+    assert naps(monkeypatch, repeat(0.0)) == [trust.NAP_S]
 
 
 def test_threads_that_spin_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert naps(monkeypatch, chain([2.0, 1.0, 0.5], repeat(quiet.AWAKE_SHARE / 2))) == [quiet.NAP_S] * 4
+    assert naps(monkeypatch, chain([2.0, 1.0, 0.5], repeat(trust.AWAKE_SHARE / 2))) == [trust.NAP_S] * 4
 
 
 def test_threads_that_never_sleep_end_the_wait_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert naps(monkeypatch, repeat(1.0)) == [quiet.NAP_S] * quiet.MOST_NAPS
+    assert naps(monkeypatch, repeat(1.0)) == [trust.NAP_S] * trust.MOST_NAPS
 
 
 def test_the_schedulers_word_counts_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     spinning, asleep = ["S", "R", "S"], ["S", "S", "D"]
     # Other threads' time is added at ticks: a nap between two ticks shows none.
-    assert naps(monkeypatch, repeat(0.0), iter([spinning, spinning, asleep])) == [quiet.NAP_S] * 3
-    assert naps(monkeypatch, repeat(1.0), iter([asleep])) == [quiet.NAP_S]
+    assert naps(monkeypatch, repeat(0.0), iter([spinning, spinning, asleep])) == [trust.NAP_S] * 3
+    assert naps(monkeypatch, repeat(1.0), iter([asleep])) == [trust.NAP_S]
 
 
-@pytest.mark.skipif(not quiet._TASKS.exists(), reason="the system does not say which threads run")
+@pytest.mark.skipif(not trust._TASKS.exists(), reason="the system does not say which threads run")
 def test_a_thread_that_computes_is_awake_and_one_that_waits_is_not() -> None:
     asked, end = Event(), Event()
 
@@ -65,9 +65,9 @@ def test_a_thread_that_computes_is_awake_and_one_that_waits_is_not() -> None:
     thread = Thread(target=work)
     thread.start()
     try:
-        assert _soon(lambda: "R" not in list(quiet._states()))
+        assert _soon(lambda: "R" not in list(trust._states()))
         asked.set()
-        assert _soon(lambda: "R" in list(quiet._states()))
+        assert _soon(lambda: "R" in list(trust._states()))
     finally:
         asked.set()
         end.set()
@@ -79,5 +79,5 @@ def _soon(holds: Callable[[], bool]) -> bool:
 
 
 def test_no_states_where_the_system_says_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "_TASKS", Path("/nowhere"))
-    assert list(quiet._states()) == []
+    monkeypatch.setattr(trust, "_TASKS", Path("/nowhere"))
+    assert list(trust._states()) == []

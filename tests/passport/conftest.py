@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ksgen.passport import standing
+from ksgen import passport
 from tests.support.fake_gpu import FakeGpu
 
 
@@ -13,5 +13,5 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A Hopper GPU without a passport, whose families need one."""
     monkeypatch.delenv("KSGEN_PERMIT")
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "wisdom"))
-    monkeypatch.setattr(standing, "_known", {})
+    monkeypatch.setattr(passport, "_known", {})
     return FakeGpu()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ksgen import passport
 from ksgen.devices import libcuda
 from ksgen.devices.native import open_device
 from ksgen.emit.templates import template_digest
@@ -16,11 +17,10 @@ from ksgen.errors import ConstantsError, DeviceError, KsgenWarning
 from ksgen.families import FAMILIES
 from ksgen.launch.choice import choice_by_name, choose, expectation, limits_of
 from ksgen.launch.planner import Planner
-from ksgen.passport import standing
-from ksgen.passport.store import record
+from ksgen.passport import record
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.store import Entry, Wisdom
+from ksgen.wisdom import Entry, Wisdom
 from tests.passport.test_store import proof
 from tests.support.fake_gpu import FakeGpu
 
@@ -30,7 +30,7 @@ WGMMA = FAMILIES["wgmma"]
 
 def permitted(device: Any) -> set[str]:
     """Families that launchers may choose on a device."""
-    return set(FAMILIES) - {bar.family for bar in standing.bars(device)}
+    return set(FAMILIES) - {bar.family for bar in passport.bars(device)}
 
 
 def chosen(gpu: Any, wisdom: Wisdom | None = None) -> Any:
@@ -67,7 +67,7 @@ def test_a_disabled_family_is_refused_by_default_by_wisdom_and_by_name(
         choice_by_name("wgmma_shared", KERNEL, BATCH, limits)
     assert str(told.value) == f"{KERNEL.name}: wgmma is disabled on Fake GPU: it hung; KSGEN_PERMIT=wgmma forces it"
     monkeypatch.setenv("KSGEN_PERMIT", "mma, wgmma_shared")
-    standing.forget()
+    passport.forget()
     assert chosen(gpu, known).family == "wgmma"
     assert choice_by_name("wgmma", KERNEL, BATCH, limits_of(gpu)).family == "wgmma"
 
@@ -85,7 +85,7 @@ def test_a_measured_time_of_a_family_that_may_not_be_chosen_decides_nothing(gpu:
     planner._wisdom[gpu.name] = Wisdom([own])
     assert planner.measured(gpu, KERNEL, BATCH) is None
     record(gpu, {"wgmma": proof()})
-    standing.forget()
+    passport.forget()
     assert planner.measured(gpu, KERNEL, BATCH) == own
 
 
@@ -104,7 +104,7 @@ def test_processors_and_other_targets_need_no_proof(gpu: FakeGpu) -> None:
 
 def test_the_file_is_read_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    monkeypatch.setattr(standing, "load", lambda device: reads.append(device))
+    monkeypatch.setattr(passport, "load", lambda device: reads.append(device))
     for _ in range(3):
         limits_of(gpu)
     assert reads == [gpu]
@@ -127,26 +127,26 @@ def child(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(libcuda, "compute_mode", lambda index: 0)
-    monkeypatch.setattr(standing, "_CHILD", "")
+    monkeypatch.setattr(passport, "_CHILD", "")
     return started
 
 
 def ended(gpu: FakeGpu) -> None:
-    running: Any = standing._known[gpu].child  # type: ignore[index]
+    running: Any = passport._known[gpu].child  # type: ignore[index]
     running.wait()
 
 
 def test_one_child_is_started_and_later_choices_take_what_it_proves(gpu: FakeGpu, child: list[list[str]]) -> None:
-    standing.begin(gpu)
+    passport.begin(gpu)
     assert child == []  # no launcher has chosen yet
     assert chosen(gpu).family == "mma"
-    standing.begin(gpu)
-    standing.begin(gpu)
+    passport.begin(gpu)
+    passport.begin(gpu)
     assert child == [[sys.executable, "-P", "-c", "", "driver:0"]]
     record(gpu, {"wgmma": proof()})  # as the child does
     ended(gpu)
     assert chosen(gpu).family == "wgmma"
-    standing.begin(gpu)
+    passport.begin(gpu)
     assert len(child) == 1
 
 
@@ -155,9 +155,9 @@ def running_child(gpu: FakeGpu, folder: Path, monkeypatch: pytest.MonkeyPatch, e
     running = folder / "running"
     running.touch()
     waits = f"import os, sys, time\nwhile os.path.exists({str(running)!r}): time.sleep(0.01)\n{end}"
-    monkeypatch.setattr(standing, "_CHILD", waits)
+    monkeypatch.setattr(passport, "_CHILD", waits)
     limits_of(gpu)
-    standing.begin(gpu)
+    passport.begin(gpu)
     return running
 
 
@@ -165,17 +165,17 @@ def test_reading_again_starts_no_second_child_while_one_runs(
     gpu: FakeGpu, child: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = running_child(gpu, tmp_path, monkeypatch)
-    standing.forget()
+    passport.forget()
     limits_of(gpu)
-    standing.begin(gpu)
+    passport.begin(gpu)
     assert len(child) == 1
     running.unlink()
-    standing.wait(gpu)
-    standing.wait(gpu)
+    passport.wait(gpu)
+    passport.wait(gpu)
     limits_of(gpu)  # takes note of its end
-    standing.forget()
+    passport.forget()
     limits_of(gpu)
-    standing.begin(gpu)
+    passport.begin(gpu)
     assert len(child) == 2
     ended(gpu)
 
@@ -190,9 +190,9 @@ def test_a_forked_process_leaves_the_child_and_its_words_to_its_parent(
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 reads = list[Any]()
-                standing.load = reads.append  # type: ignore[assignment,attr-defined]  (of this process alone)
-                standing.wait(gpu)
-                standing.begin(gpu)
+                passport.load = reads.append  # type: ignore[assignment,attr-defined]  (of this process alone)
+                passport.wait(gpu)
+                passport.begin(gpu)
                 is_left = "wgmma" not in permitted(gpu) and len(child) == 1 and not reads
         finally:
             os._exit(not is_left)
@@ -207,10 +207,10 @@ def test_the_reason_of_a_child_that_fails_is_told_once(
     gpu: FakeGpu, child: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        standing, "_CHILD", "import sys; print('noise', file=sys.stderr); sys.exit('the server is full')"
+        passport, "_CHILD", "import sys; print('noise', file=sys.stderr); sys.exit('the server is full')"
     )
     limits_of(gpu)
-    standing.begin(gpu)
+    passport.begin(gpu)
     ended(gpu)
     with pytest.warns(KsgenWarning) as told:
         assert chosen(gpu).family == "mma"
@@ -221,7 +221,7 @@ def test_the_reason_of_a_child_that_fails_is_told_once(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         chosen(gpu)
-        standing.begin(gpu)
+        passport.begin(gpu)
     assert len(child) == 1
 
 
@@ -232,7 +232,7 @@ def test_a_gpu_for_one_process_alone_gets_no_child(
     monkeypatch.setattr(libcuda, "compute_mode", lambda index: mode)
     limits_of(gpu)
     with pytest.warns(KsgenWarning, match=f"the GPU is in {word} mode, so that no child can use it next to this"):
-        standing.begin(gpu)
+        passport.begin(gpu)
     assert child == []
 
 
@@ -245,7 +245,7 @@ def test_a_driver_that_does_not_answer_and_a_system_without_processes_are_told(
     monkeypatch.setattr(libcuda, "compute_mode", fail)
     limits_of(gpu)
     with pytest.warns(KsgenWarning, match="the driver is gone"):
-        standing.begin(gpu)
+        passport.begin(gpu)
     monkeypatch.setattr(libcuda, "compute_mode", lambda index: 0)
     for executable, why in (
         ("/nonexistent/python", "No such file or directory: '/nonexistent/python'"),
@@ -253,10 +253,10 @@ def test_a_driver_that_does_not_answer_and_a_system_without_processes_are_told(
         ("", " is no Python that a child could run"),
     ):
         monkeypatch.setattr(sys, "executable", executable)
-        standing.forget()  # so that it may be started again
+        passport.forget()  # so that it may be started again
         limits_of(gpu)
         with pytest.warns(KsgenWarning, match=why):
-            standing.begin(gpu)
+            passport.begin(gpu)
 
 
 @pytest.mark.parametrize("setting", ["off", "passport", "background"])
@@ -265,14 +265,14 @@ def test_ksgen_trial_off_starts_none(
 ) -> None:
     monkeypatch.setenv("KSGEN_TRIAL", setting)
     limits_of(gpu)
-    standing.begin(gpu)
+    passport.begin(gpu)
     assert len(child) == (setting != "off")
 
 
 def test_another_word_is_refused(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_TRIAL", "never")
     with pytest.raises(ConstantsError, match=r"^KSGEN_TRIAL='never'; accepted: passport, off, background$"):
-        standing.trial()
+        passport.trial()
     monkeypatch.setenv("KSGEN_PERMIT", "wgmm")
     with pytest.raises(ConstantsError, match=r"^KSGEN_PERMIT='wgmm': unknown kernel family 'wgmm'; known: .*, or all$"):
         permitted(gpu)

@@ -12,9 +12,8 @@ import pytest
 
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
-from ksgen.passport.store import Passport, Proof, load, path_of, record
-from ksgen.wisdom.exchange import known_devices
-from ksgen.wisdom.store import load_wisdom
+from ksgen.passport import Passport, Proof, load, path_of, record
+from ksgen.wisdom import known_devices, load_wisdom
 from tests.support.fake_gpu import FakeGpu
 from tests.support.mounts import fill, mounted
 from tests.support.users import ANOTHER, needs_root

@@ -11,7 +11,7 @@ from ksgen.pattern import Pattern
 from ksgen.quantized import numpy_type
 from ksgen.spec import PRECISIONS, STORAGES, WEIGHTS, KernelSpec, parse
 from ksgen.spec.storage import scales_begin, x_precisions
-from ksgen.wisdom.store import Entry
+from ksgen.wisdom import Entry
 
 KERNEL = KernelSpec(Pattern(6, 64, 64, 1), "bfloat16", weights="int8")
 

@@ -44,7 +44,7 @@ PATTERNS = {
     "aligned": (2, 48, 16, 4),
     "wide": (1, 130, 18, 2),
 }
-# kinds of them that a GPU's passport proves of families that need one (`ksgen.calibration.cases`)
+# kinds of them that a GPU's passport proves of families that need one (`ksgen.calibration.proof`)
 PROVEN = ("blocks", "aligned")
 ALIGNED = {  # the same for families whose tensor maps want rows of whole 16-byte chunks
     "dense": (1, 70, 56, 1),

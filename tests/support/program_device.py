@@ -14,9 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ksgen.build.build import build
-from ksgen.build.children import current_children
+from ksgen.build.children import current_children, refusal
 from ksgen.build.host import ENTRY, WALKS, source_of
-from ksgen.build.refused import refusal
 from ksgen.build.request import Binary
 from ksgen.devices.base import DeviceLimits, Stream, as_bytes
 from ksgen.devices.native import THREADS

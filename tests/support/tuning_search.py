@@ -12,8 +12,8 @@ import pytest
 
 from ksgen import __version__
 from ksgen.build.request import Binary, Resources
-from ksgen.emit.compiled import FOLDER
 from ksgen.emit.render import render, template_digest
+from ksgen.emit.templates import FOLDER
 from ksgen.families import FAMILIES, family_named
 from ksgen.families.simt.family import Simt
 from ksgen.families.simt.shape import SimtConstants
@@ -27,7 +27,7 @@ from ksgen.tuning.engine import Engine, Entries
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 from ksgen.tuning.model import Machine
 from ksgen.tuning.trials import TrialStore
-from ksgen.wisdom.store import load_wisdom, save
+from ksgen.wisdom import load_wisdom, save
 from tests.support.fake_gpu import FakeGpu
 
 

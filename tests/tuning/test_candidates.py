@@ -10,7 +10,7 @@ from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Job
 from ksgen.tuning.model import Machine
 from ksgen.tuning.pool import supported_families
-from ksgen.tuning.sections import table_of
+from ksgen.tuning.report import table_of
 from ksgen.tuning.trials import Trial
 from tests.support.tuning_pools import pool_of
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from ksgen.tuning import clocks
-from ksgen.tuning.clocks import Clocks
+from ksgen.tuning import worker
+from ksgen.tuning.worker import Clocks
 from tests.support.fake_gpu import FakeGpu
 
 
@@ -54,13 +54,13 @@ def test_clocks_are_those_of_the_gpu_that_cuda_means(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    clocks._nvml.cache_clear()
+    worker._nvml.cache_clear()
     assert Clocks.of(FakeGpu(name=name, index=index)) == expected
-    clocks._nvml.cache_clear()
+    worker._nvml.cache_clear()
 
 
 def test_without_nvml_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    clocks._nvml.cache_clear()
+    worker._nvml.cache_clear()
     assert Clocks.of(FakeGpu()) == Clocks()
-    clocks._nvml.cache_clear()
+    worker._nvml.cache_clear()

@@ -23,7 +23,7 @@ from ksgen.tuning.job import Job
 from ksgen.tuning.search import Budget, Tuned
 from ksgen.tuning.trials import TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine
-from ksgen.wisdom.store import load_wisdom
+from ksgen.wisdom import load_wisdom
 from tests.tuning.test_worker import HAS_OPENCL
 
 pytest.importorskip("distributed", reason="dask.distributed is not installed")

@@ -29,7 +29,7 @@ from ksgen.tuning.pool import list_space
 from ksgen.tuning.search import Budget, Tuned
 from ksgen.tuning.trials import TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner
-from ksgen.wisdom.store import load_wisdom
+from ksgen.wisdom import load_wisdom
 
 FACTS = Facts(
     "NVIDIA Imagined",

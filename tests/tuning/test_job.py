@@ -8,8 +8,7 @@ from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec, parse
-from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
-from ksgen.tuning.kernels import kernels_of_spec
+from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs, kernels_of_spec
 
 KERNEL = KernelSpec(Pattern(2, 9, 5, 3))
 

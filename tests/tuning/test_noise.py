@@ -2,7 +2,7 @@
 
 import pytest
 
-from ksgen.tuning.clocks import Clocks
+from ksgen.tuning.worker import Clocks
 
 
 @pytest.mark.parametrize(

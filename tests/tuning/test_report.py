@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from ksgen.cli import cli
 from ksgen.errors import KsgenError
-from ksgen.tuning.sections import sections_of
+from ksgen.tuning.report import sections_of
 from tests.support.tuning_trials import some_trials
 
 HOSTILE = "</td><script>alert('x')</script><img src=http://example.org/x> & \"quoted\" $\\frac{1}{2}$"

@@ -37,7 +37,7 @@ from ksgen.tuning.process import Worker
 from ksgen.tuning.search import FINALISTS, Budget, Progress, Search, Tuned, is_faster
 from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner
-from ksgen.wisdom.store import Entry, load_wisdom, save
+from ksgen.wisdom import Entry, load_wisdom, save
 from tests.support import broken_kernels as broken
 from tests.support.short_series import shorten
 from tests.support.tuning_search import own_cache, space_of, time_shortly, without_doubts

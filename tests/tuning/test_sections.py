@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ksgen.tuning.sections import sections_of
+from ksgen.tuning.report import sections_of
 from tests.support.tuning_trials import KERNELS, some_trials
 
 

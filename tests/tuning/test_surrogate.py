@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ksgen.tuning.surrogate import Points, expect, features
+from ksgen.tuning.pool import Points, expect, features
 
 
 def test_features_are_logarithms_and_words() -> None:

@@ -10,7 +10,9 @@ from ksgen.errors import KsgenError
 from ksgen.families import FAMILIES, cuda_limits
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
-from ksgen.wisdom.exchange import (
+from ksgen.wisdom import (
+    Entry,
+    Wisdom,
     better,
     differences,
     folders,
@@ -20,7 +22,6 @@ from ksgen.wisdom.exchange import (
     merge_devices,
     only_device,
 )
-from ksgen.wisdom.store import Entry, Wisdom
 
 KERNEL = KernelSpec(Pattern(2, 9, 5, 3))
 CONSTANTS = FAMILIES["simt"].default(KERNEL, cuda_limits("sm_80"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ksgen import wisdom as wisdoms
 from ksgen.build.bundle import write_bundle
 from ksgen.build.request import Binary, Request, Resources
 from ksgen.emit.render import render, template_digest
@@ -20,9 +21,7 @@ from ksgen.launch.choice import choose, limits_of
 from ksgen.launch.planner import Planner
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec, stratified
-from ksgen.wisdom import store as wisdoms
-from ksgen.wisdom.exchange import better
-from ksgen.wisdom.store import Entry, Wisdom, check_writable, dump, file_name, load_wisdom, parse_export, save
+from ksgen.wisdom import Entry, Wisdom, better, check_writable, dump, file_name, load_wisdom, parse_export, save
 from tests.support.fake_gpu import FakeGpu
 
 KERNEL = KernelSpec(Pattern(1, 64, 48, 2))

@@ -19,8 +19,7 @@ from ksgen.launch.planner import PLANNER, WATCHERS
 from ksgen.spec import KernelSpec
 from ksgen.torch.operators.choice import forget_times, save_times
 from ksgen.torch.operators.meanwhile import building, note_unsettled, times_unsettled
-from ksgen.tuning.job import Job
-from ksgen.tuning.kernels import job_of, kernels_of_layer, with_layers
+from ksgen.tuning.job import Job, job_of, kernels_of_layer, with_layers
 from ksgen.tuning.search import Progress
 
 # consecutive calls that must find nothing missing; two, because a frozen layer prepares at its second call

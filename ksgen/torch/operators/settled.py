@@ -24,7 +24,7 @@ from ksgen.errors import DeviceError, KsgenError, warn
 from ksgen.families import FAMILIES
 from ksgen.files import read, replaced_in_turn
 from ksgen.paths import cache_dir
-from ksgen.wisdom.store import file_name
+from ksgen.wisdom import file_name
 
 MOST_BYTES = 2**26
 

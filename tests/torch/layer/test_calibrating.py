@@ -11,7 +11,7 @@ from ksgen.launch.planner import PLANNER, WATCHERS  # noqa: E402
 from ksgen.torch import KSLinear, calibrate  # noqa: E402
 from ksgen.torch.layer.building import build, jobs_of  # noqa: E402
 from ksgen.torch.operators import choice, settled  # noqa: E402
-from ksgen.wisdom.store import load_wisdom  # noqa: E402
+from ksgen.wisdom import load_wisdom  # noqa: E402
 from tests.support.tuning_search import time_shortly  # noqa: E402
 
 CHAIN = ["1,6,4,2", "2,3,6,1"]
