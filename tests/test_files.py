@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.bench.rows import Log, read_rows, write_csv
-from ksgen.build.bundle import open_bundle, write_bundle
+from ksgen.build.bundle import Bundle, write_bundle
 from ksgen.build.cache import Cache
 from ksgen.build.request import Binary, Request, Resources
 from ksgen.cli import cli
@@ -254,11 +254,11 @@ def test_a_cache_entry_without_an_end_is_set_aside(name: str, is_link: bool, tmp
 @needs_endless
 def test_no_bundle_is_read_that_says_it_is_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KsgenError, match=r"zero is no ksgen bundle"):
-        open_bundle(ENDLESS)
+        Bundle(ENDLESS)
     write_bundle(tmp_path / "a.ksb", [(REQUEST, BINARY)])
     monkeypatch.setattr("ksgen.build.bundle.MOST_BYTES_OF_MEMBER", 10)
     with pytest.raises(KsgenError, match=r"a\.ksb is damaged \(index\.json has \d+ bytes, more than 10\)"):
-        open_bundle(tmp_path / "a.ksb")
+        Bundle(tmp_path / "a.ksb")
 
 
 def test_specs_are_still_read() -> None:

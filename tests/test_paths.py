@@ -55,7 +55,7 @@ import ksgen
 os.chdir("elsewhere")
 from ksgen import paths
 from ksgen.build.build import default_caches
-from ksgen.build.bundle import open_bundle
+from ksgen.build.bundle import Bundle
 from ksgen.build.host import find_host_compiler
 from ksgen.build.toolchain import find_compiler
 named = find_host_compiler()
@@ -63,7 +63,7 @@ made = named.compile_whole("int ks_one = 1;", "ks_one", "host")
 del os.environ["KSGEN_CXX"]
 on_path = find_host_compiler()
 os.chdir("..")
-bundle = open_bundle("own.ksb")
+bundle = Bundle("own.ksb")
 os.chdir("elsewhere")
 if not (child := os.fork()):
     os._exit(bundle.wisdom() != {"a.json": b"{}"})

@@ -17,10 +17,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from ksgen import paths
-from ksgen.build.bundle import Bundle, open_bundle
+from ksgen.build.bundle import Bundle
 from ksgen.build.cache import Cache, max_bytes_from_environment
 from ksgen.build.children import Children, current_children
 from ksgen.build.host import host_target
@@ -37,17 +36,12 @@ LOCK_SECONDS = 120.0  # longest wait for another process that compiles the same 
 MOST_WAIT_S = 60  # longest wait for in-process compilers; this process would abort if it ended before they do
 
 Result = Binary | KsgenError
+CacheLayer = Cache | Bundle
 
 # bundles that this process uses, the newest first; the tuple is replaced, because threads read it without a lock
 _in_use: tuple[weakref.ref[Bundle], ...] = ()
 _warned: set[tuple[Path, ...]] = set()  # the folders that this process has warned about
 _guard = new_lock()
-
-
-class CacheLayer(Protocol):
-    """A source of binaries: a `Cache`, or a bundle."""
-
-    def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None: ...
 
 
 class CacheLayers:
@@ -284,7 +278,7 @@ def _unlock(name: str, file: int) -> None:
 @functools.lru_cache
 def _layers(project: tuple[Path, ...], user: Path, max_bytes: int) -> tuple[CacheLayer, ...]:
     """Cache layers for the current environment, cached so that each bundle is opened once."""
-    layers = [open_bundle(place) if place.is_file() else Cache(place, max_bytes=max_bytes) for place in project]
+    layers = [Bundle(place) if place.is_file() else Cache(place, max_bytes=max_bytes) for place in project]
     return (*layers, Cache(user, max_bytes=max_bytes))
 
 

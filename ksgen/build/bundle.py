@@ -70,10 +70,6 @@ def write_bundle(
         _write_zip(aside, json.dumps(index, sort_keys=True).encode(), members)
 
 
-def open_bundle(path: str | Path) -> "Bundle":
-    return Bundle(path)
-
-
 class Bundle:
     """A bundle opened for reading, as a cache layer. Its index is in memory; its members are read on demand."""
 

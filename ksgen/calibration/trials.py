@@ -18,7 +18,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.passport import read_bars
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Epilogue, KernelSpec, Layout, PrecisionName, load
-from ksgen.spec.kernel import is_layer, layer_launch
+from ksgen.spec.kernel import layer_launch
 from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Job, chains_of, job_of, kernels_of_layer, kernels_of_spec, with_layers
 from ksgen.tuning.search import Progress, Tuned
@@ -187,6 +187,4 @@ def _kernels_of(item: Any, precision: PrecisionName, layout: Layout) -> list[Ker
     if isinstance(item, Path) or (isinstance(item, str) and item.endswith((".yaml", ".yml"))):
         return list(kernels_of_spec(load(Path(item))))
     chains = chains_of(item)
-    if not is_layer(chains, layout, None):
-        return [KernelSpec(chains[0][0], precision, layout)]
     return kernels_of_layer(layer_launch(chains, precision, layout, Epilogue()))

@@ -7,7 +7,7 @@ an emitted CUDA source says how to launch it.
 import hashlib
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,17 +70,12 @@ class Source:
         return self.entry_of("sum" if self.kernel.job == "gradient" else "pack")
 
     @property
-    def adjoint_entry(self) -> str:
-        """Name of the entry that packs the weights of the adjoint factor, if the family has one."""
-        return self.entry_of("pack_adjoint")
-
-    @property
     def entries(self) -> list[str]:
         """Names of all entries in the source."""
         geometry = family_named(self.family).geometry(self.kernel, self.constants, self.kernel.batch or 1)
         passes = [self.entry_of(each.name) for each in (*geometry.before, *geometry.after)]
         second = [self.second_entry] if not self.kernel.is_chain else []
-        adjoint = [self.adjoint_entry] if family_named(self.family).packs_adjoint(self.kernel) else []
+        adjoint = [self.entry_of("pack_adjoint")] if family_named(self.family).packs_adjoint(self.kernel) else []
         return list(dict.fromkeys([self.entry, *second, *adjoint, *passes]))
 
     def entry_of(self, name: str) -> str:
@@ -193,52 +188,47 @@ def render_probe(
     precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: WgmmaInstruction | None = None
 ) -> Probe:
     """Copy and multiply-add kernels that `roofline.py` times. With an `operand`, tensor cores multiply."""
-    entry = f"ks_probe_{precision}"
     multiplier = "probe/multiply_add" if operand is None else "wgmma/probe" if wgmma else "probe/mma"
-    variables: dict[str, Any] = {"operand": operand, "wgmma": wgmma, "at_once": PROBE_AT_ONCE}
+    variables: dict[str, Any] = {"operand": operand, "wgmma": wgmma, "at_once": PROBE_AT_ONCE, "threads": threads}
     variables |= {"product": wgmma.along_inputs if wgmma else "", "multiplier": f"include/{multiplier}.j2"}
-    variables |= {
-        "entry": entry,
-        "precision": precision,
-        "dialect": dialect,
-        "threads": threads,
-        "version": __version__,
-    }
-    text = fill("probe.cu.j2", variables, LIBRARIES[dialect], (PRECISIONS[precision].sums,))
-    return Probe(text, entry)
+    variables |= {"precision": precision, "dialect": dialect}
+    sums = PRECISIONS[precision].sums
+    return _probe("probe.cu.j2", f"ks_probe_{precision}", LIBRARIES[dialect], sums, **variables)
 
 
 def render_wait() -> Probe:
     """Kernel that keeps a CUDA GPU busy while `queued.py` enqueues the launches that it times."""
-    entry = "ks_wait"
-    return Probe(
-        fill("wait.cu.j2", {"entry": entry, "version": __version__}, LIBRARIES["cuda"], (PRECISIONS["float32"].sums,)),
-        entry,
-    )
+    return _probe("wait.cu.j2", "ks_wait", LIBRARIES["cuda"], PRECISIONS["float32"].sums)
 
 
 def render_cache_probe(threads: int, blocks: int) -> Probe:
     """Kernel that reads an array in a CUDA GPU's L2 cache, with this number of blocks per multiprocessor."""
-    entry = "ks_probe_cache"
-    variables = {"entry": entry, "threads": threads, "blocks": blocks, "version": __version__}
-    return Probe(fill("probe_cache.cu.j2", variables, LIBRARIES["cuda"]), entry)
+    return _probe("probe_cache.cu.j2", "ks_probe_cache", LIBRARIES["cuda"], threads=threads, blocks=blocks)
 
 
 def render_processor_probe(precision: str, limits: Limits) -> Probe:
     """Copy and multiply-add kernels for a processor with the vector registers of `limits`."""
-    entry, is_wide = f"ks_probe_{precision}", PRECISIONS[precision].sums == "float64"
-    lanes, sums = limits.vector_bytes // (8 if is_wide else 4), 24 if limits.vector_registers == 32 else 12
-    variables = {"entry": entry, "precision": precision, "version": __version__, "lanes": lanes, "sums": sums}
-    pairs = ("pairs",) if limits.multiplies_pairs(PRECISIONS[precision].operand) else ()
-    text = fill("probe_processor.cl.j2", variables, VECTOR_LIBRARIES, (*pairs, PRECISIONS[precision].sums))
-    return Probe(text, entry, lanes * sums * (2 if pairs else 1))
+    known = PRECISIONS[precision]
+    lanes = limits.vector_bytes // (8 if known.sums == "float64" else 4)
+    sums = 24 if limits.vector_registers == 32 else 12
+    pairs = ("pairs",) if limits.multiplies_pairs(known.operand) else ()
+    per_round, numbers = lanes * sums * (2 if pairs else 1), {"precision": precision, "lanes": lanes, "sums": sums}
+    entry = f"ks_probe_{precision}"
+    return _probe("probe_processor.cl.j2", entry, VECTOR_LIBRARIES, *pairs, known.sums, per_round=per_round, **numbers)
 
 
 def render_tiles_probe(operand: str) -> Probe:
     """Kernel that computes four products of matrix tiles per round on a processor."""
-    entry = f"ks_probe_tiles_{operand}"
-    variables = {"entry": entry, "operand": operand, "version": __version__, "sums": TILE_SUMS}
-    return Probe(fill("probe_tiles.cl.j2", variables, VECTOR_LIBRARIES), entry, 4 * TILE_SUMS * INPUTS)
+    entry, per_round = f"ks_probe_tiles_{operand}", 4 * TILE_SUMS * INPUTS
+    numbers: dict[str, Any] = {"operand": operand, "sums": TILE_SUMS}
+    return _probe("probe_tiles.cl.j2", entry, VECTOR_LIBRARIES, per_round=per_round, **numbers)
+
+
+def _probe(
+    template: str, entry: str, libraries: Iterable[str], *variants: str, per_round: int = 0, **variables: Any
+) -> Probe:
+    variables |= {"entry": entry, "version": __version__}
+    return Probe(fill(template, variables, libraries, variants), entry, per_round)
 
 
 def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable: Limits) -> str:
@@ -337,11 +327,12 @@ def _patterns(spec: Spec) -> list[Pattern]:
 
 
 def _launchers(spec: Spec) -> str:
+    classes = {"ChainLauncher": spec.names, "GroupLauncher": spec.groups, "Launcher": True, "SumLauncher": spec.sums}
     lines = [
         f'"""Launchers of {spec.name}: y = ks_a_b_c_d(x, weights, layout="bsf"). Written by `ksgen emit`: edit the '
         'spec, not this file."""',
         "",
-        f"from ksgen.launcher import {', '.join(_launcher_classes(spec))}",
+        f"from ksgen.launcher import {', '.join(name for name, is_used in classes.items() if is_used)}",
         "",
     ]
     lines += [f"ks_{pattern.identifier} = Launcher({_arguments(spec, pattern)})" for pattern in _patterns(spec)]
@@ -351,11 +342,6 @@ def _launchers(spec: Spec) -> str:
             layers = ", ".join(_layer(chain, _options(spec, name)) for chain in chains)
             lines.append(f"layer_{name} = {launcher}({layers})")
     return "\n".join(lines) + "\n"
-
-
-def _launcher_classes(spec: Spec) -> list[str]:
-    wanted = {"ChainLauncher": spec.names, "GroupLauncher": spec.groups, "Launcher": True, "SumLauncher": spec.sums}
-    return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
 def _options(spec: Spec, layer: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ksgen.launch.weights import PLAIN, WeightForm, Weights, check_device, packe
 from ksgen.pattern import Chain
 from ksgen.quantized import Quantized
 from ksgen.spec import Activation, ByteStorage, Epilogue, Job, Layout, PrecisionName, WeightStorage
-from ksgen.spec.kernel import LayerOptions, StatedOptions, checked_batch, is_transposed
+from ksgen.spec.kernel import LayerOptions, StatedOptions, checked_count, is_transposed
 from ksgen.spec.storage import SAME, Same
 from ksgen.values import counted, excerpt, listed
 
@@ -264,7 +264,7 @@ class BaseLauncher(Explainable):
             >>> import ksgen
             >>> multiply = ksgen.Launcher(1, 3, 2, 2).build(batch=[1, 256])
         """
-        sizes = [checked_batch(size) for size in listed(batch) or [batch]]
+        sizes = [checked_count("batch", size) for size in listed(batch) or [batch]]
         options, out_layout = self._asked(job, precision, layout, epilogue, weights, inputs, out_layout)
         if self._is_factor(options, job, out_layout):
             self._kernel_of_factor(sizes[0], options, job)  # invalid combinations are refused before a device opens

@@ -27,7 +27,7 @@ from ksgen.spec import (
     PrecisionName,
     WeightStorage,
 )
-from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, checked_batch, is_layer, is_transposed, is_word
+from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, checked_count, is_layer, is_transposed, is_word
 from ksgen.spec.storage import SAME, Same
 from ksgen.values import excerpt
 
@@ -151,7 +151,7 @@ class Explainable(Multiplier):
             ks_1x2x2x2_float32_bsf at batch 4 on ...
             ks_2x2x2x1_float32_bsf at batch 4 on ...
         """
-        batch = checked_batch(batch)
+        batch = checked_count("batch", batch)
         options, out_layout = self._asked(job, precision, layout, epilogue, weights, inputs, out_layout)
         if self._is_factor(options, job, out_layout):
             # invalid combinations are refused before a device opens

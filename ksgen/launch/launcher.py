@@ -19,7 +19,7 @@ from ksgen.launch.weights import PackBuffers, Weights, pack_host, pack_in_place,
 from ksgen.pattern import Chain, Pattern
 from ksgen.quantized import Quantized
 from ksgen.spec import Activation, Fuse, Layout, PrecisionName
-from ksgen.spec.kernel import Stated, StatedOptions, checked_batch
+from ksgen.spec.kernel import Stated, StatedOptions, checked_count
 from ksgen.values import excerpt, listed
 
 
@@ -99,7 +99,7 @@ class Launcher(BaseLauncher):
     ) -> None:
         if (wanted := listed(batches)) is None:
             raise LaunchError(f"batches={excerpt(batches)}; accepted: a list of batches that get kernels of their own")
-        self.batches = frozenset(map(checked_batch, wanted))
+        self.batches = frozenset(checked_count("batch", each) for each in wanted)
         self.takes_lists = isinstance(a, Chain) and b is c is d is None
         chain = a if self.takes_lists else Chain((_pattern(a) if b is c is d is None else Pattern(a, b, c, d),))  # type: ignore[arg-type]
         factors = [Launcher(each, batches=wanted) for each in chain] if len(chain) > 1 else ()

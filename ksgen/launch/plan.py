@@ -463,7 +463,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         pack_handle=loaded.handles.get(source.second_entry),
         pack_grid=packing.grid,
         pack_block=packing.block,
-        adjoint_handle=loaded.handles.get(source.adjoint_entry),
+        adjoint_handle=loaded.handles.get(source.entry_of("pack_adjoint")),
         packed_bytes=family.packed_bytes(kernel, choice.constants),
         packing=" ".join(packing_words),
         operands=family.operands(kernel, choice.constants),

@@ -16,7 +16,7 @@ from typing import Any
 from ksgen import passport
 from ksgen.build.background import outcome
 from ksgen.build.build import AbsentCompiler, Request, build, default_caches, put_in_use
-from ksgen.build.bundle import Bundle, open_bundle
+from ksgen.build.bundle import Bundle
 from ksgen.build.request import Binary
 from ksgen.devices.base import Device, RefusedError
 from ksgen.emit.render import Source, render
@@ -58,7 +58,7 @@ class Planner:
 
     def use_bundle(self, path: str | Path) -> None:
         """Use binaries of a bundle first, and its wisdom before the shipped wisdom, from now on."""
-        bundle = open_bundle(path)
+        bundle = Bundle(path)
         with self._guard:
             self._bundles.insert(0, bundle)
             put_in_use(bundle)  # binaries that the device itself needs

@@ -68,18 +68,10 @@ def check_word(name: str, value: object, accepted: Collection[str]) -> None:
 
 
 def checked_count(name: str, value: object, or_else: str = "") -> int:
-    """A whole number of at least 1; `SpecError` on anything else."""
+    """A whole number of at least 1, which 64 bits hold; `SpecError` on anything else."""
     count = whole_number(value)
-    if count is None or count < 1:
-        raise SpecError(f"{name}={excerpt(value)}; accepted: a whole number from 1 up{or_else}")
-    return count
-
-
-def checked_batch(batch: object, or_else: str = "") -> int:
-    """A batch size as an int; `SpecError` on anything else."""
-    count = whole_number(batch)
     if count is None or not 1 <= count <= MOST_BYTES:
-        raise SpecError(f"batch={excerpt(batch)}; accepted: a whole number from 1 up{or_else}")
+        raise SpecError(f"{name}={excerpt(value)}; accepted: a whole number from 1 up{or_else}")
     return count
 
 
@@ -216,7 +208,7 @@ class KernelSpec:
         if not isinstance(self.epilogue, Epilogue):
             raise SpecError(f"epilogue={excerpt(self.epilogue)}; accepted: an Epilogue")
         if self.batch is not None:
-            object.__setattr__(self, "batch", checked_batch(self.batch, ", or None for any"))
+            object.__setattr__(self, "batch", checked_count("batch", self.batch, ", or None for any"))
         if self.out_layout is not None:
             check_word("out_layout", self.out_layout, LAYOUTS)
             object.__setattr__(self, "out_layout", None if self.out_layout == self.layout else self.out_layout)
@@ -239,7 +231,11 @@ class KernelSpec:
             raise SpecError(
                 f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which gradients lack"
             )
-        self._check_orders()
+        if self.job == "gradient" and self.pattern.store:
+            raise SpecError(
+                f"job=gradient of {self.pattern}, whose outputs are exchanged; accepted: outputs in "
+                f"{self.pattern.outputs.natural}"
+            )
         self._check_ties()
         for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
             if word not in activations_of(self.precision):
@@ -257,13 +253,6 @@ class KernelSpec:
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: another thread may cache a property while this one is pickled."""
         return {name: vars(self)[name] for name in type(self).__dataclass_fields__}
-
-    def _check_orders(self) -> None:
-        if self.job == "gradient" and self.pattern.store:
-            raise SpecError(
-                f"job=gradient of {self.pattern}, whose outputs are exchanged; accepted: outputs in "
-                f"{self.pattern.outputs.natural}"
-            )
 
     def _check_ties(self) -> None:
         object.__setattr__(self, "tied", tuple(self.tied) if any(self.tied) else ())
@@ -408,16 +397,10 @@ class KernelSpec:
 
     @property
     def _steps(self) -> tuple[str, ...]:
+        activated = () if self.between == "none" else (f"{self.between}_between",)
+        sliced = ("strided",) if self.is_strided else ()
         tied = ("_".join(("tied", *(each or "none" for each in self.tied))),) if self.tied else ()
-        return (*self._activated, *self.epilogue.words, *self._sliced, *tied)
-
-    @property
-    def _activated(self) -> tuple[str, ...]:
-        return () if self.between == "none" else (f"{self.between}_between",)
-
-    @property
-    def _sliced(self) -> tuple[str, ...]:
-        return ("strided",) if self.is_strided else ()
+        return (*activated, *self.epilogue.words, *sliced, *tied)
 
     @property
     def name(self) -> str:

@@ -22,15 +22,12 @@ class Spec:
     options: Mapping[str, LayerOptions] = field(default_factory=dict)  # by layer or group
     # by layer or group: kernels that compute it in one launch
     launches: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)
-    wanted: Mapping[str, tuple[KernelSpec, ...]] = field(
-        default_factory=dict
-    )  # by layer or group: kernels of its last factor, in the layout of x
-    stated: Mapping[str | Pattern, StatedOptions] = field(
-        default_factory=dict
-    )  # options of calls, by name of a layer or group, or by pattern
-    batch_places: "Mapping[KernelSpec, SourcePlace]" = field(
-        default_factory=dict
-    )  # places in the text of the batches of kernels and launches
+    # by layer or group: kernels of its last factor, in the layout of x
+    wanted: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)
+    # options of calls, by name of a layer or group, or by pattern
+    stated: Mapping[str | Pattern, StatedOptions] = field(default_factory=dict)
+    # places in the text of the batches of kernels and launches
+    batch_places: "Mapping[KernelSpec, SourcePlace]" = field(default_factory=dict)
     sums: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # chains on one x whose outputs are added
     title: str = ""  # stem of the spec's file; empty without a file
 

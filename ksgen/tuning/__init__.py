@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Chain, Patterns
-from ksgen.spec import Activation, ByteStorage, Epilogue, Job, KernelSpec, Layout, PrecisionName, WeightStorage
+from ksgen.spec import Activation, ByteStorage, Epilogue, Job, Layout, PrecisionName, WeightStorage
 from ksgen.spec.kernel import is_layer, layer_launch
 from ksgen.spec.storage import SAME, Same
 from ksgen.tuning.search import Progress, Tuned
@@ -79,13 +79,10 @@ def tune(
             raise SpecError(f"job={excerpt(job)} of a chain; accepted: multiply")
         if len(chains) > 1 and out_layout:
             raise SpecError(f"out_layout={excerpt(out_layout)} of a group of chains; accepted: of one chain")
-        kernel = layer_launch(
-            chains, precision, layout, epilogue, between=between, out_layout=out_layout, weights=weights, inputs=inputs
-        )  # fmt: skip
-    else:
-        kernel = KernelSpec(
-            chains[0][0], precision, layout, epilogue, job=job, between=between, weights=weights, inputs=inputs
-        )
+    kernel = layer_launch(
+        chains, precision, layout, epilogue, job=job, between=between, out_layout=out_layout, weights=weights,
+        inputs=inputs,
+    )  # fmt: skip
     options = SearchOptions(parse_budget(budget), strategy, family)
     engine = open_engine(device, scheduler)
     store = TrialStore()

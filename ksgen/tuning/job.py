@@ -14,7 +14,7 @@ from ksgen.families.chains import factor_kernels, layer_kernels
 from ksgen.measure.trust import BLOCK_SECONDS, interval
 from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec, Spec
-from ksgen.spec.kernel import checked_batch
+from ksgen.spec.kernel import checked_count
 
 if TYPE_CHECKING:
     from ksgen.spec.nodes import SourcePlace
@@ -28,7 +28,7 @@ class Job:
     batch: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batch", checked_batch(self.batch))
+        object.__setattr__(self, "batch", checked_count("batch", self.batch))
 
     def __str__(self) -> str:
         return f"{self.kernel.name}, batch {self.batch}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from ksgen.build.bundle import Bundle, open_bundle, write_bundle
+from ksgen.build.bundle import Bundle, write_bundle
 from ksgen.build.request import Binary, Request, Resources, describe
 from ksgen.errors import KsgenError
 from tests.support.users import ANOTHER, needs_root
@@ -48,7 +48,7 @@ def path(tmp_path):
 
 
 def test_everything_comes_back(path):
-    bundle = open_bundle(path)
+    bundle = Bundle(path)
     assert [bundle.get(request) for request in REQUESTS] == [binary(request) for request in REQUESTS]
     assert bundle.get(replace(REQUESTS[0], text="another text")) is None
     assert bundle.wisdom() == WISDOM
@@ -61,7 +61,7 @@ def test_everything_comes_back(path):
 def test_answers_for_any_compiler_and_prefers_the_exact_one(path):
     request = REQUESTS[0]
     write_bundle(path, [(request, binary(request, version)) for version in ("12.9", "13.0.88", "13.0.9")])
-    bundle = open_bundle(path)
+    bundle = Bundle(path)
     assert bundle.get(request) == binary(request, "13.0.88")
     assert bundle.get(request, Compiler(version="12.9")) == binary(request, "12.9")
     assert bundle.get(request, Compiler(version="14.0")) == binary(request, "13.0.88")
@@ -81,9 +81,9 @@ def test_sources_shared_by_targets_are_stored_once(path):
 
 
 def test_writing_replaces_the_file_whole(path):
-    before = open_bundle(path)
+    before = Bundle(path)
     write_bundle(path, ENTRIES[:1])
-    assert len(open_bundle(path).entries()) == 1
+    assert len(Bundle(path).entries()) == 1
     assert before.get(REQUESTS[3]) == binary(REQUESTS[3])
     assert os.listdir(path.parent) == ["vit.ksb"]
 
@@ -99,22 +99,22 @@ def test_bundle_that_cannot_be_written(tmp_path):
 
 def test_missing_foreign_and_newer_files(path, tmp_path):
     with pytest.raises(KsgenError, match=r"none.ksb: there is no such bundle"):
-        open_bundle(tmp_path / "none.ksb")
+        Bundle(tmp_path / "none.ksb")
     (tmp_path / "text.ksb").write_text("hello")
     with pytest.raises(KsgenError, match=r"text.ksb is no ksgen bundle, or one that was cut short"):
-        open_bundle(tmp_path / "text.ksb")
+        Bundle(tmp_path / "text.ksb")
     with zipfile.ZipFile(tmp_path / "foreign.ksb", "w") as archive:
         archive.writestr("hello", "world")
     with pytest.raises(KsgenError, match=r"foreign.ksb is a zip archive, but no ksgen bundle"):
-        open_bundle(tmp_path / "foreign.ksb")
+        Bundle(tmp_path / "foreign.ksb")
     path.write_bytes(path.read_bytes().replace(b"ksgen bundle 1 ", b"ksgen bundle 2 "))
     with pytest.raises(KsgenError, match=r"is of bundle format 2, and this ksgen reads 1; bundle again"):
-        open_bundle(path)
+        Bundle(path)
     for comment in (b"ksgen bundle 1 \xb7\xff", b"ksgen bundle " + b"1" * 5000 + b" abc"):
         with zipfile.ZipFile(path, "a") as archive:
             archive.comment = comment
         with pytest.raises(KsgenError, match=r"is a zip archive, but no ksgen bundle"):
-            open_bundle(path)
+            Bundle(path)
 
 
 def test_bundle_that_was_cut_short(path):
@@ -122,7 +122,7 @@ def test_bundle_that_was_cut_short(path):
     for length in range(0, len(whole), 97):
         path.write_bytes(whole[:length])
         with pytest.raises(KsgenError, match=r"cut short|no ksgen bundle|is damaged"):
-            open_bundle(path)
+            Bundle(path)
 
 
 def read_all(bundle: Bundle) -> tuple[object, ...]:
@@ -132,12 +132,12 @@ def read_all(bundle: Bundle) -> tuple[object, ...]:
 
 def test_no_flipped_byte_gives_a_wrong_answer(path):
     whole = path.read_bytes()
-    truth = read_all(open_bundle(path))
+    truth = read_all(Bundle(path))
     noticed = 0
     for at in range(0, len(whole), 3):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
         try:
-            answer = read_all(open_bundle(path))
+            answer = read_all(Bundle(path))
         except KsgenError as error:
             noticed += str(error).startswith(str(path))
         else:
@@ -155,7 +155,7 @@ def test_damaged_member_is_named(path):
         for info, data in members.values():
             archive.writestr(info, b"another binary" if info.filename == name else data)
     with pytest.raises(KsgenError, match=rf"is damaged \({name}: the binary is not the one that was stored\); copy it"):
-        read_all(open_bundle(path))
+        read_all(Bundle(path))
 
 
 inherited: list[Bundle] = []  # by forked processes
@@ -166,7 +166,7 @@ def get_inherited(request: Request) -> Binary | None:
 
 
 def test_forked_process_reads_on_its_own(path):
-    inherited[:] = [open_bundle(path)]
+    inherited[:] = [Bundle(path)]
     jobs = REQUESTS * 50
     with multiprocessing.get_context("fork").Pool(3) as pool:
         assert pool.map(get_inherited, jobs) == [binary(request) for request in jobs]
@@ -213,13 +213,13 @@ MALFORMED = {
 def test_a_malformed_index_is_refused_though_its_hash_is_right(tmp_path, index, why):
     write_index(tmp_path / "a.ksb", index)
     with pytest.raises(KsgenError, match=rf"a\.ksb is damaged \(index\.json: .*{why}.*\); copy it again") as caught:
-        open_bundle(tmp_path / "a.ksb")
+        Bundle(tmp_path / "a.ksb")
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_the_index_that_is_changed_in_nothing_is_read(tmp_path):
     write_index(tmp_path / "a.ksb", changed())
-    assert [entry.entry for entry in open_bundle(tmp_path / "a.ksb").entries()] == ["ks_0"]
+    assert [entry.entry for entry in Bundle(tmp_path / "a.ksb").entries()] == ["ks_0"]
 
 
 def test_a_bundle_that_others_can_write_is_refused(path, monkeypatch):
@@ -227,9 +227,9 @@ def test_a_bundle_that_others_can_write_is_refused(path, monkeypatch):
     with pytest.raises(
         KsgenError, match=r"vit\.ksb: every user can write to it; take that right away \(chmod o-w\), or accept it with"
     ):
-        open_bundle(path)
+        Bundle(path)
     monkeypatch.setenv("KSGEN_TRUST", "all")
-    assert open_bundle(path).wisdom() == WISDOM
+    assert Bundle(path).wisdom() == WISDOM
 
 
 @needs_root
@@ -239,6 +239,6 @@ def test_another_users_bundle_is_refused(path, monkeypatch):
         KsgenError,
         match=rf"vit\.ksb: it belongs to user {ANOTHER}; make it yours \(chown\), or accept it with KSGEN_TRUST=all",
     ):
-        open_bundle(path)
+        Bundle(path)
     monkeypatch.setenv("KSGEN_TRUST", "all")
-    assert open_bundle(path).wisdom() == WISDOM
+    assert Bundle(path).wisdom() == WISDOM

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksgen import wisdom as wisdoms
-from ksgen.build.bundle import open_bundle, write_bundle
+from ksgen.build.bundle import Bundle, write_bundle
 from ksgen.build.cache import Cache
 from ksgen.build.request import Binary, Request, Resources
 from ksgen.cli import cli
@@ -234,7 +234,7 @@ def test_a_damaged_bundle_is_right_or_a_clear_error(store: Path, data: st.DataOb
     write_bundle(path, zip(REQUESTS, BINARIES, strict=True), {"gpu.json": WISDOM.encode()}, {"ksgen": "0.1.0"})
     path.write_bytes(data.draw(damaged(path.read_bytes())))
     try:
-        bundle = open_bundle(path)
+        bundle = Bundle(path)
     except KsgenError as error:
         check_message(error, path)
         return

@@ -14,7 +14,7 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import PRECISIONS, KernelSpec, PrecisionName
-from ksgen.spec.kernel import check_word, checked_batch
+from ksgen.spec.kernel import check_word, checked_count
 from ksgen.torch.conversion.projection import covering, on_support
 from ksgen.torch.conversion.times import Clock, clock_of, measured_us
 from ksgen.torch.layer.linear import KSLinear
@@ -86,7 +86,7 @@ def _fastest(layer: KSLinear, batch: int | None, precision: str) -> KSLinear:
         raise PatternError(f"{what}; accepted for a chain to merge: {order.features} in {order.natural}")
     where, dtype = layer.weights[0].device, layer.weights[0].dtype
     clock = clock_of(where, precision)
-    rows = checked_batch((CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
+    rows = checked_count("batch", (CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
     layers = [layer, *(_merged(layer, sizes) for sizes in _partitions(layer.chain, clock, precision, rows))]
     frozen = [deepcopy(each).eval().requires_grad_(False).freeze() for each in layers]
     shape = (rows, layer.in_features) if layer.layout == "bsf" else (layer.in_features, rows)

@@ -15,7 +15,7 @@ from ksgen.errors import LaunchError, SpecError
 from ksgen.measure.trust import describe_unreliable, marked
 from ksgen.pattern import Chain, Pattern, block_butterfly, btt, dense, kaleidoscope, low_rank, square_dyadic
 from ksgen.spec import PRECISIONS, PrecisionName
-from ksgen.spec.kernel import check_word, checked_batch, checked_count
+from ksgen.spec.kernel import check_word, checked_count
 from ksgen.torch.conversion.factorize import Factorization, factorize
 from ksgen.torch.conversion.merge import merged_chains
 from ksgen.torch.conversion.times import clock_of, measured_us
@@ -194,7 +194,7 @@ def propose(
             f"measure=True with device={excerpt(device)}, which is a target; accepted: a device of this machine, such "
             "as cpu"
         )
-    batch = checked_batch((CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
+    batch = checked_count("batch", (CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
     proposals = [
         Proposal(
             DENSE, whole, clock.dense_us(whole, precision, batch), step_us=clock.dense_step_us(whole, precision, batch)

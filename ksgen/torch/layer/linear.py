@@ -13,7 +13,7 @@ from ksgen.errors import LaunchError, PatternError, SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.quantized import Per, Quantized, quantize, quantize_inputs
 from ksgen.spec import LAYOUTS, PRECISIONS, Activation, Epilogue, Fuse, KernelSpec, Layout, PrecisionName, WeightStorage
-from ksgen.spec.kernel import checked_batch, checked_count, is_word
+from ksgen.spec.kernel import checked_count, is_word
 from ksgen.spec.storage import STORED, x_precisions
 from ksgen.structures import Structure
 from ksgen.torch.conversion.factorize import factorize
@@ -547,7 +547,7 @@ class KSLinear(ChainLayer, nn.Linear):
             >>> layer = KSLinear("1,3,2,2").eval().build(batch=[1, 4])
         """
         dtype = torch.float32 if self.has_stored_type else self._dtype
-        sizes = [(checked_batch(each), self.in_features) for each in listed(batch) or [batch]]
+        sizes = [(checked_count("batch", each), self.in_features) for each in listed(batch) or [batch]]
         shapes = sizes if self.layout == "bsf" else [size[::-1] for size in sizes]
         device = next(self.buffers() if self.has_stored_type else self.parameters()).device
         build_calls(self, [((torch.zeros(shape, dtype=dtype, device=device),), {}) for shape in shapes])
@@ -721,7 +721,7 @@ class KSLinear(ChainLayer, nn.Linear):
             >>> print(KSLinear("1,3,2,2", backend="strided").explain(batch=4))
             1,3,2,2: strided, as asked for: batched products on views of X and Y, or on copies if no view exists
         """
-        return explained(self, checked_batch(batch), checked_count("processes", processes))
+        return explained(self, checked_count("batch", batch), checked_count("processes", processes))
 
     def extra_repr(self) -> str:
         words = [

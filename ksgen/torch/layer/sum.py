@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ksgen.errors import LaunchError
 from ksgen.spec import Activation
-from ksgen.spec.kernel import checked_batch
+from ksgen.spec.kernel import checked_count
 from ksgen.structures import Structure
 from ksgen.torch.layer.base import ChainLayer, activated
 from ksgen.torch.layer.group import Layers
@@ -188,7 +188,7 @@ class KSSum(Layers):
             1. 1,4,4,2: strided, as asked for: ...
             2. 2,4,4,1: strided, as asked for: ...
         """
-        return "\n".join(self._explained(checked_batch(batch)))
+        return "\n".join(self._explained(checked_count("batch", batch)))
 
 
 def _added(layer: Any, x: Tensor, y: Tensor | None, is_apart: bool, activation: Activation = "none") -> Tensor:
