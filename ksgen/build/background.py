@@ -6,19 +6,16 @@ the caller wait for it.
 """
 
 import atexit
-import contextvars
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from ksgen.build.build import join, usable_cores
-from ksgen.build.children import Children, current_children
+from ksgen.build.build import usable_cores
+from ksgen.build.children import Crew
 from ksgen.errors import ToolchainError, cause, warn
-from ksgen.locks import new_lock
 from ksgen.values import excerpt
 
 MOST_WORKERS = 16
@@ -49,45 +46,21 @@ class BackgroundJob:
         self.done.set()
 
 
-class _Background:
-    """Jobs and worker threads of this process. The threads are daemons and end when nothing is left to do."""
+class _Background(Crew):
+    """Jobs and worker threads of this process."""
 
     def __init__(self) -> None:
-        self.guard = new_lock()
+        super().__init__(is_background=True)
         self.jobs: dict[Hashable, BackgroundJob] = {}  # unfinished, or finished and not asked for since
-        self.children = Children(is_background=True)
-        self._todo: deque[BackgroundJob] = deque()
-        self._workers: list[threading.Thread] = []
 
     def job(self, key: Hashable, make: Callable[[], BackgroundJob]) -> BackgroundJob:
         """Return the job of a key. The first call creates the job and queues it."""
         with self.guard:
-            job = self.jobs.get(key)
-            if job is None:
-                job = self.jobs[key] = make()
-                self._todo.append(job)
-                self._start()
-        if not self._workers and not job.done.is_set():  # the system allows no thread: work in this one
-            contextvars.copy_context().run(self._work)
+            if known := self.jobs.get(key):
+                return known
+            job = self.jobs[key] = make()
+        self.add(job.run, min(usable_cores(), MOST_WORKERS))
         return job
-
-    def _start(self) -> None:
-        if len(self._workers) < min(usable_cores(), MOST_WORKERS):
-            worker = threading.Thread(target=self._work, name="ksgen background", daemon=True)
-            with suppress(RuntimeError):  # no further thread, or the interpreter is ending
-                worker.start()
-                self._workers.append(worker)
-
-    def _work(self) -> None:
-        current_children.set(self.children)
-        while True:
-            with self.guard:
-                if not self._todo:
-                    with suppress(ValueError):
-                        self._workers.remove(threading.current_thread())
-                    return
-                job = self._todo.popleft()
-            job.run()
 
     def drop(self, key: Hashable) -> None:
         with self.guard:
@@ -96,15 +69,6 @@ class _Background:
     def unfinished(self) -> list[BackgroundJob]:
         with self.guard:
             return [job for job in self.jobs.values() if not job.done.is_set()]
-
-    def stop(self) -> None:
-        """End compilers, begin nothing more, and wait until temporary folders are removed."""
-        unfinished = self.unfinished()
-        with self.guard:
-            workers = list(self._workers)
-            self._todo.clear()
-        self.children.stop()
-        join(workers, any(job.must_end for job in unfinished))
 
 
 _background = _Background()
@@ -279,6 +243,6 @@ def _in_child() -> None:
     _background = _Background()
 
 
-atexit.register(lambda: _background.stop())
+atexit.register(lambda: _background.stop(any(job.must_end for job in unfinished())))
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_child=_in_child)

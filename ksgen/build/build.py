@@ -6,12 +6,10 @@ to the first folder that accepts it. `KSGEN_NO_COMPILE=1` makes a cache miss an 
 """
 
 import contextlib
-import contextvars
 import fcntl
 import functools
 import os
 import queue
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +19,7 @@ from pathlib import Path
 from ksgen import paths
 from ksgen.build.bundle import Bundle
 from ksgen.build.cache import Cache, max_bytes_from_environment
-from ksgen.build.children import Children, current_children
+from ksgen.build.children import Crew, current_children
 from ksgen.build.host import host_target
 from ksgen.build.processors import instruction_sets_here, set_of
 from ksgen.build.request import Binary, Compiler, Request, Resources, compiler_provenance, digest_of
@@ -33,7 +31,6 @@ from ksgen.ownership import UntrustedError, own_temporary
 __all__ = ["Binary", "CacheLayers", "Compiler", "Request", "Resources", "build", "build_many", "default_caches"]
 
 LOCK_SECONDS = 120.0  # longest wait for another process that compiles the same request; then compile here too
-MOST_WAIT_S = 60  # longest wait for in-process compilers; this process would abort if it ended before they do
 
 Result = Binary | KsgenError
 CacheLayer = Cache | Bundle
@@ -160,32 +157,19 @@ def build_many(
     from `on_done`, ends the compilers that run and starts no other.
     """
     jobs, caches = tuple(jobs), default_caches()
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, Result | BaseException]] = queue.SimpleQueue()
-    children = Children()
+    crew, results = Crew(), dict[int, Result]()
 
-    def work() -> None:
-        current_children.set(children)
-        with contextlib.suppress(queue.Empty):
-            while not children.stopped:
-                index = todo.get_nowait()
-                job = jobs[index]
-                try:
-                    done.put((index, build(job.text, job.entry, job.target, compiler, caches)))
-                except BaseException as error:  # handed to the thread that asked
-                    done.put((index, error))
+    def work(index: int) -> None:
+        job = jobs[index]
+        try:
+            done.put((index, build(job.text, job.entry, job.target, compiler, caches)))
+        except BaseException as error:  # handed to the thread that asked
+            done.put((index, error))
 
-    for index in range(len(jobs)):
-        todo.put(index)
-    results: dict[int, Result] = {}
-    # Daemons: a worker deep in a library's own compiler must not hold up an interrupted program.
-    crew = [threading.Thread(target=work, daemon=True) for _ in range(min(len(jobs), workers or usable_cores()))]
     try:
-        with contextlib.suppress(RuntimeError):  # the system may allow fewer threads, or none
-            for worker in crew:
-                worker.start()
-        if crew and crew[0].ident is None:
-            contextvars.copy_context().run(work)
+        for index in range(len(jobs)):
+            crew.add(functools.partial(work, index), workers or usable_cores())
         for _ in jobs:
             index, result = done.get()
             if not isinstance(result, Binary | KsgenError):
@@ -194,20 +178,8 @@ def build_many(
             if on_done:
                 on_done(jobs[index], result)
     finally:
-        children.stop()
-        join(crew, getattr(compiler, "must_end", False))
+        crew.stop(getattr(compiler, "must_end", False))
     return [results[index] for index in range(len(jobs))]
-
-
-def join(crew: Iterable[threading.Thread], must_end: bool) -> None:
-    """Wait for workers whose compilers are stopped: most need milliseconds, to remove their temporary folders.
-
-    `must_end` says that some work cannot be stopped.
-    """
-    deadline = time.monotonic() + (MOST_WAIT_S if must_end else 1.0)
-    for worker in crew:
-        if worker.ident is not None:
-            worker.join(max(0.0, deadline - time.monotonic()))
 
 
 def usable_cores() -> int:

@@ -12,9 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -30,6 +32,7 @@ from ksgen.values import excerpt
 
 MOST_SECONDS = 10**6
 COMPILE_SECONDS = 300.0  # a kernel takes about one; minutes mean that the source unrolls far too much
+MOST_WAIT_S = 60  # longest wait for in-process compilers; this process would abort if it ended before they do
 KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
 # While calls compute, background compilers run for `SHARED_S` seconds of each period, checked every `POLL_S` seconds.
 SHARED_S, PERIOD_S, POLL_S = 0.02, 0.1, 0.005
@@ -162,6 +165,56 @@ class Children:
             self.stopped = True
             for child in self._running:
                 _kill(child)
+
+
+class Crew:
+    """Threads that work through jobs, and the compilers that they start. Threads end when nothing is left to do.
+
+    They are daemons: a worker deep in a library's own compiler must not hold up an interrupted program.
+    """
+
+    def __init__(self, is_background: bool = False) -> None:
+        self.children = Children(is_background)
+        self.guard = new_lock()
+        self._todo: deque[Callable[[], None]] = deque()
+        self._workers: list[threading.Thread] = []
+
+    def add(self, job: Callable[[], None], most: int) -> None:
+        """Queue a job for one of at most `most` threads. If the system allows no thread, it runs in this one."""
+        with self.guard:
+            self._todo.append(job)
+            if len(self._workers) < most:
+                worker = threading.Thread(target=self._work, name="ksgen worker", daemon=True)
+                with suppress(RuntimeError):  # no further thread, or the interpreter is ending
+                    worker.start()
+                    self._workers.append(worker)
+            is_alone = not self._workers
+        if is_alone:
+            copy_context().run(self._work)
+
+    def _work(self) -> None:
+        current_children.set(self.children)
+        while True:
+            with self.guard:
+                if not self._todo:
+                    with suppress(ValueError):
+                        self._workers.remove(threading.current_thread())
+                    return
+                job = self._todo.popleft()
+            job()
+
+    def stop(self, must_end: bool = False) -> None:
+        """End compilers, begin nothing more, and wait until temporary folders are removed, which takes milliseconds.
+
+        `must_end` says that some work cannot be stopped.
+        """
+        with self.guard:
+            workers = list(self._workers)
+            self._todo.clear()
+        self.children.stop()
+        deadline = monotonic() + (MOST_WAIT_S if must_end else 1.0)
+        for worker in workers:
+            worker.join(max(0.0, deadline - monotonic()))
 
 
 current_children: ContextVar[Children] = ContextVar("current_children", default=Children())  # noqa: B039 (meant to be shared)
