@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 ca3dfc87, spec 2190bf8c
+// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 3ddc0298, spec 2190bf8c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -74,6 +74,7 @@ constexpr int Y_LANE_LINES     =        4;  // rows of the batch that a warp sto
 constexpr int Y_WARPS_RUN      =       12;  // warps that store one line together
 constexpr int Y_LINE_STEP      =        4;  // rows of the batch that the block stores at once
 constexpr int Y_LINE_ROUNDS    =       32;  // rounds until all rows of the batch are stored
+constexpr int Y_AT_ONCE        =       16;  // residuals that a thread loads at once
 constexpr int Y_RUN_STEP       =       96;  // elements of a line that the block stores at once
 constexpr int Y_RUN_ROUNDS     =        1;  // rounds until a line is stored
 
@@ -93,6 +94,10 @@ extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the 
 typedef long long extent;  // offsets into X and Y can exceed 32 bits
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
+DEVICE unsigned opaque(unsigned value) {  // hides a value from the compiler
+    asm volatile("" : "+r"(value));
+    return value;
+}
 
 typedef float stored;
 typedef float real;
@@ -105,9 +110,18 @@ typedef struct {
     extent first_batch;  // s of its first row of the batch
     int batch_left;      // rows of the batch from `first_batch` on, at most TILE_BATCH
 } Tile;
-typedef extent TileIndex;
+typedef unsigned TileIndex;  // 32 bits suffice for tile counts; a 64-bit division would branch, and spill registers
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
+}
+// The same tile, computed again from two numbers. So the compiler keeps only these two in registers until then.
+DEVICE Tile place_again(const Tile tile, const extent batch) {
+    const TileIndex weights = opaque((TileIndex)tile.weights), rest = weights / TILES_OUT;
+    const extent first_batch = (extent)opaque((TileIndex)(tile.first_batch / TILE_BATCH)) * TILE_BATCH;
+    const Tile same =
+        {(int)(rest / TILES_D), (int)(rest % TILES_D) * TILE_D, (int)(weights % TILES_OUT) * TILE_OUT, (int)weights,
+         first_batch, batch_left(batch, first_batch)};
+    return same;
 }
 DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // tiles along j vary fastest: they share sectors
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
@@ -158,7 +172,7 @@ void ks_1x128x128x3_float32_bsf(
         UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = 0;
     multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, x_pitch,
                   plane * X_PLANE + own_batch, W_BASE + plane * (TILE_IN * TILE_OUT) + own_out);
-    store_tile(y, sums, shared, tile, batch, y_pitch, plane, own_batch,
+    store_tile(y, sums, shared, place_again(tile, batch), batch, y_pitch, plane, own_batch,
                own_out, 0, 0, 0);
 }
 
@@ -352,11 +366,21 @@ DEVICE void multiply_tile(real sums[THREAD_OUT][THREAD_BATCH], const stored* x, 
 
 // ---- store: from the sums to Y
 // Store one feature of a thread's rows of the batch, which are Y_LINE_STEP apart. A row is stored if it lies fewer than
-// `left` rows of the batch after the thread's first one.
-DEVICE void store_lines(GLOBAL stored* to, SHARED const real* from, const extent y_pitch, const extent left) {
-    for (int p = 0; p < Y_LINE_ROUNDS; ++p) {
-        if (p * Y_LINE_STEP < left) *to = narrow(finish(from[p * Y_LINE_STEP], (stored)0, (stored)0));
-        to += Y_LINE_STEP * y_pitch;
+// `left` rows of the batch after the thread's first one. Residuals of Y_AT_ONCE rows are loaded before the first is
+// added, so that a thread waits for them together.
+DEVICE void store_lines(GLOBAL stored* to, SHARED const real* from, const extent y_pitch, const stored own_bias,
+                        GLOBAL const stored* residual, const extent residual_pitch, const extent left) {
+    for (int first = 0; first < Y_LINE_ROUNDS; first += Y_AT_ONCE) {
+        stored own_residual[Y_AT_ONCE];
+        UNROLL for (int p = 0; p < Y_AT_ONCE; ++p) {
+            own_residual[p] = HAS_RESIDUAL && (first + p) * Y_LINE_STEP < left ? *residual : (stored)0;
+            residual += Y_LINE_STEP * residual_pitch;
+        }
+        UNROLL for (int p = 0; p < Y_AT_ONCE; ++p) {
+            if ((first + p) * Y_LINE_STEP < left)
+                *to = narrow(finish(from[(first + p) * Y_LINE_STEP], own_bias, own_residual[p]));
+            to += Y_LINE_STEP * y_pitch;
+        }
     }
 }
 // Sums go through shared memory in slices: GROUP_OUT outputs of every thread. They are written with the batch
@@ -383,21 +407,23 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
         // Whether all rows that threads store are in the batch, so that none is compared. With `tile.batch_left` here,
         // ptxas spills, although the copies read it, too.
         const bool is_whole = Y_LINE_ROUNDS * Y_LINE_STEP == TILE_BATCH && tile.first_batch + TILE_BATCH <= batch;
-        for (int q = 0; q < Y_RUN_ROUNDS; ++q) {
+        UNROLL for (int q = 0; q < Y_RUN_ROUNDS; ++q) {
             const int run = warp % Y_WARPS_RUN * Y_LANE_RUN + thread_index() % Y_LANE_RUN + q * Y_RUN_STEP;
             const int n = run / TILE_D;
             const int k =
-                tile.first_out + n / (4 * GROUP_OUT) * (4 * THREAD_OUT) + slice * 4 * GROUP_OUT +
-                n % (4 * GROUP_OUT);
+                tile.first_out + n / (4 * GROUP_OUT) * (4 * THREAD_OUT) + slice * 4 * GROUP_OUT + n % (4 * GROUP_OUT);
             const int j = tile.first_j + run % TILE_D;
             if ((B % TILE_OUT != 0 && k >= B) || (D % TILE_D != 0 && j >= D)) continue;
             const extent feature = ((extent)tile.block * B + k) * D + j;
+            const stored own_bias = HAS_BIAS ? bias[feature] : (stored)0;
             GLOBAL stored* const to = y + s * y_pitch + feature;
+            GLOBAL const stored* const own_residual = residual + s * residual_pitch + feature;
             SHARED const real* const from = shared + run * Y_PLANE + line;
             if (is_whole)
-                store_lines(to, from, y_pitch, TILE_BATCH);
+                store_lines(to, from, y_pitch, own_bias, own_residual, residual_pitch, TILE_BATCH);
             else
-                store_lines(to, from, y_pitch, min(batch - s, (extent)(TILE_BATCH - line)));
+                store_lines(to, from, y_pitch, own_bias, own_residual, residual_pitch,
+                            min(batch - s, (extent)(TILE_BATCH - line)));
         }
     }
 }

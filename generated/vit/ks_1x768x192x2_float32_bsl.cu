@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 ca3dfc87, spec aab0fb7c
+// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 3ddc0298, spec aab0fb7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -85,6 +85,10 @@ extern __shared__ __align__(16) unsigned char shared_memory[];  // sized at the 
 typedef long long extent;  // offsets into X and Y can exceed 32 bits
 DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 DEVICE extent block_index() { return static_cast<extent>(blockIdx.x); }
+DEVICE unsigned opaque(unsigned value) {  // hides a value from the compiler
+    asm volatile("" : "+r"(value));
+    return value;
+}
 
 typedef float stored;
 typedef float real;
@@ -97,9 +101,18 @@ typedef struct {
     extent first_batch;  // s of its first row of the batch
     int batch_left;      // rows of the batch from `first_batch` on, at most TILE_BATCH
 } Tile;
-typedef extent TileIndex;
+typedef unsigned TileIndex;  // 32 bits suffice for tile counts; a 64-bit division would branch, and spill registers
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
+}
+// The same tile, computed again from two numbers. So the compiler keeps only these two in registers until then.
+DEVICE Tile place_again(const Tile tile, const extent batch) {
+    const TileIndex weights = opaque((TileIndex)tile.weights), rest = weights / TILES_OUT;
+    const extent first_batch = (extent)opaque((TileIndex)(tile.first_batch / TILE_BATCH)) * TILE_BATCH;
+    const Tile same =
+        {(int)(rest / TILES_D), (int)(rest % TILES_D) * TILE_D, (int)(weights % TILES_OUT) * TILE_OUT, (int)weights,
+         first_batch, batch_left(batch, first_batch)};
+    return same;
 }
 // tiles along the outputs vary fastest, so that X is read from memory once
 DEVICE Tile find_tile(const TileIndex block, const extent batch) {
@@ -149,7 +162,7 @@ void ks_1x768x192x2_float32_bsl(
         UNROLL for (int m = 0; m < THREAD_BATCH; ++m) sums[n][m] = 0;
     multiply_tile(sums, x, weights + (extent)tile.weights * STEPS * W_STAGE, shared, tile, batch, x_pitch,
                   plane * X_PLANE + own_batch, W_BASE + plane * (TILE_IN * TILE_OUT) + own_out);
-    store_tile(y, sums, shared, tile, batch, y_pitch, plane, own_batch,
+    store_tile(y, sums, shared, place_again(tile, batch), batch, y_pitch, plane, own_batch,
                own_out, 0, 0, 0);
 }
 
@@ -383,19 +396,18 @@ DEVICE void store_sums(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], co
         }
     }
 }
-// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours. Without an
-// epilogue, aligned rows have code of their own, without branches for the other case. With one, ptxas would spill.
+// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours. Aligned rows have
+// code of their own, without branches for the other case.
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
                        const extent batch, const extent y_pitch, const int plane, const int own_batch,
                        const int own_out, GLOBAL const stored* bias, GLOBAL const stored* residual,
                        const extent residual_pitch) {
     const bool groups_are_whole = batch % GROUP == 0 && y_pitch % GROUP == 0 && residual_pitch % GROUP == 0;
     const bool wide = is_aligned(residual) && groups_are_whole && is_aligned(y);
-    if (wide) {
+    if (wide)
         store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, true);
-        return;
-    }
-    store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, wide);
+    else
+        store_sums(y, sums, tile, y_pitch, own_batch, own_out, bias, residual, residual_pitch, false);
 }
 
 // ---- pack: W (A, B, C, D) into the order in which tiles read it, zeros beyond the ragged edges

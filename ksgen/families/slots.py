@@ -36,8 +36,8 @@ TABLE = {  # by family, precision and layout
     ("wgmma_registers", "tf32x3", "bsl"): Issued(12.4, 33, 9.0),
     ("wgmma_shared", "bfloat16", "bsl"): Issued(10.8, 37, 4.0),
 }
-# per stage and output of `simt` in float32 with an epilogue, whose stages and stores differ
-WITH_EPILOGUE = {"bsf": (40, 11), "bsl": (32, 10)}
+# per output, by step of an epilogue of `simt` in float32
+OF_STEP = {"bias": 1.5, "residual": 2.4, "relu": 2.0, "gelu": 27.0, "gelu_tanh": 23.0, "silu": 21.0}
 ALIKE = {"float16": "bfloat16"}  # precisions that share a row, because their instructions differ only in type
 PAIRS = ("sm_100", "sm_103")  # targets on which one instruction multiplies and adds two float32
 
@@ -48,8 +48,9 @@ def issued_by(family: str, kernel: KernelSpec, target: str) -> Issued | None:
         return None
     precision = kernel.dtype if family == "simt" else kernel.precision  # plain multiply-adds split no operands
     found = TABLE.get((family, ALIKE.get(precision, precision), kernel.layout))
-    if found and family == "simt" and kernel.epilogue.words:
-        found = Issued(found.per_product, *WITH_EPILOGUE[kernel.layout])
+    if found and family == "simt":
+        steps = sum(OF_STEP[word] for word in kernel.epilogue.words)
+        found = replace(found, per_output=found.per_output + steps)
     if found and family == "simt" and target in PAIRS:
         found = replace(found, per_product=found.per_product - 0.5)
     return found

@@ -145,7 +145,7 @@ BROKEN = {  # which checks must notice that a part of the text is gone, or is an
     "X that is not there": (EVERYTHING, "keep_x(shared, held_x);", "", "ninitialized"),
     "sums that start anywhere": (EVERYTHING, "sums[n][m] = 0;", ";", "ninitialized"),
     "X beyond the batch": (EVERYTHING, " &&\n        line < tile.batch_left", "", "Invalid read"),
-    "Y beyond the batch": (EVERYTHING, "if (p * Y_LINE_STEP < left) ", "", "Invalid write"),
+    "Y beyond the batch": (EVERYTHING, "if ((first + p) * Y_LINE_STEP < left)", "", "Invalid write"),
 }
 
 
@@ -206,7 +206,7 @@ BREAKS = {
     "simt: Y of an epilogue beyond the batch": (
         Case((1, 9, 17, 1), epilogue=(True, "none", False)),
         EVERYTHING,
-        "s >= batch ||",
+        "if ((first + p) * Y_LINE_STEP < left)",
         "",
         "Invalid write",
     ),

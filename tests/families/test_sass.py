@@ -308,6 +308,30 @@ def test_most_instructions_are_multiply_adds(pattern: Pattern, layout: str, leas
     assert sass.outside_main_loop(listing, source.entry) / outputs <= most
 
 
+@pytest.mark.parametrize(
+    ("pattern", "layout", "epilogue", "most"),
+    [
+        (Pattern(1, 768, 192, 2), "bsf", Epilogue(True, "gelu"), 20.0),
+        (Pattern(1, 768, 192, 2), "bsf", Epilogue(residual=True), 8.6),
+        (Pattern(1, 128, 512, 8), "bsl", Epilogue(True), 7.4),
+        (Pattern(1, 128, 512, 8), "bsl", Epilogue(residual=True), 8.2),
+    ],
+    ids=str,
+)
+def test_an_epilogue_spills_no_registers(pattern: Pattern, layout: str, epilogue: Epilogue, most: float) -> None:
+    """With its tile's place in registers while stages are multiplied, the third and fourth spill 100 and 120 bytes. A loop
+    counts once: that of gelu has two rounds.
+    """
+    sass.needed_disassembler()
+    kernel = KernelSpec(pattern, "float32", layout, epilogue)
+    constants = FAMILIES["simt"].default(kernel, cuda_limits("sm_90a"))
+    source = render(kernel, constants, family="simt")
+    built = sass.compiled(source.text, source.entry, "sm_90a")
+    assert (built.resources.spill_bytes, built.resources.stack_bytes) == (0, 0)
+    outputs = constants.thread_batch * constants.thread_out
+    assert sass.outside_main_loop(sass.listing_of(built.data), source.entry) / outputs <= most
+
+
 # what is added to Y: in loads as wide as its stores, and a bias alone in bsl, where it is one for many; through shared
 # memory where Y leaves as boxes
 ADDED = [

@@ -171,7 +171,7 @@ def test_stages_of_twice_the_inputs_or_as_many_as_divide_the_steps(
     assert (found.tile_in, found.stages) == (tile_in, stages)
 
 
-def test_kernels_with_an_epilogue_keep_short_stages() -> None:
-    kernel = KernelSpec(Pattern(12, 128, 128, 4), "float32", "bsf", Epilogue(bias=True))
-    found = SIMT.default(kernel, cuda_limits("sm_90a"))
-    assert (found.tile_in, found.stages) == (8, 4)
+def test_an_epilogue_decides_no_constants() -> None:
+    kernel, limits = KernelSpec(Pattern(12, 128, 128, 4), "float32", "bsf"), cuda_limits("sm_90a")
+    for epilogue in (Epilogue(bias=True), Epilogue(True, "gelu"), Epilogue(residual=True)):
+        assert SIMT.default(replace(kernel, epilogue=epilogue), limits) == SIMT.default(kernel, limits)

@@ -7,7 +7,7 @@ import pytest
 from ksgen.families import FAMILIES, cuda_limits, slots
 from ksgen.families import expected as model
 from ksgen.pattern import Pattern
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 
 
 def test_issue_slots_bound_plain_multiply_adds_where_one_takes_a_slot() -> None:
@@ -34,8 +34,9 @@ def test_rows_of_the_table_of_issued_instructions() -> None:
     own, pairs = (slots.issued_by("simt", kernel, target) for target in ("sm_90a", "sm_100"))
     assert own is not None
     assert pairs == replace(own, per_product=own.per_product - 0.5)  # one instruction is two products
-    added = slots.issued_by("simt", replace(kernel, epilogue=Epilogue(bias=True)), "sm_90a")
-    assert added == replace(own, per_stage=40, per_output=11)  # shorter stages, and another store
+    added = slots.issued_by("simt", replace(kernel, epilogue=Epilogue(True, "gelu", True)), "sm_90a")
+    assert added == replace(own, per_output=pytest.approx(own.per_output + 1.5 + 27 + 2.4))
+    assert set(slots.OF_STEP) == {"bias", "residual", *ACTIVATIONS} - {"none"}
     # which it multiplies as float32
     assert slots.issued_by("simt", replace(kernel, precision="tf32x3"), "sm_90a") == own
     half = [slots.issued_by("mma", replace(kernel, precision=each), "sm_80") for each in ("float16", "bfloat16")]

@@ -78,9 +78,8 @@ def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> S
     if chosen.stages != 3 or kernel.real_bytes != 4 or takes_all:
         return chosen
     longer = SimtTiling(kernel, chosen.changed(tile_in=2 * SHORT_STAGE, stages=2))
-    # 8 x 12 sums in batch-size-last would spill, and some epilogues
-    spills = bool(kernel.epilogue.words) or (kernel.layout == "bsl" and chosen.thread_out == 12)
-    is_short = chosen.tile_in == SHORT_STAGE and not spills
+    # 8 x 12 sums in batch-size-last would spill
+    is_short = chosen.tile_in == SHORT_STAGE and (kernel.layout == "bsf" or chosen.thread_out < 12)
     deeper = SimtTiling(kernel, chosen.changed(stages=4))
     wanted = (
         (longer, is_short and kernel.pattern.c % longer.constants.tile_in == 0),

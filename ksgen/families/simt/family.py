@@ -34,10 +34,11 @@ _OF_FACTOR = (  # constants that a chain's source defines per factor, named as i
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH",
     "WARPS_PER_PLANE", "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR",
     "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN", "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS",
-    "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN", "Y_LINE_STEP", "Y_LINE_ROUNDS", "Y_RUN_STEP",
+    "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN", "Y_LINE_STEP", "Y_LINE_ROUNDS", "Y_AT_ONCE", "Y_RUN_STEP",
     "Y_RUN_ROUNDS",
 )  # fmt: skip
 LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; chains of 16-bit types use tensor cores instead
+FEW_SUMS = 32  # per thread
 
 AnySimtConstants = SimtConstants | SimtChainConstants
 
@@ -49,7 +50,7 @@ class SimtFactorVariables(FactorVariables, total=False):
 class SimtVariables(ProductVariables, total=False):
     x_group: str
     products: str
-    is_plain: bool  # whether sums are stored without an epilogue
+    stored_tile: str
     packed_tile: str
     packed_a: str
     packed_tiles_d: str
@@ -162,7 +163,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             **super().variables(kernel, constants),
             "x_group": group,
             "products": products_of(kernel, constants.copy),
-            "is_plain": not kernel.epilogue.words,
+            "stored_tile": "tile" if _has_few_sums(constants) else "place_again(tile, batch)",
             "packed_tile": _packed_at("tile.weights", kernel.tie, "TILES_OUT", "(TILES_D * TILES_OUT)"),
             "packed_a": "1" if "a" in kernel.tie else "A",
             "packed_tiles_d": "1" if "d" in kernel.tie else "TILES_D",
@@ -256,10 +257,16 @@ class Simt(GpuProduct[AnySimtConstants]):
                 Constexpr("Y_WARPS_RUN", y.warps_run, "warps that store one line together"),
                 Constexpr("Y_LINE_STEP", y.line_step, "rows of the batch that the block stores at once"),
                 Constexpr("Y_LINE_ROUNDS", y.line_rounds, "rounds until all rows of the batch are stored"),
+                named(shape, "Y_AT_ONCE", "residuals that a thread loads at once"),
                 Constexpr("Y_RUN_STEP", y.run_step, "elements of a line that the block stores at once"),
                 Constexpr("Y_RUN_ROUNDS", y.run_rounds, "rounds until a line is stored"),
             ]
         return tuned + derived
+
+
+def _has_few_sums(constants: AnySimtConstants) -> bool:
+    """Whether a thread has registers enough for the tile's place while stages are multiplied."""
+    return isinstance(constants, SimtConstants) and constants.thread_batch * constants.thread_out <= FEW_SUMS
 
 
 def _packed_at(number: str, tie: str, of_j: str, of_i: str) -> str:

@@ -192,6 +192,11 @@ class SimtTiling(Moved, Tiled):
             self.constants.tile_batch, run, 1, power_of_two_in(run, 8 if self.kernel.item_bytes > 2 else 16), self.warps
         )
 
+    @property
+    def y_at_once(self) -> int:
+        """Rows whose residuals a thread loads before it adds the first, in batch-size-first: 64 bytes at most."""
+        return min(64 // self.real_bytes, self.y_plan.line_rounds)
+
     # ---- cycles of shared memory
 
     @property
