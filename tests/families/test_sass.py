@@ -319,8 +319,9 @@ def test_most_instructions_are_multiply_adds(pattern: Pattern, layout: str, leas
     ids=str,
 )
 def test_an_epilogue_spills_no_registers(pattern: Pattern, layout: str, epilogue: Epilogue, most: float) -> None:
-    """With its tile's place in registers while stages are multiplied, the third and fourth spill 100 and 120 bytes. A loop
-    counts once: that of gelu has two rounds.
+    """With its tile's place in registers while stages are multiplied, the third and fourth spill 100 and 120 bytes.
+
+    A loop counts once: that of gelu has two rounds.
     """
     sass.needed_disassembler()
     kernel = KernelSpec(pattern, "float32", layout, epilogue)

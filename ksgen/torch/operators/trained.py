@@ -190,7 +190,8 @@ class Trained:
         # the backward launches read the gradient of y in the order (i, k, j): this copies it
         self._of_y = exchange_of(last.transpose)
         # both directions as a replay launches them, which copies no gradient
-        self.launches = [] if self._of_y else [self._forward.launches, self._backward.launches]
+        is_copied = self._of_y is not None and self._of_y.inputs is not None
+        self.launches = [] if is_copied else [self._forward.launches, self._backward.launches]
         self.shapes = [each.shape for each in self._outputs]
         self._outputs = []  # only the preparation needs arrays
 
