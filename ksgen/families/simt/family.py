@@ -163,7 +163,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             **super().variables(kernel, constants),
             "x_group": group,
             "products": products_of(kernel, constants.copy),
-            "stored_tile": "tile" if _has_few_sums(constants) else "place_again(tile, batch)",
+            "stored_tile": "tile" if _keeps_place(kernel, constants) else "place_again(tile, batch)",
             "packed_tile": _packed_at("tile.weights", kernel.tie, "TILES_OUT", "(TILES_D * TILES_OUT)"),
             "packed_a": "1" if "a" in kernel.tie else "A",
             "packed_tiles_d": "1" if "d" in kernel.tie else "TILES_D",
@@ -264,9 +264,11 @@ class Simt(GpuProduct[AnySimtConstants]):
         return tuned + derived
 
 
-def _has_few_sums(constants: AnySimtConstants) -> bool:
+def _keeps_place(kernel: KernelSpec, constants: AnySimtConstants) -> bool:
     """Whether a thread has registers enough for the tile's place while stages are multiplied."""
-    return isinstance(constants, SimtConstants) and constants.thread_batch * constants.thread_out <= FEW_SUMS
+    if kernel.epilogue.words or not isinstance(constants, SimtConstants):
+        return False
+    return constants.thread_batch * constants.thread_out <= FEW_SUMS
 
 
 def _packed_at(number: str, tie: str, of_j: str, of_i: str) -> str:
