@@ -145,20 +145,21 @@ def encode_map(described: TensorMap, pointer: int) -> bytes:
     return ctypes.string_at(place, MAP_BYTES)
 
 
-def check_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> None:
-    """Raise `DriverError` if no cluster of `cluster` blocks fits the GPU.
+def check_clusters(function: int, cluster: int, block: int, shared_bytes: int) -> int | None:
+    """Return how many clusters of `cluster` blocks the GPU runs at the same time; None if the driver cannot answer.
 
-    A part of a GPU may have few multiprocessors per GPC. A context must be current. If the driver cannot answer,
-    nothing is raised.
+    Raise `DriverError` if not even one fits. GPCs of a card, or of a part of it, may have few multiprocessors. A
+    context must be current.
     """
     if (ask := getattr(_driver(), "cuOccupancyMaxActiveClusters", None)) is None:
-        return
+        return None
     attribute = ctypes.create_string_buffer(_CLUSTER.pack(4, cluster, 1, 1))
     configuration = _CONFIGURATION.pack(cluster, 1, 1, block, 1, 1, shared_bytes, 0, ctypes.addressof(attribute), 1)
     at_once = ctypes.c_int()
     status = ask(ctypes.byref(at_once), ctypes.c_void_p(function), configuration)
     if status == _INVALID_CLUSTER_SIZE or (not status and not at_once.value):
         raise DriverError(f"clusters of {cluster} blocks do not fit this GPU")
+    return None if status else at_once.value
 
 
 class CudaDevice:
@@ -177,10 +178,13 @@ class CudaDevice:
     def workspace(self, nbytes: int, stream: Stream) -> Buffer:
         return self.allocate(nbytes)
 
-    def check_clusters(self, kernel: Any, geometry: Geometry) -> None:
-        """Raise `DeviceError` if a kernel's clusters do not fit this GPU. The kernel was loaded with `starts_early`."""
+    def check_clusters(self, kernel: Any, geometry: Geometry) -> int | None:
+        """Return how many of a kernel's clusters run at the same time; None if unknown.
+
+        Raise `DeviceError` if none fits. The kernel was loaded with `starts_early`.
+        """
         with self._inside(f"asking for the clusters of {kernel.entry}"):
-            check_clusters(int(kernel.function), geometry.cluster, geometry.block, geometry.shared_bytes)
+            return check_clusters(int(kernel.function), geometry.cluster, geometry.block, geometry.shared_bytes)
 
     def encode_map(self, described: TensorMap, pointer: int) -> bytes:
         with self._inside(f"describing {described} at {pointer:#x}"):

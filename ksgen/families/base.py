@@ -116,11 +116,15 @@ class Geometry(NamedTuple):
     before: tuple["Pass", ...] = ()  # launches of the source's other entries, with the same arguments
     after: tuple["Pass", ...] = ()
 
-    def launched(self, multiprocessors: int) -> int:
-        """Number of blocks to launch, in whole clusters; at most as many persistent blocks as run at the same time."""
+    def launched(self, multiprocessors: int, clusters: int | None = None) -> int:
+        """Number of blocks to launch, in whole clusters; at most as many persistent blocks as run at the same time.
+
+        `clusters` is the number of clusters that the driver runs at the same time, if it is known.
+        """
         if not self.at_once:
             return self.grid
-        return min(self.grid, self.at_once * blocks_at_once(multiprocessors, self.cluster))
+        blocks = self.at_once * blocks_at_once(multiprocessors, self.cluster)
+        return min(self.grid, blocks, blocks if clusters is None else clusters * self.cluster)
 
 
 def blocks_at_once(multiprocessors: int, cluster: int) -> int:

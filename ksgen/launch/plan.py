@@ -383,6 +383,7 @@ class Loaded:
     handles: Mapping[str, KernelHandle]  # by entry
     is_used: bool = False  # since the planner last looked for kernels to drop
     is_refused: bool = False  # whether the device has refused a launch
+    clusters: int | None = None  # clusters that the device runs at the same time, if known
 
 
 def load(device: Device, source: Source, binary: Binary, early: bool = True) -> Loaded:
@@ -399,7 +400,8 @@ def load(device: Device, source: Source, binary: Binary, early: bool = True) -> 
 def check_launchable(device: Device, loaded: Loaded) -> None:
     """Raise `RefusedError` if the driver refuses the tensor maps of a source, or the GPU cannot run its clusters.
 
-    A MIG instance may have few multiprocessors per GPC. Only NVIDIA GPUs have tensor maps and clusters.
+    Otherwise, note how many clusters run at the same time. A MIG instance may have few multiprocessors per GPC. Only
+    NVIDIA GPUs have tensor maps and clusters.
     """
     source, family = loaded.source, family_named(loaded.source.family)
     batch = source.kernel.batch or TRIED_BATCH
@@ -413,7 +415,7 @@ def check_launchable(device: Device, loaded: Loaded) -> None:
         for each in maps:
             device.encode_map(each, int(buffer))
         if geometry.cluster > 1:
-            check_clusters(loaded.handles[source.entry], geometry)
+            loaded.clusters = check_clusters(loaded.handles[source.entry], geometry)
     except DeviceError as error:
         raise error if CONTEXT_LOST in str(error) else RefusedError(str(error)) from None
 
@@ -435,7 +437,12 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         return [(source.entry_of(each.name), each.geometry) for each in passes]
 
     steps = tuple(
-        Step(loaded.handles[entry], each.launched(device.limits.multiprocessors), each.block, each.shared_bytes)
+        Step(
+            loaded.handles[entry],
+            each.launched(device.limits.multiprocessors, loaded.clusters),
+            each.block,
+            each.shared_bytes,
+        )
         for entry, each in (*launched(geometry.before), (source.entry, geometry), *launched(geometry.after))
     )
     multiply = steps[len(geometry.before)]

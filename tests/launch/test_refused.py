@@ -59,6 +59,14 @@ def test_refused_clusters_give_way_to_the_same_kernel_without(
     assert len(part.compiles.compiled) == compiled  # it is remembered
 
 
+def test_no_cluster_waits_for_others_to_end(gpu: FakeGpu, planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Persistent blocks of one cluster too many would run after all others: the driver says how many run at a time."""
+    monkeypatch.setattr(gpu, "check_clusters", lambda *_: 7, raising=False)
+    plan = planner.plan(gpu, KERNEL, LARGE)
+    assert plan.choice.constants.cluster_batch == 2
+    assert plan.grid == 14
+
+
 def test_refused_tensor_maps_give_way_to_mma(part: FakeGpu, planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part, "encode_map", refuse)
     plan = planner.plan(part, KERNEL, LARGE)
