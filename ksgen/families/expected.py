@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 from typing import Any, NamedTuple, TypeVar
 
-from ksgen.families.base import Geometry, Limits, Modelled
+from ksgen.families.base import Geometry, Limits, Modelled, blocks_at_once
 from ksgen.families.family import Family
 from ksgen.families.gpus import Rates, gpu_of
 from ksgen.families.operands import multiplied_by
@@ -161,12 +161,15 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
     inside_s = max(multiply_s, shared_s, issued / (speed.multiprocessors * speed.instructions_per_s))
     idle = sqrt(max(1.0, ENOUGH_WARPS / (resident * warps)))
     waiting_s = work.waits * WAIT_S / resident
-    blocks_each = work.blocks / speed.multiprocessors
+    # clusters leave some multiprocessors idle; every rate is assumed to fall by their share
+    working = blocks_at_once(speed.multiprocessors, geometry.cluster)
+    slowdown = speed.multiprocessors / working
+    blocks_each = work.blocks / working
     waves = max(1.0, blocks_each / resident)
     through_cache = work.cache_bytes + work.scattered_bytes
     return Terms(
-        moving=max(work.memory_bytes / speed.bytes_per_s, through_cache / speed.cache_bytes_per_s),
-        inside=max(inside_s * idle, waiting_s / speed.multiprocessors),
+        moving=max(work.memory_bytes / speed.bytes_per_s, through_cache / speed.cache_bytes_per_s) * slowdown,
+        inside=max(inside_s * idle, waiting_s / speed.multiprocessors) * slowdown,
         passed=work.passed_bytes / speed.bytes_per_s,
         launches=1 + len(geometry.before) + len(geometry.after),
         exposed=SYNCHRONOUS * work.synchronous / max(1, work.stages),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ksgen.families import FAMILIES, family_named
+from ksgen.families.expected import LARGE, speed_of, terms_of
 from ksgen.families.wgmma.shared import SharedConstants
 from tests.support.kernels import kernel_of
 from tests.support.wgmma_clusters import GPU, source_of
@@ -24,6 +25,7 @@ def test_a_launch_is_whole_clusters_that_fit_the_device() -> None:
     assert grids == [[4, 16, 20], [16, 16, 32]]  # two i, two tiles along the outputs, tiles of 64 rows of the batch
     many = family.geometry(source.kernel, source.constants, 25088)
     assert [many.launched(multiprocessors) for multiprocessors in (132, 131, 5, 3)] == [128, 128, 4, 4]
+    assert [many.launched(132, clusters) for clusters in (None, 15, 40)] == [128, 60, 128]
     assert family.geometry(source.kernel, source.constants, 1).launched(132) == 16
 
 
@@ -54,3 +56,34 @@ def test_a_search_tries_clusters_where_what_they_share_is_much_of_a_stage() -> N
     assert found[SharedConstants(256, 48, 16, 2, 3)] == {(1, 1), (1, 2)}  # boxes of 16 rows
     default = family.default(kernel, GPU)
     assert (default.cluster_batch, default.cluster_out) == (1, 1)
+
+
+def test_multiprocessors_that_clusters_leave_idle_slow_a_kernel_down() -> None:
+    source = source_of("registers flat", (1, 1))
+    family = family_named("wgmma_registers")
+    speed = speed_of(family, source.kernel, GPU)
+    assert speed is not None
+    found = [
+        terms_of(speed, family, source.kernel, replace(source.constants, cluster_batch=blocks), LARGE)
+        for blocks in (1, 2, 4)
+    ]
+    alone, pairs, fours = (each for each in found if each is not None)
+    assert pairs.inside == alone.inside
+    assert fours.inside == pytest.approx(alone.inside * 132 / 128)
+    assert fours.moving == pytest.approx(alone.moving * 132 / 128)  # memory is the longest
+    assert fours.blocks_each == pytest.approx(alone.blocks_each * 132 / 128)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layout", "blocks"),
+    [
+        ((1, 1024, 256, 8), "bsf", 4),  # the L2 cache bounds pairs
+        ((1, 128, 512, 8), "bsf", 2),  # memory bounds pairs
+        ((3, 512, 512, 16), "bsl", 2),
+    ],
+)
+def test_a_default_has_more_than_two_blocks_only_where_these_are_faster(
+    pattern: tuple[int, ...], layout: str, blocks: int
+) -> None:
+    default: Any = FAMILIES["wgmma"].default(kernel_of(pattern, "bfloat16", layout), GPU)
+    assert default.cluster_batch * default.cluster_out == blocks

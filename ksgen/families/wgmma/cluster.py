@@ -18,7 +18,7 @@ MOST_BLOCKS = 8  # largest cluster that every GPU with clusters can launch
 # blocks of a cluster that a search tries; any stage of weights divides into ALONG_BATCH equal parts of whole 16 bytes
 ALONG_BATCH, ALONG_OUT = (1, 2, 4, 8), (1, 2, 3, 4, 8)
 BOX_ROWS = 8  # rows after which a box's swizzle repeats; parts are whole multiples of them
-MOST_BY_DEFAULT = 2  # blocks of a default's cluster: larger ones were not faster on an H100, in nine patterns
+MOST_BY_DEFAULT = 4  # blocks of a default's cluster: an H100 took twice the expected time with clusters of eight
 LEAST_SHARED = 0.2  # least share of a block's reads for which a search tries clusters
 
 
