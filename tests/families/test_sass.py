@@ -319,11 +319,7 @@ def test_most_instructions_are_multiply_adds(pattern: Pattern, layout: str, leas
     ids=str,
 )
 def test_an_epilogue_spills_no_registers(pattern: Pattern, layout: str, epilogue: Epilogue, most: float) -> None:
-<<<<<<< ours
-    """With its tile's place in registers while stages are multiplied, the third and fourth spill 100 and 120 bytes.
-=======
     """The last two spill 100 and 120 bytes if the place stays in registers while stages are multiplied.
->>>>>>> theirs
 
     A loop counts once: that of gelu has two rounds.
     """
