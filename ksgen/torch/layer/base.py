@@ -99,8 +99,10 @@ class ChainLayer:
         if not isinstance(after, fx.Proxy) and after != "none":
             return self._activated(x, residual, after)
         is_compiling = torch.compiler.is_compiling()
-        if not is_compiling and self._replay is not None and (y := self._replay.run(x, residual)) is not None:
-            return y
+        if not is_compiling and (replay := self._replay) is not None:
+            repeated: Tensor | None = replay.run(self.__dict__, x, residual)
+            if repeated is not None:
+                return repeated
         y = trained.multiply(self, x, residual) if torch.is_grad_enabled() else prepared.multiply(self, x, residual)
         if y is not None:
             return y

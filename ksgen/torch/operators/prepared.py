@@ -107,9 +107,10 @@ def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor |
         return None
     seen = replay.snapshot(layer) if after == "none" else None
     y, call = _multiplied(layer, x, residual, after)
-    if seen is not None and call is not None and call.launches is not None and y is not None:
+    launches = None if seen is None or y is None or call is None else call.launches
+    if seen is not None and y is not None and call is not None and launches is not None:
         usual = None if call.is_by_launches else lambda x, *_: _multiplied(layer, x, residual, after)[0]
-        if not replay.add(layer, seen, x, residual, call, [y.shape], [call.launches], usual):
+        if not replay.add(layer, seen, x, residual, call, [y.shape], [launches], usual):
             call.launches = None
     return y
 

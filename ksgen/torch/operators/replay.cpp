@@ -58,9 +58,11 @@ class Object {
 
 // ---- what a call depends on
 
-struct Fact {  // entry of a dictionary; null: there is none
+struct Fact {  // entry of a dictionary, which is the layer's own if it is null; null value: there is no entry
     Object dict, key, value;
-    bool holds() const { return PyDict_GetItemWithError(dict.get(), key.get()) == value.get(); }
+    bool holds(PyObject* own) const {
+        return PyDict_GetItemWithError(dict.get() ? dict.get() : own, key.get()) == value.get();
+    }
 };
 
 int64_t address(const Tensor& tensor) { return tensor.defined() ? (int64_t)tensor.const_data_ptr() : 0; }
@@ -189,9 +191,10 @@ struct Record : torch::CustomClassHolder {
         words.append({address(given), address(added)});
         read.insert(read.begin(), y);
         append(words, read);
-        PyThreadState* const state = PyEval_SaveThread();
-        forward.run(words);
-        PyEval_RestoreThread(state);
+        {
+            const pybind11::gil_scoped_release released;
+            forward.run(words);
+        }
         return y;
     }
 };
@@ -247,9 +250,10 @@ struct Step : torch::autograd::Function<Step> {
             words.push_back(address(y));
             if (index + 1 < count) saved.push_back(y);
         }
-        PyThreadState* const state = PyEval_SaveThread();
-        record->forward.run(words);
-        PyEval_RestoreThread(state);
+        {
+            const pybind11::gil_scoped_release released;
+            record->forward.run(words);
+        }
         saved.push_back(as_tensor(std::move(record)));
         context->save_for_backward(std::move(saved));
         return y;
@@ -265,7 +269,8 @@ struct Step : torch::autograd::Function<Step> {
         variable_list found(1 + inputs);  // the record has none
         Form form = record.x;
         form.sizes = record.outputs.back();
-        if (at::GradMode::is_enabled() || !is_direct() || !form.fits(gradients[0])) {
+        if (at::GradMode::is_enabled() || !is_direct() || !form.fits(gradients[0]) ||
+            at::get_num_threads() != record.threads) {
             const variable_list usual = usual_gradients(record, given, gradients[0]);
             std::copy(usual.begin(), usual.end(), found.begin() + 1);
             return found;
@@ -308,7 +313,7 @@ struct Entry {
     int64_t calls_left = 0;
     c10::intrusive_ptr<Record> record;
 
-    bool takes(PyObject* given_x, PyObject* given_residual, Tensors& read) const {
+    bool takes(PyObject* own, PyObject* given_x, PyObject* given_residual, Tensors& read) const {
         const bool is_training = record->is_training;
         if (at::GradMode::is_enabled() != is_training || at::get_num_threads() != record->threads) return false;
         if (!is_plain(given_x) || (given_residual == Py_None) == bool(residual)) return false;
@@ -318,7 +323,7 @@ struct Entry {
             return false;
         if (is_training && (x.requires_grad() != record->x.requires_grad || x.is_inference())) return false;
         for (const Fact& fact : facts)
-            if (!fact.holds()) return false;
+            if (!fact.holds(own)) return false;
         for (const Parameter& each : parameters) {
             PyObject* const object = PyDict_GetItemWithError(each.dict.get(), each.key.get());
             if (!object || !is_plain(object)) return false;
@@ -375,12 +380,14 @@ void release(PyObject* self) {
 
 PyObject* run(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     HANDLE_TH_ERRORS
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "a replay takes x and the residual");
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "a replay takes the layer's dictionary, x and the residual");
+    PyObject* const own = *arguments++;
+    if (!PyDict_Check(own)) return PyErr_Format(PyExc_TypeError, "a replay takes the layer's dictionary");
     if (!is_direct()) Py_RETURN_NONE;
     std::list<Entry>& entries = *((Replay*)self)->entries;
     for (auto place = entries.begin(); place != entries.end(); ++place) {
         Tensors read;
-        if (!place->takes(arguments[0], arguments[1], read)) {
+        if (!place->takes(own, arguments[0], arguments[1], read)) {
             if (PyErr_Occurred()) return nullptr;
             continue;
         }
@@ -439,7 +446,9 @@ PyObject* add(PyObject* self, PyObject* arguments) {
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(facts); ++index) {
         PyObject* const each = PyTuple_GET_ITEM(facts, index);
         PyObject* const value = PyTuple_GET_ITEM(each, 2);
-        entry.facts.push_back({item(each, 0), item(each, 1), Object(value == Py_Ellipsis ? nullptr : value)});
+        PyObject* const dict = PyTuple_GET_ITEM(each, 0);
+        Object of_layer(dict == Py_None ? nullptr : dict), expected(value == Py_Ellipsis ? nullptr : value);
+        entry.facts.push_back({std::move(of_layer), item(each, 1), std::move(expected)});
     }
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(parameters); ++index) {
         PyObject* const each = PyTuple_GET_ITEM(parameters, index);
@@ -475,7 +484,11 @@ PyObject* add(PyObject* self, PyObject* arguments) {
     END_HANDLE_TH_ERRORS
 }
 
+// Copies and pickles of a replay are None.
+PyObject* reduce(PyObject*, PyObject*) { return Py_BuildValue("O()", (PyObject*)Py_TYPE(Py_None)); }
+
 PyMethodDef methods[] = {
+    {"__reduce__", reduce, METH_NOARGS, nullptr},
     {"run", (PyCFunction)(void*)run, METH_FASTCALL, "Result of a call; None if no entry takes it."},
     {"add", add, METH_VARARGS, "Add an entry; see ksgen/torch/operators/replay.py."},
     {nullptr, nullptr, 0, nullptr},

@@ -24,7 +24,7 @@ from ksgen.build.build import build, default_caches
 from ksgen.build.host import HostCompiler, host_target
 from ksgen.build.request import Binary, Request
 from ksgen.devices.native import load_library, working_compiler
-from ksgen.errors import KsgenError
+from ksgen.errors import KsgenError, ToolchainError
 from ksgen.launch.plan import RepeatedCalls
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Seen
@@ -44,7 +44,7 @@ ATTRIBUTES = (
     "chain", "layout", "out_layout", "precision", "backend", "activation", "between", "fuse", "intermediates",
     "_exchanges", "_parallel", "_parameters", "_modules",
 )  # fmt: skip
-Fact = tuple[dict[Any, Any], Any, Any]  # a dictionary, a key, and the value
+Fact = tuple[dict[Any, Any] | None, Any, Any]  # a dictionary, None for the layer's own; a key, and the value
 
 _loaded: list[Any] = []  # the extension
 _refused: list[str] = []  # why there is none; never retried
@@ -95,7 +95,7 @@ def snapshot(layer: Any) -> Snapshot | None:
     calls = layer.__dict__["_python_calls"] = layer._python_calls + 1
     if not is_due(calls) or _extension() is None:
         return None
-    facts: list[Fact] = [(layer.__dict__, name, layer.__dict__.get(name, ABSENT)) for name in ATTRIBUTES]
+    facts: list[Fact] = [(None, name, layer.__dict__.get(name, ABSENT)) for name in ATTRIBUTES]
     facts += [
         (vars(PLANNER), "generation", PLANNER.generation),
         (vars(forward_ad), "_current_level", forward_ad._current_level),
@@ -135,7 +135,7 @@ def _stored_of(layer: Any) -> Snapshot | None:
     buffers = {name: each for name, each in layer._buffers.items() if each is not None}
     if any(each.is_inference() for each in buffers.values()):
         return None
-    facts: list[Fact] = [(layer.__dict__, name, layer.__dict__.get(name, ABSENT)) for name in ("_buffers", "_ready")]
+    facts: list[Fact] = [(None, name, layer.__dict__.get(name, ABSENT)) for name in ("_buffers", "_ready")]
     facts += [(layer._buffers, name, each) for name, each in buffers.items()]
     return Snapshot(facts, [], [Seen(each).pinned for each in buffers.values()])
 
@@ -175,7 +175,7 @@ def add(
         calls = min(calls, settled[1])
     entry = (
         x, residual, len(directions) > 1, seen.has_bias, layer.layout == "bsf", torch.get_num_threads(), calls,
-        tuple(tuple(map(int, each)) for each in outputs), tuple(launches), second, keep,
+        tuple(tuple(map(int, each)) for each in outputs), tuple(launches), second, (keep, tuple(directions)),
     )  # fmt: skip
     if usual is not None:
         alone, own = extension.Replay(), {name: each for _, name, each in seen.parameters}
@@ -183,9 +183,12 @@ def add(
 
         def replayed(x: Tensor, *parameters: Tensor) -> Tensor:
             own.update(zip(own, parameters, strict=True))
-            y: Tensor = alone.run(x, residual)
+            y: Tensor = alone.run({}, x, residual)
             return y
 
+        with torch.no_grad() if len(directions) == 1 else torch.enable_grad():
+            if replayed(x, *own.values()) is None:  # such as a weight that repeats a slice by strides of zero
+                return True
         once = ops._step if len(directions) > 1 else _called
         if not _is_faster(*(partial(once, each, (x, *own.values())) for each in (replayed, usual))):
             return False
@@ -217,6 +220,8 @@ def _extension() -> Any:
         return _loaded[0] if _loaded else None
     _attempts += 1
     try:
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            raise ToolchainError("replays have no locks, and this Python has no global interpreter lock")
         compiler = _compiler()
         binary = default_caches().get(_request(), compiler) if _attempts == 1 else None
         if binary is None and _attempts * APART >= OFTEN:
@@ -227,7 +232,7 @@ def _extension() -> Any:
             return _loaded[0]
     except PendingError:
         pass
-    except (KsgenError, OSError, ImportError, AttributeError) as error:
+    except (KsgenError, OSError, ImportError, AttributeError, RuntimeError, SystemError) as error:
         _refused.append(str(error))
     return None
 
@@ -265,7 +270,8 @@ class ExtensionCompiler:
 
     def __init__(self, compiler: HostCompiler) -> None:
         self._compiler = compiler
-        self.version = f"{compiler.version}, PyTorch {torch.__version__}, Python {sys.version.split()[0]}"
+        library = f"PyTorch {torch.__version__} {torch.version.git_version}"
+        self.version = f"{compiler.version}, {library}, Python {sysconfig.get_config_var('SOABI')}"
 
     def options(self, target: str) -> tuple[str, ...]:
         return self._compiler.options(target)

@@ -372,6 +372,22 @@ def test_copies_have_no_replay_and_a_freed_layer_is_freed() -> None:
         for each in (copy.deepcopy(layer), copy.copy(layer), pickle.loads(pickle.dumps(layer))):
             assert not {"_replay", "_python_calls"} & set(vars(each))
             assert same([each(x)], [wanted])
+        replica = layer_of()
+        vars(replica).update(vars(layer))  # as `DataParallel` copies modules
+        vars(replica)["_modules"] = {"weights": nn.ParameterList([2 * each for each in layer.weights])}
+        torch.testing.assert_close(replica(x) - layer.bias, 4 * (wanted - layer.bias), atol=1e-4, rtol=1e-4)
+        vars(layer)["_replay"] = vars(layer)["_replay"].made
+        assert copy.copy(vars(layer)["_replay"]) is pickle.loads(pickle.dumps(vars(layer)["_replay"])) is None
+    own = layer_of()
+    with torch.no_grad():
+        for _ in range(3):
+            own(x)
+    assert "_replay" in vars(own)
+    freed = weakref.ref(own.weights[0])
+    gc.disable()
+    del own
+    assert freed() is None, "weights are freed with the layer, without the collector of cycles"
+    gc.enable()
     hooked = layer_of()
     hooked.register_forward_hook(lambda *_, hooked=hooked: None)  # a cycle
     x.requires_grad_()
