@@ -14,7 +14,7 @@ from ksgen.errors import LaunchError
 from ksgen.families import operand_of
 from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.memory import STREAM_ORDERED, host_array, new_array
-from ksgen.launch.plan import Call, Plan
+from ksgen.launch.plan import Call, Packing, Plan
 from ksgen.launch.weights import Packed, Weights
 from ksgen.pattern import Chain
 from ksgen.spec.storage import element_bytes
@@ -64,7 +64,7 @@ def on_host(
     weights = [each.use(plan, stream) for each in packed]
     if "weights" in hosts:
         buffer = device.allocate(plan.packed_bytes)
-        weights = [Packed(buffer, partial(plan.pack, copies["weights"], stream, buffer))]
+        weights = [Packed(buffer, packing=Packing(plan, copies["weights"], buffer))]
     uploads = [(copies[name], host, dense[name]) for name, host in hosts.items()]
     landing = dense["out"]
 
@@ -82,7 +82,7 @@ def on_host(
 
     operands = {operand: copies[name] for operand, name in plan.arrays} | {"workspace": plan.workspace(stream)}
     call = _bound(plan, views, operands, weights, out, stream, receive, packed)
-    call.before = (send, *call.before)
+    call.before, call.copies = (send, *call.before), True
     return call
 
 
@@ -126,17 +126,16 @@ def _bound(
     after: Callable[[], None] | None, *keep: Any,
 ) -> Call:  # fmt: skip
     """Bind a launch to its operands: `operands` has arrays and workspace; packed weights and row pitches are added."""
-    steps = []
-    for name, (buffer, before, _) in zip(plan.weights, packed, strict=True):
-        operands[name] = buffer
-        if before:
-            steps.append(before)
+    for name, each in zip(plan.weights, packed, strict=True):
+        operands[name] = each.at
+    steps = [each.before for each in packed if each.before]
+    packs = [each.packing for each in packed if each.packing]
     for pitch, name in plan.pitches:
         array = views[name]  # a matrix: its pitch counts elements from one row to the next
         operands[pitch] = int(
             array.shape[1] if array.strides is None else array.strides[0] // element_bytes(array.dtype)
         )
-    return Call(plan, plan.arguments(operands), stream, out, steps, after, (views, packed, *keep))
+    return Call(plan, plan.arguments(operands), stream, out, steps, after, (views, packed, *keep), packs)
 
 
 def new_workspace(plan: Plan, x: ArrayView, stream: Stream) -> tuple[Any, Any]:

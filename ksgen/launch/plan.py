@@ -200,14 +200,16 @@ class Call:
     arguments: Arguments
     stream: Stream
     out: Any
-    before: Sequence[Callable[[], object]]  # steps that upload host arrays, and pack or check weights
+    before: Sequence[Callable[[], object]]  # steps that upload host arrays, and copy or check weights
     after: Callable[[], None] | None  # downloads the output to the host
     keep: tuple[Any, ...]  # owners of the memory behind the arguments, and of the stream
+    packs: "Sequence[Packing]" = ()  # packing that precedes each launch
     launched: bool = field(default=False, init=False)
     # the number of threads, and the launches recorded for it
     again: tuple[int | None, Recording] | None = field(default=None, init=False)
     # prepares the call with another kernel, if the device refuses this one's tensor maps or clusters
     fallback: Callable[[RefusedError], "Call"] | None = field(default=None, init=False)
+    copies: bool = field(default=False, init=False)  # whether `before` and `after` copy arrays to the device and back
 
     def __repr__(self) -> str:
         return f"Call(Launcher{self.plan.kernel.pattern.shape}: {self.plan})"
@@ -239,34 +241,56 @@ class Call:
         is_recorded = self.launched or self.plan.device.is_capturing(self.stream)
         self.keep = (*self.keep, *other.keep) if is_recorded else other.keep
         self.plan, self.arguments, self.stream, self.before = other.plan, other.arguments, other.stream, other.before
-        self.after, self.fallback, self.launched, self.again = other.after, other.fallback, False, None
+        self.packs, self.after, self.fallback, self.copies = other.packs, other.after, other.fallback, other.copies
+        self.launched, self.again = False, None
 
     def _launch(self) -> None:
         """Launch; from the second call on by a recording, if the device supports that."""
-        # the number of threads determines the work groups
-        if self.again is not None and self.again[0] == wanted_threads():
-            self.again[1]()
-        elif not self.launched or (record_launches := recorder(self.plan.device)) is None:
-            self.plan.launch(self.arguments, self.stream)
-            self.launched = True
-        else:
-            self.again = wanted_threads(), record_launches(self.plan.launches(self.arguments), self.stream)
-            self.again[1]()
+        if self.launched and recorder(self.plan.device):
+            self.again = _repeated([self], self.again)
+            return
+        for plan, weights, packed, _ in self.packs:
+            plan.pack(weights, self.stream, packed)
+        self.plan.launch(self.arguments, self.stream)
+        self.launched = True
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+def _repeated(calls: "Sequence[Call]", again: tuple[int | None, Recording] | None) -> tuple[int | None, Recording]:
+    """Launch calls again by their recording, made for the number of threads; return both."""
+    threads = wanted_threads()  # determines the work groups
+    if again is None or again[0] != threads:
+        launches = list[Launch]()
+        for each in calls:
+            launches += [pack.launch for pack in each.packs] + each.plan.launches(each.arguments)
+        again = threads, record(calls[0].plan.device, launches, calls[0].stream)
+    again[1]()
+    return again
+
+
+@dataclass(eq=False, slots=True)
 class CallSequence:
-    """Prepared calls that add to one array, launched sequentially: `call()` launches all, and returns the array."""
+    """Prepared calls that add to one array, launched sequentially: `call()` launches all, and returns the array.
+
+    From the second call on, a device that records launches repeats them all by one call.
+    """
 
     calls: tuple[Call, ...]
+    again: tuple[int | None, Recording] | None = field(default=None, init=False)
 
     @property
     def out(self) -> Any:
         return self.calls[-1].out
 
     def __call__(self) -> Any:
+        first = self.calls[0]
+        if not first.launched or recorder(first.plan.device) is None or any(each.copies for each in self.calls):
+            for each in self.calls:
+                each()
+            return self.out
         for each in self.calls:
-            each()
+            for step in each.before:
+                step()
+        self.again = _repeated(self.calls, self.again)
         return self.out
 
     def __reduce__(self) -> NoReturn:
@@ -274,19 +298,20 @@ class CallSequence:
 
 
 class Packing(NamedTuple):
-    """Weights that are packed before a launch: the plan that packs them, and the indices of both arrays.
+    """Weights that are packed before a launch: the plan that packs them, and both arrays.
 
-    Indices are those of the arrays' addresses in a call of `RepeatedCalls`.
+    Arrays of `RepeatedCalls` are the indices of their addresses in a call.
     """
 
     plan: Plan
-    weights: int
-    packed: int
+    weights: Any
+    packed: Any
     is_adjoint: bool = False  # whether they are packed for the adjoint factor
 
     @property
-    def handle(self) -> KernelHandle:
-        return self.plan.adjoint_handle if self.is_adjoint else self.plan.pack_handle
+    def launch(self) -> Launch:
+        handle = self.plan.adjoint_handle if self.is_adjoint else self.plan.pack_handle
+        return Launch(handle, self.plan.pack_grid, self.plan.pack_block, 0, (self.weights, self.packed))
 
 
 class RepeatedCall(NamedTuple):
@@ -318,8 +343,7 @@ class RepeatedCalls:
         moves: list[tuple[int, int]] = []  # index of an argument among all launches, and of its array
         for plan, arguments, moved, packs in self._calls:
             for pack in packs:
-                packer = pack.plan
-                launches.append(Launch(pack.handle, packer.pack_grid, packer.pack_block, 0, (None, None)))
+                launches.append(pack.launch._replace(args=(None, None)))
                 moves += ((begin, pack.weights), (begin + 1, pack.packed))
                 begin += 2
             for each in plan.launches(arguments):

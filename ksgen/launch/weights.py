@@ -8,14 +8,13 @@ its caller promises not to change the array. Every use checks this promise, as f
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ksgen.devices.base import Buffer, Device, Stream, refuse_capture, uploaded
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, stream_handle, view
 from ksgen.launch.memory import host_array, new_array, new_host_array, repetition, tie_of
-from ksgen.launch.plan import Plan
+from ksgen.launch.plan import Packing, Plan
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized
 from ksgen.spec import PRECISIONS
@@ -74,9 +73,10 @@ class Packed(NamedTuple):
     """Weights in the form that launches take."""
 
     at: Buffer
-    # runs before each launch: packs the weights again, or checks that the source of packed ones is unchanged
-    before: Callable[[], object] | None
+    # runs before each launch: copies repeated weights, or checks that the source of packed ones is unchanged
+    before: Callable[[], object] | None = None
     keep: Any = None  # owner of their memory, needed until the last launch is enqueued
+    packing: Packing | None = None  # packs the weights again before each launch
 
 
 class WrittenError(LaunchError):
@@ -296,14 +296,13 @@ def packed_in(plan: Plan, weights: Any, found: ArrayView | None, buffers: PackBu
     buffer, owner = buffers.find(weights, found, plan, stream)
     if found.strides is not None and not plan.kernel.tied:
         whole, copy = repetition(found, stream)
-        pack = _packing(plan, view(whole), stream, buffer)
-        return Packed(buffer, lambda: (copy(), pack()), (owner, whole))
-    return Packed(buffer, _packing(plan, found, stream, buffer), owner)
+        return Packed(buffer, copy, (owner, whole), _packing(plan, view(whole), buffer))
+    return Packed(buffer, None, owner, _packing(plan, found, buffer))
 
 
-def _packing(plan: Plan, found: ArrayView, stream: Stream, into: Buffer) -> Callable[[], object]:
+def _packing(plan: Plan, found: ArrayView, into: Buffer) -> Packing:
     source = plan.device.shared(found.pointer) if found.device == "host" else found.pointer
-    return partial(plan.pack, source, stream, into)
+    return Packing(plan, source, into)
 
 
 def storage_of(found: ArrayView) -> Any:

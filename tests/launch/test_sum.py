@@ -18,6 +18,7 @@ from ksgen import (
     reference,
     structures,
 )
+from ksgen.devices import native
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError, SpecError
 from ksgen.launch import explain
@@ -29,6 +30,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue
 from tests.support.host_memory import processor
 from tests.support.libraries import library
+from tests.support.native import chosen_native
 
 CHAINS = (  # 24 to 30 features; two factors, one, and one with exchanged outputs
     Chain((Pattern(3, 5, 4, 2), Pattern(1, 10, 10, 3))),
@@ -177,6 +179,42 @@ def test_a_prepared_call_launches_all_chains_again(either: Device, layout: str) 
         pickle.dumps(call)
     pair = SumLauncher(CHAINS[0], ChainLauncher(CHAINS[0], fuse="no"))
     assert pair.prepare(x, weights_of()[:1] * 2, layout=layout) is None
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_repeated_prepared_call_is_one_call_of_the_library(is_packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It packs weights too. It reads the current x and weights, and runs on the wanted number of threads."""
+    device, bias = chosen_native(monkeypatch), draw(30)
+    own, weights, x = total(), weights_of(), rows(24, "bsf")
+    given = [
+        [factor.pack(each) for factor, each in zip(layer.factors, listed, strict=True)] if is_packed else listed
+        for layer, listed in zip(own.layers, weights, strict=True)
+    ]
+    call = own.prepare(x, given, bias=bias)
+    call()
+    calls, launch = list[Any](), native._Recording._launch
+    monkeypatch.setattr(native._Recording, "_launch", lambda *given: (calls.append(given[1]), launch(*given)))
+    monkeypatch.setattr(device, "launch", lambda *_: pytest.fail("a launch apart"))
+    for number, threads in enumerate((2, 2, 1, 1, 2), 1):
+        monkeypatch.setattr("ksgen.launch.plan.wanted_threads", lambda threads=threads: threads)
+        monkeypatch.setattr("ksgen.devices.native.wanted_threads", lambda threads=threads: threads)
+        x *= -2
+        if not is_packed:
+            weights[1][0] += 1
+        call.out[:] = np.nan
+        assert is_right(call(), truth_of(x, weights, "bsf", bias))
+        assert (len(calls), calls[-1]) == (number, threads)
+
+
+def test_a_prepared_call_copies_arrays_that_begin_within_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    own, weights, x = SumLauncher(*CHAINS[1:]), weights_of()[1:], rows(24, "bsf")
+    out = np.empty(33 * 30 * 4 + 1, np.uint8)[1:].view(np.float32).reshape(33, 30)
+    call = own.prepare(x, weights, out=out)
+    for _ in range(3):
+        x *= 2
+        assert call() is out
+        assert is_right(out, truth_of(x, weights, "bsf", chains=CHAINS[1:]))
 
 
 def test_x_in_eight_bits() -> None:

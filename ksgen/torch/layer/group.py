@@ -122,7 +122,7 @@ class KSLinears(Layers):
 
     def _prepared(self, x: Tensor) -> tuple[prepared.Prepared, prepared.Parameters] | None:
         layers: list[Any] = list(self._modules.values())
-        return None if _are_watched(layers) else prepared.of_group(self, layers, x)
+        return None if are_watched(layers) else prepared.of_group(self, layers, x)
 
     def explain(self, batch: int = 1024) -> str:
         """Explain each layer, and whether one launch runs all of them.
@@ -248,7 +248,7 @@ class KSLinears(Layers):
         if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least_elements:
             return False
         layers = list(self._linears())
-        if _are_watched(layers):
+        if are_watched(layers):
             return False
         tensors = [tensor for each in layers for tensor in (*each.weights, each.bias)]
         if not self._are_alike or not is_plain(x, *tensors) or torch.is_autocast_enabled(place):
@@ -279,7 +279,7 @@ class KSLinears(Layers):
         return out.view((*x.shape[:-1], features) if is_bsf else (features, *x.shape[1:]))
 
 
-def _are_watched(layers: Sequence[Any]) -> bool:
+def are_watched(layers: Sequence[Any]) -> bool:
     """Whether hooks observe calls of a layer, or a layer overrides the `forward` of `KSLinear`."""
     if any(type(each).forward is not ChainLayer.forward or "forward" in vars(each) for each in layers):
         return True

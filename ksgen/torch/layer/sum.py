@@ -8,12 +8,14 @@ from torch import Tensor, nn
 
 from ksgen.errors import LaunchError
 from ksgen.spec import Activation
-from ksgen.spec.kernel import checked_count
+from ksgen.spec.kernel import checked_count, layout_word
 from ksgen.structures import Structure
 from ksgen.torch.layer.base import ChainLayer, activated
-from ksgen.torch.layer.group import Layers
+from ksgen.torch.layer.group import Layers, are_watched
 from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.operators import prepared
 from ksgen.torch.operators.checks import check_words
+from ksgen.torch.operators.choice import describe_times
 from ksgen.torch.operators.products import ACTIVATIONS
 from ksgen.values import excerpt, listed
 
@@ -134,6 +136,12 @@ class KSSum(Layers):
         """
         if not len(self):
             raise LaunchError("KSSum: it has no layers; accepted: two KSLinear or more")
+        check_words(activation=(self.activation, ACTIVATIONS))
+        layers = list(self._modules.values())
+        if not are_watched(layers) and (found := prepared.of_group(self, layers, x, residual, self.activation, True)):
+            call, parameters = found
+            if (whole := prepared.unless_refused(call.run, x, residual, parameters)) is not None:
+                return whole
         _check(self, *_FEATURES, *_LAYOUTS)
         # prepared training steps take no residual, and a trace must not depend on gradients
         adds_apart = torch.is_grad_enabled() or torch.jit.is_tracing()
@@ -188,7 +196,14 @@ class KSSum(Layers):
             1. 1,4,4,2: strided, as asked for: ...
             2. 2,4,4,1: strided, as asked for: ...
         """
-        return "\n".join(self._explained(checked_count("batch", batch)))
+        lines = self._explained(checked_count("batch", batch))
+        if all(isinstance(each, ChainLayer) for each in self):
+            layers: list[Any] = list(self)
+            bias, between = prepared.words_of_sum(layers)
+            shapes, first = list(map(prepared.shapes_of, layers)), layers[0]
+            layout = layout_word(first.layout, first.out_layout)
+            lines += describe_times(shapes, first._dtype, layout, self.activation, bias, batch, between)
+        return "\n".join(lines)
 
 
 def _added(layer: Any, x: Tensor, y: Tensor | None, is_apart: bool, activation: Activation = "none") -> Tensor:

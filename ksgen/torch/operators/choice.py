@@ -51,6 +51,10 @@ METHODS_OF_STEPS = {
     "bmm": "bmm for every factor",
     "each": "each factor by its fastest method",
 }
+METHODS_OF_SUMS = {
+    "in turn": "all launches by one call",
+    "each": "each layer by its fastest method",
+}
 METHODS_OF_GROUPS = {
     "ksgen": "one launch",
     "in turn": "the launches of each layer by one call",
@@ -66,6 +70,7 @@ KINDS = {  # kinds of jobs that are timed: their names in reports, and those of 
     "trained first": ("trained, x without a gradient", METHODS_OF_LAYERS),
     "group": ("all layers", METHODS_OF_GROUPS),
     "prepared group": ("all layers, frozen", METHODS_OF_GROUPS),
+    "prepared sum": ("the sum, frozen", METHODS_OF_SUMS),
 }
 
 _measured: dict[Hashable, dict[str, float]] = {}  # seconds per method, by job and threads

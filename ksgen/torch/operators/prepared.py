@@ -135,16 +135,23 @@ def unless_refused(run: Callable[..., Result], *arguments: Any) -> Result | None
         return None
 
 
-def of_group(group: nn.Module, layers: Sequence[Any], x: Any) -> "tuple[Prepared, Parameters] | None":
-    """Prepared call of a group's layers on this x, and the parameters that it reads; None: take the usual path."""
-    if torch.is_grad_enabled() or not is_direct(x) or (calls := frozen.calls_of_group(group, layers)) is None:
+def of_group(
+    group: nn.Module, layers: Sequence[Any], x: Any, residual: Any = None, after: str = "none", adds: bool = False
+) -> "tuple[Prepared, Parameters] | None":
+    """Prepared call of a group's layers on this x, and the parameters that it reads; None: take the usual path.
+
+    `adds`: the layers form a sum. A residual and the activation `after` belong to sums alone.
+    """
+    if torch.is_grad_enabled() or not is_direct(x, residual):
+        return None
+    if (calls := frozen.calls_of_group(group, layers)) is None:
         return None
     parameters: list[Tensor | None] = []
     for layer in layers:
         if (of_layer := parameters_of(layer, x, False)) is None:
             return None
         parameters += of_layer
-    call = _found(calls, layers, x, None, parameters)
+    call = _found(calls, layers, x, residual, parameters, after, adds)
     return None if call is None else (call, make_whole(parameters))
 
 
@@ -212,6 +219,7 @@ def _found(
     residual: Tensor | None,
     parameters: list[Tensor | None],
     after: str = "none",
+    adds: bool = False,
 ) -> "Prepared | None":
     """Prepared call for these arrays; None if there is none yet, or if the usual path has to be taken.
 
@@ -230,24 +238,24 @@ def _found(
             calls.clear()
         calls[key] = SEEN
     elif found is SEEN:
-        calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after)
+        calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after, adds)
     elif type(found) is Prepared and not found.is_open:
         calls[key] = found = SEEN
     return found if type(found) is Prepared and found.takes(x, residual) else None
 
 
 def _prepared(
-    layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters, after: str
+    layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters, after: str, adds: bool
 ) -> "Prepared | str":
     """Prepare a call; `SEEN` if it has to be tried again later, `UNFIT` if none can be prepared."""
     if not is_ready(x.device):
         return SEEN
     try:
-        if len(layers) > 1 and not are_alike(layers):
+        if len(layers) > 1 and not (form_sum if adds else are_alike)(layers):
             raise NotPreparedError
         for each in layers:
             _check_fits(each, x)
-        job = _Job.of(layers, x, residual, parameters, after)
+        job = _Job.of(layers, x, residual, parameters, after, adds)
         return SEEN if job is None else by_kernels(lambda: Prepared(layers, x, job)) or SEEN
     except NotPreparedError:
         return UNFIT
@@ -259,6 +267,12 @@ def are_alike(layers: Sequence[Any]) -> bool:
     False if y has another layout than x, because groups refuse that.
     """
     return len({(options_of(each), each.bias is None) for each in layers}) == 1 and layers[0].out_layout is None
+
+
+def form_sum(layers: Sequence[Any]) -> bool:
+    """Whether layers can add to one y."""
+    needed = attrgetter("layout", "out_layout", "activation", "in_features", "out_features")
+    return len({needed(each) for each in layers}) == 1 and layers[0].activation == "none"
 
 
 def _check_fits(layer: Any, x: Tensor) -> None:
@@ -278,7 +292,7 @@ def shapes_of(layer: Any) -> tuple[tuple[Any, ...], ...]:
 
 
 class _Job(NamedTuple):
-    """Operands of a prepared call: a matrix x, outputs that are slices of one y, and parameters.
+    """Operands of a prepared call: a matrix x, outputs that are slices of one y or in a sum y itself, and parameters.
 
     A batch of one is a row in both layouts. Arrays are numbered in this order: x, the residual, the outputs, the
     parameters that each call reads, and scratch memory.
@@ -293,6 +307,7 @@ class _Job(NamedTuple):
     parameters: Parameters
     activation: Activation = "none"  # of the last factors
     residual_first: bool = False
+    adds: bool = False  # whether the outputs are added
 
     @classmethod
     def of(
@@ -302,10 +317,12 @@ class _Job(NamedTuple):
         residual: Tensor | None,
         parameters: Parameters,
         after: str = "none",
+        adds: bool = False,
     ) -> "_Job | None":
         """Build the operands; None if the residual does not fit, which the usual path reports."""
-        first = layers[0]
-        y_shape = _y_shape(layers, x)
+        adds &= len(layers) > 1
+        first, features = layers[0], _features(layers, adds)
+        y_shape = _y_shape(first, x, features)
         if residual is not None and (residual.dtype, residual.shape, residual.device) != (x.dtype, y_shape, x.device):
             return None
         layout, out_layout, rows, added = first.layout, first.out_layout, first._as_matrix(x.contiguous()), residual
@@ -314,9 +331,10 @@ class _Job(NamedTuple):
         if rows.shape[0 if layout == "bsf" else 1] == 1:
             layout, out_layout, rows = "bsf", None, rows.reshape(1, -1)
             added = None if added is None else added.reshape(1, -1)
-        job = cls.one(layout, out_layout, rows, added, [each.out_features for each in layers], parameters)
+        job = cls.one(layout, out_layout, rows, added, features, parameters)
         ending: Any = first.activation if after == "none" else after
-        return job._replace(activation=ending, residual_first=after != "none")
+        outs = [job.y] * len(layers) if adds else job.outs
+        return job._replace(outs=outs, activation=ending, residual_first=after != "none", adds=adds)
 
     @classmethod
     def one(
@@ -395,24 +413,27 @@ def scratch_memory(x: Tensor, nbytes: int) -> Tensor:
     return kept
 
 
-def _y_shape(layers: Sequence[Any], x: Tensor) -> torch.Size:
-    first = layers[0]
+def _features(layers: Sequence[Any], adds: bool) -> list[int]:
+    """Numbers of the features that y has side by side."""
+    return [each.out_features for each in (layers[:1] if adds else layers)]
+
+
+def _y_shape(first: Any, x: Tensor, features: Sequence[int]) -> torch.Size:
     y_shape = first._y_shape(x)  # raises an error if the features of x do not fit
-    features = sum(each.out_features for each in layers)
-    return torch.Size((*y_shape[:-1], features) if first.y_layout == "bsf" else (features, *y_shape[1:]))
+    return torch.Size((*y_shape[:-1], sum(features)) if first.y_layout == "bsf" else (sum(features), *y_shape[1:]))
 
 
 class Prepared:
-    """Prepared call that computes activation(X K^T + bias) + residual of layers on one x, side by side.
+    """Prepared call that computes activation(X K^T + bias) + residual of layers on one x, side by side or as a sum.
 
     It uses the fastest method for the shape of x. It holds the packed weights of frozen layers, and no other array.
     """
 
     def __init__(self, layers: Sequence[Any], x: Tensor, job: _Job) -> None:
-        first = layers[0]
-        self._x_shape, self._y_shape, self._dtype = job.x.shape, _y_shape(layers, x), x.dtype
+        first, self._adds, self._features = layers[0], job.adds, _features(layers, job.adds)
+        self._x_shape, self._y_shape, self._dtype = job.x.shape, _y_shape(first, x, self._features), x.dtype
         self._residual_shape, self._is_viewed = job.y.shape, job.y.shape != self._y_shape
-        self._axis, self._features = -1 if first.layout == "bsf" else 0, [each.out_features for each in layers]
+        self._axis = -1 if first.layout == "bsf" else 0
         self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest method
         self._launch: RepeatedCalls | None = None  # on a GPU, whose context a user may detach
         self._step, kernels = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
@@ -436,7 +457,7 @@ class Prepared:
 
     def run(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         if self._each:
-            return torch.cat(self.parts(x, parameters), self._axis)
+            return self._by_each(self._each, x, residual, parameters)
         added = None if residual is None else _rows(residual, self._residual_shape)
         y = self._step(_rows(x, self._x_shape), added, parameters)
         return y.view(*self._y_shape) if self._is_viewed else y
@@ -447,10 +468,26 @@ class Prepared:
             return [each.run(x, None, [bias]) for each, bias in zip(self._each, parameters, strict=True)]
         return list(self.run(x, None, parameters).split(self._features, self._axis))
 
+    def _by_each(self, each: "Sequence[Prepared]", x: Tensor, residual: Tensor | None, parameters: Parameters) -> Any:
+        """Output by one prepared call per layer."""
+        pairs = zip(each, parameters, strict=True)
+        if not self._adds:
+            return torch.cat([one.run(x, None, [bias]) for one, bias in pairs], self._axis)
+        y = residual
+        for one, bias in pairs:
+            y = one.run(x, y, [bias])
+        return y
+
     def _alone(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "list[Prepared]":
         """One prepared call per layer of a group."""
-        every = ((each, _Job.of([each], x, None, [bias])) for each, bias in zip(layers, job.parameters, strict=True))
-        return [Prepared([each], x, one) for each, one in every if one]
+        found, added = list[Prepared](), None
+        for number, (layer, bias) in enumerate(zip(layers, job.parameters, strict=True), 1):
+            if job.adds and (number > 1 or job.residual is not None):
+                added = x.new_zeros(self._y_shape)
+            is_end = job.adds and number == len(layers)
+            one = _Job.of([layer], x, added, [bias], job.activation if is_end else "none")
+            found += [Prepared([layer], x, one)] if one else []
+        return found
 
     def _by_rule(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "tuple[Step, _Launches | None]":
         """Method on a GPU: one launch, if that is expected to be faster.
@@ -472,17 +509,19 @@ class Prepared:
     def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "tuple[Step, _Launches | None]":
         """Method on a processor: the fastest of those that are timed; and one that is one call of launches."""
         first, methods = layers[0], dict[str, Any]()
-        only_kernels = first.backend == "ksgen" or first.has_stored_type
+        only_kernels = all(each.backend == "ksgen" or each.has_stored_type for each in layers)
         if job.is_alone and len(first.own_chain) == 1 and job.out_layout is None:
             return _factor(job, _packed(first, job)[0], _Factor(first, job, 0, first.layout, only_kernels))
         if method := _in_one_launch(layers, job, only_kernels):
             methods["ksgen"] = method
-        if first.fuse == "yes" or (methods and only_kernels and job.is_alone):
+        if not job.adds and (first.fuse == "yes" or (methods and only_kernels and job.is_alone)):
             if not methods:
                 raise NotPreparedError
             return methods["ksgen"], methods["ksgen"]
         if method := _in_turn(layers, job):
             methods["in turn"] = method
+            if job.adds and only_kernels:
+                return method, method
         if job.is_alone and not (methods and only_kernels):
             methods["each"] = _each_factor(first, job, only_kernels)
         timed: dict[str, Callable[[], Tensor]] = {
@@ -490,8 +529,7 @@ class Prepared:
         }
         if not job.is_alone:
             alone = self._alone(layers, x, job)
-            pairs = list(zip(alone, job.parameters, strict=True))
-            timed["each"] = lambda: torch.cat([each.run(x, None, [bias]) for each, bias in pairs], self._axis)
+            timed["each"] = partial(self._by_each, alone, x, job.residual, job.parameters)
         name = _timed_fastest(layers, job, timed)
         if name not in methods:
             self._each = alone
@@ -516,11 +554,20 @@ def _timed_fastest(layers: Sequence[Any], job: _Job, timed: Mapping[str, Callabl
     if len(timed) == 1:
         return next(iter(timed))
     first, shapes = layers[0], [shapes_of(each) for each in layers]
-    layout, added = layout_word(first.layout, first.out_layout), (first.bias is not None, job.residual is not None)
+    layout, bias, between = layout_word(first.layout, first.out_layout), first.bias is not None, first.between
+    if job.adds:
+        bias, between = words_of_sum(layers)
     patterns: Any = shapes[0] if job.is_alone else shapes
-    kind = _kind(job) if job.is_alone else "prepared group"
-    timed_job = job_of(kind, patterns, job.x.dtype, layout, job.activation, *added, first.between)
+    kind = _kind(job) if job.is_alone else "prepared sum" if job.adds else "prepared group"
+    timed_job = job_of(kind, patterns, job.x.dtype, layout, job.activation, bias, job.residual is not None, between)
     return faster((timed_job, size_of(job.batch), *timed), timed)
+
+
+def words_of_sum(layers: Sequence[Any]) -> tuple[Any, Any]:
+    """Words in the key of a sum's times: which layers have a bias, and options in which the layers may differ."""
+    stored = [each.storage if each.has_stored_type else "" for each in layers]
+    options = zip([each.between for each in layers], [each.fuse for each in layers], stored, strict=True)
+    return tuple([each.bias is not None for each in layers]), tuple(options)
 
 
 # ---- what a GPU runs
@@ -529,6 +576,8 @@ def _timed_fastest(layers: Sequence[Any], job: _Job, timed: Mapping[str, Callabl
 def _is_one_launch(layers: Sequence[Any], job: _Job) -> bool:
     """Whether one launch computes all factors of all layers on a GPU."""
     first = layers[0]
+    if job.adds:
+        return False
     if first.fuse != "auto" or (job.is_alone and len(first.own_chain) == 1):
         return bool(first.fuse == "yes")
     epilogue = Epilogue(*_steps(job))
@@ -617,7 +666,7 @@ def _call(
 def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_Launches | None":
     """All factors of all layers in one launch, if one is available."""
     first, weights = layers[0], [_packed(each, job) for each in layers]
-    if first.fuse == "no":
+    if first.fuse == "no" or job.adds:
         return None
     biases = None if job.parameters[0] is None else list(job.parameters[: len(layers)])
     options: dict[str, Any] = {"activation": job.activation, "residual": job.residual, "precision": first.precision}
@@ -654,17 +703,21 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
     scratch, intermediates = job.scratch(), list[int]()
     for number, (layer, out) in enumerate(zip(layers, job.outs, strict=True)):
         chain, weights = chain_launcher(shapes_of(layer), layer.between, layer.fuse), _packed(layer, job)
-        bias = job.first_bias + number
-        last: Mapping[str, Any] = {
+        last: dict[str, Any] = {
             "bias": job.parameters[number],
             "activation": job.activation,
             "residual": job.residual,
             "residual_first": job.residual_first,
             "out": out,
         }
+        added = {"bias": job.first_bias + number}
+        if job.adds and number:  # to the sum of the earlier layers
+            last["residual"], added["residual"] = out, 1 + number
+        if job.adds and number + 1 < len(layers):
+            last["activation"] = "none"
         if len(weights) > 1 and not job.is_alone and (fused := _call(chain.prepare, job, job.x, weights, **last)):
             found.append(fused)
-            places.append({fused.call.plan.result: 2 + number, "bias": bias})
+            places.append({fused.call.plan.result: 2 + number, **added})
             continue
         x, x_number = job.x, 0
         for place, (factor, weight) in enumerate(zip(chain.factors, weights, strict=True)):
@@ -680,7 +733,7 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
             if (call := _call(factor.prepare, job, x, weight, numbers, precision=layer.precision, **options)) is None:
                 return None
             found.append(call)
-            places.append({"x": x_number, call.call.plan.result: y_number} | ({"bias": bias} if is_last else {}))
+            places.append({"x": x_number, call.call.plan.result: y_number} | (added if is_last else {}))
             x, x_number = options["out"], y_number
     return _Launches(job, found, places, scratch)
 
