@@ -135,7 +135,10 @@ def _bound(
         operands[pitch] = int(
             array.shape[1] if array.strides is None else array.strides[0] // element_bytes(array.dtype)
         )
-    return Call(plan, plan.arguments(operands), stream, out, steps, after, (views, packed, *keep), packs)
+    call = Call(plan, plan.arguments(operands), stream, out, steps, after, (views, packed, *keep), packs)
+    if "residual" in views and views["residual"].pointer == views["out"].pointer:  # its reads have filled the caches
+        call.keep_output()
+    return call
 
 
 def new_workspace(plan: Plan, x: ArrayView, stream: Stream) -> tuple[Any, Any]:

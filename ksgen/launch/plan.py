@@ -5,6 +5,7 @@ Knows device buffers and the order of a kernel's arguments, but neither users' a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from operator import index, itemgetter
 from typing import Any, NamedTuple, NewType, NoReturn
 
@@ -34,6 +35,9 @@ from ksgen.spec import KernelSpec
 MOST_BLOCKS = 2**31 - 1  # limit of a grid's first dimension
 TRIED_BATCH = 128  # batch size of trial tensor maps: whole 16-byte chunks in every precision
 MOST_ENCODED = 1024  # sets of addresses per plan whose encoded maps are cached
+# outputs of at most this size stay in a processor's caches until the next launch reads them (measured with 32 MB)
+CACHED_BYTES = 2**23
+STREAMING = "streaming"  # constant of a launch whose outputs bypass the caches
 
 Arguments = NewType("Arguments", tuple[Any, ...])
 """Arguments of a launch, in the order of its kernel's signature: `Plan.operands`, `Plan.at_launch`, the batch size."""
@@ -144,6 +148,15 @@ class Plan:
         arguments: Arguments = ordered  # a plain assignment, because NewType costs a call
         return arguments
 
+    def without_streaming(self, arguments: Arguments) -> Arguments:
+        """Arguments whose launch stores its outputs into the caches, if a cache can hold them."""
+        names = self.choice.constants.at_launch
+        if STREAMING not in names or prod(self.out_shape) * self.kernel.item_bytes > CACHED_BYTES:
+            return arguments
+        changed: Any = list(arguments)
+        changed[len(self.operands) + names.index(STREAMING)] = 0
+        return Arguments(tuple(changed))
+
     def launch(self, arguments: Arguments, stream: Stream) -> None:
         """Enqueue all launches of the plan with these arguments."""
         if self.steps:
@@ -232,6 +245,10 @@ class Call:
         if self.after:
             self.after()
         return self.out
+
+    def keep_output(self) -> None:
+        """Store the output into the caches, because the next launch reads it."""
+        self.arguments = self.plan.without_streaming(self.arguments)
 
     def _become(self, other: "Call") -> None:
         """Take the kernel and the memory of another call with the same arrays and output.

@@ -120,6 +120,8 @@ class SumLauncher(GroupLauncher):
             if call is None:
                 return None
             calls.append(call)
+        for call in calls[:-1]:
+            call.keep_output()
         return CallSequence(tuple(calls))
 
     def _in_turn(self, given: Given, fit: CheckedArguments, prepares: bool = False) -> Iterator[Any]:

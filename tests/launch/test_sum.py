@@ -217,6 +217,33 @@ def test_a_prepared_call_copies_arrays_that_begin_within_an_element(monkeypatch:
         assert is_right(out, truth_of(x, weights, "bsf", chains=CHAINS[1:]))
 
 
+def streams(call: Any) -> bool:
+    """Whether a prepared call's launch may use streaming stores."""
+    names = call.plan.choice.constants.at_launch
+    return bool(call.arguments[len(call.plan.operands) + names.index("streaming")])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_outputs_that_the_next_launch_reads_stay_in_the_caches(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that a launch adds to. Outputs larger than a cache, and all others, leave by streaming stores."""
+    chosen_native(monkeypatch)
+    chains = [Chain((pattern,)) for pattern in (Pattern(2, 32, 4, 1), Pattern(1, 32, 4, 2))]
+    x, weights = rows(8, layout, 4096), [draw(*chain[0].shape, seed=1) for chain in chains]
+    truth = truth_of(x, [[each] for each in weights], layout, chains=chains)
+    total, one = SumLauncher(*chains), Launcher(chains[0][0])
+    call = total.prepare(x, weights, layout=layout)
+    assert [each.plan.choice.constants.streaming for each in call.calls] == [1, 1]
+    assert [streams(each) for each in call.calls] == [False, False]
+    for _ in range(2):
+        assert is_right(call(), truth)
+    residual, out = rows(64, layout, 4096, seed=1), np.empty_like(call.out)
+    for added, is_streaming in ((out, False), (residual, True)):
+        assert streams(one.prepare(x, weights[0], layout=layout, residual=added, out=out)) is is_streaming
+    assert streams(one.prepare(x, weights[0], layout=layout))
+    monkeypatch.setattr("ksgen.launch.plan.CACHED_BYTES", out.nbytes - 1)
+    assert [streams(each) for each in total.prepare(x, weights, layout=layout).calls] == [True, True]
+
+
 def test_x_in_eight_bits() -> None:
     processor()
     chains = [Chain((pattern,)) for pattern in (Pattern(1, 8, 16, 2), Pattern(2, 8, 16, 1))]

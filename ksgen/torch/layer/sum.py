@@ -26,8 +26,9 @@ class KSSum(Layers):
     """Sum of layers, y = activation(K_1 x + ... + K_n x + bias + residual): a matrix that is a sum of chains.
 
     Under `torch.no_grad()`, a layer adds the sum of the earlier ones inside its last kernel, so that the sum takes no
-    pass of its own. In repeated calls, the last kernel also applies the activation. The bias is the sum of the layers'
-    biases. In 16 bits, each partial sum is rounded. The module is a list of its layers.
+    pass of its own. In repeated calls, the last kernel also applies the activation. Repeated calls of frozen layers on
+    a processor launch all kernels together. The bias is the sum of the layers' biases. In 16 bits, each partial sum is
+    rounded. The module is a list of its layers.
 
     Args:
         layers: Two or more `KSLinear` without an activation, with equal features and layouts.

@@ -713,9 +713,12 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
         added = {"bias": job.first_bias + number}
         if job.adds and number:  # to the sum of the earlier layers
             last["residual"], added["residual"] = out, 1 + number
-        if job.adds and number + 1 < len(layers):
+        is_read_next = job.adds and number + 1 < len(layers)
+        if is_read_next:
             last["activation"] = "none"
         if len(weights) > 1 and not job.is_alone and (fused := _call(chain.prepare, job, job.x, weights, **last)):
+            if is_read_next:
+                fused.call.keep_output()
             found.append(fused)
             places.append({fused.call.plan.result: 2 + number, **added})
             continue
@@ -732,6 +735,8 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
             numbers = [job.first_weight + place] if job.weights else []
             if (call := _call(factor.prepare, job, x, weight, numbers, precision=layer.precision, **options)) is None:
                 return None
+            if is_read_next or not is_last:
+                call.call.keep_output()
             found.append(call)
             places.append({"x": x_number, call.call.plan.result: y_number} | (added if is_last else {}))
             x, x_number = options["out"], y_number

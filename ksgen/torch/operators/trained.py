@@ -214,6 +214,8 @@ class Trained:
         for number, (factor, each, y) in enumerate(zip(self.factors, weights, self._outputs, strict=True)):
             options: dict[str, Any] = {"layout": self.layout, "out": y, "bias": bias if number == last else None}
             call = self._bound(factor.prepare, x, each, **options)
+            if number < last:
+                call.keep_output()
             y_number = 2 + len(weights) + number
             places = {"x": y_number - 1 if number else 0, "bias": 1, call.plan.result: y_number}
             calls.add(Bound(call, (), [2 + number]), places)
@@ -244,6 +246,8 @@ class Trained:
                 )  # fmt: skip
                 if call.plan.adjoint_handle is None:
                     raise NotPreparedError
+                if number:
+                    call.keep_output()
                 x_number = calls.scratch.add(inputs[number].nbytes) if number else 3 * count + 1
                 calls.add(Bound(call, (), [count + number], True), {"x": y_number, call.plan.result: x_number})
                 y_gradient, y_number = inputs[number], x_number

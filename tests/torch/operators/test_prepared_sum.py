@@ -17,7 +17,7 @@ from ksgen import structures  # noqa: E402
 from ksgen.devices import native  # noqa: E402
 from ksgen.errors import LaunchError, SpecError  # noqa: E402
 from ksgen.torch import KSLinear, KSSum  # noqa: E402
-from ksgen.torch.operators import frozen, prepared  # noqa: E402
+from ksgen.torch.operators import frozen, prepared, trained  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 from tests.support.torch_cases import BIAS_CHANGES, change_bias, wrong_in_threads  # noqa: E402
 
@@ -108,6 +108,42 @@ def test_a_repeated_call_is_one_call_of_the_library(patterns: Any, monkeypatch: 
     for number in range(1, 4):
         check(model, x, residual)
         assert len(calls) == number
+
+
+def streams(launches: Any) -> list[bool]:
+    """Whether each launch of prepared calls may use streaming stores."""
+    return [
+        bool(arguments[len(plan.operands) + plan.choice.constants.at_launch.index("streaming")])
+        for plan, arguments, *_ in launches._calls
+        if "streaming" in plan.choice.constants.at_launch
+    ]
+
+
+def test_what_the_next_launch_reads_stays_in_the_caches(monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
+    """Sums, and intermediates of inference and of training; the last outputs leave by streaming stores."""
+    monkeypatch.setattr(prepared, "faster", lambda job, ways: "in turn" if "in turn" in ways else next(iter(ways)))
+    monkeypatch.setattr(trained, "faster", lambda job, ways: "ksgen")
+    monkeypatch.setattr(trained, "_steps", {})
+    torch.manual_seed(0)
+    pair, one = ["2,32,32,1", "1,64,64,1"], "1,64,64,1"
+    model = KSSum([KSLinear(pair, bias=False, layout="bsl"), KSLinear(one, bias=False, layout="bsl")]).eval().freeze()
+    x, layer = torch.randn(64, 4096), KSLinear(pair, bias=False, layout="bsl")
+    warmed(model, x)
+    check(model, x, tolerance=1e-4)
+    assert streams(served[-1][0]._step.launch) == [False, False, False]
+    model = KSSum([layer.eval().freeze()] * 2)
+    del model[1]
+    warmed(model, x)
+    assert streams(served[-1][0]._step.launch) == [False, True]
+    layer.train().thaw()
+    for _ in range(3):
+        y = layer(x.requires_grad_())
+    y.sum().backward()
+    (step,) = [each for each in trained._steps.values() if callable(each)]
+    assert streams(step._forward._launch) == [False, True]
+    assert streams(step._backward._launch)[-2:] == [False, True]
+    wanted = x.detach().double().t() @ layer.to_dense().double().t()
+    torch.testing.assert_close(y.double().t(), wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_layers_may_differ_in_what_is_theirs_alone(served: list[Any]) -> None:
