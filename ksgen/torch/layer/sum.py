@@ -13,12 +13,13 @@ from ksgen.structures import Structure
 from ksgen.torch.layer.base import ChainLayer, activated
 from ksgen.torch.layer.group import Layers, are_watched
 from ksgen.torch.layer.linear import KSLinear
-from ksgen.torch.operators import prepared
+from ksgen.torch.operators import prepared, replay
 from ksgen.torch.operators.checks import check_words
 from ksgen.torch.operators.choice import describe_times
 from ksgen.torch.operators.products import ACTIVATIONS
 from ksgen.values import excerpt, listed
 
+LARGE_BYTES = 2**20  # of x, from which partial sums are likely to leave the caches between two calls
 _FEATURES, _LAYOUTS = ("in_features", "out_features"), ("layout", "out_layout")  # equal for all layers
 
 
@@ -138,8 +139,10 @@ class KSSum(Layers):
         if not len(self):
             raise LaunchError("KSSum: it has no layers; accepted: two KSLinear or more")
         check_words(activation=(self.activation, ACTIVATIONS))
-        layers = list(self._modules.values())
-        if not are_watched(layers) and (found := prepared.of_group(self, layers, x, residual, self.activation, True)):
+        layers, found = list(self._modules.values()), None
+        if not (torch.compiler.is_compiling() or are_watched(layers) or self._is_replayed(x)):
+            found = prepared.of_group(self, layers, x, residual, self.activation, True)
+        if found:
             call, parameters = found
             if (whole := prepared.unless_refused(call.run, x, residual, parameters)) is not None:
                 return whole
@@ -151,6 +154,10 @@ class KSSum(Layers):
         for number, layer in first:
             y = _added(layer, x, y, adds_apart and number > 0)
         return _added(last[1], x, y, adds_apart, self.activation)
+
+    def _is_replayed(self, x: Any) -> bool:
+        """Whether a replay per layer is expected to be faster than one call, because caches hold the partial sums."""
+        return self.activation == "none" and replay.is_loaded() and isinstance(x, Tensor) and x.nbytes < LARGE_BYTES
 
     def __getitem__(self, idx: Any) -> Any:
         """Return a layer, or the sum of a slice of them, with the same activation."""

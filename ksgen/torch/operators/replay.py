@@ -213,6 +213,11 @@ def _is_faster(first: Callable[[], object], second: Callable[[], object]) -> boo
     return median(times[0]) < median(times[1])
 
 
+def is_loaded() -> bool:
+    """Whether the extension repeats calls in this process."""
+    return bool(_loaded)
+
+
 def _extension() -> Any:
     """The extension; None while it is not compiled, or if it cannot be."""
     global _attempts

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 from ksgen.errors import KsgenError, LaunchError, ToolchainError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
-from ksgen.torch.operators import frozen, prepared, replay  # noqa: E402
+from ksgen.torch.operators import frozen, prepared  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 from tests.support.torch_cases import BIAS_CHANGES, change_bias, wrong_in_threads  # noqa: E402
 
@@ -33,7 +33,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What prepared calls gave, None where the usual way was taken."""
     given = []
     multiply = prepared.multiply
-    monkeypatch.setattr(replay, "_extension", lambda: None)  # replays take no way through `multiply`
     monkeypatch.setattr(prepared, "_calls", {})
     monkeypatch.setattr(prepared, "multiply", lambda *args: given.append(multiply(*args)) or given[-1])
     return given

@@ -6,7 +6,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from ksgen.build.background import PendingError  # noqa: E402
 from ksgen.errors import LaunchError, ToolchainError  # noqa: E402
-from ksgen.torch import KSLinear  # noqa: E402
+from ksgen.torch import KSLinear, KSSum  # noqa: E402
 from ksgen.torch.operators import prepared, replay, trained  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 
@@ -45,11 +45,16 @@ class Counted:
         self.made.add(*given)
 
 
+@cache
+def extension() -> Any:
+    return replay._load(replay._build())
+
+
 @pytest.fixture(autouse=True)
-def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def loaded(monkeypatch: pytest.MonkeyPatch, without_replays: None) -> Iterator[None]:
     """The extension, compiled once and cached; each call in Python attempts to add an entry."""
-    if not replay._loaded:
-        replay._loaded.append(replay._load(replay._build()))
+    monkeypatch.setattr(replay, "_loaded", [extension()])
+    monkeypatch.setattr(replay, "_refused", [])
     monkeypatch.setattr(replay, "is_due", lambda calls: True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # otherwise the first calls time two numbers of threads
@@ -550,3 +555,21 @@ def test_steps_with_exchanged_features(monkeypatch: pytest.MonkeyPatch) -> None:
             (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
             (its,) = torch.autograd.grad(usual(x).square().sum(), x, create_graph=True)
             torch.testing.assert_close(first, its, atol=1e-3, rtol=1e-3)
+
+
+def test_small_sums_are_replayed_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [layer_of().eval(), layer_of([(1, 24, 64, 1)], bias=False).eval()]
+    total = KSSum(layers)
+    for each in layers:
+        each.freeze()
+    x = x_of(layers[0], 4)
+    with torch.no_grad():
+        for _ in range(4):
+            wanted = total(x)
+        assert all("_replay" in vars(each) for each in layers)
+        monkeypatch.setattr(replay, "_loaded", [])
+        monkeypatch.setattr(replay, "_refused", ["no extension"])
+        for each in layers:
+            vars(each).pop("_replay")
+        torch.testing.assert_close([total(x) for _ in range(4)][-1], wanted, atol=1e-5, rtol=1e-5)
+        assert not any("_replay" in vars(each) for each in layers)
