@@ -16,6 +16,14 @@ from ksgen.spec.precision import stored_types
 from ksgen.values import excerpt
 
 DTYPES = stored_types()
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+
+
+def has_modes() -> bool:
+    """Whether a dispatch mode has to see the operators, such as that of a trace before or after dispatch."""
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH))
 
 
 def dtype_name(dtype: Any) -> str:

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ksgen.errors import LaunchError, warn
 from ksgen.launch.weights import Seen
 from ksgen.launcher import Weights
+from ksgen.torch.operators.checks import has_modes
 from ksgen.torch.operators.choice import launcher
 
 Make = Callable[[Tensor], Any]
@@ -224,8 +225,8 @@ def thaw_if_changed(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]
 
 def _changes(layer: nn.Module, weights: Mapping[str, Tensor]) -> list[tuple[_Kept, str]]:
     """Weights of a frozen layer that have changed, each with a description of the change."""
-    found = []
-    for name, kept in _frozen[id(layer)].weights.items():
+    found, frozen = [], _frozen.get(id(layer))  # none, if another thread thaws the layer meanwhile
+    for name, kept in frozen.weights.items() if frozen else ():
         replaced = "" if weights.get(name) is kept.seen.tensor else "was replaced by another tensor"
         if what := replaced or kept.seen.what_happened():
             found.append((kept, what))
@@ -291,7 +292,7 @@ def _is_gathered(tensor: Tensor) -> bool:
 
 def _is_transformed() -> bool:
     """Whether a transform, a mode or a trace is active: results may then be tensors of other types."""
-    is_watched = torch.jit.is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
+    is_watched = torch.jit.is_tracing() or torch.compiler.is_compiling() or has_modes()
     return bool(is_watched or torch._C._are_functorch_transforms_active())
 
 

@@ -27,7 +27,15 @@ from ksgen.spec import LAYOUTS, Activation, Layout, PrecisionName
 from ksgen.spec.kernel import is_transposed
 from ksgen.spec.precision import gradient_of
 from ksgen.torch.operators import products
-from ksgen.torch.operators.checks import check, check_activation, check_backend, check_tensors, check_words, dtype_name
+from ksgen.torch.operators.checks import (
+    check,
+    check_activation,
+    check_backend,
+    check_tensors,
+    check_words,
+    dtype_name,
+    has_modes,
+)
 from ksgen.torch.operators.choice import has_kernels, is_ready, job_of, launcher, run_chosen, run_fastest, size_of
 from ksgen.torch.operators.frozen import as_trained, derived, is_cached, operand
 from ksgen.torch.operators.meanwhile import waiting
@@ -536,7 +544,7 @@ _outer_product = _registered(
 
 def _is_watched(*tensors: Tensor | None) -> bool:
     """Whether a compiler, a dispatch mode or a tensor without memory has to see the operators."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or has_modes():
         return True
     return not all(each is None or (type(each) in (Tensor, Parameter) and _has_address(each)) for each in tensors)
 

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from ksgen.errors import KsgenError, LaunchError, ToolchainError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
@@ -429,3 +430,14 @@ def test_factors_in_turn_on_other_arrays(has_record: bool, monkeypatch: pytest.M
             y = layer(x, residual)
             assert served[-1] is y
             assert torch.allclose(y, usual(x, residual), atol=1e-5)
+
+
+def test_a_trace_before_dispatch_records_the_product(served: list[Any]) -> None:
+    layer = layer_of(CHAINS[2])
+    x = x_of(layer, 4)
+    wanted = warmed(layer, x)
+    with torch.no_grad():
+        traced = make_fx(layer, pre_dispatch=True)(x)
+        assert served[-1] is None
+        torch.testing.assert_close(traced(x), wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(traced(2 * x), layer(2 * x), atol=1e-5, rtol=1e-5)
