@@ -51,6 +51,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.sum import KSSum
 from ksgen.torch.layer.tied import initialized
+from ksgen.torch.operators import replay
 from ksgen.torch.operators.backends import BACKENDS
 from ksgen.torch.operators.products import (
     ACTIVATIONS,
@@ -71,7 +72,8 @@ PrepareLayer = Callable[[LayerArrays], LayerProduct]
 
 PIECES = (64, 128, 256)  # rows of the batch per piece; a processor's cache holds a piece's permuted copies
 DENSE = "the dense layer of the same shape: torch.nn.functional.linear"
-PREPARING = 3  # calls after which a frozen layer's calls are prepared, see `ksgen.torch.operators.prepared`
+# calls after which a layer's calls are prepared, and after which a replay repeats them, if they take that many seconds
+PREPARING, REPLAYING, REPLAYING_S = 3, 64, 0.1
 _GROUPED_BYTES = 16  # alignment of rows that PyTorch's grouped product accepts
 MOST_DENSIFIED = 4  # largest d at which multiplying by the zeros between weights may be faster than permuting
 
@@ -334,9 +336,18 @@ def by_dense(arrays: LayerArrays, matrix: Tensor, bias: Tensor | None) -> LayerP
 def layer(arrays: LayerArrays) -> LayerProduct:
     """Multiply with a frozen `KSLinear`, which chooses its backend as in normal use."""
     product = by_linears(arrays, [each.eval().requires_grad_(False).freeze() for each in arrays.tied_linears()])
-    for _ in range(PREPARING):
-        product(arrays.sets[0])
+    _warm_up(lambda: product(arrays.sets[0]))
     return product
+
+
+def _warm_up(call: Callable[[], object]) -> None:
+    """Call a layer until its calls are prepared, and short ones are replayed."""
+    replay.load_now()
+    begin = perf_counter()
+    for number in range(REPLAYING):
+        call()
+        if number >= PREPARING and perf_counter() - begin > REPLAYING_S:
+            return
 
 
 def by_linears(arrays: LayerArrays, layers: Sequence[KSLinear]) -> LayerProduct:
@@ -536,8 +547,8 @@ def training_step(
         found = torch.autograd.grad(ys, [x, *learned], arrays.y_gradients)
         return StepResult(ys, [each.contiguous() for each in found])  # as PyTorch stores gradients
 
-    for _ in range(PREPARING if name == LAYER else 0):
-        run(0)
+    if name == LAYER:
+        _warm_up(lambda: run(0))
     return run, partial(_gradients, arrays, trained)
 
 

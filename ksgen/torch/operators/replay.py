@@ -213,13 +213,18 @@ def _is_faster(first: Callable[[], object], second: Callable[[], object]) -> boo
     return median(times[0]) < median(times[1])
 
 
+def load_now() -> bool:
+    """Compile the extension now unless it is cached, and load it. Returns whether it is there."""
+    return _extension(at_once=True) is not None
+
+
 def is_loaded() -> bool:
     """Whether the extension repeats calls in this process."""
     return bool(_loaded)
 
 
-def _extension() -> Any:
-    """The extension; None while it is not compiled, or if it cannot be."""
+def _extension(at_once: bool = False) -> Any:
+    """The extension; None while it is not compiled, or if it cannot be. `at_once` waits for the compiler."""
     global _attempts
     if _loaded or _refused:
         return _loaded[0] if _loaded else None
@@ -229,8 +234,8 @@ def _extension() -> Any:
             raise ToolchainError("replays have no locks, and this Python has no global interpreter lock")
         compiler = _compiler()
         binary = default_caches().get(_request(), compiler) if _attempts == 1 else None
-        if binary is None and _attempts * APART >= OFTEN:
-            with deferred(lambda: True):
+        if binary is None and (at_once or _attempts * APART >= OFTEN):
+            with deferred(lambda: not at_once):
                 binary = outcome(_request(), "the extension that repeats calls of layers", _build)
         if binary is not None:
             _loaded.append(_load(binary))

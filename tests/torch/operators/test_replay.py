@@ -19,6 +19,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from ksgen.build import background  # noqa: E402
 from ksgen.build.background import PendingError  # noqa: E402
 from ksgen.errors import LaunchError, ToolchainError  # noqa: E402
 from ksgen.torch import KSLinear, KSSum  # noqa: E402
@@ -533,6 +534,23 @@ def test_weights_in_eight_bits(storage: str) -> None:
         layer.scale_2.mul_(2)
         torch.testing.assert_close(layer(x) - layer.bias, 2 * (wanted - layer.bias), atol=1e-4, rtol=1e-4)
         assert same([copied(x)], [wanted])
+
+
+def test_the_extension_is_compiled_at_once_for_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, given_way = extension(), list[bool]()
+
+    def outcome(key: Any, what: str, work: Any) -> Any:
+        given_way.append(bool((policy := background._policy.get()) and policy()))
+        return work()
+
+    monkeypatch.setattr(replay, "_loaded", [])
+    monkeypatch.setattr(replay, "_attempts", 1)
+    monkeypatch.setattr(replay, "outcome", outcome)
+    monkeypatch.setattr(replay, "_load", lambda binary: found)
+    assert replay.load_now()
+    assert given_way == [False]
+    assert replay.load_now()
+    assert len(given_way) == 1
 
 
 def test_steps_with_exchanged_features(monkeypatch: pytest.MonkeyPatch) -> None:
