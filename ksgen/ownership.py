@@ -21,7 +21,7 @@ from ksgen.errors import KsgenError
 from ksgen.paths import temporary_root
 from ksgen.values import excerpt, shown
 
-GRACE_SECONDS = 60  # age at which a temporary folder or lock file must be locked, if it is in use
+GRACE_SECONDS = 60  # age from which a temporary folder or lock file that no process has locked is removed
 
 _LEFT = re.compile(r"ksgen-\w+-\w{8}|[0-9a-f]{64}", re.ASCII)  # temporary folders; locks of builds, named by digests
 

@@ -160,7 +160,7 @@ class Recording(Protocol):
         """How native code repeats the launches; None if it cannot, or until the fastest number of threads is known."""
 
     def time_again(self) -> None:
-        """Time the numbers of threads again from the next call on, because native code has made many calls."""
+        """Time the launches on all threads and on one again, from the next call on."""
 
     def __call__(self, addresses: Sequence[int] = ()) -> None:
         """Repeat the launches on the memory at these addresses, and wait for them. Several threads may call at once."""

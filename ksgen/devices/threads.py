@@ -59,7 +59,7 @@ class ThreadsByTime:
         return 1 if self._is_one else threads, AGAIN
 
     def time_again(self) -> None:
-        """Time both numbers of threads again from the next call on."""
+        """Time the launches on all threads and on one again, from the next call on."""
         self._calls = AGAIN
 
 

@@ -180,8 +180,7 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
 
 
 def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
-    """Longest of the times of memory, cache, shared memory, multiply-adds, issue slots and waits, to order constants
-    by.
+    """Longest time of memory, cache or multiprocessors, plus that of other passes and launches; orders constants.
 
     Infinite if the kernel cannot be launched. Hardly any kernel is faster than this bound.
     """
@@ -278,7 +277,8 @@ def expected_us(
 def plain_pays(family: Family[Any], kernel: KernelSpec, limits: Limits, constants: Any = None) -> bool:
     """Whether plain multiply-adds are at least as fast as tensor cores, which multiply all parts of split operands.
 
-    Without constants, the family's first class of constants says how tensor cores are used. False if they are not.
+    Without constants, the family's first class of constants says how tensor cores are used. The result is False if it
+    uses none.
     """
     speed, rates = speed_of(family, kernel, limits, constants), gpu_of(limits.target).rates
     if speed is None or rates is None or not (constants or family.kinds[0]).on_tensor_cores:
@@ -325,9 +325,9 @@ def fastest(
     kernel's instructions were counted.
 
     The first option is the heuristic default. It is chosen if no other option saves the share `min_saving`, or if the
-    target's rates are unknown. For a class of smaller batches, the choice for large ones takes the default's place.
-    Options are compared once per class of batches. `row` is the name under which instructions were counted, if it is
-    not the family's.
+    target's rates are unknown. For a class of smaller batches, an option must save `MIN_CLASS_SAVING` and `LEAST_US`
+    over the choice for large batches. Options are compared once per class of batches. `row` is the name under which
+    instructions were counted, if it is not the family's.
     """
     speed = speed_of(family, kernel, limits)
     if speed is None:

@@ -186,7 +186,7 @@ def fallback_choice(
 ) -> tuple[Choice, Limits]:
     """Choice after a device has refused one: the same without clusters, else the default of another family.
 
-    The limits that it returns bar the refused family. `DeviceError` if no family is left.
+    The returned limits bar the refused family, unless it is tried without clusters. `DeviceError` if none is left.
     """
     if getattr(choice.constants, "cluster_batch", 1) * getattr(choice.constants, "cluster_out", 1) > 1:
         plain = replace(choice.constants, cluster_batch=1, cluster_out=1)

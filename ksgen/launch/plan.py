@@ -35,7 +35,7 @@ from ksgen.spec import KernelSpec
 MOST_BLOCKS = 2**31 - 1  # limit of a grid's first dimension
 TRIED_BATCH = 128  # batch size of trial tensor maps: whole 16-byte chunks in every precision
 MOST_ENCODED = 1024  # sets of addresses per plan whose encoded maps are cached
-# outputs of at most this size stay in a processor's caches until the next launch reads them (measured with 32 MB)
+# outputs of at most this size stay in a processor's caches until the next launch (measured on one with 32 MB of cache)
 CACHED_BYTES = 2**23
 STREAMING = "streaming"  # constant of a launch whose outputs bypass the caches
 
@@ -273,7 +273,7 @@ class Call:
 
 
 def _repeated(calls: "Sequence[Call]", again: tuple[int | None, Recording] | None) -> tuple[int | None, Recording]:
-    """Launch calls again by their recording, made for the number of threads; return both."""
+    """Launch the recording of calls, which is made anew if the number of threads has changed; return both."""
     threads = wanted_threads()  # determines the work groups
     if again is None or again[0] != threads:
         launches = list[Launch]()
@@ -317,13 +317,13 @@ class CallSequence:
 class Packing(NamedTuple):
     """Weights that are packed before a launch: the plan that packs them, and both arrays.
 
-    Arrays of `RepeatedCalls` are the indices of their addresses in a call.
+    In `RepeatedCalls`, `weights` and `packed` are indices into the addresses that a call passes.
     """
 
     plan: Plan
     weights: Any
     packed: Any
-    is_adjoint: bool = False  # whether they are packed for the adjoint factor
+    is_adjoint: bool = False  # whether `weights` are those of the adjoint of the plan's factor
 
     @property
     def launch(self) -> Launch:
@@ -379,7 +379,7 @@ class RepeatedCalls:
         return None if self._recording is None else self._recording.settled()
 
     def time_again(self) -> None:
-        """Time the numbers of threads again from the next call on."""
+        """Time the launches on all threads and on one again, from the next call on."""
         if self._recording is not None:
             self._recording.time_again()
 

@@ -256,7 +256,7 @@ class Simt(GpuProduct[AnySimtConstants]):
                 Constexpr("Y_LANE_LINES", y.lane_lines, "rows of the batch that a warp stores at once"),
                 Constexpr("Y_WARPS_RUN", y.warps_run, "warps that store one line together"),
                 Constexpr("Y_LINE_STEP", y.line_step, "rows of the batch that the block stores at once"),
-                Constexpr("Y_LINE_ROUNDS", y.line_rounds, "rounds until all rows of the batch are stored"),
+                Constexpr("Y_LINE_ROUNDS", y.line_rounds, "rounds until all rows of the tile are stored"),
                 named(shape, "Y_AT_ONCE", "residuals that a thread loads at once"),
                 Constexpr("Y_RUN_STEP", y.run_step, "elements of a line that the block stores at once"),
                 Constexpr("Y_RUN_ROUNDS", y.run_rounds, "rounds until a line is stored"),

@@ -20,7 +20,7 @@ ADDRESS = 2
 class RunPlan(CopyPlan):
     """Walk in which `warps_run` warps share a line: the number that takes the fewest instructions."""
 
-    repeats: int  # a step of a multiple of this many elements along a run is a constant distance in global memory
+    repeats: int  # steps along a run that are multiples of this number have a constant distance in global memory
 
     @property
     def warps_run(self) -> int:
@@ -80,7 +80,7 @@ class SimtTiling(Moved, Tiled):
         return self.constants.tile_d * self.warps_batch * self.warps_out
 
     def _padded(self, size: int, remainder: int) -> int:
-        """Smallest number of elements, at least `size`, that equals `remainder` modulo those in 128 bytes."""
+        """Smallest number of elements from `size` on that is `remainder` modulo the number of elements in 128 bytes."""
         banks = 128 // self.real_bytes
         return size + (remainder - size) % banks
 
@@ -179,7 +179,7 @@ class SimtTiling(Moved, Tiled):
         return CopyPlan(constants.tile_batch, run, vector, lane_run, self.warps)
 
     def _rows_are_aligned(self, run: int) -> bool:
-        """Whether each group of neighbours of a batch-size-first row stays inside one run, one i and the array."""
+        """Whether a batch-size-first row splits into groups, each contiguous in memory and within one i."""
         _, _, c, d = self.kernel.pattern.shape
         whole = c * d if self.constants.tile_d == d else gcd(d, self.constants.tile_d)
         is_whole = whole % self.group == 0 and run % self.group == 0

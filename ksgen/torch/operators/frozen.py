@@ -135,7 +135,7 @@ def _as_frozen(layer: Any) -> _Frozen | None:
 
 
 def record_of(layer: nn.Module) -> tuple[tuple[dict[int, _Frozen], int, Any], list[Seen]]:
-    """What shows whether a layer is frozen: a dictionary, a key, and its value or `...`; and its frozen weights."""
+    """The layer's entry as (dictionary, key, value, or Ellipsis if absent), and snapshots of its frozen weights."""
     frozen = _frozen.get(id(layer))
     return (_frozen, id(layer), frozen or ...), [seen for _, seen in frozen.seen] if frozen else []
 

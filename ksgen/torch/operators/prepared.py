@@ -624,7 +624,7 @@ class Bound(NamedTuple):
     call: Call
     packed: Sequence[Weights]
     numbers: Sequence[int]
-    are_adjoint: bool = False  # whether the weights are packed for the adjoint factor
+    are_adjoint: bool = False  # whether the weights are those of the adjoint of the call's factor
 
 
 def _packed(layer: Any, job: _Job) -> list[Any]:

@@ -114,7 +114,7 @@ def is_due(calls: int) -> bool:
 
 
 def _weights_of(layer: Any) -> Snapshot | None:
-    """Describe trainable weights: none, if a parametrization computes them."""
+    """Describe trainable weights; None if a parametrization computes them."""
     weights = layer._modules.get("weights")
     if weights is None or "parametrizations" in weights._modules:
         return None
@@ -131,7 +131,7 @@ def _weights_of(layer: Any) -> Snapshot | None:
 
 
 def _stored_of(layer: Any) -> Snapshot | None:
-    """Describe stored weights: none, if one was made in inference mode, because its writes are not counted."""
+    """Describe stored weights; None if one was made in inference mode, where writes are not counted."""
     buffers = {name: each for name, each in layer._buffers.items() if each is not None}
     if any(each.is_inference() for each in buffers.values()):
         return None
@@ -154,13 +154,13 @@ def add(
     """Add an entry for a call of a layer, if the numbers of threads of its launches are settled.
 
     `keep` is what launches need; neither it nor `second` may refer to the layer. `outputs` are the shapes of what the
-    call allocates, y last. Training steps have a second direction, and `second`, which takes the gradient of y, x, the
-    bias if there is one, and the weights, and returns the gradients of all but the first. `usual` is the call in
-    Python, if it does not use these launches. It takes x, the bias if there is one, and the weights that each call
-    reads. An entry is then added only if it is faster.
+    call allocates, y last. Training steps have a second direction. For them, `second` maps (gradient of y, x, bias if
+    there is one, weights) to the gradients of x, bias and weights. `usual` is the call in Python, if it does not use
+    these launches. It takes x, the bias if there is one, and the weights that each call reads. An entry is then added
+    only if it is faster.
 
     Returns:
-        False if the entry is not faster.
+        False if the entry is not faster, or if the last bits of results may not change.
     """
     extension = _extension()
     if extension is None or not x.is_contiguous():
