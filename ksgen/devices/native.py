@@ -5,8 +5,8 @@ A launch returns when it is done. Host memory is used in place. Only sources who
 here, such as those of the families for processors. `host_threads.cpp` distributes work groups over threads. Without a
 compiler, binaries from a cache or a bundle for this processor's instructions are run.
 
-Products of 16-bit numbers, in pairs or in matrix tiles, are used if the processor has the instructions, the compiler
-emits them, and the system permits tiles. Otherwise kernels use vector registers.
+Products of 16-bit numbers use pairs or matrix tiles if the processor and the compiler have the instructions. The system
+must permit tiles. Otherwise kernels use vector registers.
 """
 
 from __future__ import annotations

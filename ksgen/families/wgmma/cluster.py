@@ -48,8 +48,8 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
 def tried(block: Block, most: int) -> Iterator[tuple[int, int]]:
     """Yield the clusters of at most `most` blocks that a search tries if the rules allow them.
 
-    They may have several blocks along the batch if weights are at least a fifth of each block's reads, and several
-    along the outputs if X is.
+    They may have several blocks along the batch if weights are at least a fifth of each block's reads. They may have
+    several along the outputs if X is.
     """
     x_bytes, w_bytes = block.x_bytes, block.passes * block.w_bytes
     least = LEAST_SHARED * (x_bytes + w_bytes)

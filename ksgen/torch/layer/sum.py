@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import LaunchError
+from ksgen.families.vector.defaults import STREAMING_BYTES
 from ksgen.spec import Activation
 from ksgen.spec.kernel import checked_count, layout_word
 from ksgen.structures import Structure
@@ -16,10 +17,10 @@ from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators import prepared, replay
 from ksgen.torch.operators.checks import check_words
 from ksgen.torch.operators.choice import describe_times
+from ksgen.torch.operators.meanwhile import may_defer
 from ksgen.torch.operators.products import ACTIVATIONS
 from ksgen.values import excerpt, listed
 
-LARGE_BYTES = 2**20  # of x, from which partial sums are likely to leave the caches between two calls
 _FEATURES, _LAYOUTS = ("in_features", "out_features"), ("layout", "out_layout")  # equal for all layers
 
 
@@ -141,6 +142,7 @@ class KSSum(Layers):
         check_words(activation=(self.activation, ACTIVATIONS))
         layers, found = list(self._modules.values()), None
         if not (torch.compiler.is_compiling() or are_watched(layers) or self._is_replayed(x)):
+            replay.note()
             found = prepared.of_group(self, layers, x, residual, self.activation, True)
         if found:
             call, parameters = found
@@ -156,8 +158,13 @@ class KSSum(Layers):
         return _added(last[1], x, y, adds_apart, self.activation)
 
     def _is_replayed(self, x: Any) -> bool:
-        """Whether a replay per layer is expected to be faster than one call, because caches hold the partial sums."""
-        return self.activation == "none" and replay.is_loaded() and isinstance(x, Tensor) and x.nbytes < LARGE_BYTES
+        """Whether a replay per layer is expected to be faster than one call: no partial sum is streamed to memory."""
+        if self.activation != "none" or not (replay.is_loaded() and may_defer() and prepared.is_direct(x) and x.is_cpu):
+            return False
+        layers: list[Any] = list(self)
+        if not all(isinstance(each, ChainLayer) and replay.may_repeat(each) for each in layers):
+            return False
+        return bool(x.nbytes * layers[0].out_features < STREAMING_BYTES * layers[0].in_features)
 
     def __getitem__(self, idx: Any) -> Any:
         """Return a layer, or the sum of a slice of them, with the same activation."""

@@ -105,13 +105,14 @@ def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor |
     """
     if torch.is_grad_enabled() or not is_direct(x, residual):
         return None
-    seen = replay.snapshot(layer) if after == "none" else None
+    may_replay = after == "none" and x.is_cpu and layer.backend in BACKENDS
+    seen = replay.snapshot(layer) if may_replay else None
     y, call = _multiplied(layer, x, residual, after)
-    launches = None if seen is None or y is None or call is None else call.launches
-    if seen is not None and y is not None and call is not None and launches is not None:
-        usual = None if call.is_by_launches else lambda x, *_: _multiplied(layer, x, residual, after)[0]
-        if not replay.add(layer, seen, x, residual, call, [y.shape], [launches], usual):
-            call.launches = None
+    if seen is None or y is None or call is None or (launches := call.launches) is None:
+        return y
+    usual = None if call.is_by_launches else lambda x, *_: _multiplied(layer, x, residual, after)[0]
+    if not replay.add(layer, seen, x, residual, call, [y.shape], [launches], usual):
+        call.launches = None
     return y
 
 
@@ -565,8 +566,10 @@ def _timed_fastest(layers: Sequence[Any], job: _Job, timed: Mapping[str, Callabl
 
 def words_of_sum(layers: Sequence[Any]) -> tuple[Any, Any]:
     """Words in the key of a sum's times: which layers have a bias, and options in which the layers may differ."""
-    stored = [each.storage if each.has_stored_type else "" for each in layers]
-    options = zip([each.between for each in layers], [each.fuse for each in layers], stored, strict=True)
+    options = [
+        (each.between, each.fuse, each.backend, *((each.storage, each._inputs) if each.has_stored_type else ()))
+        for each in layers
+    ]
     return tuple([each.bias is not None for each in layers]), tuple(options)
 
 

@@ -32,7 +32,7 @@ using Tensors = c10::SmallVector<Tensor, 8>;
 using Words = c10::SmallVector<int64_t, 48>;
 
 constexpr size_t MOST_ENTRIES = 8;  // per layer
-constexpr size_t LINE_BYTES = 256;  // alignment of scratch memory, as in prepared.py
+constexpr size_t LINE_BYTES = 256;  // alignment of scratch memory, as in replay.py
 
 PyObject* parameter_class = nullptr;  // torch.nn.Parameter
 
@@ -219,8 +219,7 @@ variable_list usual_gradients(const Record& record, const variable_list& inputs,
             Py_DECREF(each);
         }
         Py_DECREF(result);
-    }
-    if (!result) {
+    } else {
         python_error error;
         error.persist();  // autograd's engine raises it in the thread that called it
         PyGILState_Release(state);

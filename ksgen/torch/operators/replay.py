@@ -48,7 +48,7 @@ Fact = tuple[dict[Any, Any] | None, Any, Any]  # a dictionary, None for the laye
 
 _loaded: list[Any] = []  # the extension
 _refused: list[str] = []  # why there is none; never retried
-_attempts = 0  # to add an entry, while there is no extension
+_attempts, _sums = 0, 0  # attempts to add an entry, and calls of sums, while there is no extension
 
 
 class Launches(NamedTuple):
@@ -113,6 +113,11 @@ def is_due(calls: int) -> bool:
     return calls % APART == 2
 
 
+def may_repeat(layer: Any) -> bool:
+    """Whether a replay can repeat calls of a layer: no parametrization computes its weights."""
+    return bool(layer.has_stored_type) or "parametrizations" not in layer.weights._modules
+
+
 def _weights_of(layer: Any) -> Snapshot | None:
     """Describe trainable weights; None if a parametrization computes them."""
     weights = layer._modules.get("weights")
@@ -160,13 +165,13 @@ def add(
     only if it is faster.
 
     Returns:
-        False if the entry is not faster, or if the last bits of results may not change.
+        False if another attempt is of no use, because the entry is not faster.
     """
     extension = _extension()
     if extension is None or not x.is_contiguous():
         return True
     if usual is not None and not may_defer():  # the last bits of results may not change
-        return False
+        return True
     launches, calls = [], sys.maxsize
     for each in directions:
         if (settled := each.settled()) is None:
@@ -216,6 +221,15 @@ def _is_faster(first: Callable[[], object], second: Callable[[], object]) -> boo
 def load_now() -> bool:
     """Compile the extension now unless it is cached, and load it. Returns whether it is there."""
     return _extension(at_once=True) is not None
+
+
+def note() -> None:
+    """Count a call of a sum, whose layers may be repeated once the extension is compiled."""
+    global _sums
+    if not (_loaded or _refused):
+        _sums += 1
+        if is_due(_sums):
+            _extension()
 
 
 def is_loaded() -> bool:
@@ -284,12 +298,12 @@ class ExtensionCompiler:
         self.version = f"{compiler.version}, {library}, Python {sysconfig.get_config_var('SOABI')}"
 
     def options(self, target: str) -> tuple[str, ...]:
-        return self._compiler.options(target)
+        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+        return *self._compiler.options(target), "-O1", abi
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
         root = Path(torch.__file__).parent
         includes = root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]
-        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
         libraries = f"-L{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"
-        more = "-O1", abi, *(f"-isystem{each}" for each in includes), *libraries
+        more = *self.options(target)[-2:], *(f"-isystem{each}" for each in includes), *libraries
         return Binary(self._compiler.compile_whole(text, entry, target, more), entry, target)

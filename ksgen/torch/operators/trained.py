@@ -49,7 +49,8 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
         return None
     if layer.has_stored_type or frozen.was_frozen(layer):
         return None
-    seen, parameters = replay.snapshot(layer), prepared.parameters_of(layer, x, True)
+    seen = replay.snapshot(layer) if layer.backend in prepared.BACKENDS else None
+    parameters = prepared.parameters_of(layer, x, True)
     if parameters is None or (step := _step_of(layer, x, parameters)) is None:
         return None
     y = None if step.run is _by_the_usual_path else step.run(layer, x, *parameters)

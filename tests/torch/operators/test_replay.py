@@ -23,6 +23,8 @@ from ksgen.build import background  # noqa: E402
 from ksgen.build.background import PendingError  # noqa: E402
 from ksgen.errors import LaunchError, ToolchainError  # noqa: E402
 from ksgen.torch import KSLinear, KSSum  # noqa: E402
+from ksgen.torch.layer import sum as ksgen_sum  # noqa: E402
+from ksgen.torch.layer.tied import Tied  # noqa: E402
 from ksgen.torch.operators import prepared, replay, trained  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 
@@ -576,18 +578,46 @@ def test_steps_with_exchanged_features(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_small_sums_are_replayed_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = [layer_of().eval(), layer_of([(1, 24, 64, 1)], bias=False).eval()]
-    total = KSSum(layers)
-    for each in layers:
-        each.freeze()
-    x = x_of(layers[0], 4)
-    with torch.no_grad():
-        for _ in range(4):
-            wanted = total(x)
-        assert all("_replay" in vars(each) for each in layers)
-        monkeypatch.setattr(replay, "_loaded", [])
-        monkeypatch.setattr(replay, "_refused", ["no extension"])
+    monkeypatch.setattr(replay, "may_defer", lambda: True)
+    monkeypatch.setattr(ksgen_sum, "may_defer", lambda: True)
+
+    def total_of(tie: bool = False) -> tuple[Any, list[Any]]:
+        layers = [layer_of().eval(), layer_of([(2, 12, 32, 1)], bias=False).eval()]
+        if tie:
+            parametrize.register_parametrization(layers[1].weights, "0", Tied(0, 2))
         for each in layers:
-            vars(each).pop("_replay")
-        torch.testing.assert_close([total(x) for _ in range(4)][-1], wanted, atol=1e-5, rtol=1e-5)
-        assert not any("_replay" in vars(each) for each in layers)
+            each.freeze()
+        return KSSum(layers), layers
+
+    def called(total: Any, rows: int = 4) -> Any:
+        torch.manual_seed(1)
+        x = torch.randn(rows, 64)
+        with torch.no_grad():
+            return [total(x) for _ in range(4)][-1]
+
+    total, layers = total_of()
+    wanted = called(total)
+    assert all("_replay" in vars(each) for each in layers)
+    large, layers = total_of()
+    called(large, rows=20_000)
+    assert not any("_replay" in vars(each) for each in layers), "its partial sum would leave the caches"
+    tied, layers = total_of(tie=True)
+    called(tied)
+    assert not any("_replay" in vars(each) for each in layers), "one of them cannot be replayed"
+    monkeypatch.setattr(ksgen_sum, "may_defer", lambda: False)
+    fixed, layers = total_of()
+    torch.testing.assert_close(called(fixed), wanted, atol=1e-5, rtol=1e-5)
+    assert not any("_replay" in vars(each) for each in layers), "results of deterministic algorithms must not change"
+
+
+def test_calls_of_sums_compile_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, tries = extension(), list[bool]()
+    monkeypatch.setattr(replay, "_loaded", [])
+    monkeypatch.setattr(replay, "_sums", 0)
+    monkeypatch.setattr(replay, "is_due", IS_DUE)
+    monkeypatch.setattr(replay, "_extension", lambda: tries.append(True) or (found if len(tries) > 1 else None))
+    total = KSSum([layer_of().eval().freeze(), layer_of([(1, 24, 64, 1)], bias=False).eval().freeze()])
+    with torch.no_grad():
+        for _ in range(3 * replay.APART):
+            total(torch.ones(4, 64))
+    assert len(tries) >= 3
