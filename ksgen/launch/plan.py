@@ -273,7 +273,7 @@ class Call:
 
 
 def _repeated(calls: "Sequence[Call]", again: tuple[int | None, Recording] | None) -> tuple[int | None, Recording]:
-    """Launch the recording of calls, which is made anew if the number of threads has changed; return both."""
+    """Launch the recording of calls, which is recorded again if the number of threads has changed; return both."""
     threads = wanted_threads()  # determines the work groups
     if again is None or again[0] != threads:
         launches = list[Launch]()
