@@ -3,10 +3,12 @@
 import copy
 import gc
 import pickle
+import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +30,12 @@ from ksgen.torch.layer.tied import Tied  # noqa: E402
 from ksgen.torch.operators import prepared, replay, trained  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="replays are for kernels on the processor")
+pytestmark = [
+    pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="replays are for kernels on the processor"),
+    pytest.mark.skipif(
+        not Path(sysconfig.get_paths()["include"], "Python.h").exists(), reason="the extension needs Python's headers"
+    ),
+]
 IS_DUE = replay.is_due
 CHAIN, ONE = [(2, 8, 16, 2), (1, 24, 32, 1)], [(1, 24, 16, 3)]
 
