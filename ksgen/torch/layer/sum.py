@@ -159,12 +159,13 @@ class KSSum(Layers):
 
     def _is_replayed(self, x: Any) -> bool:
         """Whether a replay per layer is expected to be faster than one call: no partial sum is streamed to memory."""
-        if self.activation != "none" or not (replay.is_loaded() and may_defer() and prepared.is_direct(x) and x.is_cpu):
+        if self.activation != "none" or not replay.is_loaded() or type(x) is not Tensor or not x.is_cpu:
             return False
         layers: list[Any] = list(self)
-        if not all(isinstance(each, ChainLayer) and replay.may_repeat(each) for each in layers):
+        if not all(isinstance(each, ChainLayer) and replay.may_repeat(each) for each in layers) or not may_defer():
             return False
-        return bool(x.nbytes * layers[0].out_features < STREAMING_BYTES * layers[0].in_features)
+        nbytes = x.numel() * x.element_size()
+        return bool(nbytes * layers[0].out_features < STREAMING_BYTES * layers[0].in_features)
 
     def __getitem__(self, idx: Any) -> Any:
         """Return a layer, or the sum of a slice of them, with the same activation."""
