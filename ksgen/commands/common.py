@@ -55,7 +55,7 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
 
 
 def _group_figures(kernel: KernelSpec) -> dict[str, Any]:
-    """All chains of a group; `beside` is the deprecated field of all but the first."""
+    """All chains of a group. A deprecated field has all but the first."""
     chains = [list(map(pattern_as_list, chain)) for chain in kernel.chains]
     return {"chains": chains, "beside": chains[1:]}
 
