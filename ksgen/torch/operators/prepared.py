@@ -775,7 +775,10 @@ class _Launches:
         self.launch = repeat_calls(bound, places, scratch)
         self._shape, self._outs = job.y.shape, [out.storage_offset() * size for out in job.outs]
         *self._begins, self._bytes = scratch.offsets()
-        self.launches = replay.Launches(self.launch, self._begins, self._bytes)
+
+    @property
+    def launches(self) -> replay.Launches:
+        return replay.Launches(self.launch, self._begins, self._bytes)
 
     def __call__(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         y = x.new_empty(*self._shape)  # as numbers, which PyTorch reads twice as fast as a `torch.Size`

@@ -203,11 +203,14 @@ struct Record : torch::CustomClassHolder {
 
 // Gradients on the usual path: for second derivatives, batches of gradients and other numbers of threads.
 variable_list usual_gradients(const Record& record, const variable_list& inputs, const Tensor& gradient) {
+    Tensors every{gradient, inputs[0]};
+    if (!record.has_bias) every.emplace_back();
+    every.append(inputs.begin() + 1, inputs.end());
     const PyGILState_STATE state = PyGILState_Ensure();
     variable_list found;
-    PyObject* const given = PyTuple_New((Py_ssize_t)inputs.size() + 1);
-    for (size_t index = 0; index <= inputs.size(); ++index) {
-        const Tensor& each = index ? inputs[index - 1] : gradient;
+    PyObject* const given = PyTuple_New((Py_ssize_t)every.size());
+    for (size_t index = 0; index < every.size(); ++index) {
+        const Tensor& each = every[index];
         PyTuple_SET_ITEM(given, (Py_ssize_t)index, each.defined() ? THPVariable_Wrap(each) : Py_NewRef(Py_None));
     }
     PyObject* const result = PyObject_CallObject(record.second->get(), given);
@@ -226,6 +229,7 @@ variable_list usual_gradients(const Record& record, const variable_list& inputs,
         throw std::move(error);
     }
     PyGILState_Release(state);
+    if (!record.has_bias) found.erase(found.begin() + 1);
     return found;
 }
 

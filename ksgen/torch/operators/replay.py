@@ -45,6 +45,7 @@ ATTRIBUTES = (
     "_exchanges", "_parallel", "_parameters", "_modules",
 )  # fmt: skip
 Fact = tuple[dict[Any, Any] | None, Any, Any]  # a dictionary, None for the layer's own; a key, and the value
+Stored = tuple[dict[str, Any], str, Tensor]  # a parameter, after its dictionary and key
 
 _loaded: list[Any] = []  # the extension
 _refused: list[str] = []  # why there is none; never retried
@@ -75,12 +76,8 @@ class Snapshot(NamedTuple):
     """What a layer's calls depend on, apart from x, the residual and the state of PyTorch's modes."""
 
     facts: Sequence[Fact]
-    parameters: Sequence[
-        tuple[dict[Any, Any], str, Tensor]
-    ]  # read at each call: the bias, and weights, in dictionaries
-    pinned: Sequence[
-        tuple[Tensor, int, int]
-    ]  # weights that are packed once: their address, and PyTorch's count of writes
+    parameters: Sequence[Stored]  # the bias, and weights that each call reads
+    pinned: Sequence[tuple[Tensor, int, int]]  # weights that are packed once, as `Seen.pinned` describes them
 
     @property
     def has_bias(self) -> bool:
@@ -93,15 +90,14 @@ def snapshot(layer: Any) -> Snapshot | None:
     A change by another thread during the call then makes an entry that takes no call.
     """
     calls = layer.__dict__["_python_calls"] = layer._python_calls + 1
-    if not is_due(calls) or _extension() is None:
+    if not is_due(calls) or not may_repeat(layer) or _extension() is None:
         return None
     facts: list[Fact] = [(None, name, layer.__dict__.get(name, ABSENT)) for name in ATTRIBUTES]
     facts += [
         (vars(PLANNER), "generation", PLANNER.generation),
         (vars(forward_ad), "_current_level", forward_ad._current_level),
     ]
-    if (own := _stored_of(layer) if layer.has_stored_type else _weights_of(layer)) is None:
-        return None
+    own = _stored_of(layer) if layer.has_stored_type else _weights_of(layer)
     bias = layer._parameters.get("bias")
     if bias is None:
         return Snapshot([*facts, *own.facts, (layer._parameters, "bias", None)], own.parameters, own.pinned)
@@ -114,15 +110,20 @@ def is_due(calls: int) -> bool:
 
 
 def may_repeat(layer: Any) -> bool:
-    """Whether a replay can repeat calls of a layer: no parametrization computes its weights."""
-    return bool(layer.has_stored_type) or "parametrizations" not in layer.weights._modules
+    """Whether a replay can repeat calls of a layer.
 
-
-def _weights_of(layer: Any) -> Snapshot | None:
-    """Describe trainable weights; None if a parametrization computes them."""
+    It can if no parametrization computes the weights, and if writes to stored weights are counted, unlike those to
+    tensors made in inference mode.
+    """
+    if layer.has_stored_type:
+        return not any(each is not None and each.is_inference() for each in layer._buffers.values())
     weights = layer._modules.get("weights")
-    if weights is None or "parametrizations" in weights._modules:
-        return None
+    return weights is not None and "parametrizations" not in weights._modules
+
+
+def _weights_of(layer: Any) -> Snapshot:
+    """Describe trainable weights."""
+    weights = layer._modules["weights"]
     record, seen = frozen.record_of(layer)
     stored = weights._parameters
     facts: list[Fact] = [
@@ -135,11 +136,9 @@ def _weights_of(layer: Any) -> Snapshot | None:
     return Snapshot([*facts, *each], [], [one.pinned for one in seen]) if seen else Snapshot(facts, each, [])
 
 
-def _stored_of(layer: Any) -> Snapshot | None:
-    """Describe stored weights; None if one was made in inference mode, where writes are not counted."""
+def _stored_of(layer: Any) -> Snapshot:
+    """Describe stored weights."""
     buffers = {name: each for name, each in layer._buffers.items() if each is not None}
-    if any(each.is_inference() for each in buffers.values()):
-        return None
     facts: list[Fact] = [(None, name, layer.__dict__.get(name, ABSENT)) for name in ("_buffers", "_ready")]
     facts += [(layer._buffers, name, each) for name, each in buffers.items()]
     return Snapshot(facts, [], [Seen(each).pinned for each in buffers.values()])
@@ -159,10 +158,10 @@ def add(
     """Add an entry for a call of a layer, if the numbers of threads of its launches are settled.
 
     `keep` is what launches need; neither it nor `second` may refer to the layer. `outputs` are the shapes of what the
-    call allocates, y last. Training steps have a second direction. For them, `second` maps (gradient of y, x, bias if
-    there is one, weights) to the gradients of x, bias and weights. `usual` is the call in Python, if it does not use
-    these launches. It takes x, the bias if there is one, and the weights that each call reads. An entry is then added
-    only if it is faster.
+    call allocates, y last. Training steps have a second direction. For them, `second` maps (gradient of y, x, bias or
+    None, weights) to the gradients of x, bias and weights. `usual` is the call in Python, if it does not use these
+    launches. It takes x, the bias or None, and the weights that each call reads. An entry is then added only if it is
+    faster.
 
     Returns:
         False if another attempt is of no use, because the entry is not faster.
@@ -183,10 +182,10 @@ def add(
         tuple(tuple(map(int, each)) for each in outputs), tuple(launches), second, (keep, tuple(directions)),
     )  # fmt: skip
     if usual is not None:
-        alone, own = extension.Replay(), {name: each for _, name, each in seen.parameters}
-        alone.add((), tuple((own, name, each) for name, each in own.items()), (), *entry)
+        alone, own = extension.Replay(), {"bias": None} | {name: each for _, name, each in seen.parameters}
+        alone.add((), tuple((own, name, each) for _, name, each in seen.parameters), (), *entry)
 
-        def replayed(x: Tensor, *parameters: Tensor) -> Tensor:
+        def replayed(x: Tensor, *parameters: Tensor | None) -> Tensor:
             own.update(zip(own, parameters, strict=True))
             y: Tensor = alone.run({}, x, residual)
             return y
@@ -204,7 +203,7 @@ def add(
     return True
 
 
-def _called(method: Callable[..., Tensor], given: Sequence[Tensor]) -> Tensor:
+def _called(method: Callable[..., Tensor], given: Sequence[Tensor | None]) -> Tensor:
     return method(*given)
 
 
@@ -226,10 +225,9 @@ def load_now() -> bool:
 def note() -> None:
     """Count a call of a sum, whose layers may be repeated once the extension is compiled."""
     global _sums
-    if not (_loaded or _refused):
-        _sums += 1
-        if is_due(_sums):
-            _extension()
+    _sums += 1
+    if is_due(_sums):
+        _extension()
 
 
 def is_loaded() -> bool:
@@ -278,13 +276,11 @@ def _build() -> Binary:
 
 def _load(binary: Binary) -> Any:
     library = load_library(binary.data, ENTRY)
-    _loaded_libraries.append(library)  # never unloaded
     begin = ctypes.PyDLL(ENTRY, handle=library._handle).PyInit_ksgen_replay
     begin.restype = ctypes.py_object
-    return begin()
-
-
-_loaded_libraries: list[ctypes.CDLL] = []
+    extension = begin()
+    extension.library = library  # it is unloaded if nothing refers to it
+    return extension
 
 
 class ExtensionCompiler:
@@ -294,16 +290,16 @@ class ExtensionCompiler:
 
     def __init__(self, compiler: HostCompiler) -> None:
         self._compiler = compiler
+        self._own = "-O1", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
         library = f"PyTorch {torch.__version__} {torch.version.git_version}"
         self.version = f"{compiler.version}, {library}, Python {sysconfig.get_config_var('SOABI')}"
 
     def options(self, target: str) -> tuple[str, ...]:
-        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
-        return *self._compiler.options(target), "-O1", abi
+        return *self._compiler.options(target), *self._own
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
         root = Path(torch.__file__).parent
         includes = root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]
         libraries = f"-L{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"
-        more = *self.options(target)[-2:], *(f"-isystem{each}" for each in includes), *libraries
+        more = *self._own, *(f"-isystem{each}" for each in includes), *libraries
         return Binary(self._compiler.compile_whole(text, entry, target, more), entry, target)

@@ -56,8 +56,7 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     y = None if step.run is _by_the_usual_path else step.run(layer, x, *parameters)
     if seen is not None and step.trained is not None:
         trained, wanted = step.trained, [each is not None and each.requires_grad for each in (x, *parameters)]
-        skipped = [] if seen.has_bias else [None]
-        in_python = None if step.run is trained else lambda x, *given: step.run(layer, x, *skipped, *given)
+        in_python = None if step.run is trained else partial(step.run, layer)
         second = partial(_usual_gradients, layer.layout, trained.exchanges, wanted)
         shapes = [*trained.shapes[:-1], layer._y_shape(x)]
         if not replay.add(layer, seen, x, None, trained, shapes, trained.launches, in_python, second):
@@ -288,7 +287,10 @@ class _Launches:
     def __init__(self, calls: _Calls) -> None:
         self._launch = repeat_calls(calls.bound, calls.places, calls.scratch)
         *self._begins, self._bytes = calls.scratch.offsets()
-        self.launches = replay.Launches(self._launch, self._begins, self._bytes)
+
+    @property
+    def launches(self) -> replay.Launches:
+        return replay.Launches(self._launch, self._begins, self._bytes)
 
     def __call__(self, arrays: Sequence[Tensor | None], like: Tensor) -> None:
         given = [0 if each is None else each.data_ptr() for each in arrays]
@@ -328,16 +330,16 @@ def _usual_gradients(
     wanted: Sequence[bool],
     gradient: Tensor,
     x: Tensor,
-    *others: Tensor,
+    *others: Tensor | None,
 ) -> list[Tensor | None]:
-    """Gradients for a replay: of x, of the bias if there is one, and of the weights. x and y have any dimensions."""
+    """Gradients of x, the bias and the weights for a replay, whose x and y have any number of dimensions."""
     rows, of_rows = (_rows(each, layout) for each in (x, gradient))
-    has_bias = len(others) == len(wanted) - 1
-    of_x, *found = _by_autograd(layout, exchanges, (rows, *(others if has_bias else (None, *others))), of_rows, wanted)
-    return [None if of_x is None else of_x.reshape(x.shape), *(found if has_bias else found[1:])]
+    of_x, *found = _by_autograd(layout, exchanges, (rows, *others), of_rows, wanted)
+    return [None if of_x is None else of_x.reshape(x.shape), *found]
 
 
 def _rows(tensor: Tensor, layout: str) -> Tensor:
+    """Reshape to a matrix, unlike `ChainLayer._as_matrix` also a batch of gradients, which PyTorch cannot flatten."""
     if tensor.dim() == 2:
         return tensor
     return tensor.reshape(-1, tensor.shape[-1]) if layout == "bsf" else tensor.reshape(tensor.shape[0], -1)
