@@ -24,6 +24,7 @@ from ksgen.measure.trust import Runs, block_of, host_clock, keep_freed_memory, t
 from ksgen.pattern import Chain, Pattern, Patterns, monarch
 from ksgen.spec import LAYOUTS, Layout
 from ksgen.torch import KSConv1x1, KSLinear, freeze
+from ksgen.torch.operators import replay
 from ksgen.torch.operators.backends import BackendName
 
 os.environ.setdefault("KSGEN_COMPILE", "wait")  # else PyTorch's products would be timed until kernels are compiled
@@ -179,6 +180,7 @@ def main(
     if read:
         print_summary([json.loads(line) for line in read])
         return
+    replay.load_now()  # else short calls would be timed before they are repeated without Python
     rows: list[dict[str, Any]] = []
     cases = chains_of_layers() if are_layers else {str(Pattern(*each)): Chain.read([each]) for each in PATTERNS}
     cases = {words: chain for words, chain in cases.items() if only in words}
