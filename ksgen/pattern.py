@@ -278,7 +278,7 @@ class Pattern:
     def column_order(self) -> tuple[int, ...]:
         """Compute the perfect shuffle Q of K = P K~ Q, where K~ is block diagonal with a*d blocks of b x c.
 
-        It does not include an exchange of inputs.
+        The order does not include `load`.
 
         Returns:
             Indices: (Q x)[n] = x[order[n]].
@@ -293,7 +293,7 @@ class Pattern:
     def row_order(self) -> tuple[int, ...]:
         """Compute the perfect shuffle P of K = P K~ Q, where K~ is block diagonal with a*d blocks of b x c.
 
-        It does not include an exchange of outputs.
+        The order does not include `store`.
 
         Returns:
             Indices: (P y)[n] = y[order[n]].
@@ -310,8 +310,8 @@ class Pattern:
 class Chain:
     """Patterns whose product is one layer, in the order in which they multiply x.
 
-    A chain supports `len`, indexing and iteration. Only its first factor reads exchanged inputs: an exchange of a later
-    factor's inputs becomes an exchange of the previous factor's outputs.
+    A chain supports `len`, indexing and iteration. Only its first factor may have a `load` order. The `load` order of a
+    later factor becomes part of the previous factor's `store` order.
 
     Args:
         factors: Patterns in any form that `Pattern.read` accepts. The input features of each must equal the output

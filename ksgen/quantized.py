@@ -133,8 +133,11 @@ class Quantized:
 
     @property
     def whole(self) -> Any:
-        """Bytes that kernels pack: values, then one scale per output times that of x, in one array or one tensor on
-        their device."""
+        """Bytes that kernels pack: values, padding, and one scale per output.
+
+        Each scale is multiplied by `x_scale`, if there is one. NumPy values give an array. PyTorch values give a tensor
+        on their device.
+        """
         a, b, _, d = self.pattern.shape
         size, count = STORED[self.storage].item_bytes, self.pattern.weight_count
         gap = scales_begin(count, size) - count * size

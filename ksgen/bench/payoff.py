@@ -1,7 +1,7 @@
 """When Kronecker-sparse products pay: below which density, and after how many products with converted weights.
 
-Also judges one-line rules, such as (b+c)/(bc), that predict where our kernel is faster. A GPU's results decide alone,
-and processors' only if two kinds of processors agree. Evaluates results; launchers never use it.
+Also judges one-line rules, such as (b+c)/(bc), that predict where our kernel is faster. Results of one GPU suffice for
+a verdict. Results of processors count only if two kinds of processors agree. Evaluates results; launchers never use it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -113,7 +113,8 @@ def crossing(pairs: Pairs) -> float | None:
 def conversions(results: Results, layout: str | None = None, is_group: bool = False) -> ResultTable:
     """Table of every contender's time next to that of converting the weights to its format; medians over the jobs.
 
-    It has no rows if no conversion was measured. None: all layouts. The title names one layout, and groups.
+    It has no rows if no conversion was measured. `layout=None` takes all layouts. The title names the layout, if
+    one is given, and says whether the jobs are groups.
     """
     layouts: Sequence[str] = [layout] if layout else LAYOUTS
     words = [LAYOUT_WORDS[layout]] if layout else []

@@ -143,7 +143,7 @@ class Launch(NamedTuple):
 class Settled(NamedTuple):
     """How native code repeats recorded launches: by a call of `function` with the struct `Repeat` of host_threads.cpp.
 
-    Its addresses begin with that of a workspace of `workspace_bytes`, unless that is 0.
+    The addresses in the struct begin with that of a workspace. They do not if `workspace_bytes` is 0.
     """
 
     function: int  # address
@@ -160,7 +160,7 @@ class Recording(Protocol):
         """How native code repeats the launches; None if it cannot, or until the fastest number of threads is known."""
 
     def time_again(self) -> None:
-        """Time the launches on all threads and on one again, from the next call on."""
+        """Let the next calls be timed again, on all threads and on one thread, to find which is faster."""
 
     def __call__(self, addresses: Sequence[int] = ()) -> None:
         """Repeat the launches on the memory at these addresses, and wait for them. Several threads may call at once."""
@@ -278,7 +278,7 @@ class Missing:
 
 
 class RefusedError(DeviceError):
-    """A device refuses a launch or a tensor map, and may still run others; or the first result of a source is wrong."""
+    """A device refuses a launch or a tensor map, and may still run others; or the first check of a kernel fails."""
 
 
 class UnavailableError(DeviceError):

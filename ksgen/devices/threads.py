@@ -59,12 +59,15 @@ class ThreadsByTime:
         return 1 if self._is_one else threads, AGAIN
 
     def time_again(self) -> None:
-        """Time the launches on all threads and on one again, from the next call on."""
+        """Let the next calls be timed again, on all threads and on one thread, to find which is faster."""
         self._calls = AGAIN
 
 
 def groups_for(grid: int, cores: int) -> int:
-    """Number of work groups of a persistent kernel: `grid`, or the wanted threads if fewer than it and `cores`."""
+    """Number of work groups of a persistent kernel.
+
+    It is `grid`, unless the wanted threads are fewer than `cores`. Then it is the lesser of both numbers.
+    """
     threads = wanted_threads()
     return grid if threads is None or threads >= cores else min(grid, threads)
 

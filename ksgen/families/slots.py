@@ -1,11 +1,11 @@
 """Instructions that a GPU's warps issue for a kernel: a table, counted in the machine code of the families' kernels.
 
 `TABLE` was fitted to the main loops of 300 kernels for sm_80 and sm_90a: defaults of stratified patterns, and constants
-drawn from the options. The rows of `simt` were fitted to what 60 defaults for sm_90a execute in whole tiles of aligned
-arrays. The two targets share rows, though counts of `mma` in bfloat16 and batch-size-first differ by a third. All
-instructions of a loop count. A loop contains the copies of aligned rows and those of unaligned rows; `simt` has a loop
-for each. `python -m tests.compile_matrix` compares the table with the machine code. The issue slots of a family or
-precision without a row are not counted.
+drawn from the options. The rows of `simt` were fitted to all instructions that 60 kernels with default constants
+for sm_90a execute in whole tiles of aligned arrays. The two targets share rows, though counts of `mma` in bfloat16 and
+batch-size-first differ by a third. All instructions of a loop count. A loop contains the copies of aligned rows and
+those of unaligned rows; `simt` has a loop for each. `python -m tests.compile_matrix` compares the table with the
+machine code. The issue slots of a family or precision without a row are not counted.
 """
 
 from dataclasses import dataclass, replace

@@ -40,7 +40,10 @@ CACHED_BYTES = 2**23
 STREAMING = "streaming"  # constant of a launch whose outputs bypass the caches
 
 Arguments = NewType("Arguments", tuple[Any, ...])
-"""Arguments of a launch, in the order of its kernel's signature: `Plan.operands`, `Plan.at_launch`, the batch size."""
+"""Arguments of a launch in order: `Plan.operands`, `Plan.at_launch`, the batch size.
+
+They do not include tensor maps, which precede them in the kernel's signature.
+"""
 
 
 class Step(NamedTuple):
@@ -273,7 +276,7 @@ class Call:
 
 
 def _repeated(calls: "Sequence[Call]", again: tuple[int | None, Recording] | None) -> tuple[int | None, Recording]:
-    """Launch the recording of calls, which is recorded again if the number of threads has changed; return both."""
+    """Launch the recording of calls, made again if the number of threads has changed. Return that number and it."""
     threads = wanted_threads()  # determines the work groups
     if again is None or again[0] != threads:
         launches = list[Launch]()
@@ -379,7 +382,7 @@ class RepeatedCalls:
         return None if self._recording is None else self._recording.settled()
 
     def time_again(self) -> None:
-        """Time the launches on all threads and on one again, from the next call on."""
+        """Let the next calls be timed again, on all threads and on one thread, to find which is faster."""
         if self._recording is not None:
             self._recording.time_again()
 

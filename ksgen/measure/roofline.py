@@ -60,8 +60,9 @@ class Ceilings:
     def floor_us(self, kernel: KernelSpec, batch: int, sets: int) -> float | None:
         """Floor, in microseconds, of runs that share the weights and alternate between at most `sets` sets of X and Y.
 
-        Arrays that a cache may keep between runs count at the cache's rate. If that rate is unknown, they do not count,
-        and the floor is None if moving them from memory takes longer than everything else.
+        Arrays that a cache may keep between runs do not count at the memory's rate. If the cache's rate is known, all
+        arrays count at it. Otherwise the floor is None if moving the cached arrays from memory takes longer than
+        everything else.
         """
         weights, moved = kernel.weight_bytes, kernel.bytes(batch)
         cached = sum(each for each, number in ((weights, 1), (moved - weights, sets)) if each * number < CACHE_BYTES)

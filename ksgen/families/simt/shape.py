@@ -1,4 +1,4 @@
-"""Sizes derived from a SIMT kernel and its constants: pitches, planes, the walk of warps over a tile; their rules."""
+"""Sizes derived from a SIMT kernel and its constants (pitches, planes, walks over a tile), and the constants' rules."""
 
 from dataclasses import dataclass
 from functools import cache

@@ -178,8 +178,8 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             weights: Tensors (a, b, c, d), one per factor, in the order in which they multiply x.
             bias: Tensor (out_features,), or None for a layer without a bias.
-            patterns: Patterns of the factors, needed if one exchanges outputs or inputs (`Pattern.store`,
-                `Pattern.load`). None: the weights' shapes.
+            patterns: Patterns of the factors, needed if one has a `store` or `load` order (see `Pattern`). None: those
+                of the weights' shapes.
             **options: Options of `KSLinear`. Device and dtype are those of the first tensor by default.
 
         Returns:
@@ -232,7 +232,7 @@ class KSLinear(ChainLayer, nn.Linear):
             state: Parameters to copy from the layer that the structure's authors published, by name as in
                 `structure.shapes`, and "bias" if it has one. None: they are drawn. A structure's own `init` or `scales`
                 apply unless `init` is given. If the structure has neither, weights are drawn as for any `KSLinear`.
-                The parameter of tied weights is one slice.
+                If a factor's weights are tied along an axis, its parameter is one slice along that axis.
             bias: Whether the layer has a bias. None: whether the state has one; without a state, it has one.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
@@ -610,7 +610,7 @@ class KSLinear(ChainLayer, nn.Linear):
         return frozen.is_frozen(self, self._own_weights())
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode like any module. It thaws the layer, unless its weights are stored and not trained."""
+        """Set training mode like any module. `train(True)` also thaws the layer, unless it has a stored type."""
         if mode and not self.has_stored_type:
             self.thaw()
         super().train(mode)

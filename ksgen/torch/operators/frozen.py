@@ -86,7 +86,8 @@ _in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # tha
 def derived(weights: Tensor, make: Make, uncached: Make | None = None) -> Any:
     """Compute make(weights), once for frozen weights.
 
-    For other weights, or if a derivative is recorded, compute uncached(weights), by default `make`, at each call.
+    `uncached`, by default `make`, is called each time for other weights, and while autograd records operations on them.
+    The same holds while PyTorch compiles, traces or transforms, or while a mode is active.
     """
     uncached = uncached or make
     if torch.compiler.is_compiling() or not _kept or (torch.is_grad_enabled() and weights.requires_grad):
@@ -135,7 +136,10 @@ def _as_frozen(layer: Any) -> _Frozen | None:
 
 
 def record_of(layer: nn.Module) -> tuple[tuple[dict[int, _Frozen], int, Any], list[Seen]]:
-    """The layer's entry as (dictionary, key, value, or Ellipsis if absent), and snapshots of its frozen weights."""
+    """The layer's entry (dictionary, key, value), and snapshots of its frozen weights.
+
+    The value is Ellipsis if the layer has no entry.
+    """
     frozen = _frozen.get(id(layer))
     return (_frozen, id(layer), frozen or ...), [seen for _, seen in frozen.seen] if frozen else []
 
