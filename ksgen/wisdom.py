@@ -176,8 +176,8 @@ class Wisdom:
         None if there is none in the batch's class (`are_alike`). Reliable entries precede unreliable and stale ones.
 
         A kernel specialised for one batch uses the entry of the kernel for any batch, if it has none of its own. A
-        kernel of slices uses the entry of dense arrays. A chain with an epilogue or an activation in between uses that
-        of the plain chain, if it has none of its own.
+        kernel for strided arrays uses the entry of the kernel for dense arrays. A chain with an epilogue or an
+        activation in between uses that of the plain chain, if it has none of its own.
         """
         dense = replace(kernel, stride="dense")
         found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))

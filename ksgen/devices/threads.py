@@ -66,7 +66,7 @@ class ThreadsByTime:
 def groups_for(grid: int, cores: int) -> int:
     """Number of work groups of a persistent kernel.
 
-    It is `grid`, unless the wanted threads are fewer than `cores`. Then it is the lesser of both numbers.
+    It is the lesser of `grid` and the wanted threads, if these are fewer than `cores`. Otherwise it is `grid`.
     """
     threads = wanted_threads()
     return grid if threads is None or threads >= cores else min(grid, threads)

@@ -610,7 +610,7 @@ class KSLinear(ChainLayer, nn.Linear):
         return frozen.is_frozen(self, self._own_weights())
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode like any module. `train(True)` also thaws the layer, unless it has a stored type."""
+        """Set training mode like any module. `train(True)` also thaws the layer, unless it is a `QuantizedKSLinear`."""
         if mode and not self.has_stored_type:
             self.thaw()
         super().train(mode)

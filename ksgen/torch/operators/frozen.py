@@ -86,8 +86,8 @@ _in_graphs: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()  # tha
 def derived(weights: Tensor, make: Make, uncached: Make | None = None) -> Any:
     """Compute make(weights), once for frozen weights.
 
-    `uncached`, by default `make`, is called each time for other weights, and while autograd records operations on them.
-    The same holds while PyTorch compiles, traces or transforms, or while a mode is active.
+    `uncached`, by default `make`, is called each time for other weights. It is also called for frozen weights while
+    autograd records operations on them, while PyTorch compiles, traces or transforms, or while a mode is active.
     """
     uncached = uncached or make
     if torch.compiler.is_compiling() or not _kept or (torch.is_grad_enabled() and weights.requires_grad):
