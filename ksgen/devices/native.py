@@ -222,7 +222,7 @@ class _Recording:
             return None
         function = ctypes.cast(self._launcher, ctypes.c_void_p).value or 0
         workspace_bytes = 0 if self._workspace is None else self._workspace.nbytes
-        return Settled(function, self._recorded_at, settled[0], workspace_bytes, settled[1])
+        return Settled(function, self._recorded_at, settled[0], workspace_bytes, *settled[1:])
 
     def time_again(self) -> None:
         self._by_time.time_again()

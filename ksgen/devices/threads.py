@@ -11,52 +11,76 @@ from ksgen.errors import DeviceError
 from ksgen.values import excerpt
 
 Given = TypeVar("Given")
-SHORT_NS = 300_000  # launches that take longer always run on all threads: waking these takes some tens of microseconds
+SHORT_NS = 1_000_000  # launches that take longer on all threads never run on one
 WARM_UP, SAMPLES = 2, 8  # first calls, on all threads; then calls on all threads, and as many on one, to compare
 TOGETHER = 4  # calls in a row on the same threads; the first is not timed, because it pays for the change
+HOPELESS = 4  # times the longest launch on all threads: a first launch on one thread that takes longer ends the trial
+GAIN = 1.05  # least gain for which all threads are taken: they lose where other work keeps them asleep or apart
 AGAIN = 2048  # calls after which both are timed again: other processes may have taken or left cores
+MOST_LATE = 16  # launches on all threads that take longer than on one, minus others, after which both are timed again
 
 
 class ThreadsByTime:
     """Runs repeated launches on all threads, or on one if that is faster because waking the others costs more.
 
-    The upper quartile of the first calls' times decides, because stalls of threads are common and must count.
+    The upper quartile of the first calls' times decides, because stalls of threads are common and must count. Launches
+    on all threads are watched, since they may become slow: threads fall asleep if calls are rarer.
     """
 
-    __slots__ = ("_calls", "_is_one", "_is_short", "_times")
+    __slots__ = ("_calls", "_is_one", "_is_short", "_late", "_most_ns", "_times")
 
     def __init__(self) -> None:
         self._calls, self._is_one, self._is_short = 0, False, False
         self._times: tuple[list[int], list[int]] = [], []  # on all threads, and on one
+        self._most_ns = self._late = 0  # time on one thread, if all are faster; later launches that took longer
 
     def run(self, launch: Callable[[int, Given], object], threads: int, given: Given) -> None:
         """Call launch(threads, given) on all threads or one: alternately while both are timed, then the faster."""
         at = self._calls = self._calls % AGAIN + 1
         if threads <= 1 or at > WARM_UP + 2 * SAMPLES or (at > WARM_UP and not self._is_short):
-            launch(1 if self._is_one else threads, given)
+            self._run_faster(launch, threads, given)
             return
         if at == 1:
-            self._is_one, self._times = False, ([], [])
+            self._is_one, self._times, self._most_ns, self._late = False, ([], []), 0, 0
         turn, place = divmod(at - WARM_UP - 1, TOGETHER)
         is_one = at > WARM_UP and turn % 2 == 1
         begin = perf_counter_ns()
         launch(1 if is_one else threads, given)
-        if place or at <= WARM_UP:
-            self._times[is_one].append(perf_counter_ns() - begin)
+        taken = perf_counter_ns() - begin
+        if is_one and not place and taken > HOPELESS * max(self._times[False], default=taken):
+            self._is_short = False
+        elif place or at <= WARM_UP:
+            self._times[is_one].append(taken)
         if at == WARM_UP:
             self._is_short = min(self._times[False], default=0) < SHORT_NS
             self._times = [], []
         elif at == WARM_UP + 2 * SAMPLES:
-            on_all, on_one = (sorted(each)[3 * len(each) // 4 : 3 * len(each) // 4 + 1] for each in self._times)
-            self._is_one = on_one < on_all
+            # calls of several threads may have left one list empty
+            on_all, on_one = (sum(sorted(each)[3 * len(each) // 4 :][:1]) for each in self._times)
+            self._is_one = on_one < GAIN * on_all
+            self._most_ns = 0 if self._is_one else on_one
 
-    def settled(self, threads: int) -> tuple[int, int] | None:
-        """Threads of the following calls, and how many calls; None while both numbers are timed."""
+    def _run_faster(self, launch: Callable[[int, Given], object], threads: int, given: Given) -> None:
+        if not self._most_ns or threads <= 1:
+            launch(1 if self._is_one else threads, given)
+            return
+        begin = perf_counter_ns()
+        launch(threads, given)
+        is_late = perf_counter_ns() - begin > self._most_ns
+        self._late = self._late + 1 if is_late else max(0, self._late - 1)
+        if self._late >= MOST_LATE:
+            self.time_again()
+
+    def settled(self, threads: int) -> tuple[int, int, int] | None:
+        """Threads of the following calls, and how many calls; None while both numbers are timed.
+
+        The third number is how long a launch may take before one thread is faster; 0: that is not known.
+        """
         if threads <= 1:
-            return threads, sys.maxsize
+            return threads, sys.maxsize, 0
         if self._calls < WARM_UP or (self._is_short and self._calls < WARM_UP + 2 * SAMPLES):
             return None
-        return 1 if self._is_one else threads, AGAIN
+        return 1 if self._is_one else threads, AGAIN, self._most_ns
 
     def time_again(self) -> None:
         """Let the next calls be timed again, on all threads and on one thread, to find which is faster."""

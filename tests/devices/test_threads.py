@@ -9,6 +9,8 @@ import pytest
 from ksgen.devices import threads
 from ksgen.devices.threads import (
     AGAIN,
+    HOPELESS,
+    MOST_LATE,
     SAMPLES,
     SHORT_NS,
     TOGETHER,
@@ -108,6 +110,37 @@ def test_what_a_change_of_threads_costs_decides_nothing(monkeypatch: pytest.Monk
 def test_long_launches_take_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Machine(monkeypatch, {1: 1, 2: SHORT_NS}).run(2 * TIMED) == [2] * 2 * TIMED
     assert Machine(monkeypatch, {1: 5}).run(5, wanted=1) == [1] * 5
+
+
+def test_all_threads_need_a_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for on_two, taken in ((29_500, 1), (25_000, 2)):
+        machine = Machine(monkeypatch, {1: 30_000, 2: on_two})
+        machine.run(TIMED)
+        assert machine.run(5) == [taken] * 5
+
+
+def test_a_long_launch_on_one_thread_ends_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {1: 1 + HOPELESS * 100_000, 2: 100_000})
+    assert machine.run(TIMED + 20).count(1) == 1
+    assert machine.by_time.settled(2) == (2, AGAIN, 0)
+
+
+def test_launches_that_become_slow_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {1: 30_000, 2: 18_000})
+    machine.run(TIMED)
+    assert machine.by_time.settled(2) == (2, AGAIN, 30_000)
+    machine.takes[2] = 40_000
+    assert machine.run(MOST_LATE) == [2] * MOST_LATE
+    assert machine.run(TIMED).count(1) == SAMPLES
+    assert machine.run(5) == [1] * 5
+
+
+def test_single_stalls_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, {1: 30_000, 2: 18_000})
+    machine.run(TIMED)
+    for number in range(4 * MOST_LATE):
+        machine.takes[2] = 18_000 if number % 2 else 400_000
+        assert machine.run(1) == [2]
 
 
 def test_launches_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <list>
 #include <memory>
@@ -32,6 +35,7 @@ using Tensors = c10::SmallVector<Tensor, 8>;
 using Words = c10::SmallVector<int64_t, 48>;
 
 constexpr size_t MOST_ENTRIES = 8;  // per layer
+constexpr int MOST_LATE = 16;       // late launches, minus others, after which threads are timed again: as in threads.py
 constexpr size_t LINE_BYTES = 256;  // alignment of scratch memory, as in replay.py
 
 PyObject* parameter_class = nullptr;  // torch.nn.Parameter
@@ -145,6 +149,8 @@ struct Launches {
     bool has_workspace = false;  // whose address precedes the others
     std::vector<int64_t> offsets;  // of the workspace, and of scratch memory, whose addresses follow the others
     size_t bytes = 0;
+    int64_t most_ns = 0;            // launches that take longer are late; 0: none is
+    mutable std::atomic<int> late{0};  // late launches, minus others
 
     // The struct `Repeat` of host_threads.cpp, without addresses.
     Words begin() const {
@@ -161,8 +167,13 @@ struct Launches {
                 else
                     words.push_back(memory + offsets[index]);
         }
+        if (!most_ns) return launch(words.data());
+        const auto start = std::chrono::steady_clock::now();
         launch(words.data());
+        const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - start;
+        late = taken.count() > most_ns ? late + 1 : std::max(0, late - 1);
     }
+    bool is_due() const { return late >= MOST_LATE; }  // to be timed again
 };
 
 // What a call runs. Training steps keep it until their backward pass, so it must not refer to the layer.
@@ -396,7 +407,7 @@ PyObject* run(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
         }
         const c10::intrusive_ptr<Record> record = place->record;  // another thread may remove the entry
         if (record->is_training && at::SavedTensorDefaultHooks::get_hooks(true)) Py_RETURN_NONE;
-        if (--place->calls_left < 0) {
+        if (--place->calls_left < 0 || record->forward.is_due() || record->backward.is_due()) {
             entries.erase(place);
             Py_RETURN_NONE;
         }
@@ -419,13 +430,13 @@ std::vector<int64_t> numbers(PyObject* tuple) {
     return found;
 }
 
-// From (address of the function, address of what was recorded, threads, has_workspace, offsets, bytes).
+// From (address of the function, address of what was recorded, threads, has_workspace, offsets, bytes, most_ns).
 bool read_launches(PyObject* given, Launches& launches) {
-    long long function, recorded, threads, bytes;
+    long long function, recorded, threads, bytes, most_ns;
     int has_workspace;
     PyObject* offsets;
-    if (!PyArg_ParseTuple(given, "LLLpO!L", &function, &recorded, &threads, &has_workspace, &PyTuple_Type, &offsets,
-                          &bytes))
+    if (!PyArg_ParseTuple(given, "LLLpO!LL", &function, &recorded, &threads, &has_workspace, &PyTuple_Type, &offsets,
+                          &bytes, &most_ns))
         return false;
     launches.launch = (void (*)(const int64_t*))function;
     launches.recorded = recorded;
@@ -433,6 +444,7 @@ bool read_launches(PyObject* given, Launches& launches) {
     launches.has_workspace = has_workspace;
     launches.offsets = numbers(offsets);
     launches.bytes = (size_t)bytes;
+    launches.most_ns = most_ns;
     return !PyErr_Occurred();
 }
 

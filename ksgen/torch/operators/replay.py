@@ -63,13 +63,13 @@ class Launches(NamedTuple):
         """Launches as `replay.cpp` reads them, and for how many calls; None while they are not settled."""
         if (found := self.launch.settled()) is None:
             return None
-        function, recorded, threads, workspace_bytes, calls = found
+        function, recorded, threads, workspace_bytes, calls, most_ns = found
         offsets, nbytes = tuple(self.begins), self.nbytes
         if workspace_bytes:
             offsets, nbytes = (nbytes, *offsets), nbytes + workspace_bytes
         if nbytes > KEPT_BYTES:
             return None
-        return (function, recorded, threads, workspace_bytes > 0, offsets, nbytes), calls
+        return (function, recorded, threads, workspace_bytes > 0, offsets, nbytes, most_ns), calls
 
 
 class Snapshot(NamedTuple):

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from ksgen.build import background  # noqa: E402
 from ksgen.build.background import PendingError  # noqa: E402
+from ksgen.devices.threads import AGAIN, MOST_LATE, ThreadsByTime  # noqa: E402
 from ksgen.errors import LaunchError, ToolchainError  # noqa: E402
 from ksgen.torch import KSLinear, KSSum  # noqa: E402
 from ksgen.torch.layer import sum as ksgen_sum  # noqa: E402
@@ -628,3 +629,20 @@ def test_calls_of_sums_compile_the_extension(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(3 * replay.APART):
             total(torch.ones(4, 64))
     assert len(tries) >= 3
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_launches_that_become_slow_return_to_python(is_training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches on several threads are timed again there, if they often take longer than on one thread."""
+    for most_ns, most in ((0, 10 * MOST_LATE), (1, MOST_LATE), (10**12, 10 * MOST_LATE)):
+        monkeypatch.setattr(ThreadsByTime, "settled", lambda self, threads, most_ns=most_ns: (1, AGAIN, most_ns))
+        layer = layer_of()
+        x = x_of(layer, 3, requires_grad=is_training)
+        with torch.set_grad_enabled(is_training):
+            call = partial(step, layer, x) if is_training else partial(layer, x)
+            warmed(layer, call)
+            monkeypatch.setattr(replay, "is_due", lambda calls: False)
+            for _ in range(10 * MOST_LATE):
+                call()
+        assert most - 2 <= taken(layer) <= most  # earlier calls count, too
+        monkeypatch.setattr(replay, "is_due", lambda calls: True)
