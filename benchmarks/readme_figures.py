@@ -22,7 +22,7 @@ import click
 
 from ksgen.bench.chains import MeasuredLayer, structured
 from ksgen.bench.comparison import Results, comparisons
-from ksgen.bench.payoff import LEAST_GAIN, LEAST_KINDS, LEAST_PATTERNS, Judged, by_density, judge
+from ksgen.bench.payoff import LEAST_GAIN, LEAST_KINDS, LEAST_PATTERNS, Judged, by_density, conversions, judge
 from ksgen.bench.report import machine_of, picture
 from ksgen.bench.roster import AND, LAYER, OTHERS, OTHERS_OF_LAYERS, OURS, STEP_TITLES, STEPS_OF_LAYERS
 from ksgen.bench.rows import ResultRow, read_rows
@@ -30,8 +30,10 @@ from ksgen.bench.tables import (
     NONE,
     ResultTable,
     headlines,
+    layers_by_kind,
     layers_summary,
     markdown,
+    measured_names,
     number,
     overview,
     percent,
@@ -49,6 +51,7 @@ from ksgen.values import counted, spanned
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python benchmarks/readme_figures.py -->\n", "<!-- end of figures -->\n"
 NOTHING = "Nothing has been measured on a GPU yet.\n"
+LOST = 0.95  # ratios below count as losses
 PRECISION, LAYOUT, BATCH = "float32", "bsf", 1568  # of README's layers: 8 images of ViT-S/16
 FAMILIES = {
     "vit": "ViT-S/16",
@@ -106,7 +109,7 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     lead = f"**{machine}** ran layers in {PRECISION} at batch {BATCH} ({max(row.date for row in rows)}):"
     note = (
         "A `KSLinear`, frozen for inference, is compared with the dense layer, and with the fastest of PyTorch's "
-        "methods for the dense or the sparse layer. "
+        f"{measured_names(rows, OTHERS_OF_LAYERS)}. "
         "Speed-ups are geometric means; *the least* and *the most* are extremes of the speed-up over the best of "
         "PyTorch. The floor is the time of memory traffic or of arithmetic at peak rates, whichever is longer. "
         "The share of the floor is the median of floor / time."
@@ -124,8 +127,8 @@ def _on_gpus(folder: Path) -> str:
             found = [f"{cells[7]} in {cells[1]} {cells[2]}" for cells in overview(rows).rows]
             sentences.append(
                 f"**{machine_of(path) or rows[0].device}** ran products of the patterns of the paper cited below, "
-                f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest "
-                "other method. In layout bsf, X is (batch, features); in bsl, (features, batch). "
+                f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest of "
+                f"{measured_names(rows, OTHERS)}. In layout bsf, X is (batch, features); in bsl, (features, batch). "
                 f"Median speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results))."
             )
     return " ".join(sentences)
@@ -196,12 +199,41 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
             title = f"{machine or own[0].device}: whole layers"
             parts.append(markdown(replace(headlines(own), title=title)))
             parts.append(markdown(replace(layers_summary(own), title=f"{title}, each contender")))
+            converted = conversions(Results(own, PRECISION, BATCH), LAYOUT)
+            parts += [markdown(replace(converted, title=f"{title}, conversion of weights"))] if converted.rows else []
             parts.append(
                 f"{_when(own)}. All results: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n"
             )
-    for table in (_densities(products), agreement({str(path): rows for path, rows in products if not on_gpu(rows)})):
+    files = [each for name in ("paper", "layers") for each in results(folder, name) if not on_gpu(each[1])]
+    for table in (
+        _losses(files),
+        _densities(products),
+        agreement({str(path): rows for path, rows in products if not on_gpu(rows)}),
+    ):
         parts += [markdown(table)] if table.rows else []
     return "\n".join(parts if is_gpu else [NOTHING, *parts]), pictures
+
+
+def _losses(files: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:
+    """Reliable times where another contender is faster, on processors: patterns by kernels, layers by a `KSLinear`."""
+    lines = []
+    for path, rows in files:
+        kinds = layers_by_kind(rows) if path.stem == "layers" else product(comparisons(rows), LAYOUTS, [False])
+        own, others = (LAYER, OTHERS_OF_LAYERS) if path.stem == "layers" else (OURS, OTHERS)
+        for found, layout, _ in kinds:
+            ratios = found.over(own, others, layout)
+            for job in sorted((each for each in ratios if ratios[each] < LOST), key=ratios.__getitem__):
+                best = found.best[layout][job]
+                other = min((name for name in others if name in best), key=lambda name: best[name].us)
+                what = job.partition(": ")[0] + (f", {STEP_TITLES[found.step]}" if path.stem == "layers" else "")
+                cells = (found.precision, layout, found.batch, other, times(ratios[job]), number(best[own].us))
+                lines.append((machine_of(path) or rows[0].device, what, *cells))
+    columns = ("machine", "pattern or layer", "precision", "layout", "batch", "faster", "ratio", "ours, us")
+    note = (
+        f"Reliable times of others that are below {LOST} times ksgen's. The ratio is the fastest other's time over "
+        "ksgen's: by the fastest kernel for a pattern, by a `KSLinear` for a layer."
+    )
+    return ResultTable.of("Where ksgen loses on processors", columns, lines, note)
 
 
 def _densities(products: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:

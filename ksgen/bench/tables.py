@@ -128,17 +128,31 @@ def overview(rows: Sequence[ResultRow]) -> ResultTable:
             layer = times(results.duel(LAYER, OTHERS, layout).factor)
             lines.append((results.batch, results.precision, layout, others.patterns, *beats, layer, floor))
     columns = (
-        "batch", "precision", "layout", "patterns", "five beaten", "median", "all beaten", "median", "layer",
+        "batch", "precision", "layout", "patterns", "paper's beaten", "median", "all beaten", "median", "layer",
         "of the floor",
     )  # fmt: skip
     note = (
-        "ksgen compared with the fastest of the paper's five methods, and of all others. Medians are over all "
+        "ksgen compared with the fastest of the paper's methods, and of all others. Medians are over all "
         "patterns: above x1 ksgen is faster. A layer is a frozen `KSLinear`, which chooses by itself: its median over "
         "all others."
     )
     return ResultTable.of(
-        "Ours compared with the others", columns, lines, note, unreliable_note(rows), _without_floor(lines)
-    )
+        "Ours compared with the others", columns, lines, note, measured_note(rows, OTHERS), unreliable_note(rows),
+        _without_floor(lines),
+    )  # fmt: skip
+
+
+def measured_names(rows: Iterable[ResultRow], among: Sequence[str]) -> str:
+    """Names of the contenders that have a time, in words; empty if none has one."""
+    measured = {row.implementation for row in rows if row.status == OK}
+    found = [name for name in among if name in measured]
+    return " and ".join(filter(None, (", ".join(found[:-1]), *found[-1:])))
+
+
+def measured_note(rows: Iterable[ResultRow], among: Sequence[str]) -> str:
+    """Sentence that names the contenders that have a time; empty if none has one."""
+    names = measured_names(rows, among)
+    return f"The others that were measured are {names}." if names else ""
 
 
 def _without_floor(lines: Sequence[Sequence[object]]) -> str:
@@ -168,8 +182,9 @@ def processors(rows: Sequence[ResultRow]) -> ResultTable:
         "call."
     )
     return ResultTable.of(
-        "On a processor: ours compared with the best of PyTorch", columns, lines, note, _without_floor(lines)
-    )
+        "On a processor: ours compared with the best of PyTorch", columns, lines, note, measured_note(rows, PYTORCH),
+        _without_floor(lines),
+    )  # fmt: skip
 
 
 def setting(rows: Sequence[ResultRow]) -> ResultTable:
@@ -442,7 +457,8 @@ def headlines(rows: Sequence[ResultRow]) -> ResultTable:
         "training step includes the gradients of x, of all weights and of the bias."
     )
     columns = ("step", "precision", "layout", "batch", "layers", "mean", "least", "most", "faster in", "least of")
-    return ResultTable.of("KSLinear compared with the best of all others", columns, lines, note)
+    others = measured_note(rows, OTHERS_OF_LAYERS)
+    return ResultTable.of("KSLinear compared with the best of all others", columns, lines, note, others)
 
 
 def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:

@@ -64,6 +64,25 @@ def test_the_page_of_benchmarks_has_a_part_per_machine(tmp_path: Path, monkeypat
     assert figures.benchmarks_figures(tmp_path, page) == (figures.NOTHING, {})
 
 
+def test_the_page_of_benchmarks_has_losses_of_processors_and_conversions(tmp_path: Path) -> None:
+    figures, page = script(), tmp_path / "docs" / "benchmarks.md"
+    machine(tmp_path / "abacus", "native", row("1,4,4,2", median_us=9.0), row("1,4,4,2", "einsum", median_us=8.0))
+    machine(tmp_path / "gpu", "driver", row("1,8,8,2", median_us=9.0), row("1,8,8,2", "einsum", median_us=8.0))
+    common = {"layer": "vit up", "layout": "bsf", "batch": 1568, "runtime": "native", "step": "forward"}
+    both = (("layer", 10.0, None), ("grouped", 5.0, 2.5))
+    rows = [row("1,4,4,2", way, median_us=us, conversion_us=taken, **common) for way, us, taken in both]
+    write_csv(rows, tmp_path / "abacus" / "layers.csv")
+    figures.ROOT = tmp_path
+    shown, _ = figures.benchmarks_figures(tmp_path, page)
+    losses = shown.partition("### Where ksgen loses on processors")[2]
+    assert "| 1,4,4,2 | float32 | bsl | 25088 | einsum | x0.89 | 9 |" in losses
+    assert "| vit up, forward | float32 | bsf | 1568 | grouped | x0.50 | 10 |" in losses
+    assert "1,8,8,2" not in losses  # a GPU's
+    assert "The others that were measured are bmm and einsum." in shown
+    assert "whole layers, conversion of weights" in shown
+    assert "| bsf | grouped | 1 | 0.005 | 0.0025 | 0.5 | - |" in shown
+
+
 def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None:
     figures = script()
     assert figures.readme_figures(tmp_path) == (figures.NOTHING, "")
@@ -75,6 +94,7 @@ def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None
         write_csv(rows, tmp_path / name / "layers.csv")
     shown, picture = figures.readme_figures(tmp_path)
     assert "| ViT-S/16 | 1 | x8.00 | x3.00 | x3.00 | x3.00 | 100 % |" in shown
+    assert "PyTorch's bmm, views and dense." in shown.replace("\n", " ")
     assert figures.NOTHING.strip() not in shown
     for words in (
         "ViT-S/16 up, 384 to 1536",

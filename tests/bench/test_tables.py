@@ -4,7 +4,7 @@ import pytest
 
 from ksgen.bench import report, tables
 from ksgen.bench.comparison import Results
-from ksgen.bench.roster import OURS
+from ksgen.bench.roster import OTHERS, OURS
 from ksgen.bench.rows import ResultRow
 from tests.support.bench_report import FOUR, lines
 from tests.support.bench_rows import row
@@ -50,6 +50,12 @@ def test_markdown_tables(rows: list[ResultRow]) -> None:
         [line.count(" | ") for line in block.splitlines() if line.startswith("|")] for block in text.split("\n\n")
     ]
     assert all(len(set(counts)) <= 1 for counts in widths)
+
+
+def test_names_of_what_was_measured() -> None:
+    assert tables.measured_names(FOUR, OTHERS) == "bmm, einsum and dense"
+    assert tables.measured_names(FOUR, ["dense"]) == "dense"
+    assert tables.measured_note(FOUR, ["sparse"]) == ""  # it failed
 
 
 def test_families_are_compared_with_each_other_and_with_pytorch() -> None:
