@@ -128,7 +128,7 @@ def overview(rows: Sequence[ResultRow]) -> ResultTable:
             layer = times(results.duel(LAYER, OTHERS, layout).factor)
             lines.append((results.batch, results.precision, layout, others.patterns, *beats, layer, floor))
     columns = (
-        "batch", "precision", "layout", "patterns", "paper's beaten", "median", "all beaten", "median", "layer",
+        "batch", "precision", "layout", "patterns", "paper beaten", "median", "all beaten", "median", "layer",
         "of the floor",
     )  # fmt: skip
     note = (
