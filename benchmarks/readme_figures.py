@@ -181,7 +181,8 @@ def _shown(name: str) -> str:
 def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
     """Tables of every machine for a page, and their pictures."""
     parts, pictures, is_gpu = [], {}, False
-    layers = {path.parent: rows for path, rows in results(folder, "layers")}
+    of_layers = list(results(folder, "layers"))
+    layers = {path.parent: rows for path, rows in of_layers}
     products = sorted(results(folder, "paper"), key=lambda found: not on_gpu(found[1]))
     for path, rows in products:
         is_gpu |= on_gpu(rows)
@@ -204,12 +205,9 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
             parts.append(
                 f"{_when(own)}. All results: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n"
             )
-    files = [each for name in ("paper", "layers") for each in results(folder, name) if not on_gpu(each[1])]
-    for table in (
-        _losses(files),
-        _densities(products),
-        agreement({str(path): rows for path, rows in products if not on_gpu(rows)}),
-    ):
+    on_processors = [(path, rows) for path, rows in [*products, *of_layers] if not on_gpu(rows)]
+    rules = agreement({str(path): rows for path, rows in on_processors if path.stem == "paper"})
+    for table in (_losses(on_processors), _densities(products), rules):
         parts += [markdown(table)] if table.rows else []
     return "\n".join(parts if is_gpu else [NOTHING, *parts]), pictures
 
@@ -218,14 +216,15 @@ def _losses(files: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:
     """Reliable times where another contender is faster, on processors: patterns by kernels, layers by a `KSLinear`."""
     lines = []
     for path, rows in files:
-        kinds = layers_by_kind(rows) if path.stem == "layers" else product(comparisons(rows), LAYOUTS, [False])
-        own, others = (LAYER, OTHERS_OF_LAYERS) if path.stem == "layers" else (OURS, OTHERS)
+        is_layers = path.stem == "layers"
+        kinds = layers_by_kind(rows) if is_layers else product(comparisons(rows), LAYOUTS, [False])
+        own, others = (LAYER, OTHERS_OF_LAYERS) if is_layers else (OURS, OTHERS)
         for found, layout, _ in kinds:
             ratios = found.over(own, others, layout)
             for job in sorted((each for each in ratios if ratios[each] < LOST), key=ratios.__getitem__):
                 best = found.best[layout][job]
                 other = min((name for name in others if name in best), key=lambda name: best[name].us)
-                what = job.partition(": ")[0] + (f", {STEP_TITLES[found.step]}" if path.stem == "layers" else "")
+                what = job.partition(": ")[0] + (f", {STEP_TITLES[found.step]}" if is_layers else "")
                 cells = (found.precision, layout, found.batch, other, times(ratios[job]), number(best[own].us))
                 lines.append((machine_of(path) or rows[0].device, what, *cells))
     columns = ("machine", "pattern or layer", "precision", "layout", "batch", "faster", "ratio", "ours, us")

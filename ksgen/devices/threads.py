@@ -61,7 +61,7 @@ class ThreadsByTime:
             self._most_ns = 0 if self._is_one else on_one
 
     def _run_faster(self, launch: Callable[[int, Given], object], threads: int, given: Given) -> None:
-        if not self._most_ns or threads <= 1:
+        if not self._most_ns:
             launch(1 if self._is_one else threads, given)
             return
         begin = perf_counter_ns()
