@@ -17,6 +17,7 @@ from release.tutorial import tutorial_page
 from tests import chain_pictures
 from tests.support.libraries import library
 from tests.support.program import needs_device
+from tests.support.prose import long_sentences, sentences, words_in
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "templates").glob("*.md")])
@@ -78,25 +79,9 @@ def test_pages_say_that_what_is_not_installed_runs_in_a_checkout() -> None:
     assert [page.name for page, text in named.items() if not re.search(r"in a\s+\[checkout\]\(", text)] == []
 
 
-def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of paragraphs and lists.
-
-    Code is one word; headings, tables and links' targets do not count.
-    """
-    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    lines = ("" if line.startswith(("#", "|", "<", "![", "    ")) else line for line in text.splitlines())
-    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", "\n".join(lines)):
-        prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", block))
-        yield from re.split(r"(?<=[.!?])[)\"*]*\s+", prose)
-
-
-def words_in(sentence: str) -> int:
-    return sum(bool(re.search(r"\w", word)) for word in sentence.split())
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_sentences_have_at_most_25_words(page: Path) -> None:
-    assert [each for each in sentences(page.read_text(encoding="utf-8")) if words_in(each) > 25] == []
+    assert long_sentences(page.read_text(encoding="utf-8")) == []
 
 
 def test_words_of_sentences_are_counted() -> None:
@@ -105,6 +90,12 @@ def test_words_of_sentences_are_counted() -> None:
         "s\n```\n"
     )
     assert [words_in(each) for each in sentences(text) if words_in(each)] == [3, 2, 2, 4, 1]
+
+
+def test_the_changelog_is_short_and_has_no_measurements() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 61
+    assert re.findall(r"\d+(?:\.\d+)? ?(?:[KMGT]i?B|us|ms|s|%|x|times)\b|\btimed all\b", text) == []
 
 
 def test_make_help_says_one_line_of_every_target() -> None:
