@@ -16,12 +16,23 @@ from typing import NamedTuple
 from ksgen.errors import PatternError
 from ksgen.values import excerpt
 
+__all__ = ["Digit", "Order", "Place"]
 _PIECE = re.compile(r"([iklj])([0-9]{0,2})(?::([0-9]{1,10}))?", re.ASCII)
 
 
 class Digit(NamedTuple):
-    """One digit of a feature's place in memory: it has `size` values, and counts an index (`name`) in steps of
-    `unit`."""
+    """One digit of a feature's place in memory.
+
+    Args:
+        name: Index that it counts: "i", "j", "k" or "l".
+        unit: Step of the index between neighbouring values of the digit.
+        size: Number of the digit's values.
+
+    Examples:
+        >>> from ksgen import Pattern
+        >>> Pattern(2, 4, 3, 1, store="k1:2.i.k2").outputs.digits[:2]
+        (Digit(name='k', unit=2, size=2), Digit(name='i', unit=1, size=2))
+    """
 
     name: str
     unit: int
@@ -29,13 +40,26 @@ class Digit(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Term of one digit in a feature's place in memory: index / unit % size * features."""
+    """Term of one digit in a feature's place in memory: index / unit % size * features.
+
+    Args:
+        name: Index that the digit counts.
+        unit: Step of the index between neighbouring values of the digit.
+        size: Number of the digit's values.
+        is_part: Whether there are digits above this one, so that it is taken modulo `size`.
+        features: Distance of neighbouring values of the digit, in features.
+
+    Examples:
+        >>> from ksgen import Pattern
+        >>> Pattern(2, 4, 3, 5).outputs.places[0]
+        Place(name='i', unit=1, size=2, is_part=False, features=20)
+    """
 
     name: str
     unit: int
     size: int
-    is_part: bool  # whether there are digits above this one, so that it is taken modulo `size`
-    features: int  # distance of neighbouring values of the digit, in features
+    is_part: bool
+    features: int
 
     @property
     def is_divided(self) -> bool:
@@ -43,7 +67,19 @@ class Place(NamedTuple):
         return self.unit > 1
 
     def of(self, index: int) -> int:
-        """Value of the term at a value of its index."""
+        """Compute the value of the term.
+
+        Args:
+            index: Value of the term's index.
+
+        Returns:
+            The term, counted in features.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(2, 4, 3, 5).outputs.places[0].of(1)
+            20
+        """
         return index // self.unit % self.size * self.features
 
 
@@ -107,13 +143,39 @@ class Order:
         return found
 
     def term(self, digit: Digit, features: int) -> Place:
-        """A digit of these features as a term of a place or of an index, with the distance of its neighbouring
-        values."""
+        """Describe a digit of these features as a term of a place or of an index.
+
+        Args:
+            digit: Digit of this order.
+            features: Distance of the digit's neighbouring values.
+
+        Returns:
+            The term.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> order = Pattern(2, 4, 3, 1, store="k1:2.i.k2").outputs
+            >>> order.term(order.digits[0], 4)
+            Place(name='k', unit=2, size=2, is_part=False, features=4)
+        """
         size = self.sizes[self.names.index(digit.name)]
         return Place(*digit, digit.unit * digit.size < size, features)
 
     def weight_of(self, digit: Digit) -> int:
-        """Distance of a digit's neighbouring values in the natural order."""
+        """Compute the distance of a digit's neighbouring values in the natural order.
+
+        Args:
+            digit: Digit of this order.
+
+        Returns:
+            The distance, in features.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> order = Pattern(2, 4, 3, 5, store="i.j.k").outputs
+            >>> [order.weight_of(digit) for digit in order.digits]
+            [20, 1, 5]
+        """
         return digit.unit * prod(self.sizes[self.names.index(digit.name) + 1 :])
 
     @property
@@ -176,15 +238,35 @@ class Order:
         return tuple(shape[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(axes)))
 
     def renamed(self, features: str) -> str:
-        """Text of the same order of the transposed factor's features, which are named `features`."""
+        """Write the same order for the transposed factor, whose outputs are these inputs, or the reverse.
+
+        Args:
+            features: What the features are called in that factor: "inputs" or "outputs".
+
+        Returns:
+            The text of the order.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(2, 4, 3, 5, store="i.j.k").outputs.renamed("inputs")
+            'i.j.l'
+        """
         inner, other = self.names[1], "k" if self.names[1] == "l" else "l"
         return self.text.replace(inner, other) if features != self.features else self.text
 
     def normalized(self) -> str:
-        """The only text of this order: neighbouring digits are merged, and the natural order is empty.
+        """Write this order in its only form: neighbouring digits are merged, and the natural order is empty.
+
+        Returns:
+            The text of the order.
 
         Raises:
             PatternError: The text is no order of the features.
+
+        Examples:
+            >>> from ksgen.order import Order
+            >>> Order("outputs", (2, 4, 5), "j.i.k1:2.k2").normalized()
+            'j.i.k'
         """
         if not isinstance(self.text, str):
             raise self._refused("")
@@ -204,6 +286,11 @@ class Order:
 
         Returns:
             The text of the order.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(4, 6, 16, 1).outputs.before(Pattern(2, 5, 12, 1, load="l.i.j").inputs)
+            'k2:2.i.k1:3'
         """
         pairs = sorted(self.digits_of(then), key=lambda each: then.weight_of(each[1]), reverse=True)
         return self._written([digit for digit, _ in pairs])
@@ -230,7 +317,20 @@ class Order:
         return [(_part(self.digits, *each), _part(then.digits, *each)) for each in pairwise(ends)]
 
     def undivided(self, then: "Order") -> tuple[int, int] | None:
-        """First two neighbouring weights of both orders' digits whose smaller one does not divide the larger one."""
+        """Find two neighbouring weights of both orders' digits whose smaller one does not divide the larger one.
+
+        Args:
+            then: Order in which a next factor reads these outputs.
+
+        Returns:
+            The first such weights; None if each divides the next.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(1, 6, 2, 1, store="k1:3.k2").outputs.undivided(Pattern(2, 5, 3, 1).inputs)
+            >>> Pattern(2, 3, 2, 1).outputs.undivided(Pattern(3, 5, 2, 1).inputs)
+            (2, 3)
+        """
         ends = sorted({*_ends(self.digits), *_ends(then.digits)})
         return next(((low, high) for low, high in pairwise(ends) if high % low), None)
 

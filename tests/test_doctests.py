@@ -1,8 +1,10 @@
-"""Docstrings of public names teach: every parameter is described, and an example runs and prints what it shows."""
+"""Docstrings of public names teach: parameters and errors are described, and an example prints what it shows."""
 
+import ast
 import doctest
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -24,9 +26,12 @@ MODULES = [
     "ksgen.structures",
     "ksgen.transforms",
     "ksgen.reference",
+    "ksgen.order",
     pytest.param("ksgen.torch", marks=pytest.mark.libraries),
+    pytest.param("ksgen.torch.peft", marks=pytest.mark.libraries),
     pytest.param("ksgen.jax", marks=pytest.mark.libraries),
 ]
+NEEDED = {"ksgen.torch": "torch", "ksgen.torch.peft": "peft", "ksgen.jax": "jax"}
 OF_TORCH = ("reset_parameters", "extra_repr", "register_parameter", "train")  # methods of PyTorch with another body
 METHODS = (FunctionType, classmethod, staticmethod, property)
 
@@ -52,8 +57,8 @@ def members(cls: type) -> Iterator[tuple[str, Any]]:
 
 def things(module: str) -> Iterator[tuple[str, Any]]:
     """Yield full name and object of each public name, and of each public member of a class."""
-    if module in ("ksgen.torch", "ksgen.jax"):
-        library(module.removeprefix("ksgen."))
+    if module in NEEDED:
+        library(NEEDED[module])
     for name in public_names(module):
         whole = getattr(import_module(module), name)
         yield f"{module}.{name}", whole
@@ -61,11 +66,33 @@ def things(module: str) -> Iterator[tuple[str, Any]]:
             yield from ((f"{module}.{name}.{member}", each) for member, each in members(whole))
 
 
+def raises(function: Any) -> bool:
+    """Whether the body of a function has a statement that raises an error; nested functions do not count."""
+    left: list[ast.AST] = list(ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].body)  # type: ignore[attr-defined]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Raise) and node.exc:
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
+            left += ast.iter_child_nodes(node)
+    return False
+
+
+def bodies(thing: Any) -> list[Any]:
+    """Functions that run when a class is called, a property is read, or a function is called."""
+    if inspect.isclass(thing):
+        written = (vars(thing).get(name) for name in ("__init__", "__post_init__"))
+        return [each for each in written if each and Path(each.__code__.co_filename).is_file()]
+    return [thing.fget if isinstance(thing, property) else inspect.unwrap(getattr(thing, "__func__", thing))]
+
+
 def complaints(name: str, thing: Any) -> Iterator[str]:
     """Yield what the docstring of a class, a function, a method or a property lacks."""
     text = inspect.cleandoc(thing.__doc__ or "")
     if not text:
         yield f"{name}: no docstring"
+    if any(map(raises, bodies(thing))) and not re.search(r"^Raises:$", text, re.MULTILINE):
+        yield f"{name}: it raises errors, and has no Raises"
     if isinstance(thing, property) or thing is KsgenError:
         return
     if ">>> " not in text:
@@ -89,12 +116,40 @@ def test_docstrings_describe_every_parameter_and_show_an_example(module: str) ->
     assert not found, "\n".join(found)
 
 
+def test_an_error_without_documentation_is_found() -> None:
+    def silent(x: int) -> None:
+        """Check x.
+
+        Args:
+            x: Number.
+
+        Examples:
+            >>> 1
+            1
+        """
+        for _ in range(x):
+            if x < 0:
+                raise ValueError(x)
+
+    def outer() -> Any:
+        def inner() -> None:
+            raise ValueError
+
+        return inner
+
+    assert list(complaints("silent", silent)) == ["silent: it raises errors, and has no Raises"]
+    assert not raises(outer)
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_print_what_they_show(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = dict(things(module))
     chosen_native(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))  # which a search of an example writes
+    if module == "ksgen.torch.peft":  # an example replaces what BOFT builds blocks with
+        boft = import_module("peft.tuners.boft.layer")
+        monkeypatch.setattr(boft, "_FBD_CUDA", boft._FBD_CUDA)
     runner, shown = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS), list[str]()
     for name, thing in found.items():
         test = doctest.DocTestParser().get_doctest(inspect.cleandoc(thing.__doc__ or ""), {}, name, None, 0)
