@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ksgen import __version__
-from ksgen.errors import KsgenError, KsgenWarning
+from ksgen.errors import KsgenDeprecationWarning, KsgenError, KsgenWarning
 from ksgen.values import excerpt
 
 COMMANDS = {
@@ -122,6 +122,8 @@ def _print_own_warnings() -> None:
     """Print ksgen's own warnings in one line each, without their place in the code. Other libraries' warnings are
     unchanged."""
     others = warnings.showwarning
+    if not sys.warnoptions:  # else Python ignores a DeprecationWarning outside of scripts
+        warnings.simplefilter("default", KsgenDeprecationWarning)
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None

@@ -12,12 +12,22 @@ class KsgenWarning(UserWarning):
     """Category of ksgen's warnings. The command line shows them without the place in the code."""
 
 
+class KsgenDeprecationWarning(KsgenWarning, DeprecationWarning):
+    """Category of warnings of names that will be removed."""
+
+
 def warn(message: str, place: tuple[str, int] | None = None) -> None:
     """Warn, and point to the user's line that led to the warning: the current one, or one that `cause` returned."""
     if place is None:
         warnings.warn(message, KsgenWarning, stacklevel=_level() + 1)
     else:
         warnings.warn_explicit(message, KsgenWarning, *place)
+
+
+def warn_deprecated(earlier: str, present: str) -> None:
+    """Warn that a name will be removed, name its replacement, and point to the user's line."""
+    message = f"{earlier} is deprecated and will be removed; use {present}"
+    warnings.warn(message, KsgenDeprecationWarning, stacklevel=_level() + 1)
 
 
 def cause() -> tuple[str, int]:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, TypeGuard
 
-from ksgen.errors import PatternError, warn
+from ksgen.errors import PatternError, warn_deprecated
 from ksgen.order import Order
 from ksgen.values import cached_property, excerpt, listed, whole_number
 
@@ -425,7 +425,7 @@ class Chain:
     @property
     def turn(self) -> int:
         """Deprecated name of `transposing_factor`."""
-        warn("Chain.turn is deprecated and will be removed; use Chain.transposing_factor")
+        warn_deprecated("Chain.turn", "Chain.transposing_factor")
         return self.transposing_factor
 
     @property

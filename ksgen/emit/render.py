@@ -27,7 +27,18 @@ from ksgen.emit.templates import (
     template_of,
 )
 from ksgen.errors import ConstantsError, KsgenError
-from ksgen.families import Family, Geometry, Limits, check, cuda_limits, family_for, family_named, family_of, meant_for
+from ksgen.families import (
+    Family,
+    Geometry,
+    Limits,
+    check,
+    cuda_limits,
+    family_for,
+    family_named,
+    family_of,
+    meant_for,
+    requested_family,
+)
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import WgmmaInstruction
@@ -92,7 +103,7 @@ def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = No
         raise KsgenError(f"unknown dialect {excerpt(dialect)}; accepted: {', '.join(DIALECTS)}")
     if constants is None:
         plain, limits = kernel.untied, PORTABLE[dialect]
-        named = family_named(family) if family else family_for(plain, limits)
+        named = requested_family(family) if family else family_for(plain, limits)
         constants = named.default(plain, limits if named.supports(plain, limits) else NEWEST)
     chosen = family_of(constants)
     kernel = chosen.as_read(kernel, constants)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ksgen.errors import ConstantsError
+from ksgen.errors import ConstantsError, warn_deprecated
 from ksgen.families.amx.family import Amx
 from ksgen.families.base import MAP_ALIGNMENT, Bar, Constexpr, Geometry, Limits, Pass, TensorMap, Work, cuda_limits
 from ksgen.families.cpu_gradient.family import CpuGradient
@@ -50,6 +50,14 @@ def family_named(name: str) -> Family[Any]:
     if not is_word(name, FAMILIES) and not is_word(name, ALIASES):
         raise ConstantsError(f"unknown kernel family {excerpt(name)}; known: {', '.join(FAMILIES)}")
     return FAMILIES[name] if name in FAMILIES else ALIASES[name]
+
+
+def requested_family(name: str) -> Family[Any]:
+    """Family that a user names; an earlier name warns. Stored names are read by `family_named`, without a warning."""
+    family = family_named(name)
+    if name in ALIASES:
+        warn_deprecated(f"kernel family {name}", family.name)
+    return family
 
 
 def present_names(names: str) -> str:
@@ -151,5 +159,5 @@ def operand_of(kernel: KernelSpec, constants: Any) -> str | None:
 __all__ = [
     "ALIASES", "FAMILIES", "MAP_ALIGNMENT", "Bar", "Constexpr", "Family", "Geometry", "Limits", "Pass", "Rule",
     "TensorMap", "Work", "check", "cuda_limits", "families_for", "family_for", "family_named", "family_of",
-    "faster_family", "meant_for", "operand_of", "present_names", "takes_job",
+    "faster_family", "meant_for", "operand_of", "present_names", "requested_family", "takes_job",
 ]  # fmt: skip

@@ -10,7 +10,17 @@ from typing import Any
 from ksgen.build.processors import instruction_sets_here
 from ksgen.devices.base import Device, DeviceLimits
 from ksgen.errors import ConstantsError, DeviceError
-from ksgen.families import Bar, Limits, check, cuda_limits, family_for, family_named, faster_family, takes_job
+from ksgen.families import (
+    Bar,
+    Limits,
+    check,
+    cuda_limits,
+    family_for,
+    family_named,
+    faster_family,
+    requested_family,
+    takes_job,
+)
 from ksgen.passport import FORCE, bars
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -169,7 +179,7 @@ def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) ->
 
     `ConstantsError` if it is disabled there, or does not support the kernel.
     """
-    family = family_named(name)
+    family = requested_family(name)
     if (bar := limits.bar_of(family.name)) and bar.is_disabled:
         raise ConstantsError(f"{kernel.name}: {family.name} is {bar.reason}; {FORCE}={family.name} forces it")
     if not takes_job(family, kernel, limits, batch):

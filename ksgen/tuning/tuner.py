@@ -10,7 +10,7 @@ from statistics import median
 from ksgen.build.request import Binary
 from ksgen.emit.templates import template_digest
 from ksgen.errors import KsgenError
-from ksgen.families import family_for, family_named, operand_of, takes_job
+from ksgen.families import family_for, family_named, operand_of, requested_family, takes_job
 from ksgen.launch.choice import limits_from
 from ksgen.launch.fused import verdict_for
 from ksgen.locks import new_lock
@@ -75,6 +75,8 @@ class Tuner:
     def __init__(self, engine: Engine, store: TrialStore, options: SearchOptions = SearchOptions()) -> None:
         if not is_word(options.strategy, STRATEGIES):
             raise KsgenError(f"strategy {excerpt(options.strategy)}: accepted: {', '.join(STRATEGIES)}")
+        if options.family is not None:
+            requested_family(options.family)
         self.engine, self.store, self.options = engine, store, options
         self.stop = threading.Event()
         self.limits = limits_from(engine.facts.kind, engine.facts.target, engine.facts.limits)

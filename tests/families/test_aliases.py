@@ -1,6 +1,7 @@
 """Earlier names of families and of their constants: a caller or a file that gives one means the present one."""
 
 import json
+import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ import pytest
 
 from ksgen.bench.rows import read_rows, write_csv
 from ksgen.emit.render import render
-from ksgen.errors import ConstantsError, KsgenError
+from ksgen.errors import ConstantsError, KsgenError, KsgenWarning
 from ksgen.families import ALIASES, FAMILIES, Limits, cuda_limits, family_named, family_of, present_names
 from ksgen.families.expected import expected_us
 from ksgen.families.mma.chain import MmaChainConstants
@@ -24,8 +25,12 @@ from ksgen.tuning.job import Job
 from ksgen.tuning.model import Machine
 from ksgen.tuning.pool import list_space
 from ksgen.tuning.trials import Trial, TrialStore
+from ksgen.tuning.tuner import SearchOptions, Tuner
 from ksgen.wisdom import Entry, Wisdom, dump, parse_export
 from tests.support.bench_rows import row
+from tests.support.fake_gpu import FakeGpu
+from tests.support.program import ksgen_program
+from tests.support.tuning_search import TimedEngine
 
 CPU = Limits(
     2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False, tiles=("bf16", "f16")
@@ -69,6 +74,10 @@ def entry_of(alias: str) -> Entry:
     )
 
 
+def deprecation_of(alias: str) -> str:
+    return f"kernel family {alias} is deprecated and will be removed; use {family_named(alias).name}"
+
+
 def test_no_alias_is_the_name_of_a_family_and_each_means_one() -> None:
     assert not set(ALIASES) & set(FAMILIES)
     assert all(family_named(name).name in FAMILIES for name in ALIASES)
@@ -79,10 +88,35 @@ def test_no_alias_is_the_name_of_a_family_and_each_means_one() -> None:
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_a_family_asked_for_by_an_earlier_name_is_chosen_by_its_present_one(alias: str) -> None:
-    found = choice_by_name(alias, kernel_of(alias), 40, limits_of(alias))
+    with pytest.warns(DeprecationWarning, match=f"^{deprecation_of(alias)}$"):
+        found = choice_by_name(alias, kernel_of(alias), 40, limits_of(alias))
     assert found.family == family_named(alias).name
     assert family_of(found.constants) is FAMILIES[found.family]
     assert alias in (found.constants.entry_family, found.family)
+
+
+def test_each_place_where_a_user_names_a_family_warns_of_an_earlier_name(tmp_path: Path) -> None:
+    kernel, store = kernel_of("few"), TrialStore(tmp_path / "trials.sqlite")
+    engine = TimedEngine(FakeGpu(), lambda *_: 1.0)
+    calls = (
+        lambda name: render(kernel, family=name),
+        lambda name: Tuner(engine, store, SearchOptions(family=name)),
+        lambda name: choice_by_name(name, kernel, 40, GPU),
+    )
+    for call in calls:
+        with pytest.warns(KsgenWarning, match=deprecation_of("few")) as warned:
+            call("few")
+        assert (len(warned), warned[0].filename) == (1, __file__)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call("gemv")
+
+
+def test_the_command_line_shows_that_a_familys_name_is_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text("kernels: [{pattern: [1,64,48,2], precision: bfloat16}]\n")
+    for name, lines in (("few", [f"ksgen: {deprecation_of('few')}"]), ("gemv", [])):
+        done = ksgen_program("emit", "small.yaml", "--family", name, cwd=tmp_path)
+        assert (done.returncode, done.stderr.splitlines()) == (0, lines)
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -180,7 +214,7 @@ def test_a_search_by_an_earlier_name_has_the_constants_that_it_meant(alias: str)
     assert len(list_space(job, machine)) > len(listed)
 
 
-def test_a_family_of_several_ways_has_a_default_of_each_and_takes_the_fastest() -> None:
+def test_a_family_of_several_variants_has_a_default_of_each_and_takes_the_fastest() -> None:
     family, kernel = FAMILIES["wgmma"], KERNELS["multiply"]
     each = family.defaults(kernel, GPU, 4096)
     assert [own.x_from for own in each] == ["registers", "permuted"]

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from ksgen import files
-from ksgen.errors import KsgenError, SpecError, warn
+from ksgen.errors import KsgenError, SpecError, warn_deprecated
 from ksgen.pattern import Chain
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import OPTIONS, KSLinear
@@ -45,7 +45,7 @@ class RuleEntry:
 
 def __getattr__(name: str) -> Any:
     if name == "Beside":  # the earlier name, which pickled rules also have
-        warn("Beside is deprecated and will be removed; use RuleEntry")
+        warn_deprecated("Beside", "RuleEntry")
         return RuleEntry
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
