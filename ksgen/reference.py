@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ksgen.errors import LaunchError, PatternError
 from ksgen.order import Order
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, Storage
+from ksgen.spec import LAYOUTS, Activation, Layout, Storage
 from ksgen.spec.kernel import is_word
 from ksgen.values import excerpt
 
@@ -91,10 +91,10 @@ def multiply(
     pattern: Pattern,
     x: ArrayLike,
     weights: ArrayLike,
-    layout: str,
+    layout: Layout,
     *,
     bias: ArrayLike | None = None,
-    activation: str = "none",
+    activation: Activation = "none",
     residual: ArrayLike | None = None,
     residual_first: bool = False,
 ) -> Float64:
@@ -196,7 +196,7 @@ def values_of(storage: Storage) -> Float64:
     return np.where(sizes > storage.largest, np.nan, sizes) * np.where(bits < 128, 1, -1)
 
 
-def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: str) -> Float64:
+def gradient(pattern: Pattern, x: ArrayLike, grad_y: ArrayLike, layout: Layout) -> Float64:
     """Compute the gradient of the weights from x and the gradient of y: dY^T conj(X) per block.
 
     Args:
@@ -273,11 +273,11 @@ def _free_entries(pattern: Pattern, dense: Float64) -> Float64:
     return view
 
 
-def _in_layout(layout: str, batch: Size, features: Size) -> tuple[Size, Size]:
+def _in_layout(layout: Layout, batch: Size, features: Size) -> tuple[Size, Size]:
     return (batch, features) if layout == "bsf" else (features, batch)
 
 
-def _batch_first(array: NDArray[Any], layout: str) -> NDArray[Any]:
+def _batch_first(array: NDArray[Any], layout: Layout) -> NDArray[Any]:
     return array if layout == "bsf" else array.T
 
 

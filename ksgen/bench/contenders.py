@@ -24,7 +24,7 @@ from ksgen.bench.timing import BusyCudaClock, ReadyContender
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render
-from ksgen.emit.templates import template_digest
+from ksgen.emit.templates import Dialect, template_digest
 from ksgen.errors import KsgenError, ToolchainError, warn
 from ksgen.families import family_for, family_named, meant_for, operand_of
 from ksgen.families.chains import factor_kernels, layer_kernels
@@ -285,7 +285,7 @@ def _sources(device: Device, launches: Sequence[KernelSpec], choices: Sequence[C
 
 
 @lru_cache(maxsize=1024)
-def rendered(kernel: KernelSpec, choice: Choice, dialect: str) -> Source:
+def rendered(kernel: KernelSpec, choice: Choice, dialect: Dialect) -> Source:
     return render(kernel, choice.constants, family=choice.family, dialect=dialect)
 
 

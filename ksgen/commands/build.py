@@ -28,6 +28,7 @@ from ksgen.commands.common import (
 )
 from ksgen.devices.native import ThreadsCompiler, limits_for, open_device, threads_request, working_compiler
 from ksgen.emit.render import Source, render
+from ksgen.emit.templates import Dialect
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.families import Limits, cuda_limits, family_named
 from ksgen.families.expected import CLASSES, LARGE, SMALL
@@ -150,7 +151,7 @@ class _Setup:
 
     target: str
     compiler: Compiler
-    dialect: str
+    dialect: Dialect
     limits: Limits
     device_name: str | None = None  # device whose wisdom launchers will follow, if known
 
@@ -284,7 +285,7 @@ def _sources_for(spec: Spec, setup: _Setup, wisdom: Wisdom, adds_tuned: bool) ->
     return list(sources.values())
 
 
-def _sources(spec: Spec, limits: Limits, dialect: str, wisdom: Wisdom) -> list[Source]:
+def _sources(spec: Spec, limits: Limits, dialect: Dialect, wisdom: Wisdom) -> list[Source]:
     """Sources that launchers with these limits will render: one per batch in wisdom and per class of batches."""
     classes = (
         [1 << power for power in range(LARGEST_CPU_BATCH.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *SMALL]

@@ -2,12 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ksgen.commands.common import SPEC, OneOf, find_spec, folder_option, json_option, output_folder, print_json
 from ksgen.spec import load, schema
 from ksgen.values import counted
+
+if TYPE_CHECKING:
+    from ksgen.emit.templates import Dialect
 
 
 @click.command("emit")
@@ -18,7 +22,7 @@ from ksgen.values import counted
 )
 @click.option("--family", help="Emit this family's sources for inspection. Launchers still choose a family themselves.")
 @json_option
-def command(spec: Path, output: Path | None, dialect: str, family: str | None, as_json: bool) -> None:
+def command(spec: Path, output: Path | None, dialect: "Dialect", family: str | None, as_json: bool) -> None:
     """Write the kernels and launchers of a spec into a folder: one commented source per kernel, a manifest, and a
     Python module to import.
 

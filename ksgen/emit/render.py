@@ -18,6 +18,7 @@ from ksgen.emit.templates import (
     DIALECTS,
     LIBRARIES,
     VECTOR_LIBRARIES,
+    Dialect,
     dialects_of,
     fill,
     has_parts,
@@ -66,7 +67,7 @@ class Source:
 
     text: str = field(repr=False)
     entry: str
-    dialect: str
+    dialect: Dialect
     kernel: KernelSpec
     family: str
     constants: Any
@@ -93,7 +94,9 @@ class Source:
         return f"{self.entry}_{name}"
 
 
-def render(kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: str = "cuda") -> Source:
+def render(
+    kernel: KernelSpec, constants: Any = None, *, family: str | None = None, dialect: Dialect = "cuda"
+) -> Source:
     """Render the kernel's source with these constants.
 
     The default is the family's constants for the portable limits, or for the newest GPU if those do not suffice. Ties
@@ -196,7 +199,7 @@ class Probe:
 
 
 def render_probe(
-    precision: str, dialect: str, threads: int, operand: str | None = None, wgmma: WgmmaInstruction | None = None
+    precision: str, dialect: Dialect, threads: int, operand: str | None = None, wgmma: WgmmaInstruction | None = None
 ) -> Probe:
     """Copy and multiply-add kernels that `roofline.py` times. With an `operand`, tensor cores multiply."""
     multiplier = "probe/multiply_add" if operand is None else "wgmma/probe" if wgmma else "probe/mma"
@@ -255,7 +258,7 @@ def entry_name(kernel: KernelSpec, family: Family[Any], constants: Any, portable
     return f"{kernel.name}_{hashlib.sha256(facts.encode()).hexdigest()[:8]}"
 
 
-def emit(spec: Spec, folder: Path, dialect: str = "cuda", family: str | None = None) -> list[Source]:
+def emit(spec: Spec, folder: Path, dialect: Dialect = "cuda", family: str | None = None) -> list[Source]:
     """Write the spec's folder: one source per kernel, the manifest, the launchers.
 
     Files of an earlier emit are replaced; other files stay. With a `family`, it writes only the kernels that this

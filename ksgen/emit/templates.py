@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 from jinja2.bccache import Bucket
@@ -69,7 +69,8 @@ def _seal(compiled: bytes) -> bytes:
     return hashlib.sha256(compiled).digest()
 
 
-DIALECTS = {"cuda": ".cu", "opencl": ".cl"}
+Dialect = Literal["cuda", "opencl"]
+DIALECTS: dict[Dialect, str] = {"cuda": ".cu", "opencl": ".cl"}
 LIBRARIES = {  # snippet libraries of a dialect; each may use those before it
     "cuda": ("cuda", "ptx", "numbers", "epilogue", "tile", "parts", "chunks", "operands", "warpgroups"),
     "opencl": ("opencl", "numbers", "epilogue", "tile", "parts"),
@@ -248,7 +249,7 @@ def part_libraries(family: Family[Any], kind: type[Any]) -> tuple[str, ...]:
     return tuple(each for each in PART_LIBRARIES if each != "operands" or kind.on_tensor_cores)
 
 
-def dialects_of(family: Family[Any], kind: type[Any]) -> tuple[str, ...]:
+def dialects_of(family: Family[Any], kind: type[Any]) -> tuple[Dialect, ...]:
     """Dialects in which the family's template for such constants can be rendered."""
     if (template := template_of(family, kind)).endswith(".cl.j2"):
         return ("opencl",)
@@ -261,7 +262,7 @@ def has_parts(template: str) -> bool:
     return "with_snippets" in (resource("templates") / template).read_text(encoding="utf-8")
 
 
-def libraries(family: Family[Any], kind: type[Any], dialect: str, in_parts: bool = False) -> tuple[str, ...]:
+def libraries(family: Family[Any], kind: type[Any], dialect: Dialect, in_parts: bool = False) -> tuple[str, ...]:
     """Snippet libraries that the family's sources with such constants may use in a dialect, in order.
 
     `in_parts` says that the source has parts with snippets of their own. The result then excludes the parts' snippets.

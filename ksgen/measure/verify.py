@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from math import sqrt
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ksgen.measure.queued import time_launches
 from ksgen.measure.trust import BLOCK_SECONDS, Blocks, Timer, block_of, take_blocks
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
-from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.spec import PRECISIONS, Activation, KernelSpec, Layout
 from ksgen.spec.kernel import SLICES
 from ksgen.values import cached_property
 
@@ -137,18 +137,20 @@ class Problem:
     def truth(self) -> Array:
         """Reference values of the compared part, in float64."""
         kernel, pattern = self.kernel, self.kernel.pattern
+        layout, y_layout = cast("Layout", kernel.layout), cast("Layout", kernel.y_layout)
+        activation, between = cast("Activation", kernel.epilogue.activation), cast("Activation", kernel.between)
         if self.grad_y is not None:
             fewer = replace(pattern, d=len(np.arange(pattern.d)[self.chosen]))
             return reference.gradient(
-                fewer, self._planes(self.x, pattern.c), self._planes(self.grad_y, pattern.b), kernel.layout
+                fewer, self._planes(self.x, pattern.c), self._planes(self.grad_y, pattern.b), layout
             )
-        residual = None if self.residual is None else self._rows(self.residual, kernel.y_layout)
-        x = self._rows(self.x, kernel.layout)
+        residual = None if self.residual is None else self._rows(self.residual, y_layout)
+        x = self._rows(self.x, layout)
         for factor, weights in zip(kernel.factors.factors[:-1], self.before, strict=True):
-            x = reference.multiply(factor, x, weights, kernel.layout, activation=kernel.between)
+            x = reference.multiply(factor, x, weights, layout, activation=between)
         return reference.multiply(
-            pattern, x.T if kernel.out_layout else x, self.weights, kernel.y_layout,
-            bias=self.bias, activation=kernel.epilogue.activation, residual=residual,
+            pattern, x.T if kernel.out_layout else x, self.weights, y_layout,
+            bias=self.bias, activation=activation, residual=residual,
             residual_first=kernel.epilogue.residual_first,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ separate launches that it is compared with. Runs nothing.
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ksgen.devices.base import DeviceLimits
 from ksgen.families.chains import factor_kernels, layer_kernels
@@ -51,7 +51,7 @@ class Facts:
 
     name: str
     target: str
-    dialect: str
+    dialect: Literal["cuda", "opencl"]
     kind: str
     driver_version: str
     limits: DeviceLimits

@@ -27,7 +27,7 @@ from ksgen.build.request import Binary
 from ksgen.devices import find_device
 from ksgen.devices.base import Device, RefusedError
 from ksgen.emit.render import Source, render
-from ksgen.emit.templates import template_digest
+from ksgen.emit.templates import Dialect, template_digest
 from ksgen.errors import DeviceError, KsgenError, LaunchError
 from ksgen.families import FAMILIES, family_named
 from ksgen.launch.choice import Choice
@@ -89,7 +89,7 @@ class Bencher:
     def ceilings(self, precision: str, operand: str | None) -> Ceilings:
         return measure_ceilings(self._device, precision, operand)
 
-    def compile(self, kernel: KernelSpec, candidate: Candidate, target: str, dialect: str) -> Binary:
+    def compile(self, kernel: KernelSpec, candidate: Candidate, target: str, dialect: Dialect) -> Binary:
         """Compile a candidate. Opens no GPU, because a compiler for CUDA needs none."""
         source = _source_of(kernel, candidate, dialect)
         return build(source.text, source.entry, target, self._device.compiler() if dialect == "opencl" else None)
@@ -196,7 +196,7 @@ class Bencher:
         return Outcome("measured")
 
 
-def _source_of(kernel: KernelSpec, candidate: Candidate, dialect: str) -> Source:
+def _source_of(kernel: KernelSpec, candidate: Candidate, dialect: Dialect) -> Source:
     return render(kernel, candidate.constants, family=candidate.family, dialect=dialect)
 
 
