@@ -33,6 +33,6 @@ def use_bundle(path: str) -> None:
         >>> ksgen.use_bundle("missing.ksb")
         Traceback (most recent call last):
         ...
-        ksgen.errors.KsgenError: ...missing.ksb: there is no such bundle
+        ksgen.errors.KsgenError: ...missing.ksb: there is no such bundle; ...
     """
     PLANNER.use_bundle(path)

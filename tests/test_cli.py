@@ -39,7 +39,7 @@ MISTAKES = [
     (["wisdom", "merge"], "ksgen: Missing argument 'FIRST'. (ksgen wisdom merge --help)"),
     (["run", "--pattern", "1,2,3"], "ksgen: '1,2,3' is not a pattern"),
     (["run", "--pattern", "1,0,3,1"], "ksgen: "),
-    (["run", "--pattern", "1,2,3,1", "--batch", "0"], "ksgen: --batch 0: a batch is a whole number of at least 1"),
+    (["run", "--pattern", "1,2,3,1", "--batch", "0"], "ksgen: --batch 0: accepted: a whole number of at least 1"),
     (
         ["run", "--pattern", "1,2,3,1", "--precision", "float8"],
         "ksgen: Invalid value for '--precision': 'float8'; did you mean float64? accepted: float32, float64",

@@ -286,7 +286,9 @@ def picture(rows: Sequence[ResultRow], machine: str = "") -> str:
     """Draw all charts of a file of results as one SVG."""
     title = f"Kronecker-sparse products: {machine or _devices(rows)}"
     if not (panels := [panel for each in charts(rows) for panel in each.panels]):
-        raise KsgenError("the file has no reliable time of ksgen, so there is nothing to draw")
+        raise KsgenError(
+            "the file has no reliable time of ksgen, so there is nothing to draw; measure again on an idle machine"
+        )
     return drawn_picture(title, panels)
 
 

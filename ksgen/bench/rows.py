@@ -312,7 +312,7 @@ def _read_log(path: Path) -> list[ResultRow]:
     try:
         return [row_of(contender) for contender in read_log(path).contenders.values()]
     except (TypeError, KeyError, AttributeError) as error:
-        raise KsgenError(f"{path}: a line is incomplete or malformed ({excerpt(str(error))})") from error
+        raise KsgenError(f"{path}: a line is incomplete or malformed ({excerpt(str(error))}); delete it") from error
 
 
 def _read_csv(path: Path) -> list[ResultRow]:
@@ -343,7 +343,7 @@ def _read_parquet(path: Path) -> list[ResultRow]:
     except (OSError, ArrowException) as error:
         raise KsgenError(f"{path}: cannot be read ({excerpt(str(error))})") from error
     except KeyError as error:
-        raise KsgenError(f"{path}: the column {error.args[0]} is missing") from error
+        raise KsgenError(f"{path}: the column {error.args[0]} is missing; it has {', '.join(COLUMNS)}") from error
 
 
 def _row_of_text(texts: Mapping[str, str | None], where: str) -> ResultRow:

@@ -123,7 +123,7 @@ class Bundle:
         except UntrustedError as error:
             raise KsgenError(str(error)) from None
         except FileNotFoundError:
-            raise KsgenError(f"{shown(self.path)}: there is no such bundle") from None
+            raise KsgenError(f"{shown(self.path)}: there is no such bundle; `ksgen bundle` makes one") from None
         except _ZIP_ERRORS as error:
             raise KsgenError(
                 f"{shown(self.path)} is no ksgen bundle, or one that was cut short ({shorten(str(error), 400)})"

@@ -132,7 +132,7 @@ class Children:
                 left = self._give_way(child, group, seconds) if self._is_background and group else seconds
                 log, _ = child.communicate(timeout=left)
             except subprocess.TimeoutExpired:
-                limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS)"
+                limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS); set the variable to more"
                 raise ToolchainError(f"{command[0]} was stopped: it had not finished after {limit}") from None
             finally:
                 with self._guard:

@@ -253,10 +253,13 @@ def _fault_of(worker: Worker, case: Case, binary: Binary, facts: Facts) -> str:
         reason = outcome.reason if outcome.state == "wrong" else ""
     except LostError as lost:
         if lost.is_killed:
-            raise DeviceError(f"{facts.name}: no verdict on {case.candidate.family}: its process was killed") from None
+            what = f"no verdict on {case.candidate.family}: its process was killed"
+            raise DeviceError(f"{facts.name}: {what}; try again on an idle machine") from None
         reason = lost.reason
     if "out of memory" in reason.lower():
-        raise DeviceError(f"{facts.name}: no memory is left on the GPU for a proof ({reason})")
+        raise DeviceError(
+            f"{facts.name}: no memory is left on the GPU for a proof ({reason}); end other programs on it"
+        )
     return reason and f"{case.kernel.name}: {reason} ({case.candidate})"
 
 

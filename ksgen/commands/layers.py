@@ -75,7 +75,8 @@ class Wanted:
 
         found = {each: place for each, place in kernels_of_spec(load(find_spec(spec))).items() if self.matches(each)}
         if not found:
-            raise SpecError(f"{spec}: no kernel in it is {' and '.join(filter(None, astuple(self)))}")
+            asked = " and ".join(filter(None, astuple(self)))
+            raise SpecError(f"{spec}: no kernel in it is {asked}; `ksgen show --spec {spec}` lists them")
         return found
 
 
@@ -181,7 +182,8 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
         )
     kernels: list[KernelSpec] = [*launches, *(loaded.wanted[name] if is_product else ())]
     if not (kernel := next(filter(wanted.matches, kernels), None)):
-        raise SpecError(f"{spec}: no kernel of layer {name} is {' and '.join(filter(None, astuple(wanted)))}")
+        asked = " and ".join(filter(None, astuple(wanted)))
+        raise SpecError(f"{spec}: no kernel of layer {name} is {asked}; `ksgen show --spec {spec}` lists them")
     return kernel, loaded.batch_places.get(kernel)
 
 

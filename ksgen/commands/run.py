@@ -83,7 +83,7 @@ def command(
     from ksgen.measure.verify import measure, most_sets
 
     if batch is not None and batch < 1:
-        raise SpecError(f"--batch {batch}: a batch is a whole number of at least 1")
+        raise SpecError(f"--batch {batch}: accepted: a whole number of at least 1")
     epilogue = epilogue_of(bias, activation, residual, residual_first)
     place = None  # where a spec states the batch
     if spec is None and layer_name is None:

@@ -117,7 +117,7 @@ def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _
     kernels = [first for each in by_pattern.values() if (first := _first(wanted, each))]
     if not kernels:
         line = " and ".join(f"{name} {value}" for name, value in vars(wanted).items() if value)
-        raise SpecError(f"{spec}: no kernel in it has {line}")
+        raise SpecError(f"{spec}: no kernel in it has {line}; `ksgen show --spec {spec}` lists them")
     layers = {}
     for name, chains in loaded.chains_of.items():
         if match := next(filter(wanted.matches, loaded.wanted[name]), None):

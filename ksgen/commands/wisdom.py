@@ -118,7 +118,7 @@ def export(device: str | None, output: Path | None) -> None:
       ssh gpu ksgen wisdom export | ksgen wisdom import /dev/stdin
     """
     if not (known := _known(device)):
-        raise KsgenError("nothing to export: this machine has no wisdom yet (ksgen wisdom show)")
+        raise KsgenError("nothing to export: this machine has no wisdom yet; `ksgen tune` makes some")
     _write(known, output)
 
 

@@ -270,7 +270,8 @@ def emit(spec: Spec, folder: Path, dialect: Dialect = "cuda", family: str | None
         else [each for each in spec.kernels if family_named(family).supports(each, NEWEST)]
     )
     if family and not kernels:
-        raise ConstantsError(f"{spec.name}: {family} supports none of its kernels ({family_named(family).why})")
+        why = family_named(family).why
+        raise ConstantsError(f"{spec.name}: {family} supports none of its kernels ({why}); accepted: another, or none")
     every = [render(kernel, family=family, dialect=dialect) for kernel in kernels]
     # a kernel whose ties are not read has the source of another
     sources = list({source.digest: source for source in every}.values())

@@ -362,7 +362,8 @@ def _checked(
                 f"{caller!r}: weights in {form.stored} with precision={precision}; accepted: x of {accepted}"
             )
         if form.shape not in (None, pattern.shape):
-            raise LaunchError(f"{caller!r}: these weights were packed for pattern {Pattern.read(form.shape)}")
+            packed = Pattern.read(form.shape)
+            raise LaunchError(f"{caller!r}: these weights were packed for pattern {packed}; pack them again")
         if form.dtype not in (None, dtype) and form.stored == SAME:
             raise LaunchError(
                 f"{caller!r}: packed weights are {form.dtype} and x is {dtype}; give both in one precision"

@@ -219,4 +219,6 @@ def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limi
     if not family.runs(kernel, constants, limits):
         raise ConstantsError(f"{kernel.name}: {family.name} does not run on this device ({family.why}): {constants}")
     if not limits.async_copies and getattr(constants, "copy", None) == "async":
-        raise ConstantsError(f"{kernel.name}: the device has no asynchronous copies: {constants}")
+        raise ConstantsError(
+            f"{kernel.name}: {constants}: the device has no asynchronous copies; accepted: copy=registers"
+        )

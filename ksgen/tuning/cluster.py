@@ -48,7 +48,9 @@ class ClusterEngine(Engine):
             connect: Any = distributed.Client
             self._client = connect(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
-            raise KsgenError(f"--scheduler {scheduler}: no Dask scheduler answers there ({error})") from None
+            raise KsgenError(
+                f"--scheduler {scheduler}: no Dask scheduler answers there ({error}); `dask scheduler` starts one"
+            ) from None
         try:
             self.facts = self._most_common()
             workers = self._client.scheduler_info(n_workers=-1)["workers"]

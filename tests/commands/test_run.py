@@ -255,7 +255,10 @@ def test_a_sum_is_several_launches_each_with_a_name(tmp_path: Path) -> None:
             ("--spec", "SPEC", "--layer", "apart"),
             "SPEC: layer apart has fuse: no, which forbids one launch of all factors; accepted: a layer without it",
         ),
-        (("--spec", "SPEC", "--layer", "up", "--precision", "bfloat16"), "SPEC: no kernel of layer up is bfloat16"),
+        (
+            ("--spec", "SPEC", "--layer", "up", "--precision", "bfloat16"),
+            "SPEC: no kernel of layer up is bfloat16; `ksgen show --spec SPEC` lists them",
+        ),
         (("--layer", "up"), "--layer 'up' names a layer of a spec; accepted: with --spec FILE"),
         (
             ("2,9,5,3", "--spec", "SPEC", "--layer", "up", "--bias", "--between", "relu", "--job", "gradient"),

@@ -193,7 +193,9 @@ def test_show_takes_precisions_layouts_and_storage_from_a_spec(tmp_path: Path) -
     assert kernels == ["ks_6x64x64x1_float32_int8_bsf", "ks_1x768x384x1_float32_int8_bsf"]
     assert launches == ["ks_6x64x64x1_1x768x384x1_float32_int8_bsf"]
     caught = run("show", "--spec", str(tmp_path / "own.yaml"), "--precision", "float64", "--weights", "int8").exception
-    assert str(caught) == f"{tmp_path / 'own.yaml'}: no kernel in it has precision float64 and weights int8"
+    own = tmp_path / "own.yaml"
+    says = "no kernel in it has precision float64 and weights int8"
+    assert str(caught) == f"{own}: {says}; `ksgen show --spec {own}` lists them"
 
 
 @pytest.mark.parametrize(

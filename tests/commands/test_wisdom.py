@@ -100,7 +100,7 @@ def test_show_of_nothing_says_where_it_looked(folders: tuple[Path, Path]) -> Non
     for folder in folders:
         (folder / "nvidia-h200.json").unlink()
     assert said("show") == f"no wisdom yet in {folders[0]} or {folders[1]}\n"
-    assert mistake("export") == "nothing to export: this machine has no wisdom yet (ksgen wisdom show)"
+    assert mistake("export") == "nothing to export: this machine has no wisdom yet; `ksgen tune` makes some"
 
 
 @pytest.mark.parametrize(

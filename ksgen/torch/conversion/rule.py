@@ -29,8 +29,8 @@ _MOST_BYTES = 2**26  # size of the largest rule file that is read
 class RuleEntry:
     """Rule entry for a layer of `count` chains side by side, such as q, k and v.
 
-    Each chain computes its part of the outputs. `options` are options of every chain's `KSLinear`; those of `convert`
-    take precedence.
+    Each chain computes its part of the outputs. `options` are options of every chain's `KSLinear`. The options of
+    `convert` take precedence.
     """
 
     chain: Chain
@@ -145,7 +145,9 @@ def save_rule(model: nn.Module, path: str | PathLike[str]) -> None:
     if place.suffix != ".json":
         raise SpecError(f"{shown(place)}; accepted: a name that ends in .json")
     if not (rule := rule_of(model)):
-        raise SpecError(f"the {type(model).__name__} has no KSLinear in it, so that there is no rule to save")
+        raise SpecError(
+            f"the {type(model).__name__} has no KSLinear in it, so that there is no rule to save; `convert` it first"
+        )
     files.write(place, json.dumps({"layers": as_json(rule)}, indent=1) + "\n")
 
 
@@ -155,7 +157,7 @@ def load_rule(path: str | PathLike[str]) -> dict[str, RuleEntry]:
     try:
         content = json.loads(files.read(place, _MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(f"{shown(place)}: cannot be read as a rule ({error})") from error
+        raise SpecError(f"{shown(place)}: cannot be read as a rule ({error}); accepted: a file of save_rule") from error
     return exactly(from_json(content.get("layers") if isinstance(content, dict) else content, shown(place)))
 
 

@@ -114,7 +114,10 @@ class KSSum(Layers):
                 own = {name: rest.pop(name) for name in (*each.shapes, "bias") if name in rest}
                 layers.append(KSLinear.from_structure(each, own, **options))
         if rest:
-            raise LaunchError(f"KSSum: got {', '.join(sorted(map(str, rest)))}, which no structure has")
+            known = ", ".join(dict.fromkeys(name for each in given for name in (*each.shapes, "bias")))
+            raise LaunchError(
+                f"KSSum: got {', '.join(sorted(map(str, rest)))}, which no structure has; accepted: {known}"
+            )
         return cls(layers, activation)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
