@@ -1,7 +1,7 @@
 """PEFT's OFT, BOFT and GraLoRA with and without `ksgen.torch.peft.accelerate`: `python -m benchmarks.peft_layers`.
 
-"adapter" is a training step of one layer without its base layer: the rotation of x, or the update of y, with gradients
-of x and of the parameters. "step" is a training step of a Llama with an adapter on every linear layer, and AdamW.
+"adapter" is a training step of one layer without its base layer, with gradients of x and of the parameters. It rotates
+x, or updates y. "step" is a training step of a Llama with an adapter on every linear layer, and AdamW.
 Contenders alternate. "MB" is what one layer stores for the backward pass and in buffers, without parameters.
 """
 

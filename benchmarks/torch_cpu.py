@@ -2,10 +2,10 @@
 
 Layers have one factor and no bias. With `--layers` they are those of transformers with a bias, compared with
 `nn.Linear` too. With `--convolutions` they are `KSConv1x1` in both memory formats, compared with `nn.Conv2d`, and the
-batch counts images. The steps are "forward" with frozen layers; "unfrozen", in which only PyTorch's backends are
-frozen; "compiled" by `torch.compile`, if asked for; and "training", with gradients of x and the weights. All backends
-alternate on all cores, on memory that was used before, with a pause before each block of runs. A row shows the time of
-auto, and the ratio of each backend's time to it.
+batch counts images. The step "forward" has frozen layers, and "unfrozen" frozen ones of PyTorch's backends alone.
+"compiled" is by `torch.compile`, if asked for. "training" has gradients of x and the weights. All backends alternate on
+all cores, on memory that was used before, with a pause before each block of runs. A row shows the time of auto, and the
+ratio of each backend's time to it.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Serve a layer from a bundle: packed on a machine with a compiler, and served without one.
 
-python examples/serve.py pack up.ksb             # builds the kernels of specs/vit.yaml's layer `up` for this device
-python examples/serve.py serve up.ksb            # answers POST /up with a JSON list of rows, until Ctrl-C
-python examples/serve.py serve up.ksb --short    # sends itself a few requests and ends
+Examples:
+    python examples/serve.py pack up.ksb             # builds the kernels of specs/vit.yaml's layer `up` for this device
+    python examples/serve.py serve up.ksb            # answers POST /up with a JSON list of rows, until Ctrl-C
+    python examples/serve.py serve up.ksb --short    # sends itself a few requests and ends
 """
 
 import argparse

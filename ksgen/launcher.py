@@ -1,7 +1,7 @@
 """The launchers that users call, and that emitted modules import: `y = launcher(x, weights)`.
 
-A launcher holds all kernels of one pattern, a chain launcher those of one layer, a group launcher those of several
-layers on one x, a sum launcher those of a sum of chains. `ksgen.launch` implements them.
+A launcher holds all kernels of one pattern, and a chain launcher those of one layer. A group launcher serves several
+layers on one x, and a sum launcher a sum of chains. `ksgen.launch` implements them.
 """
 
 from ksgen.launch.chain import ChainLauncher

@@ -47,8 +47,8 @@ class Structure:
         shapes: Shape of each parameter, by name, in the order of the chain's factors.
         axes: Permutation of a parameter's axes to the factor's order, by name, if the parameter stores another order.
         scales: Standard deviations of the authors' initial values, by name; without them, those of `KSLinear`.
-        tied: Axis of the factor along which all weights are equal, by name, if the parameter is one slice of them: 0
-            for a, or 3 for d.
+        tied: Axis of the factor along which all weights are equal, by name: 0 for a, or 3 for d. The parameter is one
+            slice of them.
         init: The authors' initial values as an `init` of `KSLinear`, such as "identity"; empty: by `scales`.
         are_rotations: Whether a block is the rotation (I + S)(I - S)^-1 of its parameter A, with S = (A - A^T) / 2.
 

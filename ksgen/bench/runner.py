@@ -271,7 +271,7 @@ class Runner:
         return timed, facts | self._floor(contender, ceilings)
 
     def _conversion_us(self, contender: Contender, timed: Timed, prepared_s: float) -> float | None:
-        """Microseconds to convert the weights: those of the log, or timed now if the contender's time is.
+        """Microseconds to convert the weights, from the log, or timed now if the contender's time is.
 
         None if the conversion fails, or if the time is up or the preparation took longer than a contender may. The
         error of a conversion that loses the GPU is raised.

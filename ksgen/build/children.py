@@ -66,8 +66,8 @@ class Finished:
 class _Calls:
     """Context of each call that computes while compilers run. Measures the share of time that calls take.
 
-    Processes that share cores with PyTorch's threads make its products take several times as long, whatever their
-    priority: the threads wait for each other after every few microseconds.
+    PyTorch's products take several times as long on cores that other processes share, whatever their priority. Its
+    threads wait for each other after every few microseconds.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Children:
                 child = _start(command, folder, environment, group)
                 self._running.add(child)
             try:
-                left = self._give_way(child, group, seconds) if self._is_background and group else seconds
+                left = self._run_between_calls(child, group, seconds) if self._is_background and group else seconds
                 log, _ = child.communicate(timeout=left)
             except subprocess.TimeoutExpired:
                 limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS); set the variable to more"
@@ -143,7 +143,7 @@ class Children:
             log = f"{log.rstrip()}\n{KILLED} {-child.returncode}".lstrip()
         return Finished(child.returncode, log)
 
-    def _give_way(self, child: subprocess.Popen[str], group: int, seconds: float) -> float:
+    def _run_between_calls(self, child: subprocess.Popen[str], group: int, seconds: float) -> float:
         """Stop and resume a background compiler, until it ends or has run for `seconds`; return the seconds left."""
         runs, before = True, monotonic()
         while seconds > 0:

@@ -1,9 +1,9 @@
 """Finds the compiler of CUDA binaries on this machine, and runs it. Needs no GPU, and never reads a cache.
 
-The search order is: nvcc in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the usual folders of toolkits, in the
-`nvidia-cuda-nvcc` package; then NVRTC through `cuda-bindings`, which needs no host compiler. Compilers whose binaries
-this machine's driver can load come before newer ones. If a compiler does not know the target or does not work with its
-host compiler, the next one is tried. A compiler that the user named is not replaced.
+nvcc is searched in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the usual folders of toolkits, and in the
+`nvidia-cuda-nvcc` package. Then comes NVRTC through `cuda-bindings`, which needs no host compiler. Compilers whose
+binaries this machine's driver can load come before newer ones. If a compiler does not know the target or does not work
+with its host compiler, the next one is tried. A compiler that the user named is not replaced.
 
 Spills are no error, but a number in `Resources`: only a measurement shows whether they cost more than they save.
 """

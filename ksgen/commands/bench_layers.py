@@ -70,7 +70,7 @@ SETS = ("transformers", "structures", "random", "named")
     help_text="Also measure groups of this many equal layers on one x, such as 3 for q, k and v.",
     least=2,
 )
-@click.option("--beside", type=click.IntRange(min=2), hidden=True)
+@click.option("--beside", "group_size_before", type=click.IntRange(min=2), hidden=True)
 @click.option("--between", type=ACTIVATION, help="Activation between factors.  [default: the spec's, or none]")
 @click.option("--bias", is_flag=True, help="Add a bias to each output, also for layers that have none in their spec.")
 @click.option("--activation", type=ACTIVATION, help="Activation after the bias.  [default: the spec's, or none]")
@@ -94,14 +94,15 @@ def command(
     named: tuple[str, ...], batches: tuple[int, ...] | None, precisions: tuple[str, ...] | None, layouts: tuple[str,
         ...] | None,
     steps: tuple[str, ...],
-    subset: int | None, group_size: int | None, beside: int | None, between: str | None, bias: bool,
+    subset: int | None, group_size: int | None, group_size_before: int | None, between: str | None, bias: bool,
     activation: str | None, residual: bool,
     names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int, most_seconds: float,
     seconds: float | None, output: Path, page: bool, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time layers with several contenders, alternately. The contenders are one launch of all factors, one launch per
-    factor, KSLinear, PyTorch's products per factor (also compiled, or for some rows at a time), the published form of a
-    structure, installed libraries, and a dense layer of the same size. Every result is checked against float64.
+    """Time layers with several contenders, alternately. ksgen's contenders are one launch of all factors, one launch
+    per factor, and KSLinear. Others are PyTorch's products per factor, also compiled or for some rows at a time, and
+    installed libraries. They include the published form of a structure, and a dense layer of the same size. Every
+    result is checked against float64.
 
     A training step computes y, and then the gradients of x, of all weights and of the bias, without an optimizer. Its
     KSLinear is not frozen. Contenders that record no gradients are reported as unsupported.
@@ -127,7 +128,7 @@ def command(
     methods = contenders_left(names or METHODS, without)
     layers = _layers(named or SETS[:1], seed)[:subset]
     layers = [_with(layer, between, activation, Epilogue(bias, residual=residual)) for layer in layers]
-    size = group_size or renamed_option("--beside", "--group-size", beside)
+    size = group_size or renamed_option("--beside", "--group-size", group_size_before)
     # in a group, y has the layout of x
     layers += [each.group_of(size) for each in layers if size and each.out_layout is None and not each.is_sum]
     from ksgen.bench.problem import LayerJob

@@ -1,8 +1,8 @@
 """Cycles that a GPU's shared memory takes to serve the lanes of a warp.
 
 128 bytes go in or out per cycle: each of 32 banks moves one word of four bytes. So eight lanes are served at a time if
-each accesses 16 bytes, and 16 lanes if each accesses eight. Reads serve twice as many lanes if every lane
-n has the same address as lane n ^ 1, or every lane n the same as lane n ^ 2.
+each accesses 16 bytes, and 16 lanes if each accesses eight. Reads serve twice as many lanes if every lane n has the
+address of lane n ^ 1, or every lane that of lane n ^ 2.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,7 @@
 """Host memory of any library as NumPy arrays, and new arrays of an argument's library.
 
-Two arrays are copied: a matrix that separate launches of a layer transpose because its layouts of X and Y differ, and
-weights that repeat a slice by strides of zero.
+Two arrays are copied. Separate launches of a layer transpose a matrix if its layouts of X and Y differ. Weights are
+copied if they repeat a slice by strides of zero.
 """
 
 import ctypes

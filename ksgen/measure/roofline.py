@@ -129,7 +129,7 @@ def _cache_rate(device: Device, x: Buffer, y: Buffer) -> float:
 
 
 def _of_processor(device: Device, precision: str) -> Ceilings:
-    """Ceilings of a processor on all cores: those of vector instructions, or of matrix tiles if these are faster.
+    """Ceilings of a processor on all cores, by vector instructions, or by matrix tiles if these are faster.
 
     16-bit types are multiplied in float32, or as pairs if the processor has such products.
     """

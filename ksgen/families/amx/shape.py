@@ -1,5 +1,6 @@
-"""Sizes of a kernel that multiplies by matrix tiles, derived from its constants: tiles, planes, groups of outputs, and
-the private buffer of a work group.
+"""Sizes of a kernel that multiplies by matrix tiles, derived from its constants.
+
+They describe tiles, planes, groups of outputs, and the private buffer of a work group.
 """
 
 from dataclasses import dataclass

@@ -304,7 +304,7 @@ class GemvChainTiling(Sized):
 
     @property
     def registers(self) -> int:
-        """Estimated registers per thread: those of the factor that takes more.
+        """Estimated registers per thread, for the factor that takes more.
 
         The second factor's first weights are loaded while the first factor is multiplied.
         """

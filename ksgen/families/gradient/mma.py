@@ -1,5 +1,6 @@
-"""The gradient on tensor cores, by `mma.sync` in 16-bit and tf32 precisions: its constants and rules, the sizes derived
-from them, and the tiles to choose from.
+"""The gradient on tensor cores, by `mma.sync` in 16-bit and tf32 precisions.
+
+This module has its constants and rules, the sizes derived from them, and the tiles to choose from.
 
 dY is operand A (rows: outputs), X is operand B (columns: inputs). Both are in shared memory with the batch contiguous.
 A lane reads both in 16-byte chunks. Along the K dimension of `mma`, rows of the batch may have any order, if both

@@ -1,5 +1,7 @@
-"""The gradient by plain multiply-adds, for every pattern, batch, layout and device: its constants and rules, the sizes
-derived from them, and the tiles to choose from."""
+"""The gradient by plain multiply-adds, for every pattern, batch, layout and device.
+
+This module has its constants and rules, the sizes derived from them, and the tiles to choose from.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -84,7 +84,7 @@ def source_constants(kernel: KernelSpec, constants: AnyVectorConstants) -> AnyVe
     """Constants of the source for a launch with such constants: the same tiles, with those of `at_launch` by rule.
 
     Blocks are as long as those of a large batch, or longer if the launch's are. Private buffers and prefetches depend
-    on that. Streaming stores are possible if the launch or a large batch uses them; tiles of a small batch have none by
+    on that. Streaming stores are possible if the launch or a large batch uses them. Tiles of a small batch have none by
     rule, because they take time to compile. Of parts, the source depends only on whether they exceed planes.
     """
     shapes, batch = shapes_of(kernel, constants), kernel.batch or MANY
@@ -102,8 +102,8 @@ def source_constants(kernel: KernelSpec, constants: AnyVectorConstants) -> AnyVe
 def are_comparable(shapes: list[VectorTiling], others: list[VectorTiling], limits: Limits) -> bool:
     """Whether the cost model compares other constants with a batch's own.
 
-    It does if lanes are along the same dimension, vectors that reach beyond a row's end are copied by both or by
-    neither, and registers suffice.
+    It does if lanes are along the same dimension and registers suffice. Vectors that reach beyond a row's end must be
+    copied by both or by neither.
     """
     return all(
         own.constants.along == other.constants.along

@@ -3,7 +3,7 @@
 A factor keeps the digits i and j of its inputs, sums over the digits l, and makes the digits k. Orders of features only
 say where these digits lie. They can be chosen freely if each digit that a factor makes is summed by the next factor, or
 is one of the chain's outputs. The order here has three parts. First come the digits of the chain's inputs; the one
-that is summed last is the most significant one. Then come the digits that the next factor sums, and last those of the
+that is summed last is the most significant one. Then come the digits that the next factor sums. Last come those of the
 chain's outputs; the one that was made last is the most significant one. With this order all neighbours are chainable.
 """
 
@@ -46,8 +46,8 @@ class Relabelled:
 def relabelled(chain: Chain) -> Relabelled | None:
     """Relabel the features of a chain.
 
-    Returns None if digits of its orders do not divide each other, or if a later factor than the next sums a digit that
-    a factor makes.
+    Returns None if digits of its orders do not divide each other. The result is None too if not the next factor but a
+    later one sums a digit that a factor makes.
     """
     digits = _Digits()
     features = [digits.new(chain.in_features)]  # in memory, before each factor and after the last one

@@ -556,9 +556,9 @@ class KSLinear(ChainLayer, nn.Linear):
     def freeze(self) -> Self:
         """Declare that the weights stay unchanged, so that packed forms are cached until the layer thaws.
 
-        A detected change thaws it, with a warning: an in-place write that increments the version counter of a tensor, a
-        move, a load, or an optimizer's step. `train()` thaws it silently. A write through `.data`, NumPy, a collective
-        or a CUDA graph's replay is not detected: thaw first. Copies of a frozen layer are not frozen.
+        A detected change thaws it, with a warning. Such are a move, a load, an optimizer's step, and an in-place write
+        that increments the version counter of a tensor. `train()` thaws it silently. A write through `.data`, NumPy, a
+        collective or a CUDA graph's replay is not detected: thaw first. Copies of a frozen layer are not frozen.
 
         Returns:
             The layer itself.
