@@ -40,7 +40,7 @@ def train(model: GPT2LMHeadModel, steps: int) -> None:
         optimizer.step()
 
 
-def told(model: GPT2LMHeadModel) -> str:
+def describe(model: GPT2LMHeadModel) -> str:
     """Describe the loss on new sequences, and the model's size."""
     torch.manual_seed(1)
     tokens = sequences(256)
@@ -62,14 +62,14 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": NUMBERS, "n_positions": LENGTH, "n_embd": features, "n_layer": layers, "n_head": 4}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
-    print(f"dense, at first:     {told(model)}")
+    print(f"dense, at first:     {describe(model)}")
     train(model, steps)
-    print(f"dense, trained:      {told(model)}")
+    print(f"dense, trained:      {describe(model)}")
     up, down = monarch(features, 4 * features, 8, 8), monarch(4 * features, features, 8, 8)
     print(convert(model, {"c_fc": up, "*.mlp.c_proj": down}))
-    print(f"sparse, converted:   {told(model)}")
+    print(f"sparse, converted:   {describe(model)}")
     train(model, steps)
-    print(f"sparse, fine-tuned:  {told(model)}")
+    print(f"sparse, fine-tuned:  {describe(model)}")
 
 
 if __name__ == "__main__":

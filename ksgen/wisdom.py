@@ -63,7 +63,7 @@ class Entry:
         return bool(self.measured.get("template") != template_digest(self.family))
 
     @property
-    def doubt(self) -> str:
+    def why_unreliable(self) -> str:
         """Reason why its time is unreliable; empty if it is reliable."""
         return str(self.measured.get("note", ""))
 
@@ -80,7 +80,7 @@ class Entry:
     @property
     def is_open(self) -> bool:
         """Whether the next trial measures the kernel again: a trial's time is unreliable, and attempts are left."""
-        return self.is_trial and bool(self.doubt) and self.attempts < MOST_ATTEMPTS
+        return self.is_trial and bool(self.why_unreliable) and self.attempts < MOST_ATTEMPTS
 
     @property
     def rank(self) -> tuple[bool, bool, bool]:
@@ -88,18 +88,18 @@ class Entry:
 
         Fresh entries precede stale ones, then searches precede trials, then reliable times precede unreliable ones.
         """
-        return self.is_stale, self.is_trial, bool(self.doubt)
+        return self.is_stale, self.is_trial, bool(self.why_unreliable)
 
     @property
     def over_default(self) -> float | None:
         """Speed relative to the default, which was timed alternately with it; None if unknown or unreliable."""
         default_us = self.measured.get("default_us")
-        return default_us / self.median_us if default_us and self.median_us and not self.doubt else None
+        return default_us / self.median_us if default_us and self.median_us and not self.why_unreliable else None
 
     @property
     def is_sound(self) -> bool:
         """Whether its time may decide: it was measured with the current template, and is reliable."""
-        return not self.is_stale and not self.doubt
+        return not self.is_stale and not self.why_unreliable
 
     @property
     def median_us(self) -> float | None:
@@ -387,7 +387,7 @@ class Difference:
     @property
     def ratio(self) -> float | None:
         """The second time over the first one; None if one is unknown or unreliable."""
-        if any(entry.doubt for entry in (self.first, self.second) if entry):
+        if any(entry.why_unreliable for entry in (self.first, self.second) if entry):
             return None
         times = [entry.median_us if entry else None for entry in (self.first, self.second)]
         return times[1] / times[0] if times[0] and times[1] else None

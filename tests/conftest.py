@@ -42,7 +42,7 @@ def kept_binaries() -> Path:
     """
     digest = hashlib.sha256()
     for path in sorted(
-        path for room in ("build", "devices") for path in (ROOT / "ksgen" / room).iterdir() if path.is_file()
+        path for package in ("build", "devices") for path in (ROOT / "ksgen" / package).iterdir() if path.is_file()
     ):
         digest.update(path.read_bytes())
     return cache_folder() / f"binaries-{digest.hexdigest()[:32]}"

@@ -95,12 +95,12 @@ def test_a_warning_is_one_line_without_its_place_in_the_code(
 ) -> None:
     """Warnings of ksgen are shortened, wherever they point to. Warnings of other libraries are not."""
 
-    def told(**_: object) -> None:
+    def warns(**_: object) -> None:
         warn("another is\nused instead")
         warnings.warn("no place of ksgen's", UserWarning, stacklevel=1)
 
-    monkeypatch.setattr(warnings, "showwarning", lambda *told: print(f"theirs: {told[0]}", file=sys.stderr))
-    monkeypatch.setattr(cli.cli, "main", told)
+    monkeypatch.setattr(warnings, "showwarning", lambda *warning: print(f"theirs: {warning[0]}", file=sys.stderr))
+    monkeypatch.setattr(cli.cli, "main", warns)
     cli.main()
     own, *others = capsys.readouterr().err.splitlines()
     assert own == "ksgen: another is used instead"

@@ -1,4 +1,7 @@
-"""Pages, docstrings and comments use the field's words, and a docstring stands without the name of its function."""
+"""Prose and names use the field's words, and a docstring stands without the name of its function.
+
+Prose is that of pages, docstrings, comments and messages, in Python files, templates and specs.
+"""
 
 import ast
 import io
@@ -9,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.prose import long_sentences, without_examples
 
 ROOT = Path(__file__).parents[1]
 SKIPPED = ("tests/ptx/mistakes/", "tests/test_language.py")  # planted mistakes, and the examples here
@@ -41,6 +46,21 @@ PHRASES = {
     "as it is": "unchanged, directly",
     "as they are": "unchanged, directly",
 }
+NAMES = {  # words of functions' names, beyond the phrases
+    "way": "variant, method, path",
+    "ways": "variants, methods, paths",
+    "told": "reported, described",
+    "room": "space, memory, package",
+    "rooms": "packages",
+    "doubt": "unreliable, uncertain",
+    "doubts": "reasons",
+    "doubted": "unreliable",
+}
+ALLOWED = (
+    ("ksgen/bench/rows.py", "'beside'"),  # stored results of earlier versions have it in names of layers and patterns
+    ("tests/torch/test_short_names.py", "'beside'"),  # an earlier name, in its warning
+)
+FOLDERS = ("ksgen", "benchmarks", "examples", "docs/tutorials", "release", "tests")
 MOST_COLUMNS = 120
 LONGER = (  # files whose lines are not written by hand
     "benchmarks/results/",  # results as tools wrote them
@@ -52,12 +72,23 @@ PHRASE = re.compile(rf"(?<![-\w])({'|'.join(PHRASES)})(?!\w)")
 
 
 def files() -> Iterator[tuple[str, str]]:
-    """Yield name and source of every Python file of the package and its tests."""
-    for folder in ("ksgen", "tests"):
+    """Yield name and source of every Python file that is written by hand."""
+    for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             if not name.startswith(SKIPPED):
                 yield name, path.read_text(encoding="utf-8")
+
+
+def commented() -> Iterator[tuple[str, str]]:
+    """Yield name and comments of every template and of every spec."""
+    for path in sorted((ROOT / "templates").rglob("*.j2")):
+        source = path.read_text(encoding="utf-8")
+        found = re.findall(r"\{#(.*?)#\}|/\*(.*?)\*/|//([^\n]*)", source, re.DOTALL)
+        yield path.relative_to(ROOT).as_posix(), "\n".join(part.strip() for parts in found for part in parts if part)
+    for path in sorted((ROOT / "specs").rglob("*.yaml")):
+        found = re.findall(r"#([^\n]*)", path.read_text(encoding="utf-8"))
+        yield path.relative_to(ROOT).as_posix(), "\n".join(map(str.strip, found))
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
@@ -76,6 +107,27 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string.lstrip("# ")
 
 
+def messages(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each string of several words; docstrings are left out."""
+    tree = ast.parse(source)
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements
+        if is_text and " " in node.value.strip():
+            yield node.lineno, node.value
+
+
+def names(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and complaint of each function whose name has a word that the field does not use."""
+    for number, line in enumerate(source.splitlines(), 1):
+        if found := re.match(r"\s*(?:async )?def (\w+)", line):
+            words = found[1].lower().replace("_", " ")
+            for phrase in PHRASE.findall(words):
+                yield number, f"{phrase!r} in {found[1]}; the field writes: {PHRASES[phrase]}"
+            for word in set(words.split()) & set(NAMES):
+                yield number, f"{word!r} in {found[1]}; the field writes: {NAMES[word]}"
+
+
 def orphans(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and complaint of each docstring whose first words need the function's name before them."""
     if re.search(rf'"""\s*{ORPHAN.pattern}', source):  # most files need no parser
@@ -84,16 +136,20 @@ def orphans(source: str) -> Iterator[tuple[int, str]]:
                 yield line, f"{text.splitlines()[0]!r} leans on a name; write a statement or an imperative"
 
 
+def unusual(text: str) -> Iterator[str]:
+    """Yield a complaint for each phrase of a text that the field does not use. Code does not count."""
+    for phrase in PHRASE.findall(" ".join(re.sub("`[^`]*`", "", text).lower().split())):
+        yield f"{phrase!r}; the field writes: {PHRASES[phrase]}"
+
+
 def phrases(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line and complaint of each docstring or comment with a phrase that the field does not use."""
+    """Yield line and complaint of each docstring, comment or message with a phrase that the field does not use."""
     flat = " ".join(source.lower().split())
     if not any(re.search(rf"\b{phrase}\b", flat) for phrase in PHRASES if phrase in flat):  # most files need no parser
         return
     has_comments = any(PHRASE.search(line.partition("#")[2].lower()) for line in source.splitlines())
-    for line, text in (*docstrings(source), *(comments(source) if has_comments else ())):
-        prose = " ".join(re.sub("`[^`]*`", "", text).lower().split())  # without code
-        for phrase in PHRASE.findall(prose):
-            yield line, f"{phrase!r}; the field writes: {PHRASES[phrase]}"
+    for line, text in (*docstrings(source), *messages(source), *(comments(source) if has_comments else ())):
+        yield from ((line, what) for what in unusual(text))
 
 
 def long_lines(name: str, source: str) -> list[int]:
@@ -142,14 +198,36 @@ def test_long_lines_are_found(name: str, line: str, is_long: bool) -> None:
     assert long_lines(name, f"first\n{line}\n") == ([2] if is_long else [])
 
 
-def test_prose_is_the_fields() -> None:
-    found = {name: places for name, source in files() if (places := [*orphans(source), *phrases(source)])}
-    assert not found, "\n".join(f"{name}:{line}: {what}" for name, places in found.items() for line, what in places)
+def test_prose_and_names_are_the_fields() -> None:
+    found = {name: [*orphans(source), *phrases(source), *names(source)] for name, source in files()}
+    found |= {name: [(0, what) for what in unusual(text)] for name, text in commented()}
+    assert len(found) > 700
+    left = [
+        f"{name}:{line}: {what}"
+        for name, places in found.items()
+        for line, what in places
+        if not any(name == allowed and what.startswith(phrase) for allowed, phrase in ALLOWED)
+    ]
+    assert not left, "\n".join(left)
+    for allowed, phrase in ALLOWED:
+        assert any(what.startswith(phrase) for _, what in found[allowed]), f"{allowed} has no {phrase} any more"
+
+
+def test_sentences_of_docstrings_have_at_most_25_words() -> None:
+    found = [
+        f"{name}:{line}: {each}"
+        for name, source in files()
+        if not name.startswith("tests/")
+        for line, text in docstrings(source)
+        for each in long_sentences(without_examples(text))
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_pages_use_the_fields_words() -> None:
     pages = {
-        page: page.read_text(encoding="utf-8").lower() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+        page: page.read_text(encoding="utf-8").lower()
+        for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "templates").glob("*.md"))
     }
     without_code = {
         page.name: " ".join(re.sub("```.*?```|`[^`]*`", "", text, flags=re.DOTALL).split())
@@ -169,10 +247,35 @@ def test_pages_use_the_fields_words() -> None:
         ("x = 1  # made anew\n", ["'anew'; the field writes: again"]),
         ('"""Outputs lie\nbeside each other."""\n', ["'beside'; the field writes: next to"]),
         ('"""Option `--beside`."""\nname = "beside"  # of `beside`\n', []),
-        ('"""Rows of the batch."""\nmessage = "nobody"\n', []),
+        ('"""Rows of the batch."""\nname = "nobody"\n', []),
+        ('raise ValueError(f"{name} is told")\n', ["'is told'; the field writes: receives"]),
+        ("def test_x_is_made_anew() -> None: ...\n", ["'anew' in test_x_is_made_anew; the field writes: again"]),
+        ("class A:\n    async def both_ways(self): ...\n", ["'ways' in both_ways; the field writes: variants"]),
+        ("def always_untold() -> None: ...\n", []),
     ],
 )
-def test_dialect_is_found_in_prose_alone(source: str, says: list[str]) -> None:
-    found = [*orphans(source), *phrases(source)]
+def test_dialect_is_found_in_prose_and_names_alone(source: str, says: list[str]) -> None:
+    found = [*orphans(source), *phrases(source), *names(source)]
     assert len(found) == len(says)
     assert all(what.startswith(wanted) for (_, what), wanted in zip(found, says, strict=True)), found
+
+
+WORDS = " ".join(["word"] * 26)
+
+
+@pytest.mark.parametrize(
+    ("docstring", "is_long"),
+    [
+        (f"{WORDS}.", True),
+        (f"{WORDS[:-5]}.", False),
+        (f"Short.\n\n    {WORDS}", False),  # code
+        (f"Short.\n\nArgs:\n    x: {WORDS}.\n", True),
+        (f"Short.\n\nArgs:\n    x: {WORDS[:-5]}\n    y: Another.\n", False),
+        (f"Short.\n\nReturns:\n    {WORDS[:49]}\n    {WORDS[50:]}\n", True),
+        (f"Short.\n\nExamples:\n    >>> {WORDS}\n", False),
+        (f"Short.\n\n\b\nExamples:\n  {WORDS}\n", False),
+        (f"Short: `{WORDS}`.", False),
+    ],
+)
+def test_long_sentences_of_docstrings_are_found(docstring: str, is_long: bool) -> None:
+    assert bool(long_sentences(without_examples(docstring))) == is_long

@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs and offers, and which rooms may import which."""
+"""The package as a whole: what importing it costs and offers, and which packages may import which."""
 
 import ast
 import os
@@ -14,17 +14,17 @@ import ksgen
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("numpy", "jinja2", "rich", "yaml", "pyopencl", "pycuda", "cuda", "torch", "click")
-TORCH_ROOMS = {
+TORCH_PACKAGES = {
     path.relative_to(ROOT).as_posix()
     # a model is calibrated, and a GPU's demo compares with cuBLAS, where PyTorch is installed
-    for room in ("torch/**/*.py", "bench/*.py", "commands/bench*.py", "commands/calibrate.py", "commands/demo.py")
-    for path in (ROOT / "ksgen").glob(room)
+    for pattern in ("torch/**/*.py", "bench/*.py", "commands/bench*.py", "commands/calibrate.py", "commands/demo.py")
+    for path in (ROOT / "ksgen").glob(pattern)
 }
 ALONE = {  # what only one module, or one folder, may import
     "pycuda": {"ksgen/devices/cuda_pycuda.py", "ksgen/devices/pycuda_source.py"},
     "cuda": {"ksgen/devices/cuda_driver.py", "ksgen/build/toolchain.py"},
     "pyopencl": {"ksgen/devices/opencl.py"},
-    "torch": TORCH_ROOMS,
+    "torch": TORCH_PACKAGES,
 }
 
 
@@ -117,17 +117,17 @@ def test_a_runtime_is_imported_in_its_own_module_alone(library: str) -> None:
     assert importers <= ALONE[library]
 
 
-def test_the_rooms_on_pytorch_are_imported_by_none_above() -> None:
+def test_packages_on_pytorch_are_imported_by_none_above() -> None:
     for path in (ROOT / "ksgen").rglob("*.py"):
-        if path.relative_to(ROOT).as_posix() not in TORCH_ROOMS:
+        if path.relative_to(ROOT).as_posix() not in TORCH_PACKAGES:
             assert not any(name.startswith(("ksgen.torch", "ksgen.bench")) for name in imported_by(path)), path
     for path in (ROOT / "ksgen" / "torch").rglob("*.py"):
         assert not any(name.startswith("ksgen.bench") for name in imported_by(path)), path
 
 
 def test_families_emit_and_build_know_no_device() -> None:
-    rooms = ("pattern.py", "reference.py", "families/**/*.py", "emit/*.py", "build/*.py")
-    paths = [path for room in rooms for path in (ROOT / "ksgen").glob(room)]
+    patterns = ("pattern.py", "reference.py", "families/**/*.py", "emit/*.py", "build/*.py")
+    paths = [path for pattern in patterns for path in (ROOT / "ksgen").glob(pattern)]
     assert len(paths) > 30
     for path in paths:
         names = imported_by(path)

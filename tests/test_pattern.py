@@ -337,8 +337,8 @@ def test_the_transpose_of_a_chain_exchanges_back(pattern: Pattern, data: st.Data
 @given(pattern=exchanged_patterns())
 def test_a_transpose_stores_where_the_pattern_reads(pattern: Pattern) -> None:
     weights = np.arange(1, pattern.weight_count + 1).reshape(pattern.shape)
-    turned = reference.to_dense(pattern.transpose, weights.transpose(0, 2, 1, 3))
-    np.testing.assert_array_equal(turned, reference.to_dense(pattern, weights).T)
+    transposed = reference.to_dense(pattern.transpose, weights.transpose(0, 2, 1, 3))
+    np.testing.assert_array_equal(transposed, reference.to_dense(pattern, weights).T)
     assert pattern.transpose.transpose == pattern
     assert Pattern.parse(str(pattern)) == pattern
 

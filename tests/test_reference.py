@@ -224,10 +224,10 @@ def test_exchanged_outputs_are_rows_of_k_in_another_order() -> None:
     np.testing.assert_array_equal(stored, natural[order])
     np.testing.assert_array_equal(reference.from_dense(pattern, stored), weights)
     bias, grad_y = random.standard_normal(pattern.out_features), random.standard_normal((7, pattern.out_features))
-    for layout, turned in (("bsf", lambda rows: rows), ("bsl", np.transpose)):
-        y = reference.multiply(pattern, turned(x), weights, layout, bias=bias)
-        np.testing.assert_allclose(y, turned(x @ stored.T + bias), rtol=1e-12)
-        found = reference.gradient(pattern, turned(x), turned(grad_y), layout)
+    for layout, transposed in (("bsf", lambda rows: rows), ("bsl", np.transpose)):
+        y = reference.multiply(pattern, transposed(x), weights, layout, bias=bias)
+        np.testing.assert_allclose(y, transposed(x @ stored.T + bias), rtol=1e-12)
+        found = reference.gradient(pattern, transposed(x), transposed(grad_y), layout)
         wanted = np.einsum("sf,sl->fl", grad_y, x)
         np.testing.assert_allclose(found, reference.from_dense(pattern, wanted * (stored != 0)), rtol=1e-12)
     stored[0, 1] = 3

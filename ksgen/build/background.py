@@ -86,7 +86,7 @@ def deferred(policy: Callable[[], bool]) -> Iterator[None]:
         _policy.reset(token)
 
 
-def give_way() -> AbstractContextManager[None]:
+def pause_compilers() -> AbstractContextManager[None]:
     """Stop background compilers for most of the enclosed computation, if it is long or one of many."""
     return _background.children.calls
 

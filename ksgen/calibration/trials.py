@@ -49,7 +49,7 @@ class Calibrated:
     @property
     def over_prediction(self) -> float | None:
         """Time that the cost model predicted over the measured one; None if either is unknown or unreliable."""
-        if self.entry is None or self.entry.doubt or not self.entry.median_us:
+        if self.entry is None or self.entry.why_unreliable or not self.entry.median_us:
             return None
         predicted_us = self.entry.measured.get("predicted_us")
         return predicted_us / self.entry.median_us if predicted_us else None
@@ -115,10 +115,10 @@ def calibrate(
 ) -> list[Calibrated]:  # fmt: skip
     """Try a few candidates of each kernel on this machine's device, and save the fastest in the user's wisdom.
 
-    Candidates are the defaults of the families that are made for the kernel and the device, and the best ones of the
-    cost model: four at most. Each is compiled, checked against float64 and timed in a child process. Kernels that
-    wisdom has an entry for are not tried again. Launchers of this process use the winners at once. An interrupt saves
-    the results so far, and is then raised as `KeyboardInterrupt`.
+    At most four candidates are tried: defaults of the families that suit the kernel and the device, and the best of the
+    cost model. Each is compiled, checked against float64 and timed in a child process. Kernels that wisdom has an entry
+    for are not tried again. Launchers of this process use the winners at once. An interrupt saves the results so far,
+    and is then raised as `KeyboardInterrupt`.
 
     Args:
         *what: Patterns in any form, chains, lists of chains for groups, and paths of specs, such as "specs/vit.yaml". A

@@ -324,20 +324,20 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
             rows.append((name, str(each.batch), "none", "", "", "", ""))
             continue
         by = "default kept" if each.keeps_default else "trial" if each.entry.is_trial else "search"
-        us = marked(f"{each.entry.median_us or 0:.1f}", each.entry.doubt)
+        us = marked(f"{each.entry.median_us or 0:.1f}", each.entry.why_unreliable)
         compared = times(each.over_default), times(each.over_prediction)
         rows.append((name, str(each.batch), each.entry.family, us, *compared, by))
     print_columns(("kernel", "batch", "chosen", "us", "over default", "over model", "by"), rows)
     known, new = [each.entry for each in found if each.entry], sum(each.is_new for each in found)
     still_open = sum(entry.is_open for entry in known)
-    given_up = sum(entry.is_trial and bool(entry.doubt) for entry in known) - still_open
+    given_up = sum(entry.is_trial and bool(entry.why_unreliable) for entry in known) - still_open
     settled = len(known) - still_open
     click.echo(f"{settled} of {counted(len(found), 'kernel')} settled on {facts.name}: {new} tried now.")
     if ratios := [each.over_default for each in found if each.over_default]:
         mean = geometric_mean(ratios)
         click.echo(f"{mean:.2f} times as fast as the defaults (geometric mean of {counted(len(ratios), 'kernel')}).")
-    doubts = [entry.doubt for entry in known]
-    if note := describe_unreliable(doubts):
+    reasons = [entry.why_unreliable for entry in known]
+    if note := describe_unreliable(reasons):
         click.echo(note)
     if still_open:
         again = "run the same command again on a quiet machine"
@@ -345,7 +345,7 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
     if given_up:
         fresh = "on a quiet machine, --fresh retries"
         click.echo(f"{counted(given_up, 'kernel')} settled after {MOST_ATTEMPTS} unreliable attempts: {fresh}.")
-    if new and not all(doubts):
+    if new and not all(reasons):
         click.echo(f"Saved in {wisdom_dir() / file_name(facts.name)}; `ksgen tune` searches further.")
     for each in found:
         if each.why:

@@ -74,7 +74,7 @@ def entry_figures(entry: "Entry") -> dict[str, Any]:
         **which,
         **choice_figures(entry.family, entry.constants),
         **times,
-        "doubt": entry.doubt,
+        "doubt": entry.why_unreliable,
         "measured": measured,
     }
 
@@ -278,7 +278,7 @@ def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: i
 
     screen = console()
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    widths = word_widths([columns, *rows], screen.width - 2 * (len(columns) - 1))
+    widths = column_widths([columns, *rows], screen.width - 2 * (len(columns) - 1))
     for place, (title, width) in enumerate(zip(columns, widths, strict=True)):
         table.add_column(title, justify="left" if place < left else "right", width=width, overflow="fold")
     for row in rows:
@@ -296,7 +296,7 @@ def print_facts(rows: Iterable[tuple[str, str]], facts: Mapping[str, Any]) -> No
     console().print(table)
 
 
-def word_widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
+def column_widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
     """Return the width of each column, at most `room` in total.
 
     Each column gets at least the width of its longest word, if all words fit. Remaining room widens columns up to their

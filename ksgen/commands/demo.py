@@ -197,13 +197,13 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
                     "passed": measured.passed,
                     "median_us": ours.median * 1e6,
                     "others_share": numpy.others_share,
-                    "doubt": ours.doubt,
+                    "doubt": ours.why_unreliable,
                     "numpy_us": numpy.median * 1e6,
-                    "numpy_doubt": numpy.doubt,
+                    "numpy_doubt": numpy.why_unreliable,
                     "ratio": ratio.median,
-                    "ratio_doubt": ratio.doubt or ("" if called else ours.doubt),
+                    "ratio_doubt": ratio.why_unreliable or ("" if called else ours.why_unreliable),
                     "floor_us": floor_us,
-                    "share_of_floor": None if ours.doubt else share_of_floor(floor_us, ours.median * 1e6),
+                    "share_of_floor": None if ours.why_unreliable else share_of_floor(floor_us, ours.median * 1e6),
                 }
             )
             bar.advance(task)

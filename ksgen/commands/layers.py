@@ -223,16 +223,16 @@ def takes_layers(function: Callable[..., None]) -> Callable[..., None]:
         metavar="'A,B,C,D ...'",
         help="Another chain on the same X. May be repeated.",
     )
-    @click.option("--beside", type=chain_in, multiple=True, hidden=True)
+    @click.option("--beside", "with_before", type=chain_in, multiple=True, hidden=True)
     @click.option("--between", type=ACTIVATION, default="none", show_default=True, help="Activation between factors.")
     @click.option("--out-layout", type=LAYOUT, help="Layout of a layer's Y, if it differs from that of X.")
     @wraps(function)
     def taking(
-        patterns: tuple[Pattern, ...], group_with: tuple[Chain, ...], beside: tuple[Chain, ...], between: str,
+        patterns: tuple[Pattern, ...], group_with: tuple[Chain, ...], with_before: tuple[Chain, ...], between: str,
         out_layout: str | None,
         **options: Any,
     ) -> None:  # fmt: skip
-        others = group_with + renamed_option("--beside", "--group-with", beside)
+        others = group_with + renamed_option("--beside", "--group-with", with_before)
         function(patterns, layer=Layer(patterns, others, between, out_layout), **options)
 
     return taking

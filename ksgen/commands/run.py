@@ -109,7 +109,7 @@ def command(
     measured = measure(where, kernel, batch, runs, seed, family)
     factors = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.is_chain else []
     warn_if_busy()  # after all checks, so that a user's mistake prints one line
-    why, *each_why = (each.seconds.doubt for each in (measured, *factors))
+    why, *each_why = (each.seconds.why_unreliable for each in (measured, *factors))
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)
     ceilings = measure_ceilings(where, kernel.precision, operand)
@@ -212,12 +212,10 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         copy_us = cast("float", figures.get("transpose_us", 0.0))
         sum_us = sum(cast("list[float]", factor_us)) + copy_us
         copied = f", with {copy_us:.1f} us at least for the copy that transposes an intermediate" if copy_us else ""
-        factor_doubt = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")
+        why_factor = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")
         ratio = f"{sum_us / cast('float', figures['median_us']):.2f} times the time of one launch"
-        note = _untrusted(why or factor_doubt) if why or factor_doubt else ratio
-        rows.append(
-            ("unfused", f"{marked(f'{sum_us:.1f}', factor_doubt)} us for one launch per factor{copied}: {note}")
-        )
+        note = _untrusted(why or why_factor) if why or why_factor else ratio
+        rows.append(("unfused", f"{marked(f'{sum_us:.1f}', why_factor)} us for one launch per factor{copied}: {note}"))
     floor_us, part = cast("float | None", figures["floor_us"]), cast("float | None", figures["share_of_floor"])
     floor = "none" if floor_us is None else f"{floor_us:.1f} us"
     reached = (

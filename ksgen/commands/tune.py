@@ -372,13 +372,13 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
     table.add_column("kernel", overflow="fold")  # the first column to fold in a narrow terminal
     for name in ("default us", "best us", "gain", "spread", "floor", "tried"):
         table.add_column(name, justify="right", no_wrap=True)
-    doubts = []
+    reasons = []
     for tuned in results:
         if isinstance(tuned, KsgenError):
             continue
         best, default = tuned.best, tuned.default if tuned.default and tuned.default.median_us else None
         own = [each.note for each in ((best,) if best is default else (best, default)) if each]
-        doubts += own
+        reasons += own
         gain = (
             f"{default.median_us / best.median_us:.2f}x"
             if default and default.median_us and best.median_us and not any(own)
@@ -394,5 +394,5 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
         screen.width = PIPED_COLUMNS
     if table.row_count:
         screen.print(table)
-    if unreliable := describe_unreliable(doubts):
+    if unreliable := describe_unreliable(reasons):
         click.echo(unreliable)

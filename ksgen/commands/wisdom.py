@@ -193,8 +193,8 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
                 f"  {entry.kernel.name:<{width}} batch {entry.batch:<9} "
                 f"{_time(entry)}{'  stale' if entry.is_stale else ''}{'  trial' if entry.is_trial else ''}"
             )
-            if entry.doubt:
-                click.echo(f"    {MARK} its time is unreliable: {entry.doubt}")
+            if entry.why_unreliable:
+                click.echo(f"    {MARK} its time is unreliable: {entry.why_unreliable}")
             click.echo(f"    {entry.family}: {entry.constants}")
 
 
@@ -202,14 +202,14 @@ def _time(entry: "Entry") -> str:
     from ksgen.measure.roofline import share_of_floor
 
     time, floor = entry.median_us, entry.measured.get("floor_us")
-    part = None if entry.doubt else share_of_floor(floor, time)
+    part = None if entry.why_unreliable else share_of_floor(floor, time)
     share = "" if part is None else f", {part:4.0%} of the floor"
-    return marked(f"{time:9.1f} us", entry.doubt) + share if time else "of unknown time"
+    return marked(f"{time:9.1f} us", entry.why_unreliable) + share if time else "of unknown time"
 
 
 def _print_difference(each: "Difference") -> None:
     times = [
-        marked(f"{entry.median_us:.1f} us", entry.doubt) if entry.median_us else "unknown"
+        marked(f"{entry.median_us:.1f} us", entry.why_unreliable) if entry.median_us else "unknown"
         for entry in (each.first, each.second)
         if entry
     ]

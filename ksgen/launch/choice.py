@@ -112,10 +112,10 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
                 where += f", the nearest to {batch}{_passed_over(wisdom.of(kernel, batch))}"
             who = "wisdom of a trial," if found.is_trial else "wisdom,"
             who = "wisdom of another template version, a first guess: tune again;" if found.is_stale else who
-            doubt = f"; its time is unreliable: {found.doubt}" if found.doubt else ""
+            unreliable = f"; its time is unreliable: {found.why_unreliable}" if found.why_unreliable else ""
             gain = f"{found.over_default:.2f}" if found.over_default else "1.00"
             known = f"; {gain} times as fast as the default" if gain != "1.00" else ""
-            why = f"{who} measured at {where}{doubt}{known}"
+            why = f"{who} measured at {where}{unreliable}{known}"
             return Choice(
                 found.family, found.constants, why, from_wisdom=True, is_measured=found.is_sound, is_open=found.is_open
             )
@@ -170,7 +170,7 @@ def _passed_over(entry: Entry | None) -> str:
     """Reason why another batch's entry is preferred to this batch's entry; empty if there is none, or it is sound."""
     if entry is None or entry.is_sound:
         return ""
-    why = "'s time is unreliable" if entry.doubt else " is of another template version"
+    why = "'s time is unreliable" if entry.why_unreliable else " is of another template version"
     return f", because that one{why}"
 
 

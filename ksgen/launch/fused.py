@@ -154,10 +154,10 @@ def _why_unsupported(kernel: KernelSpec, limits: Limits, kind: str, batch: int) 
         return "" if is_served else _why_no_chains(kernel, limits, batch)
     if kind != "cuda":
         return NO_FAMILY
-    return "" if family_of_chain(kernel, limits, batch) else _no_room(kernel)
+    return "" if family_of_chain(kernel, limits, batch) else _why_too_large(kernel)
 
 
-def _no_room(kernel: KernelSpec) -> str:
+def _why_too_large(kernel: KernelSpec) -> str:
     return (
         f"no family for such a batch takes x in {kernel.inputs} through all factors" if kernel.has_bytes_in else NO_ROOM
     )
@@ -259,7 +259,7 @@ def _apart(
 def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
     family = family_of_chain(kernel, limits, batch)
     if family is None:
-        return Verdict(False, _no_room(kernel))
+        return Verdict(False, _why_too_large(kernel))
     one_us, others_us = default_us(family, kernel, limits, batch), apart_us(kernel, limits, batch)
     if not one_us:
         return Verdict(False, f"the speed of {limits.target} is unknown")

@@ -62,13 +62,13 @@ class Blocks:
         return median(self.others) if self.others else None
 
     @property
-    def doubt(self) -> str:
+    def why_unreliable(self) -> str:
         return why_unreliable(self.values, self.others)
 
     @property
     def is_known(self) -> bool:
         """Whether no further blocks are needed."""
-        return len(self.values) >= LEAST_BLOCKS and not self.doubt
+        return len(self.values) >= LEAST_BLOCKS and not self.why_unreliable
 
     def is_hopeless(self, give_up: float) -> bool:
         """Whether the fastest of at least two blocks is slower than `give_up`."""
@@ -172,13 +172,13 @@ def with_reason(figure: str, why: str) -> str:
     return f"{marked(figure, why)} ({why})" if why else figure
 
 
-def describe_unreliable(doubts: Sequence[str], thing: str = "time") -> str:
+def describe_unreliable(reasons: Sequence[str], thing: str = "time") -> str:
     """Format the note below figures; empty if all are reliable.
 
-    `doubts` has the reason why a figure is unreliable, or "", for each figure.
+    `reasons` has the reason why a figure is unreliable, or "", for each figure.
     """
-    some = list(filter(None, doubts))
-    return f"{MARK} {len(some)} of {counted(len(doubts), thing)} unreliable; the first: {some[0]}." if some else ""
+    some = list(filter(None, reasons))
+    return f"{MARK} {len(some)} of {counted(len(reasons), thing)} unreliable; the first: {some[0]}." if some else ""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class Bencher:
         timers = [self._timer(index, arrays, entries[index][0], runs.block_s, notes[index]) for index in right]
         measured = take_blocks(timers, self._device.limits.is_cpu, runs.seconds, runs.give_up_us)
         for index, blocks in zip(right, measured, strict=True):
-            note = ", ".join(filter(None, (*sorted(notes[index]), blocks.doubt)))
+            note = ", ".join(filter(None, (*sorted(notes[index]), blocks.why_unreliable)))
             outcomes[index] = Outcome("measured", "", blocks.values, note)
         while len(arrays.ready) > MOST_READY:
             arrays.ready.popitem(last=False)

@@ -92,7 +92,7 @@ def test_products_of_rates_are_not_serialised(step: int) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.stand_in
 @pytest.mark.parametrize("starts_early", [False, True])
-def test_a_chain_is_launched_both_ways(starts_early: bool) -> None:
+def test_a_chain_is_launched_fused_and_per_factor(starts_early: bool) -> None:
     device_facts, device = pytest.importorskip("benchmarks.device_facts"), find_device("driver")
     if device.target != "sm_90a":
         pytest.skip(f"{device.name} has no launches that begin early")

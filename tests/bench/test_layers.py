@@ -145,7 +145,7 @@ def test_on_a_gpu_everything_is_chosen_and_rendered_beforehand() -> None:
     assert [source.entry.split("_")[1] for source in each.sources()] == ["6x64x64x1", "1x768x192x2"]
 
 
-def test_a_group_of_few_entries_on_a_gpu_is_one_launch_or_one_for_each_layer() -> None:
+def test_a_group_of_small_batches_on_a_gpu_is_one_launch_or_one_per_layer() -> None:
     layer = MeasuredLayer("qkv", (Chain((Pattern(16, 64, 64, 1), Pattern(1, 192, 64, 16))),)).group_of(3)
     found = contenders(LayerJob(layer, "bfloat16", "bsf", 3), FakeGpu(), (ONE_LAUNCH, EACH_LAYER, EACH_FACTOR))
     methods = {each.implementation: each for each in found}

@@ -149,7 +149,7 @@ def test_tokens_are_decoded_one_by_one(name: str, is_sparse: bool) -> None:
     torch.testing.assert_close(torch.cat(decoded, dim=1), whole, rtol=1e-4, atol=1e-4)
 
 
-def test_what_a_cache_has_no_room_for_is_refused() -> None:
+def test_more_than_a_cache_can_hold_is_refused() -> None:
     model, tokens = small("llama-1b")
     cache = model.begin_decoding(2, 5)
     with pytest.raises(ValueError, match=r"7 tokens after 0 earlier ones; accepted: one token .*, and 5 in all"):

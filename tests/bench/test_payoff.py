@@ -221,7 +221,7 @@ def test_processors_agree_per_layout_and_only_with_enough_patterns() -> None:
     assert agreement(kinds).rows[0][5] == "-"
 
 
-def test_where_ours_always_wins_nothing_is_foretold() -> None:
+def test_where_ours_always_wins_nothing_is_predicted() -> None:
     for sign in (1, -1):
         judged = judge(ratios_by(lambda pattern, sign=sign: (1 + pattern.rewrite_ratio) ** sign))
         assert {each.accuracy for each in judged} == {None}

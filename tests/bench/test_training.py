@@ -86,7 +86,7 @@ def result_of(name: str, arrays: LayerArrays, runs: Sequence[int] = (0,)) -> tup
     return result.ys, gradients(result)
 
 
-def test_every_contender_for_layers_trains_but_for_launches_two_ways_and_libraries() -> None:
+def test_every_contender_for_layers_trains_except_launch_variants_and_libraries() -> None:
     assert {*baselines.TRAINED} == {LAYER, *OTHER_METHODS} - {"pieces", "grouped"}
     with pytest.raises(UnsupportedError, match="pieces has no training step"):
         baselines.training_step("pieces", arrays_of(job_of("plain")))

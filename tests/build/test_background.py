@@ -171,8 +171,8 @@ def has_stopped(count: Callable[[], int]) -> bool:
 def test_compilers_are_stopped_during_a_long_call(ticking: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "PERIOD_S", 10**9)
     monkeypatch.setattr(children, "LONG_PERIOD_S", 60)
-    with background.give_way():
-        with background.give_way():
+    with background.pause_compilers():
+        with background.pause_compilers():
             until(lambda: has_stopped(ticking))
         until(lambda: has_stopped(ticking))
     before = ticking()
@@ -187,7 +187,7 @@ def test_time_in_which_a_compiler_is_stopped_does_not_count(
     logs = list[str]()
     command = "sh", "-c", "sleep 0.2; echo ended"
     runner = threading.Thread(target=lambda: logs.append(own.children.run(command).log))
-    with background.give_way():
+    with background.pause_compilers():
         time.sleep(0.3)
         runner.start()
         time.sleep(1.0)
@@ -205,7 +205,7 @@ def test_compilers_are_stopped_during_most_of_many_short_calls(
     def steps(call_s: float, pause_s: float) -> int:
         before, end = ticking(), time.monotonic() + 1
         while time.monotonic() < end:
-            with background.give_way():
+            with background.pause_compilers():
                 time.sleep(call_s)
             time.sleep(pause_s)
         return ticking() - before
@@ -223,14 +223,14 @@ def test_a_background_compiler_returns_its_log(
     if not has_guard:
         monkeypatch.setattr(children, "_guarded_group", lambda: nullcontext(0))
     command = "sh", "-c", f"echo all; sleep {0 if has_guard else 0.2}; echo of it"
-    with nullcontext() if has_guard else background.give_way():
+    with nullcontext() if has_guard else background.pause_compilers():
         assert own.children.run(command).log == "all\nof it\n"
 
 
 def test_compilers_go_on_during_a_call_without_end(ticking: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The call may wait for what they compile."""
     monkeypatch.setattr(children, "LONG_PERIOD_S", 0.1)
-    with background.give_way():
+    with background.pause_compilers():
         before = ticking()
         until(lambda: ticking() > before + 10)
 
@@ -255,7 +255,7 @@ from ksgen.build import background, children
 children.PERIOD_S = children.LONG_PERIOD_S = 10**9
 run = background._background.children.run
 threading.Thread(target=run, args=(("sh", "-c", f"echo $$ >'{sys.argv[1]}'; sleep 60"),), daemon=True).start()
-with background.give_way():
+with background.pause_compilers():
     time.sleep(60)
 """
 

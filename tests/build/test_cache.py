@@ -128,7 +128,7 @@ def test_bad_entry_is_reported_set_aside_and_replaced(cache, caplog, damage, com
     assert cache.verify() == []
 
 
-def test_a_file_in_the_place_of_a_folder_gives_way(cache):
+def test_a_file_in_the_place_of_a_folder_is_replaced(cache):
     cache.path.mkdir()
     (cache.path / REQUEST.digest).write_text("a file")
     assert cache.get(REQUEST) is None

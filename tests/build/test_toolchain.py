@@ -95,7 +95,7 @@ def test_no_compiler_says_how_to_get_one(alone):
         find_compiler()
 
 
-def test_nvcc_without_host_compiler_gives_way_to_nvrtc(alone, monkeypatch, tmp_path):
+def test_nvcc_without_host_compiler_falls_back_to_nvrtc(alone, monkeypatch, tmp_path):
     (alone / "gcc").unlink()
     monkeypatch.setenv("PATH", f"{alone}{os.pathsep}{fake_nvcc(tmp_path / 'path').parent}")
     with pytest.raises(ToolchainError, match=r"needs a host compiler, and there is no gcc on PATH; install g\+\+"):
@@ -164,7 +164,7 @@ def version_of_built(target: str = "sm_90a") -> str:
 
 
 @pytest.mark.parametrize("said", OF_THE_MACHINE)
-def test_nvcc_that_does_not_work_here_gives_way_to_the_next(two_toolkits, said, tmp_path):
+def test_nvcc_that_does_not_work_here_falls_back_to_the_next(two_toolkits, said, tmp_path):
     on_path, usual = two_toolkits(action=says(said), release="11.5")
     assert find_compiler() == Nvcc(str(on_path))
     with pytest.warns(UserWarning, match=f"nvcc 11.5.88 refused it .*; {usual} is used instead") as told:
@@ -176,7 +176,7 @@ def test_nvcc_that_does_not_work_here_gives_way_to_the_next(two_toolkits, said, 
     assert sum("-cubin" in line for line in (on_path.parent / "journal").read_text().splitlines()) == 1
 
 
-def test_nvcc_too_old_for_the_gpu_gives_way_for_that_gpu_alone(two_toolkits):
+def test_nvcc_too_old_for_the_gpu_is_replaced_for_that_gpu_alone(two_toolkits):
     on_path, usual = two_toolkits(action=MAKE, release="11.5", targets="sm_75\\nsm_86\\n")
     with pytest.warns(UserWarning, match=rf"^{on_path}: 'sm_90a' is no target of nvcc 11.5.88; .*; {usual} is used"):
         assert version_of_built() == "12.8.88"
@@ -186,7 +186,7 @@ def test_nvcc_too_old_for_the_gpu_gives_way_for_that_gpu_alone(two_toolkits):
         parse_targets("sm_42", find_compiler())
 
 
-def test_a_script_on_path_that_is_no_nvcc_gives_way(two_toolkits):
+def test_a_script_on_path_that_is_no_nvcc_is_skipped(two_toolkits):
     on_path, _ = two_toolkits()
     on_path.write_text("#!/bin/sh\necho wrapper of nothing\n")
     with pytest.warns(UserWarning, match="says 'wrapper of nothing'; that is not nvcc; .* is used instead"):

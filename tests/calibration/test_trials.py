@@ -143,7 +143,7 @@ def test_a_trial_with_unreliable_times_is_repeated_by_the_next_run(store: TrialS
     (second,) = calibrated(store, "mma", JOB)
     assert second.is_new
     assert second.entry is not None
-    assert (second.entry.family, second.entry.doubt, second.entry.attempts) == ("mma", "", 0)
+    assert (second.entry.family, second.entry.why_unreliable, second.entry.attempts) == ("mma", "", 0)
 
 
 def test_unreliable_times_are_repeated_a_few_times_alone_and_launchers_keep_the_default_meanwhile(
@@ -159,7 +159,7 @@ def test_unreliable_times_are_repeated_a_few_times_alone_and_launchers_keep_the_
         assert found.entry == kept  # what launchers take
         is_open = attempt < MOST_ATTEMPTS
         assert (found.is_new, kept.is_open, found.keeps_default) == (attempt <= MOST_ATTEMPTS, is_open, is_open)
-        assert (kept.attempts, kept.doubt, kept.over_default) == (min(attempt, MOST_ATTEMPTS), "noisy", None)
+        assert (kept.attempts, kept.why_unreliable, kept.over_default) == (min(attempt, MOST_ATTEMPTS), "noisy", None)
         assert kept.family == ("simt" if attempt < MOST_ATTEMPTS else "mma")
     for _ in range(2):  # fresh trials do not count on
         engine = Noisy(FakeGpu(), by_family("mma"))
@@ -172,7 +172,7 @@ def test_unreliable_times_are_repeated_a_few_times_alone_and_launchers_keep_the_
         assert load_wisdom(NAME).entries() == [found.entry]
     (again,) = calibrated(store, "mma", JOB, fresh=True)
     assert again.entry is not None
-    assert (again.entry.doubt, again.entry.attempts) == ("", 0)
+    assert (again.entry.why_unreliable, again.entry.attempts) == ("", 0)
 
 
 @pytest.mark.slow

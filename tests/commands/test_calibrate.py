@@ -141,7 +141,7 @@ def test_a_spec_is_tried_at_each_batch_with_its_layers_and_gradients(home: Path)
     assert {each["job"] for each in json.loads(only.stdout)["kernels"]} == {"gradient"}
 
 
-def test_what_cannot_be_measured_is_told_and_the_rest_is_kept(home: Path) -> None:
+def test_what_cannot_be_measured_is_reported_and_the_rest_is_kept(home: Path) -> None:
     done = calibrate("1,24,9,2", "--precision", "float16", "--batch", "13,70")
     assert done.exit_code == 1
     assert "1 of 2 kernels settled on Fake GPU" in done.stdout
@@ -253,7 +253,7 @@ def test_the_passport_comes_first_and_is_in_the_report_without_file_names(
     assert (found["wgmma"]["state"], found["wgmma"]["reason"]) == ("disabled", "in ...")
 
 
-def test_a_processor_needs_no_passport_and_is_told_what_can_be_tried(home: Path) -> None:
+def test_a_processor_needs_no_passport_and_reads_what_can_be_tried(home: Path) -> None:
     report = home / "report.json"
     alone = calibrate("--report", str(report))
     assert alone.exit_code == 0
@@ -276,7 +276,7 @@ def test_a_second_calibration_says_that_it_waits(home: Path, monkeypatch: pytest
     assert "ksgen: Fake GPU: waiting for another process" in calibrate().stderr.splitlines()
 
 
-def test_a_gpu_that_this_pytorch_cannot_use_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_this_pytorch_cannot_use_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr("ksgen.devices.find_device", lambda: FakeGpu())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -292,7 +292,7 @@ def test_a_passport_alone_tells_nothing_of_times(home: Path, monkeypatch: pytest
     assert calibrate(*HALF).stderr.startswith("busy\n")
 
 
-def test_an_unknown_model_is_told_before_a_passport_is_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_model_is_reported_before_a_passport_is_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str | None] = []
     monkeypatch.setattr(command, "make_passport", lambda device, _: asked.append(device))
     assert "did you mean vit-s16" in str(calibrate("--model", "vit").exception)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ksgen.bench.rows import read_rows
 from ksgen.bench.tables import overview
-from ksgen.commands.common import check_memory, print_columns, word_widths
+from ksgen.commands.common import check_memory, column_widths, print_columns
 from ksgen.errors import SpecError
 from ksgen.families import cuda_limits
 from ksgen.measure.footprint import footprint
@@ -62,8 +62,8 @@ texts = st.lists(st.text("ab", min_size=1, max_size=9), max_size=4).map(" ".join
     st.integers(1, 5).flatmap(lambda count: st.lists(st.tuples(*[texts] * count), min_size=1, max_size=4)),
     st.integers(5, 80),
 )
-def test_columns_have_room_for_whole_words_where_the_terminal_has(lines: list[tuple[str, ...]], room: int) -> None:
-    widths = word_widths(lines, room)
+def test_columns_are_as_wide_as_whole_words_where_the_terminal_is(lines: list[tuple[str, ...]], room: int) -> None:
+    widths = column_widths(lines, room)
     columns = list(zip(*lines, strict=True))
     longest = [max(len(word) for text in column for word in [*text.split(), " "]) for column in columns]
     whole = [max([1, *map(len, column)]) for column in columns]

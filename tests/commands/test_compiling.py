@@ -24,7 +24,7 @@ from ksgen.passport import unproven
 from ksgen.spec import STRIDES, Epilogue, KernelSpec, parse
 from ksgen.wisdom import Entry, Wisdom, save
 from tests.support.fake_gpu import FakeGpu
-from tests.support.launching import plan_anew
+from tests.support.launching import plan_afresh
 from tests.support.native import chosen_native
 from tests.support.program import ksgen, needs_compiler
 
@@ -103,10 +103,10 @@ def test_texts_of_layers_are_those_that_launchers_on_a_gpu_ask_for(
         planner, "load", lambda _device, source, binary: Loaded(source, binary, dict.fromkeys(source.entries))
     )
     groups: Any = [(spec.groups["heads"], Epilogue(True), stride, {}) for stride in STRIDES]
-    turned: Any = ((spec.layers["up"],), Epilogue(), "dense", {"between": "relu", "out_layout": "bsl"})
+    mixed: Any = ((spec.layers["up"],), Epilogue(), "dense", {"between": "relu", "out_layout": "bsl"})
     found = 0
     for batch in (30, 100000):
-        for chains, epilogue, stride, more in (*groups, turned):
+        for chains, epilogue, stride, more in (*groups, mixed):
             kernel = KernelSpec(chains, "float16", "bsf", epilogue, stride=stride, **more)
             plan = fused.fused_plan(gpu, kernel, batch, "auto" if len(chains) > 1 else "yes")
             if plan:
@@ -128,7 +128,7 @@ def test_texts_of_tied_weights_are_those_that_launchers_ask_for(
     is_gpu: bool, without_tiles: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Calls take them if weights repeat their slices: of one factor, of a chain, and where no family reads ties."""
-    plan_anew(monkeypatch)
+    plan_afresh(monkeypatch)
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     monkeypatch.setattr(fused, "refuse_capture", lambda *_: None)
     device: Any = FakeGpu() if is_gpu else find_device("native")

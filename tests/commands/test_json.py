@@ -35,7 +35,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small.yaml").write_text("kernels: ['2,8,8,3']\n")
 
 
-def told(*arguments: str) -> Any:
+def printed_json(*arguments: str) -> Any:
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -84,7 +84,7 @@ def test_every_command_with_json_is_looked_at() -> None:
     "arguments", [("run", *SMALL, "--runs", "2"), ("run", *SMALL, "--job", "gradient", "--runs", "2")]
 )
 def test_run(arguments: tuple[str, ...]) -> None:
-    row = told(*arguments)
+    row = printed_json(*arguments)
     check(row)
     assert (row["pattern"], row["precision"], row["layout"], row["batch"]) == ([2, 8, 8, 3], "float32", "bsf", 40)
     for name, value in numbers(row):
@@ -105,7 +105,7 @@ def test_run(arguments: tuple[str, ...]) -> None:
     ],
 )
 def test_rows(arguments: tuple[str, ...], rows: str) -> None:
-    content = told(*arguments)
+    content = printed_json(*arguments)
     assert content[rows]
     for row in content[rows]:
         check(row)
@@ -116,18 +116,18 @@ def test_rows(arguments: tuple[str, ...], rows: str) -> None:
 
 @needs_compiler
 def test_build() -> None:
-    for row in told("build", "small.yaml", "--arch", "sm_80", "--json"):
+    for row in printed_json("build", "small.yaml", "--arch", "sm_80", "--json"):
         check(row)
 
 
 def test_wisdom(tmp_path: Path) -> None:
     save("Abacus", [entry(5.004000000001)])
-    (row,) = told("wisdom", "show", "--json")
+    (row,) = printed_json("wisdom", "show", "--json")
     check(row)
     assert row["median_us"] == 5.004
     (file,) = (tmp_path / "wisdom").glob("*.json")
     (tmp_path / "none.json").write_text('{"device": "Abacus", "entries": []}')
-    (row,) = told("wisdom", "diff", str(file), str(tmp_path / "none.json"), "--json")
+    (row,) = printed_json("wisdom", "diff", str(file), str(tmp_path / "none.json"), "--json")
     check(row)
     check(row["first"])
 

@@ -99,13 +99,13 @@ def test_x_in_eight_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "doubts",
+    "reasons",
     [("other processes took 50% of the CPU time", "", ""), ("", "", "other processes took 50% of the CPU time")],
 )
 def test_nothing_is_concluded_from_unreliable_times(
-    doubts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    reasons: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    why, *of_each = doubts
+    why, *of_each = reasons
     figures = {
         "entry": "ks", "batch": 70, "device": "a device", "runtime": "native", "family": "vector", "why": "a test",
         "passed": True, "error": 1e-8, "tolerance": 1e-6, "checked_rows": 70,

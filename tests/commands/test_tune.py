@@ -21,7 +21,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning.trials import TrialStore
-from tests.support.tuning_search import own_cache, time_shortly, without_doubts
+from tests.support.tuning_search import own_cache, time_shortly, without_notes
 from tests.tuning.test_worker import HAS_OPENCL
 
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -83,7 +83,7 @@ def test_a_spec_is_tuned_as_json_and_known_trials_are_not_repeated(home: Path) -
         assert each["complete"]
         assert each["share_of_floor"] is None or 0 < each["share_of_floor"] <= 1  # none where a cache keeps all data
         assert each["default_us"] > 0
-    without_doubts(find_device("opencl:0").name)
+    without_notes(find_device("opencl:0").name)
     again = json.loads(tune(*arguments).stdout)
     assert [each["measured_now"] for each in again["kernels"]] == [0, 0]
     assert [each["measured_now"] for each in json.loads(tune(*arguments, "--fresh").stdout)["kernels"]] == [2, 2]
@@ -110,11 +110,11 @@ def test_gradients_are_tuned_named_and_taken_by_launchers(home: Path) -> None:
     for name in ("2,24,9,3 float32 bsf:", "2,24,9,3 float32 bsf gradient: ", "2,9,24,3 float32 bsf: "):
         assert f"/3] {name}" in trained.stderr
     assert "2,24,9,3 float32 bsf gradient, batch 70" in (home / "out.html").read_text()
-    without_doubts(find_device("opencl:0").name)
+    without_notes(find_device("opencl:0").name)
     (again,) = json.loads(tune("--spec", str(home / "training.yaml"), "--job", "gradient", *shared, "--json").stdout)[
         "kernels"
     ]
-    without_doubts(find_device("opencl:0").name)
+    without_notes(find_device("opencl:0").name)
     (alone,) = json.loads(tune(*SMALL, "--job", "gradient", "--budget", "2", "--json").stdout)["kernels"]
     for each in (again, alone):
         assert (each["job"], each["family"], each["measured_now"]) == ("gradient", "cpu_gradient", 0)
@@ -130,7 +130,7 @@ def test_a_layer_is_tuned_as_one_launch_and_factor_by_factor(home: Path) -> None
     assert done.exit_code == 0, done.output
     assert "2,9,5,3 then 1,4,18,3 float32 bsf: " in done.stderr
     assert "3 of 3 kernels tuned on " in done.stdout
-    without_doubts(find_device("opencl:0").name)
+    without_notes(find_device("opencl:0").name)
     launcher = ChainLauncher(Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3))
     said = launcher.explain(70, device="opencl:0")
     assert "searches measured" in said
@@ -150,7 +150,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
         """
         layers:
           heads: {group: [[[2,9,5,3]], [[2,9,5,3], [1,4,18,3]]], between: relu}
-          turned: {chain: [[2,9,5,3], [1,4,18,3]], out_layout: bsl, stride: any}
+          transposed: {chain: [[2,9,5,3], [1,4,18,3]], out_layout: bsl, stride: any}
         """
     )
     done = tune("--spec", str(home / "layers.yaml"), "--batch", "70", "--device", "opencl:0", "--budget", "2")
@@ -161,12 +161,14 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
         "2,9,5,3 then 1,4,18,3 float32 bsf_to_bsl: ",
     ):
         assert name in done.stderr
-    without_doubts(find_device("opencl:0").name)
+    without_notes(find_device("opencl:0").name)
     factor, pair = Launcher(2, 9, 5, 3), (Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3))
-    group, turned = GroupLauncher(factor, ChainLauncher(*pair, between="relu")), ChainLauncher(*pair)
+    group, transposed = GroupLauncher(factor, ChainLauncher(*pair, between="relu")), ChainLauncher(*pair)
     assert "us of the layers one by one" in group.explain(70, device="opencl:0")
-    assert "with the copy that transposes an intermediate" in turned.explain(70, device="opencl:0", out_layout="bsl")
-    assert "searches" not in turned.explain(70, device="opencl:0")  # which was not tuned in one layout
+    assert "with the copy that transposes an intermediate" in transposed.explain(
+        70, device="opencl:0", out_layout="bsl"
+    )
+    assert "searches" not in transposed.explain(70, device="opencl:0")  # which was not tuned in one layout
     entries = {
         each["kernel"]: each for each in json.loads(CliRunner().invoke(cli, ["wisdom", "show", "--json"]).stdout)
     }

@@ -273,8 +273,8 @@ def test_show_says_that_wisdom_is_a_first_guess(tmp_path: Path, monkeypatch: pyt
 
 def test_an_unreliable_time_is_marked_with_its_reason(folders: tuple[Path, Path], tmp_path: Path) -> None:
     sound = entry(8.0, 2000)
-    doubtful = replace(sound, measured={**sound.measured, "note": "clocks moved"})
-    first, second = file_of(tmp_path, "first.json", sound), file_of(tmp_path, "second.json", doubtful)
+    unreliable = replace(sound, measured={**sound.measured, "note": "clocks moved"})
+    first, second = file_of(tmp_path, "first.json", sound), file_of(tmp_path, "second.json", unreliable)
     run("import", second)
     lines = said("show", "--device", "H200").splitlines()
     at = next(number for number, line in enumerate(lines) if "batch 2000" in line)

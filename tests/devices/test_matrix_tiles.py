@@ -30,7 +30,7 @@ class Compiler:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, ...]]]:
-    def told(
+    def tiles(
         features: frozenset[str] = FEATURES, macros: frozenset[str] = MACROS, permits: bool = True
     ) -> tuple[str, ...]:
         monkeypatch.setattr(native, "processor_features", lambda: features)
@@ -38,7 +38,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, 
         usable_tiles.cache_clear()
         return usable_tiles(Compiler(macros))  # type: ignore[arg-type]
 
-    yield told
+    yield tiles
     usable_tiles.cache_clear()
 
 

@@ -59,7 +59,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     "precision",
     ["float32", "float16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("float64", "bfloat16"))],
 )
-def test_every_type_and_way(precision: str, layout: str, along: str) -> None:
+def test_every_type_and_variant(precision: str, layout: str, along: str) -> None:
     """Every type and vectorization has ragged edges, a panel or none, and each processor's number of lanes."""
     for lanes, shape, batch in (
         (2, (2, 3, 5, 2), 9),
@@ -591,7 +591,7 @@ def old_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def test_a_compiler_that_refuses_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_refuses_falls_back_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         serves = find_host_compiler()
     except ToolchainError as absent:

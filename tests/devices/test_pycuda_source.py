@@ -140,7 +140,7 @@ def test_a_refused_source_is_reported_as_by_nvcc(device: Any) -> None:
     assert "pycuda" not in repeat
 
 
-def test_nvcc_that_does_not_work_here_gives_way_to_the_next_which_pycuda_starts_too(
+def test_nvcc_that_does_not_work_here_falls_back_to_the_next_which_pycuda_starts_too(
     device: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     good = find_compiler("nvcc")

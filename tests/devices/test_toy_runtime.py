@@ -19,7 +19,7 @@ from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance
 from tests.emulator import is_installed
 from tests.support.fake_gpu import FakeGpu
-from tests.support.launching import BATCH, PATTERN, SHAPE, check, inputs, plan_anew
+from tests.support.launching import BATCH, PATTERN, SHAPE, check, inputs, plan_afresh
 
 NAMES = ("Abacus", "Slide Rule")
 
@@ -69,7 +69,7 @@ def test_launchers_multiply_and_differentiate_on_it(
 ) -> None:
     if not is_installed("none"):
         pytest.skip("the emulator needs g++")
-    plan_anew(monkeypatch)
+    plan_afresh(monkeypatch)
     monkeypatch.setenv("KSGEN_DEVICE", "toy:1")
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     (x, weights), ks = inputs(layout=layout), Launcher(*SHAPE)

@@ -97,7 +97,7 @@ def test_a_file_that_was_changed_is_named_and_kept(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_a_file_in_the_way_of_a_new_one_is_named_and_kept(kind: str, tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_a_new_one_is_named_and_kept(kind: str, tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "mine").write_text(SECOND["ks_c.cu"])
     place = tmp_path / "ks_c.cu"

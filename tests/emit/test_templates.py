@@ -219,7 +219,7 @@ def test_a_digest_covers_every_file_that_a_text_reads(family: str, copied: Path,
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("family", FAMILIES)
-def test_who_reads_a_text_opens_few_files(
+def test_a_reader_of_a_source_opens_few_files(
     family: str, copied: Path, opened: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = templates._lines

@@ -156,7 +156,7 @@ COPIES = """extern __shared__ __align__(16) float s[];
     copy_async_wait<0>(); __syncthreads(); y[at] = s[at];"""
 
 
-def test_asynchronous_copies_read_write_and_are_under_way() -> None:
+def test_asynchronous_copies_read_write_and_are_in_flight() -> None:
     counts = count(COPIES, shared_bytes=2048)
     assert counts.global_["copy_async"] == GlobalTally(4, 3 * 16 + 4, 3 * 512 + 128)  # zeros are not read
     assert counts.shared["copy_async"] == SharedTally(4, 2048, 16, 16, 16)  # but written

@@ -127,7 +127,7 @@ SAME_BITS = [
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "precision", "layout", "between"), SAME_BITS)
-def test_it_gives_the_bits_of_a_launch_for_each_factor(
+def test_it_gives_the_bits_of_one_launch_per_factor(
     name: str, precision: str, layout: str, between: str, device: Device
 ) -> None:
     """The intermediate is stored in X's type and rounded as in separate launches, whatever the constants."""

@@ -27,8 +27,8 @@ def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision:
         constants = FAMILY.default(kernel, limits, batch)
         check(FAMILY, kernel, constants, limits)
         found = AmxTiling(kernel, constants)
-        has_room = found.packed_bytes <= SECOND_LEVEL_BYTES  # else weights come from behind it anyway
-        assert found.slot * 4 <= SECOND_LEVEL_BYTES or constants.block == 32 or not has_room
+        fits = found.packed_bytes <= SECOND_LEVEL_BYTES  # else weights come from behind it anyway
+        assert found.slot * 4 <= SECOND_LEVEL_BYTES or constants.block == 32 or not fits
         assert constants.panel or reads_in_place(kernel)
         if batch == 25088 and kernel.pattern.weight_count > 10**4:
             assert FAMILY.geometry(kernel, constants, batch).grid >= cores

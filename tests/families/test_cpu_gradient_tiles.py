@@ -109,7 +109,7 @@ def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 24, 16, 3), (1, 40, 16, 24)])
-def test_defaults_for_few_entries(shape: tuple[int, ...], layout: str) -> None:
+def test_defaults_for_small_batches(shape: tuple[int, ...], layout: str) -> None:
     for precision, batch in (("bfloat16", 1), ("bf16x6", 5)):
         kernel = kernel_of(shape, precision, layout)
         agrees(kernel, FAMILY.default(kernel, CPU, batch), batch)

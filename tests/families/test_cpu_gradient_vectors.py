@@ -137,7 +137,7 @@ PAIRED = [
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("shape", "layout", "along", "lanes"), PAIRED)
-def test_two_batch_entries_at_a_time(shape: tuple[int, ...], layout: str, along: str, lanes: int) -> None:
+def test_two_rows_of_the_batch_at_a_time(shape: tuple[int, ...], layout: str, along: str, lanes: int) -> None:
     kernel = kernel_of(shape, "bfloat16", layout)
     constants = replace(constants_of(kernel, along, lanes), pairs=1)
     for batch in (1, 2, 7, 63, 131):
@@ -149,7 +149,7 @@ def test_two_batch_entries_at_a_time(shape: tuple[int, ...], layout: str, along:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(2, 48, 192, 1), (1, 24, 16, 3), (1, 40, 16, 24), (2, 5, 7, 3)])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_defaults_for_few_entries_stay_in_their_memory(precision: str, shape: tuple[int, ...], layout: str) -> None:
+def test_defaults_for_small_batches_stay_in_their_memory(precision: str, shape: tuple[int, ...], layout: str) -> None:
     kernel = kernel_of(shape, precision, layout)
     for batch in (1, 2, 5):
         agrees(kernel, FAMILY.default(kernel, CPU, batch), batch)

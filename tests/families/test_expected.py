@@ -362,7 +362,7 @@ def test_each_wave_waits_for_its_first_stage() -> None:
 
 
 def test_constants_with_equal_longest_terms_are_ranked_by_the_prediction() -> None:
-    limits, told_apart = cuda_limits("sm_90a"), 0
+    limits, decided = cuda_limits("sm_90a"), 0
     for pattern, (family, precision) in product(stratified(4), (("mma", "bfloat16"), ("wgmma_registers", "tf32x3"))):
         own: Any = family_named(family)
         kernel = KernelSpec(pattern, precision)
@@ -374,8 +374,8 @@ def test_constants_with_equal_longest_terms_are_ranked_by_the_prediction() -> No
         tied = [each for each in options if longest[each] <= (1 + model.MIN_SAVING) * min(longest.values())]
         us = {each: found.us for each in tied if (found := model.prediction(speed, own, kernel, each, model.LARGE))}
         assert us[chosen] * (1 - model.MIN_SAVING) <= min(us.values())
-        told_apart += us[chosen] < us[min(tied, key=longest.__getitem__)]
-    assert told_apart >= 3
+        decided += us[chosen] < us[min(tied, key=longest.__getitem__)]
+    assert decided >= 3
 
 
 def test_what_cannot_be_launched_has_no_prediction() -> None:

@@ -200,7 +200,7 @@ def test_constants_from_wisdom_are_checked_by_name_and_type() -> None:
         FEW.constants({"tile_batch": 1})
 
 
-def test_a_block_has_a_power_of_two_of_entries_that_holds_the_batch() -> None:
+def test_a_block_has_a_power_of_two_of_rows_that_holds_the_batch() -> None:
     assert [rows_for(batch) for batch in (1, 2, 3, 9, 16, 17, 32, 33, None)] == [1, 2, 4, 16, 16, 32, 32, 32, 32]
 
 
@@ -259,7 +259,7 @@ def test_what_it_serves() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("target", "layout"), list(product(("sm_80", "sm_90a"), LAYOUTS)))
 @pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.second)])
-def test_it_is_chosen_for_few_entries_alone(count: int, target: str, layout: str) -> None:
+def test_it_is_chosen_for_small_batches_alone(count: int, target: str, layout: str) -> None:
     """Every pattern chooses it in float32 at batches 1 and 8, and half of them in float16. No batch above 32 does."""
     limits, patterns = cuda_limits(target), stratified(count)
     for precision in ("float32", "float16"):

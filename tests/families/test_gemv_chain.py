@@ -58,7 +58,7 @@ CASES: list[tuple[tuple[Pattern, ...], str, str, Epilogue, int, dict[str, Any]]]
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue", "batch", "more"), CASES)
-def test_agrees_with_float64_and_gives_the_bits_of_a_launch_for_each_factor(
+def test_agrees_with_float64_and_gives_the_bits_of_one_launch_per_factor(
     patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, batch: int, more: dict[str, Any]
 ) -> None:
     kernel = chain_of(patterns, precision, layout, epilogue, **more)
@@ -281,7 +281,7 @@ def test_a_default_where_it_does_not_serve_is_refused(chains: Any, shared_bytes:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["float16", "float32"])
-def test_it_is_chosen_for_few_entries_alone(precision: str) -> None:
+def test_it_is_chosen_for_small_batches_alone(precision: str) -> None:
     kernel = chain_of(GPT2, precision, "bsf")
     for batch in (1, 16):
         assert family_for(kernel, LIMITS, batch).name == "gemv"

@@ -96,7 +96,7 @@ CASES: list[tuple[Chains, str, str, Epilogue, int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("chains", "precision", "layout", "epilogue", "batch", "more"), CASES)
-def test_agrees_with_float64_and_gives_the_bits_of_a_launch_for_each_layer(
+def test_agrees_with_float64_and_gives_the_bits_of_one_launch_per_layer(
     chains: Chains, precision: str, layout: str, epilogue: Epilogue, batch: int, more: dict[str, Any]
 ) -> None:
     check_all(source_of(KernelSpec(chains, precision, layout, epilogue, **more), batch), batch, in_emulator())
@@ -299,7 +299,7 @@ def test_groups_that_it_cannot_take_are_refused() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
-def test_it_is_chosen_for_few_entries_alone_where_the_model_expects_it_to_be_faster(precision: str) -> None:
+def test_it_is_chosen_for_small_batches_alone_where_the_model_expects_it_to_be_faster(precision: str) -> None:
     kernel = group_of((GPT2, GPT2, GPT2), precision, "bsf")
     for target, batch in (("sm_80", 1), ("sm_90a", 16)):
         limits = cuda_limits(target)

@@ -62,7 +62,7 @@ CASES = [
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "chains", "precision", "layout", "epilogue"), CASES)
-def test_agrees_with_float64_and_with_a_launch_for_each_layer(
+def test_agrees_with_float64_and_with_one_launch_per_layer(
     family: str, chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue
 ) -> None:
     kernel, run = group_of(chains, precision, layout, epilogue), in_emulator()

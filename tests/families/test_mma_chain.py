@@ -63,7 +63,7 @@ CASES = [
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), CASES)
-def test_agrees_with_float64_and_with_a_launch_for_each_factor(
+def test_agrees_with_float64_and_with_one_launch_per_factor(
     patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue
 ) -> None:
     kernel, run = chain_of(patterns, precision, layout, epilogue), in_emulator()
@@ -186,7 +186,7 @@ def streaming(kernel: KernelSpec, stages: int = 3) -> Source:
 
 
 @pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), STREAMS)
-def test_x_in_stages_gives_the_bits_of_a_launch_for_each_factor(
+def test_x_in_stages_gives_the_bits_of_one_launch_per_factor(
     patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue
 ) -> None:
     kernel, run = chain_of(patterns, precision, layout, epilogue), in_emulator()

@@ -91,7 +91,7 @@ def test_what_serves_them(layout: str) -> None:
     assert [each.name for each in families_for(chain, LIMITS)] == ["mma", "gemv"]
 
 
-def test_packed_weights_of_few_entries_stay_in_eight_bits() -> None:
+def test_packed_weights_of_small_batches_stay_in_eight_bits() -> None:
     few = FAMILIES["gemv"]
     for precision, share in (("float32", 4), ("bfloat16", 2)):
         plain = kernel_of((1, 768, 192, 2), precision, "same", "bsf", Epilogue())

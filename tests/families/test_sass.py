@@ -436,7 +436,7 @@ def test_nothing_is_read_or_written_before_the_grid_before_was_waited_for(
     [("few", (LAYER[:1],)), ("few_chain", (LAYER,)), ("few_group", (LAYER, LAYER[:1]))],
     ids=lambda each: str(each)[:9],
 )
-def test_few_entries_read_nothing_before_it_either(
+def test_small_batches_read_nothing_before_it_either(
     family: str, chains: tuple[tuple[Pattern, ...], ...], weights: str
 ) -> None:
     """X and packed weights may be what the grid before writes: no load takes them for constant."""

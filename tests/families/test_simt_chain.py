@@ -62,7 +62,7 @@ CASES = [
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), CASES)
-def test_agrees_with_float64_and_with_a_launch_for_each_factor(
+def test_agrees_with_float64_and_with_one_launch_per_factor(
     patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue
 ) -> None:
     """Whatever the tiles of those: sums are added up in one order."""

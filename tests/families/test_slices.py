@@ -219,7 +219,7 @@ def test_writes_between_rows_are_reported() -> None:
 
         return run
 
-    def write_beside(args: list[Any]) -> None:
+    def write_behind(args: list[Any]) -> None:
         args[2][36] = 0  # of Y, behind the first row's 36 elements
 
     def leak(args: list[Any]) -> None:
@@ -227,6 +227,6 @@ def test_writes_between_rows_are_reported() -> None:
 
     check(source, 9, right)
     with pytest.raises(AssertionError, match="wrote behind Y, or between its rows"):
-        check(source, 9, broken(write_beside))
+        check(source, 9, broken(write_behind))
     with pytest.raises(AssertionError, match="nan"):
         check(source, 9, broken(leak))

@@ -284,7 +284,7 @@ def test_blocks_along_the_batch_are_whole_tiles(layout: str) -> None:
     assert {each.name: each.value for each in FAMILY.constexprs(kernel, whole)}["UNIT"] == 48
 
 
-def test_few_entries_keep_all_cores_busy() -> None:
+def test_small_batches_keep_all_cores_busy() -> None:
     """Parts of a plane store its transposed outputs one by one, unless weights are few or planes suffice. Smaller
     batches are not transposed.
     """

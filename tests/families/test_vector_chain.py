@@ -269,7 +269,7 @@ PAIRS = [  # inputs of one j lie in pairs already; odd c; a factor of one input
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("patterns", "layout", "ways", "lanes", "epilogue"), PAIRS)
-def test_two_inputs_at_a_time_give_the_bits_of_a_launch_for_each_factor(
+def test_two_inputs_at_a_time_give_the_bits_of_one_launch_per_factor(
     patterns: tuple[Pattern, ...], layout: str, ways: str, lanes: int, epilogue: Epilogue
 ) -> None:
     """The intermediate has X's type, and is rounded as in separate launches."""

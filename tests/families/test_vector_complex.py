@@ -78,7 +78,7 @@ def test_a_chain_is_its_factors(layout: str, monkeypatch: pytest.MonkeyPatch) ->
     assert np.linalg.norm(y - truth) <= 2 * tolerance("complex64", 10) * np.linalg.norm(truth)
 
 
-def test_tiles_leave_room_for_what_is_kept_twice() -> None:
+def test_tiles_leave_space_for_what_is_kept_twice() -> None:
     """Searches offer at most half as many lanes as an OpenCL vector has elements."""
     for bytes_of_a_vector, registers in ((64, 32), (32, 16), (16, 16)):
         limits = Limits(1 << 16, registers=0, is_cpu=True, vector_bytes=bytes_of_a_vector, multiprocessors=4)

@@ -156,7 +156,7 @@ def test_a_layer_takes_one_launch_where_all_its_weights_are_stored_alike(monkeyp
 @pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_few_entries_by_default_constants(layout: str) -> None:
+def test_small_batches_by_default_constants(layout: str) -> None:
     """A decoder calls them at batches 1 to 16, with weights whose tiles are mostly full."""
     device = processor()
     kernel = kernel_of((2, 48, 32, 1), "bfloat16", "int8", layout, Epilogue(True, "silu", True))

@@ -35,7 +35,7 @@ def test_what_is_permuted() -> None:
     assert not PERMUTED.supports(replace(kernel(pattern=(2, 40, 24, 5)), job="gradient"), GPU)
 
 
-def test_permuting_takes_launches_before_and_after_and_room_for_x_and_y() -> None:
+def test_permuting_takes_launches_before_and_after_and_memory_for_x_and_y() -> None:
     each = kernel(pattern=(2, 48, 64, 24))
     constants = PermutedConstants(*list(vars(PLAIN).values())[:-1])
     own, alone = PERMUTED.geometry(each, constants, 100), SHARED.geometry(with_blocks_apart(each), PLAIN, 100)

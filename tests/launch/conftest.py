@@ -20,7 +20,7 @@ from tests.emulator import is_installed
 from tests.support.fake_gpu import FakeGpu, FakeTensor, TextCompiler
 from tests.support.hasty import compiles_hastily
 from tests.support.host_memory import processor
-from tests.support.launching import SHAPE, plan_anew
+from tests.support.launching import SHAPE, plan_afresh
 
 __all__ = ["compiles_hastily"]
 
@@ -38,7 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: TextCompiler)
     fake = FakeGpu(compiles=compiler)
     monkeypatch.setattr(streams, "device_for", lambda place: fake if place[0] == "cuda" else device_for(place))
     monkeypatch.setattr(streams, "torch_stream", lambda handle, index: (handle, index))
-    plan_anew(monkeypatch)
+    plan_afresh(monkeypatch)
     monkeypatch.setitem(arrays._readers, FakeTensor, FakeTensor.read)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     return fake

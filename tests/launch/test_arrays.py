@@ -119,7 +119,7 @@ def test_a_tensor_is_read_with_its_device_and_stream(torch):
     assert view(tensor) == ("torch", 8192, (4, 8), "bfloat16", None, ("cuda", 1), 71, tensor, True)
 
 
-def test_a_torch_without_the_short_way_is_asked_for_its_stream(torch):
+def test_a_torch_without_the_raw_stream_is_asked_for_its_stream(torch):
     del torch._C._cuda_getCurrentRawStream
     torch.cuda = SimpleNamespace(current_stream=lambda index: SimpleNamespace(cuda_stream=80 + index))
     assert view(Tensor()).stream == 81

@@ -150,7 +150,7 @@ def test_pytorchs_deterministic_algorithms_and_traces_keep_the_default(
     assert trials.asked == []  # nothing is begun
 
 
-def test_a_child_that_ends_with_the_program_is_not_told(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_ends_with_the_program_is_not_reported(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(device: Device, asked: list[behind.Asked]) -> None:
         children.stop()
         raise ToolchainError("fatal: killed by signal 9")
@@ -167,7 +167,7 @@ def test_a_child_that_ends_with_the_program_is_not_told(gpu: Device, monkeypatch
     assert told == []
 
 
-def test_a_child_that_fails_is_told_once_and_the_default_serves_on(
+def test_a_child_that_fails_is_reported_once_and_the_default_serves_on(
     trials: Trials, call: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(device: Device, asked: list[behind.Asked]) -> None:

@@ -16,7 +16,7 @@ from ksgen.launch.planner import Planner
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.spec import Epilogue, KernelSpec
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
-from tests.support.launching import BATCH, SHAPE, check, draw, inputs, plan_anew, zeros
+from tests.support.launching import BATCH, SHAPE, check, draw, inputs, plan_afresh, zeros
 from tests.support.native import chosen_native
 
 LAYER = ((2, 48, 64, 1), (1, 64, 48, 2))
@@ -136,7 +136,7 @@ def test_a_call_makes_no_plan_after_its_build(
     number: int, without_tiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ks, options, call = calls()[number]
-    plan_anew(monkeypatch)
+    plan_afresh(monkeypatch)
     chosen_native(monkeypatch)
     ks.build([64], **options)
 
@@ -152,7 +152,7 @@ def test_a_call_makes_no_plan_after_its_build(
 @pytest.mark.skipif(usable_cores() < 2, reason="one core compiles one kernel at a time")
 def test_kernels_are_compiled_side_by_side(without_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of each factor begins before another one ends."""
-    plan_anew(monkeypatch)
+    plan_afresh(monkeypatch)
     together, make, met = threading.Barrier(2), Planner.plan_or_fallback, []
 
     def both(self: Planner, *given: Any) -> Any:
@@ -193,7 +193,7 @@ def test_what_build_refuses(
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    plan_anew(monkeypatch)
+    plan_afresh(monkeypatch)
     chosen_native(monkeypatch)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")

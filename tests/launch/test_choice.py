@@ -25,7 +25,7 @@ def test_without_wisdom_it_is_a_familys_default() -> None:
     assert (found.misfit, found.from_wisdom, found.is_measured) == (False, False, False)
 
 
-def test_what_a_search_found_for_few_entries_is_not_taken_for_more() -> None:
+def test_what_a_search_found_for_small_batches_is_not_taken_for_larger_ones() -> None:
     """Wisdom serves the class of batch sizes that it was found for."""
     constants = FAMILIES["gemv"].default(KERNEL, HOPPER, 8)
     for searched, asked, is_found in (

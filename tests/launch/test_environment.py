@@ -86,7 +86,7 @@ CONTEXTS = """
 from tests.launch.test_runtimes import out_like
 from tests.support.device_arrays import CudaArray
 
-def told(call):
+def report(call):
     try:
         call()
     except KsgenError as error:
@@ -119,11 +119,11 @@ check(out.content(), *inputs())
 own_x, own_weights = map(gpuarray.to_gpu, inputs())
 own_kept = ks.pack(own_weights)
 check(ks(own_x, own_kept).get(), *inputs())
-told(lambda: ks(own_x, weights))
-told(lambda: ks(x, own_weights, out=out))
-told(lambda: ks(x, weights, out=out, stream=driver.Stream()))
-told(lambda: ks(own_x, kept))
-told(lambda: ks(x, own_kept, out=out))
+report(lambda: ks(own_x, weights))
+report(lambda: ks(x, own_weights, out=out))
+report(lambda: ks(x, weights, out=out, stream=driver.Stream()))
+report(lambda: ks(own_x, kept))
+report(lambda: ks(x, own_kept, out=out))
 """
 
 
@@ -141,8 +141,8 @@ multiply()
 import pycuda.autoinit
 from pycuda import gpuarray
 x, weights = map(gpuarray.to_gpu, inputs())
-told(lambda: Launcher(*SHAPE)(x, weights))
-told(lambda: Launcher(*SHAPE).pack(weights))
+report(lambda: Launcher(*SHAPE)(x, weights))
+report(lambda: Launcher(*SHAPE).pack(weights))
 multiply()
 """
 
@@ -166,7 +166,7 @@ primary.push()
 x, weights = map(gpuarray.to_gpu, inputs())
 primary.pop()
 sys.modules["cuda.bindings"] = None
-told(lambda: Launcher(*SHAPE)(x, weights))
+report(lambda: Launcher(*SHAPE)(x, weights))
 del x, weights
 primary.detach()
 """

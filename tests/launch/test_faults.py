@@ -424,7 +424,7 @@ print(driver.Context.get_current() is not None)
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["autoinit", "autoprimaryctx"])
-def test_pycudas_own_ways_to_a_context(how: str) -> None:
+def test_contexts_that_pycuda_makes(how: str) -> None:
     assert script(IN_THEIR_CONTEXT.format(how=how), "pycuda") == ["right", "True"]
 
 
@@ -510,7 +510,7 @@ x, weights = inputs()
 ks, stored = Launcher(*SHAPE), quantize(weights, "int8")
 kept = call = None
 
-def told(work):
+def report(work):
     try:
         work()
     except KsgenError as error:
@@ -519,8 +519,8 @@ def told(work):
 for number in range(3):
     context = driver.Device(0).make_context()
     if kept:
-        told(lambda: ks(x, kept))
-        told(call)
+        report(lambda: ks(x, kept))
+        report(call)
         find_device().allocate(8)  # the user's context is still current
     multiply()
     ks(x, stored)
@@ -531,7 +531,7 @@ for number in range(3):
     if number == 1:
         device._number = -1  # as if another context had come to the address of its own
         assert find_device() is not device
-        told(lambda: device.allocate(8))
+        report(lambda: device.allocate(8))
     context.pop()
     context.detach()
     device = given = None

@@ -41,7 +41,7 @@ class Imagined(SimpleNamespace):
         (LARGE, "bsf", fused.LEAST_ROWS * CORES, True),
     ],
 )
-def test_a_processor_takes_one_launch_of_small_weights_or_many_entries(
+def test_a_processor_takes_one_launch_of_small_weights_or_large_batches(
     chain: Chain, layout: str, batch: int, is_one: bool
 ) -> None:
     device: Any = Imagined(shares_host=True, kind="native", target="", name="unnamed", limits=CPU)
@@ -162,7 +162,7 @@ def test_tiles_follow_the_rule_of_processors(precision: str, of_tiles: Any) -> N
     assert fused.verdict(of_tiles, kernel, 6272, "no") == fused.Verdict(False, "fuse='no'")
 
 
-def test_what_tiles_have_no_launch_for_is_a_launch_for_each_factor(of_tiles: Any) -> None:
+def test_what_tiles_have_no_launch_for_is_one_launch_per_factor(of_tiles: Any) -> None:
     """An explicit request changes nothing for a precision that asks for tiles."""
     kernel = KernelSpec((PAIR.factors,), "bf16x6", "bsf", Epilogue())
     group = KernelSpec((PAIR.factors, PAIR.factors), "bf16x6", "bsf", Epilogue())
@@ -216,7 +216,7 @@ def test_the_cost_model_says_whether_a_layer_is_one_launch(
     assert found.is_one == ("expects" in says)
 
 
-def test_what_is_expected_to_be_slower_is_a_launch_for_each_factor() -> None:
+def test_what_is_expected_to_be_slower_is_one_launch_per_factor() -> None:
     """Few tiles of the batch leave most multiprocessors without work, and each reads all weights."""
     kernel = KernelSpec(((Pattern(2, 512, 512, 1), Pattern(1, 512, 512, 2)),), "float16", "bsf", Epilogue())
     found = fused.verdict(GPU, kernel, 64)

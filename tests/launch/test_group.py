@@ -412,7 +412,7 @@ def test_layers_are_one_launch_on_a_gpu(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("group_us", "is_one"), [(4.0, True), (5.0, False)])
-def test_what_a_search_found_for_few_entries_is_launched(
+def test_what_a_search_found_for_small_batches_is_launched(
     gpu: FakeGpu, group_us: float, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One launch is chosen if it took less than the 4.5 us of separate layers."""

@@ -81,7 +81,7 @@ def test_cuda_arrays_are_used_where_they_are(gpu: FakeGpu, ks: Launcher, precisi
     check(out.content, x, weights, layout, precision)
 
 
-def test_output_and_room_come_from_the_memory_of_the_stream_that_writes_them(
+def test_output_and_workspace_come_from_the_memory_of_the_stream_that_writes_them(
     gpu: FakeGpu, ks: Launcher, entered: list[int]
 ) -> None:
     """PyTorch gives out memory that its current stream may still read."""

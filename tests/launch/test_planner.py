@@ -23,7 +23,7 @@ from ksgen.launcher import Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.support.fake_gpu import FakeArray, FakeGpu, TextCompiler
-from tests.support.launching import BATCH, PATTERN, SHAPE, check, draw, inputs, plan_anew, zeros
+from tests.support.launching import BATCH, PATTERN, SHAPE, check, draw, inputs, plan_afresh, zeros
 
 
 def test_compiled_on_first_use_and_from_the_cache_after_that(
@@ -36,7 +36,7 @@ def test_compiled_on_first_use_and_from_the_cache_after_that(
         gpu.synchronize()
         check(out.content, x[:batch], weights)
     assert compiler.compiled == ["ks_2x9x5x3_float32_bsf"]
-    plan_anew(monkeypatch)  # another process
+    plan_afresh(monkeypatch)  # another process
     Launcher(*SHAPE)(FakeArray(gpu, x), FakeArray(gpu, weights), out=zeros(gpu))
     assert len(compiler.compiled) == 1
 
@@ -145,7 +145,7 @@ def test_a_batch_that_is_new_to_a_loaded_kernel_can_be_captured(gpu: FakeGpu, ks
     check(out.content, x[:35], weights)
 
 
-def test_few_entries_have_kernels_of_their_own_and_one_copy_of_the_weights(
+def test_small_batches_have_kernels_of_their_own_and_one_copy_of_the_weights(
     gpu: FakeGpu, ks: Launcher, compiler: TextCompiler
 ) -> None:
     """One for up to 1, 2, 4 entries and so on; once one is there, it is recorded in a CUDA graph as any other."""

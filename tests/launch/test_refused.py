@@ -43,7 +43,7 @@ def part(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return gpu
 
 
-def test_refused_clusters_give_way_to_the_same_kernel_without(
+def test_refused_clusters_fall_back_to_the_same_kernel_without(
     part: FakeGpu, planner: Planner, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = planner.choice(part, KERNEL, LARGE)
@@ -67,7 +67,7 @@ def test_no_cluster_waits_for_others_to_end(gpu: FakeGpu, planner: Planner, monk
     assert plan.grid == 14
 
 
-def test_refused_tensor_maps_give_way_to_mma(part: FakeGpu, planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_tensor_maps_fall_back_to_mma(part: FakeGpu, planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part, "encode_map", refuse)
     plan = planner.plan(part, KERNEL, LARGE)
     assert (plan.choice.family, plan.choice.why) == ("mma", "the device refuses wgmma")
@@ -176,7 +176,7 @@ def operands(gpu: FakeGpu) -> tuple[FakeArray, FakeArray, FakeArray]:
     return x, weights, out
 
 
-def test_clusters_that_are_refused_at_the_launch_give_way_and_it_is_remembered(
+def test_clusters_that_are_refused_at_the_launch_are_dropped_and_it_is_remembered(
     late: Part, caplog: pytest.LogCaptureFixture
 ) -> None:
     x, weights, out = operands(late)

@@ -20,7 +20,7 @@ from ksgen.launch.planner import Planner
 from ksgen.pattern import Pattern
 from tests.support.fake_gpu import FakeGpu
 from tests.support.host_memory import processor
-from tests.support.launching import plan_anew
+from tests.support.launching import plan_afresh
 from tests.support.libraries import library
 
 SHAPE = (3, 5, 4, 2)
@@ -86,7 +86,7 @@ def test_kernels_that_read_all_weights_get_a_copy(monkeypatch: pytest.MonkeyPatc
         (Planner, "_load", refuses),
     ):
         with monkeypatch.context() as patch:
-            plan_anew(patch)
+            plan_afresh(patch)
             patch.setattr(owner, name, value)
             call = Launcher(*SHAPE).prepare(x, weights)
             assert call.plan.kernel.tie == ""
@@ -100,7 +100,7 @@ def test_a_first_result_of_repeated_weights_is_checked_by_its_slice(
 ) -> None:
     processor()
     monkeypatch.setenv("KSGEN_CHECK", "first")
-    plan_anew(monkeypatch)
+    plan_afresh(monkeypatch)
     own, weights, x = Launcher(*SHAPE), np.broadcast_to(draw(*SLICES[along]), SHAPE), draw(9, 24)
     call = own.prepare(x, weights)
     assert call.plan.kernel.tie == {"a": "a", "d": "d", "a and d": "ad"}[along]

@@ -605,7 +605,7 @@ def test_a_graph_replays_launches_that_begin_early(device: Any, early_chain: Cha
 
 
 @on_both
-def test_a_graph_replays_few_entries_whose_launches_begin_early(device: Any) -> None:
+def test_a_graph_replays_small_batches_whose_launches_begin_early(device: Any) -> None:
     """A layer at a batch of one, with packed weights: one launch per factor, nothing else."""
     if not begins_early(device.target):
         pytest.skip(f"{device.name} has no launches that begin early")

@@ -99,7 +99,7 @@ def test_an_array_at_the_address_of_a_deleted_one_is_packed_again(gpu: FakeGpu, 
     assert not ks.buffers._forms
 
 
-def test_an_arrays_room_stays_in_its_place_and_goes_when_the_array_moves(gpu: FakeGpu, ks: Launcher) -> None:
+def test_an_arrays_pack_buffer_stays_in_its_place_and_goes_when_the_array_moves(gpu: FakeGpu, ks: Launcher) -> None:
     x, weights = inputs()
     array, ready, out = FakeArray(gpu, weights), FakeArray(gpu, x), zeros(gpu)
     calls = [ks.prepare(ready, array, out=out) for _ in range(2)]

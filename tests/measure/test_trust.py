@@ -80,7 +80,7 @@ def idle_machine(seed: int, blocks: int = 12, runs: int = 91) -> tuple[list[floa
         ([], [0.9], ""),
     ],
 )  # fmt: skip
-def test_a_median_is_doubted_by_its_interval_and_by_the_load(
+def test_a_median_is_unreliable_by_its_interval_and_by_the_load(
     blocks: list[float], others: Sequence[float | None], says: str
 ) -> None:  # fmt: skip
     assert why_unreliable(blocks, others) == says
@@ -137,7 +137,7 @@ def test_blocks_are_taken_until_the_median_is_known(monkeypatch: pytest.MonkeyPa
     clock = Clock(monkeypatch)
     (found,) = take_blocks([clock.timer(iter(QUIET))], on_processor=True, most_seconds=100)
     assert (found.values, found.others, clock.rests) == (tuple(QUIET[:6]), (0.0,) * 6, 1)
-    assert (found.doubt, found.interval, found.median, found.others_share) == ("", (100, 103), 101.5, 0.0)
+    assert (found.why_unreliable, found.interval, found.median, found.others_share) == ("", (100, 103), 101.5, 0.0)
     noisy = [100.0, 140.0, *[100.0] * 30]
     (found,) = take_blocks([clock.timer(iter(noisy))], on_processor=False, most_seconds=100)
     assert (len(found.values), found.interval, found.others) == (9, (100.0, 100.0), ())
@@ -150,10 +150,10 @@ def test_blocks_end_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None
         [clock.timer(iter(BIMODAL)), clock.timer(iter(SLOW))], on_processor=True, most_seconds=10
     )
     assert (len(first.values), len(second.values)) == (10, 10)
-    assert (first.doubt, second.doubt) == ("the median is uncertain by 73%", "")
+    assert (first.why_unreliable, second.why_unreliable) == ("the median is uncertain by 73%", "")
     clock = Clock(monkeypatch, others=0.5)
     (found,) = take_blocks([clock.timer(iter(SLOW))], on_processor=True, most_seconds=10)
-    assert (len(found.values), found.doubt) == (10, "other processes took 50% of the CPU time")
+    assert (len(found.values), found.why_unreliable) == (10, "other processes took 50% of the CPU time")
 
 
 def test_timers_take_turns_and_none_always_follows_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,12 +196,12 @@ def test_hopeless_series_last_until_the_load_is_known(monkeypatch: pytest.Monkey
         return 151.0
 
     (found,) = take_blocks([take], on_processor=True, most_seconds=100, give_up=150.0)
-    assert (len(found.values), found.doubt) == (4, "other processes took 50% of the CPU time")
+    assert (len(found.values), found.why_unreliable) == (4, "other processes took 50% of the CPU time")
     (found,) = take_blocks([take], on_processor=False, most_seconds=100, give_up=150.0)
-    assert (len(found.values), found.doubt) == (2, "")
+    assert (len(found.values), found.why_unreliable) == (2, "")
     monkeypatch.setattr(trust, "counts", lambda: None)
     (found,) = take_blocks([take], on_processor=True, most_seconds=100, give_up=150.0)
-    assert (len(found.values), found.doubt) == (2, "")
+    assert (len(found.values), found.why_unreliable) == (2, "")
 
 
 def test_a_block_has_as_many_runs_as_fit_and_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_a_block_has_as_many_runs_as_fit_and_warms_up(monkeypatch: pytest.Monkey
 
 def test_what_a_series_says_of_itself() -> None:
     found = Blocks(tuple(SLOW), (0.05, 0.2, 0.06))
-    assert (found.median, found.interval, found.others_share, found.doubt) == (722.5, (718.1, 730.3), 0.06, "")
+    assert (found.median, found.interval, found.others_share, found.why_unreliable) == (722.5, (718.1, 730.3), 0.06, "")
     assert (found.is_known, Blocks(tuple(SLOW[:5])).is_known, Blocks(tuple(BIMODAL)).is_known) == (True, False, False)
     assert Blocks((1.0,)).others_share is None
 
@@ -275,16 +275,16 @@ def test_an_unreliable_figure_is_marked_and_the_first_reason_is_reported() -> No
         "12 us? (others took half)",
     )
     assert describe_unreliable(["", ""]) == ""
-    doubts = ["", "other processes took 50% of the CPU time", "the median is uncertain by 8%"]
+    reasons = ["", "other processes took 50% of the CPU time", "the median is uncertain by 8%"]
     said = "? 2 of 3 times unreliable; the first: other processes took 50% of the CPU time."
-    assert describe_unreliable(doubts) == said
+    assert describe_unreliable(reasons) == said
     assert (
-        describe_unreliable(doubts[1:2], "ratio")
+        describe_unreliable(reasons[1:2], "ratio")
         == "? 1 of 1 ratio unreliable; the first: other processes took 50% of the CPU time."
     )
 
 
-def test_nothing_is_doubted_where_the_system_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_unreliable_where_the_system_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "_PROC", trust.Path("/nowhere"))
     assert trust.counts() is None
     assert trust.Watch().others_share() is None

@@ -92,7 +92,7 @@ def test_a_problem_can_be_compared_in_fewer_entries() -> None:
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_numpys_way_is_right(precision: str, layout: str, job: str) -> None:
+def test_numpys_product_is_right(precision: str, layout: str, job: str) -> None:
     problem = make_problem(KernelSpec(Pattern(2, 9, 5, 3), precision, layout, job=job), 33)
     seconds, y = numpy_product(problem)
     assert seconds > 0

@@ -89,7 +89,7 @@ def test_a_measured_time_of_a_family_that_may_not_be_chosen_decides_nothing(gpu:
     assert planner.measured(gpu, KERNEL, BATCH) == own
 
 
-def test_simple_families_can_be_disabled_too_and_the_reason_is_told_if_none_is_left(gpu: FakeGpu) -> None:
+def test_simple_families_can_be_disabled_too_and_the_reason_is_reported_if_none_is_left(gpu: FakeGpu) -> None:
     kernel = KernelSpec(Pattern(1, 64, 64, 1), "float64")
     record(gpu, {"simt": proof("simt", "it lies")})
     with pytest.raises(ConstantsError, match=r"no family .* on this device; simt is disabled on Fake GPU: it lies"):
@@ -203,7 +203,7 @@ def test_a_forked_process_leaves_the_child_and_its_words_to_its_parent(
         limits_of(gpu)
 
 
-def test_the_reason_of_a_child_that_fails_is_told_once(
+def test_the_reason_of_a_child_that_fails_is_reported_once(
     gpu: FakeGpu, child: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -236,7 +236,7 @@ def test_a_gpu_for_one_process_alone_gets_no_child(
     assert child == []
 
 
-def test_a_driver_that_does_not_answer_and_a_system_without_processes_are_told(
+def test_a_driver_that_does_not_answer_and_a_system_without_processes_are_reported(
     gpu: FakeGpu, child: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:

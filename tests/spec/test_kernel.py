@@ -52,9 +52,9 @@ def test_a_kernel_is_named_by_everything_that_is_set() -> None:
 def test_the_layout_of_y_goes_without_saying_where_it_is_that_of_x() -> None:
     chain = KernelSpec((SMALL, SMALL))
     assert replace(chain, out_layout="bsf") == chain
-    turned = replace(chain, out_layout="bsl")
-    assert (turned.name, turned.y_layout) == ("ks_6x64x64x1_6x64x64x1_float32_bsf_to_bsl", "bsl")
-    assert replace(turned, layout="bsl") == replace(chain, layout="bsl")
+    transposed = replace(chain, out_layout="bsl")
+    assert (transposed.name, transposed.y_layout) == ("ks_6x64x64x1_6x64x64x1_float32_bsf_to_bsl", "bsl")
+    assert replace(transposed, layout="bsl") == replace(chain, layout="bsl")
 
 
 def test_a_pickle_has_the_fields_alone() -> None:

@@ -42,7 +42,7 @@ def names(text: str) -> list[str]:
     "entry",
     ["6,64,64,1", "'6, 64, 64, 1'", "[6,64,64,1]", "{pattern: [6,64,64,1]}", "pattern: 6,64,64,1"],
 )
-def test_a_pattern_can_be_written_in_each_of_these_ways(entry: str) -> None:
+def test_a_pattern_can_be_written_in_each_of_these_forms(entry: str) -> None:
     assert parse(f"kernels:\n  - {entry}").kernels == (KernelSpec(SMALL),)
 
 
@@ -434,7 +434,7 @@ def test_the_patterns_of_the_paper() -> None:
     assert Pattern(2, 64, 256, 4) not in listed
 
 
-def test_a_smaller_batch_leaves_room_for_more_patterns() -> None:
+def test_a_smaller_batch_leaves_memory_for_more_patterns() -> None:
     assert len(paper_patterns(batch=1)) > 627
     assert paper_patterns(batch=2**31) == []
 

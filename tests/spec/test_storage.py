@@ -101,8 +101,8 @@ def test_wisdom_keeps_it() -> None:
     plain = replace(entry, kernel=replace(KERNEL, weights="same"))
     assert "weights" not in plain.as_json()
     assert Entry.from_json(plain.as_json()).kernel.weights == "same"
-    beside = replace(entry, kernel=replace(KERNEL, inputs="int8"))
-    assert Entry.from_json(beside.as_json()) == beside
+    of_bytes = replace(entry, kernel=replace(KERNEL, inputs="int8"))
+    assert Entry.from_json(of_bytes.as_json()) == of_bytes
 
 
 def test_specs_say_how_x_is_stored() -> None:

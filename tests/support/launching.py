@@ -43,7 +43,7 @@ def check(y: Any, x: Any, weights: Any, layout: str = "bsf", precision: str = "f
     assert error <= 2 * tolerance(precision, weights.shape[2]), error
 
 
-def plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def plan_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Planner()
     for module in (base, behind, explain, fused, planner):
         monkeypatch.setattr(module, "PLANNER", own)

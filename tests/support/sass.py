@@ -129,8 +129,9 @@ def main_loop(listing: str, entry: str) -> Counter[str]:
 
 
 def outside_main_loop(listing: str, entry: str) -> int:
-    """Instructions that a warp executes before and after the main loop, for a whole tile of aligned arrays: those of
-    the path that moves the most bytes with the fewest instructions. Other loops count once.
+    """Instructions that a warp executes before and after the main loop, for a whole tile of aligned arrays.
+
+    They are counted on the path that moves the most bytes with the fewest instructions. Other loops count once.
     """
     found = _instructions(listing, entry)
     (begin, _), (end, _) = found[0], found[-1]

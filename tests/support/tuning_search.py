@@ -62,7 +62,7 @@ def own_cache(folder: Path) -> dict[str, str]:
     return {"KSGEN_CACHE_DIR": str(cache), "KSGEN_CACHE_PATH": str(cache_dir())}
 
 
-def without_doubts(device: str, store: TrialStore | None = None) -> None:
+def without_notes(device: str, store: TrialStore | None = None) -> None:
     """Remove notes of disturbance from trials and wisdom, as if this machine had been idle."""
     own = store or TrialStore()
     for trial in own.trials():

@@ -298,7 +298,7 @@ def test_second_derivatives_and_several_gradients_at_once(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_subclasses_of_others_stay_as_they_are() -> None:
+def test_subclasses_of_others_stay_unchanged() -> None:
     class Own(boft.Linear):  # type: ignore[misc]
         """Such as FSDP2 makes."""
 

@@ -33,7 +33,7 @@ def test_transforms_of_real_numbers(name: str, n: int, dtype: str) -> None:
 
 @needs_device
 @pytest.mark.parametrize("n", SIZES)
-def test_the_way_back_to_real_numbers(n: int) -> None:
+def test_the_inverse_for_real_numbers(n: int) -> None:
     """Frequencies that no real numbers have agree too: both take the same parts as zero."""
     y = drawn_complex(3, n // 2 + 1, dtype="float64")
     agree(transforms.irdft(n)(y), np.fft.irfft(y, n), "float64")

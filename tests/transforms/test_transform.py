@@ -47,7 +47,7 @@ def test_what_no_transform_takes(x: Any, options: dict[str, str], error: type[Ex
 
 
 @pytest.mark.parametrize("make", [transforms.dft, transforms.daubechies])
-def test_which_way_a_transform_goes_is_no_word(make: Any) -> None:
+def test_the_direction_of_a_transform_is_no_word(make: Any) -> None:
     with pytest.raises(PatternError, match="inverse='no'; accepted: True or False"):
         make(8, inverse="no")
 

@@ -125,7 +125,7 @@ def test_padding_and_half_empty_waves_cost() -> None:
     assert one_block_more > 1.5 * one_wave
 
 
-def test_more_stages_on_their_way_cost_less_waiting() -> None:
+def test_more_stages_in_flight_cost_less_waiting() -> None:
     mma, kernel = FAMILIES["mma"], KernelSpec(Pattern(1, 48, 1024, 4), "float16")
     machine = replace(GPU, ceilings={"mma": Ceilings(4e15, 8e17)})  # nothing else takes time
     two, three = (MmaConstants(64, 48, 16, 4, 2, 1, stages, 0, 1) for stages in (2, 3))

@@ -40,7 +40,7 @@ from ksgen.tuning.tuner import SearchOptions, Tuner
 from ksgen.wisdom import Entry, load_wisdom, save
 from tests.support import broken_kernels as broken
 from tests.support.short_series import shorten
-from tests.support.tuning_search import own_cache, space_of, time_shortly, without_doubts
+from tests.support.tuning_search import own_cache, space_of, time_shortly, without_notes
 from tests.tuning.test_worker import HAS_OPENCL
 
 needs_opencl = pytest.mark.skipif(not HAS_OPENCL, reason="no OpenCL device")
@@ -110,13 +110,13 @@ def test_what_is_known_is_not_measured_again(
 ) -> None:
     space_of(monkeypatch, *(replace(CONSTANTS, tile_in=each) for each in (4, 8, 16)))
     assert search(engine, store, budget=Budget(candidates=2)).measured_now == 2
-    without_doubts(engine.facts.name, store)
+    without_notes(engine.facts.name, store)
     again = search(engine, store, strategy="exhaustive")
     assert (again.looked, again.measured_now) == (4, 2)
-    without_doubts(engine.facts.name, store)
+    without_notes(engine.facts.name, store)
     assert search(engine, store, strategy="exhaustive").measured_now == 0
     assert search(engine, store, strategy="exhaustive", fresh=True).measured_now == 4
-    without_doubts(engine.facts.name, store)
+    without_notes(engine.facts.name, store)
     store.add(replace(store.trials()[0], note="clocks moved"))
     assert search(engine, store, strategy="exhaustive").measured_now == 1
     for trial in store.trials():
@@ -125,7 +125,7 @@ def test_what_is_known_is_not_measured_again(
 
 
 @needs_opencl
-def test_a_disturbed_round_is_run_again_and_a_doubt_that_stays_is_wisdom_but_takes_no_sound_ones_place(
+def test_a_disturbed_round_is_run_again_and_a_note_that_stays_is_wisdom_but_takes_no_sound_ones_place(
     engine: LocalEngine, store: TrialStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space_of(monkeypatch, *(replace(CONSTANTS, tile_in=each) for each in (4, 8, 16)))
@@ -147,15 +147,15 @@ def test_a_disturbed_round_is_run_again_and_a_doubt_that_stays_is_wisdom_but_tak
         return search(engine, store, strategy="exhaustive", fresh=True, **options), list(rounds)
 
     monkeypatch.setattr(engine, "measure", measured)
-    doubtful, ran = finals(99)
-    assert (doubtful.best.note, doubtful.is_kept, ran[0], ran[1], ran[2]) == (moved, True, ran[0], ran[0], ran[0])
+    unreliable, ran = finals(99)
+    assert (unreliable.best.note, unreliable.is_kept, ran[0], ran[1], ran[2]) == (moved, True, ran[0], ran[0], ran[0])
     (entry,) = load_wisdom(engine.facts.name).entries()
-    assert (entry.doubt, entry.median_us) == (moved, pytest.approx(doubtful.best.median_us, abs=1e-3))
+    assert (entry.why_unreliable, entry.median_us) == (moved, pytest.approx(unreliable.best.median_us, abs=1e-3))
     sound, ran = finals(2)
     assert (sound.best.note, sound.is_kept, len(ran) > 2, ran[1], ran[2]) == ("", True, True, ran[0], ran[0])
     assert not finals(99)[0].is_kept
     (entry,) = load_wisdom(engine.facts.name).entries()
-    assert (entry.doubt, entry.constants) == ("", sound.best.constants)
+    assert (entry.why_unreliable, entry.constants) == ("", sound.best.constants)
 
 
 @needs_opencl
@@ -264,7 +264,7 @@ def _environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @needs_opencl
-def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path) -> None:
+def test_a_search_that_is_killed_loses_at_most_what_is_in_flight(tmp_path: Path) -> None:
     environment = _environment(tmp_path)
     store = TrialStore(tmp_path / "cache" / "trials.sqlite")
     command = [sys.executable, "-c", TUNE.format(budget=None)]
@@ -274,7 +274,7 @@ def test_a_search_that_is_killed_loses_at_most_what_is_under_way(tmp_path: Path)
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
-    without_doubts(find_device("opencl:0").name, store)
+    without_notes(find_device("opencl:0").name, store)
     kept = store.trials()
     subprocess.run([sys.executable, "-c", TUNE.format(budget=len(kept) + 3)], env=environment, check=True)
     after = store.trials()
@@ -363,7 +363,7 @@ def test_a_candidate_is_faster_if_it_is_so_turn_by_turn(
 
 
 @pytest.mark.parametrize(("beaten", "front"), [(True, 3), (False, 0)])
-def test_the_default_is_in_the_last_round_and_gives_way_to_what_beats_it_turn_by_turn(
+def test_the_default_is_in_the_last_round_and_loses_to_what_beats_it_turn_by_turn(
     beaten: bool, front: int, store: TrialStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The default is seventh of eight candidates, and candidate 3 is the fastest."""

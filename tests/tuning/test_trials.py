@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_written_is_still_read(tmp_path: Path, monkeypatch
     assert known.trials() == [stages(5)]
 
 
-def test_a_store_that_breaks_on_the_way_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_breaks_midway_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trials.sqlite"
     monkeypatch.setattr("ksgen.tuning.trials.BUSY_SECONDS", 0.05)
     store = TrialStore(path)

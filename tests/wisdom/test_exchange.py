@@ -46,10 +46,10 @@ def test_fresh_comes_before_stale_and_then_the_faster_one() -> None:
 
 
 def test_reliable_times_come_before_unreliable_ones_however_fast() -> None:
-    sound, doubtful, stale = entry(9.0), entry(1.0, note="clocks moved"), entry(0.5, template="old")
-    assert better(sound, doubtful) is better(doubtful, sound) is sound
-    assert better(doubtful, stale) is better(stale, doubtful) is doubtful
-    (found,) = differences({"A": Wisdom([sound])}, {"A": Wisdom([doubtful])})
+    sound, unreliable, stale = entry(9.0), entry(1.0, note="clocks moved"), entry(0.5, template="old")
+    assert better(sound, unreliable) is better(unreliable, sound) is sound
+    assert better(unreliable, stale) is better(stale, unreliable) is unreliable
+    (found,) = differences({"A": Wisdom([sound])}, {"A": Wisdom([unreliable])})
     assert found.ratio is None
 
 

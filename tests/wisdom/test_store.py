@@ -132,8 +132,8 @@ def test_a_time_counts_near_the_batch_of_the_present_text_and_where_it_fits(monk
     assert [each and each.median_us for each in found] == [1.5, 1.5, None, None]
     assert planner.measured(device, replace(KERNEL, layout="bsl"), 1000) is None
     assert planner.measured(device, replace(KERNEL, precision="float64"), 1000) is None
-    doubted = Wisdom([entry(1000, note="clocks moved")])
-    monkeypatch.setattr(planner, "_wisdom_of", lambda _device: doubted)
+    unreliable = Wisdom([entry(1000, note="clocks moved")])
+    monkeypatch.setattr(planner, "_wisdom_of", lambda _device: unreliable)
     assert planner.measured(device, KERNEL, 1000) is None
     monkeypatch.setattr(planner, "_wisdom_of", lambda _device: known)
     device = replace(GPU, shared_bytes=1024)
@@ -189,26 +189,26 @@ def test_a_stale_entry_wins_over_no_fresh_one() -> None:
 
 
 def test_an_unreliable_time_is_reported_and_never_beats_a_reliable_one() -> None:
-    doubtful, sound, stale = entry(64, 4, note="clocks moved"), entry(64, 3), entry(64, 2, template="0a0b0c0d")
-    assert (doubtful.doubt, sound.doubt) == ("clocks moved", "")
+    unreliable, sound, stale = entry(64, 4, note="clocks moved"), entry(64, 3), entry(64, 2, template="0a0b0c0d")
+    assert (unreliable.why_unreliable, sound.why_unreliable) == ("clocks moved", "")
     for entries, stages in (
-        ([doubtful, sound], 3),
-        ([sound, doubtful], 3),
-        ([stale, doubtful], 4),
-        ([doubtful, stale], 4),
+        ([unreliable, sound], 3),
+        ([sound, unreliable], 3),
+        ([stale, unreliable], 4),
+        ([unreliable, stale], 4),
     ):
         assert [each.constants.stages for each in Wisdom(entries).entries()] == [stages]
     assert (
-        choose(KERNEL, 64, GPU, Wisdom([doubtful])).why
+        choose(KERNEL, 64, GPU, Wisdom([unreliable])).why
         == "wisdom, measured at batch 64; its time is unreliable: clocks moved"
     )
-    text = dump("NVIDIA H200", Wisdom([doubtful]))
-    assert [each.doubt for each in parse(text, "file")] == ["clocks moved"]
+    text = dump("NVIDIA H200", Wisdom([unreliable]))
+    assert [each.why_unreliable for each in parse(text, "file")] == ["clocks moved"]
 
 
-@pytest.mark.parametrize("doubt", [{}, {"note": "noisy"}])
-def test_any_search_replaces_a_trial_and_no_trial_replaces_a_search(doubt: dict[str, str]) -> None:
-    searched, tried = entry(1000, 4, median_us=9.0, **doubt), entry(1000, 5, median_us=1.0, trial=True)
+@pytest.mark.parametrize("note", [{}, {"note": "noisy"}])
+def test_any_search_replaces_a_trial_and_no_trial_replaces_a_search(note: dict[str, str]) -> None:
+    searched, tried = entry(1000, 4, median_us=9.0, **note), entry(1000, 5, median_us=1.0, trial=True)
     for pair in ((searched, tried), (tried, searched)):
         (kept,) = Wisdom(pair).entries()
         assert kept is searched
@@ -250,8 +250,8 @@ def test_an_entry_of_another_processor_of_the_same_name_is_left_out(
 
 
 def test_a_reliable_time_near_by_wins_over_a_nearer_unreliable_one() -> None:
-    sound, doubtful, stale = entry(1100, 3), entry(1500, 4, note="clocks moved"), entry(1600, 2, template="0a0b0c0d")
-    known = Wisdom([doubtful, stale, sound])
+    sound, unreliable, stale = entry(1100, 3), entry(1500, 4, note="clocks moved"), entry(1600, 2, template="0a0b0c0d")
+    known = Wisdom([unreliable, stale, sound])
     found = {batch: known.lookup(KERNEL, batch) for batch in (1024, 1025, 1500, 1600, 2048, 2049)}
     assert {batch: each and each.constants.stages for batch, each in found.items()} == {
         1024: None,
@@ -261,15 +261,15 @@ def test_a_reliable_time_near_by_wins_over_a_nearer_unreliable_one() -> None:
         2048: 3,
         2049: None,
     }
-    assert Wisdom([doubtful, stale]).lookup(KERNEL, 1500) == doubtful
+    assert Wisdom([unreliable, stale]).lookup(KERNEL, 1500) == unreliable
     told = "wisdom, measured at batch 1100, the nearest to 1500, because that one's time is unreliable"
     assert choose(KERNEL, 1500, GPU, known).why == told
     of_another_text = told.replace("1500", "1600").replace(
         "that one's time is unreliable", "that one is of another template version"
     )
     assert choose(KERNEL, 1600, GPU, known).why == of_another_text
-    assert Wisdom([doubtful, entry(2048, 3)]).lookup(KERNEL, 1500).batch == 2048
-    assert Wisdom([doubtful, entry(2049, 3)]).lookup(KERNEL, 1500) == doubtful
+    assert Wisdom([unreliable, entry(2048, 3)]).lookup(KERNEL, 1500).batch == 2048
+    assert Wisdom([unreliable, entry(2049, 3)]).lookup(KERNEL, 1500) == unreliable
 
 
 def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:

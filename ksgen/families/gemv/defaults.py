@@ -59,8 +59,8 @@ def factor_options(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstant
                 tile_out = min(groups // tile_d, divide_up(b, thread_out)) * thread_out
                 found = GemvConstants(tile_batch, tile_out, tile_d, thread_out, lanes_in, warps_in, steps)
                 tiling = GemvTiling.of(kernel, found)
-                has_room = tiling.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // tiling.threads)
-                if tiling.warps_out == warps_out and tiling.x_rounds <= ROUNDS and has_room:
+                fits = tiling.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // tiling.threads)
+                if tiling.warps_out == warps_out and tiling.x_rounds <= ROUNDS and fits:
                     yield found
 
 

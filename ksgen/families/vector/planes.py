@@ -126,8 +126,8 @@ class Planes:
     @property
     def variables(self) -> PlaneVariables:
         lanes, precision = self.constants.lanes, self.kernel.arithmetic
-        reals, d = precision.reals_per_number, self.kernel.pattern.d
-        turns = [(half, _of_parts(low, reals), _of_parts(high, reals)) for half, low, high in _transpose_steps(lanes)]
+        parts, d = precision.reals_per_number, self.kernel.pattern.d
+        turns = [(half, _of_parts(low, parts), _of_parts(high, parts)) for half, low, high in _transpose_steps(lanes)]
         found: PlaneVariables = {
             "accumulator": "lanes",
             "lanes": lanes,
@@ -175,9 +175,9 @@ def _variables_of_parts(lanes: int) -> PlaneVariables:
     }
 
 
-def _of_parts(lanes: list[int], reals: int) -> str:
+def _of_parts(lanes: list[int], parts: int) -> str:
     """Indices of lanes as indices of their parts: one per lane, or two of a complex number."""
-    return ", ".join(str(lane * reals + half) for lane in lanes for half in range(reals))
+    return ", ".join(str(lane * parts + half) for lane in lanes for half in range(parts))
 
 
 def _transpose_steps(lanes: int) -> list[tuple[int, list[int], list[int]]]:
@@ -203,8 +203,8 @@ def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) ->
     A complex number is two neighbours. If d is less than the lanes and does not divide them, the statements may read
     one input per lane. So the memory behind the d inputs must be readable.
     """
-    reals, at = precision.reals_per_number, f"(GLOBAL const {part_of(precision)}*)at" if precision.is_complex else "at"
-    d, lanes, firsts = d * reals, lanes * reals, [number * lanes % d * reals for number in range(vectors)]
+    parts, at = precision.reals_per_number, f"(GLOBAL const {part_of(precision)}*)at" if precision.is_complex else "at"
+    d, lanes, firsts = d * parts, lanes * parts, [number * lanes % d * parts for number in range(vectors)]
     if d == lanes:
         return [f"each[0] = in_register(vload{lanes}(0, {at}));"]
     if lanes % d == 0:

@@ -111,7 +111,7 @@ class Block(TensorTile):
     signature: ClassVar[tuple[str, ...]] = PRODUCT
 
     @classmethod
-    def has_room(cls, family: Any, kernel: KernelSpec, limits: Limits) -> bool:
+    def fits_device(cls, family: Any, kernel: KernelSpec, limits: Limits) -> bool:
         """Whether some tile of such a kernel fits the device."""
         return True
 

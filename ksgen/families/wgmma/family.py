@@ -78,7 +78,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
         is_usual = kernel.job == "multiply" and not kernel.is_strided and limits.warpgroups
-        return is_usual and tiling.is_for(kernel) and bool(tiling.has_room(self, kernel, limits))
+        return is_usual and tiling.is_for(kernel) and bool(tiling.fits_device(self, kernel, limits))
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes

@@ -92,7 +92,7 @@ class RegistersBlock(Block):
         return takes_rows(kernel) and (d <= MOST_FLAT or d % (CHUNK // kernel.item_bytes) == 0)
 
     @classmethod
-    def has_room(cls, family: Any, kernel: KernelSpec, limits: Limits) -> bool:
+    def fits_device(cls, family: Any, kernel: KernelSpec, limits: Limits) -> bool:
         return is_precise(kernel, limits) and _start(family, kernel, limits) is not None
 
     @classmethod

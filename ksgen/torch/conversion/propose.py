@@ -100,10 +100,10 @@ class Proposals:
             cells += [marked(_us(each.measured_us), each.doubt)] if is_measured else []
             cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []
             rows.append(cells)
-        doubts = describe_unreliable([each.doubt for each in (self.dense, *self)], "measured time")
+        note = describe_unreliable([each.doubt for each in (self.dense, *self)], "measured time")
         return (
             f"{table_of(titles, rows, width=140)}Times at batch {self.batch}, expected by "
-            f"{self.by}.{' ' * bool(doubts)}{doubts}"
+            f"{self.by}.{' ' * bool(note)}{note}"
         )
 
 

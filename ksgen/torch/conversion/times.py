@@ -128,7 +128,10 @@ def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str
         return block_of(lambda runs: [clock(lambda: layer(x)) for _ in range(runs)])
 
     with torch.no_grad(), waiting():
-        return [(1e6 * each.median, each.doubt) for each in take_blocks([timer(layer) for layer in layers], not on_gpu)]
+        return [
+            (1e6 * each.median, each.why_unreliable)
+            for each in take_blocks([timer(layer) for layer in layers], not on_gpu)
+        ]
 
 
 def cuda_clock(call: Callable[[], object]) -> float:

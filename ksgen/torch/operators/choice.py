@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ksgen.build.background import PendingError, deferred, give_way, outcome
+from ksgen.build.background import PendingError, deferred, outcome, pause_compilers
 from ksgen.devices import device_for, find_device
 from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.families import family_named
@@ -156,7 +156,7 @@ def run_chosen(
     """
     if backend == "auto" and precision in (None, dtype_name(x.dtype)) and not is_ready(x.device):
         note_unsettled()
-        with give_way():
+        with pause_compilers():
             return methods["strided"]()
     if not has_kernels(x.device):
         return methods["strided"]()
@@ -178,7 +178,7 @@ def run_chosen(
         if not _unbuilt:
             _warn_once(str(error))
         _unbuilt[kernel] = str(error).splitlines()[0]
-    with give_way():
+    with pause_compilers():
         return methods["strided"]()
 
 
@@ -198,7 +198,7 @@ def run_fastest(
     if not _is_timed(key, methods) and may_defer():
         trial = _trial(key, timed or methods)
         note_unsettled()
-        with give_way(), deferred(may_defer):
+        with pause_compilers(), deferred(may_defer):
             if timed is None:
                 y = trial.compute(methods, meanwhile)
             else:
@@ -208,7 +208,7 @@ def run_fastest(
         return y
     if (y := by_kernels(lambda: methods[faster(job, timed or methods)]())) is not None:
         return y
-    with give_way():
+    with pause_compilers():
         return methods[meanwhile]()
 
 
@@ -265,7 +265,7 @@ def _settle(key: Hashable, trial: MethodTrial) -> bool:
         _warn_once(error)
     if not trial.is_settled(MOST_ADDED_S):
         return False
-    _measured[key], _unreliable[key] = trial.seconds, trial.doubt
+    _measured[key], _unreliable[key] = trial.seconds, trial.why_unreliable
     _trials.pop(key, None)
     return True
 

@@ -100,7 +100,7 @@ class MethodTrial:
         }
 
     @property
-    def doubt(self) -> str:
+    def why_unreliable(self) -> str:
         # the first round also builds
         return next(filter(None, (why_unreliable(each[1:], self._shares) for each in self.taken_us.values())), "")
 

@@ -186,11 +186,11 @@ def test_a_specs_layer_has_its_options(tmp_path: Path) -> None:
     convert(model, spec, from_weights=False)
     assert {(part.between, part.fuse) for block in model["blocks"] for part in block.qkv} == {("relu", "no")}
     convert(
-        turned := blocks(),
+        transposed := blocks(),
         parse(f"layers: {{down: {{chain: {[list(each) for each in DOWN]}, out_layout: bsl}}}}"),
         from_weights=False,
     )
-    assert {each.out_layout for each in turned.modules() if isinstance(each, KSLinear)} == {"bsl"}
+    assert {each.out_layout for each in transposed.modules() if isinstance(each, KSLinear)} == {"bsl"}
     back = parse(f"layers: {{down: {{chain: {[list(each) for each in DOWN]}, layout: bsl, out_layout: bsf}}}}")
     with pytest.raises(SpecError, match="layer down: layout=bsl with out_layout; accepted: layout=bsf"):
         convert(blocks(), back, from_weights=False)
@@ -262,7 +262,7 @@ def test_mistakes_change_nothing(make: Callable[[], nn.Module], rule: Any, messa
 
 def test_with_a_budget_every_layer_gets_a_chain_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_DEVICE", "no such device")  # so that nothing is measured
-    model = tied_beside(blocks())
+    model = tied_embedding(blocks())
     exact(model["blocks"][0].mlp["up"], UP)
     report = convert(model, budget=0.6)
     assert [layer.name for layer in report.layers] == [
@@ -427,7 +427,7 @@ def test_a_budget_makes_one_chain_or_three_of_q_k_and_v(
     assert (" x 3" in str(report)) == (count == 3)
 
 
-def tied_beside(model: nn.Module) -> nn.Module:
+def tied_embedding(model: nn.Module) -> nn.Module:
     model["embedding"], model["tied"] = nn.Embedding(96, 24), nn.Linear(24, 96)
     model["tied"].weight = model["embedding"].weight
     return model

@@ -151,9 +151,9 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         save_rule(converted(), tmp_path / "rule.yaml")
     with pytest.raises(KsgenError, match="cannot be read as a rule"):
         convert(dense(), tmp_path / "nothing.json")
-    beside = nn.Sequential(KSLinears([KSLinear(SQUARE), KSLinear(SQUARE, layout="bsl")]))
+    mixed = nn.Sequential(KSLinears([KSLinear(SQUARE), KSLinear(SQUARE, layout="bsl")]))
     with pytest.raises(SpecError, match="the layers side by side differ"):
-        save_rule(beside, tmp_path / "rule.json")
+        save_rule(mixed, tmp_path / "rule.json")
 
 
 def test_side_by_side_is_once_at_least() -> None:

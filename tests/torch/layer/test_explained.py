@@ -41,7 +41,7 @@ def test_a_split_layer_explains_what_this_process_has(
     assert "_bias_gelu at batch 10" in whole
 
 
-def test_ways_to_split_come_last() -> None:
+def test_splits_come_last() -> None:
     lines = KSLinear(UP, backend="einsum").explain(10, processes=2).splitlines()
     assert [line.split(" ")[0] for line in lines] == ["6,64,64,1:", "1,768,192,2:", "not", "KSColwise", "KSRowwise"]
 

@@ -51,7 +51,7 @@ def rows(*shape: int, layout: str = "bsf") -> Any:
     return torch.randn(*shape, 24) if layout == "bsf" else torch.randn(24, *shape)
 
 
-def test_one_launch_of_few_entries_where_it_is_asked_for(launched: list[int]) -> None:
+def test_one_launch_of_small_batches_where_it_is_asked_for(launched: list[int]) -> None:
     for fuse, expected in (("yes", [1]), ("auto", []), ("no", [])):
         launched.clear()
         own, x = layers(fuse=fuse, backend="ksgen"), rows(1)
@@ -142,7 +142,7 @@ def test_auto_takes_the_faster_and_reports_it(launched: list[int], monkeypatch: 
             assert len(launched) == 2 * expected
 
 
-def test_in_batch_size_last_each_layer_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_batch_size_last_each_layer_is_launched_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group's launcher launches each factor by itself there, so that one launch is not timed, and not told of."""
     monkeypatch.setattr(choice, "_measured", {})
     own = [KSLinear(chain, layout="bsl") for chain in CHAINS]

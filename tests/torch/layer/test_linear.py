@@ -155,29 +155,29 @@ def test_y_in_another_layout(backend: str, layout: str, monkeypatch: pytest.Monk
             "between": "relu" if len(chain) > 1 else "none",
         }
         plain = KSLinear(chain, backend="bmm", dtype=torch.float64, **options)
-        turned = KSLinear(
+        transposed = KSLinear(
             chain, backend=backend, dtype=torch.float64, out_layout=other, intermediates="recompute", **options
         )
-        turned.load_state_dict(plain.state_dict())
-        features = turned.out_features
+        transposed.load_state_dict(plain.state_dict())
+        features = transposed.out_features
         for shape in ((70,), (5, 7)):
             x = torch.randn(*(*shape, 30) if layout == "bsf" else (30, *shape), dtype=torch.float64, requires_grad=True)
             residual = torch.randn(*(*shape, features) if other == "bsf" else (features, *shape), dtype=torch.float64)
             wanted = plain(x).movedim(*(-1, 0) if layout == "bsf" else (0, -1)) + residual
-            y = turned(x, residual)
+            y = transposed(x, residual)
             torch.testing.assert_close(y, wanted)
             weights = torch.randn_like(y)
             for got, expected in zip(
-                torch.autograd.grad((y * weights).sum(), [x, *turned.parameters()]),
+                torch.autograd.grad((y * weights).sum(), [x, *transposed.parameters()]),
                 torch.autograd.grad((wanted * weights).sum(), [x, *plain.parameters()]),
                 strict=True,
             ):
                 torch.testing.assert_close(got, expected)
             with torch.no_grad():
                 for _ in range(3):  # frozen too
-                    torch.testing.assert_close(turned(x, residual), wanted)
-                    turned.freeze()
-    assert f"out_layout={other}" in repr(turned)
+                    torch.testing.assert_close(transposed(x, residual), wanted)
+                    transposed.freeze()
+    assert f"out_layout={other}" in repr(transposed)
     assert KSLinear(chain, layout=layout, out_layout=layout).out_layout is None
 
 

@@ -152,7 +152,7 @@ def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeyp
     _, made = layer_of(bias=False)
     x, prepare = torch.randn(4, 48), prepared._prepared
 
-    def beside() -> None:
+    def write() -> None:
         with torch.no_grad():
             made.values_1.data.zero_()
             made.thaw()(x[:1])
@@ -161,7 +161,7 @@ def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeyp
         monkeypatch.setattr(prepared, "_prepared", prepare)
         found = prepare(*given)
         with ThreadPoolExecutor(1) as other:
-            other.submit(beside).result()
+            other.submit(write).result()
         return found
 
     monkeypatch.setattr(prepared, "_prepared", prepared_during_a_write)
@@ -179,7 +179,7 @@ def test_a_write_of_another_thread_before_a_launch_is_no_error(way: str, monkeyp
     made = layer.quantize("int8", **({"x": x, "x_too": True} if way == "the usual way" else {}))
     use, writes = Weights.use, list[int]()
 
-    def beside() -> None:
+    def write() -> None:
         with torch.no_grad():
             made.scale_2.mul_(2)
 
@@ -187,7 +187,7 @@ def test_a_write_of_another_thread_before_a_launch_is_no_error(way: str, monkeyp
         if len(writes) < 2:
             writes.append(len(writes))
             with ThreadPoolExecutor(1) as other:
-                other.submit(beside).result()
+                other.submit(write).result()
         return use(own, *given)
 
     with torch.set_grad_enabled(is_apart):
@@ -204,14 +204,14 @@ def test_a_thread_that_calls_while_another_one_reads_the_weights(monkeypatch: py
     x, make, ys = torch.randn(4, 48), stored.quantized_of, list[Tensor]()
     wanted = wide_of(made)(x.double()).detach()
 
-    def beside() -> None:
+    def write() -> None:
         with torch.no_grad():
             ys.append(made(x))
 
     def made_during_a_call(*given: Any) -> Any:
         monkeypatch.setattr(stored, "quantized_of", make)
         with ThreadPoolExecutor(1) as other:
-            other.submit(beside).result()
+            other.submit(write).result()
         return make(*given)
 
     monkeypatch.setattr(stored, "quantized_of", made_during_a_call)

@@ -82,7 +82,7 @@ def test_methods_of_a_processor_are_timed_in_turns_and_the_faster_one_is_remembe
 ) -> None:
     now, calls = [0.0], []
 
-    def way(name: str, seconds: float) -> Any:
+    def timed(name: str, seconds: float) -> Any:
         def call() -> Any:
             calls.append(name)
             now[0] += seconds + (5.0 if len(calls) <= 2 else 0.0)  # the first turn builds
@@ -90,7 +90,7 @@ def test_methods_of_a_processor_are_timed_in_turns_and_the_faster_one_is_remembe
         return call
 
     monkeypatch.setattr(meanwhile, "perf_counter", lambda: now[0])
-    ways = {"ksgen": way("ksgen", 2.0), "strided": way("strided", 1.0)}
+    ways = {"ksgen": timed("ksgen", 2.0), "strided": timed("strided", 1.0)}
     assert choice.faster("a job of this test", ways) == "strided"
     assert calls == ["ksgen", "strided"] * meanwhile.ROUNDS
     assert choice.measured("a job of this test") == {"ksgen": 2.0, "strided": 1.0}
@@ -109,14 +109,14 @@ def test_disturbed_times_decide_with_a_report(
     monkeypatch.setattr(meanwhile, "Watch", lambda: SimpleNamespace(others_share=lambda: share))
     calls = []
 
-    def way(seconds: float) -> Any:
+    def timed(seconds: float) -> Any:
         def call() -> Any:
             calls.append(seconds)
             now[0] += seconds * (9.0 if len(calls) <= 2 else slow if len(calls) > 4 else 1.0)  # the first turn builds
 
         return call
 
-    assert choice.faster((kernel, 8, "ksgen", "strided"), {"ksgen": way(2.0), "strided": way(1.0)}) == "strided"
+    assert choice.faster((kernel, 8, "ksgen", "strided"), {"ksgen": timed(2.0), "strided": timed(1.0)}) == "strided"
     said = {
         (None, 1.0): "",
         (0.5, 1.0): "other processes took 50% of the CPU time",

@@ -246,7 +246,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def way(at: list[float], seconds: float, runs: list[str], name: str, pending: list[bool] | None = None) -> Any:
+def timed(at: list[float], seconds: float, runs: list[str], name: str, pending: list[bool] | None = None) -> Any:
     def run() -> Any:
         if pending and pending[0]:
             raise PendingError(name)
@@ -259,7 +259,7 @@ def way(at: list[float], seconds: float, runs: list[str], name: str, pending: li
 
 def test_timing_adds_no_more_than_its_ration_to_a_call(at: list[float]) -> None:
     runs: list[str] = []
-    ways = {"ksgen": way(at, 0.004, runs, "ksgen"), "strided": way(at, 0.005, runs, "strided")}
+    ways = {"ksgen": timed(at, 0.004, runs, "ksgen"), "strided": timed(at, 0.005, runs, "strided")}
     trial, calls = meanwhile.MethodTrial(ways), 0
     while not trial.is_settled(meanwhile.MOST_ADDED_S):
         start, calls = at[0], calls + 1
@@ -272,7 +272,7 @@ def test_timing_adds_no_more_than_its_ration_to_a_call(at: list[float]) -> None:
 
 def test_a_run_that_was_disturbed_is_repeated(at: list[float]) -> None:
     runs: list[str] = []
-    ways = {"ksgen": way(at, 0.004, runs, "ksgen"), "strided": way(at, 0.005, runs, "strided")}
+    ways = {"ksgen": timed(at, 0.004, runs, "ksgen"), "strided": timed(at, 0.005, runs, "strided")}
     trial = meanwhile.MethodTrial(ways)
     trial._last["ksgen"] = 0.2
     for _ in range(100):
@@ -284,7 +284,7 @@ def test_a_run_that_was_disturbed_is_repeated(at: list[float]) -> None:
 def test_long_products_are_timed_as_they_serve(at: list[float]) -> None:
     runs: list[str] = []
     pending = [True]
-    ways = {"ksgen": way(at, 0.1, runs, "ksgen", pending), "strided": way(at, 0.3, runs, "strided")}
+    ways = {"ksgen": timed(at, 0.1, runs, "ksgen", pending), "strided": timed(at, 0.3, runs, "strided")}
     trial = meanwhile.MethodTrial(ways)
     assert [trial.compute(ways, "strided") for _ in range(3)] == ["strided"] * 3
     pending[0] = False
@@ -297,7 +297,7 @@ def test_long_products_are_timed_as_they_serve(at: list[float]) -> None:
 def test_a_first_run_that_was_disturbed_decides_nothing(at: list[float], seconds: float) -> None:
     runs: list[str] = []
     first = [0.5]
-    ways = {"ksgen": way(at, seconds, runs, "ksgen"), "strided": way(at, 2 * seconds, runs, "strided")}
+    ways = {"ksgen": timed(at, seconds, runs, "ksgen"), "strided": timed(at, 2 * seconds, runs, "strided")}
 
     def disturbed() -> Any:
         at[0] += first.pop() if first else 0
@@ -312,7 +312,7 @@ def test_a_first_run_that_was_disturbed_decides_nothing(at: list[float], seconds
 
 def test_nothing_is_timed_while_the_background_is_busy(at: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
-    ways = {"ksgen": way(at, 0.001, runs, "ksgen"), "strided": way(at, 0.001, runs, "strided")}
+    ways = {"ksgen": timed(at, 0.001, runs, "ksgen"), "strided": timed(at, 0.001, runs, "strided")}
     trial = meanwhile.MethodTrial(ways)
     monkeypatch.setattr(meanwhile, "is_busy", lambda: True)
     trial.compute(ways, "strided")

@@ -25,9 +25,9 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], Any]]
 def test_weights_that_are_not_frozen_are_taken_unchanged(packed: list[Any]) -> None:
     weights = torch.randn(2, 9, 5, 3)
     assert operands.operand(weights, transposed=False) is weights
-    turned = operands.operand(weights, transposed=True)
-    assert turned.is_contiguous()
-    torch.testing.assert_close(turned, weights.transpose(1, 2))
+    transposed = operands.operand(weights, transposed=True)
+    assert transposed.is_contiguous()
+    torch.testing.assert_close(transposed, weights.transpose(1, 2))
     assert packed == []
 
 

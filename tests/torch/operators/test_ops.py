@@ -506,7 +506,7 @@ def test_auto_hides_no_other_error(on_a_gpu: None, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("taken", "launches"), [("ksgen", 3), ("strided", 0)])
-def test_auto_takes_the_faster_way(taken: str, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_faster_method(taken: str, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, and both gradients."""
     use_kernels(monkeypatch)
     monkeypatch.setattr(choice, "faster", lambda job, ways: taken)
@@ -592,7 +592,7 @@ def by_kernels(y: Any) -> bool:
 @pytest.mark.parametrize(
     ("dtype", "activation", "wants_x"), [(torch.float64, "gelu", True), (torch.float32, "none", False)]
 )
-def test_both_ways_of_a_small_step_are_right(
+def test_both_variants_of_a_small_step_are_right(
     dtype: Any, activation: str, wants_x: bool, layout: str, taken: list[str]
 ) -> None:
     x, weights, bias, residual = tensors((2, 9, 5, 3), layout, dtype)

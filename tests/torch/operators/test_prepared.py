@@ -50,7 +50,7 @@ def x_of(layer: KSLinear, *shape: int, dtype: Any = torch.float32) -> Any:
     )
 
 
-def both_ways(layer: KSLinear, usual: KSLinear, x: Any, served: list[Any]) -> list[tuple[Any, Any]]:
+def both_paths(layer: KSLinear, usual: KSLinear, x: Any, served: list[Any]) -> list[tuple[Any, Any]]:
     """What a prepared call gives and the usual way: without a residual and with one."""
     found, residual = [], torch.randn_like(usual(x))
     for more in ((), (residual,)):
@@ -80,7 +80,7 @@ def warmed(layer: KSLinear, x: Any, *more: Any) -> Any:
         (CHAINS[0], torch.float64, "ksgen"),
     ],
 )
-def test_the_same_as_the_usual_way(patterns: Any, layout: str, dtype: Any, backend: str, served: list[Any]) -> None:
+def test_the_same_as_the_usual_path(patterns: Any, layout: str, dtype: Any, backend: str, served: list[Any]) -> None:
     for activation, bias, batch in (
         ("none", False, (1,)),
         ("gelu", True, (3,)),
@@ -89,7 +89,7 @@ def test_the_same_as_the_usual_way(patterns: Any, layout: str, dtype: Any, backe
     ):
         layer = layer_of(patterns, layout=layout, dtype=dtype, backend=backend, activation=activation, bias=bias)
         usual = layer_of(patterns, layout=layout, dtype=dtype, backend="einsum", activation=activation, bias=bias)
-        for y, wanted in both_ways(layer, usual, x_of(layer, *batch, dtype=dtype), served):
+        for y, wanted in both_paths(layer, usual, x_of(layer, *batch, dtype=dtype), served):
             assert y.shape == wanted.shape
             assert y.dtype == wanted.dtype
             assert y.is_contiguous()
@@ -99,7 +99,7 @@ def test_the_same_as_the_usual_way(patterns: Any, layout: str, dtype: Any, backe
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("way", ["ksgen", "in turn", "each", "strided", "bmm", "dense"])
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
-def test_every_way_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
+def test_every_variant_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
     """Whichever the clock would have chosen."""
     monkeypatch.setattr(prepared, "faster", lambda job, ways: way if way in ways else next(iter(ways)))
     for patterns, batch in ((CHAINS[1], (1,)), (CHAINS[1], (2, 3)), (CHAINS[2], (1,)), (CHAINS[2], (64,))):
@@ -113,7 +113,7 @@ def test_every_way_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPat
         assert torch.allclose(y, wanted, atol=1e-5)
 
 
-def test_one_launch_is_timed_in_batch_size_last_where_entries_are_many(
+def test_one_launch_is_timed_in_batch_size_last_where_batches_are_large(
     monkeypatch: pytest.MonkeyPatch, served: list[Any]
 ) -> None:
     """Though launchers take none there by rule."""
@@ -137,19 +137,19 @@ def test_y_in_another_layout_than_x(patterns: Any, fuse: str, layout: str, other
     options: dict[str, Any] = {"layout": layout, "activation": "gelu", "bias": True, "out_layout": other}
     for batch in ((1,), (2, 40)):
         layer, usual = layer_of(patterns, fuse=fuse, **options), layer_of(patterns, backend="einsum", **options)
-        for y, wanted in both_ways(layer, usual, x_of(layer, *batch), served):
+        for y, wanted in both_paths(layer, usual, x_of(layer, *batch), served):
             assert (y.shape, y.is_contiguous()) == (wanted.shape, True)
             assert torch.allclose(y, wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_the_first_call_at_a_shape_goes_the_usual_way(served: list[Any]) -> None:
+def test_the_first_call_at_a_shape_takes_the_usual_path(served: list[Any]) -> None:
     layer = layer_of()
     for batch in (2, 3):
         warmed(layer, x_of(layer, batch))
     assert [each is None for each in served] == [True, False, True, False]
 
 
-def test_what_is_not_plain_inference_goes_the_usual_way(served: list[Any]) -> None:
+def test_what_is_not_plain_inference_takes_the_usual_path(served: list[Any]) -> None:
     layer, ones = layer_of(), layer_of(CHAINS[0], bias=False)
     x = x_of(layer, 4)
     wanted = warmed(layer, x)
@@ -380,7 +380,7 @@ def test_a_residual_that_is_refused_spoils_nothing() -> None:
         assert torch.allclose(warmed(layer, x, good), warmed(usual, x, good), atol=1e-5)
 
 
-def test_what_the_usual_way_refuses_is_refused_at_every_call(served: list[Any]) -> None:
+def test_what_the_usual_path_refuses_is_refused_at_every_call(served: list[Any]) -> None:
     def double(layer: KSLinear) -> None:
         layer.bias.data = layer.bias.data.double()
 

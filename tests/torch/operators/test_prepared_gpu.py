@@ -23,7 +23,7 @@ from ksgen.torch.layer.group import KSLinears  # noqa: E402
 from ksgen.torch.operators import choice, prepared  # noqa: E402
 from tests.emulator import TensorMap, is_installed  # noqa: E402
 from tests.support.fake_gpu import FakeGpu  # noqa: E402
-from tests.support.launching import plan_anew  # noqa: E402
+from tests.support.launching import plan_afresh  # noqa: E402
 
 CHAIN = [(2, 8, 16, 2), (1, 24, 32, 1)]
 MOST_FUNCTIONS = 60  # that a forward pass enters, without those of the device
@@ -53,12 +53,12 @@ class EagerGpu(FakeGpu):
 
     def launch(self, kernel: Any, grid: int, block: int, shared_bytes: int, args: Any, stream: Any) -> None:
         self._memory.bounds = [index(each) for each in args if each is not None and not isinstance(each, TensorMap)]
-        given = [self._as_it_is(each) if isinstance(each, TensorMap) else each for each in args]
+        given = [self._copied(each) if isinstance(each, TensorMap) else each for each in args]
         super().launch(kernel, grid, block, shared_bytes, tuple(given), stream)
         if self.graph is None:
             self.synchronize(stream)
 
-    def _as_it_is(self, described: TensorMap) -> TensorMap:
+    def _copied(self, described: TensorMap) -> TensorMap:
         """The map of the array that lies there now: each look at a tensor's address makes another one."""
         return replace(described, array=self._memory.get(described.array.ctypes.data))
 
@@ -94,7 +94,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> EagerGpu:
         monkeypatch.setattr(each, "device_for", lambda _: found)
     monkeypatch.setenv("KSGEN_COMPILE", "wait")
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
-    plan_anew(monkeypatch)
+    plan_afresh(monkeypatch)
     monkeypatch.setattr(prepared, "_calls", {})
     for each in (choice, prepared):
         monkeypatch.setattr(each, "PLANNER", planner.PLANNER)
@@ -255,7 +255,7 @@ def test_each_stream_has_its_own_call(gpu: EagerGpu, served: list[Any]) -> None:
         assert {stream for _, stream in gpu.launches} == {7}
 
 
-def test_a_capture_takes_the_usual_way(gpu: EagerGpu, served: list[Any]) -> None:
+def test_a_capture_takes_the_usual_path(gpu: EagerGpu, served: list[Any]) -> None:
     """It notes that a graph reads the packed weights, which then outlive a thaw."""
     layer = layer_of().freeze()
     x = warmed(layer)
@@ -266,7 +266,7 @@ def test_a_capture_takes_the_usual_way(gpu: EagerGpu, served: list[Any]) -> None
     gpu.end_capture()
 
 
-def test_what_a_gpu_reads_otherwise_takes_the_usual_way(gpu: EagerGpu, served: list[Any]) -> None:
+def test_what_a_gpu_reads_otherwise_takes_the_usual_path(gpu: EagerGpu, served: list[Any]) -> None:
     """Slices are read in place, and misaligned arrays by kernels of their own."""
     layer = layer_of().freeze()
     x = warmed(layer)
@@ -280,7 +280,7 @@ def test_what_a_gpu_reads_otherwise_takes_the_usual_way(gpu: EagerGpu, served: l
     assert served[-1] is not None
 
 
-def test_a_context_that_is_gone_takes_the_usual_way(gpu: EagerGpu, served: list[Any]) -> None:
+def test_a_context_that_is_gone_takes_the_usual_path(gpu: EagerGpu, served: list[Any]) -> None:
     layer = layer_of()
     x = warmed(layer)
     gpu.is_open = False
@@ -292,7 +292,7 @@ def test_a_context_that_is_gone_takes_the_usual_way(gpu: EagerGpu, served: list[
     assert served[-1] is not None
 
 
-def test_products_of_pytorch_take_the_usual_way(
+def test_products_of_pytorch_take_the_usual_path(
     gpu: EagerGpu, served: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "choose", lambda *_: choice.BackendChoice("strided", "the test says so"))
@@ -349,7 +349,7 @@ def test_a_refused_launch_is_left_to_the_usual_path(gpu: EagerGpu, served: list[
     assert torch.equal(first, second)
 
 
-def test_a_kernel_with_tensor_maps_that_is_refused_gives_way_to_another(
+def test_a_kernel_with_tensor_maps_that_is_refused_falls_back_to_another(
     gpu: EagerGpu, served: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each launch in clusters is refused: the usual path takes another kernel, and later calls are prepared with it."""

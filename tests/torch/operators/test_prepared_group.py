@@ -93,7 +93,7 @@ def check(group: Any, x: Any, tolerance: float = 1e-5) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
-def test_every_way_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
+def test_every_variant_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
     """Whichever the clock would have chosen."""
     met = choose(monkeypatch, way)
     for bias, activation, shape in (
@@ -129,7 +129,7 @@ def test_an_activation_between(served: list[Any]) -> None:
     assert all(served[-2:])
 
 
-def test_the_first_call_at_a_shape_goes_the_usual_way(served: list[Any]) -> None:
+def test_the_first_call_at_a_shape_takes_the_usual_path(served: list[Any]) -> None:
     group = group_of()
     for batch in (2, 3):
         warmed(group, x_of(group, batch))
@@ -304,7 +304,7 @@ def test_a_bias_may_repeat_one_number(way: str, monkeypatch: pytest.MonkeyPatch,
     assert all(served[-2:])
 
 
-def test_what_is_not_plain_inference_goes_the_usual_way(served: list[Any]) -> None:
+def test_what_is_not_plain_inference_takes_the_usual_path(served: list[Any]) -> None:
     group = group_of()
     x = x_of(group, 4)
     wanted = warmed(group, x)

@@ -76,7 +76,7 @@ def warmed(model: KSSum, x: Any, residual: Any = None) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("layout", "out_layout"), [("bsf", None), ("bsl", None), ("bsf", "bsl")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_way_is_right(
+def test_every_variant_is_right(
     layout: Any, out_layout: Any, dtype: Any, way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]
 ) -> None:
     choose(monkeypatch, way)

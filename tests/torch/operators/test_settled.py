@@ -39,7 +39,7 @@ def never() -> torch.Tensor:
     raise AssertionError("a method was run")
 
 
-def anew() -> None:
+def forget_times() -> None:
     """Begin as another process does: without measured times."""
     choice.forget_times()
     settled.forget()
@@ -53,9 +53,9 @@ def file_of(folder: Path) -> Path:
 def test_a_later_process_takes_the_stored_times_and_runs_nothing(folder: Path) -> None:
     choice._measured[key()], choice._unreliable[key()] = {"ksgen": 2e-5, "strided": 1e-5}, ""
     choice.save_times()
-    anew()
+    forget_times()
     assert choice.faster(JOB, dict.fromkeys(WAYS, never)) == "strided"
-    anew()
+    forget_times()
     told = choice.choose(KERNEL, 8, torch.device("cpu"))
     assert (told.backend, told.why) == ("strided", "10 us here, ksgen 20 us")
 
@@ -69,7 +69,7 @@ def test_stored_times_are_explained_like_measured_ones(folder: Path) -> None:
     lines = choice.describe_times(patterns, *options, 8)
     assert len(lines) == 1
     choice.save_times()
-    anew()
+    forget_times()
     assert choice._is_timed(stored, ("one", "each"))
     assert choice.describe_times(patterns, *options, 8) == lines
 
@@ -84,7 +84,7 @@ def test_unreliable_times_and_methods_that_cannot_run_are_not_stored(folder: Pat
     choice._measured |= {key(): {"ksgen": 2e-5, "strided": float("inf")}, other: {"ksgen": 1e-5, "strided": 2e-5}}
     choice._unreliable |= {key(): "", other: "other processes took 50% of the CPU time"}
     choice.save_times()
-    anew()
+    forget_times()
     assert settled.times_of(key(), WAYS) == {"ksgen": 2e-5}
     assert settled.times_of(other, WAYS) == {}
 
@@ -148,7 +148,9 @@ def test_a_foreign_or_damaged_file_is_as_if_absent(folder: Path, damage: Callabl
     assert settled.times_of(key(), WAYS) == {}
 
 
-def test_a_folder_that_takes_no_file_is_told_and_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_takes_no_file_is_reported_and_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocked = folder / "file"
     blocked.write_text("")
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(blocked))

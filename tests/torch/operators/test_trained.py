@@ -365,7 +365,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_not_plain_goes_the_usual_way(name: str, usual: list[str]) -> None:
+def test_what_is_not_plain_takes_the_usual_path(name: str, usual: list[str]) -> None:
     layer = KSLinear(FACTORS)
     x = x_of(layer)
     layer(x), layer(x)
@@ -391,7 +391,7 @@ def test_weights_that_a_parametrization_repeats(fastest: str, usual: list[str], 
     assert usual == ["usual"]
 
 
-def test_where_the_usual_way_was_faster_it_serves(clock: Clock, usual: list[str]) -> None:
+def test_where_the_usual_path_was_faster_it_serves(clock: Clock, usual: list[str]) -> None:
     clock.fastest = "each"
     layer = KSLinear(FACTORS)
     for _ in range(3):
@@ -437,7 +437,7 @@ def _with_a_short_bias(layer: Any) -> None:
         (_with_a_short_bias, r"got bias of shape \(1,\); \(12,\) is needed"),
     ],
 )
-def test_mistakes_are_told_as_usual(call: Callable[[Any], None], message: str) -> None:
+def test_mistakes_are_reported_as_usual(call: Callable[[Any], None], message: str) -> None:
     layer = KSLinear(FACTORS)
     layer(x_of(layer)), layer(x_of(layer))
     with pytest.raises(KsgenError, match=message):

@@ -132,7 +132,7 @@ def _replaced(layer: KSLinear) -> None:
     layer.weights[1] = nn.Parameter(layer.weights[1] * 2)
 
 
-def _turned(layer: KSLinear) -> None:
+def _restrided(layer: KSLinear) -> None:
     """The same memory and count of writes, with other strides."""
     layer.weights[0].data = layer.weights[0].data.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -169,7 +169,7 @@ CHANGES: dict[str, Callable[[KSLinear], Any]] = {
     "SGD": _stepped(torch.optim.SGD),
     "a fused optimizer": _stepped(torch.optim.Adam, fused=True),
     "another parameter": _replaced,
-    "other strides": _turned,
+    "other strides": _restrided,
     "to and back": _to_and_back,
     "pruning": _pruned,
     "pruning for good": _pruned_for_good,
@@ -246,7 +246,7 @@ class Named(Tensor):
     """A subclass of tensors."""
 
 
-def test_what_is_not_plain_takes_the_usual_way(served: list[Any]) -> None:
+def test_what_is_not_plain_takes_the_usual_path(served: list[Any]) -> None:
     layer = layer_of(bias=False)
     x = warmed(layer, served)
     with torch.no_grad():
