@@ -9,6 +9,7 @@ from ksgen.spec import Activation, ByteStorage, Epilogue, Job, Layout, Precision
 from ksgen.spec.kernel import is_layer, layer_launch
 from ksgen.spec.storage import SAME, Same
 from ksgen.tuning.search import Progress, Tuned
+from ksgen.tuning.strategies import StrategyName
 from ksgen.values import excerpt
 
 __all__ = ["Progress", "Tuned", "tune"]
@@ -16,8 +17,8 @@ __all__ = ["Progress", "Tuned", "tune"]
 
 def tune(
     pattern: Patterns | Sequence[Chain], *, precision: PrecisionName = "float32", layout: Layout = "bsf",
-    epilogue: Epilogue | None = None,
-    batch: int | None = None, budget: str | int | None = None, strategy: str = "model", family: str | None = None,
+    epilogue: Epilogue | None = None, batch: int | None = None, budget: str | int | None = None,
+    strategy: StrategyName = "model", family: str | None = None,
     device: str | None = None, scheduler: str | None = None, progress: Callable[[Progress], None] | None = None,
     job: Job = "multiply", weights: WeightStorage | Same = SAME, inputs: ByteStorage | Same = SAME,
     between: Activation = "none", out_layout: Layout | None = None,

@@ -5,7 +5,7 @@ A strategy is asked for candidates of a pool and receives their outcomes, in any
 
 import random
 from math import erf, exp, log2, pi, sqrt
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -185,4 +185,5 @@ def _gain(best: float, mean: Array, spread: Array) -> Array:
 
 
 TRIAL = "trial"  # strategy of `ksgen calibrate`
+StrategyName = Literal["model", "random", "exhaustive"]  # that users choose from
 STRATEGIES = {"model": Model, "random": shuffled, "exhaustive": exhaustive, TRIAL: shortlist}
