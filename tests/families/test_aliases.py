@@ -125,7 +125,9 @@ def test_wisdom_of_an_earlier_name_is_read_and_written_by_the_present_one(alias:
     row = json.loads(text := dump("a device", Wisdom([entry])))["entries"][0]
     assert (row["family"], row["constants"]) == (family_named(alias).name, asdict(entry.constants))
     earlier = text.replace(f'"family": "{entry.family}"', f'"family": "{alias}"')
-    assert parse_export(earlier, "a file") == {"a device": [entry]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert parse_export(earlier, "a file") == {"a device": [entry]}
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -134,7 +136,9 @@ def test_trials_of_an_earlier_name_are_read(alias: str, tmp_path: Path) -> None:
     trial = Trial(entry.kernel, 40, "a device", alias, entry.constants, "01234567", "measured", median_us=1.5)
     store = TrialStore(tmp_path / "trials.sqlite")
     store.add(trial)
-    assert TrialStore(tmp_path / "trials.sqlite").trials() == [replace(trial, family=entry.family)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert TrialStore(tmp_path / "trials.sqlite").trials() == [replace(trial, family=entry.family)]
 
 
 def test_results_of_an_earlier_name_are_read(tmp_path: Path) -> None:
