@@ -92,6 +92,13 @@ def test_words_of_sentences_are_counted() -> None:
     assert [words_in(each) for each in sentences(text) if words_in(each)] == [3, 2, 2, 4, 1]
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/kernels").glob("*.md")), ids=lambda page: str(page.name))
+def test_pages_of_kernels_answer_questions_on_at_most_250_lines(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if re.match("##+ ", line) and not line.endswith("?")] == []
+    assert len(lines) <= 250
+
+
 def test_the_changelog_is_short_and_has_no_measurements() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 61
