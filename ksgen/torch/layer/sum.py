@@ -1,4 +1,4 @@
-"""`KSSum`: the sum of layers on one x. In inference, each adds the sum of the earlier layers as its residual."""
+"""`KSSum`: the sum of layers on one x. Each adds the sum of the earlier layers as its residual."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,9 +27,9 @@ _FEATURES, _LAYOUTS = ("in_features", "out_features"), ("layout", "out_layout") 
 class KSSum(Layers):
     """Sum of layers, y = activation(K_1 x + ... + K_n x + bias + residual): a matrix that is a sum of chains.
 
-    Under `torch.no_grad()`, a layer adds the sum of the earlier ones inside its last kernel, so that the sum takes no
-    pass of its own. In repeated calls, the last kernel also applies the activation. Repeated calls of frozen layers on
-    a processor launch all kernels together. The bias is the sum of the layers' biases. In 16 bits, each partial sum is
+    A layer adds the sum of the earlier ones inside its last kernel, so that the sum takes no pass of its own. In
+    repeated calls without gradients, the last kernel also applies the activation. Repeated calls of frozen layers on a
+    processor launch all kernels together. The bias is the sum of the layers' biases. In 16 bits, each partial sum is
     rounded. The module is a list of its layers.
 
     Args:
@@ -144,7 +144,8 @@ class KSSum(Layers):
             raise LaunchError("KSSum: it has no layers; accepted: two KSLinear or more")
         check_words(activation=(self.activation, ACTIVATIONS))
         layers, found = list(self._modules.values()), None
-        if not (torch.compiler.is_compiling() or are_watched(layers) or self._is_replayed(x)):
+        is_apart = torch.compiler.is_compiling() or torch.is_grad_enabled()
+        if not (is_apart or are_watched(layers) or self._is_replayed(x)):
             replay.note()
             found = prepared.of_group(self, layers, x, residual, self.activation, True)
         if found:
@@ -152,8 +153,7 @@ class KSSum(Layers):
             if (whole := prepared.unless_refused(call.run, x, residual, parameters)) is not None:
                 return whole
         _check(self, *_FEATURES, *_LAYOUTS)
-        # prepared training steps take no residual, and a trace must not depend on gradients
-        adds_apart = torch.is_grad_enabled() or torch.jit.is_tracing()
+        adds_apart = torch.jit.is_tracing()  # a trace must not depend on gradients
         y: Any = residual
         *first, last = enumerate(self)
         for number, layer in first:

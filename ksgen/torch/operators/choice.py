@@ -43,11 +43,13 @@ REMEMBERED = 4096  # cached choices: one per kernel and batch size
 METHODS_OF_LAYERS = {
     "ksgen": "one launch",
     "in turn": "one launch per factor by one call",
+    "slices": "the same with the slices of tied weights",
     "apart": "one launch per factor",
     "each": "each factor by its fastest method",
 }
 METHODS_OF_STEPS = {
     "ksgen": "one call forward and one backward",
+    "swapped": "the same calls with the last x packed in place of its weights",
     "bmm": "bmm for every factor",
     "each": "each factor by its fastest method",
 }

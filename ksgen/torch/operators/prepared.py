@@ -44,6 +44,7 @@ from ksgen.torch.operators.choice import (
     launcher,
     size_of,
 )
+from ksgen.torch.operators.factors import Ties, factors_of, tie_of, ties_of, views_of, whole_shapes
 from ksgen.torch.operators.frozen import derived
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.products import finish
@@ -110,6 +111,8 @@ def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor |
     y, call = _multiplied(layer, x, residual, after)
     if seen is None or y is None or call is None or (launches := call.launches) is None:
         return y
+    if call.launches_read_slices:
+        seen = seen.repeating([()] * len(layer.chain))
     usual = None if call.is_by_launches else lambda x, *_: _multiplied(layer, x, residual, after)[0]
     if not replay.add(layer, seen, x, residual, call, [y.shape], [launches], usual):
         call.launches = None
@@ -123,9 +126,12 @@ def _multiplied(layer: Any, x: Any, residual: Any, after: str) -> "tuple[Tensor 
         return None, None
     if (parameters := parameters_of(layer, x, calls is None)) is None:
         return None, None
-    if (call := _found(calls, (layer,), x, residual, parameters, after)) is None:
+    if ties := ties_of(layer) if calls is None else ():
+        parameters[1:] = views_of(parameters[1:], ties)
+    if (call := _found(calls, (layer,), x, residual, parameters, after, ties=ties)) is None:
         return None, None
-    return unless_refused(call.run, x, residual, make_whole(parameters)), call
+    read = parameters if call.reads_slices else make_whole(parameters)
+    return unless_refused(call.run, x, residual, read), call
 
 
 def unless_refused(run: Callable[..., Result], *arguments: Any) -> Result | None:
@@ -159,9 +165,8 @@ def of_group(
 def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | None:
     """Parameters of a layer that a call reads; None if one of them is not plain memory like x.
 
-    Pruning and parametrizations compute a parameter at each access, and remove the stored one of that name. Weights
-    that a parametrization repeats are read here, as views if it has them: only prepared calls need
-    whole ones (`make_whole`). A pruned layer, or any other computed parameter, takes the usual path.
+    Pruning and parametrizations compute a parameter at each access, and remove the stored one of that name. Of tied
+    weights, the parameter is their slice. A pruned layer, or any other computed parameter, takes the usual path.
     """
     stored = layer._parameters
     if "bias" not in stored or layer._parallel is not None:
@@ -181,8 +186,8 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
             and layer.backend in BACKENDS
             and all(hasattr(each, "repeats") for steps in computed.values() for each in steps)
         )
-        found += _repeated(weights) if is_repeated else [stored.get(name) for name in NAMES[: len(stored)]]
-        if tuple([None if each is None else each.shape for each in found[1:]]) != layer.chain.shapes:
+        found += _slices(weights) if is_repeated else [stored.get(name) for name in NAMES[: len(stored)]]
+        if whole_shapes(found[1:], ties_of(layer)) != layer.chain.shapes:
             return None
     dtype, place = x.dtype, x.get_device()
     for number, each in enumerate(found):
@@ -195,14 +200,13 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
     return found
 
 
-def _repeated(weights: Any) -> list[Tensor]:
-    """Weights that parametrizations repeat: views of what is repeated, if a parametrization has a `view`."""
-    computed, found = weights._modules["parametrizations"]._modules, []
-    for name in NAMES[: len(weights)]:
-        steps = computed.get(name, ())
-        has_view = len(steps) == 1 and hasattr(steps[0], "view")
-        found.append(steps[0].view(steps.original) if has_view else getattr(weights, name))
-    return found
+def _slices(weights: Any) -> list[Tensor]:
+    """Slices of tied weights, and all other weights."""
+    computed = weights._modules["parametrizations"]._modules
+    return [
+        computed[name].original if tie_of(computed.get(name, ())) else getattr(weights, name)
+        for name in NAMES[: len(weights)]
+    ]
 
 
 def make_whole(parameters: list[Tensor | None]) -> list[Tensor | None]:
@@ -221,13 +225,14 @@ def _found(
     parameters: list[Tensor | None],
     after: str = "none",
     adds: bool = False,
+    ties: Ties = (),
 ) -> "Prepared | None":
     """Prepared call for these arrays; None if there is none yet, or if the usual path has to be taken.
 
-    `calls` are those of frozen layers. None: the layers are not frozen.
+    `calls` are those of frozen layers. None: the layers are not frozen. `ties` are those of the weights that are read.
     """
     options = options_of(layers[0]) if len(layers) == 1 else tuple(map(options_of, layers))
-    shapes = layers[0]._exchanges, *[None if each is None else each.shape for each in parameters]
+    shapes = layers[0]._exchanges, ties, *[None if each is None else each.shape for each in parameters]
     stream = current_stream(x.get_device()) if x.is_cuda else None
     form = x.shape, x.dtype, x.get_device(), stream, residual is None
     key = *form, options, after, shapes, torch.get_num_threads(), PLANNER.generation
@@ -239,15 +244,19 @@ def _found(
             calls.clear()
         calls[key] = SEEN
     elif found is SEEN:
-        calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after, adds)
+        slices = [*parameters] if ties and x.is_cpu else []
+        calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after, adds, slices)
+        if type(found) is Prepared and found.reads_slices:
+            parameters[:] = slices
     elif type(found) is Prepared and not found.is_open:
         calls[key] = found = SEEN
     return found if type(found) is Prepared and found.takes(x, residual) else None
 
 
 def _prepared(
-    layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters, after: str, adds: bool
-) -> "Prepared | str":
+    layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters, after: str, adds: bool,
+    slices: Parameters,
+) -> "Prepared | str":  # fmt: skip
     """Prepare a call; `SEEN` if it has to be tried again later, `UNFIT` if none can be prepared."""
     if not is_ready(x.device):
         return SEEN
@@ -256,8 +265,9 @@ def _prepared(
             raise NotPreparedError
         for each in layers:
             _check_fits(each, x)
-        job = _Job.of(layers, x, residual, parameters, after, adds)
-        return SEEN if job is None else by_kernels(lambda: Prepared(layers, x, job)) or SEEN
+        if (job := _Job.of(layers, x, residual, parameters, after, adds)) is None:
+            return SEEN
+        return by_kernels(lambda: Prepared(layers, x, job._replace(slices=slices))) or SEEN
     except NotPreparedError:
         return UNFIT
 
@@ -309,6 +319,7 @@ class _Job(NamedTuple):
     activation: Activation = "none"  # of the last factors
     residual_first: bool = False
     adds: bool = False  # whether the outputs are added
+    slices: Parameters = ()  # the parameters, with views of slices as tied weights; empty if nothing is tied
 
     @classmethod
     def of(
@@ -441,6 +452,9 @@ class Prepared:
         # launches on a processor, which a replay may repeat, and whether this call runs them too
         self.launches = kernels.launches if kernels is not None and x.is_cpu else None
         self.is_by_launches = kernels is self._step
+        # whether these launches, and this call, take views of the slices of tied weights
+        self.launches_read_slices = kernels is not None and kernels.reads_slices
+        self.reads_slices = self.is_by_launches and self.launches_read_slices
 
     @property
     def is_open(self) -> bool:
@@ -509,10 +523,15 @@ class Prepared:
 
     def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "tuple[Step, _Launches | None]":
         """Method on a processor: the fastest of those that are timed; and one that is one call of launches."""
-        first, methods = layers[0], dict[str, Any]()
+        first, methods, given = layers[0], dict[str, Any](), job.slices or job.parameters
         only_kernels = all(each.backend == "ksgen" or each.has_stored_type for each in layers)
         if job.is_alone and len(first.own_chain) == 1 and job.out_layout is None:
             return _factor(job, _packed(first, job)[0], _Factor(first, job, 0, first.layout, only_kernels))
+        if job.slices and first.fuse != "yes" and (method := _in_turn(layers, job)):
+            if only_kernels:
+                return method, method
+            methods["slices"] = method
+        job = job._replace(slices=())
         if method := _in_one_launch(layers, job, only_kernels):
             methods["ksgen"] = method
         if not job.adds and (first.fuse == "yes" or (methods and only_kernels and job.is_alone)):
@@ -526,7 +545,7 @@ class Prepared:
         if job.is_alone and not (methods and only_kernels):
             methods["each"] = _each_factor(first, job, only_kernels)
         timed: dict[str, Callable[[], Tensor]] = {
-            name: partial(method, job.x, job.residual, job.parameters) for name, method in methods.items()
+            name: partial(_run, method, job.x, job.residual, given) for name, method in methods.items()
         }
         if not job.is_alone:
             alone = self._alone(layers, x, job)
@@ -537,6 +556,12 @@ class Prepared:
             return lambda x, *_: x, None  # never called
         launches = [each for each in (methods[name], *methods.values()) if isinstance(each, _Launches)]
         return methods[name], launches[0] if launches else None
+
+
+def _run(method: Step, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+    """Run a method on whole parameters, or on views of slices if it reads these."""
+    reads_slices = isinstance(method, _Launches) and method.reads_slices
+    return method(x, residual, parameters if reads_slices else make_whole([*parameters]))
 
 
 def _rows(tensor: Tensor, shape: torch.Size) -> Tensor:
@@ -697,7 +722,10 @@ def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_La
 
 
 def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
-    """Launches of all layers sequentially, by one call: one launch per layer, or one per factor."""
+    """Launches of all layers sequentially, by one call: one launch per layer, or one per factor.
+
+    With `job.slices`, they read slices of the tied weights of one layer; None if they cannot.
+    """
     if job.out_layout is not None:
         return None
     found: list[Bound] = []
@@ -719,6 +747,9 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
         is_read_next = job.adds and number + 1 < len(layers)
         if is_read_next:
             last["activation"] = "none"
+        has_bias, has_residual = last["bias"] is not None, last["residual"] is not None
+        ties = ties_of(layer) if job.slices else ()
+        factors = factors_of(layer.own_chain, ties, job.layout, job.batch, (has_bias, has_residual))
         if len(weights) > 1 and not job.is_alone and (fused := _call(chain.prepare, job, job.x, weights, **last)):
             if is_read_next:
                 fused.call.keep_output()
@@ -726,24 +757,37 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
             places.append({fused.call.plan.result: 2 + number, **added})
             continue
         x, x_number = job.x, 0
-        for place, (factor, weight) in enumerate(zip(chain.factors, weights, strict=True)):
+        for place, (factor, weight) in enumerate(zip(factors, weights, strict=True)):
             options, y_number, is_last = last, 2 + number, place + 1 == len(weights)
+            if factor.is_folded:
+                weight = weight.new_empty(factor.pattern.shape)
+            elif factor.whole:
+                weight = job.slices[1 + place]
+            if is_last and factor.is_folded:
+                options = last | {"out": factor.out(out)}
+                if has_bias:  # of a single row
+                    options |= {"bias": None, "residual": last["bias"], "residual_first": True}
+                    added["residual"] = job.first_bias + number
+                if options["residual"] is not None:
+                    options["residual"] = factor.out(options["residual"])
             if not is_last:
-                y = x.new_empty(checks.y_shape(factor.pattern, job.layout, job.batch))
+                y = x.new_empty(checks.y_shape(factor.pattern, factor.layout, factor.batch))
                 if place == len(intermediates):
                     intermediates.append(scratch.add(0))
                 y_number = intermediates[place]
                 scratch.enlarge(y_number, y.numel() * y.element_size())
                 options = {"activation": layer.between, "out": y}
             numbers = [job.first_weight + place] if job.weights else []
-            if (call := _call(factor.prepare, job, x, weight, numbers, precision=layer.precision, **options)) is None:
+            prepare, of_factor = launcher(*pattern_as_list(factor.pattern)).prepare, job._replace(layout=factor.layout)
+            call = _call(prepare, of_factor, factor.x(x), weight, numbers, precision=layer.precision, **options)
+            if call is None or (factor.whole and not call.call.plan.kernel.tied):
                 return None
             if is_read_next or not is_last:
                 call.call.keep_output()
             found.append(call)
             places.append({"x": x_number, call.call.plan.result: y_number} | (added if is_last else {}))
             x, x_number = options["out"], y_number
-    return _Launches(job, found, places, scratch)
+    return _Launches(job, found, places, scratch, bool(job.slices))
 
 
 def repeat_calls(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> RepeatedCalls:
@@ -765,31 +809,42 @@ def repeat_calls(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], sc
     return RepeatedCalls(placed, [weights for each in bound for weights in each.packed])
 
 
-class _Launches:
-    """`Step` that runs the launches of one prepared call, with a new y each time."""
+class Launches:
+    """Launches of prepared calls by one call, which adds their scratch memory."""
 
-    def __init__(
-        self, job: _Job, bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch
-    ) -> None:
-        size = job.y.element_size()
+    def __init__(self, bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> None:
         self.launch = repeat_calls(bound, places, scratch)
-        self._shape, self._outs = job.y.shape, [out.storage_offset() * size for out in job.outs]
         *self._begins, self._bytes = scratch.offsets()
 
     @property
     def launches(self) -> replay.Launches:
         return replay.Launches(self.launch, self._begins, self._bytes)
 
+    def run(self, addresses: list[int], like: Tensor) -> None:
+        """Launch on arrays at these addresses, which become those of all arrays."""
+        if self._bytes:
+            memory = scratch_memory(like, self._bytes)  # lives until the launches are enqueued
+            begin = memory.data_ptr()
+            addresses += [begin + each for each in self._begins]
+        self.launch(addresses)
+
+
+class _Launches(Launches):
+    """`Step` that runs the launches of one prepared call, with a new y each time."""
+
+    def __init__(
+        self, job: _Job, bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch,
+        reads_slices: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(bound, places, scratch)
+        self.reads_slices, size = reads_slices, job.y.element_size()
+        self._shape, self._outs = job.y.shape, [out.storage_offset() * size for out in job.outs]
+
     def __call__(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         y = x.new_empty(*self._shape)  # as numbers, which PyTorch reads twice as fast as a `torch.Size`
         begin, added = y.data_ptr(), 0 if residual is None else residual.data_ptr()
         given = [0 if each is None else each.data_ptr() for each in parameters]
-        arrays = [x.data_ptr(), added, *[begin + each for each in self._outs], *given]
-        if self._bytes:
-            memory = scratch_memory(x, self._bytes)  # lives until the launches are enqueued
-            begin = memory.data_ptr()
-            arrays += [begin + each for each in self._begins]
-        self.launch(arrays)
+        self.run([x.data_ptr(), added, *[begin + each for each in self._outs], *given], x)
         return y
 
 

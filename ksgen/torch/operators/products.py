@@ -90,6 +90,16 @@ def _copied(array: Tensor, copy: Copy, layout: str) -> Tensor:
     return array.unflatten(0, shape).permute(*axes, len(shape)).flatten(0, -2)
 
 
+def order_of(copy: Copy, layout: str, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape of a matrix, and the order of its axes in a copy of its features; both are empty without a copy."""
+    if copy is None:
+        return (), ()
+    shape, axes = copy
+    if layout == "bsf":
+        return (batch, *shape), (0, *[axis + 1 for axis in axes])
+    return (*shape, batch), (*axes, len(shape))
+
+
 def by_whole_matrix(x: Tensor, matrix: Tensor, layout: str) -> Tensor:
     """Compute Y = X K^T with the full matrix K, dense or sparse."""
     return functional.linear(x, matrix) if layout == "bsf" else matrix @ x

@@ -182,18 +182,31 @@ struct Record : torch::CustomClassHolder {
 
     Form x;
     bool is_training = false, has_bias = false, bias_requires_grad = false, is_bsf = true;
+    bool has_residual = false, residual_requires_grad = false;
     int threads = 1;
     std::vector<std::vector<int64_t>> outputs;  // sizes of each output; y is the last one
+    std::vector<std::vector<int64_t>> wholes;  // sizes to which weights are repeated, if they are tied; or empty
+    std::vector<int64_t> digits, axes;  // sizes of the gradient of y, and their order in the launches; or empty
     Launches forward, backward;
     std::unique_ptr<Object> second, keep;  // computes gradients on the usual path; what the launches need
 
     Tensor output(size_t index, const Tensor& like) const { return at::empty(outputs[index], like.options()); }
 
-    // Append the addresses of x or y, of the bias or 0, and of weights.
+    // Append the addresses of x or y, of the bias or 0, and of weights, which have to live until the launches.
     void append(Words& words, at::TensorList given) const {
         words.push_back(address(given[0]));
         if (!has_bias) words.push_back(0);
         for (const Tensor& each : given.slice(1)) words.push_back(address(each));
+    }
+
+    // Repeat the tied ones among x or y, the bias if there is one, and weights.
+    Tensors whole(at::TensorList given) const {
+        Tensors found(given.begin(), given.end());
+        for (size_t index = 0; index < wholes.size(); ++index) {
+            Tensor& each = found[(has_bias ? 2 : 1) + index];
+            if (!wholes[index].empty()) each = each.expand(wholes[index]).contiguous();
+        }
+        return found;
     }
 
     Tensor multiply(const Tensor& given, const Tensor& added, Tensors& read) const {
@@ -201,7 +214,8 @@ struct Record : torch::CustomClassHolder {
         Words words = forward.begin();
         words.append({address(given), address(added)});
         read.insert(read.begin(), y);
-        append(words, read);
+        const Tensors arrays = whole(read);
+        append(words, arrays);
         {
             const pybind11::gil_scoped_release released;
             forward.run(words);
@@ -251,19 +265,22 @@ Tensor as_tensor(c10::intrusive_ptr<Record> record) {
 }
 
 struct Step : torch::autograd::Function<Step> {
-    // `given`: x, the bias if there is one, and the weights.
+    // `given`: x, the bias if there is one, the weights, and the residual if there is one.
     static Tensor forward(AutogradContext* context, c10::intrusive_ptr<Record> record, at::TensorList given) {
         const Tensor& x = given[0];
         const size_t count = record->outputs.size();
-        variable_list saved(given.begin(), given.end());
+        const at::TensorList inputs = given.slice(0, given.size() - record->has_residual);
+        variable_list saved(inputs.begin(), inputs.end());
+        const Tensors arrays = record->whole(inputs);
         Words words = record->forward.begin();
-        record->append(words, given);
+        record->append(words, arrays);
         Tensor y;
         for (size_t index = 0; index < count; ++index) {
             y = record->output(index, x);
             words.push_back(address(y));
             if (index + 1 < count) saved.push_back(y);
         }
+        if (record->has_residual) words.push_back(address(given.back()));
         {
             const pybind11::gil_scoped_release released;
             record->forward.run(words);
@@ -280,7 +297,8 @@ struct Step : torch::autograd::Function<Step> {
         const Record& record = *static_cast<const Record*>(held.const_data_ptr());
         const size_t count = record.outputs.size(), weights = record.has_bias ? 2 : 1, inputs = weights + count;
         const variable_list given(saved.begin(), saved.begin() + (long)inputs);
-        variable_list found(1 + inputs);  // the record has none
+        variable_list found(1 + inputs + record.has_residual);  // the record has none
+        if (record.residual_requires_grad) found.back() = gradients[0];
         Form form = record.x;
         form.sizes = record.outputs.back();
         if (at::GradMode::is_enabled() || !is_direct() || !form.fits(gradients[0]) ||
@@ -290,18 +308,24 @@ struct Step : torch::autograd::Function<Step> {
             return found;
         }
         const Tensor gradient = gradients[0].contiguous();
+        const Tensor in_order =
+            record.axes.empty() ? gradient : gradient.view(record.digits).permute(record.axes).contiguous();
+        const Tensors arrays = record.whole(given);
         Words words = record.backward.begin();
         words.push_back(address(given[0]));
         for (size_t index = inputs; index < saved.size(); ++index) words.push_back(address(saved[index]));
-        for (size_t index = weights; index < inputs; ++index) words.push_back(address(given[index]));
-        words.push_back(address(gradient));
+        for (size_t index = weights; index < inputs; ++index) words.push_back(address(arrays[index]));
+        words.push_back(address(in_order));
         for (size_t index = weights; index < inputs; ++index) {
-            found[1 + index] = at::empty(given[index].sizes(), given[index].options());
+            found[1 + index] = at::empty(arrays[index].sizes(), arrays[index].options());
             words.push_back(address(found[1 + index]));
         }
         if (record.x.requires_grad) found[1] = at::empty(given[0].sizes(), given[0].options());
         words.push_back(address(found[1]));
         record.backward.run(words);
+        for (size_t index = weights; index < inputs; ++index)
+            if (!record.wholes[index - weights].empty())
+                found[1 + index] = found[1 + index].sum_to_size(given[index].sizes());
         if (record.bias_requires_grad) {
             const int64_t features = given[1].numel();
             const bool is_bsf = record.is_bsf;
@@ -311,9 +335,11 @@ struct Step : torch::autograd::Function<Step> {
     }
 };
 
-Tensor step(const c10::intrusive_ptr<Record>& record, const Tensor& x, at::ArrayRef<Tensor> read) {
+Tensor step(const c10::intrusive_ptr<Record>& record, const Tensor& x, const Tensor& added,
+            at::ArrayRef<Tensor> read) {
     Tensors given{x};
     given.append(read.begin(), read.end());
+    if (record->has_residual) given.push_back(added);
     return Step::apply(record, at::TensorList(given));
 }
 
@@ -333,8 +359,12 @@ struct Entry {
         if (!is_plain(given_x) || (given_residual == Py_None) == bool(residual)) return false;
         const Tensor& x = THPVariable_Unpack(given_x);
         if (!record->x.fits_in_place(x)) return false;
-        if (residual && !(is_plain(given_residual) && residual->fits_in_place(THPVariable_Unpack(given_residual))))
-            return false;
+        if (residual) {
+            if (!is_plain(given_residual)) return false;
+            const Tensor& added = THPVariable_Unpack(given_residual);
+            if (!residual->fits_in_place(added)) return false;
+            if (is_training && (added.requires_grad() != residual->requires_grad || added.is_inference())) return false;
+        }
         if (is_training && (x.requires_grad() != record->x.requires_grad || x.is_inference())) return false;
         for (const Fact& fact : facts)
             if (!fact.holds(own)) return false;
@@ -413,8 +443,8 @@ PyObject* run(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
         }
         if (place != entries.begin()) entries.splice(entries.begin(), entries, place);
         const Tensor& x = THPVariable_Unpack(arguments[0]);
-        if (record->is_training) return THPVariable_Wrap(step(record, x, read));
         const Tensor added = arguments[1] == Py_None ? Tensor() : THPVariable_Unpack(arguments[1]);
+        if (record->is_training) return THPVariable_Wrap(step(record, x, added, read));
         return THPVariable_Wrap(record->multiply(x, added, read));
     }
     Py_RETURN_NONE;
@@ -450,12 +480,13 @@ bool read_launches(PyObject* given, Launches& launches) {
 
 PyObject* add(PyObject* self, PyObject* arguments) {
     HANDLE_TH_ERRORS
-    PyObject *facts, *parameters, *pinned, *x, *residual, *outputs, *launches, *second, *keep;
+    PyObject *facts, *parameters, *pinned, *x, *residual, *outputs, *launches, *digits, *axes, *second, *keep;
     int is_training, has_bias, is_bsf, threads;
     long long calls;
-    if (!PyArg_ParseTuple(arguments, "O!O!O!OOpppiLO!O!OO", &PyTuple_Type, &facts, &PyTuple_Type, &parameters,
+    if (!PyArg_ParseTuple(arguments, "O!O!O!OOpppiLO!O!O!O!OO", &PyTuple_Type, &facts, &PyTuple_Type, &parameters,
                           &PyTuple_Type, &pinned, &x, &residual, &is_training, &has_bias, &is_bsf, &threads, &calls,
-                          &PyTuple_Type, &outputs, &PyTuple_Type, &launches, &second, &keep))
+                          &PyTuple_Type, &outputs, &PyTuple_Type, &launches, &PyTuple_Type, &digits, &PyTuple_Type,
+                          &axes, &second, &keep))
         return nullptr;
     Entry entry;
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(facts); ++index) {
@@ -484,7 +515,13 @@ PyObject* add(PyObject* self, PyObject* arguments) {
     record.has_bias = has_bias;
     record.bias_requires_grad = has_bias && entry.parameters[0].form.requires_grad;
     record.is_bsf = is_bsf;
+    record.has_residual = bool(entry.residual);
+    record.residual_requires_grad = entry.residual && entry.residual->requires_grad;
     record.threads = threads;
+    record.digits = numbers(digits);
+    record.axes = numbers(axes);
+    for (Py_ssize_t index = has_bias; index < PyTuple_GET_SIZE(parameters); ++index)
+        record.wholes.push_back(numbers(PyTuple_GET_ITEM(PyTuple_GET_ITEM(parameters, index), 3)));
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(outputs); ++index)
         record.outputs.push_back(numbers(PyTuple_GET_ITEM(outputs, index)));
     if (!read_launches(PyTuple_GET_ITEM(launches, 0), record.forward)) return nullptr;

@@ -29,6 +29,7 @@ from ksgen.launch.plan import RepeatedCalls
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Seen
 from ksgen.torch.operators import frozen, ops
+from ksgen.torch.operators.factors import steps_of, tie_of
 from ksgen.torch.operators.meanwhile import may_defer
 
 SOURCE = Path(__file__).with_name("replay.cpp")
@@ -45,7 +46,6 @@ ATTRIBUTES = (
     "_exchanges", "_parallel", "_parameters", "_modules",
 )  # fmt: skip
 Fact = tuple[dict[Any, Any] | None, Any, Any]  # a dictionary, None for the layer's own; a key, and the value
-Stored = tuple[dict[str, Any], str, Tensor]  # a parameter, after its dictionary and key
 
 _loaded: list[Any] = []  # the extension
 _refused: list[str] = []  # why there is none; never retried
@@ -72,6 +72,15 @@ class Launches(NamedTuple):
         return (function, recorded, threads, workspace_bytes > 0, offsets, nbytes, most_ns), calls
 
 
+class Stored(NamedTuple):
+    """A parameter that each call reads from a dictionary."""
+
+    dict: dict[Any, Any]
+    key: Any
+    tensor: Any
+    whole: Sequence[int] = ()  # shape to which calls repeat tied weights
+
+
 class Snapshot(NamedTuple):
     """What a layer's calls depend on, apart from x, the residual and the state of PyTorch's modes."""
 
@@ -81,7 +90,13 @@ class Snapshot(NamedTuple):
 
     @property
     def has_bias(self) -> bool:
-        return bool(self.parameters) and self.parameters[0][1] == "bias"
+        return bool(self.parameters) and self.parameters[0].key == "bias"
+
+    def repeating(self, wholes: Sequence[Sequence[int]]) -> "Snapshot":
+        """The same, with these shapes to which calls repeat the weights, one per factor."""
+        count = len(self.parameters) - len(wholes)
+        pairs = zip(self.parameters[count:], wholes, strict=True)
+        return self._replace(parameters=[*self.parameters[:count], *[each._replace(whole=to) for each, to in pairs]])
 
 
 def snapshot(layer: Any) -> Snapshot | None:
@@ -101,7 +116,7 @@ def snapshot(layer: Any) -> Snapshot | None:
     bias = layer._parameters.get("bias")
     if bias is None:
         return Snapshot([*facts, *own.facts, (layer._parameters, "bias", None)], own.parameters, own.pinned)
-    return Snapshot([*facts, *own.facts], [(layer._parameters, "bias", bias), *own.parameters], own.pinned)
+    return Snapshot([*facts, *own.facts], [Stored(layer._parameters, "bias", bias), *own.parameters], own.pinned)
 
 
 def is_due(calls: int) -> bool:
@@ -112,28 +127,46 @@ def is_due(calls: int) -> bool:
 def may_repeat(layer: Any) -> bool:
     """Whether a replay can repeat calls of a layer.
 
-    It can if no parametrization computes the weights, and if writes to stored weights are counted, unlike those to
-    tensors made in inference mode.
+    It can if no parametrization but ties computes the weights, and if writes to stored weights are counted, unlike
+    those to tensors made in inference mode.
     """
     if layer.has_stored_type:
         return not any(each is not None and each.is_inference() for each in layer._buffers.values())
-    weights = layer._modules.get("weights")
-    return weights is not None and "parametrizations" not in weights._modules
+    return "weights" in layer._modules and all(map(tie_of, (steps_of(layer) or {}).values()))
 
 
 def _weights_of(layer: Any) -> Snapshot:
     """Describe trainable weights."""
     weights = layer._modules["weights"]
     record, seen = frozen.record_of(layer)
-    stored = weights._parameters
+    stored, steps, shapes = weights._parameters, steps_of(layer) or {}, layer.chain.shapes
     facts: list[Fact] = [
         (layer._modules, "weights", weights),
         (vars(weights), "_parameters", stored),
-        (stored, str(len(stored)), ABSENT),
+        (stored, str(len(shapes)), ABSENT),
         record,
     ]
-    each = [(stored, name, tensor) for name, tensor in stored.items()]
-    return Snapshot([*facts, *each], [], [one.pinned for one in seen]) if seen else Snapshot(facts, each, [])
+    if steps:
+        computed = weights._modules["parametrizations"]
+        facts += [*_modules_of(weights, "parametrizations"), (vars(computed), "_modules", steps)]
+    each = list[Stored]()
+    for name, whole in zip(map(str, range(len(shapes))), shapes, strict=True):
+        if name not in steps:
+            each.append(Stored(stored, name, stored.get(name)))
+            continue
+        tie, slices = tie_of(steps[name]), steps[name]._parameters
+        facts += [(steps, name, steps[name]), *_modules_of(steps[name], "0"), (steps[name]._modules, "1", ABSENT)]
+        facts += [(vars(steps[name]), "_parameters", slices)]
+        facts += [(vars(tie), option, vars(tie).get(option, ABSENT)) for option in ("axis", "count")]
+        each.append(Stored(slices, "original", slices.get("original"), whole))
+    if seen:
+        return Snapshot([*facts, *[one[:3] for one in each]], [], [one.pinned for one in seen])
+    return Snapshot(facts, each, [])
+
+
+def _modules_of(module: Any, name: str) -> list[Fact]:
+    """Facts by which a module holds another one."""
+    return [(vars(module), "_modules", module._modules), (module._modules, name, module._modules[name])]
 
 
 def _stored_of(layer: Any) -> Snapshot:
@@ -154,6 +187,7 @@ def add(
     directions: Sequence[Launches],
     usual: Callable[..., Tensor] | None = None,
     second: Callable[..., Any] | None = None,
+    order: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> bool:
     """Add an entry for a call of a layer, if the numbers of threads of its launches are settled.
 
@@ -161,7 +195,7 @@ def add(
     call allocates, y last. Training steps have a second direction. For them, `second` maps (gradient of y, x, bias or
     None, weights) to the gradients of x, bias and weights. `usual` is the call in Python, if it does not use these
     launches. It takes x, the bias or None, and the weights that each call reads. An entry is then added only if it is
-    faster.
+    faster. `order`: the gradient of y, of this shape, is copied with its axes in that order.
 
     Returns:
         False if another attempt is of no use, because the entry is not faster.
@@ -179,11 +213,15 @@ def add(
         calls = min(calls, settled[1])
     entry = (
         x, residual, len(directions) > 1, seen.has_bias, layer.layout == "bsf", torch.get_num_threads(), calls,
-        tuple(tuple(map(int, each)) for each in outputs), tuple(launches), second, (keep, tuple(directions)),
+        tuple(tuple(map(int, each)) for each in outputs), tuple(launches), *map(tuple, order), second,
+        (keep, tuple(directions)),
     )  # fmt: skip
     if usual is not None:
-        alone, own = extension.Replay(), {"bias": None} | {name: each for _, name, each in seen.parameters}
-        alone.add((), tuple((own, name, each) for _, name, each in seen.parameters), (), *entry)
+        alone, own = extension.Replay(), dict[Any, Any](bias=None)
+        numbered = enumerate(seen.parameters, 0 if seen.has_bias else 1)
+        read = [each._replace(dict=own, key=number or "bias") for number, each in numbered]
+        own |= {each.key: each.tensor for each in read}
+        alone.add((), tuple(read), (), *entry)
 
         def replayed(x: Tensor, *parameters: Tensor | None) -> Tensor:
             own.update(zip(own, parameters, strict=True))

@@ -3,13 +3,14 @@
 The first call at a shape takes the usual path, which reports errors. The second call prepares. It times forward and
 backward passes of all methods alternately, and later calls take the fastest method. Method "ksgen" uses the prepared
 calls, "bmm" PyTorch's products without checks, and "each" the usual path. Weights are read at each call. The backward
-call packs the weights of the adjoint factors from the same memory. All other calls take the usual path.
+call packs the weights of the adjoint factors from the same memory. All other calls take the usual path. Of tied
+weights, a step takes the slices, and most factors multiply by these (`ksgen.torch.operators.factors`).
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,17 +19,19 @@ from ksgen.errors import DeviceError, KsgenError, PatternError, ToolchainError
 from ksgen.launch.checks import y_shape
 from ksgen.launch.plan import Call
 from ksgen.launch.planner import PLANNER
-from ksgen.pattern import Chain
+from ksgen.launcher import Launcher
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec.kernel import pattern_as_list
 from ksgen.torch.operators import choice, frozen, ops, prepared, replay
 from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import faster, has_kernels, is_ready, job_of, launcher, size_of
+from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is_ready, job_of, launcher, size_of
+from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
 from ksgen.torch.operators.meanwhile import by_kernels
-from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, NotPreparedError, Scratch, repeat_calls, scratch_memory
-from ksgen.torch.operators.products import Exchange, exchange_of, natural
+from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, Launches, NotPreparedError, Scratch
+from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
 
-Method = Callable[..., Tensor]  # takes the layer, x, the bias and the weights
+Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and the weights
 
 
 @dataclass(eq=False)
@@ -45,21 +48,22 @@ _refused: set[Hashable] = set()  # steps whose kernels a compiler could not buil
 
 def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
     """Output of the layer in a training step; None if it has to take the usual path."""
-    if residual is not None or not _is_plain_step(x):
+    if not _is_plain_step(x, residual):
         return None
     if layer.has_stored_type or frozen.was_frozen(layer):
         return None
     seen = replay.snapshot(layer) if layer.backend in prepared.BACKENDS else None
     parameters = prepared.parameters_of(layer, x, True)
-    if parameters is None or (step := _step_of(layer, x, parameters)) is None:
+    if parameters is None or (step := _step_of(layer, x, residual, parameters)) is None:
         return None
-    y = None if step.run is _by_the_usual_path else step.run(layer, x, *parameters)
+    y = None if step.run is _by_the_usual_path else step.run(layer, x, residual, *parameters)
     if seen is not None and step.trained is not None:
         trained, wanted = step.trained, [each is not None and each.requires_grad for each in (x, *parameters)]
-        in_python = None if step.run is trained else partial(step.run, layer)
-        second = partial(_usual_gradients, layer.layout, trained.exchanges, wanted)
-        shapes = [*trained.shapes[:-1], layer._y_shape(x)]
-        if not replay.add(layer, seen, x, None, trained, shapes, trained.launches, in_python, second):
+        in_python = None if step.run is trained else lambda x, *own: step.run(layer, x, residual, *own)
+        second = partial(_usual_gradients, trained, wanted)
+        shapes, directions, order = [*trained.shapes[:-1], layer._y_shape(x)], trained.launches, trained.order
+        seen = seen.repeating([each.whole for each in trained.factors])
+        if not replay.add(layer, seen, x, residual, trained, shapes, directions, in_python, second, order):
             step.trained = None
     return y
 
@@ -73,26 +77,28 @@ def multiply_by(make_layer: Callable[[], Any], x: Any, weights: Tensor) -> Tenso
     if not _is_plain_step(x):
         return None
     layer, parameters = make_layer(), [None, weights]
-    step = _step_of(layer, x, parameters)
+    step = _step_of(layer, x, None, parameters)
     if step is None or step.run is _by_the_usual_path:
         return None
-    return step.run(layer, x, *parameters)
+    return step.run(layer, x, None, *parameters)
 
 
-def _is_plain_step(x: Any) -> bool:
-    if not torch.is_grad_enabled() or not prepared.is_direct(x) or not x.is_cpu:
+def _is_plain_step(x: Any, residual: Any = None) -> bool:
+    if not torch.is_grad_enabled() or not prepared.is_direct(x, residual) or not x.is_cpu:
+        return False
+    if residual is not None and not residual.is_cpu:
         return False
     return not ops.is_saved_otherwise()  # a checkpoint's second pass must equal the first
 
 
-def _step_of(layer: Any, x: Tensor, parameters: list[Tensor | None]) -> PreparedStep | None:
+def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Tensor | None]) -> PreparedStep | None:
     """Prepared step for these arrays, whose weights are made whole; None if the usual path has to be taken."""
     learned = [each is not None and each.requires_grad for each in parameters]
     if False in learned[1:]:
         return None
     shapes = [None if each is None else each.shape for each in parameters]
-    options = prepared.options_of(layer), layer.intermediates, layer._exchanges
-    form = x.shape, x.dtype, x.requires_grad, learned[0]
+    options = prepared.options_of(layer), layer.intermediates, layer._exchanges, ties_of(layer)
+    form = x.shape, x.dtype, x.requires_grad, learned[0], residual is not None and (residual.shape, residual.dtype)
     key = *form, options, *shapes, torch.get_num_threads(), PLANNER.generation
     found = _steps.get(key)
     if found is None:
@@ -100,14 +106,14 @@ def _step_of(layer: Any, x: Tensor, parameters: list[Tensor | None]) -> Prepared
             _steps.clear()
         _steps[key] = SEEN
     elif found is SEEN:
-        _steps[key] = found = _prepared(layer, x, prepared.make_whole(parameters))
+        _steps[key] = found = _prepared(layer, x, residual, prepared.make_whole(parameters))
     if type(found) is not PreparedStep:
         return None
     prepared.make_whole(parameters)
     return found
 
 
-def _prepared(layer: Any, x: Tensor, parameters: Sequence[Any]) -> PreparedStep | str:
+def _prepared(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]) -> PreparedStep | str:
     """The fastest method; `UNFIT` if the usual path is fastest or required, `SEEN` if the fastest is not known yet."""
     chain, activations = layer.chain, (layer.between, layer.activation)
     is_usual = layer.precision in (None, dtype_name(x.dtype)) and layer.out_layout is None and layer.fuse != "yes"
@@ -118,54 +124,92 @@ def _prepared(layer: Any, x: Tensor, parameters: Sequence[Any]) -> PreparedStep 
     if x.dtype.is_complex or not has_kernels(x.device) or is_recomputed(layer.intermediates, chain, activations):
         return UNFIT
     try:
-        layer._y_shape(x)
+        layer._checked_y_shape(x, residual)
+        if residual is not None and residual.dtype != x.dtype:
+            return UNFIT
         if parameters[0] is not None and parameters[0].shape != (layer.out_features,):
             return UNFIT
-        return by_kernels(lambda: _fastest(layer, x, parameters)) or SEEN
+        return by_kernels(lambda: _fastest(layer, x, residual, parameters)) or SEEN
     except (KsgenError, NotPreparedError):
         return UNFIT
 
 
-def _fastest(layer: Any, x: Tensor, parameters: Sequence[Any]) -> PreparedStep | str:
+def _fastest(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]) -> PreparedStep | str:
     """Time the methods, and return the fastest; `UNFIT` if that is the usual path."""
     kind = "step" if x.requires_grad else "first step"
-    job = job_of(
-        kind, prepared.shapes_of(layer), x.dtype, layer.layout, layer.activation, parameters[0] is not None, False,
-        layer.between,
-    ), size_of(x.numel() // layer.in_features)  # fmt: skip
+    job: tuple[Hashable, ...] = job_of(
+        kind, prepared.shapes_of(layer), x.dtype, layer.layout, layer.activation, parameters[0] is not None,
+        residual is not None, layer.between,
+    ), size_of(x.numel() // layer.in_features), *ties_of(layer)  # fmt: skip
     methods: dict[str, Method] = {"each": _by_the_usual_path}
+    factors = _factors(layer, x, residual, parameters[0])
     if layer.backend == "auto":
-        methods["bmm"] = _by_pytorch
+        methods["bmm"] = partial(_by_pytorch, factors)
     is_plain = layer.between == layer.activation == "none"
-    if is_plain and (job, PLANNER.generation) not in _refused:
+    lasts = {
+        "ksgen": None,
+        "swapped": swapped(layer.chain, factors[-1], parameters[0] is not None),
+    }
+    for each, last in lasts.items():
+        if not is_plain or (last is None and each == "swapped") or (job, each, PLANNER.generation) in _refused:
+            continue
         try:
-            methods["ksgen"] = Trained(layer, x, parameters)
+            methods[each] = Trained(layer, x, residual, parameters, last)
         except ToolchainError:
-            _refused.add((job, PLANNER.generation))
+            _refused.add((job, each, PLANNER.generation))
         except (DeviceError, NotPreparedError, PatternError):
             pass
-    given = x, *parameters
+    given = x, residual, *parameters
     timed = {name: partial(ops._step, partial(method, layer), given) for name, method in methods.items()}
     name = faster((*job, *methods), timed)
-    trained = methods.get("ksgen")
-    if name == "each" and trained is None:
+    by_launches = [each for each in (methods[name], *methods.values()) if isinstance(each, Trained)]
+    if name == "each" and not by_launches:
         return UNFIT
-    return PreparedStep(methods[name], trained if isinstance(trained, Trained) and trained.launches else None)
+    return PreparedStep(methods[name], by_launches[0] if by_launches else None)
 
 
-def _by_the_usual_path(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
-    y: Tensor = layer._multiply(x, list(weights), bias, None, layer.activation)
+def _by_the_usual_path(layer: Any, x: Tensor, residual: Tensor | None, bias: Tensor | None, *weights: Tensor) -> Tensor:
+    ties = ties_of(layer)
+    whole = prepared.make_whole(views_of(weights, ties)) if ties else list(weights)
+    y: Tensor = layer._multiply(x, whole, bias, residual, layer.activation)
     return y
 
 
-def _by_pytorch(layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
-    layout, last = layer.layout, len(weights) - 1
-    is_matrix, exchanges = x.dim() == 2, layer._exchanges or (None,) * len(weights)
+def _by_pytorch(
+    factors: Sequence[Factor], layer: Any, x: Tensor, residual: Tensor | None, bias: Tensor | None, *weights: Tensor
+) -> Tensor:
+    is_matrix = x.dim() == 2
     rows = x if is_matrix else layer._as_matrix(x)
-    for number, (each, exchange) in enumerate(zip(weights, exchanges, strict=True)):
-        others = (bias, None, layout, layer.activation) if number == last else (None, None, layout, layer.between)
-        rows = ops.multiply_by_pytorch(rows, each, *others, exchange)
-    return rows if is_matrix else ops.shaped(rows, layer._y_shape(x), layer.activation)
+    y = _by_operators(layer.layout, factors, (rows, bias, *weights), (layer.between, layer.activation))
+    y = y if is_matrix else ops.shaped(y, layer._y_shape(x), layer.activation)
+    return y if residual is None else y + residual
+
+
+def _factors(layer: Any, x: Tensor, residual: Tensor | None, bias: Tensor | None) -> tuple[Factor, ...]:
+    batch = x.numel() // layer.in_features
+    return factors_of(layer.chain, ties_of(layer), layer.layout, batch, (bias is not None, residual is not None))
+
+
+def _by_operators(
+    layout: str, factors: Sequence[Factor], given: Sequence[Any], activations: tuple[str, str] = ("none", "none")
+) -> Tensor:
+    """Multiply by PyTorch's own operators, which autograd differentiates.
+
+    `given`: x as a matrix, the bias and the weights. `activations`: those between factors, and after the last one.
+    """
+    (x, bias, *weights), last = given, len(factors) - 1
+    for number, (factor, each) in enumerate(zip(factors, weights, strict=True)):
+        added, activation = (bias, activations[1]) if number == last else (None, activations[0])
+        if factor.is_folded:  # a bias then follows in the single row of the whole factor
+            product = ops.multiply_by_pytorch(factor.x(x), each, None, None, factor.layout, "none")
+            x = ACTIVATIONS[activation].apply(product if added is None else product + factor.y(added))
+        else:
+            whole = factor.weights(each)
+            x = ops.multiply_by_pytorch(factor.x(x), whole, added, None, layout, activation, factor.exchange)
+    if not factors[-1].is_folded:
+        return x
+    batch = given[0].shape[0 if layout == "bsf" else 1]
+    return ops.shaped(x, (batch, -1) if layout == "bsf" else (-1, batch), activation)
 
 
 class Trained:
@@ -176,29 +220,42 @@ class Trained:
     It holds no array.
     """
 
-    def __init__(self, layer: Any, x: Tensor, parameters: Sequence[Any]) -> None:
-        self.layout, self.exchanges = layer.layout, layer._exchanges or (None,) * len(layer.chain)
-        *before, last = layer.chain
-        self.factors = [launcher(*pattern_as_list(each)) for each in layer.chain]
-        self._adjoints = Chain((*before, replace(last, store=""))).transpose.factors[::-1]
+    def __init__(
+        self, layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any], last: Factor | None = None
+    ) -> None:
+        """`last`: the swapped last factor, if the launches multiply by that."""
+        self.layout, self.factors = layer.layout, _factors(layer, x, residual, parameters[0])
+        self._has_residual = residual is not None
+        self._launched = self.factors if last is None else (*self.factors[:-1], last)
+        *before, stored = layer.chain
+        natural = Chain((*before, replace(stored, store="")))
+        self._adjoints = [
+            each.pattern.transpose if each.is_folded or each.is_swapped else adjoint
+            for each, adjoint in zip(self._launched, natural.transpose.factors[::-1], strict=True)
+        ]
         rows = layer._as_matrix(x.detach()).contiguous()
         batch = rows.shape[0 if self.layout == "bsf" else 1]
         with torch.no_grad():
-            self._outputs = [rows.new_empty(y_shape(each.pattern, self.layout, batch)) for each in self.factors]
-            self._forward = _Launches(self._calls_forward(rows, parameters))
-            self._backward = _Launches(self._calls_backward(rows, parameters, x.requires_grad))
-        # the backward launches read the gradient of y in the order (i, k, j): this copies it
-        self._of_y = exchange_of(last.transpose)
-        # both directions as a replay launches them, which copies no gradient
-        is_copied = self._of_y is not None and self._of_y.inputs is not None
-        self.launches = [] if is_copied else [self._forward.launches, self._backward.launches]
+            pairs = zip(self.factors, parameters[1:], strict=True)
+            weights = [given.new_empty(each.whole) if each.whole else given for each, given in pairs]
+            self._outputs = [rows.new_empty(y_shape(each, self.layout, batch)) for each in layer.chain]
+            self._forward = _launches(self._calls_forward(rows, parameters[0], weights))
+            self._backward = _launches(self._calls_backward(rows, weights, x.requires_grad))
+        # the backward launches read the gradient of y in another order: shape and axes of a copy; empty without one
+        self.order = order_of((of_y := exchange_of(stored.transpose)) and of_y.inputs, self.layout, batch)
+        if last is not None:
+            self.order = (batch, stored.d, stored.b), (2, 0, 1)
+        # both directions as a replay launches them
+        self.launches = self._forward.launches, self._backward.launches
         self.shapes = [each.shape for each in self._outputs]
         self._outputs = []  # only the preparation needs arrays
 
-    def __call__(self, layer: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
+    def __call__(self, layer: Any, x: Tensor, residual: Tensor | None, bias: Tensor | None, *weights: Tensor) -> Tensor:
         is_matrix = x.dim() == 2
         rows = x if is_matrix else layer._as_matrix(x)
-        y: Tensor = _TrainedProduct.apply(self, rows.contiguous(), bias, *weights)
+        whole = [each.weights(given) for each, given in zip(self.factors, weights, strict=True)]
+        added = None if residual is None else layer._as_matrix(residual).contiguous()
+        y: Tensor = _TrainedProduct.apply(self, rows.contiguous(), bias, added, *whole)
         return y if is_matrix else ops.shaped(y, layer._y_shape(x), layer.activation)
 
     def _bound(self, prepare: Callable[..., Call | None], *arguments: Any, **options: Any) -> Call:
@@ -207,56 +264,75 @@ class Trained:
             raise NotPreparedError
         return call
 
-    def _calls_forward(self, x: Tensor, parameters: Sequence[Any]) -> "_Calls":
-        """Prepare the calls. Arrays are numbered: x, the bias, the weights of each factor, each factor's output."""
-        bias, *weights = parameters
-        calls, last = _Calls(2 + 2 * len(weights)), len(weights) - 1
-        for number, (factor, each, y) in enumerate(zip(self.factors, weights, self._outputs, strict=True)):
-            options: dict[str, Any] = {"layout": self.layout, "out": y, "bias": bias if number == last else None}
-            call = self._bound(factor.prepare, x, each, **options)
-            if number < last:
+    def _calls_forward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor]) -> "_Calls":
+        """Prepare the calls.
+
+        Arrays are numbered: x, the bias, the weights of each factor, each factor's output, and the residual.
+        """
+        count = len(weights)
+        calls, x_number = _Calls(2 + 2 * count + self._has_residual), 0
+        for number, (factor, each, y) in enumerate(zip(self._launched, weights, self._outputs, strict=True)):
+            first, second = _operands(factor, (x, x_number), (each, 2 + number))
+            options, places = dict[str, Any](layout=factor.layout, out=factor.out(y)), {"x": first.number}
+            is_last, y_number = number + 1 == count, 2 + count + number
+            if is_last and self._has_residual:
+                options["residual"], places["residual"] = factor.out(torch.empty_like(y)), 2 + 2 * count
+            if is_last and bias is not None:
+                name = "residual" if factor.is_folded else "bias"
+                options[name], places[name] = factor.out(bias) if factor.is_folded else bias, 1
+            if factor.is_swapped:
+                chain = chain_launcher((factor.pattern.shape,), "none", "yes")
+                call = self._bound(chain.prepare, first.array, [second.array], out_layout="bsl", **options)
+            else:
+                call = self._bound(_launcher(factor.pattern).prepare, first.array, second.array, **options)
+            if not is_last:
                 call.keep_output()
-            y_number = 2 + len(weights) + number
-            places = {"x": y_number - 1 if number else 0, "bias": 1, call.plan.result: y_number}
-            calls.add(Bound(call, (), [2 + number]), places)
-            x = y
+            calls.add(Bound(call, (), [second.number]), places | {call.plan.result: y_number})
+            x, x_number = y, y_number
         return calls
 
-    def _calls_backward(self, x: Tensor, parameters: Sequence[Any], wants_x: bool) -> "_Calls":
+    def _calls_backward(self, x: Tensor, weights: Sequence[Tensor], wants_x: bool) -> "_Calls":
         """Prepare the calls, with arrays of the same shape in place of the gradients of each factor's X and Y.
 
         Arrays are numbered: each factor's input, the weights, the gradients of y, of the weights and of x.
         """
-        _, *weights = parameters
         inputs, count = [x, *self._outputs[:-1]], len(weights)
         calls, y_gradient, y_number = _Calls(3 * count + 2), self._outputs[-1], 2 * count
-        for number in reversed(range(count)):
-            pattern = replace(self.factors[number].pattern, store="")
-            gradient = x.new_empty(pattern.shape)
-            factor = launcher(*pattern_as_list(pattern))
-            call = factor._gradient_call(inputs[number], y_gradient, self.layout, gradient, None, None)
-            if not call.plan.device.shares_host:
-                raise NotPreparedError
-            calls.add(Bound(call, (), ()), {"x": number, "grad_y": y_number, call.plan.result: 2 * count + 1 + number})
-            if number or wants_x:
+        for number, factor in reversed(list(enumerate(self._launched))):
+            x_number = calls.scratch.add(inputs[number].nbytes) if number else 3 * count + 1 if wants_x else None
+            of_x, of_weights = (
+                (inputs[number], number, x_number),
+                (weights[number], count + number, 2 * count + 1 + number),
+            )
+            first, second = _operands(factor, of_x, of_weights)
+            of_y, layout = factor.y(y_gradient), factor.layout
+            if second.result is not None:
+                multiply, like = _launcher(replace(factor.pattern, store="")), torch.empty_like(second.array)
+                call = multiply._gradient_call(first.array, of_y, layout, like, None, None)
+                if not call.plan.device.shares_host:
+                    raise NotPreparedError
+                places = {"x": first.number, "grad_y": y_number, call.plan.result: second.result}
+                calls.add(Bound(call, (), ()), places)
+            if first.result is not None:
                 adjoint = self._adjoints[number]
-                call = self._bound(
-                    launcher(*pattern_as_list(adjoint)).prepare, y_gradient, x.new_empty(adjoint.shape),
-                    layout=self.layout, out=inputs[number],
-                )  # fmt: skip
+                stand_in, out = x.new_empty(adjoint.shape), torch.empty_like(first.array)
+                call = self._bound(_launcher(adjoint).prepare, of_y, stand_in, layout=layout, out=out)
                 if call.plan.adjoint_handle is None:
                     raise NotPreparedError
-                if number:
+                if number and not factor.is_swapped:
                     call.keep_output()
-                x_number = calls.scratch.add(inputs[number].nbytes) if number else 3 * count + 1
-                calls.add(Bound(call, (), [count + number], True), {"x": y_number, call.plan.result: x_number})
-                y_gradient, y_number = inputs[number], x_number
+                places = {"x": y_number, call.plan.result: first.result}
+                calls.add(Bound(call, (), [second.number], True), places)
+            y_gradient, y_number = inputs[number], x_number or 0
         return calls
 
-    def forward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor]) -> list[Tensor]:
+    def forward(
+        self, x: Tensor, bias: Tensor | None, residual: Tensor | None, weights: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Output of each factor."""
         ys = [x.new_empty(*shape) for shape in self.shapes]
-        self._forward([x, bias, *weights, *ys], x)
+        added = [] if residual is None else [residual]
+        self._forward.run(_addresses([x, bias, *weights, *ys, *added]), x)
         return ys
 
     def backward(
@@ -265,8 +341,9 @@ class Trained:
         """Gradients of x and of the weights."""
         found = [each.new_empty(*each.shape) for each in weights]
         of_x = inputs[0].new_empty(*inputs[0].shape) if wants_x else None
-        y_gradient = natural(y_gradient, self._of_y, self.layout).contiguous()
-        self._backward([*inputs, *weights, y_gradient, *found, of_x], y_gradient)
+        digits, axes = self.order
+        y_gradient = (y_gradient.reshape(digits).permute(axes) if axes else y_gradient).contiguous()
+        self._backward.run(_addresses([*inputs, *weights, y_gradient, *found, of_x]), y_gradient)
         return of_x, found
 
 
@@ -281,30 +358,42 @@ class _Calls:
         self.places.append(places)
 
 
-class _Launches:
-    """All launches of one direction by one call."""
+class _Operand(NamedTuple):
+    """Array of a call, its number, and the number of its gradient; None if that is not wanted."""
 
-    def __init__(self, calls: _Calls) -> None:
-        self._launch = repeat_calls(calls.bound, calls.places, calls.scratch)
-        *self._begins, self._bytes = calls.scratch.offsets()
+    array: Tensor
+    number: int
+    result: int | None = None
 
-    @property
-    def launches(self) -> replay.Launches:
-        return replay.Launches(self._launch, self._begins, self._bytes)
 
-    def __call__(self, arrays: Sequence[Tensor | None], like: Tensor) -> None:
-        given = [0 if each is None else each.data_ptr() for each in arrays]
-        memory = scratch_memory(like, self._bytes)
-        begin = memory.data_ptr()
-        self._launch([*given, *[begin + each for each in self._begins]])
+def _operands(factor: Factor, x: tuple[Any, ...], weights: tuple[Any, ...]) -> tuple[_Operand, _Operand]:
+    """What a factor's kernels take as x and as the weights, given the arrays and numbers of both."""
+    first, second = _Operand(*x), _Operand(*weights)
+    if factor.is_swapped:
+        first, second = second, first._replace(array=first.array.reshape(factor.pattern.shape))
+    return first._replace(array=factor.x(first.array)), second
+
+
+def _launches(calls: _Calls) -> Launches:
+    return Launches(calls.bound, calls.places, calls.scratch)
+
+
+def _launcher(pattern: Pattern) -> Launcher:
+    return launcher(*pattern_as_list(pattern))
+
+
+def _addresses(arrays: Sequence[Tensor | None]) -> list[int]:
+    return [0 if each is None else each.data_ptr() for each in arrays]
 
 
 class _TrainedProduct(torch.autograd.Function):
     """Product of all factors, whose intermediates are stored for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, trained: Trained, x: Tensor, bias: Tensor | None, *weights: Tensor) -> Tensor:
-        *intermediates, y = trained.forward(x, bias, weights)
+    def forward(
+        ctx: Any, trained: Trained, x: Tensor, bias: Tensor | None, residual: Tensor | None, *weights: Tensor
+    ) -> Tensor:
+        *intermediates, y = trained.forward(x, bias, residual, weights)
         ctx.trained, ctx.threads = trained, torch.get_num_threads()
         ctx.save_for_backward(x, bias, *weights, *intermediates)
         return y
@@ -315,26 +404,24 @@ class _TrainedProduct(torch.autograd.Function):
         x, bias, *others = ctx.saved_tensors
         count = len(trained.factors)
         weights, inputs = others[:count], [x, *others[count:]]
-        wants_x, wants_bias, *_ = wanted = ctx.needs_input_grad[1:]
+        _, wants_x, wants_bias, wants_residual, *wanted = ctx.needs_input_grad
+        of_residual = gradient if wants_residual else None
         is_usual = prepared.is_direct(gradient) and torch.get_num_threads() == ctx.threads
         if torch.is_grad_enabled() or not is_usual:
-            return None, *_by_autograd(trained.layout, trained.exchanges, (x, bias, *weights), gradient, wanted)
+            wanted = [wants_x, wants_bias, *wanted]
+            of_x, of_bias, *found = _by_autograd(trained, (x, bias, *weights), gradient, wanted)
+            return None, of_x, of_bias, of_residual, *found
         of_bias = gradient.sum(0 if trained.layout == "bsf" else 1) if wants_bias else None
         of_x, of_weights = trained.backward(inputs, weights, gradient, wants_x)
-        return None, of_x, of_bias, *of_weights
+        return None, of_x, of_bias, of_residual, *of_weights
 
 
 def _usual_gradients(
-    layout: str,
-    exchanges: Sequence[Exchange | None],
-    wanted: Sequence[bool],
-    gradient: Tensor,
-    x: Tensor,
-    *others: Tensor | None,
+    trained: Trained, wanted: Sequence[bool], gradient: Tensor, x: Tensor, *others: Tensor | None
 ) -> list[Tensor | None]:
     """Gradients of x, the bias and the weights for a replay, whose x and y have any number of dimensions."""
-    rows, of_rows = (_rows(each, layout) for each in (x, gradient))
-    of_x, *found = _by_autograd(layout, exchanges, (rows, *others), of_rows, wanted)
+    rows, of_rows = (_rows(each, trained.layout) for each in (x, gradient))
+    of_x, *found = _by_autograd(trained, (rows, *others), of_rows, wanted)
     return [None if of_x is None else of_x.reshape(x.shape), *found]
 
 
@@ -346,11 +433,7 @@ def _rows(tensor: Tensor, layout: str) -> Tensor:
 
 
 def _by_autograd(
-    layout: str,
-    exchanges: Sequence[Exchange | None],
-    given: Sequence[Tensor | None],
-    gradient: Tensor,
-    wanted: Sequence[bool],
+    trained: Trained, given: Sequence[Tensor | None], gradient: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """Gradients by PyTorch's own operators: for second derivatives, batches of gradients and other thread counts."""
     is_recorded = torch.is_grad_enabled()
@@ -358,10 +441,7 @@ def _by_autograd(
         if not is_recorded:
             pairs = zip(given, wanted, strict=True)
             given = [None if each is None else each.detach().requires_grad_(wants) for each, wants in pairs]
-        y, bias, *weights = given
-        for number, (each, exchange) in enumerate(zip(weights, exchanges, strict=True), 1):
-            added = bias if number == len(weights) else None
-            y = ops.multiply_by_pytorch(y, each, added, None, layout, "none", exchange)
+        y = _by_operators(trained.layout, trained.factors, given)
         sources = [each for each, wants in zip(given, wanted, strict=True) if wants]
         found = iter(torch.autograd.grad(y, sources, gradient, create_graph=is_recorded))
     return [next(found) if wants else None for wants in wanted]

@@ -306,17 +306,62 @@ def test_layers_that_share_one_list_share_its_copy() -> None:
 @pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize("backend", ["auto", "ksgen", "strided"])
 def test_a_call_repeats_each_slice_once(is_trained: bool, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the search for a prepared call nor its preparation repeats it again."""
+    """Neither the search for a prepared call nor its preparation repeats it again.
+
+    A prepared step multiplies more rows by the slice of the first factor. Other prepared calls read both slices.
+    """
     layer, x = drawn(backend=backend).train(is_trained).build(7), torch.randn(7, 24)
+    monkeypatch.setattr(trained, "faster", lambda job, ways: "ksgen")
+    monkeypatch.setattr(prepared, "faster", lambda job, ways: "slices" if "slices" in ways else next(iter(ways)))
     prepared._calls.clear(), trained._steps.clear()
     found = repetitions(monkeypatch)
     with torch.set_grad_enabled(is_trained):
-        for _ in range(5):
+        for number in range(5):
             layer(x)
-            assert len(found) == 2
+            is_prepared = backend != "strided" and number > (0 if is_trained else 1)
+            assert len(found) == (int(is_trained) if is_prepared else 2)
             found.clear()
     known = (trained._steps if is_trained else prepared._calls).values()
     assert all(each is not prepared.SEEN for each in known)
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize(
+    ("structure", "options", "adds"),
+    [
+        (B_FIRST, {"activation": "gelu"}, False),
+        (A_FIRST, {"bias": False, "activation": "gelu"}, True),
+        (B_FIRST, {"between": "relu"}, True),
+    ],
+    ids=["bias", "residual", "both"],
+)
+def test_calls_without_gradients_multiply_by_the_slices(
+    structure: Any, options: Any, adds: bool, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Untied layers of the same shapes have prepared calls of their own."""
+    monkeypatch.setattr(prepared, "_calls", {})
+    layer = drawn(structure, backend="ksgen", layout=layout, **options)
+    plain = untied(copy.deepcopy(layer))
+
+    def check(each: KSLinear, *given: Tensor) -> None:
+        truth = copy.deepcopy(each).double()
+        truth.backend = "einsum"
+        for _ in range(3):
+            wanted = truth(*[array.double() for array in given])
+            torch.testing.assert_close(each(*given).double(), wanted, rtol=1e-4, atol=1e-4)
+
+    for rows in (1, 3):
+        shapes = [(rows, features) if layout == "bsf" else (features, rows) for features in (24, 20)]
+        x, residual = map(torch.randn, shapes)
+        given = (x, residual) if adds else (x,)
+        with torch.no_grad():
+            check(layer, *given)
+            for each in plain.weights:  # no slices are equal any longer
+                each[1:] *= 2
+                each[..., 1:] *= 2
+            check(plain, *given)
+    calls = [each for each in prepared._calls.values() if isinstance(each, prepared.Prepared)]
+    assert {each.reads_slices for each in calls} == {True, False}
 
 
 def test_slices_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,8 +140,8 @@ def test_what_the_next_launch_reads_stays_in_the_caches(monkeypatch: pytest.Monk
         y = layer(x.requires_grad_())
     y.sum().backward()
     (step,) = [each.run for each in trained._steps.values() if isinstance(each, trained.PreparedStep)]
-    assert streams(step._forward._launch) == [False, True]
-    assert streams(step._backward._launch)[-2:] == [False, True]
+    assert streams(step._forward.launch) == [False, True]
+    assert streams(step._backward.launch)[-2:] == [False, True]
     wanted = x.detach().double().t() @ layer.to_dense().double().t()
     torch.testing.assert_close(y.double().t(), wanted, atol=1e-4, rtol=1e-4)
 

@@ -21,15 +21,18 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.nn.utils import parametrize, prune  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from ksgen import structures  # noqa: E402
 from ksgen.build import background  # noqa: E402
 from ksgen.build.background import PendingError  # noqa: E402
 from ksgen.devices.threads import AGAIN, MOST_LATE, ThreadsByTime  # noqa: E402
 from ksgen.errors import LaunchError, ToolchainError  # noqa: E402
+from ksgen.pattern import Chain  # noqa: E402
 from ksgen.torch import KSLinear, KSSum  # noqa: E402
 from ksgen.torch.layer import sum as ksgen_sum  # noqa: E402
 from ksgen.torch.layer.tied import Tied  # noqa: E402
 from ksgen.torch.operators import prepared, replay, trained  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
+from ksgen.torch.operators.factors import factors_of, swapped  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="replays are for kernels on the processor"),
@@ -83,10 +86,10 @@ def x_of(layer: KSLinear, *shape: int, **options: Any) -> Any:
     return torch.randn(*features, **options)
 
 
-def step(layer: KSLinear, x: Any) -> tuple[Any, ...]:
-    """Output, and the gradients of x and of all parameters that have one."""
-    y = layer(x)
-    sources = [each for each in (x, *layer.parameters()) if each.requires_grad]
+def step(layer: Any, x: Any, *residual: Any) -> tuple[Any, ...]:
+    """Output, and the gradients of x, of the residual and of all parameters that have one."""
+    y = layer(x, *residual)
+    sources = [each for each in (x, *residual, *layer.parameters()) if each.requires_grad]
     gradient = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
     return y.detach(), *torch.autograd.grad(y, sources, gradient)
 
@@ -563,26 +566,281 @@ def test_the_extension_is_compiled_at_once_for_a_benchmark(monkeypatch: pytest.M
     assert len(given_way) == 1
 
 
-def test_steps_with_exchanged_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay copies no gradient, so it repeats steps whose y is in the natural order only."""
+@pytest.fixture
+def by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are the fastest method of training steps."""
     monkeypatch.setattr(trained, "faster", lambda job, ways: "ksgen" if "ksgen" in ways else "each")
     monkeypatch.setattr(trained, "_steps", {})
-    for chain, is_replayed in (
-        (["4,8,16,1@k.i", "1,24,32,1"], True),
-        (["l.i@4,8,16,1"], True),
-        (["4,8,16,1@k.i"], False),
+
+
+def is_as_dense(layer: Any, found: tuple[Any, ...], x: Any, *residual: Any) -> bool:
+    """Whether the outputs and gradients of a step are those of the dense matrix in float64."""
+    usual = copy.deepcopy(layer).double()
+    first = usual[0] if isinstance(usual, KSSum) else usual
+    wide, *added = [each.detach().double().requires_grad_(each.requires_grad) for each in (x, *residual)]
+    y = torch.tensordot(usual.to_dense(), wide if first.layout == "bsl" else wide.movedim(-1, 0), 1)
+    y = y if first.bias is None else y + first.bias.view(-1, *[1] * (y.dim() - 1))
+    y = y if first.layout == "bsl" else y.movedim(0, -1)
+    y = sum(added, y)
+    sources = [each for each in (wide, *added, *usual.parameters()) if each.requires_grad]
+    gradient = torch.linspace(-1, 1, y.numel(), dtype=x.dtype).view(y.shape).double()
+    wanted = y.detach(), *torch.autograd.grad(y, sources, gradient)
+    bound = 0.03 if x.dtype is torch.bfloat16 else 1e-5
+    norms = [((one.double() - other).norm(), other.norm()) for one, other in zip(found, wanted, strict=True)]
+    return all(float(error) <= bound * float(norm) for error, norm in norms)
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        ["4,8,16,1@k.i", "1,24,32,1"],
+        ["l.i@4,8,16,1"],
+        ["4,8,16,1@k.i"],
+        ["1,8,16,4@j.k"],
+        ["2,8,16,2", "4,6,8,1@k1:2.i.k2"],
+    ],
+)
+def test_steps_with_exchanged_features(chain: list[str], dtype: Any, layout: str, by_kernels: None) -> None:
+    """The gradient of an exchanged y is copied into the order that kernels read; the bias has the order of y."""
+    for shape, bias in (((1,), True), ((4,), True), ((2, 3), False)):
+        layer = layer_of(chain, bias=bias, layout=layout, dtype=dtype)
+        x = x_of(layer, *shape, dtype=dtype, requires_grad=True)
+        wanted = warmed(layer, lambda layer=layer, x=x: step(layer, x))
+        found = replayed(layer, lambda layer=layer, x=x: step(layer, x))
+        assert same(found, wanted)
+        assert is_as_dense(layer, found, x)
+
+
+def test_further_derivatives_of_exchanged_features(by_kernels: None) -> None:
+    layer = layer_of(["4,8,16,1@k.i"])
+    x = x_of(layer, 4, requires_grad=True)
+    warmed(layer, lambda: step(layer, x))
+    usual = layer_of(["4,8,16,1@k.i"], backend="einsum")
+    (first,) = torch.autograd.grad(replayed(layer, lambda: layer(x)).square().sum(), x, create_graph=True)
+    (its,) = torch.autograd.grad(usual(x).square().sum(), x, create_graph=True)
+    torch.testing.assert_close(first, its, atol=1e-3, rtol=1e-3)
+    found = torch.autograd.grad(first.square().sum(), layer.weights[0])
+    wanted = torch.autograd.grad(its.square().sum(), usual.weights[0])
+    torch.testing.assert_close(found, wanted, atol=1e-1, rtol=1e-3)
+    for gradient in (torch.ones(1).expand(4, 32), torch.randn(32, 4).t()):
+        found = torch.autograd.grad(replayed(layer, lambda: layer(x)), x, gradient)
+        torch.testing.assert_close(found, torch.autograd.grad(usual(x), x, gradient), atol=1e-4, rtol=1e-4)
+
+
+def tied_layer(**options: Any) -> KSLinear:
+    """(3 x 5) times (8 x 4) of a Kronecker product: along a and along d, the weights of a factor are equal."""
+    torch.manual_seed(0)
+    return KSLinear.from_structure(structures.kronecker(24, 20, (5, 3)), **({"backend": "ksgen"} | options))
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "bias"), [((1,), False), ((1,), True), ((3,), False), ((3,), True), ((2, 5), False)])
+def test_tied_weights(shape: tuple[int, ...], bias: bool, dtype: Any, layout: str, by_kernels: None) -> None:
+    """Steps multiply by the slices, or repeat them; calls without gradients repeat them."""
+    layer = tied_layer(layout=layout, dtype=dtype, bias=bias)
+    for x in (x_of(layer, *shape, dtype=dtype), x_of(layer, *shape, dtype=dtype, requires_grad=True)):
+        wanted = warmed(layer, lambda x=x: step(layer, x))
+        found = replayed(layer, lambda x=x: step(layer, x))
+        assert same(found, wanted)
+        assert is_as_dense(layer, found, x)
+    with torch.no_grad():
+        wanted = warmed(layer, lambda: layer(x))
+        assert same([replayed(layer, lambda: layer(x))], [wanted])
+        torch.testing.assert_close(wanted, found[0], atol=0.05 if dtype is torch.bfloat16 else 1e-5, rtol=0.02)
+        layer.eval().freeze()
+        wanted = warmed(layer, lambda: layer(x))
+        assert same([replayed(layer, lambda: layer(x))], [wanted])
+
+
+def first_tie(layer: Any) -> Any:
+    return layer.weights.parametrizations["0"]
+
+
+TIE_CHANGES: dict[str, Callable[[Any], Any]] = {
+    "slice written": lambda layer: first_tie(layer).original.data.mul_(2),
+    "slice replaced": lambda layer: setattr(first_tie(layer), "original", nn.Parameter(torch.randn(1, 4, 8, 1))),
+    "slice kept": lambda layer: first_tie(layer).original.requires_grad_(False),
+    "untied": lambda layer: parametrize.remove_parametrizations(layer.weights, "0"),
+    "doubled": lambda layer: parametrize.register_parametrization(layer.weights, "0", Doubled()),
+    "loaded": lambda layer: layer.load_state_dict({name: 2 * each for name, each in layer.state_dict().items()}),
+    "moved": lambda layer: layer.double().float(),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("change", TIE_CHANGES)
+def test_changes_of_tied_weights_take_effect(change: str, training: bool, by_kernels: None) -> None:
+    layer = tied_layer()
+    x = x_of(layer, 3, requires_grad=training)
+    with torch.set_grad_enabled(training):
+        call = (lambda: step(layer, x)) if training else (lambda: (layer(x),))
+        warmed(layer, call)
+        replayed(layer, call)
+        TIE_CHANGES[change](layer)
+        found = call()
+    assert is_as_dense(layer, found, x) if training else torch.allclose(found[0], x @ layer.to_dense().t() + layer.bias)
+
+
+@pytest.mark.filterwarnings("ignore:KSLinear")
+@pytest.mark.parametrize("change", ["slice replaced", "untied", "loaded", "moved"])
+def test_frozen_tied_weights_notice_changes(change: str) -> None:
+    layer = tied_layer().eval().freeze()
+    x = x_of(layer, 3)
+    with torch.no_grad():
+        warmed(layer, lambda: layer(x))
+        replayed(layer, lambda: layer(x))
+        TIE_CHANGES[change](layer)
+        torch.testing.assert_close(layer(x), x @ layer.to_dense().t() + layer.bias)
+
+
+def test_a_tie_that_changes_takes_effect(by_kernels: None) -> None:
+    """A new tie of the same slice, and another parametrization that reads the same list."""
+    layer = layer_of(["4,4,4,4"], bias=False)
+    parametrize.register_parametrization(layer.weights, "0", Tied(0, 4))
+    x = x_of(layer, 1, requires_grad=True)
+    for tie in (Tied(0, 4), Tied(3, 4)):
+        warmed(layer, lambda: step(layer, x))
+        replayed(layer, lambda: step(layer, x))
+        part = torch.randn(*[1 if axis == tie.axis else 4 for axis in range(4)])
+        first_tie(layer)._modules["0"] = tie
+        first_tie(layer)._parameters["original"] = nn.Parameter(part)
+        assert is_as_dense(layer, step(layer, x), x)
+
+
+def test_equal_slices_with_other_ties_have_steps_of_their_own(by_kernels: None) -> None:
+    for pattern, axis in (("4,6,8,1", 0), ("1,6,8,4", 3)):
+        layer = layer_of([pattern], bias=False)
+        parametrize.register_parametrization(layer.weights, "0", Tied(axis, 4))
+        x = x_of(layer, 1, requires_grad=True)
+        wanted = warmed(layer, lambda layer=layer, x=x: step(layer, x))
+        assert same(replayed(layer, lambda layer=layer, x=x: step(layer, x)), wanted)
+        assert is_as_dense(layer, wanted, x)
+
+
+def test_further_derivatives_of_tied_weights(by_kernels: None) -> None:
+    for rows in (1, 3):
+        layer = tied_layer()
+        x = x_of(layer, rows, requires_grad=True)
+        warmed(layer, lambda layer=layer, x=x: step(layer, x))
+        y = replayed(layer, lambda layer=layer, x=x: layer(x))
+        parts = list(layer.weights.parameters())
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        usual = x @ layer.to_dense().t() + layer.bias
+        (wanted,) = torch.autograd.grad(usual.square().sum(), x, create_graph=True)
+        torch.testing.assert_close(first, wanted, atol=1e-3, rtol=1e-3)
+        found = torch.autograd.grad(first.square().sum(), [x, *parts])
+        torch.testing.assert_close(found, torch.autograd.grad(wanted.square().sum(), [x, *parts]), atol=1e-2, rtol=1e-3)
+        several = torch.randn(3, *y.shape)
+        (found,) = torch.autograd.grad(layer(x), x, several, is_grads_batched=True)
+        torch.testing.assert_close(found, several @ layer.to_dense().detach(), atol=1e-4, rtol=1e-4)
+        y = replayed(layer, lambda layer=layer, x=x: layer(x))
+        with torch.no_grad():
+            parts[1].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 3)])
+def test_steps_with_a_residual(shape: tuple[int, ...], layout: str, by_kernels: None) -> None:
+    """Kernels add it, and its gradient is that of y. Each combination of gradients is a case of its own."""
+    for layer in (
+        layer_of(layout=layout),
+        layer_of(["4,8,16,1@k.i"], layout=layout, bias=False),
+        tied_layer(layout=layout),
+        tied_layer(layout=layout, bias=False),
     ):
-        layer = layer_of(chain)
-        x = x_of(layer, 4, requires_grad=True)
-        wanted, *_ = [step(layer, x) for _ in range(4)]
-        assert ("_replay" in vars(layer)) == is_replayed
-        torch.testing.assert_close(step(layer, x), wanted, atol=1e-4, rtol=1e-4)
-        usual = layer_of(chain, backend="einsum")
-        torch.testing.assert_close(step(usual, x), wanted, atol=1e-4, rtol=1e-4)
-        if is_replayed:
-            (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-            (its,) = torch.autograd.grad(usual(x).square().sum(), x, create_graph=True)
-            torch.testing.assert_close(first, its, atol=1e-3, rtol=1e-3)
+        x = x_of(layer, *shape, requires_grad=True)
+        residual = torch.randn(layer._y_shape(x))
+        for wants in (True, False):
+            residual.requires_grad_(wants)
+            before = taken(layer)
+            first = step(layer, x, residual)
+            assert taken(layer) == before
+            wanted = warmed(layer, lambda layer=layer, x=x, residual=residual: step(layer, x, residual))
+            found = replayed(layer, lambda layer=layer, x=x, residual=residual: step(layer, x, residual))
+            assert same(found, wanted)
+            assert is_as_dense(layer, first, x, residual)
+            assert is_as_dense(layer, found, x, residual)
+        assert is_as_dense(layer, step(layer, x), x)
+
+
+def test_further_derivatives_with_a_residual(by_kernels: None) -> None:
+    layer = layer_of()
+    x, residual = x_of(layer, 4, requires_grad=True), torch.randn(4, 24, requires_grad=True)
+    warmed(layer, lambda: step(layer, x, residual))
+    usual = x @ layer.to_dense().t() + layer.bias + residual
+    y = replayed(layer, lambda: layer(x, residual))
+    firsts = [torch.autograd.grad(each.square().sum(), [x, residual], create_graph=True) for each in (y, usual)]
+    torch.testing.assert_close(*firsts, atol=1e-3, rtol=1e-3)
+    found, wanted = [torch.autograd.grad((one**2).sum() + (two**2).sum(), [x, residual]) for one, two in firsts]
+    torch.testing.assert_close(found, wanted, atol=1e-2, rtol=1e-3)
+    y = replayed(layer, lambda: layer(x, residual))
+    with torch.no_grad():
+        residual.mul_(2)  # no gradient reads it
+    y.sum().backward()
+    torch.testing.assert_close(residual.grad, torch.ones(4, 24))
+
+
+@pytest.mark.parametrize(
+    ("chain", "dtype"),
+    [
+        (["1,8,16,4@j.k"], torch.float32),
+        (["1,24,64,1"], torch.bfloat16),
+        (["4,16,16,1", "1,72,64,1"], torch.float32),
+    ],
+)
+def test_steps_whose_x_is_packed(chain: list[str], dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of x multiply the weights of the last factor, so that those are not packed."""
+    monkeypatch.setattr(trained, "faster", lambda job, ways: "swapped" if "swapped" in ways else "each")
+    monkeypatch.setattr(trained, "_steps", {})
+    for layout, shape, wants_x in (("bsf", (5,), True), ("bsf", (2, 4), False), ("bsl", (1,), True)):
+        layer = layer_of(chain, bias=False, layout=layout, dtype=dtype)
+        x = x_of(layer, *shape, dtype=dtype, requires_grad=wants_x)
+        residual = torch.randn(layer._y_shape(x), dtype=dtype, requires_grad=True)
+        for more in ((), (residual,)):
+            trained._steps.clear()
+            wanted = warmed(layer, lambda layer=layer, x=x, more=more: step(layer, x, *more))
+            (prepared_step,) = trained._steps.values()
+            assert prepared_step.run._launched[-1].is_swapped
+            found = replayed(layer, lambda layer=layer, x=x, more=more: step(layer, x, *more))
+            assert same(found, wanted)
+            assert is_as_dense(layer, found, x, *more)
+
+
+def test_x_is_packed_only_where_kernels_can_write_y() -> None:
+    """Kernels write the rows of such a y in the order (j, k)."""
+    for chain, layout, rows, bias in (
+        (["1,8,16,4"], "bsf", 5, False),
+        (["1,8,16,4@j.k"], "bsl", 5, False),
+        (["1,8,16,4@j.k"], "bsf", 5, True),
+        (["1,8,16,4@j.k"], "bsf", 9, False),
+        (["2,8,16,1"], "bsf", 5, False),
+        (["l.i@4,16,4,1", "1,8,64,1"], "bsf", 5, False),
+    ):
+        last = factors_of(Chain(tuple(chain)), (), layout, rows, (bias, False))[-1]
+        assert swapped(Chain(tuple(chain)), last, bias) is None
+    (only,) = factors_of(Chain(("1,8,16,4@j.k",)), (), "bsf", 5, (False, False))
+    assert swapped(Chain(("1,8,16,4@j.k",)), only, False) is not None
+
+
+def test_sums_in_training(by_kernels: None) -> None:
+    """Each layer adds the earlier ones inside its kernels, and a replay repeats its step."""
+    torch.manual_seed(0)
+    total = KSSum.from_structures(structures.dyad(64, 32, blocks=4), backend="ksgen")
+    x = torch.randn(5, 64, requires_grad=True)
+    residual = torch.randn(5, 32, requires_grad=True)
+    for more in ((), (residual,)):
+        wanted = [step(total, x, *more) for _ in range(4)][-1]
+        for each in total:
+            vars(each)["_replay"] = Counted(getattr(vars(each)["_replay"], "made", vars(each)["_replay"]))
+        found = step(total, x, *more)
+        assert [taken(each) for each in total] == [1, 1]
+        assert same(found, wanted)
+        assert is_as_dense(total, found, x, *more)
 
 
 def test_small_sums_are_replayed_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -611,6 +869,11 @@ def test_small_sums_are_replayed_by_layer(monkeypatch: pytest.MonkeyPatch) -> No
     assert not any("_replay" in vars(each) for each in layers), "its partial sum would leave the caches"
     tied, layers = total_of(tie=True)
     called(tied)
+    assert all("_replay" in vars(each) for each in layers)
+    with monkeypatch.context() as patched:
+        patched.setattr(replay, "may_repeat", lambda layer: layer.bias is not None)
+        partly, layers = total_of()
+        called(partly)
     assert not any("_replay" in vars(each) for each in layers), "one of them cannot be replayed"
     monkeypatch.setattr(ksgen_sum, "may_defer", lambda: False)
     fixed, layers = total_of()
