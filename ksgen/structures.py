@@ -2,13 +2,14 @@
 
 A structure assigns each parameter of its authors' layer to a factor of its chain. So checkpoints of such layers become
 weights of launchers and of `KSLinear`, and back. Entries are only reordered, and repeated where a factor's weights are
-tied. GSOFT's parameters become rotations. A sum of chains is a tuple of structures, one per summand.
+tied. The parameters of GSOFT, and of PEFT's OFT and BOFT, become rotations. A sum of chains is a tuple of structures,
+one per summand.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import isqrt, sqrt
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ __all__ = [
     "block_dense",
     "boft",
     "btt",
+    "butterfly",
     "dyad",
     "gralora",
     "gs",
@@ -40,17 +42,25 @@ _ROUNDED = 0.02  # difference of a rotation's elements up to which it may be due
 
 @dataclass(frozen=True)
 class Structure:
-    """A structured matrix as a chain, and the parameters of its authors' layer: one per factor.
+    """A structured matrix as a chain, and the parameters of its authors' layer: one per factor, or one for all.
 
     Args:
         chain: The chain.
         shapes: Shape of each parameter, by name, in the order of the chain's factors.
-        axes: Permutation of a parameter's axes to the factor's order, by name, if the parameter stores another order.
+        axes: Order in which a parameter stores the factor's axes a, b, c, d, by name; by default "abcd". B and C are
+            digits of two values above those of b and c.
         scales: Standard deviations of the authors' initial values, by name; without them, those of `KSLinear`.
         tied: Axis of the factor along which all weights are equal, by name: 0 for a, or 3 for d. The parameter is one
             slice of them.
         init: The authors' initial values as an `init` of `KSLinear`, such as "identity"; empty: by `scales`.
-        are_rotations: Whether a block is the rotation (I + S)(I - S)^-1 of its parameter A, with S = (A - A^T) / 2.
+        are_rotations: Whether a block is the rotation (I + S)(I - S)^-1 of its parameter A, with S = (A - A^T) / 2. A
+            parameter (blocks, entries) has the entries of S above its diagonal.
+        terms: Terms of PEFT's series in -S, which then replaces the rotation; 0: the rotation itself.
+        parts: Index of each factor's part in the only parameter, if it has the parts of all factors.
+        bias: Name of the authors' bias.
+        has_bias_column: Whether the bias may have the shape (out_features, 1).
+        scale: Name of the scale of the adapted layer's outputs, which a state may have if all its values are 1.
+        published: The same structure with the names and shapes of its authors' state dict, if these are others.
 
     Examples:
         >>> from ksgen import structures
@@ -63,17 +73,45 @@ class Structure:
 
     chain: Chain
     shapes: Mapping[str, tuple[int, ...]]
-    axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    axes: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
     tied: Mapping[str, int] = field(default_factory=dict)
     init: str = ""
     are_rotations: bool = False
+    terms: int = 0
+    parts: tuple[tuple[int, ...], ...] = ()
+    bias: str = "bias"
+    has_bias_column: bool = False
+    scale: str = ""
+    published: "Structure | None" = field(default=None, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name of each factor's parameter."""
+        return tuple(self.shapes) * (len(self.chain) if self.parts else 1)
+
+    def form_of(self, names: Iterable[str]) -> "Structure":
+        """Choose between this structure and its `published` form.
+
+        Args:
+            names: Names of parameters, possibly among others, such as a state.
+
+        Returns:
+            The form whose parameters are all named; this structure if none is.
+
+        Examples:
+            >>> from ksgen import structures
+            >>> matrix = structures.btt(64, 32, blocks=(2, 4), rank=3)
+            >>> matrix.form_of(["op_params.0", "op_params.1", "b"]).bias
+            'b'
+        """
+        return self.published if self.published and set(self.published.shapes) <= set(names) else self
 
     def from_state(self, state: Mapping[str, Any]) -> list[Any]:
         """Convert the authors' parameters to weights (a, b, c, d), one per factor.
 
         Args:
-            state: NumPy arrays or tensors by name: exactly those of `shapes`.
+            state: NumPy arrays or tensors by name: exactly those of `shapes`, or of the shapes of the `published` form.
 
         Returns:
             Contiguous weights, in the order in which the factors multiply x. Tied weights are repeated. Weights may
@@ -90,60 +128,109 @@ class Structure:
             >>> [each.shape for each in weights]
             [(1, 2, 8, 1), (1, 6, 2, 1)]
         """
-        if set(state) != set(self.shapes):
-            raise LaunchError(f"{self.chain.name}: got {_names(state)}; {_names(self.shapes)} are needed")
-        for name, shape in self.shapes.items():
+        form = self.form_of(state)
+        if set(state) - {form.scale} != set(form.shapes):
+            raise LaunchError(f"{self.chain.name}: got {_names(state)}; {self._needed}")
+        for name, shape in form.shapes.items():
             if (found := tuple(state[name].shape)) != shape:
                 raise LaunchError(f"{self.chain.name}: got {name} of shape {found}; {shape} is needed")
-        blocks = {name: _rotations(state[name]) if self.are_rotations else state[name] for name in self.shapes}
-        return [
-            _filled(_permuted(blocks[name], self._axes_of(name)).reshape(self._stored_shape(name, factor)), factor)
-            for name, factor in zip(self.shapes, self.chain, strict=True)
-        ]
+        if form.scale in state and not bool((state[form.scale] == 1).all()):
+            raise LaunchError(
+                f"{self.chain.name}: got {form.scale} that is not 1, which scales outputs of the adapted layer; "
+                f"accepted: a state without {form.scale}, and rows of that layer multiplied by it"
+            )
+        return [form._weights(state, number) for number in range(len(form.chain))]
 
-    def to_state(self, weights: Iterable[Any]) -> dict[str, Any]:
+    def to_state(self, weights: Iterable[Any], names: Iterable[str] | None = None) -> dict[str, Any]:
         """Convert weights (a, b, c, d), one per factor, to the authors' parameters.
 
         Args:
             weights: NumPy arrays or tensors, in the order in which the factors multiply x.
+            names: Names of the parameters to return, possibly among others, such as the state that was converted. None:
+                those of `shapes`.
 
         Returns:
             The parameters by name. They may share memory with the weights.
 
         Raises:
             LaunchError: A weight is missing, of another shape, tied and not equal along its axis, or no rotation
-                where the structure has rotations.
+                where the structure has rotations, or a parameter is not named.
 
         Examples:
             >>> import numpy as np
             >>> from ksgen import structures
             >>> matrix = structures.low_rank(8, 6, rank=2)
-            >>> matrix.to_state([np.ones((1, 2, 8, 1)), np.ones((1, 6, 2, 1))])["B"].shape
+            >>> weights = [np.ones((1, 2, 8, 1)), np.ones((1, 6, 2, 1))]
+            >>> matrix.to_state(weights)["B"].shape
             (6, 2)
+            >>> list(matrix.to_state(weights, names=["lora_A.weight", "lora_B.weight"]))
+            ['lora_A.weight', 'lora_B.weight']
         """
+        wanted = tuple(self.shapes if names is None else names)
+        form = self.form_of(wanted)
+        if not set(form.shapes) <= set(wanted):
+            raise LaunchError(f"{self.chain.name}: names={excerpt(wanted)}; {self._needed}")
         given: tuple[Any, ...] = listed(weights) or ()
         shapes, needed = [tuple(each.shape) for each in given], [each.shape for each in self.chain]
         if shapes != needed:
             raise LaunchError(f"{self.chain.name}: got weights of shapes {excerpt(shapes)}; {needed} are needed")
-        state = {}
-        for (name, shape), factor, weight in zip(self.shapes.items(), self.chain, given, strict=True):
-            axes, part = self._axes_of(name), weight[tuple(map(slice, self._stored_shape(name, factor)))]
-            if name in self.tied and not bool(((weight == part) | ((weight != weight) & (part != part))).all()):  # NaN
-                raise LaunchError(
-                    f"{self.chain.name}: weights of {name} differ along {'abcd'[self.tied[name]]} of {factor}, where "
-                    "they are tied; equal ones are needed"
-                )
-            stored = part.reshape([shape[axis] for axis in axes])
-            blocks = _permuted(stored, tuple(axes.index(axis) for axis in range(len(axes))))
-            state[name] = _of_rotations(blocks, f"{self.chain.name}: {name}") if self.are_rotations else blocks
-        return state
+        found = [form._parameter(each, number) for number, each in enumerate(given)]
+        if not form.parts:
+            return dict(zip(form.names, found, strict=True))
+        ((name, shape),) = form.shapes.items()
+        in_order = [found[form.parts.index(part)] for part in sorted(form.parts)]
+        return {name: _library(found[0]).stack(in_order).reshape(shape)}
 
-    def _axes_of(self, name: str) -> tuple[int, ...]:
-        return self.axes.get(name) or tuple(range(len(self.shapes[name])))
+    @property
+    def _needed(self) -> str:
+        """The end of a message about names of parameters."""
+        other = f", or {_names(self.published.shapes)}" if self.published else ""
+        return f"{_names(self.shapes)} are needed{other}"
 
-    def _stored_shape(self, name: str, factor: Pattern) -> tuple[int, ...]:
+    def _weights(self, state: Mapping[str, Any], number: int) -> Any:
+        """Weights of a factor."""
+        name, factor = self.names[number], self.chain[number]
+        blocks = state[name][self.parts[number]] if self.parts else state[name]
+        if self.are_rotations:
+            blocks = _rotations(blocks, self.terms)
+        order, sizes = self._digits(number)
+        stored = _permuted(blocks.reshape([sizes[each] for each in order]), tuple(map(order.index, sizes)))
+        return _filled(stored.reshape(self._stored_shape(number)), factor)
+
+    def _parameter(self, weights: Any, number: int) -> Any:
+        """The parameter, or part of it, of a factor with these weights."""
+        name, factor, stored_shape = self.names[number], self.chain[number], self._stored_shape(number)
+        part = weights[tuple(map(slice, stored_shape))]
+        if name in self.tied and not bool(((weights == part) | ((weights != weights) & (part != part))).all()):  # NaN
+            raise LaunchError(
+                f"{self.chain.name}: weights of {name} differ along {'abcd'[self.tied[name]]} of {factor}, where "
+                "they are tied; equal ones are needed"
+            )
+        order, sizes = self._digits(number)
+        blocks = _permuted(part.reshape(list(sizes.values())), tuple(map(list(sizes).index, order)))
+        shape = self.shapes[name][len(self.parts[number]) if self.parts else 0 :]
+        if not self.are_rotations:
+            return blocks.reshape(shape)
+        found = _of_rotations(blocks.reshape(factor.a * factor.d, factor.b, factor.c), self.terms)
+        if found is None:
+            kinds = "rotations without the eigenvalue -1"
+            if self.terms:
+                kinds = f"values of PEFT's series of {self.terms} terms in small numbers"
+            raise LaunchError(f"{self.chain.name}: {name} has blocks that are no rotations; accepted: {kinds}")
+        return found[_above_diagonal(factor.b)] if len(shape) == 2 else found
+
+    def _digits(self, number: int) -> tuple[str, dict[str, int]]:
+        """Digits of a factor's weights in the order of its parameter, and their sizes in the order of the factor."""
+        order = self.axes.get(self.names[number], "abcd")
+        a, b, c, d = self._stored_shape(number)
+        high = 2 if "B" in order else 1
+        sizes = {"a": a, "B": high, "b": b // high, "C": high, "c": c // high, "d": d}
+        return order, {digit: size for digit, size in sizes.items() if digit in order}
+
+    def _stored_shape(self, number: int) -> tuple[int, ...]:
         """Shape of a parameter in the factor's order of axes: 1 along the axis of tied weights."""
-        return tuple(1 if axis == self.tied.get(name) else size for axis, size in enumerate(factor.shape))
+        tied = self.tied.get(self.names[number])
+        return tuple(1 if axis == tied else size for axis, size in enumerate(self.chain[number].shape))
 
 
 def blast(in_features: int, out_features: int, blocks: int | tuple[int, int], rank: int) -> Structure:
@@ -156,7 +243,8 @@ def blast(in_features: int, out_features: int, blocks: int | tuple[int, int], ra
         rank: Rank of each block.
 
     Returns:
-        The `Structure`, with the parameters B, C and D.
+        The `Structure`, with the parameters B, C and D. The authors' layer has no initial values of its own. Here each
+        factor is drawn so that it keeps the mean square of its features.
 
     Raises:
         PatternError: A number is not accepted.
@@ -169,7 +257,7 @@ def blast(in_features: int, out_features: int, blocks: int | tuple[int, int], ra
     rows, columns = _checked_pair(blocks, in_features, out_features)
     chain = pattern.blast(in_features, out_features, columns, rows, rank)
     down, mix, up = chain
-    return Structure(chain, {"C": down.shape[:3], "D": mix.shape[1:], "B": up.shape[:3]})
+    return _keeping_size(Structure(chain, {"C": down.shape[:3], "D": mix.shape[1:], "B": up.shape[:3]}))
 
 
 def monarch(in_features: int, out_features: int, blocks: int) -> Structure:
@@ -181,7 +269,8 @@ def monarch(in_features: int, out_features: int, blocks: int) -> Structure:
         blocks: Diagonal blocks of each factor, a divisor of `in_features` and `out_features`.
 
     Returns:
-        The `Structure`, with the parameters blkdiag1 and blkdiag2.
+        The `Structure`, with the parameters blkdiag1 and blkdiag2. They are drawn as by default in `KSLinear`, within
+        +-1/sqrt(columns of a block), which is the authors' choice, too.
 
     Raises:
         PatternError: A number is not accepted.
@@ -195,7 +284,43 @@ def monarch(in_features: int, out_features: int, blocks: int) -> Structure:
     inner = min(block_in, block_out)
     first, second = Pattern(blocks, inner, block_in, 1), Pattern(1, block_out, inner, blocks)
     shapes = {"blkdiag1": first.shape[:3], "blkdiag2": (blocks, block_out, inner)}
-    return Structure(Chain((first, second), "monarch"), shapes, {"blkdiag2": (1, 2, 0)})
+    return Structure(Chain((first, second), "monarch"), shapes, {"blkdiag2": "adbc"})
+
+
+def butterfly(features: int, block: int = 1) -> Structure:
+    """Create a butterfly (Dao et al., 2019): factors of 2 x 2 blocks at strides 1, 2, 4, ..., whose entries are blocks.
+
+    Args:
+        features: Features of x and y: `block` times a power of two from 2 up.
+        block: Rows and columns of each entry (Chen et al., 2022). Factors of larger blocks exchange digits.
+
+    Returns:
+        The `Structure`, with torch-structured's parameter twiddle (1, 1, factors, pairs of entries, 2, 2). For larger
+        blocks, its last axes are (..., 2, 2, block, block). Its initial scale is the authors' 1/sqrt(2) for single
+        entries. It keeps the mean square of features for any block.
+
+    Raises:
+        PatternError: A number is not accepted.
+
+    Examples:
+        >>> from ksgen import structures
+        >>> print(structures.butterfly(8).chain)
+        4,2,2,1 then 2,2,2,2 then 1,2,2,4
+        >>> structures.butterfly(64, block=16).shapes
+        {'twiddle': (1, 1, 2, 2, 2, 2, 16, 16)}
+    """
+    factors = pattern.block_butterfly(features, block).factors
+    pairs, size, entries = features // (2 * block), 2 * block, (block, block) if block > 1 else ()
+    if entries:  # the low digit of a feature is its place in a block, at each stride
+        factors = tuple(_level(pairs, size, level) for level in range(len(factors)))
+    shape = (1, 1, len(factors), pairs, 2, 2, *entries)
+    return Structure(
+        Chain(factors, "butterfly"),
+        {"twiddle": shape},
+        {"twiddle": "aBCbcd" if entries else "adbc"},
+        {"twiddle": 1 / sqrt(size)},
+        parts=tuple((0, 0, level) for level in range(len(factors))),
+    )
 
 
 def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank: int) -> Structure:
@@ -209,7 +334,8 @@ def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank
 
     Returns:
         The `Structure`, with the authors' cores W1 (blocks of x, inputs, blocks of y * rank) and W2 (blocks of y,
-        blocks of x * rank, outputs). Its initial scales follow the maximal-update parametrization.
+        blocks of x * rank, outputs), which their repository names op_params.0 and op_params.1, and the bias b. Its
+        initial scales follow the maximal-update parametrization.
 
     Raises:
         PatternError: A number is not accepted.
@@ -223,7 +349,7 @@ def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank
     chain = pattern.btt(in_features, out_features, columns, rows, rank)
     found = _of_blocks(chain, "W1", "W2")
     scales = {name: sqrt(min(inputs, outputs)) / inputs for name, (_, inputs, outputs) in found.shapes.items()}
-    return replace(found, scales=scales)
+    return _also(replace(found, scales=scales), {"W1": "op_params.0", "W2": "op_params.1"}, bias="b")
 
 
 def dyad(in_features: int, out_features: int, blocks: int, variant: DyadVariant = "it") -> tuple[Structure, Structure]:
@@ -237,7 +363,8 @@ def dyad(in_features: int, out_features: int, blocks: int, variant: DyadVariant 
             i on), "ot" (outputs transposed), or "dt" (both).
 
     Returns:
-        A `Structure` per summand, with the parameters wl and wu (k, out_features / k, in_features / k).
+        A `Structure` per summand, with the parameters wl and wu (k, out_features / k, in_features / k). The bias may
+        have the authors' shape (out_features, 1).
 
     Raises:
         PatternError: A number or the variant is not accepted.
@@ -257,9 +384,10 @@ def dyad(in_features: int, out_features: int, blocks: int, variant: DyadVariant 
     if not isinstance(variant, str) or variant not in permuted:
         raise PatternError(f"variant={excerpt(variant)}; accepted: {', '.join(permuted)}")
     shape, scale = straight.shape[:3], 1 / sqrt(3 * straight.in_features)  # of values within +-1/sqrt(in_features)
-    first = Structure(Chain((straight,), "dyad"), {"wl": shape}, scales={"wl": scale})
-    axes = {} if variant == "ot" else {"wu": (1, 2, 0)}
-    return first, Structure(Chain((permuted[variant],), "dyad"), {"wu": shape}, axes, {"wu": scale})
+    order = "abcd" if variant == "ot" else "adbc"
+    first = Structure(Chain((straight,), "dyad"), {"wl": shape}, {}, {"wl": scale}, has_bias_column=True)
+    second = Chain((permuted[variant],), "dyad")
+    return first, Structure(second, {"wu": shape}, {"wu": order}, {"wu": scale}, has_bias_column=True)
 
 
 def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Structure:
@@ -273,7 +401,8 @@ def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Stru
 
     Returns:
         The `Structure`, with PEFT's parameters gralora_A (k, in_features / k, rank) and gralora_B (k, rank,
-        out_features / k).
+        out_features / k). gralora_B is zero at first, as in PEFT, because an adapter begins as no change. gralora_A is
+        drawn within +-1/sqrt(in_features / k).
 
     Raises:
         PatternError: A number is not accepted.
@@ -285,18 +414,22 @@ def gralora(in_features: int, out_features: int, blocks: int, rank: int) -> Stru
     """
     *_, block_rank = _blocks_of(blocks, in_features=in_features, out_features=out_features, rank=rank)
     chain = Chain(pattern.btt(in_features, out_features, blocks, blocks, block_rank).factors, "gralora")
-    return _of_blocks(chain, "gralora_A", "gralora_B")
+    found = _of_blocks(chain, "gralora_A", "gralora_B")
+    return replace(found, scales={"gralora_B": 0.0})
 
 
-def oft(features: int, block: int) -> Structure:
+def oft(features: int, block: int, terms: int | None = 5) -> Structure:
     """Create the rotation of OFT (Qiu et al., 2023): diagonal blocks R, each of which computes its part of y as x R.
 
     Args:
         features: Features of x and y.
         block: Rows and columns of a block, a divisor of `features`.
+        terms: PEFT's `num_cayley_neumann_terms`, at least 4. None: `use_cayley_neumann=False`. Only its parameter
+            oft_R.weight depends on them.
 
     Returns:
-        The `Structure`, with the blocks R (features / block, block, block).
+        The `Structure`, with the blocks R (features / block, block, block), or PEFT's parameter oft_R.weight
+        (features / block, block (block - 1) / 2). Its initial value is the identity.
 
     Raises:
         PatternError: A number is not accepted.
@@ -307,7 +440,11 @@ def oft(features: int, block: int) -> Structure:
         4,16,16,1
     """
     (count,) = _blocks_of(block, name="block", features=features)
-    return _of_blocks(Chain((Pattern(count, block, block, 1),), "oft"), "R")
+    if terms is not None and pattern.counts(terms=terms)[0] < 4:
+        raise PatternError(f"terms={terms}; accepted: 4 or more, or None")
+    found = replace(_of_blocks(Chain((Pattern(count, block, block, 1),), "oft"), "R"), init="identity")
+    shapes = {"oft_R.weight": (count, block * (block - 1) // 2)}
+    return replace(found, published=replace(found, shapes=shapes, axes={}, are_rotations=True, terms=terms or 0))
 
 
 def boft(features: int, block: int, factors: int) -> Structure:
@@ -323,8 +460,9 @@ def boft(features: int, block: int, factors: int) -> Structure:
         factors: Factors m of the butterfly. One is OFT. 2^(m - 1) divides the number of blocks.
 
     Returns:
-        The `Structure`, with the rotations R0, R1, ... (features / block, block, block) of PEFT's levels. The last one
-        multiplies x first.
+        The `Structure`, with the rotations R0, R1, ... (features / block, block, block) of PEFT's levels, or PEFT's
+        parameter boft_R (m, features / block, block, block). The last level multiplies x first. Its initial value is
+        the identity.
 
     Raises:
         PatternError: A number is not accepted.
@@ -339,10 +477,18 @@ def boft(features: int, block: int, factors: int) -> Structure:
     most = (count & -count).bit_length() if block % 2 == 0 else 1
     if levels > most:
         raise PatternError(f"factors={levels}; accepted: 1 to {most} for {count} blocks of {block}")
-    # level t: the bit above u and t other bits is the high digit of a block
-    orders = [f"i1.k1:2.i2:{2**level}.k2" if level else "" for level in reversed(range(levels))]
-    chain = Chain(tuple(Pattern(count, block, block, 1, order, order.replace("k", "l")) for order in orders), "boft")
-    return _of_blocks(chain, *(f"R{level}" for level in reversed(range(levels))))
+    last_first = range(levels)[::-1]
+    chain = Chain(tuple(_level(count, block, level) for level in last_first), "boft")
+    found = replace(_of_blocks(chain, *(f"R{level}" for level in last_first)), init="identity")
+    parameter = replace(
+        found,
+        shapes={"boft_R": (levels, count, block, block)},
+        axes={},
+        are_rotations=True,
+        parts=tuple((level,) for level in last_first),
+        scale="boft_s",
+    )
+    return replace(found, published=parameter)
 
 
 def gs(
@@ -394,7 +540,7 @@ def gs(
     return Structure(
         Chain((first, second), "gs"),
         {"gsoft_R": first.shape[:3], "gsoft_L": (second.d, *second.shape[1:3])},
-        {"gsoft_L": (1, 2, 0)},
+        {"gsoft_L": "adbc"},
         init="identity" if is_square else "",
         are_rotations=orthogonal,
     )
@@ -412,6 +558,8 @@ def kronecker(in_features: int, out_features: int, blocks: int | tuple[int, int]
 
     Returns:
         The `Structure`, with the parameters A (blocks along y, blocks along x) and B (rows and columns of a block).
+        LoKr in PEFT names them lokr_w1 and lokr_w2. Both are drawn as by default in `KSLinear`. LoKr begins with A = 0,
+        as an adapter.
 
     Raises:
         PatternError: A number is not accepted.
@@ -431,7 +579,8 @@ def kronecker(in_features: int, out_features: int, blocks: int | tuple[int, int]
     chain = min(b_first, a_first, key=attrgetter("weight_count"))
     names = ("B", "A") if chain is b_first else ("A", "B")
     shapes = {name: factor.shape[1:3] for name, factor in zip(names, chain, strict=True)}
-    return Structure(chain, shapes, tied={name: {"A": 3, "B": 0}[name] for name in names})
+    found = Structure(chain, shapes, tied={name: {"A": 3, "B": 0}[name] for name in names})
+    return _also(found, {"A": "lokr_w1", "B": "lokr_w2"})
 
 
 def low_rank(in_features: int, out_features: int, rank: int) -> Structure:
@@ -443,7 +592,9 @@ def low_rank(in_features: int, out_features: int, rank: int) -> Structure:
         rank: Features of the intermediate, at most the smaller of both.
 
     Returns:
-        The `Structure`, with LoRA's parameters A (rank, in_features) and B (out_features, rank).
+        The `Structure`, with LoRA's parameters A (rank, in_features) and B (out_features, rank), which PEFT names
+        lora_A.weight and lora_B.weight. Both are drawn as by default in `KSLinear`, and A so in PEFT, too. LoRA begins
+        with B = 0, as an adapter.
 
     Raises:
         PatternError: A number is not accepted.
@@ -454,7 +605,8 @@ def low_rank(in_features: int, out_features: int, rank: int) -> Structure:
         {'A': (8, 64), 'B': (32, 8)}
     """
     chain = pattern.low_rank(in_features, out_features, rank)
-    return Structure(chain, {name: factor.shape[1:3] for name, factor in zip(("A", "B"), chain, strict=True)})
+    found = Structure(chain, {name: factor.shape[1:3] for name, factor in zip(("A", "B"), chain, strict=True)})
+    return _also(found, {"A": "lora_A.weight", "B": "lora_B.weight"})
 
 
 def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> Structure:
@@ -467,7 +619,8 @@ def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> 
         rank: Features of the intermediate.
 
     Returns:
-        The `Structure`, with the parameters blkdiag and linear.
+        The `Structure`, with the parameters blkdiag and linear, which Wei et al. (2024) name lr. Each factor is drawn
+        so that it keeps the mean square of its features. The authors then make it orthogonal.
 
     Raises:
         PatternError: A number is not accepted.
@@ -480,11 +633,13 @@ def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> 
     block_in, block_out = _blocks_of(blocks, in_features=in_features, rank=rank)
     first, second = Pattern(blocks, block_out, block_in, 1), pattern.dense(rank, out_features)[0]
     shapes = {"blkdiag": first.shape[:3], "linear": second.shape[1:3]}
-    return Structure(Chain((first, second), "block_dense"), shapes)
+    found = _keeping_size(Structure(Chain((first, second), "block_dense"), shapes))
+    return _also(found, {"blkdiag": "blkdiag", "linear": "lr"})
 
 
 ONE_CHAIN: dict[str, Callable[..., Structure]] = {  # structures that are not sums of chains, by name
-    each.__name__: each for each in (blast, block_dense, boft, btt, gralora, gs, kronecker, low_rank, monarch, oft)
+    each.__name__: each
+    for each in (blast, block_dense, boft, btt, butterfly, gralora, gs, kronecker, low_rank, monarch, oft)
 }
 SUMS: dict[str, Callable[..., tuple[Structure, ...]]] = {"dyad": dyad}  # structures that are sums of chains, by name
 
@@ -492,7 +647,29 @@ SUMS: dict[str, Callable[..., tuple[Structure, ...]]] = {"dyad": dyad}  # struct
 def _of_blocks(chain: Chain, *names: str) -> Structure:
     """Structure of block-diagonal factors whose parameters have blocks (inputs, outputs)."""
     shapes = {name: (factor.a, factor.c, factor.b) for name, factor in zip(names, chain, strict=True)}
-    return Structure(chain, shapes, dict.fromkeys(names, (0, 2, 1)))
+    return Structure(chain, shapes, dict.fromkeys(names, "acbd"))
+
+
+def _also(structure: Structure, names: Mapping[str, str], bias: str = "bias") -> Structure:
+    """The structure, which also accepts its parameters by other names."""
+
+    def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {names[name]: value for name, value in values.items()}
+
+    shapes, axes, tied = map(renamed, (structure.shapes, structure.axes, structure.tied))
+    return replace(structure, published=replace(structure, shapes=shapes, axes=axes, tied=tied, bias=bias))
+
+
+def _keeping_size(structure: Structure) -> Structure:
+    """The structure with initial values of variance 1/c, so that each factor keeps the mean square of its features."""
+    pairs = zip(structure.shapes, structure.chain, strict=True)
+    return replace(structure, scales={name: 1 / sqrt(factor.c) for name, factor in pairs})
+
+
+def _level(count: int, size: int, level: int) -> Pattern:
+    """Block-diagonal level of a butterfly: each block mixes all low digits of a feature and bit `level` above them."""
+    order = f"i1.k1:2.i2:{2**level}.k2" if level else ""
+    return Pattern(count, size, size, 1, order, order.replace("k", "l"))
 
 
 def _checked_pair(blocks: Any, in_features: int, out_features: int) -> tuple[Any, Any]:
@@ -527,23 +704,48 @@ def _permuted(array: Any, axes: tuple[int, ...]) -> Any:
     return array.permute(axes) if hasattr(array, "permute") else array.transpose(axes)
 
 
-def _rotations(parameters: Any) -> Any:
-    """Rotations (I + S)(I - S)^-1 with S = (A - A^T) / 2, of each matrix A of an array or tensor."""
+def _rotations(parameters: Any, terms: int) -> Any:
+    """Rotations of parameters A, or of the entries of S above the diagonal."""
     library, wide = _wide(parameters)
-    return _like(_cayley(library, (wide - wide.swapaxes(1, 2)) / 2), parameters)
+    if wide.ndim == 2:
+        size = isqrt(2 * wide.shape[1]) + 1
+        upper = library.zeros((len(wide), size, size), dtype=wide.dtype)
+        upper[_above_diagonal(size)] = 2 * wide
+        wide = upper
+    return _like(_transformed(library, _skew(wide), terms), parameters)
 
 
-def _of_rotations(rotations: Any, name: str) -> Any:
-    """Parameters that stand for these rotations Q: S = (Q - I)(Q + I)^-1, whose transform is Q again."""
+def _of_rotations(rotations: Any, terms: int) -> Any:
+    """Matrices S that stand for these rotations; None if these are none."""
     library, wide = _wide(rotations)
     try:
-        skew = -_cayley(library, -wide)  # the transform is its own inverse, up to signs
-        is_exact = bool((abs(_cayley(library, (skew - skew.swapaxes(1, 2)) / 2) - wide) <= _ROUNDED).all())
+        skew = -_skew(wide) / 2 if terms else -_cayley(library, -wide)  # the transform is its own inverse, up to signs
+        for _ in range(64 if terms else 0):
+            skew = (skew + (_skew(_transformed(library, skew, terms)) - _skew(wide)) / 2).clip(-1, 1)
+        is_exact = bool((abs(_transformed(library, _skew(skew), terms) - wide) <= _ROUNDED).all())
     except (np.linalg.LinAlgError, RuntimeError):  # a singular matrix, in NumPy and in PyTorch
         is_exact = False
-    if not is_exact:
-        raise LaunchError(f"{name} has blocks that are no rotations; accepted: rotations without the eigenvalue -1")
-    return _like(skew, rotations)
+    return _like(skew, rotations) if is_exact else None
+
+
+def _transformed(library: Any, skew: Any, terms: int) -> Any:
+    """(I + S)(I - S)^-1 of each matrix S, or PEFT's series I - 2 S + 2 S^2 - ..., whose last term has the factor 1."""
+    if not terms:
+        return _cayley(library, skew)
+    identity = library.eye(skew.shape[1], dtype=skew.dtype)
+    total = -skew
+    for _ in range(terms - 2):
+        total = -skew @ (2 * identity + total)
+    return identity + total
+
+
+def _skew(matrices: Any) -> Any:
+    return (matrices - matrices.swapaxes(1, 2)) / 2
+
+
+def _above_diagonal(size: int) -> Any:
+    """Index of the entries above the diagonals of matrices, row by row."""
+    return (slice(None), *np.triu_indices(size, 1))
 
 
 def _cayley(library: Any, matrices: Any) -> Any:
@@ -556,9 +758,12 @@ def _wide(array: Any) -> tuple[Any, Any]:
     """NumPy or PyTorch, and its array in float64 on the host; `LaunchError` for complex numbers."""
     if "complex" in str(array.dtype):
         raise LaunchError(f"rotations of {array.dtype}; accepted: real numbers")
-    if hasattr(array, "permute"):
-        return sys.modules["torch"], array.detach().cpu().double()
-    return np, array.astype(np.float64)
+    library = _library(array)
+    return library, array.astype(np.float64) if library is np else array.detach().cpu().double()
+
+
+def _library(array: Any) -> Any:
+    return sys.modules["torch"] if hasattr(array, "permute") else np
 
 
 def _like(wide: Any, array: Any) -> Any:

@@ -42,6 +42,22 @@ def of_monarch(state: State) -> Array:
     return shuffle(blocks, outputs) @ diagonal(second) @ shuffle(inner, blocks) @ diagonal(first)
 
 
+def of_butterfly(state: State) -> Array:
+    """Factor t maps each pair of features, or of blocks of features, at distance 2^t by its own 2 x 2 entries."""
+    levels = state["twiddle"][0, 0]
+    levels = levels.reshape(*levels.shape, *(() if levels.ndim > 4 else (1, 1)))
+    pairs, block = levels.shape[1], levels.shape[-1]
+    whole = np.eye(2 * pairs * block)
+    for level, entries in enumerate(levels):
+        factor = np.zeros((2 * pairs, block, 2 * pairs, block))
+        for number, pair in enumerate(entries):
+            first = number // 2**level * 2 ** (level + 1) + number % 2**level
+            for row, column in np.ndindex(2, 2):
+                factor[first + row * 2**level, :, first + column * 2**level] = pair[row, column]
+        whole = factor.reshape(whole.shape) @ whole
+    return whole
+
+
 def of_btt(state: State) -> Array:
     """y[n, o] = sum over m, r, i of x[m, i] W1[m, i, (n, r)] W2[n, (m, r), o]."""
     first, second = state["W1"], state["W2"]
@@ -89,6 +105,9 @@ STRUCTURES: dict[str, tuple[Structure, Callable[[State], Array]]] = {
     "blast of square blocks": (structures.blast(12, 8, blocks=4, rank=1), of_blast),
     "monarch": (structures.monarch(24, 12, blocks=3), of_monarch),
     "monarch that widens": (structures.monarch(12, 30, blocks=6), of_monarch),
+    "butterfly": (structures.butterfly(16), of_butterfly),
+    "butterfly of one factor": (structures.butterfly(2), of_butterfly),
+    "butterfly of blocks": (structures.butterfly(24, block=3), of_butterfly),
     "btt": (structures.btt(24, 20, blocks=(5, 3), rank=2), of_btt),
     "btt of square blocks": (structures.btt(12, 8, blocks=4, rank=1), of_btt),
     "gralora": (structures.gralora(24, 15, blocks=3, rank=6), of_gralora),
@@ -239,6 +258,9 @@ def test_dyad_is_a_sum_of_two_chains(variant: structures.DyadVariant) -> None:
         (lambda: structures.blast(24, 20, blocks=(4, 4, 4), rank=1), r"blocks=\(4, 4, 4\); accepted: a whole number"),
         (lambda: structures.monarch(24, 20, blocks=3), "blocks=3; accepted: a divisor of out_features=20"),
         (lambda: structures.monarch(24, 20, blocks=0), "blocks=0; accepted: a whole number from 1"),
+        (lambda: structures.butterfly(12), "features=12; accepted: a power of two from 2 up"),
+        (lambda: structures.butterfly(24, block=5), "features=24; accepted: a power of two from 2 up times block=5"),
+        (lambda: structures.oft(24, block=4, terms=3), "terms=3; accepted: 4 or more, or None"),
         (lambda: structures.btt(24, 20, blocks=(3, 4), rank=1), "blocks=3; accepted: a divisor of out_features=20"),
         (lambda: structures.btt(24, 20, blocks=4, rank=0), "rank=0; accepted: a whole number from 1"),
         (lambda: structures.gralora(24, 20, blocks=4, rank=6), "blocks=4; accepted: a divisor of rank=6"),
@@ -270,3 +292,105 @@ def test_initial_values_of_btt_have_the_authors_scale() -> None:
     structure = structures.btt(64, 32, blocks=(2, 4), rank=3)
     assert structure.shapes == {"W1": (4, 16, 6), "W2": (2, 12, 16)}
     assert structure.scales == {"W1": pytest.approx(6**0.5 / 16), "W2": pytest.approx(12**0.5 / 12)}
+
+
+# by the names in the repositories of BTT and of block-dense layers, and in PEFT
+RENAMED: dict[str, dict[str, str]] = {
+    "btt": {"op_params.0": "W1", "op_params.1": "W2"},
+    "kronecker by B first": {"lokr_w1": "A", "lokr_w2": "B"},
+    "kronecker by A first": {"lokr_w1": "A", "lokr_w2": "B"},
+    "low rank": {"lora_A.weight": "A", "lora_B.weight": "B"},
+    "block dense": {"blkdiag": "blkdiag", "lr": "linear"},
+}
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_states_come_and_go_by_the_authors_names(name: str) -> None:
+    structure, matrix_of = STRUCTURES[name]
+    own, names = drawn(structure), RENAMED[name]
+    state = {theirs: own[ours] for theirs, ours in names.items()}
+    weights = structure.from_state(state)
+    product = reduce(lambda after, each: each @ after, map(reference.to_dense, structure.chain, weights))
+    np.testing.assert_allclose(product, matrix_of(own), rtol=1e-12, atol=1e-12)
+    back = structure.to_state(weights, names=(*state, "bias"))
+    assert back.keys() == state.keys()
+    for theirs, value in state.items():
+        np.testing.assert_array_equal(back[theirs], value)
+    *_, last = state
+    accepted = f"{', '.join(sorted(own))} are needed, or {', '.join(sorted(state))}"
+    rest = {theirs: value for theirs, value in state.items() if theirs != last}
+    with pytest.raises(LaunchError, match=f"got {', '.join(rest)}; {accepted}"):
+        structure.from_state(rest)
+    with pytest.raises(LaunchError, match=f"got bias, {', '.join(sorted(state))}; {accepted}"):
+        structure.from_state({**state, "bias": state[last]})
+    with pytest.raises(LaunchError, match=rf"got {last} of shape \(1,\); \(\d+.* is needed"):
+        structure.from_state({**state, last: np.ones(1)})
+    with pytest.raises(LaunchError, match=rf"names=\('bias',\); {accepted}"):
+        structure.to_state(weights, names=["bias"])
+
+
+def skewed(vectors: Array, size: int) -> Array:
+    """Matrices S with these entries above the diagonal, row by row."""
+    found = np.zeros((len(vectors), size, size))
+    places = [(row, column) for row in range(size) for column in range(row + 1, size)]
+    for at, (row, column) in enumerate(places):
+        found[:, row, column], found[:, column, row] = vectors[:, at], -vectors[:, at]
+    return found
+
+
+@pytest.mark.parametrize("terms", [None, 4, 5, 8])
+def test_vectors_of_pefts_oft_become_rotations_and_come_back(terms: int | None) -> None:
+    """y = x R, with R = (I - S)(I + S)^-1, or a series in S that PEFT computes in its stead."""
+    structure, size = structures.oft(20, block=5, terms=terms), 5
+    state = {"oft_R.weight": 0.1 * np.random.default_rng(0).standard_normal((4, 10))}
+    skew, identity = skewed(state["oft_R.weight"], size), np.eye(size)
+    if terms is None:
+        blocks = (identity - skew) @ np.linalg.inv(identity + skew)
+    else:
+        powers = [identity, *(np.linalg.matrix_power(skew, power) for power in range(1, terms))]
+        blocks = powers[0] + 2 * sum(powers[1:-1]) + powers[-1]
+    weights = structure.from_state(state)
+    np.testing.assert_allclose(weights[0][..., 0], blocks.transpose(0, 2, 1), rtol=1e-12, atol=1e-12)
+    back = structure.to_state(weights, names=state)
+    np.testing.assert_allclose(back["oft_R.weight"], state["oft_R.weight"], rtol=1e-9, atol=1e-9)
+    assert structure.to_state(weights).keys() == {"R"}
+    with pytest.raises(LaunchError, match=r"got oft_R.weight of shape \(4, 5, 5\); \(4, 10\) is needed"):
+        structure.from_state({"oft_R.weight": skew})
+    accepted = "rotations without" if terms is None else f"values of PEFT's series of {terms} terms in small numbers"
+    with pytest.raises(LaunchError, match=f"oft: oft_R.weight has blocks that are no rotations; accepted: {accepted}"):
+        structure.to_state([3 * weights[0]], names=state)
+
+
+@pytest.mark.parametrize("factors", [1, 3])
+def test_the_parameter_of_pefts_boft_becomes_rotations_and_comes_back(factors: int) -> None:
+    structure = structures.boft(48, block=4, factors=factors)
+    state = {"boft_R": np.random.default_rng(0).standard_normal((factors, 12, 4, 4))}
+    skew, identity = (state["boft_R"] - state["boft_R"].swapaxes(2, 3)) / 2, np.eye(4)
+    blocks = (identity - skew) @ np.linalg.inv(identity + skew)
+    wanted = of_boft({f"R{level}": blocks[level] for level in range(factors)})
+    weights = structure.from_state({**state, "boft_s": np.ones((7, 1))})
+    factor_matrices = map(reference.to_dense, structure.chain, weights)
+    product = reduce(lambda after, each: each @ after, factor_matrices)
+    np.testing.assert_allclose(product, wanted, rtol=1e-12, atol=1e-12)
+    back = structure.to_state(weights, names=(*state, "boft_s"))
+    assert back.keys() == state.keys()
+    np.testing.assert_allclose(back["boft_R"], skew, rtol=1e-9, atol=1e-9)
+    assert len(structure.from_state(state)) == factors
+    with pytest.raises(
+        LaunchError, match="boft: got boft_s that is not 1, which scales outputs of the adapted layer; "
+    ):
+        structure.from_state({**state, "boft_s": np.array([[1.0], [2.0]])})
+    with pytest.raises(LaunchError, match=r"boft: got boft_s; R0.* needed, or boft_R$"):
+        structure.from_state({"boft_s": np.ones((7, 1))})
+
+
+def test_initial_scales_keep_the_mean_square_of_features_or_are_zero() -> None:
+    blast, block_dense = structures.blast(24, 20, blocks=(5, 3), rank=7), structures.block_dense(12, 10, 3, rank=6)
+    assert blast.scales == {"C": pytest.approx(8**-0.5), "D": pytest.approx(3**-0.5), "B": pytest.approx(7**-0.5)}
+    assert block_dense.scales == {"blkdiag": pytest.approx(4**-0.5), "linear": pytest.approx(6**-0.5)}
+    assert structures.butterfly(16).scales == {"twiddle": pytest.approx(2**-0.5)}
+    assert structures.butterfly(24, block=3).scales == {"twiddle": pytest.approx(6**-0.5)}
+    assert structures.gralora(24, 15, blocks=3, rank=6).scales == {"gralora_B": 0}
+    for each in (structures.monarch(24, 12, 3), structures.low_rank(9, 14, 4), structures.kronecker(24, 20, (5, 3))):
+        assert (each.scales, each.init) == ({}, "")  # as any `KSLinear`
+    assert [each.init for each in (structures.oft(12, 3), structures.boft(24, 4, 2))] == ["identity"] * 2

@@ -44,6 +44,20 @@ def monarch(x: Tensor, state: dict[str, Tensor]) -> Tensor:
     return torch.bmm(inner, second.transpose(1, 2)).permute(1, 2, 0).flatten(1)
 
 
+def butterfly(x: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """A product and a sum per stride, as in torch-structured; with larger blocks, a sum by `einsum`."""
+    twiddle = state["twiddle"][0, 0]
+    for level, own in enumerate(twiddle):
+        stride = 2**level
+        if own.ndim == 3:
+            entries = own.view(-1, stride, 2, 2).permute(0, 2, 3, 1)
+            x = (entries * x.unflatten(1, (-1, 1, 2, stride))).sum(dim=3).flatten(1)
+        else:
+            blocks, parts = own.unflatten(0, (-1, stride)), x.unflatten(1, (-1, 2, stride, own.shape[-1]))
+            x = torch.einsum("itsjkl,bijtl->bistk", blocks, parts).flatten(1)
+    return x
+
+
 def kronecker(x: Tensor, state: dict[str, Tensor]) -> Tensor:
     """Two sums by `einsum`, over the columns of B and then over those of A."""
     left, right = state["A"], state["B"]
@@ -101,7 +115,7 @@ def block_dense(x: Tensor, state: dict[str, Tensor]) -> Tensor:
 PUBLISHED = "published form"
 FORMS: dict[str, Form] = {
     each.__name__: each
-    for each in (btt, gralora, blast, monarch, kronecker, low_rank, oft, boft, gs, dyad, block_dense)
+    for each in (btt, gralora, blast, monarch, butterfly, kronecker, low_rank, oft, boft, gs, dyad, block_dense)
 }  # by the name of the structure's chain
 
 

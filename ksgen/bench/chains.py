@@ -58,7 +58,7 @@ class MeasuredLayer:
     def ties(self) -> list[list[int | None]]:
         """Axis along which the weights of each factor are tied, per chain; None: they are free."""
         return [
-            [each.tied.get(name) for name in each.shapes] if each else list(self.tied or [None] * len(chain))
+            [each.tied.get(name) for name in each.names] if each else list(self.tied or [None] * len(chain))
             for each, chain in zip(self.structures, self.chains, strict=True)
         ]
 
@@ -109,6 +109,7 @@ def drawn(seed: int = 0, count: int = COUNT) -> dict[str, Chain]:
 _STRUCTURED: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
     ("blast", (1024, 4096), {"blocks": 16, "rank": 128}),
     ("monarch", (1024, 4096), {"blocks": 32}),
+    ("butterfly", (1024,), {}),
     ("btt", (1024, 1024), {"blocks": 32, "rank": 4}),
     ("gralora", (1024, 1024), {"blocks": 4, "rank": 64}),
     ("oft", (1024,), {"block": 32}),

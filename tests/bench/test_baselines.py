@@ -75,16 +75,19 @@ STRUCTURES = [
     structures.btt(12, 8, (2, 3), 2), structures.gralora(12, 8, 2, 4), structures.blast(12, 8, (2, 3), 5),
     structures.monarch(12, 8, 4), structures.kronecker(12, 8, (4, 6)), structures.low_rank(12, 8, 3),
     structures.oft(12, 3), structures.boft(48, 4, 3), structures.gs(12, 12, (4, 3), orthogonal=False),
-    structures.block_dense(12, 8, 3, 6),
+    structures.block_dense(12, 8, 3, 6), structures.butterfly(16), structures.butterfly(24, 3),
 ]  # fmt: skip
 # as docs/structures.md lists them
-ORDER = ("blast", "monarch", "btt", "gralora", "oft", "boft", "gs", "kronecker", "dyad", "low_rank", "block_dense")
+ORDER = (
+    "blast", "monarch", "butterfly", "btt", "gralora", "oft", "boft", "gs", "kronecker", "dyad", "low_rank",
+    "block_dense",
+)  # fmt: skip
 DYAD = structures.dyad(12, 8, 2)
 SUM = MeasuredLayer("dyad", tuple(each.chain for each in DYAD), structure=DYAD, is_sum=True)
 
 
 def test_every_published_form_is_tested() -> None:
-    assert sorted(each.chain.name for each in (*STRUCTURES, DYAD[0])) == sorted(FORMS)
+    assert sorted({each.chain.name for each in (*STRUCTURES, DYAD[0])}) == sorted(FORMS)
     every = [each for each in structures.__all__ if each != "Structure"]
     assert [each.name.partition("(")[0] for each in structured()[: len(every)]] == list(ORDER)
     assert sorted(FORMS) == sorted(ORDER) == sorted(every)

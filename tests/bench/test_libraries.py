@@ -346,10 +346,11 @@ def blockdiag_butterfly_multiply(x: Any, w1_bfly: Any, w2_bfly: Any) -> Any:
     return torch.einsum("...rl,lsr->...sl", inner.unflatten(-1, (-1, len(w2_bfly))), w2_bfly).flatten(-2)
 
 
-MONARCH = structures.monarch(24, 12, 3)
+MONARCH, BUTTERFLY = structures.monarch(24, 12, 3), structures.butterfly(16)
 FORMS = {
     "blocks": MeasuredLayer("blocks", (Chain((Pattern(3, 4, 8, 1),)),)),
     "butterfly": MeasuredLayer("butterfly", (square_dyadic(16),)),
+    "butterfly structure": MeasuredLayer("structure", (BUTTERFLY.chain,), structure=BUTTERFLY),
     "transposed butterfly": MeasuredLayer("transposed", (Chain(square_dyadic(16).factors[::-1]),)),
     "monarch": MeasuredLayer("monarch", (MONARCH.chain,), epilogue=Epilogue(bias=True), structure=MONARCH),
     "group": MeasuredLayer("group", (MONARCH.chain,), structure=MONARCH).group_of(2),

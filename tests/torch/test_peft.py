@@ -20,7 +20,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import ksgen.torch.peft  # noqa: E402
 from ksgen import structures  # noqa: E402
-from ksgen.errors import SpecError  # noqa: E402
+from ksgen.errors import LaunchError, SpecError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.operators import trained  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
@@ -101,6 +101,52 @@ def assert_same(theirs: Any, ours: Any, **tolerance: float) -> None:
     assert list(found) == list(expected)
     for name, each in expected.items():
         torch.testing.assert_close(found[name], each, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+
+
+STATES: dict[str, tuple[Any, Any]] = {
+    "oft": (peft.OFTConfig(oft_block_size=6), structures.oft(24, block=6)),
+    "oft of 7 terms": (
+        peft.OFTConfig(oft_block_size=6, num_cayley_neumann_terms=7), structures.oft(24, block=6, terms=7)
+    ),
+    "oft solved": (
+        peft.OFTConfig(oft_block_size=6, use_cayley_neumann=False), structures.oft(24, block=6, terms=None)
+    ),
+    "boft": (peft.BOFTConfig(boft_block_size=6, boft_n_butterfly_factor=3), structures.boft(24, block=6, factors=3)),
+    "boft of one factor": (
+        peft.BOFTConfig(boft_block_size=6, boft_n_butterfly_factor=1), structures.boft(24, block=6, factors=1)
+    ),
+    "gralora": (peft.GraloraConfig(r=6, gralora_k=3), structures.gralora(24, 18, blocks=3, rank=6)),
+    "lora": (peft.LoraConfig(r=4, lora_alpha=12), structures.low_rank(24, 18, rank=4)),
+    "lokr": (peft.LoKrConfig(r=32, alpha=16), structures.kronecker(24, 18, blocks=(3, 4))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_state_dicts_become_layers_and_come_back(name: str) -> None:
+    """The layer computes what PEFT's module does with the same parameters: a rotation, or an unscaled update."""
+    torch.manual_seed(0)
+    configuration, structure = STATES[name]
+    configuration.target_modules, configuration.init_lora_weights = ["0"], False
+    configuration.init_weights = False
+    base = nn.Linear(24, 18)
+    model = peft.get_peft_model(nn.Sequential(copy.deepcopy(base)), configuration)
+    prefix, module = "base_model.model.0.", model.base_model.model[0]
+    state = {key.removeprefix(prefix): value for key, value in peft.get_peft_model_state_dict(model).items()}
+    if "boft_s" in state:
+        with pytest.raises(LaunchError, match="boft: got boft_s that is not 1"):
+            KSLinear.from_structure(structure, state)
+        module.boft_s["default"].data.fill_(1)
+    layer, x = KSLinear.from_structure(structure, state), torch.randn(5, 24)
+    assert layer.bias is None
+    rotates = layer.out_features == 24
+    ours = base(layer(x)) if rotates else base(x) + module.scaling["default"] * layer(x)
+    torch.testing.assert_close(ours, module(x), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(ours, base(x), atol=1e-2)
+    back = structure.to_state([each.detach() for each in layer.weights], names=state)
+    assert back.keys() == state.keys() - {"boft_s"}
+    again = structure.from_state(back)
+    for weights, each in zip(again, layer.weights, strict=True):
+        torch.testing.assert_close(weights, each.detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

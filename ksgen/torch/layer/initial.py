@@ -10,6 +10,7 @@ from torch import Tensor
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain, Pattern
 from ksgen.torch.conversion.factorize import factorize
+from ksgen.torch.operators.products import exchange_of, exchanged, natural
 from ksgen.transforms.factors import butterfly, fourier
 
 Init = Literal["uniform", "orthogonal", "identity", "fourier"]
@@ -61,7 +62,7 @@ def _orthogonal_blocks(pattern: Pattern, like: Tensor) -> Tensor:
 
 
 def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
-    if order := chain.exchanged:
+    if (order := chain.exchanged) and not _keeps_order(chain):
         which = f"{chain}, whose {order.features} are exchanged"
         raise LaunchError(f"{what} for {which}; accepted: {order.features} in the order {order.natural}")
     _check_rank(what, chain)
@@ -78,6 +79,17 @@ def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
             f"{what}: {nearest}; accepted: chains that connect each input with the output of the same index"
         )
     return found.weights
+
+
+def _keeps_order(chain: Chain) -> bool:
+    """Whether exchanges of features cancel, so that identity blocks make the identity."""
+    if any(pattern.b != pattern.c for pattern in chain):
+        return False
+    features = x = torch.arange(chain.in_features, device="cpu")[None]
+    for pattern in chain:
+        exchange = exchange_of(pattern)
+        x = exchanged(natural(x, exchange, "bsf"), exchange, "bsf")
+    return bool(torch.equal(x, features))
 
 
 def _fourier(what: str, chain: Chain, like: Tensor) -> list[Tensor]:

@@ -230,9 +230,10 @@ class KSLinear(ChainLayer, nn.Linear):
         Args:
             structure: A structure such as `ksgen.structures.blast(...)`.
             state: Parameters to copy from the layer that the structure's authors published, by name as in
-                `structure.shapes`, and "bias" if it has one. None: they are drawn. A structure's own `init` or `scales`
-                apply unless `init` is given. If the structure has neither, weights are drawn as for any `KSLinear`.
-                If a factor's weights are tied along an axis, its parameter is one slice along that axis.
+                `structure.shapes` or `structure.published`, and the bias if it has one. None: they are drawn. A
+                structure's own `init` or `scales` apply unless `init` is given. If the structure has neither, weights
+                are drawn as for any `KSLinear`. If a factor's weights are tied along an axis, its parameter is one
+                slice along that axis.
             bias: Whether the layer has a bias. None: whether the state has one; without a state, it has one.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
@@ -257,9 +258,7 @@ class KSLinear(ChainLayer, nn.Linear):
             )
         if state is None and structure.init:
             options = {"init": structure.init} | options
-        ties = [
-            (number, structure.tied[name]) for number, name in enumerate(structure.shapes) if name in structure.tied
-        ]
+        ties = [(number, structure.tied[name]) for number, name in enumerate(structure.names) if name in structure.tied]
         if state is None and not ties:
             layer = cls(structure.chain, bias is not False, **options)
         elif state is None:  # drawn below, as slices
@@ -268,10 +267,12 @@ class KSLinear(ChainLayer, nn.Linear):
             layer = cls(structure.chain, bias is not False, **options | {"device": "meta", "init": "uniform"})
             layer.init = init
         else:
-            parameters = dict(state)
-            given = parameters.pop("bias", None)
+            parameters, form = dict(state), structure.form_of(state)
+            given = parameters.pop(form.bias, None)
+            if given is not None and form.has_bias_column and given.shape == (structure.chain.out_features, 1):
+                given = given[:, 0]
             if bias is not None and bias is not (given is not None):
-                found = "without 'bias'" if given is None else "with 'bias'"
+                found = f"without {form.bias!r}" if given is None else f"with {form.bias!r}"
                 raise LaunchError(
                     f"KSLinear.from_structure: bias={bias!r} and a state {found}; accepted: bias=None, or a state that "
                     "agrees"
@@ -285,7 +286,7 @@ class KSLinear(ChainLayer, nn.Linear):
                 layer.reset_parameters()  # refuses an `init` that tied weights cannot represent
             scales = {} if "init" in options else structure.scales
             with torch.no_grad():
-                for name, weights in zip(structure.shapes, initialized(layer.weights), strict=True):
+                for name, weights in zip(structure.names, initialized(layer.weights), strict=True):
                     if name in scales:
                         weights.normal_(std=scales[name])
         return layer

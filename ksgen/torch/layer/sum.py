@@ -77,8 +77,8 @@ class KSSum(Layers):
 
         Args:
             structures: A structure per summand.
-            state: Parameters to copy from the layer that the structures' authors published, and "bias" if it has one.
-                The structures' parameters then need different names. None: they are drawn, as by
+            state: Parameters to copy from the layer that the structures' authors published, and the bias if it has
+                one. The structures' parameters then need different names. None: they are drawn, as by
                 `KSLinear.from_structure`.
             bias: Whether the sum has a bias, if there is no state. The first layer has it.
             activation: Activation of y.
@@ -100,18 +100,19 @@ class KSSum(Layers):
         given: tuple[Structure, ...] = listed(structures) or ()
         if not given or not all(isinstance(each, Structure) for each in given):
             raise LaunchError(f"KSSum: structures={excerpt(structures)}; accepted: a list of two structures or more")
-        names = [name for each in given for name in each.shapes]
+        forms = [each.form_of(state or ()) for each in given]
+        names = [name for each in forms for name in each.shapes]
         if state is not None and (twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]):
             raise LaunchError(
                 f"KSSum: several structures have the parameters {', '.join(twice)}; accepted: a state for structures "
                 "with different names"
             )
         rest, layers = dict(state or {}), list[KSLinear]()
-        for each in given:
+        for each, form in zip(given, forms, strict=True):
             if state is None:
                 layers.append(KSLinear.from_structure(each, bias=bias and not layers, **options))
             else:
-                own = {name: rest.pop(name) for name in (*each.shapes, "bias") if name in rest}
+                own = {name: rest.pop(name) for name in (*form.shapes, form.bias) if name in rest}
                 layers.append(KSLinear.from_structure(each, own, **options))
         if rest:
             known = ", ".join(dict.fromkeys(name for each in given for name in (*each.shapes, "bias")))

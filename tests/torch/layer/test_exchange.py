@@ -166,7 +166,7 @@ def test_a_model_in_eight_bits_and_in_bfloat16() -> None:
 )
 def test_a_dense_layer_becomes_one_that_exchanges(structure: structures.Structure) -> None:
     torch.manual_seed(0)
-    dense = KSLinear.from_structure(structure).to_linear()
+    dense = KSLinear.from_structure(structure, init="uniform").to_linear()
     layer, x = KSLinear.from_linear(dense, structure.chain), torch.randn(5, 64)
     assert layer.chain == structure.chain
     torch.testing.assert_close(layer(x), dense(x), rtol=1e-4, atol=1e-4)

@@ -12,7 +12,7 @@ from tests.support.native import chosen_native
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
-from ksgen.torch import KSLinear  # noqa: E402  (PyTorch may be missing)
+from ksgen.torch import KSLinear, KSSum  # noqa: E402  (PyTorch may be missing)
 
 PAGE = Path(__file__).parents[3] / "docs" / "structures.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -69,6 +69,52 @@ def test_a_checkpoint_of_gsoft_becomes_rotations(dtype: torch.dtype) -> None:
     again = structure.from_state(structure.to_state(each.detach() for each in layer.weights))
     for weights, each in zip(again, layer.weights, strict=True):
         torch.testing.assert_close(weights, each.detach(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "structure", [structures.oft(24, block=6), structures.boft(24, block=6, factors=3)], ids=["oft", "boft"]
+)
+def test_adapters_that_rotate_begin_as_the_identity(structure: structures.Structure) -> None:
+    assert torch.equal(KSLinear.from_structure(structure).to_dense(), torch.eye(24))
+    assert not torch.allclose(KSLinear.from_structure(structure, init="uniform").to_dense(), torch.eye(24))
+
+
+def test_drawn_weights_have_the_structures_scales() -> None:
+    torch.manual_seed(0)
+    butterfly = structures.butterfly(512)
+    for weights in KSLinear.from_structure(butterfly).weights:
+        assert float(weights.detach().std()) == pytest.approx(2**-0.5, rel=0.1)
+    first, second = KSLinear.from_structure(structures.gralora(24, 15, blocks=3, rank=6)).weights
+    assert not second.detach().any()
+    assert float(first.detach().abs().max()) == pytest.approx(8**-0.5, rel=0.1)
+
+
+def test_a_bias_has_the_name_and_shape_of_its_authors() -> None:
+    structure = structures.btt(24, 20, blocks=(5, 3), rank=2)
+    own = {name: torch.randn(shape) for name, shape in structure.shapes.items()}
+    state = {"op_params.0": own["W1"], "op_params.1": own["W2"], "b": torch.randn(20)}
+    wanted = KSLinear.from_structure(structure, {**own, "bias": state["b"]})
+    layer = KSLinear.from_structure(structure, state)
+    assert all(map(torch.equal, layer.parameters(), wanted.parameters()))
+    for wrong in ({**own, "b": state["b"]}, {**state, "bias": state["b"]}):
+        with pytest.raises(LaunchError, match=r"btt: got .*b.*; W1, W2 are needed, or op_params.0, op_params.1"):
+            KSLinear.from_structure(structure, wrong)
+    pair = structures.dyad(24, 20, blocks=4)
+    parameters = {name: torch.randn(shape) for each in pair for name, shape in each.shapes.items()}
+    column = torch.randn(20, 1)
+    total, x = KSSum.from_structures(pair, {**parameters, "bias": column}), torch.randn(3, 24)
+    wanted_sum = KSSum.from_structures(pair, {**parameters, "bias": column[:, 0]})
+    assert torch.equal(total(x), wanted_sum(x))
+    for shape in ((20, 2), (1, 20), (19, 1)):
+        with pytest.raises(LaunchError, match=r"got bias of shape .*; \(20,\) is needed"):
+            KSSum.from_structures(pair, {**parameters, "bias": torch.zeros(shape)})
+    with pytest.raises(LaunchError, match=r"got bias of shape \(20, 1\); \(20,\) is needed"):
+        KSLinear.from_structure(structure, {**own, "bias": column})  # only DYAD's is a column
+    mixed = KSSum.from_structures(
+        [structure, structures.low_rank(24, 20, 2)],
+        {**state, "lora_A.weight": torch.ones(2, 24), "lora_B.weight": torch.ones(20, 2)},
+    )
+    torch.testing.assert_close(mixed(x), layer(x) + 2 * x.sum(1, keepdim=True), rtol=1e-4, atol=1e-4)
 
 
 def test_a_wrong_checkpoint_is_refused() -> None:
