@@ -7,7 +7,7 @@ one per summand.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt, sqrt
 from operator import attrgetter
@@ -50,11 +50,12 @@ class Structure:
         axes: Order in which a parameter stores the factor's axes a, b, c, d, by name; by default "abcd". B and C are
             digits of two values above those of b and c.
         scales: Standard deviations of the authors' initial values, by name; without them, those of `KSLinear`.
-        tied: Axis of the factor along which all weights are equal, by name: 0 for a, or 3 for d. The parameter is one
-            slice of them.
+        tied: Axis of the factor along which all weights are equal, by name, if the parameter is one slice of them: 0
+            for a, or 3 for d.
         init: The authors' initial values as an `init` of `KSLinear`, such as "identity"; empty: by `scales`.
         are_rotations: Whether a block is the rotation (I + S)(I - S)^-1 of its parameter A, with S = (A - A^T) / 2. A
             parameter (blocks, entries) has the entries of S above its diagonal.
+        has_rotations: Whether the parameters are rotations themselves.
         terms: Terms of PEFT's series in -S, which then replaces the rotation; 0: the rotation itself.
         parts: Index of each factor's part in the only parameter, if it has the parts of all factors.
         bias: Name of the authors' bias.
@@ -78,6 +79,7 @@ class Structure:
     tied: Mapping[str, int] = field(default_factory=dict)
     init: str = ""
     are_rotations: bool = False
+    has_rotations: bool = False
     terms: int = 0
     parts: tuple[tuple[int, ...], ...] = ()
     bias: str = "bias"
@@ -89,6 +91,13 @@ class Structure:
     def names(self) -> tuple[str, ...]:
         """Name of each factor's parameter."""
         return tuple(self.shapes) * (len(self.chain) if self.parts else 1)
+
+    @property
+    def ties(self) -> tuple[str, ...]:
+        """Axis along which each factor's weights are equal: "a", "d", or "" if there is none, or one of size 1."""
+        axes = (self.tied.get(name, 1) for name in self.names)
+        pairs = zip(axes, self.chain, strict=True)
+        return tuple("abcd"[axis] if axis in (0, 3) and factor.shape[axis] > 1 else "" for axis, factor in pairs)
 
     def form_of(self, names: Iterable[str]) -> "Structure":
         """Choose between this structure and its `published` form.
@@ -442,7 +451,9 @@ def oft(features: int, block: int, terms: int | None = 5) -> Structure:
     (count,) = _blocks_of(block, name="block", features=features)
     if terms is not None and pattern.counts(terms=terms)[0] < 4:
         raise PatternError(f"terms={terms}; accepted: 4 or more, or None")
-    found = replace(_of_blocks(Chain((Pattern(count, block, block, 1),), "oft"), "R"), init="identity")
+    found = replace(
+        _of_blocks(Chain((Pattern(count, block, block, 1),), "oft"), "R"), init="identity", has_rotations=True
+    )
     shapes = {"oft_R.weight": (count, block * (block - 1) // 2)}
     return replace(found, published=replace(found, shapes=shapes, axes={}, are_rotations=True, terms=terms or 0))
 
@@ -479,7 +490,7 @@ def boft(features: int, block: int, factors: int) -> Structure:
         raise PatternError(f"factors={levels}; accepted: 1 to {most} for {count} blocks of {block}")
     last_first = range(levels)[::-1]
     chain = Chain(tuple(_level(count, block, level) for level in last_first), "boft")
-    found = replace(_of_blocks(chain, *(f"R{level}" for level in last_first)), init="identity")
+    found = replace(_of_blocks(chain, *(f"R{level}" for level in last_first)), init="identity", has_rotations=True)
     parameter = replace(
         found,
         shapes={"boft_R": (levels, count, block, block)},
@@ -642,6 +653,20 @@ ONE_CHAIN: dict[str, Callable[..., Structure]] = {  # structures that are not su
     for each in (blast, block_dense, boft, btt, butterfly, gralora, gs, kronecker, low_rank, monarch, oft)
 }
 SUMS: dict[str, Callable[..., tuple[Structure, ...]]] = {"dyad": dyad}  # structures that are sums of chains, by name
+
+
+def of_chain(chain: Chain, tied: Sequence[str] = ()) -> Structure:
+    """Structure of a chain whose parameters are its own weights, named "0", "1" and so on.
+
+    `tied` has the axis along which each factor's weights are equal: "a", "d", or "" for none. Their parameter is the
+    first slice.
+    """
+    if tied and (len(tied) != len(chain) or not set(tied) <= {"", "a", "d"}):
+        words = ", ".join(each or "none" for each in tied)
+        raise PatternError(f"tied={excerpt(words)} of {chain}; accepted: one of none, a or d per factor")
+    axes = {str(number): "abcd".index(tie) for number, tie in enumerate(tied) if tie}
+    whole = Structure(chain, {str(number): factor.shape for number, factor in enumerate(chain)}, tied=axes)
+    return replace(whole, shapes={name: whole._stored_shape(int(name)) for name in whole.shapes})
 
 
 def _of_blocks(chain: Chain, *names: str) -> Structure:

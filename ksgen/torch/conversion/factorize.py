@@ -3,12 +3,13 @@
 Chooses the method, and reports error and time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import frexp, inf, sqrt
 from time import perf_counter
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from ksgen.build.background import progress_bar
 from ksgen.errors import LaunchError
 from ksgen.measure.trust import Watch, why_unreliable, with_reason
 from ksgen.pattern import Chain, Patterns
+from ksgen.structures import Structure, of_chain
 from ksgen.torch.conversion.projection import (
     balanced,
     block_ranks,
@@ -32,7 +34,9 @@ from ksgen.torch.conversion.projection import (
     stored_features,
 )
 from ksgen.torch.conversion.relabelling import relabelled
+from ksgen.torch.conversion.structured import closed_form
 from ksgen.torch.operators.checks import check_flags, check_tensors
+from ksgen.torch.operators.products import chain_to_dense
 from ksgen.values import excerpt, whole_number
 
 LEAST_STEPS = 100  # least steps of refinement, if SVDs give no bound
@@ -48,17 +52,38 @@ class Factorization:
     relative_error: float  # Frobenius norm of the difference, over that of the matrix
     least_error: float  # lower bound on the error of any product of these factors; 0 if no larger one is known
     bound: float  # proven: relative_error <= bound * the smallest possible error; inf if nothing is proven
-    method: str  # support, projection, hierarchical or refinement
+    method: str  # support, projection, hierarchical or refinement; of a structure also mean, rearrangement or polar
     guarantee: str  # what is proven about the error, in words
     seconds: float
     doubt: str = ""  # why the seconds are unreliable; empty if they are reliable
+    state: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # parameters of a given structure, by name
 
     def __str__(self) -> str:
         took = with_reason(f"{self.seconds:.3g} s", self.doubt)
         return f"{self.chain}: relative error {self.relative_error:.3g} by {self.method} in {took}; {self.guarantee}"
 
 
-def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: bool = False) -> Factorization:
+@dataclass(frozen=True)
+class SumFactorization:
+    """Weights (a, b, c, d) of a sum of chains of one factor each, and the error of the sum, which is the nearest."""
+
+    chains: tuple[Chain, ...]
+    weights: tuple[Tensor, ...] = field(repr=False)  # one per chain
+    relative_error: float  # Frobenius norm of the difference, over that of the matrix
+    state: Mapping[str, Tensor] = field(repr=False)  # parameters of all structures, by name
+
+
+@overload
+def factorize(
+    weight: Tensor, chain: Patterns | Structure, *, refine: int = 0, progress: bool = False
+) -> Factorization: ...
+@overload
+def factorize(
+    weight: Tensor, chain: tuple[Structure, ...], *, refine: int = 0, progress: bool = False
+) -> SumFactorization: ...
+def factorize(
+    weight: Tensor, chain: Patterns | Structure | tuple[Structure, ...], *, refine: int = 0, progress: bool = False
+) -> Factorization | SumFactorization:
     """Approximate a matrix by a product of Kronecker-sparse factors.
 
     One or two factors give the nearest product, also if they exchange features. A longer chainable chain uses
@@ -66,22 +91,28 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
     longer chain that exchanges features, if another order makes it chainable. Any other longer chain uses L-BFGS from
     three starts, at least 100 steps each. Its only guarantee is `least_error`.
 
+    A structure of `ksgen.structures` also gives its authors' parameters. Kronecker products and blocks of OFT are the
+    nearest ones. Other structures are factorized as their chain. A tuple of structures of one factor each, such as
+    `dyad`, gives the nearest sum.
+
     The computation runs on the tensor's device, in float64 for float64 and in float32 otherwise.
 
     Args:
         weight: Matrix (out_features, in_features), as in an `nn.Linear`.
-        chain: Factors of the product: a `ksgen.Chain`, a list of patterns, or one pattern.
+        chain: Factors of the product: a `ksgen.Chain`, a list of patterns, one pattern, or a structure. Or the tuple of
+            structures of a sum.
         refine: Steps of L-BFGS, from 0 up. Chains of one or two factors ignore them.
         progress: True shows a progress bar on a terminal.
 
     Returns:
         A `Factorization`: `weights` per factor in the dtype of the computation, `relative_error` and the guarantee.
+        With a structure, `state` has its parameters by name. A sum gives a `SumFactorization`.
 
     Raises:
         PatternError: The chain is invalid.
         SpecError: `progress` is neither True nor False.
         LaunchError: The weight is no dense real matrix of finite numbers, or has another shape, or `refine` is not
-            accepted.
+            accepted. Also if a structure has no method: GSOFT's rotations, most tied weights, and sums of products.
 
     Examples:
         >>> import torch
@@ -91,17 +122,26 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
         ([(2, 2, 2, 1), (1, 2, 2, 2)], 'projection')
         >>> found.relative_error < 1e-6
         True
+        >>> from ksgen import structures
+        >>> found = factorize(torch.eye(4), structures.kronecker(4, 4, blocks=2))
+        >>> {name: tuple(each.shape) for name, each in found.state.items()}
+        {'B': (2, 2), 'A': (2, 2)}
     """
-    given = Chain.read(chain)
+    if isinstance(chain, tuple) and any(isinstance(each, Structure) for each in chain):
+        return _sum(weight, chain, refine)  # type: ignore[arg-type]
+    names_parameters = isinstance(chain, Structure)
+    structure = chain if isinstance(chain, Structure) else of_chain(Chain.read(chain))  # type: ignore[arg-type]
+    given = structure.chain
     matrix, chain, to_given = _in_natural_order(_checked(weight, given, refine), given)
     check_flags(progress=progress)
-    method, guarantee, bound = _method(chain)
+    closed = closed_form(structure, chain)
+    method, guarantee, bound = (closed.method, closed.guarantee, 1.0) if closed else _method(chain)
     steps = {"hierarchical": refine, "refinement": max(refine, LEAST_STEPS)}.get(method, 0)
     starts = STARTS if method == "refinement" else 1
     with torch.no_grad(), progress_bar(progress, str(given), len(chain) - 1 + starts * steps) as advance:
         begin, watch = perf_counter(), Watch()
-        scaled, exponent = _scaled(matrix)
-        begun, squares = _begin(scaled, chain, method, advance)
+        scaled, exponent = (matrix, 0) if closed and not closed.is_linear else _scaled(matrix)
+        begun, squares = ([closed.weights(scaled)], []) if closed else _begin(scaled, chain, method, advance)
         found = [refined(scaled, each, steps, advance, chain) for each in begun]
         nearest = min(found, key=partial(relative_error, scaled, chain=chain)) if len(found) > 1 else found[0]
         weights = [_times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
@@ -112,10 +152,38 @@ def factorize(weight: Tensor, chain: Patterns, *, refine: int = 0, progress: boo
             least = min(error, sqrt(max(squares)) / (float(vector_norm(scaled, dtype=torch.float64)) or 1))
     if method == "refinement" and least:
         guarantee, bound = f"{guarantee}; no product of its factors has an error below {least:.3g}", error / least
+    weights = list(to_given(weights))
+    state = structure.to_state(weights) if names_parameters else {}
     return Factorization(
-        given, tuple(to_given(weights)), error, least, bound, method, guarantee, seconds,
-        why_unreliable([seconds], [share]),
+        given, tuple(weights), error, least, bound, method, guarantee, seconds, why_unreliable([seconds], [share]),
+        state,
     )  # fmt: skip
+
+
+def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int) -> SumFactorization:
+    """The nearest sum of chains of one factor each. Chains that share an entry of the matrix have equal parts of it."""
+    for each in structures:
+        if not isinstance(each, Structure):
+            raise LaunchError(f"factorize: {excerpt(each)} in a sum; accepted: structures of `ksgen.structures`")
+        if len(each.chain) > 1 or any(each.ties) or each.are_rotations or each.has_rotations:
+            raise LaunchError(
+                f"factorize: {each.chain} in a sum; accepted: chains of one factor whose weights are free, as in dyad"
+            )
+    with torch.no_grad():
+        matrices = [_checked(weight, each.chain, refine) for each in structures]
+        supports = [chain_to_dense(each.chain, [matrices[0].new_ones(each.chain[0].shape)]) for each in structures]
+        share = matrices[0] / sum(supports).clamp_min(1)
+        weights = []
+        for each in structures:
+            natural, chain, _ = _in_natural_order(share, each.chain)
+            weights.append(on_support(natural, chain[0]))
+        total = sum(chain_to_dense(each.chain, [own.double()]) for each, own in zip(structures, weights, strict=True))
+        norm = float(vector_norm(matrices[0], dtype=torch.float64))
+        error = float(vector_norm(total - matrices[0])) / (norm or 1)
+        state: dict[str, Tensor] = {}
+        for each, own in zip(structures, weights, strict=True):
+            state |= each.to_state([own])
+    return SumFactorization(tuple(each.chain for each in structures), tuple(weights), error, state)
 
 
 def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], None] = lambda: None) -> list[float]:

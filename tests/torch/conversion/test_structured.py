@@ -1,0 +1,152 @@
+"""factorize with a structure: its authors' parameters, exact for a matrix of that structure, else the nearest."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ksgen import structures
+from ksgen.errors import LaunchError, PatternError
+from ksgen.structures import Structure, of_chain
+from tests.support.libraries import library
+from tests.test_structures import STRUCTURES, drawn, of_dyad
+
+pytestmark = pytest.mark.libraries
+torch = library("torch")
+
+from ksgen.torch import KSLinear, KSSum, factorize  # noqa: E402  (PyTorch may be missing)
+from ksgen.torch.conversion.factorize import SumFactorization  # noqa: E402
+
+EXACT = {name: each for name, each in STRUCTURES.items() if "blast" not in name and "oft" not in name}
+each_exact = pytest.mark.parametrize(("structure", "matrix_of"), list(EXACT.values()), ids=list(EXACT))
+
+
+def rotations(count: int, size: int) -> np.ndarray:
+    """Random orthogonal matrices with determinant 1."""
+    found = np.linalg.qr(np.random.default_rng(3).standard_normal((count, size, size)))[0]
+    found[..., 0] *= np.sign(np.linalg.det(found))[:, None]
+    return found
+
+
+def matrix_from(matrix_of: Callable[[Any], Any], state: Any) -> Any:
+    return matrix_of({name: np.asarray(each) for name, each in state.items()})
+
+
+@each_exact
+def test_a_matrix_of_the_structure_gives_parameters_of_it(structure: Structure, matrix_of: Callable[..., Any]) -> None:
+    truth = matrix_of(drawn(structure))
+    found = factorize(torch.from_numpy(truth), structure)
+    assert {name: tuple(each.shape) for name, each in found.state.items()} == dict(structure.shapes)
+    np.testing.assert_allclose(matrix_from(matrix_of, found.state), truth, rtol=1e-11, atol=1e-11)
+    assert found.relative_error < 1e-13
+    layer = KSLinear.from_structure(structure, found.state)
+    np.testing.assert_allclose(layer.to_dense().detach().numpy(), truth, rtol=1e-11, atol=1e-11)
+    assert factorize(torch.from_numpy(truth), structure.chain).state == {}
+
+
+@pytest.mark.parametrize("factors", [2, 4])
+def test_a_product_of_rotations_gives_orthogonal_blocks_of_boft(factors: int) -> None:
+    structure, matrix_of = STRUCTURES[f"boft of {'two' if factors == 2 else 'four'} factors"]
+    state = {name: rotations(*shape[:2]) for name, shape in structure.shapes.items()}
+    truth = matrix_of(state)
+    found = factorize(torch.from_numpy(truth), structure)
+    np.testing.assert_allclose(matrix_from(matrix_of, found.state), truth, atol=1e-12)
+    for blocks in found.state.values():
+        torch.testing.assert_close(blocks @ blocks.mT, torch.eye(blocks.shape[1]).expand(blocks.shape).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("blocks", [(5, 3), (2, 4), (5, 1), (1, 4), (20, 24), 1], ids=str)
+def test_the_nearest_kronecker_product(blocks: Any, dtype: "torch.dtype") -> None:
+    """Its squared error is all but the largest squared singular value of the rearranged matrix."""
+    structure = structures.kronecker(24, 20, blocks)
+    torch.manual_seed(0)
+    matrix = torch.randn(20, 24, dtype=dtype)
+    found = factorize(matrix, structure)
+    (p, q), (o, n) = structure.shapes["A"], structure.shapes["B"]
+    rearranged = [matrix[i * o : (i + 1) * o, j * n : (j + 1) * n].flatten() for i in range(p) for j in range(q)]
+    lengths = torch.linalg.svdvals(torch.stack(rearranged).double())
+    wanted = float(lengths[1:].norm() / lengths.norm())
+    product = np.kron(*(found.state[name].double().numpy() for name in "AB"))
+    assert np.linalg.norm(product - matrix.numpy()) / matrix.norm() == pytest.approx(wanted, abs=1e-6)
+    assert found.relative_error == pytest.approx(wanted, abs=1e-6)
+    assert found.bound == 1
+    large = factorize(matrix * 2.0**100, structure)
+    assert large.relative_error == pytest.approx(wanted, abs=1e-6)
+    torch.testing.assert_close(large.state["A"], found.state["A"] * 2.0**50)
+    assert factorize(torch.zeros(20, 24), structure).relative_error == 0
+
+
+def test_the_nearest_tied_weights_of_one_factor() -> None:
+    torch.manual_seed(0)
+    structure = of_chain(structures.oft(12, block=3).chain, ("a",))
+    matrix = torch.randn(12, 12).double()
+    found = factorize(matrix, structure)
+    blocks = torch.stack([matrix[i : i + 3, i : i + 3] for i in range(0, 12, 3)])
+    torch.testing.assert_close(found.state["0"], blocks.mean(0).reshape(1, 3, 3, 1))
+
+
+@pytest.mark.parametrize("structure", [structures.oft(12, block=3), structures.boft(12, block=4, factors=1)], ids=str)
+def test_the_nearest_rotations(structure: Structure) -> None:
+    name, (count, size, _) = next(iter(structure.shapes.items()))
+    truth = rotations(count, size)
+    dense = torch.block_diag(*torch.from_numpy(truth).mT)
+    torch.testing.assert_close(factorize(dense, structure).state[name], torch.from_numpy(truth))
+    torch.testing.assert_close(factorize(1000 * dense, structure).state[name], torch.from_numpy(truth))
+    mirrored = torch.eye(12).double()
+    mirrored[0, 0] = -2.0  # a reflection, whose nearest rotation negates the direction of the least length
+    torch.manual_seed(0)
+    matrix = mirrored + 0.1 * torch.randn(12, 12)
+    found = factorize(matrix, structure).state[name]
+    torch.testing.assert_close(torch.linalg.det(found), torch.ones(count).double())
+    blocks = torch.stack([matrix[i : i + size, i : i + size].mT for i in range(0, 12, size)])
+    nearest = (blocks - found).square().sum((1, 2))
+    for _ in range(200):  # no rotation nearby is nearer
+        skew = 0.1 * torch.randn(count, size, size).double()
+        other = found @ torch.matrix_exp(skew - skew.mT)
+        assert ((blocks - other).square().sum((1, 2)) >= nearest).all()
+
+
+@pytest.mark.parametrize("variant", ["it", "ot", "dt"])
+def test_the_nearest_sum_of_dyad(variant: Any) -> None:
+    pair = structures.dyad(24, 20, blocks=4, variant=variant)
+    state = {name: each for structure in pair for name, each in drawn(structure).items()}
+    truth = torch.from_numpy(of_dyad(state, variant))
+    found = factorize(truth, pair)
+    assert isinstance(found, SumFactorization)
+    assert found.relative_error < 1e-15
+    np.testing.assert_allclose(of_dyad({name: each.numpy() for name, each in found.state.items()}, variant), truth)
+    torch.testing.assert_close(KSSum.from_structures(pair, found.state).to_dense(), truth)
+    torch.manual_seed(0)
+    matrix = torch.randn(20, 24).double()
+    nearest = factorize(matrix, pair)
+    outside = torch.from_numpy(of_dyad({name: np.ones_like(each) for name, each in state.items()}, variant)) == 0
+    error = float(matrix[outside].norm() / matrix.norm())
+    assert nearest.relative_error == pytest.approx(error)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: structures.gs(24, 24, blocks=4), "parameters of gs stand for rotations; accepted: orthogonal=False"),
+        (
+            lambda: of_chain(structures.monarch(24, 24, blocks=4).chain, ("ad", "")),
+            "tied='ad, none' of 4,6,6,1 then 1,6,6,4; accepted: one of none, a or d per factor",
+        ),
+        (
+            lambda: of_chain(structures.monarch(24, 24, blocks=4).chain, ("a", "")),
+            "weights tied along a, none; accepted: one tied factor, or a Kronecker product",
+        ),
+        (
+            lambda: (structures.monarch(24, 24, blocks=4), structures.low_rank(24, 24, rank=2)),
+            "4,6,6,1 then 1,6,6,4 in a sum; accepted: chains of one factor whose weights are free, as in dyad",
+        ),
+        (lambda: (*structures.dyad(24, 24, blocks=4), "1,24,24,1"), "'1,24,24,1' in a sum; accepted: structures"),
+    ],
+)
+def test_structures_without_a_method_are_refused_in_one_line(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises((LaunchError, PatternError)) as caught:
+        factorize(torch.ones(24, 24), make())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
