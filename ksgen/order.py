@@ -237,6 +237,51 @@ class Order:
         shape, axes = self.exchange()
         return tuple(shape[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(axes)))
 
+    def text_of(self, shape: Sequence[int], axes: Sequence[int]) -> str | None:
+        """Text of the order of these features that `exchange` describes by a shape and an order of its axes.
+
+        Args:
+            shape: Sizes of any digits of a feature's index, from the most significant one.
+            axes: Order of these digits in memory.
+
+        Returns:
+            The text, or None if the digits and the indices of these features do not divide each other.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(4, 6, 5, 1).outputs.text_of((2, 12), (1, 0))
+            'i2:2.k.i1:2'
+            >>> Pattern(4, 6, 5, 1).outputs.text_of((3, 8), (1, 0)) is None
+            True
+        """
+        ends = sorted({1, *accumulate(reversed(shape), mul), *accumulate(reversed(self.sizes), mul)})
+        if any(high % low for low, high in pairwise(ends)):
+            return None
+        units = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        distances = [prod(shape[after] for after in axes[axes.index(axis) + 1 :]) for axis in range(len(shape))]
+        found = []
+        for low, high in pairwise(ends):
+            axis = next(each for each, unit in enumerate(units) if unit <= low < unit * shape[each])
+            found.append(
+                (distances[axis] * low // units[axis], _part(Order(self.features, self.sizes, "").digits, low, high))
+            )
+        return self._written([digit for _, digit in sorted(found, reverse=True)])
+
+    def of_sorted_block(self) -> str:
+        """Text of the order of a factor whose weights have the middle index, k or l, in its order in memory.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(4, 6, 5, 1, store="k2:3.i.k1").outputs.of_sorted_block()
+            'k1:3.i.k2:2'
+        """
+        digits, below = list(self.digits), 1
+        for number in reversed(range(len(digits))):
+            if digits[number].name == self.names[1]:
+                digits[number] = digits[number]._replace(unit=below)
+                below *= digits[number].size
+        return self._written(digits)
+
     def renamed(self, features: str) -> str:
         """Write the same order for the transposed factor, whose outputs are these inputs, or the reverse.
 

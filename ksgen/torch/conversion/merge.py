@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from functools import cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from itertools import islice
 from math import inf
 from typing import Any, overload
@@ -15,13 +16,16 @@ from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import PRECISIONS, KernelSpec, PrecisionName
 from ksgen.spec.kernel import check_word, checked_count
-from ksgen.torch.conversion.projection import covering, on_support
+from ksgen.torch.conversion.projection import covering, on_support, stored_features
+from ksgen.torch.conversion.relabelling import Copy, relabelled
 from ksgen.torch.conversion.times import Clock, clock_of, measured_us
 from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.layer.tied import initialized, tie, ties_of
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.products import chain_to_dense
 
 TIMED = 3  # merges that are timed: each is compiled, which takes a second or more
+_REMEMBERED = 4096  # merged factors, because `propose` compares many chains
 MIN_SAVING = 0.05  # share of the time that a merge must save, as two timings of one layer may differ by less
 
 
@@ -45,6 +49,9 @@ def optimize(
     merge. The three with the least expected times are then timed alternately, as frozen layers. The fastest is returned
     if it saves a twentieth of the time.
 
+    Factors that exchange features are merged, too: a merged factor keeps the exchanges around it. Tied weights stay
+    tied: such a factor is not merged.
+
     Args:
         given: A `KSLinear` for inference, or the factors of a chain in any form that `KSLinear` accepts.
         batch: Batch size of the times. None: 25088 on a GPU and 1568 on a processor.
@@ -56,7 +63,7 @@ def optimize(
 
     Raises:
         LaunchError: The layer has an activation between its factors, quantized weights, or is split over processes.
-        PatternError: A factor exchanges its outputs or inputs.
+        PatternError: The factors are no chain.
         SpecError: An option is not accepted.
 
     Examples:
@@ -81,13 +88,11 @@ def optimize(
 
 
 def _fastest(layer: KSLinear, batch: int | None, precision: str) -> KSLinear:
-    if order := layer.chain.exchanged:
-        what = f"{layer.chain} exchanges {order.features}"
-        raise PatternError(f"{what}; accepted for a chain to merge: {order.features} in {order.natural}")
     where, dtype = layer.weights[0].device, layer.weights[0].dtype
     clock = clock_of(where, precision)
     rows = checked_count("batch", (CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
-    layers = [layer, *(_merged(layer, sizes) for sizes in _partitions(layer.chain, clock, precision, rows))]
+    partitions = _partitions(layer.chain, clock, precision, rows, ties_of(layer.weights))
+    layers = [layer, *(_merged(layer, sizes) for sizes in partitions)]
     frozen = [deepcopy(each).eval().requires_grad_(False).freeze() for each in layers]
     shape = (rows, layer.in_features) if layer.layout == "bsf" else (layer.in_features, rows)
     times = [us for us, _ in measured_us(frozen, torch.randn(shape, device=where, dtype=dtype))]
@@ -95,8 +100,47 @@ def _fastest(layer: KSLinear, batch: int | None, precision: str) -> KSLinear:
     return layers[best] if times[best] < (1 - MIN_SAVING) * times[0] else layer
 
 
-def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[list[int]]:
-    """Select at most `TIMED` merges with the least expected times.
+@lru_cache(_REMEMBERED)
+def merged_factor(factors: tuple[Pattern, ...]) -> Pattern | None:
+    """The smallest Kronecker-sparse factor for the product of neighbouring factors, with the exchanges around them.
+
+    Factors that exchange features with each other are relabelled first. None if digits do not divide each other.
+    """
+    if len(factors) == 1:
+        return factors[0]
+    whole = Pattern(1, factors[-1].out_features, factors[0].in_features, 1)
+    rows, columns = factors[-1].outputs.exchange(), factors[0].inputs.exchange()
+    if any(each.store for each in factors[:-1]):
+        if (found := relabelled(Chain(factors))) is None:
+            return whole
+        factors, rows, columns = found.chain.factors, _inverse(found.rows), _inverse(found.columns)
+    covered = covering([each.natural for each in factors])
+    if covered == whole:  # which has every matrix, whatever the order of features
+        return whole
+    store, load = covered.outputs.text_of(*rows), covered.inputs.text_of(*columns)
+    if store is None or load is None:
+        return None
+    merged = replace(covered, store=store, load=load)
+    return replace(merged, store=merged.outputs.of_sorted_block(), load=merged.inputs.of_sorted_block())
+
+
+def _inverse(copy: Copy) -> Copy:
+    """The copy that restores an array."""
+    shape, axes = copy
+    return tuple(shape[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(axes)))
+
+
+def _merged_chain(chain: Chain, sizes: Sequence[int]) -> Chain | None:
+    """The chain with merged neighbours; None if digits of its exchanges do not divide each other."""
+    found = [merged_factor(part.factors) for part in _parts(chain, sizes)]
+    try:
+        return None if None in found else Chain(tuple(each for each in found if each))
+    except PatternError:
+        return None
+
+
+def _partitions(chain: Chain, clock: Clock, precision: str, batch: int, ties: Sequence[str] = ()) -> list[list[int]]:
+    """Select at most `TIMED` merges with the least expected times. Factors with ties are not merged.
 
     A merge is a list of sizes: the number of neighbouring factors that each new factor replaces. All merges differ in
     their number of factors. If the cost model knows no time, the number of weights is used as the cost.
@@ -105,8 +149,10 @@ def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[
 
     @cache
     def cost(first: int, end: int) -> float:
-        pattern = covering(chain.factors[first:end])
-        us = clock.kernel_us(KernelSpec(pattern, precision), batch)
+        pattern = merged_factor(chain.factors[first:end])
+        if pattern is None or (end - first > 1 and any(ties[first:end])):
+            return inf
+        us = clock.kernel_us(KernelSpec(replace(pattern, load="") if first else pattern, precision), batch)
         return float(pattern.weight_count) if us is None else us
 
     # best[m][end]: least cost of the factors before `end`, merged into m factors, and the sizes of these
@@ -122,13 +168,14 @@ def _partitions(chain: Chain, clock: Clock, precision: str, batch: int) -> list[
                 for end in range(count + 1)
             ]
         )
-    return [sizes for _, sizes in sorted(each[count] for each in best[1:])][:TIMED]
+    found = (sizes for us, sizes in sorted(each[count] for each in best[1:]) if us < inf)
+    return list(islice((sizes for sizes in found if _merged_chain(chain, sizes)), TIMED))
 
 
 def merged_chains(chain: Chain, clock: Clock, precision: str, batch: int) -> list[Chain]:
     """The chain with merged neighbours: at most `TIMED` merges, those with the least expected times."""
-    partitions = _partitions(chain, clock, precision, batch)
-    return [Chain(tuple(covering(part.factors) for part in _parts(chain, sizes))) for sizes in partitions]
+    merged = (_merged_chain(chain, sizes) for sizes in _partitions(chain, clock, precision, batch))
+    return [each for each in merged if each]
 
 
 def _parts(chain: Chain, sizes: Sequence[int]) -> list[Chain]:
@@ -139,13 +186,25 @@ def _parts(chain: Chain, sizes: Sequence[int]) -> list[Chain]:
 
 def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
     """Layer in which each factor is the product of the given number of neighbouring factors."""
-    weights, patterns, given = list[Tensor](), list[Pattern](), iter(layer.weights)
+    weights, given, kept = list[Tensor](), iter(layer.weights), iter(ties_of(layer.weights))
+    merged, ties = _merged_chain(layer.chain, sizes), list[str]()
     with torch.no_grad():
         for part in _parts(layer.chain, sizes):
-            patterns.append(covering(part.factors))
-            matrix = chain_to_dense(part, list(islice(given, len(part))))
-            weights.append(on_support(matrix, patterns[-1]))
+            factors = list(islice(given, len(part)))
+            ties.append("".join(islice(kept, len(part))))
+            pattern = merged_factor(part.factors)
+            assert pattern is not None  # as `_partitions` returns no other
+            weights.append(factors[0] if len(part) == 1 else _on_exchanged(chain_to_dense(part, factors), pattern))
     options = {name: getattr(layer, name) for name in layer._settable if name not in ("between", "intermediates")}
-    made = KSLinear.from_weights(weights, layer.bias, patterns=patterns, **options)
-    made.requires_grad_(layer.weights[0].requires_grad)
+    made = KSLinear.from_weights(weights, layer.bias, patterns=merged, **options)
+    for number, axis in enumerate(ties):
+        if axis:
+            tie(made.weights, number, "abcd".index(axis))
+    made.requires_grad_(initialized(layer.weights)[0].requires_grad)
     return made.train(layer.training)
+
+
+def _on_exchanged(matrix: Tensor, pattern: Pattern) -> Tensor:
+    """Extract the entries on the support of a pattern that may exchange features, as weights."""
+    rows, columns = (stored_features(order, matrix.device).argsort() for order in (pattern.outputs, pattern.inputs))
+    return on_support(matrix[rows][:, columns], pattern)

@@ -159,6 +159,12 @@ def _ties(weights: nn.ParameterList) -> Iterator[tuple[str, Any, Tied]]:
             yield name, each, each[0]
 
 
+def ties_of(weights: nn.ParameterList) -> tuple[str, ...]:
+    """Axis along which each factor's weights are tied: "a", "d", or "" if they are not."""
+    ties = {int(name): "abcd"[tie.axis] for name, _, tie in _ties(weights)}
+    return tuple(ties.get(number, "") for number in range(len(weights)))
+
+
 def initialized(weights: nn.ParameterList) -> list[Tensor]:
     """Tensors that initializers of the factors write to: the slice that tied weights repeat, else the weights."""
     found: list[Tensor] = list(weights)

@@ -1,10 +1,11 @@
 """Neighbouring factors merged into denser ones: the same matrix, chosen by time; what cannot be merged."""
 
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
 
+from ksgen import structures
 from ksgen.errors import LaunchError, PatternError, SpecError
 from ksgen.pattern import Chain, block_butterfly, monarch, square_dyadic
 from tests.support.libraries import library
@@ -15,6 +16,7 @@ torch = library("torch")
 from ksgen.torch import KSLinear, optimize  # noqa: E402
 from ksgen.torch.conversion import merge  # noqa: E402
 from ksgen.torch.conversion.times import Clock  # noqa: E402
+from ksgen.torch.layer.tied import tie  # noqa: E402
 
 
 @pytest.fixture
@@ -67,6 +69,60 @@ def test_a_chain_gives_a_chain(timed: dict[Any, Any]) -> None:
     assert optimize(["8,8,8,1", "1,8,8,8"], batch=3) == monarch(64, 64, 8, 8)
 
 
+EXCHANGED = {
+    "boft": structures.boft(96, block=4, factors=4).chain,
+    "boft of large blocks": structures.boft(64, block=8, factors=3).chain,
+    "btt": structures.btt(24, 20, blocks=(5, 3), rank=2).chain,
+    "gralora": structures.gralora(24, 15, blocks=3, rank=6).chain,
+    "outputs": Chain(("8,8,8,1", "1,8,8,8@j.k")),
+    "inputs and outputs": Chain(("l.i@4,2,2,1", "2,2,2,2", "1,3,2,4@j.k")),
+    "both in one": Chain(("j.l.i@8,2,2,4", "8,3,4,2", "4,2,3,4@k.i.j", "16,3,2,1")),
+    "butterfly of exchanged outputs": Chain((*square_dyadic(16).factors[:-1], "1,2,2,8@j.k")),
+    "a train of three tensors": Chain(("1,6,2,12@j2:4.k2:2.j1:3.k1:3", "4,4,6,3@j.k1:2.i.k2:2", "6,4,8,1@k.i")),
+}
+
+
+@pytest.mark.parametrize("chain", EXCHANGED.values(), ids=list(EXCHANGED))
+def test_merged_exchanges_have_the_same_matrix(chain: Chain) -> None:
+    """All partitions: each is a chain whose product is that of the given one."""
+    torch.manual_seed(0)
+    layer = KSLinear(chain, dtype=torch.float64).requires_grad_(False)
+    for cuts in product((False, True), repeat=len(chain) - 1):
+        ends = [number + 1 for number, is_cut in enumerate(cuts) if is_cut] + [len(chain)]
+        sizes = [end - begin for begin, end in pairwise([0, *ends])]
+        if merge._merged_chain(chain, sizes) is not None:
+            torch.testing.assert_close(merge._merged(layer, sizes).to_dense(), layer.to_dense())
+        else:
+            assert 1 < len(sizes) < len(chain)
+
+
+def test_merged_levels_of_boft_stay_sparse(timed: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two neighbouring levels mix the digit u and two bits: blocks of twice the size, and twice the weights of one."""
+    monkeypatch.setattr(merge, "TIMED", 3)
+    timed[2] = 1.0
+    layer = KSLinear(structures.boft(96, block=4, factors=4).chain).eval()
+    found = optimize(layer, batch=5)
+    assert [factor.shape for factor in found.chain] == [(12, 8, 8, 1), (12, 8, 8, 1)]
+    torch.testing.assert_close(found.to_dense(), layer.to_dense())
+    timed[1] = 0.5
+    assert len(optimize(structures.btt(24, 20, blocks=(5, 3), rank=2).chain, batch=5)) == 1
+
+
+def test_tied_factors_stay_tied(timed: dict[Any, Any]) -> None:
+    layer = KSLinear.from_structure(structures.kronecker(64, 64, blocks=8), bias=False).eval()
+    timed[1] = 1.0
+    assert optimize(layer, batch=5) is layer
+    layer = KSLinear([*square_dyadic(16), "4,3,4,1"], bias=False).eval()
+    tie(layer.weights, 4, 0)
+    timed |= {2: 1.0}
+    found = optimize(layer, batch=5)
+    assert [tuple(each.shape) for each in found.weights.parameters()] == [(1, 16, 16, 1), (1, 3, 4, 1)]
+    torch.testing.assert_close(found.to_dense(), layer.to_dense())
+    assert all(each.requires_grad for each in found.parameters())
+    assert len(timed["layers"]) == 1 + merge.TIMED
+    assert all(chain[-1] == layer.chain[-1] for chain in timed["layers"])
+
+
 def test_the_merges_that_are_timed_have_the_least_expected_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against all partitions."""
     chain = block_butterfly(128, 4)
@@ -100,8 +156,8 @@ def test_what_cannot_be_merged() -> None:
         optimize(KSLinear(square_dyadic(8), between="relu"))
     with pytest.raises(LaunchError, match="cannot be merged"):
         optimize(KSLinear(square_dyadic(8)).quantize("int8"))
-    with pytest.raises(PatternError, match=r"1,8,8,8@j.k exchanges outputs; accepted for a chain to merge"):
-        optimize(["8,8,8,1", "1,8,8,8@j.k"])
+    with pytest.raises(PatternError, match=r"8,8,8,1 gives 64 features and 1,8,4,8, next in the chain, takes 32"):
+        optimize(["8,8,8,1", "1,8,4,8"])
     with pytest.raises(SpecError, match="batch=0; accepted"):
         optimize(square_dyadic(8), batch=0)
     with pytest.raises(SpecError, match="precision='half'; did you mean float16"):
