@@ -16,6 +16,7 @@ from ksgen.measure.trust import describe_unreliable, marked
 from ksgen.pattern import Chain, Pattern, block_butterfly, btt, dense, kaleidoscope, low_rank, square_dyadic
 from ksgen.spec import PRECISIONS, PrecisionName
 from ksgen.spec.kernel import check_word, checked_count
+from ksgen.structures import Structure, kronecker, of_chain
 from ksgen.torch.conversion.factorize import Factorization, factorize
 from ksgen.torch.conversion.merge import merged_chains
 from ksgen.torch.conversion.times import clock_of, measured_us
@@ -25,6 +26,7 @@ from ksgen.values import excerpt
 
 LOOKED_AT = 3  # chains that are factorized or measured per family, as a multiple of the chains listed
 DENSE = "nn.Linear"
+ITERATIVE = ("blast",)  # families that only L-BFGS factorizes, which takes minutes for large layers
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,17 @@ class Proposal:
     factorization: Factorization | None = None
     doubt: str = ""  # why the measured time is unreliable; empty if it is reliable
     step_us: float | None = None  # expected time of a training step, forward and backward; None if unknown
+    tied: tuple[str, ...] = ()  # axis along which each factor's weights are equal, "a", "d" or ""; empty: none are
+
+    @property
+    def structure(self) -> Structure:
+        """The chain with its ties, for `factorize` and `KSLinear.from_structure`."""
+        return of_chain(self.chain, self.tied)
 
     @property
     def parameters(self) -> int:
-        """Number of weights, without a bias."""
-        return self.chain.weight_count
+        """Number of weights, without a bias. Tied weights count once."""
+        return sum(map(prod, self.structure.shapes.values()))
 
     @property
     def flops(self) -> int:
@@ -147,12 +155,14 @@ def propose(
     """Propose chains that could replace a dense layer, with their size, time and error.
 
     Per family, the `most` chains with the least expected time are listed. With a `weight`, more chains are factorized,
-    and the nearest ones are listed. With `measure`, more chains are timed, and their measured times decide.
+    and the nearest ones are listed. With `measure`, more chains are timed, and their measured times decide. BLAST is
+    proposed only without a `weight`, because nothing but L-BFGS factorizes it.
 
     Args:
         in_features: Features of x.
         out_features: Features of y.
-        budget: Largest share of the dense layer's weights, above 0 and up to 1.
+        budget: Largest share of the dense layer's weights, above 0 and up to 1. Each repetition of a tied weight
+            counts.
         device: Device of PyTorch, or a CUDA target such as "sm_90a", which stands for its usual GPU. None: a GPU if
             PyTorch has one, else the processor.
         batch: Batch size for the times. None: 25088 on a GPU and 1568 on a processor.
@@ -201,16 +211,19 @@ def propose(
         )
     ]
     for family, chains in candidates(whole.in_features, whole.out_features, budget).items():
-        if merge:
-            plain = [chain for chain in chains if not chain.is_exchanged]
-            merged = [new for chain in plain for new in merged_chains(chain, clock, precision, batch)]
+        if weight is not None and family in ITERATIVE:
+            continue
+        if merge and family != "kronecker":
+            merged = [new for chain in chains for new in merged_chains(chain, clock, precision, batch)]
             affordable = (chain for chain in merged if chain.weight_count <= budget * whole.weight_count)
             chains = list(dict.fromkeys((*chains, *affordable)))
-        best = sorted((Proposal(family, chain, clock.chain_us(chain, precision, batch)) for chain in chains), key=_rank)
+        ties = kronecker_ties if family == "kronecker" else lambda chain: ()
+        best = [Proposal(family, chain, clock.chain_us(chain, precision, batch), tied=ties(chain)) for chain in chains]
+        best.sort(key=_rank)
         proposals += best[: most if weight is None and not measure else LOOKED_AT * most]
     proposals[1:] = [replace(each, step_us=clock.step_us(each.chain, precision, batch)) for each in proposals[1:]]
     if weight is not None:
-        proposals[1:] = [replace(each, factorization=factorize(weight, each.chain)) for each in proposals[1:]]
+        proposals[1:] = [replace(each, factorization=factorize(weight, each.structure)) for each in proposals[1:]]
     if measure:
         proposals = _measured(proposals, batch, precision, clock.where)
     listed: list[Proposal] = []
@@ -233,7 +246,10 @@ def _measured(
     options = {"device": where, "dtype": dtype}
     whole = proposals[0].chain
     layers: list[nn.Module] = [nn.Linear(whole.in_features, whole.out_features, bias=False, **options)]
-    layers += [KSLinear(each.chain, bias=False, precision=precision, **options).freeze() for each in proposals[1:]]
+    layers += [
+        KSLinear.from_structure(each.structure, bias=False, precision=precision, **options).freeze()
+        for each in proposals[1:]
+    ]
     times = measured_us(layers, torch.randn(batch, whole.in_features, **options))
     return [replace(each, measured_us=us, doubt=why) for each, (us, why) in zip(proposals, times, strict=True)]
 
@@ -248,6 +264,7 @@ WANTED = (
     (0.75, 16), (0.75, 8), (0.5, 16), (0.5, 8), (0.75, 4), (0.5, 4), (0.0, 1),
 )  # fmt: skip
 MOST_OF_A_FAMILY = 48  # chains kept: those whose intermediates, which are written and read, have the fewest features
+MOST_REARRANGED = 1024  # shorter side of a matrix rearranged for a Kronecker product, which an SVD takes seconds for
 _Shapes = tuple[tuple[int, int, int, int], ...]  # patterns of a chain's factors
 
 
@@ -261,6 +278,9 @@ def candidates(in_features: int, out_features: int, budget: float) -> dict[str, 
         "two_factors": _pairs(in_features, out_features, most),
         "btt": _btts(in_features, out_features, most),
         "deformable_butterfly": _deformed(in_features, out_features),
+        "block_dense": _block_dense(in_features, out_features, most),
+        "kronecker": _kronecker(in_features, out_features),
+        "blast": _blasts(in_features, out_features, most),
     }
     found |= {name: _best_chains(each, most, name) for name, each in shapes.items()}
     found["btt"] = list(map(_exchanged, found["btt"]))
@@ -326,6 +346,34 @@ def _exchanged(factors: Chain) -> Chain:
     """Block tensor train of factors that exchange nothing yet."""
     down, up = factors
     return btt(down.in_features, up.out_features, down.a, up.a, down.b // up.a)
+
+
+def _block_dense(in_features: int, out_features: int, most: int) -> Iterator[_Shapes]:
+    """Diagonal blocks and then a dense factor, with as many inner features as the budget allows."""
+    for blocks in divisors(in_features)[1:]:
+        if inner := _even(min(most // (in_features // blocks + out_features), in_features), blocks, 1):
+            yield (blocks, inner // blocks, in_features // blocks, 1), (1, out_features, inner, 1)
+
+
+def _kronecker(in_features: int, out_features: int) -> Iterator[_Shapes]:
+    """Kronecker products A ⊗ B of two matrices, neither of which is a row or a column."""
+    for columns, rows in product(divisors(in_features)[1:-1], divisors(out_features)[1:-1]):
+        if min(rows * columns, (in_features // columns) * (out_features // rows)) <= MOST_REARRANGED:
+            yield kronecker(in_features, out_features, (rows, columns)).chain.shapes
+
+
+def kronecker_ties(chain: Chain) -> tuple[str, ...]:
+    """Ties of the factors of a Kronecker product: B is repeated along a, and A along d."""
+    return ("a", "d") if chain[0].a > 1 else ("d", "a")
+
+
+def _blasts(in_features: int, out_features: int, most: int) -> Iterator[_Shapes]:
+    """BLAST chains with the largest rank that the budget allows."""
+    for columns, rows in product(divisors(in_features)[1:], divisors(out_features)[1:]):
+        largest = min(most // (in_features + out_features + rows * columns), in_features, out_features)
+        if rank := _even(largest, 1, 1):
+            down, mix = (columns, rank, in_features // columns, 1), (1, rows, columns, rank)
+            yield down, mix, (rows, out_features // rows, rank, 1)
 
 
 def _deformed(in_features: int, out_features: int) -> Iterator[_Shapes]:

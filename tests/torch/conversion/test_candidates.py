@@ -4,8 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
-from ksgen.pattern import Chain, Pattern, btt, dense  # noqa: E402  (after the skip)
-from ksgen.torch.conversion.propose import candidates, divisors  # noqa: E402
+from ksgen import structures  # noqa: E402  (after the skip)
+from ksgen.pattern import Chain, Pattern, btt, dense  # noqa: E402
+from ksgen.torch.conversion.propose import candidates, divisors, kronecker_ties  # noqa: E402
 
 SIZES = [(384, 384), (384, 1536), (1536, 384), (1024, 1024), (50, 7), (7, 11), (96, 80)]
 
@@ -23,15 +24,9 @@ def test_all_fit_the_layer_and_the_budget(in_features: int, out_features: int, b
 
 
 def test_which_families_there_are() -> None:
-    assert set(candidates(384, 1536, 0.3)) == {"low_rank", "monarch", "two_factors", "btt", "deformable_butterfly"}
-    assert set(candidates(384, 384, 0.3)) == {
-        "low_rank",
-        "monarch",
-        "two_factors",
-        "btt",
-        "deformable_butterfly",
-        "block_butterfly",
-    }
+    every = {"low_rank", "monarch", "two_factors", "btt", "deformable_butterfly", "block_dense", "kronecker", "blast"}
+    assert set(candidates(384, 1536, 0.3)) == every
+    assert set(candidates(384, 384, 0.3)) == every | {"block_butterfly"}
     square = candidates(1024, 1024, 0.3)
     assert {"block_butterfly", "square_dyadic", "kaleidoscope"} < set(square)
     assert (len(square["square_dyadic"][0]), len(square["kaleidoscope"][0])) == (10, 20)
@@ -62,6 +57,22 @@ def test_block_tensor_trains_have_the_largest_rank_of_the_budget() -> None:
         assert str(chain) == str(btt(384, 1536, down.a, up.a, rank))
         larger = btt(384, 1536, down.a, up.a, rank + 1)
         assert larger.weight_count > 0.3 * 384 * 1536 or rank == min(down.c, up.b)
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), [(384, 1536), (96, 80)], ids=str)
+def test_candidates_are_the_structures_of_their_names(in_features: int, out_features: int) -> None:
+    found = candidates(in_features, out_features, 0.3)
+    for chain in found["block_dense"]:
+        first, last = chain
+        assert chain == structures.block_dense(in_features, out_features, first.a, last.c).chain
+    for chain in found["kronecker"]:
+        a = chain[1] if chain[0].a > 1 else chain[0]
+        structure = structures.kronecker(in_features, out_features, (a.b, a.c))
+        assert (chain, kronecker_ties(chain)) == (structure.chain, structure.ties)
+        assert min(a.b, a.c, in_features // a.c, out_features // a.b) > 1
+    for chain in found["blast"]:
+        down, mix, _ = chain
+        assert chain == structures.blast(in_features, out_features, (mix.b, mix.c), down.b).chain
 
 
 def test_divisors() -> None:

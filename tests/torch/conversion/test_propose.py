@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen.errors import KsgenError  # noqa: E402  (after the skip)
 from ksgen.pattern import Chain, Pattern, btt  # noqa: E402
-from ksgen.torch import factorize, propose  # noqa: E402
+from ksgen.structures import block_dense  # noqa: E402
+from ksgen.torch import KSLinear, factorize, propose  # noqa: E402
 from ksgen.torch.conversion.projection import product_of  # noqa: E402
 
 TARGET = "sm_80"  # so that nothing is measured
@@ -61,6 +62,34 @@ def test_a_block_tensor_train_is_found() -> None:
         assert (nearest.family, nearest.chain) == ("btt", exact)
         assert nearest.relative_error < 1e-6
         assert nearest.step_us > nearest.us
+
+
+def test_a_kronecker_product_is_found_with_its_ties() -> None:
+    torch.manual_seed(0)
+    weight = torch.kron(torch.randn(8, 4), torch.randn(6, 16))
+    found = propose(64, 48, budget=0.5, device=TARGET, weight=weight, most=20)
+    exact = [each for each in found if each.family == "kronecker" and each.relative_error < 1e-6]
+    assert [each.parameters for each in exact] == [8 * 4 + 6 * 16]
+    assert exact[0].flops == 2 * exact[0].chain.weight_count
+    layer = KSLinear.from_structure(exact[0].structure, exact[0].factorization.state)
+    torch.testing.assert_close(layer.to_dense().detach(), weight)
+    assert f"{8 * 4 + 6 * 16:,}" in str(found)
+
+
+def test_a_product_of_blocks_and_a_dense_factor_is_found() -> None:
+    exact = block_dense(64, 48, blocks=4, rank=16).chain
+    torch.manual_seed(0)
+    weight = product_of([torch.randn(pattern.shape) for pattern in exact])
+    budget = exact.weight_count / (64 * 48)
+    found = propose(64, 48, budget=budget, device=TARGET, weight=weight, most=20)
+    assert min(each.relative_error for each in found if each.family == "block_dense") < 1e-6
+
+
+def test_blast_is_for_training_from_scratch() -> None:
+    torch.manual_seed(0)
+    options = {"budget": 0.4, "device": TARGET, "most": 2}
+    assert "blast" in {each.family for each in propose(96, 80, **options)}
+    assert "blast" not in {each.family for each in propose(96, 80, weight=torch.randn(80, 96), **options)}
 
 
 def test_merged_neighbours_are_proposed_within_the_budget() -> None:
