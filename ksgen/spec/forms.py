@@ -15,6 +15,7 @@ from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import MOST_FEATURES, WRITTEN, Chain, Pattern
 from ksgen.spec.kernel import hint
 from ksgen.spec.nodes import Items, Node, Pairs, Scalar, SourcePlace
+from ksgen.structures import Structure
 
 Schema = dict[str, Any]
 
@@ -132,9 +133,9 @@ class ListOf:
 
 @dataclass(frozen=True)
 class ChainForm:
-    """A list of patterns, or a function that makes a chain or the chains of a sum, with its arguments.
+    """A list of patterns, or a function that makes a chain, a structure or those of a sum, with its arguments.
 
-    `functions` holds them by name, for each key that may give the name. One chain or more are read.
+    `functions` holds them by name, for each key that may give the name. One chain or structure, or more, are read.
     """
 
     functions: Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -145,7 +146,7 @@ class ChainForm:
         pairs = ((key, name, each) for key, named in self.functions.items() for name, each in named.items())
         return {"anyOf": [self.patterns.schema, *(_schema_of_function(*each) for each in pairs)]}
 
-    def read(self, node: Node) -> tuple[Chain, ...]:
+    def read(self, node: Node) -> tuple[Chain | Structure, ...]:
         if not isinstance(node, Pairs):
             patterns = self.patterns.read(node)
             with blaming(node.place):
@@ -160,22 +161,26 @@ class ChainForm:
         values = {name: _argument_of(annotation, node.pairs[name]) for name, annotation in given.items()}
         with blaming(node.place):
             made = function(**values)
-        every: Any = made if isinstance(made, tuple) else (made,)
-        return tuple(getattr(each, "chain", each) for each in every)  # of structures, or the chain itself
+        return made if isinstance(made, tuple) else (made,)
+
+
+def chain_of(given: Chain | Structure) -> Chain:
+    """Chain of a structure, or the chain itself."""
+    return given.chain if isinstance(given, Structure) else given
 
 
 @dataclass(frozen=True)
 class Group(ListOf):
     """Chains that take the same x."""
 
-    def read(self, node: Node) -> tuple[Chain, ...]:
-        return tuple(chain for _, chain in self.each_chain(node))
+    def read(self, node: Node) -> tuple[Chain | Structure, ...]:
+        return tuple(given for _, given in self.each_chain(node))
 
-    def each_chain(self, node: Node) -> list[tuple[Node, Chain]]:
-        """Chains of the list, each with its item; an item may have several."""
-        chains = [(item, chain) for item in items_of(node, self.what) for chain in self.each.read(item)]
-        (_, first), *others = chains
-        for item, chain in others:
+    def each_chain(self, node: Node) -> list[tuple[Node, Chain | Structure]]:
+        """Chains or structures of the list, each with its item; an item may have several."""
+        chains = [(item, given) for item in items_of(node, self.what) for given in self.each.read(item)]
+        first, *others = (chain_of(given) for _, given in chains)
+        for (item, _), chain in zip(chains[1:], others, strict=True):
             if chain.in_features != first.in_features:
                 taken = f"takes {chain.in_features} features, and the first chain {first.in_features}"
                 raise item.place.error(f"{taken}; accepted: chains that take the same x")
@@ -196,11 +201,12 @@ class Sum(Group):
         is_sum = {"type": "object", "properties": {"structure": {"enum": list(self.sums)}}, "required": ["structure"]}
         return super().schema | {"anyOf": [{"minItems": 2}, {"contains": is_sum}]}
 
-    def each_chain(self, node: Node) -> list[tuple[Node, Chain]]:
-        (_, first), *others = chains = super().each_chain(node)
+    def each_chain(self, node: Node) -> list[tuple[Node, Chain | Structure]]:
+        chains = super().each_chain(node)
+        first, *others = (chain_of(given) for _, given in chains)
         if not others:
             raise node.place.error(f"got one chain, {first}; accepted: two or more")
-        for item, chain in others:
+        for (item, _), chain in zip(chains[1:], others, strict=True):
             if chain.out_features != first.out_features:
                 given = f"gives {chain.out_features} features, and the first chain {first.out_features}"
                 raise item.place.error(f"{given}; accepted: chains of equal out_features")

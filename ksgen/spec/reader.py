@@ -25,6 +25,7 @@ from ksgen.spec.forms import (
     Sum,
     Word,
     blaming,
+    chain_of,
 )
 from ksgen.spec.kernel import (
     ACTIVATIONS,
@@ -45,7 +46,7 @@ from ksgen.spec.paper import paper_patterns
 from ksgen.spec.precision import PRECISIONS
 from ksgen.spec.spec import Spec, parts_of
 from ksgen.spec.storage import INPUTS, SAME, WEIGHTS
-from ksgen.structures import ONE_CHAIN, SUMS
+from ksgen.structures import ONE_CHAIN, SUMS, Structure, of_chain
 from ksgen.values import counted
 
 MOST_KERNELS = 100_000
@@ -143,6 +144,7 @@ class _Layer:
     options: KernelOptions  # options of its kernels
     layer_options: LayerOptions
     tied: tuple[str, ...] = ()  # ties of the factors of a chain, if any
+    structures: tuple[Structure, ...] = ()  # one per chain
 
     def options_of(self, number: int) -> KernelOptions:
         """Options of the kernels of a factor."""
@@ -183,6 +185,8 @@ def read_spec(text: str, file: str, name: str) -> Spec:
         {**{title: _stated([each.options]) for title, each in every.items()}, **_stated_of_patterns(requests)},
         {kernel: place for kernel, place in places.items() if place and kernel.batch},
         chains["sum"],
+        ties={title: each.tied for title, each in named.items() if each.tied},
+        structures={title: each.structures for title, each in named.items()},
     )
 
 
@@ -219,7 +223,8 @@ def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
     """A chain, or a group or a sum of chains on one x, with its options."""
     values, places = entry.values, entry.places
     kind = next(each for each in _LAYERS if each in values)
-    chains = tuple(replace(chain, name=name) for chain in values[kind])
+    chains = tuple(replace(chain_of(given), name=name) for given in values[kind])
+    structures = tuple(given if isinstance(given, Structure) else of_chain(given) for given in values[kind])
     kind = "sum" if kind == "chain" and len(chains) > 1 else kind
     layer_options = LayerOptions(**{key: values[key] for key in _LAYER_OPTIONS if key in values})
     if layer_options.between != "none" and all(len(chain) == 1 for chain in chains):
@@ -238,7 +243,8 @@ def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
         raise place.error(f"got a residual after activation {activations[0]} of a sum; accepted: {RESIDUAL_FIRST}")
     if lone := [each for each in options.precision if layer_options.between not in activations_of(each)]:
         raise places["between"].error(f"got {layer_options.between} of complex numbers, {lone[0]}; accepted: none")
-    return _Layer(entry.place, chains, kind, options, layer_options, tuple(TIED[each] for each in ties))
+    tied = tuple(TIED[each] for each in ties)
+    return _Layer(entry.place, chains, kind, options, layer_options, tied, structures)
 
 
 def _parts(name: str, layer: _Layer) -> dict[str, _Layer]:

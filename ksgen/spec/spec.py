@@ -9,6 +9,7 @@ from ksgen.spec.kernel import KernelSpec, LayerOptions, StatedOptions
 
 if TYPE_CHECKING:
     from ksgen.spec.nodes import SourcePlace
+    from ksgen.structures import Structure
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Spec:
     batch_places: "Mapping[KernelSpec, SourcePlace]" = field(default_factory=dict)
     sums: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # chains on one x whose outputs are added
     title: str = ""  # stem of the spec's file; empty without a file
+    ties: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each factor, by layer with `tied`
+    # structure of each chain, by layer, group or sum; specs of equal chains are equal
+    structures: "Mapping[str, tuple[Structure, ...]]" = field(default_factory=dict, compare=False)
 
     @property
     def chains_of(self) -> dict[str, tuple[Chain, ...]]:

@@ -8,6 +8,7 @@ from ksgen.torch.conversion.convert import Rule, find_layers, put, read_rule
 from ksgen.torch.conversion.rule import RuleEntry
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import KSLinear, dense_layer
+from ksgen.torch.layer.tied import initialized
 
 
 class KSAdapter(nn.Module):
@@ -20,9 +21,9 @@ class KSAdapter(nn.Module):
         super().__init__()
         options = {"device": base.weight.device, "dtype": base.weight.dtype, **rule.options} | options
         self.base = base.requires_grad_(False)
-        parts = [KSLinear(rule.chain, bias=False, **options) for _ in range(rule.count)]
+        parts = [KSLinear.from_structure(rule.structure, bias=False, **options) for _ in range(rule.count)]
         for part in parts:
-            nn.init.zeros_(part.weights[-1])
+            nn.init.zeros_(initialized(part.weights)[-1])
         self.adapter: KSLinear | KSLinears = parts[0] if rule.count == 1 else KSLinears(parts)
         self.train(base.training)
 

@@ -20,11 +20,13 @@ from ksgen.build.background import progress_bar
 from ksgen.errors import SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
+from ksgen.structures import Structure, of_chain
 from ksgen.torch.conversion.factorize import Factorization, errors_of, factorize
-from ksgen.torch.conversion.propose import Proposal, Proposals, propose, table_of
+from ksgen.torch.conversion.propose import ITERATIVE, Proposal, Proposals, propose, table_of
 from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, write_config
 from ksgen.torch.layer.group import group
 from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.layer.tied import initialized
 from ksgen.torch.operators.checks import check_flags, dtype_name
 from ksgen.values import counted, excerpt, listed
 
@@ -36,7 +38,7 @@ HEAD_OR_EMBEDDING = re.compile(
     r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?"
     r"|(.*\.)?(classifier|score)(\..*)?|fc"
 )
-Rule = Mapping[str, Patterns | RuleEntry] | Spec | str | Path
+Rule = Mapping[str, Patterns | Structure | RuleEntry] | Spec | str | Path
 
 
 def convert(
@@ -44,7 +46,7 @@ def convert(
     merge: bool = False, from_weights: bool = True, refine: int = 0,
     progress: bool = False, **options: Any,
 ) -> "Report":  # fmt: skip
-    """Replace every dense layer that a rule names by a `KSLinear` of its chain, in place.
+    """Replace every dense layer that a rule names by a `KSLinear` of its chain or structure, in place.
 
     Dense layers are `nn.Linear` and transformers' `Conv1D`. New weights approximate the old ones (`factorize`). Bias,
     dtype, device, requires_grad and training mode stay. If anything is wrong, the model stays unchanged. The config of
@@ -52,11 +54,11 @@ def convert(
 
     Args:
         model: Module whose layers are replaced.
-        rule: Mapping of names to chains, a spec or its path, or the path of a .json file of `save_rule`. A name with a
-            dot or one of *?[ is a shell pattern for the full name, such as `blocks.*.up`. Any other name is one
-            component, such as `up`. The first match counts. A spec gives its `layers`, with their `between`, `fuse` and
-            `out_layout`. With a `budget`: a list of such names, or None for all layers except tied ones, heads,
-            embeddings, and layers with at most 16 outputs.
+        rule: Mapping of names to chains or structures of `ksgen.structures`, a spec or its path, or the path of a .json
+            file of `save_rule`. A name with a dot or one of *?[ is a shell pattern for the full name, such as
+            `blocks.*.up`. Any other name is one component, such as `up`. The first match counts. A spec gives its
+            `layers`, with their `between`, `fuse`, `out_layout` and ties. With a `budget`: a list of such names, or
+            None for all layers except tied ones, heads, embeddings, and layers with at most 16 outputs.
         budget: Largest share of the dense weights. `propose` then gives candidates per layer: the chains expected
             to train faster than the dense layer, or all if there are none. Among the nearest of them, the one with the
             fastest training step is taken. SVDs give the errors of most candidates. Chains of three or more
@@ -125,20 +127,37 @@ def read_rule(rule: Any) -> dict[str, RuleEntry]:
     for name in chains:
         if not isinstance(name, str):
             raise SpecError(f"rule: the name {excerpt(name)}; accepted: a layer's name, or a pattern of names, as text")
-    return {name: each if isinstance(each, RuleEntry) else RuleEntry(Chain.read(each)) for name, each in chains.items()}
+    return {name: _entry_of(name, each) for name, each in chains.items()}
+
+
+def _entry_of(name: str, given: Any) -> RuleEntry:
+    if isinstance(given, tuple) and any(isinstance(each, Structure) for each in given):
+        raise _refused_sum(name)
+    if isinstance(given, Structure):
+        return RuleEntry.of(given)
+    return given if isinstance(given, RuleEntry) else RuleEntry(Chain.read(given))
+
+
+def _refused_sum(name: str) -> SpecError:
+    return SpecError(f"{name} is a sum of chains; accepted: one chain, or a KSSum that you put in the layer's place")
 
 
 def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
-    """Rule entries of a spec's layers and groups; `SpecError` on groups whose chains differ."""
+    """Rule entries of a spec's layers and groups; `SpecError` on sums, and on groups whose chains differ."""
     found = {}
+    if spec.sums:
+        raise _refused_sum(f"layer {next(iter(spec.sums))}")
     for name, chains in spec.chains_of.items():
-        if len({chain.factors for chain in chains}) > 1:
+        ties, given = spec.ties.get(name, ()), spec.structures.get(name) or tuple(map(of_chain, chains))
+        structures = [of_chain(each.chain, ties) if ties and not any(each.ties) else each for each in given]
+        if len({(each.chain.factors, each.ties) for each in structures}) > 1:
             raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
         if spec.options_of(name).out_layout and any(kernel.layout != "bsf" for kernel in spec.launches[name]):
             raise SpecError(
                 f"layer {name}: layout=bsl with out_layout; accepted: layout=bsf, in which the layers of a model take x"
             )
-        found[name] = RuleEntry(chains[0], len(chains), spec.options_of(name).non_defaults)
+        options = spec.options_of(name).non_defaults
+        found[name] = RuleEntry(chains[0], len(chains), options, given=structures[0])
     return found
 
 
@@ -164,7 +183,7 @@ def _proposed(
             continue
         if names is None and (len(weight) <= FEW_OUTPUTS or layer is head or HEAD_OR_EMBEDDING.fullmatch(name)):
             continue
-        choices[name] = weight, _choices(weight, offers)
+        choices[name] = weight, _choices(weight, offers, from_weights)
         if not choices[name][1]:
             raise SpecError(
                 f"budget={excerpt(budget)}: no chain from {weight.shape[1]} to {weight.shape[0]} features fits it, "
@@ -196,20 +215,25 @@ def _proposed(
     return exactly(found)
 
 
-def _choices(weight: Tensor, offers: Callable[..., Proposals]) -> list[tuple[float, RuleEntry]]:
+def _choices(weight: Tensor, offers: Callable[..., Proposals], from_weights: bool) -> list[tuple[float, RuleEntry]]:
     """Time of a training step and rule entry of every candidate for a layer.
 
     Candidates are the chains whose expected training step is faster than the lower bound on the dense layer's. If there
     are none, or times are unknown, all chains are candidates. A layer with three times as many outputs as inputs, such
     as fused q, k and v, may also become three chains side by side. One chain is nearer if the parts use the same
-    components of x, three chains if they do not.
+    components of x, three chains if they do not. BLAST is no candidate for given weights. Kronecker products are none
+    either, because their chain without ties is one of the others, and no farther.
     """
     rows, columns = weight.shape
     found: list[tuple[float, RuleEntry]] = []
     dense_us = inf
     for count in (1, 3) if rows == 3 * columns else (1,):
         offered = offers(columns, rows // count, device=weight.device, precision=dtype_name(weight.dtype))
-        found += [(_step_us(count, each), RuleEntry(each.chain, count)) for each in offered.looked_at]
+        found += [
+            (_step_us(count, each), RuleEntry(each.chain, count, tied=each.tied))
+            for each in offered.looked_at
+            if not from_weights or not (each.tied or each.family in ITERATIVE)
+        ]
         dense_us = min(dense_us, _step_us(count, offered.dense))
     return [each for each in found if each[0] < dense_us] or found
 
@@ -328,10 +352,15 @@ def _sparse(
     parts: list[KSLinear] = []
     factorizations: list[Factorization] = []
     for rows, added in zip(weight.detach().chunk(wanted.count), biases, strict=True):
-        part = KSLinear(wanted.chain, bias=added is not None, **options)
+        part = KSLinear.from_structure(wanted.structure, bias=added is not None, **options)
         if from_weights:
-            factorizations.append(factorize(rows, wanted.chain, refine=refine))
-            _copy(part.weights, factorizations[-1].weights)
+            factorizations.append(factorize(rows, wanted.structure, refine=refine))
+            slices = initialized(part.weights)
+            values = (
+                each[tuple(map(slice, part.shape))]
+                for each, part in zip(factorizations[-1].weights, slices, strict=True)
+            )
+            _copy(slices, values)
         part.weights.requires_grad_(weight.requires_grad)
         if part.bias is not None and added is not None:
             _copy([part.bias], [added])

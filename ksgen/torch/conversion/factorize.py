@@ -128,9 +128,9 @@ def factorize(
         {'B': (2, 2), 'A': (2, 2)}
     """
     if isinstance(chain, tuple) and any(isinstance(each, Structure) for each in chain):
-        return _sum(weight, chain, refine)  # type: ignore[arg-type]
+        return _sum(weight, chain, refine)
     names_parameters = isinstance(chain, Structure)
-    structure = chain if isinstance(chain, Structure) else of_chain(Chain.read(chain))  # type: ignore[arg-type]
+    structure = chain if isinstance(chain, Structure) else of_chain(Chain.read(chain))
     given = structure.chain
     matrix, chain, to_given = _in_natural_order(_checked(weight, given, refine), given)
     check_flags(progress=progress)

@@ -17,9 +17,11 @@ from torch import nn
 from ksgen import files
 from ksgen.errors import KsgenError, SpecError, warn_deprecated
 from ksgen.pattern import Chain
+from ksgen.structures import Structure, of_chain
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import OPTIONS, KSLinear
-from ksgen.values import excerpt, shown, whole_number
+from ksgen.torch.layer.tied import ties_of
+from ksgen.values import excerpt, listed, shown, whole_number
 
 METHOD = "ksgen"  # name of the quantization method in config.json
 _MOST_BYTES = 2**26  # size of the largest rule file that is read
@@ -30,17 +32,32 @@ class RuleEntry:
     """Rule entry for a layer of `count` chains side by side, such as q, k and v.
 
     Each chain computes its part of the outputs. `options` are options of every chain's `KSLinear`. The options of
-    `convert` take precedence.
+    `convert` take precedence. `tied` has the axis along which each factor's weights are equal: "a", "d" or "". A
+    structure, which has ties of its own, also gives initial weights.
     """
 
     chain: Chain
     count: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+    tied: tuple[str, ...] = ()
+    given: Structure | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         count = whole_number(self.count)
         if count is None or count < 1:
             raise SpecError(f"count={excerpt(self.count)}; accepted: a whole number of at least 1")
+        ties = self.structure.ties
+        object.__setattr__(self, "tied", ties if any(ties) else ())
+
+    @classmethod
+    def of(cls, structure: Structure) -> "RuleEntry":
+        """Rule entry for a layer of one structure."""
+        return cls(structure.chain, given=structure)
+
+    @property
+    def structure(self) -> Structure:
+        """The given structure, or that of the chain and its ties."""
+        return self.given or of_chain(self.chain, self.tied)
 
 
 def __getattr__(name: str) -> Any:
@@ -55,7 +72,7 @@ def described(module: nn.Module) -> RuleEntry | None:
     parts = list(module) if isinstance(module, KSLinears) else [module]
     if not parts or not all(isinstance(part, KSLinear) and not part.has_stored_type for part in parts):
         return None
-    first, *others = (RuleEntry(part.chain, len(parts), _options_of(part)) for part in parts)
+    first, *others = (RuleEntry(part.chain, len(parts), _options_of(part), ties_of(part.weights)) for part in parts)
     if any(other != first for other in others):
         raise SpecError(
             f"the layers side by side differ ({', '.join(str(part.chain) for part in parts)}); only equal ones can be "
@@ -76,11 +93,12 @@ def rule_of(model: nn.Module) -> dict[str, RuleEntry]:
 
 
 def as_json(rule: Mapping[str, RuleEntry]) -> dict[str, Any]:
-    """Convert a rule to JSON values: the chain per name, and any count and options that differ from the defaults."""
+    """Convert a rule to JSON values: the chain per name, and any count, ties and options that are not the defaults."""
     written = {}
     for name, layer in rule.items():
-        count = {"count": layer.count} if layer.count > 1 else {}
-        written[name] = {"chain": [str(pattern) for pattern in layer.chain], **count, **layer.options}
+        more: dict[str, Any] = {"count": layer.count} if layer.count > 1 else {}
+        more |= {"tied": [tie or "none" for tie in layer.tied]} if layer.tied else {}
+        written[name] = {"chain": [str(pattern) for pattern in layer.chain], **more, **layer.options}
     return written
 
 
@@ -93,14 +111,18 @@ def from_json(written: object, where: str) -> dict[str, RuleEntry]:
         if isinstance(layer, dict) and "weights" in layer:
             stored = f"{where}: {name} had weights in {excerpt(layer['weights'])}, which are not read back"
             raise SpecError(f"{stored}; save a model before it is quantized, or its state_dict")
-        if not isinstance(layer, dict) or set(layer) - {"chain", "count", *OPTIONS} or "chain" not in layer:
+        if not isinstance(layer, dict) or set(layer) - {"chain", "count", "tied", *OPTIONS} or "chain" not in layer:
             raise SpecError(
-                f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(OPTIONS)}"
+                f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(OPTIONS)}, tied"
             )
         options = {option: layer[option] for option in OPTIONS if option in layer}
         try:
             chain = Chain.read(layer["chain"])
-            rule[name] = RuleEntry(chain, layer.get("count", 1), options)
+            if (ties := listed(layer.get("tied", ()))) is None or not all(isinstance(tie, str) for tie in ties):
+                raise SpecError(f"tied={excerpt(layer['tied'])}; accepted: a list of none, a or d per factor")
+            rule[name] = RuleEntry(
+                chain, layer.get("count", 1), options, tuple("" if tie == "none" else tie for tie in ties)
+            )
         except KsgenError as error:
             raise SpecError(f"{where}: {name}: {error}") from error
     return rule

@@ -8,6 +8,7 @@ from torch import Tensor, fx, nn
 from ksgen.errors import LaunchError
 from ksgen.pattern import Pattern, Patterns
 from ksgen.spec import Layout
+from ksgen.structures import Structure
 from ksgen.torch.layer.base import as_leaf
 from ksgen.torch.layer.linear import KSLinear, dense_layer
 from ksgen.torch.operators.checks import check_tensors
@@ -112,7 +113,7 @@ class KSConv1x1(nn.Module):
     def from_conv(
         cls,
         conv: nn.Module,
-        patterns: Patterns | None = None,
+        patterns: Patterns | Structure | None = None,
         *,
         shuffle: bool = False,
         refine: int = 0,
@@ -124,7 +125,7 @@ class KSConv1x1(nn.Module):
 
         Args:
             conv: The convolution. Its stride is 1, and there is no padding.
-            patterns: Factors of K. None: the pattern of the groups, (groups, outputs, inputs of a group, 1).
+            patterns: Factors of K, or a structure. None: the groups' pattern, (groups, outputs, inputs of a group, 1).
             shuffle: True includes the channel shuffle that follows the groups in ShuffleNet. It needs `patterns=None`.
             refine: Steps of L-BFGS that follow hierarchical SVDs, as in `factorize`.
             **options: Options of `KSConv1x1`. Device and dtype are those of the convolution by default.

@@ -15,7 +15,7 @@ from ksgen.quantized import Per, Quantized, quantize, quantize_inputs
 from ksgen.spec import LAYOUTS, PRECISIONS, Activation, Epilogue, Fuse, KernelSpec, Layout, PrecisionName, WeightStorage
 from ksgen.spec.kernel import checked_count, is_word
 from ksgen.spec.storage import STORED, x_precisions
-from ksgen.structures import Structure
+from ksgen.structures import Structure, of_chain
 from ksgen.torch.conversion.factorize import factorize
 from ksgen.torch.layer.base import NOT_COPIED, ChainLayer
 from ksgen.torch.layer.building import build_calls
@@ -292,12 +292,14 @@ class KSLinear(ChainLayer, nn.Linear):
         return layer
 
     @classmethod
-    def from_linear(cls, linear: nn.Module, patterns: Patterns, *, refine: int = 0, **options: Any) -> "KSLinear":
+    def from_linear(
+        cls, linear: nn.Module, patterns: Patterns | Structure, *, refine: int = 0, **options: Any
+    ) -> "KSLinear":
         """Create a layer whose K approximates the weight of an `nn.Linear`, using `factorize`. The bias is copied.
 
         Args:
             linear: The dense layer.
-            patterns: Factors of K, in any form that `KSLinear` accepts.
+            patterns: Factors of K, in any form that `KSLinear` accepts, or a structure of `ksgen.structures`.
             refine: Steps of L-BFGS, as in `factorize`.
             **options: Options of `KSLinear`. Device and dtype are those of the dense layer by default.
 
@@ -319,9 +321,10 @@ class KSLinear(ChainLayer, nn.Linear):
             raise LaunchError(
                 f"KSLinear.from_linear: between={excerpt(options['between'])} makes it nonlinear; accepted: 'none'"
             )
-        factorization = factorize(linear.weight.detach(), patterns, refine=refine)
+        structure = patterns if isinstance(patterns, Structure) else of_chain(Chain.read(patterns))
+        state = factorize(linear.weight.detach(), structure, refine=refine).state
         options = {"device": linear.weight.device, "dtype": linear.weight.dtype} | options
-        return cls.from_weights(factorization.weights, linear.bias, patterns=factorization.chain, **options)
+        return cls.from_structure(structure, {**state, "bias": linear.bias}, **options)
 
     def to_linear(self) -> nn.Linear:
         """Convert to an `nn.Linear` with the same matrix and bias.

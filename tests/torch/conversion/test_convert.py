@@ -15,10 +15,12 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from torch import nn  # noqa: E402  (after the skip)
 
-from ksgen.errors import KsgenError, SpecError  # noqa: E402
-from ksgen.pattern import Chain, Pattern  # noqa: E402
+from ksgen import structures  # noqa: E402
+from ksgen.errors import KsgenError, LaunchError, SpecError  # noqa: E402
+from ksgen.pattern import Chain, Pattern, low_rank  # noqa: E402
 from ksgen.spec import parse  # noqa: E402
-from ksgen.torch import KSLinear, propose  # noqa: E402
+from ksgen.torch import KSLinear, propose, save_rule  # noqa: E402
+from ksgen.torch.conversion.adapter import adapt  # noqa: E402
 from ksgen.torch.conversion.convert import convert  # noqa: E402
 from ksgen.torch.conversion.projection import product_of  # noqa: E402
 from ksgen.torch.conversion.propose import Proposal, Proposals  # noqa: E402
@@ -196,6 +198,110 @@ def test_a_specs_layer_has_its_options(tmp_path: Path) -> None:
         convert(blocks(), back, from_weights=False)
 
 
+KRONECKER = "{structure: kronecker, in_features: 24, out_features: 96, blocks: [4, 3]}"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"up": structures.kronecker(24, 96, blocks=(4, 3))},
+        f"layers: {{up: {{chain: {KRONECKER}}}}}",
+        f"layers: {{up: {{chain: {KRONECKER}, tied: [a, d]}}}}",
+        "layers: {up: {chain: [[3, 24, 8, 1], [1, 4, 3, 24]], tied: [a, d]}}",
+    ],
+    ids=["structure", "spec", "spec with ties", "chain with ties"],
+)
+def test_a_kronecker_product_stays_tied(rule: Any) -> None:
+    model = blocks(1)
+    up = model["blocks"][0].mlp["up"]
+    a, b = torch.randn(4, 3), torch.randn(24, 8)
+    up.weight.data.copy_(torch.kron(a, b))
+    wanted = up.weight.detach().clone()
+    report = convert(model, parse(rule) if isinstance(rule, str) else rule)
+    layer = model["blocks"][0].mlp["up"]
+    assert [tuple(each.shape) for each in layer.weights.parameters()] == [(1, 24, 8, 1), (1, 4, 3, 1)]
+    torch.testing.assert_close(layer.to_dense().detach(), wanted)
+    assert report.layers[0].parameters[1] == 24 * 8 + 4 * 3 + 96
+    assert report.layers[0].relative_errors[0] < 1e-6
+
+
+def test_a_group_of_kronecker_products_stays_tied() -> None:
+    model = blocks(1)
+    qkv = "{structure: kronecker, in_features: 24, out_features: 24, blocks: 4}"
+    convert(model, parse(f"layers: {{qkv: {{group: [{qkv}, {qkv}, {qkv}]}}}}"))
+    assert sum(each.numel() for each in model["blocks"][0].qkv.parameters()) == 3 * (16 + 36 + 24)
+
+
+def test_ties_are_saved_with_a_rule(tmp_path: Path) -> None:
+    model, rule = blocks(1), {"up": structures.kronecker(24, 96, blocks=(4, 3))}
+    convert(model, rule)
+    save_rule(model, tmp_path / "rule.json")
+    again = blocks(1)
+    convert(again, tmp_path / "rule.json", from_weights=False)
+    again.load_state_dict(model.state_dict())
+    x = torch.randn(5, 24)
+    torch.testing.assert_close(again["blocks"][0].mlp["up"](x), model["blocks"][0].mlp["up"](x))
+    assert "0 layers replaced" in str(convert(model, tmp_path / "rule.json"))
+    adapted = blocks(1)
+    adapt(adapted, tmp_path / "rule.json")
+    adapter = adapted["blocks"][0].mlp["up"].adapter
+    assert sum(each.numel() for each in adapter.parameters()) == 24 * 8 + 4 * 3
+    assert not adapter.to_dense().any()
+
+
+def test_structures_give_parameters_and_initial_weights() -> None:
+    model, structure = blocks(1), structures.btt(24, 96, blocks=(4, 3), rank=2)
+    convert(model, {"up": structure}, from_weights=False)
+    scales = [float(each.std()) for each in model["blocks"][0].mlp["up"].weights]
+    assert scales == pytest.approx([structure.scales["W1"], structure.scales["W2"]], rel=0.25)
+    rotated = blocks(1)
+    convert(rotated, {"[b]locks.0.qkv": RuleEntry(structures.oft(24, block=6).chain, 3)})
+    square = nn.Sequential(nn.Linear(24, 24))
+    convert(square, {"[0]": structures.oft(24, block=6)})
+    (blocks_of_it,) = structures.oft(24, block=6).to_state(square[0].weights).values()
+    torch.testing.assert_close(blocks_of_it @ blocks_of_it.mT, torch.eye(6).expand(4, 6, 6))
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"up": structures.dyad(24, 96, blocks=4)}, "up is a sum of chains; accepted: one chain, or a KSSum"),
+        (
+            "layers: {up: {chain: {structure: dyad, in_features: 24, out_features: 96, blocks: 4}}}",
+            "layer up is a sum of chains; accepted: one chain, or a KSSum",
+        ),
+        ({"qkv": RuleEntry.of(structures.gs(24, 24, blocks=4))}, "blocks.0.qkv takes 24 features and gives 72"),
+        (
+            "layers: {up: {chain: [[3, 24, 8, 1], [1, 4, 3, 24]], tied: [none, d]}}",
+            "factorize: 3,24,8,1 then 1,4,3,24 with weights tied along none, d; accepted: one tied factor, or a",
+        ),
+        (
+            "layers: {up: {chain: [[3, 32, 8, 1]], tied: [ad]}}",
+            "tied=ad of 3,32,8,1, whose d is 1; accepted: tied=a",
+        ),
+        (
+            "layers: {up: {chain: [[3, 16, 4, 2]], tied: [ad]}}",
+            "tied='ad' of 3,16,4,2; accepted: one of none, a or d per factor",
+        ),
+    ],
+)
+def test_structures_that_cannot_be_kept_are_refused_in_one_line(rule: Any, message: str) -> None:
+    model = blocks(1)
+    with pytest.raises(KsgenError) as caught:
+        convert(model, parse(rule) if isinstance(rule, str) else rule)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert type(model["blocks"][0].mlp["up"]) is nn.Linear
+
+
+def test_parameters_of_rotations_are_not_factorized() -> None:
+    model = nn.Sequential(nn.Linear(24, 24))
+    with pytest.raises(LaunchError, match="parameters of gs stand for rotations; accepted: orthogonal=False"):
+        convert(model, {"[0]": structures.gs(24, 24, blocks=4)})
+    convert(model, {"[0]": structures.gs(24, 24, blocks=4)}, from_weights=False)
+    assert torch.equal(model[0].to_dense(), torch.eye(24))
+
+
 def test_a_specs_group_is_chains_side_by_side() -> None:
     square = [[2, 3, 12, 1], [1, 12, 3, 2]]
     model = blocks()
@@ -293,6 +399,30 @@ def offers(monkeypatch: pytest.MonkeyPatch, dense_us: float | None, *chains: tup
     monkeypatch.setattr(module, "propose", lambda *_, **__: Proposals(whole, made[:1], 8, "a test", made))
     monkeypatch.setattr(module, "errors_of", lambda weight, chains, advance: [errors[chain] for chain in chains])
     return known
+
+
+@pytest.mark.parametrize("from_weights", [True, False])
+def test_a_budget_gives_blast_and_ties_to_drawn_weights_alone(
+    from_weights: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = structures.kronecker(24, 96, blocks=(4, 3))
+    chains = {
+        "kronecker": product.chain,
+        "blast": structures.blast(24, 96, 4, 3).chain,
+        "low_rank": low_rank(24, 96, 2),
+    }
+    us = {"kronecker": 1.0, "blast": 2.0, "low_rank": 3.0}
+    made = tuple(
+        Proposal(name, chain, 1.0, step_us=us[name], tied=product.ties if name == "kronecker" else ())
+        for name, chain in chains.items()
+    )
+    whole = Proposal("", Chain((Pattern(1, 96, 24, 1),)), 1.0, step_us=10.0)
+    module = import_module("ksgen.torch.convert")
+    monkeypatch.setattr(module, "propose", lambda *_, **__: Proposals(whole, made[:1], 8, "a test", made))
+    model = nn.ModuleDict({"up": nn.Linear(24, 96)})
+    convert(model, budget=0.9, from_weights=from_weights)
+    assert model["up"].chain == chains["low_rank" if from_weights else "kronecker"]
+    assert sum(each.numel() for each in model["up"].weights.parameters()) == (240 if from_weights else 24 * 8 + 4 * 3)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,16 @@ def test_the_nearest_kronecker_product(blocks: Any, dtype: "torch.dtype") -> Non
     assert factorize(torch.zeros(20, 24), structure).relative_error == 0
 
 
+def test_a_layer_of_the_nearest_kronecker_product_is_tied() -> None:
+    linear = torch.nn.Linear(24, 20)
+    structure = structures.kronecker(24, 20, (5, 3))
+    layer = KSLinear.from_linear(linear, structure)
+    assert sum(each.numel() for each in layer.weights.parameters()) == 5 * 3 + 4 * 8
+    found = factorize(linear.weight, structure)
+    torch.testing.assert_close(layer.to_dense(), torch.kron(found.state["A"], found.state["B"]))
+    assert torch.equal(layer.bias, linear.bias)
+
+
 def test_the_nearest_tied_weights_of_one_factor() -> None:
     torch.manual_seed(0)
     structure = of_chain(structures.oft(12, block=3).chain, ("a",))
