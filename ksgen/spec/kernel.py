@@ -231,11 +231,6 @@ class KernelSpec:
             raise SpecError(
                 f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which gradients lack"
             )
-        if self.job == "gradient" and self.pattern.store:
-            raise SpecError(
-                f"job=gradient of {self.pattern}, whose outputs are exchanged; accepted: outputs in "
-                f"{self.pattern.outputs.natural}"
-            )
         self._check_ties()
         for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
             if word not in activations_of(self.precision):

@@ -12,10 +12,11 @@ import pytest
 
 from ksgen import quantize, reference
 from ksgen.emit.render import render
-from ksgen.errors import ConstantsError, LaunchError, SpecError
+from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import FAMILIES, Limits, check, cuda_limits, family_for, family_named
 from ksgen.families.gemv.chain_shape import GemvChainConstants
 from ksgen.families.gemv.shape import GemvConstants
+from ksgen.families.wgmma.block import extents_of, places_of
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import compare, make_problem, measure, tolerance
 from ksgen.pattern import Chain, Pattern
@@ -143,14 +144,13 @@ def test_chains_of_gpus_in_the_emulator(
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "complex64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("along", vectors.WAYS)
-@pytest.mark.parametrize("text", LOADS)
-def test_exchanged_inputs_of_any_lanes(text: str, along: str, layout: str, precision: str) -> None:
+@pytest.mark.parametrize("text", [*LOADS, PATTERNS[0], *PATTERNS[3:]])
+def test_exchanged_features_of_any_lanes(text: str, along: str, layout: str, precision: str) -> None:
     """Products and gradients, with lanes along the outputs and along the batch."""
-    pattern = Pattern.parse(text)
-    kernel, job = (KernelSpec(each, precision, layout) for each in (pattern, pattern.natural))
-    job = KernelSpec(Pattern(*pattern.shape, load=pattern.load), precision, layout, job="gradient")
+    kernel, job = (KernelSpec(Pattern.parse(text), precision, layout, job=each) for each in ("multiply", "gradient"))
     for batch in (1, 7, 37):
-        vectors.agrees(kernel, vectors.constants_of(kernel, along, 4), batch)
+        if text in LOADS:
+            vectors.agrees(kernel, vectors.constants_of(kernel, along, 4), batch)
         if gradients.allows(job, along, 4) and precision != "complex64":
             gradients.agrees(job, gradients.constants_of(job, along, 4), batch)
 
@@ -167,11 +167,49 @@ def test_exchanged_inputs_of_any_lanes(text: str, along: str, layout: str, preci
     ],
 )  # fmt: skip
 def test_exchanged_inputs_in_the_emulator(family: str, precision: str, text: str, layout: str) -> None:
-    pattern = Pattern.parse(text)
-    loaded = Pattern(*pattern.shape, load=pattern.load) if family.startswith("gradient") else pattern
-    source = source_of(family, KernelSpec(loaded, precision, layout, EVERY))
+    source = source_of(family, KernelSpec(Pattern.parse(text), precision, layout, EVERY))
     for batch in (1, 37):
         check_result(source, batch, in_emulator())
+
+
+@vectors.needs_opencl
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("along", vectors.WAYS)
+def test_gradients_of_exchanged_outputs_on_a_processor(along: str, layout: str) -> None:
+    kernel = KernelSpec(Pattern.parse(PATTERNS[4]), layout=layout, job="gradient")
+    gradients.agrees(kernel, gradients.constants_of(kernel, along, 4), 7)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", [*PATTERNS, "2,24,16,1@k.i"])
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [
+        ("gradient", "float32"), ("gradient", "float16"), ("gradient_mma", "bfloat16"), ("gradient_mma", "tf32"),
+        ("gradient_mma", "c64_tf32x3"),
+    ],
+)  # fmt: skip
+def test_gradients_of_exchanged_outputs_in_the_emulator(family: str, precision: str, text: str, layout: str) -> None:
+    source = source_of(family, KernelSpec(Pattern.parse(text), precision, layout))
+    for batch in (1, 37):
+        check_result(source, batch, in_emulator())
+
+
+def test_gradients_count_the_sectors_of_exchanged_outputs() -> None:
+    """Each sector has outputs of all eight blocks, so each block reads all sectors that a tile of it reaches."""
+    own, limits, batch = family_named("gradient"), cuda_limits("sm_80"), 64
+
+    constants = own.default(KernelSpec(Pattern(8, 64, 64, 1), job="gradient"), limits)
+
+    def moved(text: str, layout: str) -> int:
+        kernel = KernelSpec(Pattern.parse(text), "bfloat16", layout, job="gradient")
+        return own.work(kernel, constants, batch).cache_bytes
+
+    y_bytes = batch * 8 * 64 * 2
+    assert moved("8,64,64,1@k.i", "bsl") == moved("8,64,64,1", "bsl")
+    assert (moved("8,64,64,1@k.i", "bsf") - moved("8,64,64,1", "bsf")) % y_bytes == 0
+    assert moved("8,64,64,1@k.i", "bsf") - moved("8,64,64,1", "bsf") >= (8 - 1) * y_bytes
 
 
 @pytest.mark.parametrize("sanitize", ["address", "race"])
@@ -184,18 +222,66 @@ def test_exchanged_inputs_in_the_emulator(family: str, precision: str, text: str
 )  # fmt: skip
 def test_exchanged_inputs_have_no_races(family: str, precision: str, sanitize: str) -> None:
     for layout in LAYOUTS:
-        source = source_of(family, KernelSpec(Pattern.parse("l1:2.j.i.l2@2,5,6,3"), precision, layout))
+        source = source_of(family, KernelSpec(Pattern.parse("l1:2.j.i.l2@2,5,6,3@k.j.i"), precision, layout))
         check_result(source, 9, in_emulator(sanitize=sanitize))
 
 
+# the dimensions of a tensor map are those of the digits; in bsf, runs of 128, 64, 32 and 16 bytes are its rows
+BOXES = [
+    *(
+        (*kind, "bsl", text)
+        for kind in (("shared", "bfloat16"), ("registers", "tf32"))
+        for text in ("l.i@4,32,70,1", "l.i.j@3,9,7,16", "l1:4.i.l2@4,24,64,1", "l1:3.j.i.l2@2,24,48,3",
+                     "i1:2.l1:2.i2.l2@4,24,48,1")
+    ),
+    ("shared", "bfloat16", "bsf", "l1:2.i.l2@4,32,128,1"), ("shared", "bfloat16", "bsf", "i1:2.l1:3.i2.l2@4,24,192,1"),
+    ("registers", "bfloat16", "bsf", "l1:2.i.l2@4,32,128,1"), ("registers", "bfloat16", "bsf", "l1:2.i.l2@4,40,64,1"),
+    ("registers", "bfloat16", "bsf", "l1:4.i.l2@4,32,64,1"), ("registers", "float16", "bsf", "l1:7.i.l2@3,32,56,1"),
+    ("registers", "bfloat16", "bsf", "l.i.j@3,24,20,8"), ("registers", "bfloat16", "bsf", "j1:2.l.i.j2@3,24,12,32"),
+    ("registers", "tf32", "bsf", "l1:4.i.l2@4,24,64,1"), ("registers", "tf32x3", "bsf", "i1:2.l1:16.i2.l2@4,24,64,1"),
+    ("registers", "tf32", "bsf", "l1:2.i.l2.j@3,24,16,8"),
+]  # fmt: skip
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("text", [text for text in LOADS if not Pattern.parse(text).inputs.is_divided])
-@pytest.mark.parametrize(("family", "precision"), [("wgmma_shared", "bfloat16"), ("wgmma_registers", "tf32")])
-def test_boxes_of_exchanged_inputs_in_the_emulator(family: str, precision: str, text: str) -> None:
-    """The strides of a tensor map are those of the digits in batch-size-last."""
-    loaded = Pattern(*Pattern.parse(text).shape, load=Pattern.parse(text).load)
-    source = source_of(family, KernelSpec(loaded, precision, "bsl", EVERY), limits=cuda_limits("sm_90a"))
-    check_result(source, 40, in_emulator())
+@pytest.mark.parametrize(("x_from", "precision", "layout", "text"), BOXES)
+def test_boxes_of_exchanged_inputs_in_the_emulator(x_from: str, precision: str, layout: str, text: str) -> None:
+    check_boxes(x_from, precision, layout, text)
+
+
+@pytest.mark.parametrize(
+    ("precision", "text"),
+    [("bfloat16", "l1:4.i.l2@4,32,64,1"), ("tf32", "l1:16.i.l2@2,24,64,1"), ("bfloat16", "l.i.j@3,24,20,8")],
+)
+def test_boxes_of_short_runs_in_the_emulator(precision: str, text: str) -> None:
+    """Runs of 32 and 16 bytes."""
+    check_boxes("registers", precision, "bsf", text)
+
+
+def check_boxes(x_from: str, precision: str, layout: str, text: str) -> None:
+    kernel, limits = KernelSpec(Pattern.parse(text), precision, layout, EVERY), cuda_limits("sm_90a")
+    own = family_named(f"wgmma_{x_from}")
+    constants = own.default(kernel, limits)
+    check(own, kernel, constants, limits)
+    check_result(render(kernel, constants, family=own.name), 40, in_emulator())
+
+
+def test_boxes_hold_whole_digits() -> None:
+    places = places_of(Pattern.parse("i1:2.l1:6.i2.l2@4,8,24,1").inputs)
+    assert [(each.name, each.unit, each.size, each.features) for each in places] == [
+        ("l", 1, 4, 1), ("l", 4, 6, 8), ("i", 1, 2, 4), ("i", 2, 2, 48)
+    ]  # fmt: skip
+    found = {count: extents_of(places, {"l": count, "i": 1}) for count in (2, 3, 4, 12, 16, 30)}
+    assert found == {
+        2: (2, 1, 1, 1), 3: None, 4: (4, 1, 1, 1), 12: (4, 3, 1, 1), 16: (4, 4, 1, 1), 30: None
+    }  # fmt: skip
+    kernel = KernelSpec(Pattern.parse("l1:4.i.l2@4,64,64,1"), "bfloat16", "bsl")
+    own, limits = family_named("wgmma_shared"), cuda_limits("sm_90a")
+    chosen = own.default(kernel, limits)
+    with pytest.raises(ConstantsError, match="boxes of X hold whole digits of exchanged inputs"):
+        check(own, KernelSpec(Pattern.parse("l1:4.i.l2:24@4,64,96,1"), "bfloat16", "bsl"), chosen.changed(tile_in=16))
+    with pytest.raises(ConstantsError, match="cluster_out=2 must be 1 where an order divides an index of the inputs"):
+        check(own, kernel, chosen.changed(tile_out=32, cluster_out=2))
 
 
 @pytest.mark.exhaustive
@@ -266,10 +352,11 @@ def test_exchanged_inputs_are_not_multiplied_in_pairs() -> None:
             chosen = vector.default(kernel, limits, 64)
             assert chosen.pairs == pairs
             check(vector, kernel, chosen, limits)
-        gradient = KernelSpec(pattern, "bfloat16", job="gradient")
-        found = family_named("cpu_gradient").defaults(gradient, limits, 64)
-        assert [each.pairs for each in found if hasattr(each, "pairs")] == [pairs]
-        assert len(found) == 1 + pairs, "matrix tiles read no exchanged inputs"
+        for factor in (pattern, pattern if pairs else Pattern(4, 32, 16, 1, store="k.i")):
+            gradient = KernelSpec(factor, "bfloat16", job="gradient")
+            found = family_named("cpu_gradient").defaults(gradient, limits, 64)
+            assert [each.pairs for each in found if hasattr(each, "pairs")] == [pairs]
+            assert len(found) == 1 + pairs, "matrix tiles read no exchanged features"
     natural = vector.default(KernelSpec(loaded.natural, "bfloat16"), limits, 64)
     with pytest.raises(ConstantsError, match="pairs=1 must be 0 if inputs are exchanged; try 0"):
         check(vector, KernelSpec(loaded, "bfloat16"), natural.changed(panel=1), limits)
@@ -317,7 +404,10 @@ def test_copies_of_launchers_exchange_too() -> None:
 def test_other_families_leave_them_to_these() -> None:
     limits = cuda_limits("sm_90a")
     for text, sources in (
-        ("l.i.j@4,64,64,2", {("shared", "bsl")}), ("l1:4.i.l2@4,64,64,1", set()),
+        ("l.i.j@4,64,64,2", {("shared", "bsl")}), ("l1:4.i.l2@4,64,64,1", {("shared", "bsl"), ("registers", "bsf")}),
+        ("l1:16.i.l2@4,64,64,1", {("shared", "bsl")}), ("l1:2.i.l2:26@4,64,52,1", set()),
+        ("l1:2.i.l2@4,64,128,1", {("shared", "bsl"), ("shared", "bsf"), ("registers", "bsf")}),
+        ("i1:2.l1:2.j.i2.l2@4,64,64,2", set()), ("l.i.j@4,64,64,8", {("shared", "bsl"), ("registers", "bsf")}),
         ("4,64,64,1@k.i", {("shared", "bsl"), ("shared", "bsf"), ("registers", "bsf")}),
         ("4,64,64,2@i.k1:4.j.k2", {("registers", "bsf")}),
     ):  # fmt: skip
@@ -332,8 +422,9 @@ def test_other_families_leave_them_to_these() -> None:
     chain = KernelSpec(patterns_of(CHAINS[0]), "bfloat16", "bsf")
     assert {name for name, family in FAMILIES.items() if family.supports(chain, limits)} <= {"simt", "mma", "gemv"}
     for job, families in (("multiply", {"simt", "mma", "gemv"}), ("gradient", {"gradient"})):
-        loaded = KernelSpec(Pattern(4, 64, 64, 2, load="l.i.j"), "bfloat16", "bsf", job=job)
-        assert {name for name, each in FAMILIES.items() if each.supports(loaded, limits)} == families
+        for pattern in (Pattern(4, 64, 64, 2, load="l.i.j"), Pattern(4, 64, 64, 2, store="i.j.k", load="l.i.j")):
+            kernel = KernelSpec(pattern, "bfloat16", "bsf", job=job)
+            assert {name for name, each in FAMILIES.items() if each.supports(kernel, limits)} == families
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -367,14 +458,6 @@ def test_no_store_crosses_a_run_of_exchanged_outputs(family: str) -> None:
     assert most > 2
     for text, run in (("4,64,64,1@k1:32.i.k2", 2), ("4,64,64,1@k.i", 1)):
         assert own.shape(KernelSpec(Pattern.parse(text), "bfloat16", "bsf"), constants).y_vector == run
-
-
-def test_what_reads_exchanged_outputs_is_refused() -> None:
-    pattern = Pattern(4, 64, 64, 2, store="i.j.k")
-    with pytest.raises(
-        SpecError, match=r"job=gradient of 4,64,64,2@i.j.k, whose outputs are exchanged; accepted: outp"
-    ):
-        KernelSpec(pattern, job="gradient")
 
 
 @pytest.mark.exhaustive

@@ -17,7 +17,7 @@ TEXT = "{{ snippet_lines }}\n{{ kernel }}"
 
 def render(kernel: str, **words: Any) -> str:
     """The kernel's text behind the words that it uses."""
-    words = {"boxes": [Box(3), Box(4)], "kernel": kernel} | words
+    words = {"boxes": (boxes := [Box(3), Box(4)]), "stored_boxes": boxes, "kernel": kernel} | words
     return fill(environment().from_string(TEXT), words, LIBRARIES["cuda"], ("float32",))
 
 

@@ -51,7 +51,7 @@ _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
             not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16 and (k.layout == "bsf" or c.along == "batch"))
         ),
     ),
-    Rule("pairs is 0 if inputs are exchanged", lambda k, c: not (c.pairs and k.reads_exchanged)),
+    Rule("pairs is 0 if inputs or outputs are exchanged", lambda k, c: not (c.pairs and k.is_exchanged)),
     Rule(
         "block is even with pairs, and along the batch a multiple of twice the lanes",
         lambda k, c: c.block % VectorGradientTiling(k, c).unit == 0,
@@ -97,7 +97,7 @@ class CpuGradient(OfKinds):
         return limits.is_cpu and super().supports(kernel, limits)
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
-        by_tiles = has_tiles_for(kernel, limits) and not kernel.reads_exchanged
+        by_tiles = has_tiles_for(kernel, limits) and not kernel.is_exchanged
         return kernel.job == "gradient" and (tiling is VectorGradientTiling or by_tiles)
 
     def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyGradientConstants:

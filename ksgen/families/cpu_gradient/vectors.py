@@ -31,6 +31,7 @@ class CpuGradientVariables(PlaneVariables, total=False):
     # by vectors
     n: str
     inputs: Order
+    outputs: Order
     source: str
     widen: str
     planes: str
@@ -243,6 +244,7 @@ class VectorGradientTiling(Planes):
         own: CpuGradientVariables = {
             "n": "",
             "inputs": self.kernel.pattern.inputs,
+            "outputs": self.kernel.pattern.outputs,
             "source": "stored",
             "widen": "widen",
             "end_of_rows": "count",

@@ -235,9 +235,8 @@ class Parts(Tiled):
         part_batch = self.part_steps(batch) * constants.tile_batch
         tile = constants.tile_in, constants.tile_d, batch, part_batch
         x = array_bytes(self.kernel, c, *tile, self.kernel.item_bytes, self.kernel.pattern.inputs)
-        dy = array_bytes(
-            self.kernel, b, constants.tile_out, constants.tile_d, batch, part_batch, self.kernel.item_bytes
-        )
+        tile = constants.tile_out, constants.tile_d, batch, part_batch
+        dy = array_bytes(self.kernel, b, *tile, self.kernel.item_bytes, self.kernel.pattern.outputs)
         return self.tiles_out * x + self.tiles_in * dy
 
     def sum_bytes_moved(self, batch: int) -> float:

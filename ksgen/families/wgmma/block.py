@@ -5,7 +5,7 @@ memory. One bulk copy brings a stage of packed weights. Mbarriers signal that a 
 operand A (64 rows of the batch per instruction), packed weights are operand B (`tile_out` outputs).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -18,16 +18,18 @@ from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, TensorTile, wavefr
 from ksgen.families.ptx import Box, WgmmaInstruction
 from ksgen.families.signature import PRODUCT
 from ksgen.families.tiles import WARP, divide_up
-from ksgen.order import Order
+from ksgen.order import Digit, Order, Place
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
 WARPGROUP = 128  # threads
 ROWS = 64  # rows of the batch per instruction
 LINE = 128  # bytes of a box's row, if rows are as long as the swizzle's span
+SPANS = (16, 32, 64, LINE)  # bytes of a box's row: the span of its swizzle, or 16 without a swizzle
 SWIZZLE_PERIOD = 1024  # bytes after which the widest swizzle repeats; boxes are aligned to it
 MOST_COLUMNS = 256  # outputs of one instruction
 MOST_BOX = 256  # elements of a box in one dimension
+MOST_DIMENSIONS = 5  # of a tensor map
 # a coordinate is a signed number of 32 bits, and a cluster's tiles reach over an array's end
 MOST_EXTENT = 2**31 - 2**16
 MOST_STRIDE = 2**40 - 1  # bytes, of a tensor map
@@ -49,6 +51,8 @@ class WgmmaVariables(Variables, total=False):
     wgmma: WgmmaInstruction
     product: str
     boxes: list[Box]
+    stored_boxes: list[Box]
+    x_places: list[Place]
     from_registers: bool
     finishes_stores: bool
     is_permuted: bool
@@ -186,18 +190,40 @@ class Block(TensorTile):
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether a row's run of inputs holds all j, so that it is contiguous."""
-        return self.is_bsf and bool(self.constants.tile_d == self.kernel.pattern.d)
+        """Whether a row's run of inputs holds all j, so that it is contiguous for a line at least."""
+        d = self.kernel.pattern.d
+        has_lines = not self.kernel.pattern.inputs.is_exchanged or (d == 1 and self.run_bytes % LINE == 0)
+        return self.is_bsf and bool(self.constants.tile_d == d) and has_lines
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of a run of inputs that are contiguous in X."""
+        return self.kernel.pattern.inputs.run * self.kernel.x_item_bytes
+
+    @property
+    def has_short_runs(self) -> bool:
+        """Whether d = 1 and an exchange leaves runs that are shorter than a line. They take the place of a tile's j."""
+        return self.is_bsf and self.kernel.pattern.d == 1 and self.run_bytes in SPANS and not self.is_flat
 
     @cached_property
     def span(self) -> int:
         """Bytes over which the swizzle of X permutes 16-byte chunks; 16: no swizzle."""
-        return LINE if not self.is_bsf or self.is_flat else int(self.constants.tile_d) * self.kernel.x_item_bytes
+        if not self.is_bsf or self.is_flat:
+            return LINE
+        return self.run_bytes if self.has_short_runs else int(self.constants.tile_d) * self.kernel.x_item_bytes
 
     @cached_property
     def panel_bytes(self) -> int:
-        """Bytes per row of X in shared memory: 128 of a flat run, else four inputs with the tile's j."""
+        """Bytes per row of X in shared memory: 128 of a flat run, else four inputs with the tile's j, or four runs."""
         return LINE if not self.is_bsf or self.is_flat else 4 * self.span
+
+    @cached_property
+    def group_chunks(self) -> int:
+        return self.span // CHUNK if self.has_short_runs else super().group_chunks
+
+    @cached_property
+    def group_inputs(self) -> int:
+        return self.span // self.kernel.x_item_bytes if self.has_short_runs else super().group_inputs
 
     @property
     def cluster(self) -> int:
@@ -216,13 +242,29 @@ class Block(TensorTile):
 
     @property
     def x_map(self) -> tuple[tuple[int, ...], int]:
-        """The box of X, and its swizzle in bytes."""
-        constants, rows = self.constants, self.box_rows // int(self.constants.cluster_out)
+        """The box of X, and its swizzle in bytes. Rules exclude boxes that are not whole digits of the inputs."""
+        rows = self.box_rows // int(self.constants.cluster_out)
+        features = self.x_features or ()
         if not self.is_bsf:
-            return (self.box_batch, 1, rows, 1), LINE
-        if self.is_flat:
-            return (LINE // self.kernel.x_item_bytes, 1, rows), LINE
-        return (constants.tile_d, 4, 1, rows), self.span if self.span > CHUNK else 0
+            return (self.box_batch, *features), LINE
+        return (*features, rows), self.span if self.span > CHUNK else 0
+
+    @property
+    def x_places(self) -> list[Place]:
+        """Digits of the inputs that are dimensions of the map of X. A flat run is one, with all its j."""
+        return [each for each in places_of(self.kernel.pattern.inputs) if not (self.is_flat and each.name == "j")]
+
+    @property
+    def x_features(self) -> tuple[int, ...] | None:
+        """Features of the box of X, as its extents along `x_places`; None if they are not whole digits."""
+        item_bytes, tile_d = self.kernel.x_item_bytes, int(self.constants.tile_d)
+        if not self.is_bsf:
+            counts = {"j": 1, "l": self.box_rows // int(self.constants.cluster_out), "i": 1}
+        elif self.is_flat:
+            counts = {"l": LINE // item_bytes, "i": 1}
+        else:
+            counts = {"j": tile_d, "l": self.panel_bytes // (item_bytes * tile_d), "i": 1}
+        return extents_of(self.x_places, counts)
 
     # ---- shared memory, in bytes
 
@@ -301,7 +343,8 @@ class Block(TensorTile):
         a, _, c, d = self.kernel.pattern.shape
         box, swizzle = self.x_map
         inputs = self.kernel.pattern.inputs
-        sizes, strides = flat_sizes(a, c, d, batch) if self.is_flat else feature_sizes(inputs, batch, self.is_bsf)
+        is_run = self.is_flat and not inputs.is_exchanged
+        sizes, strides = flat_sizes(a, c, d, batch) if is_run else feature_sizes(inputs, batch, self.is_bsf)
         item_bytes = self.kernel.x_item_bytes
         return (TensorMap("x", item_bytes, sizes, tuple(each * item_bytes for each in strides), box, swizzle),)
 
@@ -312,12 +355,42 @@ def takes_rows(kernel: KernelSpec) -> bool:
     return c * d * kernel.x_item_bytes % MAP_ALIGNMENT == 0
 
 
-def has_boxes(order: Order, is_bsf: bool) -> bool:
-    """Whether the indices of features in this order are dimensions of an array, with contiguous rows for boxes.
+def has_boxes(order: Order, is_bsf: bool, item_bytes: int) -> bool:
+    """Whether a tensor map describes features in this order.
 
-    In batch-size-last, rows of the batch are contiguous in any order.
+    Their digits are dimensions of an array. In batch-size-first, its rows are runs of features, of whole 16 bytes. In
+    batch-size-last, they are rows of the batch.
     """
-    return not order.is_exchanged or not (is_bsf or order.is_divided)
+    if not order.is_exchanged:
+        return True
+    has_rows = not is_bsf or order.run * item_bytes % MAP_ALIGNMENT == 0
+    return has_rows and len(places_of(order)) < MOST_DIMENSIONS
+
+
+@cache
+def places_of(order: Order) -> tuple[Place, ...]:
+    """Digits of j, of l or k, and of i, each from the least significant one.
+
+    If the order divides no index, an index of one value has a digit, too.
+    """
+    _, rows, d = order.sizes
+    found: list[Place] = []
+    for name, apart in zip(reversed(order.names), (1, d, rows * d), strict=True):
+        usual = [] if order.is_divided else [order.term(Digit(name, 1, 1), apart)]
+        found += sorted((each for each in order.places if each.name == name), key=lambda each: each.unit) or usual
+    return tuple(found)
+
+
+def extents_of(places: Sequence[Place], counts: Mapping[str, int]) -> tuple[int, ...] | None:
+    """Extents of a box with so many neighbours of each index, along its digits; None if it has no whole digits."""
+    left, found = dict(counts), list[int]()
+    for place in places:
+        count = left[place.name]
+        found.append(extent := min(count, place.size) if place.is_part else count)
+        if not extent or count % extent or (place.is_part and place.size % extent):
+            return None
+        left[place.name] = count // extent
+    return tuple(found)
 
 
 def whole_periods(size: int) -> int:
@@ -330,14 +403,12 @@ def flat_sizes(a: int, rows: int, d: int, batch: int) -> tuple[tuple[int, ...], 
 
 
 def feature_sizes(order: Order, batch: int, is_bsf: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides of an array with j, l or k, and i as dimensions of their own, which the order does not divide.
+    """Sizes and strides of an array with the digits of j, l or k, and i as dimensions of their own.
 
-    A box over the end of any of them reads zeros.
+    A box over the end of any index reads zeros.
     """
-    a, rows, d = order.sizes
-    apart = dict(zip(order.names, (rows * d, d, 1), strict=True))  # also for digits of one value, which have no place
-    apart |= {place.name: place.features for place in order.places}
-    of_i, of_rows, of_j = (apart[name] for name in order.names)
+    places = places_of(order)
+    sizes, strides = (tuple(getattr(each, name) for each in places) for name in ("size", "features"))
     if is_bsf:
-        return (d, rows, a, batch), (of_rows, of_i, order.count)
-    return (batch, d, rows, a), (of_j * batch, of_rows * batch, of_i * batch)
+        return (*sizes, batch), (*strides[1:], order.count)
+    return (batch, *sizes), tuple(each * batch for each in strides)

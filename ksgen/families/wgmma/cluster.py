@@ -42,6 +42,10 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
         ),
         Rule("cluster_out divides the boxes of X into whole eights of rows", has_parts),
         Rule("cluster_out is 1 where X is resident", lambda k, c: c.cluster_out == 1 or of(k, c).passes == 1),
+        Rule(
+            "cluster_out is 1 where an order divides an index of the inputs",
+            lambda k, c: c.cluster_out == 1 or not k.pattern.inputs.is_divided,
+        ),
     )
 
 

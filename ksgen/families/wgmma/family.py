@@ -45,6 +45,7 @@ from ksgen.spec import KernelSpec
 from ksgen.values import excerpt
 
 MOST_STAGES = 16
+Y_DIMENSIONS = 4  # of the map of Y, if boxes store it
 
 
 class Wgmma(OfKinds, PackingFamily[Any]):
@@ -119,6 +120,10 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             ),
             Rule("tile_in is at most 256", lambda k, c: c.tile_in <= MOST_BOX),
             Rule("stages is 2 to 16", lambda k, c: 2 <= c.stages <= MOST_STAGES),
+            Rule(
+                "boxes of X hold whole digits of exchanged inputs",
+                lambda k, c: not k.reads_exchanged or of(k, c).x_features is not None,
+            ),
             Rule("the warpgroups' registers fit a multiprocessor", lambda k, c: of(k, c).fits_registers),
             *cluster.rules(of),
         )
@@ -200,6 +205,8 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             "wgmma": block.instruction,
             "picture": picture,
             "boxes": [Box(len(block.x_map[0]))],
+            "stored_boxes": [Box(Y_DIMENSIONS)],
+            "x_places": block.x_places,
             "from_registers": constants.x_from == "registers",
             "finishes_stores": constants.x_from != "registers",
             "is_permuted": constants.x_from == "permuted",

@@ -22,6 +22,7 @@ from ksgen.families.wgmma.block import (
     MOST_BOX,
     MOST_COLUMNS,
     ROWS,
+    SPANS,
     Block,
     WgmmaVariables,
     are_free_of_conflicts,
@@ -83,7 +84,8 @@ class RegistersBlock(Block):
 
     @staticmethod
     def is_for(kernel: KernelSpec) -> bool:
-        operand, has_inputs = kernel.arithmetic.operand, has_boxes(kernel.pattern.inputs, kernel.layout == "bsf")
+        operand, inputs = kernel.arithmetic.operand, kernel.pattern.inputs
+        has_inputs = has_boxes(inputs, kernel.layout == "bsf", kernel.item_bytes)
         if operand is None or kernel.arithmetic.is_complex or kernel.is_quantized or not has_inputs:
             return False
         if kernel.layout == "bsl":
@@ -189,7 +191,7 @@ class RegistersBlock(Block):
     def in_pieces(self) -> float:
         """A lane stores a piece of a sector if warpgroups divide the j, or if a tile has only some of them."""
         run_bytes, groups_d = int(self.constants.tile_d) * self.kernel.item_bytes, int(self.constants.groups_d)
-        if self.is_flat or not self.is_bsf:
+        if self.constants.tile_d == self.kernel.pattern.d or not self.is_bsf:
             return max(1, PIECE * groups_d / run_bytes) if groups_d > 1 else 1
         piece = PIECE * (2 if self.kernel.pattern.d * self.kernel.item_bytes >= LINE else 1)
         return piece * groups_d / max(SECTOR, run_bytes)
@@ -203,7 +205,7 @@ class RegistersBlock(Block):
     def unit_in(self) -> int:
         """A stage has a multiple of this number of inputs, after which the lanes' order and X's layout repeat."""
         unit = self.super_in
-        while self.is_flat and unit * self.constants.tile_d * self.kernel.item_bytes % LINE:
+        while self.is_bsf and unit * self.constants.tile_d * self.kernel.item_bytes % self.panel_bytes:
             unit *= 2
         return unit
 
@@ -297,8 +299,12 @@ def _planes_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
     tile_d, d, vector = constants.tile_d, kernel.pattern.d, CHUNK // kernel.item_bytes
     if kernel.layout == "bsl":
         return tile_d == 1
-    run = tile_d * kernel.item_bytes
-    return tile_d == d or (tile_d < d and d % vector == 0 and run in (16, 32, 64, 128))
+    has_runs, block = tile_d * kernel.item_bytes in SPANS, RegistersBlock.of(kernel, constants)
+    if kernel.reads_exchanged and d == 1:
+        return block.is_flat or block.has_short_runs
+    if kernel.reads_exchanged:
+        return has_runs and kernel.pattern.inputs.run % tile_d == 0
+    return tile_d == d or (tile_d < d and d % vector == 0 and has_runs)
 
 
 def _resident_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
@@ -364,8 +370,13 @@ def _runs(kernel: KernelSpec) -> list[int]:
 
 
 def _planes(kernel: KernelSpec) -> tuple[int, int]:
-    """Neighbouring j per tile, and warpgroups that share them: all j, or runs of 32 or 16 bytes if d is too large."""
+    """Neighbouring j per tile, and warpgroups that share them: all j, or runs of 32 or 16 bytes if d is too large.
+
+    An exchange of inputs may divide j into shorter runs.
+    """
     d, vector = kernel.pattern.d, CHUNK // kernel.item_bytes
+    if kernel.reads_exchanged and d > 1:
+        d = kernel.pattern.inputs.run
     if kernel.layout == "bsl" or d < vector or (d % vector and d <= MOST_FLAT):
         return (1 if kernel.layout == "bsl" else d), 1
     if d == vector:

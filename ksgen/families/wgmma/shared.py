@@ -70,11 +70,16 @@ class SharedBlock(Block):
     @staticmethod
     def is_for(kernel: KernelSpec) -> bool:
         is_bsf, pattern, operand = kernel.layout == "bsf", kernel.pattern, kernel.arithmetic.operand
-        has_rows = pattern.d == 1 and takes_rows(kernel) if is_bsf else has_boxes(pattern.outputs, is_bsf)
+        has_rows = pattern.d == 1 and takes_rows(kernel) if is_bsf else not pattern.outputs.is_divided
         if kernel.is_quantized and not (is_bsf and multiplies_bytes(kernel)):
             return False
         is_16_bits = operand is not None and kernel.item_bytes == operand.item_bytes == 2
-        return is_16_bits and has_rows and has_boxes(pattern.inputs, is_bsf)
+        has_lines = not (is_bsf and kernel.reads_exchanged) or pattern.inputs.run * kernel.x_item_bytes % LINE == 0
+        return is_16_bits and has_rows and has_lines and has_boxes(pattern.inputs, is_bsf, kernel.x_item_bytes)
+
+    @classmethod
+    def has_room(cls, family: Any, kernel: KernelSpec, limits: Limits) -> bool:
+        return not kernel.reads_exchanged or bool(_depths(kernel))
 
     @classmethod
     def rules(cls) -> tuple[Rule[Any], ...]:
@@ -184,9 +189,7 @@ class SharedBlock(Block):
 
 def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits: Limits) -> SharedConstants:
     b, c = kernel.pattern.b, kernel.pattern.c
-    unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in
-    depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
-    depth = min(depths, key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
+    depth = min(_depths(kernel), key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
     sizes = product((2, 1), range(16, 257, 16))
     candidates = [kind(2 * ROWS * rows, width, depth, 2, 2) for rows, width in sizes]
     able = [
@@ -202,6 +205,13 @@ def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits:
         return tiles, tiles * constants.tile_out, -constants.tile_batch
 
     return _deepest(family, kernel, min(able, key=cost), limits)
+
+
+def _depths(kernel: KernelSpec) -> list[int]:
+    """Inputs per stage of a default: units whose boxes hold whole digits of exchanged inputs."""
+    unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in
+    depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
+    return [each for each in depths if SharedBlock(kernel, SharedConstants(ROWS, 16, each, 1, 2)).x_features]
 
 
 def _finest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
