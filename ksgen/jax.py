@@ -196,23 +196,11 @@ def _product_backward(layer: LayerCall, given: Any, grad_y: Any) -> Any:
 _product.defvjp(partial(_forward, _product, 1), _product_backward)
 
 
-def _copied(array: Any, shape: Sequence[int], axes: Sequence[int], batch_axis: int) -> Any:
-    """Copy features into another order: that of these axes of their shape."""
-    rows = jnp.moveaxis(array, batch_axis, 0)
-    rows = rows.reshape(-1, *shape).transpose(0, *(1 + axis for axis in axes)).reshape(len(rows), -1)
-    return jnp.moveaxis(rows, 0, batch_axis)
-
-
 def _composed(layer: LayerCall, x: Any, weights: Sequence[Any], bias: Any, residual: Any) -> Any:
     """Compute the product factor by factor; JAX adds the bias and the residual, and applies activations."""
-    batch_axis = 0 if layer.layout == "bsf" else 1
     patterns = map(Pattern.read, layer.patterns)
     for number, (pattern, values) in enumerate(zip(patterns, weights, strict=True), 1):
-        if pattern.inputs.is_exchanged:
-            x = _copied(x, *pattern.inputs.to_natural(), batch_axis)
-        x = _factor(pattern.natural, layer.layout, layer.precision, x, values)
-        if pattern.outputs.is_exchanged:
-            x = _copied(x, *pattern.outputs.exchange(), batch_axis)
+        x = _factor(pattern, layer.layout, layer.precision, x, values)
         if number < len(weights):
             x = _activated(layer.between, x)
     if bias is not None:

@@ -299,6 +299,10 @@ class Order:
         inner, other = self.names[1], "k" if self.names[1] == "l" else "l"
         return self.text.replace(inner, other) if features != self.features else self.text
 
+    def repeated(self, count: int) -> str:
+        """Text of the order of `count` arrays of these features, concatenated: i has as many times the values."""
+        return self._written((Digit("i", self.sizes[0], count), *self.digits)) if self.text else ""
+
     def normalized(self) -> str:
         """Write this order in its only form: neighbouring digits are merged, and the natural order is empty.
 

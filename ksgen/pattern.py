@@ -252,6 +252,23 @@ class Pattern:
         store, load = self.inputs.renamed("outputs"), self.outputs.renamed("inputs")
         return Pattern(self.a, self.c, self.b, self.d, store, load)
 
+    def repeated(self, count: int) -> "Pattern":
+        """Pattern of `count` matrices K on one block diagonal.
+
+        Args:
+            count: Number of matrices.
+
+        Returns:
+            The pattern, whose features are those of the matrices, concatenated.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> print(Pattern(2, 4, 3, 5, store="i.j.k").repeated(3))
+            6,4,3,5@i.j.k
+        """
+        orders = (order.repeated(count) for order in (self.outputs, self.inputs))
+        return Pattern(count * self.a, self.b, self.c, self.d, *orders)
+
     @property
     def rewrite_ratio(self) -> float:
         """Elements that permute-multiply-permute rewrites per multiplication: (b + c)/(bc)."""

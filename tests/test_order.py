@@ -23,6 +23,15 @@ def test_an_order_is_one_reshape_and_one_order_of_axes(pattern: Pattern, feature
     np.testing.assert_array_equal(places, [order.place_of(*each) for each in np.ndindex(*order.sizes)])
 
 
+@given(pattern=exchanged_patterns(), count=st.integers(1, 3))
+def test_matrices_on_one_diagonal_keep_their_orders(pattern: Pattern, count: int) -> None:
+    several = pattern.repeated(count)
+    assert several.shape == (count * pattern.a, *pattern.shape[1:])
+    for order, repeated in ((pattern.inputs, several.inputs), (pattern.outputs, several.outputs)):
+        one = stored_order(order)
+        assert stored_order(repeated) == [number * order.count + each for number in range(count) for each in one]
+
+
 def test_a_factor_can_store_what_the_next_one_reads() -> None:
     outputs = Pattern(4, 8, 3, 1).outputs
     assert outputs.before(Pattern(8, 2, 4, 1, load="l.i").inputs) == "k.i"

@@ -20,7 +20,7 @@ from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Timer, Watch, block_of, host_clock, take_blocks, why_unreliable
-from ksgen.pattern import Chain, Pattern
+from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import gradient_of
 from ksgen.torch.operators.checks import check_device
@@ -55,16 +55,9 @@ class Clock:
     def step_us(self, chain: Chain, precision: str, batch: int) -> Us:
         """Expected time of a training step: forward and backward pass of every factor.
 
-        All intermediates are written and read. Exchanged features are copied in each pass.
+        All intermediates are written and read.
         """
-        orders = [order for pattern in chain for order in (pattern.inputs, pattern.outputs) if order.is_exchanged]
-        copies = [KernelSpec(Pattern(order.count, 1, 1, 1), precision) for order in orders] * 2  # read and write alike
-        return _sum(
-            [
-                *(self.kernel_us(kernel, batch) for kernel in _step_kernels(chain, precision)),
-                *(self.floor_us(copy, batch) for copy in copies),
-            ]
-        )
+        return _sum(self.kernel_us(kernel, batch) for kernel in _step_kernels(chain, precision))
 
     def dense_step_us(self, whole: Chain, precision: str, batch: int) -> Us:
         """Lower bound on the time of a training step by a library's products with the dense matrix."""
@@ -78,7 +71,7 @@ class Clock:
 def _step_kernels(chain: Chain, precision: str) -> Iterator[KernelSpec]:
     """Kernels of a training step: per factor the product and the gradients of X and of the weights."""
     backward = gradient_of(precision)
-    for pattern in (each.natural for each in chain):  # exchanged features are copied
+    for pattern in chain:
         yield KernelSpec(pattern, precision)
         yield KernelSpec(pattern.transpose, backward)
         yield KernelSpec(pattern, backward, job="gradient")

@@ -132,7 +132,8 @@ def by_operators(
 
     stored = list(zip(layer.values, layer.scales, layer._x_scales, strict=True))
     factors: Any = ops.transposed_at(0, stored, layer.layout, None)
-    return ops.multiply_each(product, x, factors, layer._exchanges, layer.between, (bias, layer.activation, residual))
+    last = bias, layer.activation, residual
+    return ops.multiply_each(ops.copying(product), x, factors, layer._exchanges, layer.between, last)
 
 
 # ---- one factor as a PyTorch operator

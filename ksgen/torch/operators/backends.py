@@ -155,13 +155,17 @@ def multiply_all_by(
     for each in (between, activation):
         check_activation(each, x.dtype)
 
+    def by_functions(
+        x: Tensor, weights: Any, bias: Any, activation: str, residual: Any, layout: Layout, exchange: Exchange | None
+    ) -> Tensor:
+        return ops.multiply_factor(x, weights, bias, residual, layout, precision, activation, backend, exchange)
+
     def by_backend(x: Tensor, weights: Any, bias: Any, activation: str, residual: Any, layout: Layout) -> Tensor:
-        if backend in ("auto", "ksgen", "strided"):
-            return ops.multiply_factor(x, weights, bias, residual, layout, precision, activation, backend)
         return finish(BACKENDS[backend](x, weights, layout), bias, activation, residual, layout)
 
     def one_by_one() -> Tensor:
-        return ops.multiply_each(by_backend, x, every, exchanges, between, (bias, activation, residual))
+        product = by_functions if backend in ops.BACKENDS else ops.copying(by_backend)
+        return ops.multiply_each(product, x, every, exchanges, between, (bias, activation, residual))
 
     is_single = len(weights) == 1 and out_layout is None and not exchanges
     if is_single or fuse == "no" or backend not in ("auto", "ksgen") or not ops.is_plain(x, *weights, bias, residual):

@@ -425,6 +425,8 @@ def by_heuristic(kernel: KernelSpec) -> BackendChoice:
     if kernel.precision != kernel.dtype:
         return BackendChoice("ksgen", f"PyTorch has no {kernel.precision} of its own for a single product")
     pattern, gain = kernel.pattern, kernel.pattern.predicts()
+    if order := pattern.exchanged:
+        return BackendChoice("ksgen", f"PyTorch would copy {order.features}, whose digits are exchanged")
     if kernel.layout == "bsl":
         words = "nothing to permute in bsl"
     else:

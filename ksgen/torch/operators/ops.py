@@ -8,11 +8,12 @@
 For complex numbers, "transposed" means the adjoint, with conjugated weights, and `weight_gradient` conjugates x, as
 PyTorch defines gradients. Both operators run in ksgen's kernels, or in `ksgen.torch.operators.products` if
 `ksgen.torch.operators.choice` selects it. Operands are matrices: (batch, features) in layout "bsf", (features, batch)
-in "bsl". Forward-mode derivatives are products too, by the product rule.
+in "bsl". Forward-mode derivatives are products too, by the product rule. If a factor exchanges features, the last
+arguments of both operators are the orders of its outputs and inputs, as `Pattern` takes them.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, Literal, get_args
 
@@ -23,8 +24,10 @@ from torch.nn import Parameter, functional
 from torch.utils.flop_counter import register_flop_formula
 
 from ksgen.errors import LaunchError
+from ksgen.launcher import Launcher
+from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Activation, Layout, PrecisionName
-from ksgen.spec.kernel import is_transposed
+from ksgen.spec.kernel import is_transposed, pattern_as_list
 from ksgen.spec.precision import gradient_of
 from ksgen.torch.operators import products
 from ksgen.torch.operators.checks import (
@@ -36,10 +39,19 @@ from ksgen.torch.operators.checks import (
     dtype_name,
     has_modes,
 )
-from ksgen.torch.operators.choice import has_kernels, is_ready, job_of, launcher, run_chosen, run_fastest, size_of
+from ksgen.torch.operators.choice import (
+    REMEMBERED,
+    has_kernels,
+    is_ready,
+    job_of,
+    launcher,
+    run_chosen,
+    run_fastest,
+    size_of,
+)
 from ksgen.torch.operators.frozen import as_trained, derived, is_cached, operand
 from ksgen.torch.operators.meanwhile import waiting
-from ksgen.torch.operators.products import ACTIVATIONS, Exchange, exchanged, finish, natural
+from ksgen.torch.operators.products import ACTIVATIONS, Exchange, exchange_of, exchanged, finish, natural
 
 Product = Callable[..., Tensor]
 SMALL_BATCH = 256  # largest batch at which PyTorch's own operators may be faster in training, because they start sooner
@@ -102,25 +114,25 @@ def multiply(
 
 def multiply_factor(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
-    activation: str, backend: str,
+    activation: str, backend: str, exchange: Exchange | None = None,
 ) -> Tensor:  # fmt: skip
     """Multiply like `multiply`, with tensors that were cast and checked."""
-    operands = x, weights, bias, residual
+    operands, orders = (x, weights, bias, residual), exchange.text if exchange else ()
 
     def by_functions(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         if activation != "none" and (needs_gradient(x, weights, bias) or _is_forward_mode()):
-            before = _product(x, weights, bias, None, layout, precision, "none", False, backend)
+            before = _product(x, weights, bias, None, layout, precision, "none", False, backend, *orders)
             return finish(before, None, activation, residual, layout)
-        return _product(x, weights, bias, residual, layout, precision, activation, False, backend)
+        return _product(x, weights, bias, residual, layout, precision, activation, False, backend, *orders)
 
-    by_pytorch = partial(multiply_by_pytorch, layout=layout, activation=activation)
+    by_pytorch = partial(multiply_by_pytorch, layout=layout, activation=activation, exchange=exchange)
     if _is_traced() or (backend != "strided" and not _is_watched(*operands) and _lacks_kernels(x, precision, backend)):
         return by_pytorch(*operands)
     if backend == "auto" and _is_small_step(*operands, layout, precision):
         methods: dict[str, Product] = {"ksgen": by_functions, "bmm": by_pytorch}
         added = bias is not None, residual is not None
         kind = "trained" if x.requires_grad else "trained first"  # whether the gradient of x is computed, too
-        job = job_of(kind, [weights.shape], x.dtype, layout, activation, *added)
+        job = job_of(kind, [(*weights.shape, *orders)], x.dtype, layout, activation, *added)
         timed = {name: partial(_step, method, operands) for name, method in methods.items()}
         ready = {name: partial(method, *operands) for name, method in methods.items()}
         return run_fastest((job, size_of(x.shape[0 if layout == "bsf" else 1]), *methods), ready, "bmm", timed)
@@ -172,19 +184,30 @@ def multiply_each(
 ) -> Tensor:  # fmt: skip
     """Multiply by `factors`, which `transposed_at` returns, sequentially.
 
-    `product` takes X, the weights, bias, activation, residual and layout. `last` is the epilogue of the last factor;
-    `between` is the activation of the others. Exchanged features are copied.
+    `product` takes X, the weights, bias, activation, residual, layout and exchange. `last` is the epilogue of the last
+    factor; `between` is the activation of the others.
     """
     for number, (prepare, weights, layout) in enumerate(factors, 1):
         exchange = exchanges[number - 1] if exchanges else None
         epilogue = last if number == len(factors) else (None, between, None)
-        x = natural(prepare(x), exchange, layout)
-        if exchange is None or exchange.outputs is None:
-            x = product(x, weights, *epilogue, layout)
-        else:
-            y = exchanged(product(x, weights, None, "none", None, layout), exchange, layout)
-            x = finish(y, *epilogue, layout)
+        x = product(prepare(x), weights, *epilogue, layout, exchange)
     return x
+
+
+def copying(product: Product) -> Product:
+    """Product for `multiply_each` that copies exchanged features, by a product of features in the natural order."""
+
+    def multiply(
+        x: Tensor, weights: Any, bias: Tensor | None, activation: str, residual: Tensor | None, layout: str,
+        exchange: Exchange | None,
+    ) -> Tensor:  # fmt: skip
+        x = natural(x, exchange, layout)
+        if exchange is None or exchange.outputs is None:
+            return product(x, weights, bias, activation, residual, layout)
+        y = exchanged(product(x, weights, None, "none", None, layout), exchange, layout)
+        return finish(y, bias, activation, residual, layout)
+
+    return multiply
 
 
 def _is_small_step(
@@ -278,18 +301,32 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return cast
 
 
+@lru_cache(REMEMBERED)
+def _factor_of(shape: tuple[int, ...], transposed: bool, *orders: str) -> tuple[Launcher, Exchange | None]:
+    """Launcher of a factor or its adjoint, and its exchange of features; `orders` are those of the factor."""
+    a, b, c, d = shape
+    pattern = Pattern(a, b, c, d, *orders)
+    pattern = pattern.transpose if transposed else pattern
+    return launcher(*pattern_as_list(pattern)), exchange_of(pattern)
+
+
+def _repeated(count: int, shape: Sequence[int], orders: Sequence[str]) -> Sequence[str]:
+    """Orders of a factor with `count` times the blocks, from those of a factor of this shape."""
+    a, b, c, d = shape
+    return pattern_as_list(Pattern(a, b, c, d, *orders).repeated(count))[4:] if any(orders) else ()
+
+
 # ---- Y = X K^T, or X K if transposed, with the conjugate of K
 
 
 def _compute(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
-    activation: str, transposed: bool, backend: str,
+    activation: str, transposed: bool, backend: str, *orders: str,
 ) -> Tensor:  # fmt: skip
     x, weights = rows_of(x), contiguous(weights)
     if not x.numel():
         return empty_y(x, weights, layout, transposed)
-    a, b, c, d = weights.shape
-    factor = launcher(a, c, b, d) if transposed else launcher(a, b, c, d)
+    factor, exchange = _factor_of(weights.shape, transposed, *orders)
     epilogue = (bias is not None, activation, residual is not None)
 
     def by_kernels() -> Tensor:
@@ -300,12 +337,12 @@ def _compute(
 
     def on_views() -> Tensor:
         matrices = derived(weights, products.by_matrix)
-        y = products.multiply(x, matrices.mH if transposed else matrices, layout)
-        return finish(y, bias, activation, residual, layout)
+        y = products.multiply(natural(x, exchange, layout), matrices.mH if transposed else matrices, layout)
+        return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
 
     def by_whole_matrix() -> Tensor:
-        matrix = derived(weights, products.to_dense)
-        return finish(products.by_whole_matrix(x, matrix, layout), bias, activation, residual, layout)
+        y = products.by_whole_matrix(natural(x, exchange, layout), derived(weights, products.to_dense), layout)
+        return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
 
     methods = {"ksgen": by_kernels, "strided": on_views}
     if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_cached(weights):
@@ -314,7 +351,7 @@ def _compute(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weights, bias, _, ctx.layout, ctx.precision, ctx.activation, ctx.transposed, ctx.backend = inputs
+    x, weights, bias, _, ctx.layout, ctx.precision, ctx.activation, ctx.transposed, ctx.backend, *ctx.orders = inputs
     ctx.save_for_backward(x, weights, bias)
     if _is_forward_mode():
         ctx.x, ctx.weights, ctx.y_shape = x, weights, output.shape
@@ -323,28 +360,29 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     x, weights, bias = ctx.saved_tensors
     needs_x, needs_weights, needs_bias, needs_residual = ctx.needs_input_grad[:4]
-    layout, transposed, backend = ctx.layout, ctx.transposed, ctx.backend
+    layout, transposed, backend = ctx.layout, ctx.transposed, (ctx.backend, *ctx.orders)
     precision = ctx.precision and gradient_of(ctx.precision)
     inner = gradient
     if ctx.activation != "none":
-        before = _product(x, weights, bias, None, layout, ctx.precision, "none", transposed, backend)
+        before = _product(x, weights, bias, None, layout, ctx.precision, "none", transposed, *backend)
         inner = ACTIVATIONS[ctx.activation].backward(gradient, before)
     x_gradient = weights_gradient = bias_gradient = None
     if needs_x:
         weights = weights if torch.is_grad_enabled() else as_trained(weights)
-        x_gradient = _product(inner, weights, None, None, layout, precision, "none", not transposed, backend)
+        x_gradient = _product(inner, weights, None, None, layout, precision, "none", not transposed, *backend)
     if needs_weights:
-        rows, columns = (inner, x) if transposed else (x, inner)
-        weights_gradient = _outer_product(rows, columns, weights.shape[0], weights.shape[3], layout, precision, backend)
+        operands = (inner, x) if transposed else (x, inner)
+        weights_gradient = _outer_product(*operands, weights.shape[0], weights.shape[3], layout, precision, *backend)
     if needs_bias:
         bias_gradient = inner.sum(0 if layout == "bsf" else 1)
-    return x_gradient, weights_gradient, bias_gradient, gradient if needs_residual else None, *[None] * 5
+    of_options = [None] * (4 + len(backend))
+    return x_gradient, weights_gradient, bias_gradient, gradient if needs_residual else None, *of_options
 
 
 def _forward(ctx: Any, x_tangent: Tensor | None, weights_tangent: Tensor | None, bias_tangent: Tensor | None,
              residual_tangent: Tensor | None, *_: Any) -> Tensor:  # fmt: skip
     """Forward-mode derivative of a product whose activation is a separate step."""
-    options = (ctx.layout, ctx.precision, "none", ctx.transposed, ctx.backend)
+    options = (ctx.layout, ctx.precision, "none", ctx.transposed, ctx.backend, *ctx.orders)
     of_x = None if x_tangent is None else _product(x_tangent, ctx.weights, None, None, *options)
     of_weights = None if weights_tangent is None else _product(ctx.x, weights_tangent, None, None, *options)
     of_bias = None if bias_tangent is None else (bias_tangent if ctx.layout == "bsf" else bias_tangent[:, None])
@@ -380,6 +418,8 @@ def _multiply_batched(
     if of_weights is not None or of_bias is not None:
         axis = 1 - axis
         weights, bias = _folded(weights, of_weights, count, 0), _folded(bias, of_bias, count, 0)
+        shape = weights.shape[0] // count, *weights.shape[1:]
+        options = *options[:5], *_repeated(count, shape, options[5:])
     x, residual = _folded(x, of_x, count, axis), _folded(residual, of_residual, count, axis)
     return call(x, weights, bias, residual, *options).unflatten(axis, (count, -1)), axis
 
@@ -388,23 +428,32 @@ def _multiply_batched(
 
 
 def _compute_weight_gradient(
-    x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str
+    x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str, *orders: str
 ) -> Tensor:
     x, y_gradient = contiguous(x), contiguous(y_gradient)
     shape = _weight_shape(x, y_gradient, a, d, layout)
     if not x.numel():
         return x.new_zeros(shape)
-    factor = launcher(*shape)
+    factor, _ = _factor_of(shape, False, *orders)
     options: dict[str, Any] = {"layout": layout, "precision": precision}
-    methods: dict[str, Product] = {
-        "ksgen": partial(factor.gradient, x, y_gradient, **options),
-        "strided": partial(products.weight_gradient, x, y_gradient, layout, a, d),
-    }
+
+    def on_views() -> Tensor:
+        return products.weight_gradient(*_natural_operands(x, y_gradient, shape, layout, *orders), layout, a, d)
+
+    methods: dict[str, Product] = {"ksgen": partial(factor.gradient, x, y_gradient, **options), "strided": on_views}
     return run_chosen(factor, x, layout, precision, backend, methods, job="gradient")
 
 
+def _natural_operands(
+    x: Tensor, y_gradient: Tensor, shape: tuple[int, ...], layout: str, *orders: str
+) -> tuple[Tensor, Tensor]:
+    """Copies of x and of the gradient of y in the natural order, if their features are exchanged."""
+    of_x, of_y = (_factor_of(shape, transposed, *orders)[1] for transposed in (False, True))
+    return natural(x, of_x, layout), natural(y_gradient, of_y, layout)
+
+
 def _keep_for_weights(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, y_gradient, a, d, ctx.layout, ctx.precision, ctx.backend = inputs
+    x, y_gradient, a, d, ctx.layout, ctx.precision, ctx.backend, *ctx.orders = inputs
     ctx.save_for_backward(x, y_gradient)
     if _is_forward_mode():
         ctx.x, ctx.y_gradient, ctx.shape = x, y_gradient, (a, d)
@@ -413,15 +462,15 @@ def _keep_for_weights(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
 def _backward_of_weights(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     x, y_gradient = ctx.saved_tensors
     needs_x, needs_y_gradient = ctx.needs_input_grad[:2]
-    options = (ctx.layout, ctx.precision, "none")
-    of_x = _product(y_gradient, gradient, None, None, *options, True, ctx.backend) if needs_x else None
-    of_y_gradient = _product(x, gradient, None, None, *options, False, ctx.backend) if needs_y_gradient else None
-    return of_x, of_y_gradient, *[None] * 5
+    options, backend = (ctx.layout, ctx.precision, "none"), (ctx.backend, *ctx.orders)
+    of_x = _product(y_gradient, gradient, None, None, *options, True, *backend) if needs_x else None
+    of_y_gradient = _product(x, gradient, None, None, *options, False, *backend) if needs_y_gradient else None
+    return of_x, of_y_gradient, *[None] * (4 + len(backend))
 
 
 def _forward_of_weights(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | None, *_: Any) -> Tensor:
     """Forward-mode derivative of the weight gradient."""
-    options = (*ctx.shape, ctx.layout, ctx.precision, ctx.backend)
+    options = (*ctx.shape, ctx.layout, ctx.precision, ctx.backend, *ctx.orders)
     of_x = None if x_tangent is None else _outer_product(x_tangent, ctx.y_gradient, *options)
     return _sum([of_x, None if y_tangent is None else _outer_product(ctx.x, y_tangent, *options)])
 
@@ -446,6 +495,8 @@ def _weight_gradient_batched(
         _folded(each, of_each, info.batch_size, axis)
         for each, of_each in zip((x, y_gradient), in_dims[:2], strict=True)
     )
+    shape = _weight_shape(x, y_gradient, info.batch_size * a, d, layout)
+    options = *options[:2], *_repeated(info.batch_size, (a, *shape[1:]), options[2:])
     return call(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
 
 
@@ -508,16 +559,27 @@ def _registered(
 
 def _product_of_pytorch(
     x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
-    activation: str, transposed: bool, backend: str,
+    activation: str, transposed: bool, backend: str, *orders: str,
 ) -> Tensor:  # fmt: skip
     """Multiply with PyTorch's operators, for a transform within a compiled program or a dispatch mode."""
+    exchange = _factor_of(weights.shape, transposed, *orders)[1] if any(orders) else None
     weights = weights.transpose(1, 2).conj() if transposed else weights
-    return multiply_by_pytorch(x, weights, bias, residual, layout, activation)
+    return multiply_by_pytorch(x, weights, bias, residual, layout, activation, exchange)
+
+
+def _gradient_of_pytorch(
+    x: Tensor, y_gradient: Tensor, a: int, d: int, layout: str, precision: str | None, backend: str, *orders: str
+) -> Tensor:
+    """Gradient of the weights with PyTorch's operators, where `_product_of_pytorch` multiplies."""
+    if any(orders):
+        shape = _weight_shape(x, y_gradient, a, d, layout)
+        x, y_gradient = _natural_operands(x, y_gradient, shape, layout, *orders)
+    return products.permuted_weight_gradient(x, y_gradient, layout, a, d)
 
 
 _product = _registered(
     "multiply(Tensor x, Tensor weights, Tensor? bias, Tensor? residual, str layout, str? precision, str activation, "
-    "bool transposed, str backend) -> Tensor",
+    "bool transposed, str backend, str store='', str load='') -> Tensor",
     tensors=4,
     compute=_compute,
     compute_trained=lambda x, weights, *others: _compute(x, as_trained(weights), *others),
@@ -529,12 +591,13 @@ _product = _registered(
     batched=_multiply_batched,
 )
 _outer_product = _registered(
-    "weight_gradient(Tensor x, Tensor y_gradient, int a, int d, str layout, str? precision, str backend) -> Tensor",
+    "weight_gradient(Tensor x, Tensor y_gradient, int a, int d, str layout, str? precision, str backend, "
+    "str store='', str load='') -> Tensor",
     tensors=2,
     compute=_compute_weight_gradient,
     compute_trained=_compute_weight_gradient,
     empty=lambda x, y_gradient, a, d, layout, *_: x.new_empty(_weight_shape(x, y_gradient, a, d, layout)),
-    by_pytorch=lambda x, y_gradient, a, d, layout, *_: products.permuted_weight_gradient(x, y_gradient, layout, a, d),
+    by_pytorch=_gradient_of_pytorch,
     keep=_keep_for_weights,
     backward=_backward_of_weights,
     tangent=_forward_of_weights,

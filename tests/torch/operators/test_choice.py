@@ -26,6 +26,8 @@ from tests.support.fake_gpu import FakeGpu  # noqa: E402
         (KernelSpec(Pattern(1, 1024, 1024, 4)), "strided", "little to win"),
         (KernelSpec(Pattern(6, 64, 64, 1)), "strided", "nothing to win: d = 1"),
         (KernelSpec(Pattern(6, 64, 64, 4), layout="bsl"), "strided", "nothing to permute in bsl"),
+        (KernelSpec(Pattern(6, 64, 64, 1, "k.i")), "ksgen", "PyTorch would copy outputs, whose digits are exchanged"),
+        (KernelSpec(Pattern(6, 64, 64, 1, load="l.i"), layout="bsl", job="gradient"), "ksgen", "would copy inputs"),
         (
             KernelSpec(Pattern(6, 64, 64, 1), epilogue=Epilogue(bias=True, activation="gelu")),
             "ksgen",

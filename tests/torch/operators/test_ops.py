@@ -556,6 +556,77 @@ def test_a_layer_is_timed_and_explained_as_what_its_launcher_does(
     )
 
 
+# ---- exchanged features
+
+EXCHANGED = Pattern(2, 3, 2, 4, "k.j1:2.i.j2", "l.j.i")
+ORDERS = (EXCHANGED.store, EXCHANGED.load)
+
+
+def exchanging(layout: Any, backend: str = "ksgen", activation: str = "gelu_tanh") -> Any:
+    exchange = products.exchange_of(EXCHANGED)
+    return lambda *given: ops.multiply_factor(*given, layout, None, activation, backend, exchange)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_derivatives_of_exchanged_features(path: str, layout: Any) -> None:
+    """Forward mode, first and second derivatives, by kernels and by products on views."""
+    given = tensors(EXCHANGED.shape, layout)
+
+    def by_pytorch(*given: Any) -> Any:
+        return ops.multiply_by_pytorch(*given, layout, "gelu_tanh", products.exchange_of(EXCHANGED))
+
+    known = by_pytorch(*given)
+    for backend in ("ksgen", "strided"):
+        product = exchanging(layout, backend)
+        torch.testing.assert_close(product(*given), known)
+        assert gradcheck(product, given, fast_mode=True)
+        assert gradgradcheck(product, given, fast_mode=True)
+        own = tuple(each.detach() for each in given)
+        tangents = tuple(torch.randn_like(each) for each in own)
+        for one, other in zip(jvp(product, own, tangents), jvp(by_pytorch, own, tangents), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_operators_exchange_features(path: str, layout: Any) -> None:
+    x, weights, bias, residual = tensors(EXCHANGED.shape, layout)
+    options = (layout, None, "none", False, "auto", *ORDERS)
+    torch.library.opcheck(torch.ops.ksgen.multiply.default, (x, weights, bias, residual, *options))
+    given = (x.detach(), residual.detach(), EXCHANGED.a, EXCHANGED.d, layout, None, "auto", *ORDERS)
+    torch.library.opcheck(torch.ops.ksgen.weight_gradient.default, given)
+    y = torch.ops.ksgen.multiply(x, weights, bias, residual, *options)
+    torch.testing.assert_close(y, exchanging(layout, activation="none")(x, weights, bias, residual))
+    (found,) = torch.autograd.grad(y, weights, residual.detach())
+    torch.testing.assert_close(found, torch.ops.ksgen.weight_gradient(*given))
+    # a transform in a compiled program takes PyTorch's operators
+    product = exchanging(layout, activation="none")
+    transformed = grad(lambda own: (product(x.detach(), own, None, None) * residual.detach()).sum())
+    compiled = torch.compile(transformed, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(weights.detach()), found)
+    torch.testing.assert_close(ops._gradient_of_pytorch(*given), found)
+
+
+@pytest.mark.parametrize(
+    "dims", [(0, 0, None, 0), (None, 0, 0, None), (0, None, None, None), (None, None, 0, None)], ids=str
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_vmap_of_exchanged_features(path: str, layout: Any, dims: tuple[int | None, ...]) -> None:
+    """Values, and the gradients of each sample. What it maps over is the first dimension of what is mapped."""
+    sets = zip(*(tensors(EXCHANGED.shape, layout, requires_grad=False) for _ in range(3)), strict=True)
+    given = [torch.stack(each) if dim == 0 else each[0] for each, dim in zip(sets, dims, strict=True)]
+    product = exchanging(layout, "strided" if path == "PyTorch" else "ksgen")
+
+    def gradients(*each: Any) -> Any:
+        return grad(lambda *own: product(*own).square().sum(), argnums=(0, 1))(*each)
+
+    for function in (product, lambda *each: gradients(*each)[0], lambda *each: gradients(*each)[1]):
+        own = [
+            function(*(each[n] if dim == 0 else each for each, dim in zip(given, dims, strict=True))) for n in range(3)
+        ]
+        torch.testing.assert_close(vmap(function, in_dims=dims)(*given), torch.stack(own))
+
+
 # ---- small steps of training
 
 

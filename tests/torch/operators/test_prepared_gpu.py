@@ -20,10 +20,11 @@ from ksgen.launch import planner, streams  # noqa: E402
 from ksgen.spec import Epilogue, KernelSpec  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
 from ksgen.torch.layer.group import KSLinears  # noqa: E402
-from ksgen.torch.operators import choice, prepared  # noqa: E402
+from ksgen.torch.operators import choice, ops, prepared  # noqa: E402
 from tests.emulator import TensorMap, is_installed  # noqa: E402
 from tests.support.fake_gpu import FakeGpu  # noqa: E402
 from tests.support.launching import plan_afresh  # noqa: E402
+from tests.torch.layer import test_exchange as exchange  # noqa: E402
 
 CHAIN = [(2, 8, 16, 2), (1, 24, 32, 1)]
 MOST_FUNCTIONS = 60  # that a forward pass enters, without those of the device
@@ -377,3 +378,28 @@ def test_a_kernel_with_tensor_maps_that_is_refused_falls_back_to_another(
     assert [each.getMessage().partition("; ")[2] for each in caplog.records] == [
         "launchers take wgmma without clusters"
     ]
+
+
+@pytest.mark.parametrize(("chain", "layout"), [(exchange.CHAINS[4], "bsf"), (exchange.CHAINS[1], "bsl")])
+def test_kernels_exchange_features_in_training(
+    gpu: EagerGpu, chain: Any, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product forward and two backward per factor: PyTorch copies no exchanged features."""
+    for copy in ("natural", "exchanged"):
+        monkeypatch.setattr(ops, copy, lambda *_: pytest.fail("copied"))
+    torch.manual_seed(0)
+    layer = KSLinear(list(chain), layout=layout, between="relu" if len(chain) > 1 else "none")
+    x = torch.randn(7, layer.in_features)
+    x = (x if layout == "bsf" else x.t().contiguous()).requires_grad_()
+    learned = [x, *layer.weights, layer.bias]
+    y = exchange.truth(layer, x)
+    wanted = [y, *torch.autograd.grad(y.square().sum(), learned)]
+
+    def step() -> list[Any]:
+        y = layer(x)
+        return [y, *torch.autograd.grad(y.square().sum(), learned)]
+
+    for each, true in zip(step(), wanted, strict=True):
+        assert torch.allclose(each, true, rtol=1e-3, atol=1e-3)
+    entries = [each for each in launched(gpu, step) if not each.endswith(("_pack", "_sum"))]
+    assert len(entries) == 3 * len(chain)
