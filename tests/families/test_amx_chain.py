@@ -73,10 +73,10 @@ def matrix() -> Iterator[Any]:
         yield pytest.param(kernel, constants, id=f"{name} {precision} {layout}")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_chain_that_reads_exchanged_inputs(layout: str) -> None:
+@pytest.mark.parametrize(("layout", "precision"), [("bsf", "bfloat16"), ("bsl", "bfloat16"), ("bsf", "bf16x6")])
+def test_a_chain_that_reads_exchanged_inputs(layout: str, precision: str) -> None:
     patterns = Pattern(4, 24, 16, 1, "k1:6.i.k2", "l.i"), Pattern(6, 16, 16, 1)
-    kernel = chain_of(patterns, "bfloat16", layout, Epilogue(True), between="relu")
+    kernel = chain_of(patterns, precision, layout, Epilogue(True), between="relu")
     for batch in BATCHES:
         agrees(kernel, constants_of(kernel, 32, 32), batch, roundings_of(kernel))
 

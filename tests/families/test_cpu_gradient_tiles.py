@@ -21,6 +21,7 @@ from ksgen.families.cpu_gradient.vectors import VectorGradientConstants
 from ksgen.launch.choice import check_fit, choice_by_name
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance
+from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
 from tests.families.test_cpu_gradient_vectors import agrees, arrays_of, gradient, kernel_of, launch
 from tests.families.test_vector import planned
@@ -73,6 +74,25 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {AmxGradientTiling(*row).planes_j > 1 for row in rows if row[0].layout == "bsf"} == {True, False}
     assert {AmxGradientTiling(*row).groups > 1 for row in rows} == {True, False}
     assert {constants.pieces for _, constants in rows} == {1, 2}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
+@pytest.mark.parametrize("text", ["l.i@4,20,40,1", "l1:2.i.l2@2,16,64,1", "j.l.i@3,9,35,4", "l.j.i@2,20,33,18"])
+def test_exchanged_inputs(text: str, precision: str, layout: str) -> None:
+    """Single inputs, pieces of sixteen, interleaved j, and j apart."""
+    kernel = KernelSpec(Pattern.parse(text), precision, layout, job="gradient")
+    for batch in (1, 37):
+        agrees(kernel, constants_of(kernel), batch)
+
+
+def test_exchanged_inputs_cost_the_cycles_of_their_pieces() -> None:
+    texts = ("l1:2.i.l2@2,64,32,1", "l.i@2,64,32,1")  # pieces of sixteen inputs, and single ones
+    for layout, is_free in (("bsl", True), ("bsf", False)):
+        kernels = [KernelSpec(Pattern.parse(text), "bfloat16", layout, job="gradient") for text in texts]
+        found = [FAMILY.work(each, constants_of(each), 512).cycles for each in kernels]
+        assert (found[0] == found[1]) if is_free else (found[0] < found[1])
 
 
 @pytest.mark.slow
@@ -153,8 +173,8 @@ def test_bits_do_not_depend_on_how_many_groups_there_are(precision: str, layout:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_what_is_not_finite_reaches_its_own_weights_alone(precision: str, layout: str) -> None:
     """Non-finite values stand in the last row of the batch, next to empty tiles."""
-    for shape in ((2, 20, 7, 2), (1, 17, 33, 3)):
-        kernel = kernel_of(shape, precision, layout)
+    for pattern in (Pattern(2, 20, 7, 2), Pattern(1, 17, 33, 3), Pattern(2, 20, 7, 2, load="j.l.i")):
+        kernel = KernelSpec(pattern, precision, layout, job="gradient")
         x, grad_y = arrays_of(kernel, 37)
         entry_x, entry_y = (x[-1], grad_y[-1]) if layout == "bsf" else (x[:, -1], grad_y[:, -1])
         entry_x[5], entry_x[16], entry_y[41] = np.inf, np.nan, -np.inf

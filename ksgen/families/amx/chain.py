@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ksgen.families.amx.shape import LINE_BYTES, PAIR, ROWS, TILE_ITEMS, AmxConstants, AmxTiling
+from ksgen.families.amx.shape import LINE_BYTES, PAIR, ROWS, TILE_ITEMS, AmxConstants, AmxTiling, TilePlanes
 from ksgen.families.chains import listed, numbers_of, own_of_factors, places, tiles_of
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.chain import LaunchTiling
@@ -63,7 +63,7 @@ def factor_cycles(shape: AmxTiling, held: Resident, batch: int) -> float:
     products wait for their operands.
     """
     products, copied = dots(shape, batch), copy_cycles(shape, batch)
-    stored = (_element_cycles(shape) + _piece_cycles(shape, "outputs")) * batch * shape.kernel.pattern.out_features
+    stored = (_element_cycles(shape) + exchange_cycles(shape, "outputs")) * batch * shape.kernel.pattern.out_features
     return (
         (dot_cycles(shape, held) + evicted_cycles(shape, held)) * products
         + copied * (shape.copied_meanwhile + APART * (1 - shape.copied_meanwhile))
@@ -83,11 +83,11 @@ def _input_copies(shape: AmxTiling) -> float:
 
 def copy_cycles(shape: AmxTiling, batch: int) -> float:
     inputs = divide_up(batch, ROWS) * ROWS * shape.kernel.in_features * _input_copies(shape)
-    copied = _element_cycles(shape) * shape.products.parts + _piece_cycles(shape, "inputs")
+    copied = _element_cycles(shape) * shape.products.parts + exchange_cycles(shape, "inputs")
     return copied * inputs if shape.constants.panel else 0.0
 
 
-def _piece_cycles(shape: AmxTiling, features: str) -> float:
+def exchange_cycles(shape: TilePlanes, features: str) -> float:
     """Additional cycles per feature of rows in batch-size-first that are exchanged, and moved piece by piece."""
     order = getattr(shape.kernel.pattern, features)
     if not (shape.is_bsf and order.is_exchanged):

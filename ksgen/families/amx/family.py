@@ -22,7 +22,6 @@ from ksgen.families.amx.shape import (
     AmxTiling,
     are_timed,
     has_tiles_for,
-    products_of,
 )
 from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
@@ -58,17 +57,11 @@ RULES: tuple[Rule[AmxConstants], ...] = (
         lambda k, c: c.panel >= 1 or reads_in_place(k),
     ),
     no_more("parts", "the groups of outputs", lambda k, c: AmxTiling(k, c).columns),
-    Rule("precision has 16 bits if inputs are exchanged", lambda k, c: _reads(k)),
 )
 
 
 def _is_one_layer(kernel: KernelSpec) -> bool:
     return not kernel.is_group and kernel.out_layout is None and not kernel.is_strided
-
-
-def _reads(kernel: KernelSpec) -> bool:
-    """Whether inputs can be copied into a panel: exchanged ones only if they are 16-bit operands."""
-    return not kernel.reads_exchanged or products_of(kernel).parts == 1
 
 
 _CHAIN_RULES: tuple[Rule[AmxChainConstants], ...] = (
@@ -96,7 +89,6 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
             and _is_one_layer(kernel)
             and not kernel.is_quantized
             and has_tiles_for(kernel, limits)
-            and _reads(kernel)
         )
 
     def is_default(self, kernel: KernelSpec, batch: int) -> bool:
@@ -219,7 +211,7 @@ def factor_variables(shape: AmxTiling) -> dict[str, Any]:
         "inputs_lie": lie,
         "outputs_lie": ("exchanged" if kernel.pattern.outputs.is_exchanged else lie) if shape.is_bsf else "bsl",
         "inputs_are": "rows" if shape.is_bsf else "columns",
-        "repair": kernel.layout if is_split else "none",
+        "repair": "split" if is_split else "none",
         "block_arguments": "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras),
     }
 

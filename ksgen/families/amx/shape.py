@@ -117,6 +117,19 @@ class TilePlanes:
         """Number of vectors that are interleaved with each other: one per j of whole runs, else LANES, a square."""
         return self.run if self.is_interleaved else LANES
 
+    # ---- exchanged features
+
+    @property
+    def k_run(self) -> int:
+        """Neighbouring outputs k of one j that are contiguous in Y if outputs are exchanged, at most a vector."""
+        last = self.kernel.pattern.outputs.digits[-1]
+        return gcd(last.size, LANES) if (last.name, last.unit) == ("k", 1) else 1
+
+    @property
+    def in_run(self) -> int:
+        """Neighbouring inputs of a vector that are contiguous in X if inputs are exchanged."""
+        return gcd(self.kernel.pattern.inputs.run, LANES) if self.is_interleaved else 1
+
 
 @dataclass(frozen=True)
 class AmxTiling(TilePlanes):
@@ -319,17 +332,6 @@ class AmxTiling(TilePlanes):
         if not self.is_bsf:
             rows, columns = columns, rows
         return divide_up(rows * columns // PAIR, self.squares * self.constants.depth * self.shares)
-
-    @property
-    def k_run(self) -> int:
-        """Neighbouring outputs k of one j that are contiguous in Y if outputs are exchanged, at most a vector."""
-        last = self.kernel.pattern.outputs.digits[-1]
-        return gcd(last.size, LANES) if (last.name, last.unit) == ("k", 1) else 1
-
-    @property
-    def in_run(self) -> int:
-        """Neighbouring inputs of a vector that are contiguous in X if inputs are exchanged."""
-        return gcd(self.kernel.pattern.inputs.run, LANES) if self.is_interleaved else 1
 
     # ---- the private buffer of a work group
 

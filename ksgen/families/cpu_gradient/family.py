@@ -97,7 +97,7 @@ class CpuGradient(OfKinds):
         return limits.is_cpu and super().supports(kernel, limits)
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
-        by_tiles = has_tiles_for(kernel, limits) and not kernel.is_exchanged
+        by_tiles = has_tiles_for(kernel, limits) and not kernel.pattern.outputs.is_exchanged
         return kernel.job == "gradient" and (tiling is VectorGradientTiling or by_tiles)
 
     def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyGradientConstants:
@@ -108,7 +108,7 @@ class CpuGradient(OfKinds):
         found = super().defaults(kernel, limits, batch)
         if self.name in kernel.arithmetic.families:
             return found[:1]
-        return found if are_timed(kernel) else found[::-1]
+        return found if are_timed(kernel) and not kernel.reads_exchanged else found[::-1]
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGradientConstants]:
         for tiling in self.able(kernel, limits):

@@ -5,7 +5,7 @@ Columns are a plane's inputs with one group of its outputs. The expected cycles 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ksgen.families.amx.chain import ALONG, DOT, DOT_MULTIPLY_ADDS, TILE_BYTES
+from ksgen.families.amx.chain import ALONG, DOT, DOT_MULTIPLY_ADDS, TILE_BYTES, exchange_cycles
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, TilePlanes
 from ksgen.families.base import Constexpr, named
 from ksgen.families.cpu_gradient.vectors import CpuGradientVariables
@@ -121,7 +121,8 @@ class AmxGradientTiling(TilePlanes):
         inputs = self.dots(batch) / 2 * TILE_BYTES * self.products.parts / self.products.products
         sums = blocks * self.units * self.tiles * TILE_SUMS * 4 * 2
         sharing = max(1.0, constants.pieces / self.planes)  # pieces that copy the inputs of one plane
-        copied = ALONG * batch * (sharing * pattern.in_features + pattern.out_features)
+        in_cycles = ALONG + exchange_cycles(self, "inputs")
+        copied = batch * (sharing * pattern.in_features * in_cycles + pattern.out_features * ALONG)
         added = parts * self.part / 8
         multiplied = max(DOT * self.dots(batch), inputs / SECOND_LEVEL_RATE) + sums / SECOND_LEVEL_RATE
         return multiplied + copied + added + TASK * (blocks + parts * constants.pieces) + LAUNCH
@@ -134,6 +135,8 @@ class AmxGradientTiling(TilePlanes):
         return {
             "accumulator": "lanes",
             "lanes": LANES,
+            "n": "",
+            "inputs": self.kernel.pattern.inputs,
             "layout": self.kernel.layout,
             "operand": self.products.operand.name,
             "variants": ("split",) if is_split else (),
@@ -171,6 +174,7 @@ class AmxGradientTiling(TilePlanes):
             Constexpr("TILE_SUMS", TILE_SUMS, "sums per tile"),
             named(self, "STEP_ITEMS", "operands from one step's tiles to the next"),
             named(self, "SQUARE", "vectors that are interleaved with each other"),
+            named(self, "IN_RUN", "neighbouring inputs that are copied together, if inputs are exchanged"),
             named(self, "X_BASE", "offset of X in the private buffer, in operands, behind dY", "long long"),
             named(self, "PART", "sums per part of the batch", "long long"),
             named(self, "SLOT", "elements of a work group's private buffer", "long long"),
