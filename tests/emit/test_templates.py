@@ -146,6 +146,7 @@ def test_each_family_has_its_template() -> None:
         ("include/gradient/sum.j2", {"gradient"}),
         ("include/gradient_mma/load_registers.j2", {"gradient"}),
         ("include/vector/tile.j2", {"vector", "cpu_gradient"}),
+        ("include/exchange/input_at.j2", ON_PROCESSORS),
         ("include/snippets/cuda.j2", set(FAMILIES) - ON_PROCESSORS),
         ("include/snippets/opencl.j2", ON_PROCESSORS | {"simt", "gradient"}),
         ("include/snippets/vector.j2", ON_PROCESSORS),

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ksgen import quantize, reference
 from ksgen.emit.render import render
@@ -16,6 +18,8 @@ from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import FAMILIES, Limits, check, cuda_limits, family_for, family_named
 from ksgen.families.gemv.chain_shape import GemvChainConstants
 from ksgen.families.gemv.shape import GemvConstants
+from ksgen.families.vector.planes import digits_of_plane, run_of_plane, scopes_of
+from ksgen.families.vector.shape import VectorConstants, VectorTiling
 from ksgen.families.wgmma.block import extents_of, places_of
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import compare, make_problem, measure, tolerance
@@ -25,6 +29,7 @@ from ksgen.spec.precision import BF16
 from tests.families import test_cpu_gradient_vectors as gradients
 from tests.families import test_vector as vectors
 from tests.families.test_vector_chain import arrays_of, truth_of
+from tests.support.exchange import exchanged_patterns
 from tests.support.gpu_chains import chain_of, check_against_factors, group_of, is_right, run_group
 from tests.support.hasty import compiles_hastily
 from tests.support.kernels import batch_for, in_emulator, multiply, source_of
@@ -46,6 +51,12 @@ LOADS = (
     "l.j.i@3,9,7,2@j.i.k",
     "i1:2.j.l.i2@4,8,5,6",
 )
+# no neighbours and an odd number of inputs; runs that begin within a pair, or whose pairs are in the other order; runs
+# of j; divided indices; planes of several blocks, which are whole vectors in x
+PAIRED = (
+    "l.i@4,20,33,1", "l1:5.i.l2@2,9,15,1", "l2:3.i.l1@2,9,15,1", "l.i.j@3,9,7,16", "i1:2.j.l.i2@4,8,5,6",
+    "i1:4.l1:2.i2:2.l2@8,8,8,1@i1:4.k1:2.i2:2.k2",
+)  # fmt: skip
 LOADED_CHAINS = (
     ("l.i@4,24,16,1@k1:6.i.k2", "6,16,16,1"),
     ("j1:2.l.i.j2@2,8,16,4@i.j.k", "l.i@8,12,8,1@k.i"),
@@ -341,27 +352,83 @@ def test_layers_on_one_x_read_it_in_orders_of_their_own(
         assert is_right(kernel, got, truth_of(kernel, arrays, number), number)
 
 
-def test_exchanged_inputs_are_not_multiplied_in_pairs() -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lanes", [4, 16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("along", vectors.WAYS)
+@pytest.mark.parametrize("text", PAIRED)
+def test_exchanged_inputs_in_pairs(
+    text: str, along: str, layout: str, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products join two inputs, and gradients two rows of the batch."""
+    chosen_native(monkeypatch)
+    pattern = Pattern.parse(text)
+    kernel, loaded = KernelSpec(pattern, "bfloat16", layout), replace(pattern, store="")
+    job = KernelSpec(loaded, "bfloat16", layout, job="gradient")
+    for batch in (1, 7, 37):
+        vectors.agrees(kernel, vectors.constants_of(kernel, along, lanes, pairs=1), batch)
+        if gradients.allows(job, along, lanes) and (layout == "bsf" or along == "batch"):
+            gradients.agrees(job, replace(gradients.constants_of(job, along, lanes), pairs=1), batch)
+
+
+@given(pattern=exchanged_patterns(), most=st.integers(1, 9))
+def test_planes_are_copied_in_the_order_of_memory(pattern: Pattern, most: int) -> None:
+    for order in (pattern.inputs, pattern.outputs):
+        a, inner, d = order.sizes
+        for scope in scopes_of(order, most):
+            count, run, digits = scope * inner * d, run_of_plane(order, scope), digits_of_plane(order, scope)
+            natural = [
+                sum(at // each["after"] % each["size"] * each["natural"] for each in digits) for at in range(count)
+            ]
+            assert sorted(natural) == list(range(count))
+            for first in (0, a - scope):
+                places = [order.place_of(first + each // (inner * d), each // d % inner, each % d) for each in natural]
+                assert places == sorted(places)
+                assert all(places[at + 1] == places[at] + 1 for at in range(count - 1) if (at + 1) % run)
+
+
+@given(pattern=exchanged_patterns())
+def test_the_first_input_of_a_pair_is_copied_before_the_second(pattern: Pattern) -> None:
+    tiling = VectorTiling(KernelSpec(pattern, "bfloat16"), VectorConstants("batch", 4, 1, 1, 4, 1, 1, 0, 1))
+    order, (a, _, c, d) = pattern.inputs, pattern.shape
+    ordered = all(
+        order.place_of(i, first, j) < order.place_of(i, first + 1, j)
+        for i, first, j in product(range(a), range(0, c - 1, 2), range(d))
+    )
+    assert tiling.splits_pairs == (not ordered)
+    assert tiling.run_in == 1 or ordered
+
+
+def test_exchanged_inputs_are_multiplied_in_pairs() -> None:
     limits = Limits(
         2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False,
         dots=(BF16.name,), tiles=(BF16.name,),
     )  # fmt: skip
     loaded, vector = Pattern(4, 32, 16, 1, load="l.i"), family_named("vector")
-    for pattern, pairs in ((loaded, 0), (loaded.natural, 1)):
+    for pattern, panel in ((loaded, 1), (loaded.natural, 0)):
         for kernel in (KernelSpec(pattern, "bfloat16"), KernelSpec((pattern, Pattern(4, 8, 32, 1)), "bfloat16")):
             chosen = vector.default(kernel, limits, 64)
-            assert chosen.pairs == pairs
+            assert (chosen.pairs, chosen.parsed[0].panel) == (1, panel)
             check(vector, kernel, chosen, limits)
         gradient = KernelSpec(pattern, "bfloat16", job="gradient")
         found = family_named("cpu_gradient").defaults(gradient, limits, 64)
-        assert [each.pairs for each in found if hasattr(each, "pairs")] == [pairs]
-        assert [hasattr(each, "pairs") for each in found] == ([False, True] if pairs else [True, False]), "not timed"
-    natural = vector.default(KernelSpec(loaded.natural, "bfloat16"), limits, 64)
-    with pytest.raises(ConstantsError, match="pairs=1 must be 0 if inputs are exchanged; try 0"):
-        check(vector, KernelSpec(loaded, "bfloat16"), natural.changed(panel=1), limits)
+        assert [each.pairs for each in found if hasattr(each, "pairs")] == [1]
+        assert [hasattr(each, "pairs") for each in found] == ([True, False] if panel else [False, True]), "not timed"
     natural = vector.default(KernelSpec(loaded.natural), limits, 64).changed(along="outputs", panel=0)
     with pytest.raises(ConstantsError, match="panel=0 must be 1 for exchanged inputs; try 1"):
         check(vector, KernelSpec(loaded), natural, limits)
+
+
+def test_exchanged_inputs_are_copied_as_they_lie() -> None:
+    """Defaults copy whole vectors, squares along the batch, or single inputs of rows that stay in an L1 cache."""
+    limits, vector = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, dots=(BF16.name,)), family_named("vector")
+    for text, batch, along, block in (
+        ("l1:2.i.l2@16,64,64,1", 1568, "outputs", 36), ("l1:4.i.l2@16,64,64,1", 1568, "batch", 32),
+        ("l1:4.i.l2@16,64,64,1", 4, "outputs", 4), ("l.i@16,64,64,1", 1568, "outputs", 12),
+        ("l.i@64,64,64,1", 1568, "outputs", 6), ("l.i@4,1024,1024,1", 1568, "outputs", 24),
+    ):  # fmt: skip
+        found = vector.default(KernelSpec(Pattern.parse(text), "bfloat16"), limits, batch)
+        assert (found.along, found.block) == (along, block), text
 
 
 def test_small_batches_count_the_sectors_of_exchanged_features() -> None:

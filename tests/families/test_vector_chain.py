@@ -44,6 +44,7 @@ FAMILY = Vector()
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
 TWO = (Pattern(3, 5, 4, 2), Pattern(1, 7, 10, 3))  # 24 -> 30 -> 21
 THREE = (Pattern(2, 6, 5, 1), Pattern(1, 3, 2, 6), Pattern(3, 9, 6, 1))  # 10 -> 12 -> 18 -> 27
+EXCHANGED = (Pattern(4, 20, 15, 1, "k1:5.i.k2", "l1:5.i.l2"), Pattern(5, 8, 16, 1))  # 60 -> 80 -> 40
 WIDE = (Pattern(2, 3, 2, 16), Pattern(6, 5, 4, 4), Pattern(1, 2, 5, 24))  # 64 -> 96 -> 120 -> 48
 ALL = Epilogue(True, "gelu", True)
 
@@ -263,6 +264,7 @@ PAIRS = [  # inputs of one j lie in pairs already; odd c; a factor of one input
     (THREE, "bsl", "obo", 16, ALL),
     (WIDE, "bsf", "obo", 16, Epilogue(residual=True)),
     ((Pattern(3, 5, 1, 2), Pattern(1, 7, 10, 3), Pattern(7, 4, 3, 1)), "bsf", "bbo", 8, Epilogue(bias=True)),
+    *((EXCHANGED, layout, ways, 8, ALL) for layout, ways in product(LAYOUTS, ("ob", "bo"))),
 ]
 
 

@@ -104,7 +104,7 @@ def test_exchanged_features_cost_elements_and_lines_of_their_own() -> None:
     def taken(text: str, constants: VectorConstants, layout: str = "bsf") -> float:
         return cycles(constants, KernelSpec(Pattern.parse(text), "float32", layout))
 
-    for text in ("l.i@16,64,64,1", "16,384,384,1@k.i"):
+    for text in ("l.i@16,384,384,1", "16,384,384,1@k.i"):
         natural = str(Pattern.parse(text).natural)
         assert taken(text, BATCHWISE) > 1.4 * taken(natural, BATCHWISE)  # one by one, in lines of their own
         assert taken(text, replace(OUTPUTS, panel=1)) > 1.5 * taken(natural, replace(OUTPUTS, panel=1))
@@ -114,8 +114,12 @@ def test_exchanged_features_cost_elements_and_lines_of_their_own() -> None:
         taken(f"{load}16,64,64,1", BATCHWISE.changed(lanes=8)) for load in ("", "l1:4.i.l2@", "l1:8.i.l2@")
     )
     assert plain == lines < halves
-    # planes with several blocks on the diagonal have whole vectors of outputs
-    assert taken("16,64,64,1@k.i", BATCHWISE) == taken("16,64,64,1", BATCHWISE)
+    # planes with several blocks on the diagonal have whole vectors of outputs, or of inputs
+    for text in ("16,64,64,1@k.i", "l.i@16,64,64,1"):
+        assert taken(text, BATCHWISE) == taken("16,64,64,1", BATCHWISE)
+    copied = (taken(f"{load}16,64,64,1", replace(OUTPUTS, panel=1)) for load in ("", "l1:4.i.l2@", "l1:8.i.l2@"))
+    plain, vectors, single = copied  # along the outputs
+    assert plain == vectors < single
 
 
 def test_half_idle_cores_and_many_small_tasks_cost() -> None:

@@ -73,7 +73,7 @@ def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int | None) ->
 
 def multiplies_pairs(kernel: KernelSpec, limits: Limits, along: str) -> bool:
     """Whether the processor multiplies two rows of the batch at a time, and a copy can make these pairs contiguous."""
-    are_contiguous = (kernel.layout == "bsf" or along == "batch") and not kernel.is_exchanged
+    are_contiguous = (kernel.layout == "bsf" or along == "batch") and not kernel.pattern.outputs.is_exchanged
     return limits.multiplies_pairs(kernel.arithmetic.operand) and are_contiguous
 
 

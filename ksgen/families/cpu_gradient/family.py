@@ -51,7 +51,7 @@ _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
             not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16 and (k.layout == "bsf" or c.along == "batch"))
         ),
     ),
-    Rule("pairs is 0 if inputs or outputs are exchanged", lambda k, c: not (c.pairs and k.is_exchanged)),
+    Rule("pairs is 0 if outputs are exchanged", lambda k, c: not (c.pairs and k.pattern.outputs.is_exchanged)),
     Rule(
         "block is even with pairs, and along the batch a multiple of twice the lanes",
         lambda k, c: c.block % VectorGradientTiling(k, c).unit == 0,

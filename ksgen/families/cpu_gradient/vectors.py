@@ -283,7 +283,7 @@ class VectorGradientTiling(Planes):
             named(self, "DY_BASE", "offset of dY in the private buffer"),
             named(self, "X_STEP", "elements from one l to the next"),
             *row_constexprs(self.kernel, "dY"),
-            Constexpr("RUN_IN", pattern.inputs.run, "neighbouring inputs, in the order (i, l, j), that are contiguous"),
+            named(self, "RUN_IN", "inputs of a plane that are contiguous in x"),
             named(pattern, "IN_FEATURES", "inputs per row of the batch"),
             named(pattern, "OUT_FEATURES", "outputs per row of the batch"),
             *self._along,
@@ -295,6 +295,7 @@ class VectorGradientTiling(Planes):
             step_out = self.constants.lanes if self.is_short else self.kernel.pattern.d
             return [
                 named(self, "RUN", "neighbouring j per plane"),
+                named(self, "PIECE", "neighbouring inputs that are contiguous in x"),
                 named(self, "PLANES_J", "planes per i"),
                 Constexpr("STEP_OUT", step_out, "features from one vector of a tile to the next"),
                 named(self, "X_ROW", "elements from one row of the batch to the next"),

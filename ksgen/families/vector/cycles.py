@@ -150,13 +150,12 @@ def _input_cycles(shape: VectorTiling) -> float:
     """Cycles to copy an input into the order in which tiles read it."""
     inputs, lanes = shape.kernel.pattern.inputs, shape.constants.lanes
     if shape.is_along_outputs:
-        if shape.kernel.layout == "bsl" or inputs.is_exchanged:
+        if shape.kernel.layout == "bsl" or (inputs.is_exchanged and shape.piece == 1):
             return ELEMENT
         return COPY / lanes if shape.constants.panel else 0.0
     if shape.x_layout == "bsl":
         return COPY / lanes
-    plane = shape.scope * inputs.count // shape.kernel.pattern.a
-    is_apart = inputs.is_exchanged and inputs.run % lanes + plane % inputs.run > 0
+    is_apart = inputs.is_exchanged and shape.run_in % lanes > 0
     return max(TRANSPOSE / lanes, ELEMENT if is_apart else 0)
 
 

@@ -11,6 +11,7 @@ from ksgen.families.vector.planes import lanes_of, period_of, round_up
 from ksgen.families.vector.shape import (
     CONFLICTING_BYTES,
     LINE_BYTES,
+    PLANE_BYTES,
     VectorConstants,
     VectorTiling,
     lie_in_pairs,
@@ -38,6 +39,7 @@ MOST_SPREAD_INTENSITY = 96  # inputs are spread over lanes below this number of 
 SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024
 SPREAD_RUN = 6  # least d for which spreading pays if inputs are copied as pairs
 CHAIN_BYTES = 512 * 1024  # bytes of a block's inputs and outputs of its widest factor
+ALONG = ("outputs", "batch")
 FEW_LANES = 0.8  # least share of lanes that must hold outputs, for lanes along the outputs
 
 
@@ -66,8 +68,6 @@ def alike(batch: int) -> int:
 
 def default_by_rule(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants | VectorChainConstants:
     """The fastest constants by rule at a batch; `sources.py` decides which batches share them."""
-    if kernel.reads_exchanged:  # no pairs: the inputs of a pair are not at one distance everywhere
-        limits = replace(limits, dots=())
     return (_default_of_chain if kernel.is_chain else _default_of_factor)(kernel, limits, batch)
 
 
@@ -109,7 +109,8 @@ def common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> i
 def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
     lanes = lanes_of(kernel, limits)
     # exchanged outputs along the lanes are stored one by one
-    along_outputs = (batch < lanes // 2 or not kernel.pattern.outputs.is_exchanged) and (
+    is_transposed = kernel.pattern.outputs.is_exchanged or transposes_exchanged(kernel, limits, lanes)
+    along_outputs = (batch < lanes // 2 or not is_transposed) and (
         is_small_batch(kernel, limits, lanes, batch)
         or spread_is_faster(kernel, limits, lanes)
         or (prefers_outputs(kernel, lanes, batch) and not transposing_is_faster(kernel, limits, lanes, batch))
@@ -119,6 +120,18 @@ def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> Vector
         in_place = kernel.layout == "bsf" and found.along == "outputs" and _are_read_in_place(kernel, found)
         found = replace(found, pairs=1, panel=int(not in_place))
     return _fitted_factor(kernel, limits, found, batch)
+
+
+def transposes_exchanged(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
+    """Whether exchanged inputs in batch-size-first would be copied one by one along the outputs, from digits of l.
+
+    Squares along the batch are faster then, if planes are whole vectors in X. Measured on AVX-512, with d = 1.
+    """
+    inputs, pairs = kernel.pattern.inputs, int(multiplies_pairs(kernel, limits))
+    if kernel.layout == "bsl" or kernel.pattern.d > 1 or not inputs.is_exchanged or inputs.run == 1:
+        return False
+    rows, columns = (VectorTiling(kernel, VectorConstants(along, lanes, 1, 1, 1, 1, 1, 0, pairs)) for along in ALONG)
+    return rows.piece == 1 and columns.run_in % lanes == 0
 
 
 def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:
@@ -334,9 +347,22 @@ def _fitted_factor(kernel: KernelSpec, limits: Limits, constants: VectorConstant
 def largest_block(shape: VectorTiling, least: int = LEAST_ROWS) -> int:
     """Rows per block of a large batch, by rule; at least `least` if lanes are along the outputs."""
     pattern, tile_rows = shape.kernel.pattern, shape.tile_rows
+    if shape.is_along_outputs and shares_lines(shape):
+        rows = FIRST_LEVEL_BYTES // (pattern.in_features * shape.kernel.x_item_bytes)
+        return max(1, min(MOST_ROWS, rows) // tile_rows) * tile_rows
     if shape.is_along_outputs:
         return round_up(max(least, min(MOST_ROWS, BLOCK_BYTES // (pattern.in_features * 4))), tile_rows)
     return tile_rows * (1 if shape.kernel.layout == "bsf" else max(1, round(BSL_ROWS / tile_rows)))
+
+
+def shares_lines(shape: VectorTiling) -> bool:
+    """Whether planes read exchanged inputs from the same lines of X, which an L1 cache should hold for all of them.
+
+    The weights of all planes, which each block reads, stay in an L2 cache meanwhile.
+    """
+    kernel = shape.kernel
+    is_apart = kernel.reads_exchanged and kernel.layout == "bsf" and shape.piece == 1
+    return is_apart and shape.packed_bytes <= PLANE_BYTES
 
 
 def _parts(shape: VectorTiling, limits: Limits, blocks: int) -> int:

@@ -104,7 +104,6 @@ RULES: tuple[Rule[VectorConstants], ...] = (
         "pairs is 0 but in bfloat16 with four lanes or more",
         lambda k, c: not c.pairs or (c.lanes > 2 and k.arithmetic.operand == BF16),
     ),
-    Rule("pairs is 0 if inputs are exchanged", lambda k, c: not (c.pairs and k.reads_exchanged)),
     Rule("pairs is 0 with weights in eight bits", lambda k, c: not (c.pairs and k.is_quantized)),
     no_more("parts", "the tiles of all outputs", lambda k, c: VectorTiling(k, c).columns),
 )
@@ -377,6 +376,7 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
         Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored unchanged"),
         named(shape, "INPUTS", "pairs of l per sum" if constants.pairs else "inputs l per sum"),
+        named(shape, "TOGETHER", "inputs l that a lane multiplies at a time"),
         named(constants, "HEIGHT", f"{'rows of the batch' if shape.is_along_outputs else 'outputs'} per tile"),
         named(constants, "WIDTH", "vectors per row of a tile"),
         named(shape, "TILES", "tiles that share their inputs"),
@@ -406,6 +406,7 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
             named(shape, "PLANES", "planes of outputs that share their inputs: one i with neighbouring j"),
             named(shape, "PERIOD", "vectors of a tile after which the inputs repeat"),
             named(shape, "RUN", "neighbouring j per plane"),
+            named(shape, "PIECE", "neighbouring inputs that are contiguous in x"),
             named(shape, "PLANES_J", "planes per i"),
             Constexpr(
                 "PACK_INPUTS", shape.pack_inputs, "inputs whose packed weights are written together, in the cache"
@@ -429,9 +430,7 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         *always,
         Constexpr("CHUNK", shape.tile_lanes, "rows of the batch whose inputs are copied together"),
         named(shape, "MATRICES", "(i, j) of a plane, whose inputs are copied together"),
-        Constexpr(
-            "RUN_IN", pattern.inputs.run, "neighbouring inputs, in the order (i, l, j), that are contiguous in x"
-        ),
+        named(shape, "RUN_IN", "inputs of a plane that are contiguous in x"),
         Constexpr("SCOPE", shape.scope if shape.transposes else 1, "blocks on the diagonal per plane"),
         named(shape, "PLANE_COLUMNS", "tiles per plane"),
         named(shape, "COLUMN_UNIT", "tiles that one work group takes together"),

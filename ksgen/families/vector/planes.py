@@ -3,12 +3,13 @@
 Lanes of a vector are along the outputs or along the batch.
 """
 
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 from ksgen.families.base import Limits, Variables
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.tiles import divide_up
+from ksgen.order import Digit, Order
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import Precision, part_of
 from ksgen.values import cached_property
@@ -38,6 +39,7 @@ class PlaneVariables(Variables, total=False):
     of_pairs: str
     firsts: str
     seconds: str
+    input_digits: list[dict[str, int]]  # of a transposed plane's exchanged inputs
     # expressions of the row of the batch up to which a copy fills what a tile reads
     end_of_rows: str
     end_of_columns: str
@@ -97,9 +99,30 @@ class Planes:
     @cached_property
     def scope(self) -> int:
         """Blocks on the diagonal whose inputs are transposed together: several small ones, so that vectors are full."""
-        a, b, c, d = self.kernel.pattern.shape
-        wanted = divide_up(4 * self.constants.lanes, min(b, c) * d)
-        return next(scope for scope in range(min(a, wanted), 0, -1) if a % scope == 0)
+        _, b, c, d = self.kernel.pattern.shape
+        return scopes_of(self.kernel.pattern.inputs, divide_up(4 * self.constants.lanes, min(b, c) * d))[-1]
+
+    @property
+    def run_in(self) -> int:
+        """Inputs of a transposed plane that are contiguous in X."""
+        return run_of_plane(self.kernel.pattern.inputs, self.scope)
+
+    @property
+    def piece(self) -> int:
+        """Neighbours among exchanged inputs that are copied together along the outputs: whole vectors, or one input."""
+        _, _, c, d = self.kernel.pattern.shape
+        piece = gcd(self.kernel.pattern.inputs.run, c if d == 1 else self.run)
+        return piece if self.kernel.layout == "bsf" and piece % self.piece_unit == 0 else 1
+
+    @property
+    def piece_unit(self) -> int:
+        """Inputs l or j of a vector."""
+        return int(self.constants.lanes)
+
+    @property
+    def input_digits(self) -> list[dict[str, int]]:
+        """Digits of a transposed plane's inputs, in the order in which they are copied."""
+        return digits_of_plane(self.kernel.pattern.inputs, self.scope)
 
     @property
     def columns_from(self) -> str:
@@ -137,6 +160,7 @@ class Planes:
             "mask": self.mask_type,
             "turns": turns,
             "turns_of_runs": [(half // d, low, high) for half, low, high in turns if half >= d],
+            "input_digits": self.input_digits,
             "of_pairs": "",
             "firsts": "",
             "seconds": "",
@@ -145,6 +169,46 @@ class Planes:
             "end_of_transposed": "(count + CHUNK - 1) / CHUNK * CHUNK",
         }
         return found | _variables_of_parts(lanes) if precision.is_complex else found
+
+
+# ---- planes of features that are exchanged
+
+
+def scopes_of(order: Order, most: int) -> list[int]:
+    """Numbers of blocks on the diagonal, at most `most`, that whole digits of i count, and a part of one digit more."""
+    digits = [digit for digit in order.digits if digit.name == "i"]
+    parts = {each.unit * part for each in digits for part in range(1, min(each.size, most) + 1) if not each.size % part}
+    return sorted({1, *(part for part in parts if part <= most)})
+
+
+def _size_in_plane(digit: Digit, scope: int) -> int:
+    """Number of values of a digit in a plane of `scope` blocks on the diagonal."""
+    return max(1, min(digit.size, scope // digit.unit)) if digit.name == "i" else digit.size
+
+
+def run_of_plane(order: Order, scope: int) -> int:
+    """Features of a plane of `scope` blocks on the diagonal that are contiguous in memory."""
+    run = 1
+    for digit in reversed(order.digits):
+        size = _size_in_plane(digit, scope)
+        run *= size
+        if size < digit.size:
+            break
+    return run
+
+
+def digits_of_plane(order: Order, scope: int) -> list[dict[str, int]]:
+    """Digits of a plane's features, in their order in memory.
+
+    Each has its size, and its weight in two indices: that of the features in memory (`after`), and that of the natural
+    order (`natural`).
+    """
+    found, after = [], scope * prod(order.sizes[1:])
+    for digit in order.digits:
+        if (size := _size_in_plane(digit, scope)) > 1:
+            after //= size
+            found.append({"after": after, "size": size, "natural": order.weight_of(digit)})
+    return found or [{"after": 1, "size": 1, "natural": 1}]
 
 
 def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple[str, str]) -> str:

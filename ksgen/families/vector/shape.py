@@ -1,11 +1,12 @@
 """Sizes derived from a vector kernel and its constants: planes, tiles and columns, and the private buffer of a work
 group."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ksgen.families.tiles import Constants, divide_up
-from ksgen.families.vector.planes import Planes, period_of, round_up
+from ksgen.families.vector.planes import Planes, digits_of_plane, period_of, round_up, run_of_plane, scopes_of
+from ksgen.order import Order
 from ksgen.spec import KernelSpec
 from ksgen.spec.storage import ALIGNMENT, SCALE_BYTES
 from ksgen.values import cached_property
@@ -91,9 +92,14 @@ class VectorTiling(Planes):
         return a // self.scope if self.transposes else a * d
 
     @property
+    def together(self) -> int:
+        """Inputs l that a lane multiplies at a time."""
+        return 2 if self.constants.pairs else 1
+
+    @property
     def inputs(self) -> int:
         """Inputs of a sum that are multiplied in turn: single inputs, or pairs of them."""
-        return divide_up(self.kernel.pattern.c, 2) if self.constants.pairs else self.kernel.pattern.c
+        return divide_up(self.kernel.pattern.c, self.together)
 
     @property
     def is_short(self) -> bool:
@@ -316,54 +322,62 @@ class VectorTiling(Planes):
     def scope(self) -> int:
         """Blocks on the diagonal per plane.
 
-        If outputs are exchanged, it is the least number with which a plane's outputs are whole vectors in memory. If
-        no number that fits achieves that, it is the largest one that fits.
+        If features are exchanged, it is the least number with which a plane's features are whole vectors in memory:
+        both inputs and outputs if possible, else outputs. If no number that fits achieves that for exchanged outputs,
+        it is the largest one that fits.
         """
-        if not self.kernel.pattern.outputs.is_exchanged:
-            return super().scope
         (_, b, c, d), most = self.kernel.pattern.shape, self.constants.lanes
+        inputs, outputs = self.kernel.pattern.inputs, self.kernel.pattern.outputs
         bytes_of_one = (b + c) * d * self.tile_lanes * self.real_bytes
-        least = next(
-            (digit.size for digit in self.kernel.pattern.outputs.digits if (digit.name, digit.unit) == ("i", 1)), 1
-        )
-        scopes = [each for each in range(1, min(least, most) + 1) if least % each == 0]
-        fitting = [each for each in scopes if each == 1 or each * bytes_of_one <= EXCHANGED_BYTES]
-        return next((each for each in fitting if self._run_of_plane(each) % self.constants.lanes == 0), fitting[-1])
+        fitting = [
+            each
+            for each in scopes_of(outputs, most)
+            if each in scopes_of(inputs, most) and (each == 1 or each * bytes_of_one <= EXCHANGED_BYTES)
+        ]
 
-    @cached_property
+        def least(*orders: Order) -> int | None:
+            return next((each for each in fitting if all(self._is_whole(order, each) for order in orders)), None)
+
+        if outputs.is_exchanged:
+            return least(inputs, outputs) or least(outputs) or fitting[-1]
+        usual = super().scope
+        if not inputs.is_exchanged or self._is_whole(inputs, usual):
+            return usual
+        return least(inputs) or usual
+
+    def _is_whole(self, order: Order, scope: int) -> bool:
+        """Whether a plane with `scope` blocks on the diagonal has whole vectors of neighbouring features in memory."""
+        return not order.is_exchanged or run_of_plane(order, scope) % self.constants.lanes == 0
+
+    @property
+    def splits_pairs(self) -> bool:
+        """Whether the second input of a pair may come before the first one in X. Inputs are copied one by one then."""
+        units = [digit.unit for digit in self.kernel.pattern.inputs.digits if digit.name == "l"]
+        is_in_order = units == sorted(units, reverse=True) or not any(unit % 2 for unit in units if unit > 1)
+        return bool(self.constants.pairs) and not is_in_order
+
+    @property
+    def piece_unit(self) -> int:
+        return self.constants.lanes * (self.together if self.kernel.pattern.d == 1 else 1)
+
+    @property
+    def run_in(self) -> int:
+        return 1 if self.splits_pairs else super().run_in
+
+    @property
+    def input_digits(self) -> list[dict[str, int]]:
+        inputs = self.kernel.pattern.inputs
+        return digits_of_plane(replace(inputs, text="") if self.splits_pairs else inputs, self.scope)
+
+    @property
     def plane_digits(self) -> list[dict[str, int]]:
-        """Digits of a plane's outputs, in the order in which they are stored.
-
-        Each has its size, and its weight in two indices: that of stored outputs (`after`), and that of (i, k, j)
-        (`outputs`).
-        """
-        _, b, _, d = self.kernel.pattern.shape
-        units = {"i": b * d, "k": d, "j": 1}
-        found, after = [], self.scope * b * d
-        for digit in self.kernel.pattern.outputs.digits:
-            size = digit.size if digit.name != "i" else self.scope if digit.unit == 1 else 1
-            if size > 1:
-                after //= size
-                found.append({"after": after, "size": size, "outputs": digit.unit * units[digit.name]})
-        return found or [{"after": 1, "size": 1, "outputs": 1}]
+        """Digits of a plane's outputs, in the order in which they are stored."""
+        return digits_of_plane(self.kernel.pattern.outputs, self.scope)
 
     @property
     def stays_in_vectors(self) -> bool:
         """Whether a plane has whole vectors of neighbouring outputs in memory."""
-        return self._run_of_plane(self.scope) % self.constants.lanes == 0
-
-    def _run_of_plane(self, scope: int) -> int:
-        """Neighbouring outputs in memory of a plane with `scope` blocks on the diagonal."""
-        run = 1
-        for digit in reversed(self.kernel.pattern.outputs.digits):
-            if digit.name == "i":
-                size = scope if digit.unit == 1 else 1
-                run *= size
-                if size < digit.size:
-                    break
-            else:
-                run *= digit.size
-        return run
+        return run_of_plane(self.kernel.pattern.outputs, self.scope) % self.constants.lanes == 0
 
     @property
     def waiting_vectors(self) -> int:
@@ -423,7 +437,8 @@ class VectorTiling(Planes):
 
 def lie_in_pairs(kernel: KernelSpec) -> bool:
     """Whether pairs of 16-bit inputs are contiguous in rows, and readable as one element of the sums' type."""
-    return kernel.layout == "bsf" and kernel.pattern.d == 1 and kernel.pattern.c % 2 == 0 and kernel.stride == "dense"
+    is_whole = kernel.pattern.d == 1 and kernel.pattern.c % 2 == 0
+    return kernel.layout == "bsf" and is_whole and kernel.stride == "dense" and not kernel.reads_exchanged
 
 
 def needs_panel(kernel: KernelSpec, pairs: int) -> bool:
