@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ksgen.families import FAMILIES, family_named
-from ksgen.families.expected import LARGE, speed_of, terms_of
+from ksgen.families import FAMILIES, check, family_named
+from ksgen.families.expected import LARGE, expected_us, speed_of, terms_of
 from ksgen.families.wgmma.shared import SharedConstants
 from tests.support.kernels import kernel_of
 from tests.support.wgmma_clusters import GPU, source_of
@@ -87,3 +87,12 @@ def test_a_default_has_more_than_two_blocks_only_where_these_are_faster(
 ) -> None:
     default: Any = FAMILIES["wgmma"].default(kernel_of(pattern, "bfloat16", layout), GPU)
     assert default.cluster_batch * default.cluster_out == blocks
+
+
+def test_a_default_has_narrower_tiles_if_a_cluster_divides_their_number() -> None:
+    family, kernel = family_named("wgmma_registers"), kernel_of((8, 96, 384, 16), "bfloat16", "bsf")
+    default = family.default(kernel, GPU)
+    assert (default.tile_out, default.cluster_out) == (24, 4)
+    wide = default.changed(tile_out=32, cluster_out=1)  # three tiles
+    check(family, kernel, wide, GPU)
+    assert expected_us(family, kernel, GPU, LARGE, default) < expected_us(family, kernel, GPU, LARGE, wide)

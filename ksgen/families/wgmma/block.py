@@ -294,6 +294,11 @@ class Block(TensorTile):
         return 0
 
     @property
+    def y_passed_bytes(self) -> int:
+        """Bytes of a tile of Y that pass through shared memory."""
+        return self.y_bytes
+
+    @property
     def shared_bytes(self) -> int:
         barriers = 2 * 8 * int(self.constants.stages)
         return int(self.constants.stages) * self.stage_bytes + self.y_bytes + barriers

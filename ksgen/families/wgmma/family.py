@@ -179,7 +179,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             blocks,
             self.memory_bytes(block.kernel, constants, batch),
             round(x_moved + y_moved) + w // block.constants.cluster_batch,
-            (1 + block.passes) * x + w + read + y_accesses * tiles * block.y_bytes,
+            (1 + block.passes) * x + w + read + y_accesses * tiles * block.y_passed_bytes,
             multiply_adds,
             tiles * block.steps * max(1 / (block.constants.stages - 1), block.waits),
             stages=tiles * block.steps,

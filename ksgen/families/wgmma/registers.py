@@ -15,8 +15,9 @@ from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK, is_precise
 from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.rules import Rule, multiple
-from ksgen.families.tiles import Constants, divide_up
+from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.families.traffic import SECTOR
+from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import (
     LINE,
     MOST_BOX,
@@ -63,6 +64,9 @@ class RegistersConstants(Constants):
     # tiles of X in shared memory, each for all outputs; 0: X is in the stages, and is read again for each tile of
     # outputs
     resident: int = 0
+    # warpgroups along j that join their chunks of Y in shared memory, so that sectors are stored whole; 1: each stores
+    # its own chunks
+    join_d: int = 1
     # blocks with neighbouring tiles along the batch: each loads a part of their W for all of them
     cluster_batch: int = 1
     # blocks with neighbouring tiles along the outputs: each loads a part of their X for all of them
@@ -72,6 +76,13 @@ class RegistersConstants(Constants):
     entry_family: ClassVar[str] = "wgmma_registers"
     on_tensor_cores: ClassVar[bool] = True
     not_in_entries: ClassVar[tuple[str, ...]] = ("x_from",)
+
+    @property
+    def in_entries(self) -> dict[str, Any]:
+        found = super().in_entries
+        if self.join_d == 1:  # entries keep the names that they had without this constant
+            del found["join_d"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,7 @@ class RegistersBlock(Block):
                 lambda k, c: of(k, c).unit_in,
             ),
             Rule("resident is 0, or in bsf 1 or 2 where outputs take several tiles", _resident_rule),
+            Rule("join_d is 1, or groups_d if its warpgroups' chunks of Y fill whole sectors", _join_rule),
             Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
             Rule(
                 "sums and fragments fit a thread's registers",
@@ -168,6 +180,22 @@ class RegistersBlock(Block):
         return whole_periods(self.w_bytes) if self.constants.resident else super().stage_bytes
 
     @property
+    def join_bytes(self) -> int:
+        """Bytes in which `join_d` warps join chunks of Y, for one output and all rows of each lane."""
+        return 2 * self.row_tiles * WARP * int(self.constants.join_d) * CHUNK
+
+    @property
+    def y_bytes(self) -> int:
+        warps = ROWS // 16 * int(self.constants.groups_batch)
+        return warps * self.join_bytes if self.constants.join_d > 1 else 0
+
+    @property
+    def y_passed_bytes(self) -> int:
+        constants = self.constants
+        tile = int(constants.tile_batch * constants.tile_out * constants.tile_d)
+        return tile * self.kernel.item_bytes if constants.join_d > 1 else 0
+
+    @property
     def x_start(self) -> int:
         """Offset of resident tiles of X, behind the stages and their barriers."""
         return whole_periods(super().shared_bytes)
@@ -189,7 +217,12 @@ class RegistersBlock(Block):
 
     @property
     def in_pieces(self) -> float:
-        """A lane stores a piece of a sector if warpgroups divide the j, or if a tile has only some of them."""
+        """A lane stores a piece of a sector if warpgroups divide the j, or if a tile has only some of them.
+
+        Warpgroups that join their chunks store whole sectors.
+        """
+        if self.constants.join_d > 1:
+            return 1
         run_bytes, groups_d = int(self.constants.tile_d) * self.kernel.item_bytes, int(self.constants.groups_d)
         if self.constants.tile_d == self.kernel.pattern.d or not self.is_bsf:
             return max(1, PIECE * groups_d / run_bytes) if groups_d > 1 else 1
@@ -219,7 +252,7 @@ class RegistersBlock(Block):
             "variants": (*variants, *(name for name, holds in conditions.items() if holds)),
             "schedule": schedule,
             "walk": schedule,
-            "store": self.kernel.layout,
+            "store": "joined" if constants.join_d > 1 else self.kernel.layout,
             "out": "rows",
         }
 
@@ -251,6 +284,11 @@ class RegistersBlock(Block):
                 named(self, "X_START", "byte at which tiles of X begin"),
                 named(self, "X_BARRIERS", "byte at which the barriers of X begin"),
             ]
+        if constants.join_d > 1:
+            found += [
+                named(constants, "JOIN_D", "warpgroups along j that join their chunks of Y into whole sectors"),
+                named(self, "JOIN_BYTES", "bytes in which JOIN_D warps join chunks, for one output of each lane"),
+            ]
         if constants.promote:
             found.append(named(constants, "PROMOTE", "inputs after which sums leave the tensor cores"))
         return found
@@ -264,22 +302,25 @@ class RegistersBlock(Block):
 
         The rule takes the fewest tiles along the outputs, since each reads X again; then the least padding, and stages
         that fill the memory. One warpgroup multiplies while another reads. An alternative has the widest tile and the
-        deepest stages that fit, in all clusters that pay.
+        deepest stages that fit, in all clusters that pay. All join chunks of Y if they may.
         """
         start, promote = _start(family, kernel, limits), promotion(kernel, limits)
         if start is None:
             raise ConstantsError(f"{kernel.name}: no tile of {family.name} fits")
+        start = _joined(family, kernel, start, limits)
         yield _deepened(family, kernel, _widest(family, kernel, start, limits), limits)
         for tile_d, (batch, along_d), rows, resident in product(_runs(kernel), TOGETHER, (1, 2), (0, 1, 2)):
             narrow = RegistersConstants(ROWS * rows * batch, 8, MOST_BOX, tile_d, batch, along_d, 2, promote)
             narrow = narrow.changed(tile_in=RegistersBlock.of(kernel, narrow).unit_in)
             if not family.is_able(kernel, narrow, limits):
                 continue
+            narrow = _joined(family, kernel, narrow, limits)
             for spare in (0, SPARE):
                 wide = _widest(family, kernel, narrow, limits, spare).changed(resident=resident)
-                if family.is_able(kernel, wide, limits):
-                    wide = _deepened(family, kernel, wide, limits)
-                    yield from family.in_clusters(kernel, wide) if spare else [wide]
+                for each in _divisible(kernel, wide) if spare else [wide]:
+                    if family.is_able(kernel, each, limits):
+                        deep = _deepened(family, kernel, each, limits)
+                        yield from family.in_clusters(kernel, deep) if spare else [deep]
 
     @classmethod
     def tiles(cls, kernel: KernelSpec, limits: Limits) -> Iterator[RegistersConstants]:
@@ -287,12 +328,13 @@ class RegistersBlock(Block):
         promote = promotion(kernel, limits)  # less often would be faster, but less precise than promised
         widths = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
         for resident, tile_d, (batch, along_d), rows, width, tile_in, stages in product(
-            (0, 1, 2), _runs(kernel), GROUPS, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 6, 8)
+            (0, 1, 2), _runs(kernel), GROUPS, (1, 2), widths, (8, 16, 32, 64, 128), (2, 3, 4, 5, 6, 8)
         ):
             if width < kernel.pattern.b + 8:
-                yield RegistersConstants(
+                apart = RegistersConstants(
                     ROWS * rows * batch, width, tile_in, tile_d, batch, along_d, stages, promote, resident
                 )
+                yield from {apart: None, apart.changed(join_d=along_d): None}
 
 
 def _planes_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
@@ -317,6 +359,21 @@ def _groups_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
     return constants.groups_d == 1 or (kernel.layout == "bsf" and constants.tile_d % (vector * constants.groups_d) == 0)
 
 
+def _join_rule(kernel: KernelSpec, constants: RegistersConstants) -> bool:
+    tile_d, d, item_bytes = constants.tile_d, kernel.pattern.d, kernel.item_bytes
+    if constants.join_d == 1:
+        return True
+    has_chunks = tile_d * item_bytes == CHUNK * constants.groups_d and not kernel.pattern.outputs.is_exchanged
+    has_sectors = tile_d == d or (tile_d * item_bytes % SECTOR == 0 and d * item_bytes % SECTOR == 0)
+    return kernel.layout == "bsf" and constants.join_d == constants.groups_d and has_chunks and has_sectors
+
+
+def _joined(family: Any, kernel: KernelSpec, constants: RegistersConstants, limits: Limits) -> RegistersConstants:
+    """The same constants, with all warpgroups along j joining their chunks of Y if they may."""
+    joined = constants.changed(join_d=constants.groups_d)
+    return joined if family.is_able(kernel, joined, limits) else constants
+
+
 def _widest(
     family: Any, kernel: KernelSpec, start: RegistersConstants, limits: Limits, spare: int = 0
 ) -> RegistersConstants:
@@ -330,6 +387,14 @@ def _widest(
     return min(
         able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out), default=start
     )
+
+
+def _divisible(kernel: KernelSpec, constants: RegistersConstants) -> dict[RegistersConstants, None]:
+    """The tile, and narrower ones whose number along the outputs a cluster divides."""
+    b = kernel.pattern.b
+    tiles = divide_up(b, constants.tile_out)
+    counts = (divide_up(tiles, blocks) * blocks for blocks in cluster.ALONG_OUT if blocks <= cluster.MOST_BY_DEFAULT)
+    return dict.fromkeys(constants.changed(tile_out=divide_up(divide_up(b, count), 8) * 8) for count in counts)
 
 
 def _start(family: Any, kernel: KernelSpec, limits: Limits) -> RegistersConstants | None:
