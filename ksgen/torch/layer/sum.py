@@ -17,7 +17,6 @@ from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.operators import prepared, replay
 from ksgen.torch.operators.checks import check_words
 from ksgen.torch.operators.choice import describe_times
-from ksgen.torch.operators.meanwhile import may_defer
 from ksgen.torch.operators.products import ACTIVATIONS
 from ksgen.values import excerpt, listed
 
@@ -163,10 +162,10 @@ class KSSum(Layers):
 
     def _is_replayed(self, x: Any) -> bool:
         """Whether a replay per layer is expected to be faster than one call: no partial sum is streamed to memory."""
-        if self.activation != "none" or not replay.is_loaded() or type(x) is not Tensor or not x.is_cpu:
+        if self.activation != "none" or type(x) is not Tensor or not x.is_cpu or not replay.may_decide():
             return False
         layers: list[Any] = list(self)
-        if not all(isinstance(each, ChainLayer) and replay.may_repeat(each) for each in layers) or not may_defer():
+        if not all(isinstance(each, ChainLayer) and replay.may_repeat(each) for each in layers):
             return False
         nbytes = x.numel() * x.element_size()
         return bool(nbytes * layers[0].out_features < STREAMING_BYTES * layers[0].in_features)

@@ -32,9 +32,9 @@ _waits: ContextVar[bool] = ContextVar("_waits", default=False)  # calls wait for
 def may_defer() -> bool:
     """Whether PyTorch's products may replace kernels while these are compiled.
 
-    Results then change once in their last bits. While `building`, PyTorch's products may always replace kernels.
-    Otherwise they may not under deterministic algorithms, in compiled programs, in one of several processes, or with
-    KSGEN_COMPILE=wait.
+    Results then change in their last bits during the first calls. While `building`, PyTorch's products may always
+    replace kernels. Otherwise they may not under deterministic algorithms, in compiled programs, in one of several
+    processes, or with KSGEN_COMPILE=wait.
     """
     if building.get():
         return True

@@ -109,13 +109,14 @@ def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor |
     may_replay = after == "none" and x.is_cpu and layer.backend in BACKENDS
     seen = replay.snapshot(layer) if may_replay else None
     y, call = _multiplied(layer, x, residual, after)
-    if seen is None or y is None or call is None or (launches := call.launches) is None:
+    if seen is None or y is None or call is None or (kernels := call.kernels) is None:
         return y
-    if call.launches_read_slices:
+    if kernels.reads_slices:
         seen = seen.repeating([()] * len(layer.chain))
-    usual = None if call.is_by_launches else lambda x, *_: _multiplied(layer, x, residual, after)[0]
-    if not replay.add(layer, seen, x, residual, call, [y.shape], [launches], usual):
-        call.launches = None
+    usual = None if call.is_by_kernels else lambda x, *_: _multiplied(layer, x, residual, after)[0]
+    is_added = replay.add(layer, seen, x, residual, call, [y.shape], [kernels.launches], usual)
+    if usual is not None and is_added is not None:
+        call.settle(kernels if is_added else None)
     return y
 
 
@@ -449,12 +450,21 @@ class Prepared:
         self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest method
         self._launch: RepeatedCalls | None = None  # on a GPU, whose context a user may detach
         self._step, kernels = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
-        # launches on a processor, which a replay may repeat, and whether this call runs them too
-        self.launches = kernels.launches if kernels is not None and x.is_cpu else None
-        self.is_by_launches = kernels is self._step
-        # whether these launches, and this call, take views of the slices of tied weights
-        self.launches_read_slices = kernels is not None and kernels.reads_slices
-        self.reads_slices = self.is_by_launches and self.launches_read_slices
+        self.kernels = kernels if x.is_cpu else None  # launches that a replay may repeat
+
+    @property
+    def is_by_kernels(self) -> bool:
+        """Whether calls from Python run the launches that a replay may repeat."""
+        return self.kernels is not None and self.kernels is self._step
+
+    @property
+    def reads_slices(self) -> bool:
+        """Whether this call takes views of the slices of tied weights."""
+        return self.kernels is not None and self.kernels is self._step and self.kernels.reads_slices
+
+    def settle(self, kernels: "_Launches | None") -> None:
+        """Run these launches in all later calls; None: keep the method, which no replay replaces."""
+        self._step, self.kernels = kernels or self._step, kernels
 
     @property
     def is_open(self) -> bool:

@@ -30,7 +30,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Seen
 from ksgen.torch.operators import frozen, ops
 from ksgen.torch.operators.factors import steps_of, tie_of
-from ksgen.torch.operators.meanwhile import may_defer
+from ksgen.torch.operators.meanwhile import building, may_defer
 
 SOURCE = Path(__file__).with_name("replay.cpp")
 ENTRY = "PyInit_ksgen_replay"
@@ -48,6 +48,7 @@ ATTRIBUTES = (
 Fact = tuple[dict[Any, Any] | None, Any, Any]  # a dictionary, None for the layer's own; a key, and the value
 
 _loaded: list[Any] = []  # the extension
+_is_early = False  # whether the extension was there from the first calls on
 _refused: list[str] = []  # why there is none; never retried
 _attempts, _sums = 0, 0  # attempts to add an entry, and calls of sums, while there is no extension
 
@@ -105,7 +106,7 @@ def snapshot(layer: Any) -> Snapshot | None:
     A change by another thread during the call then makes an entry that takes no call.
     """
     calls = layer.__dict__["_python_calls"] = layer._python_calls + 1
-    if not is_due(calls) or not may_repeat(layer) or _extension() is None:
+    if not (is_due(calls) or building.get()) or not may_repeat(layer) or _extension(is_new=calls < APART) is None:
         return None
     facts: list[Fact] = [(None, name, layer.__dict__.get(name, ABSENT)) for name in ATTRIBUTES]
     facts += [
@@ -188,27 +189,30 @@ def add(
     usual: Callable[..., Tensor] | None = None,
     second: Callable[..., Any] | None = None,
     order: tuple[Sequence[int], Sequence[int]] = ((), ()),
-) -> bool:
+) -> bool | None:
     """Add an entry for a call of a layer, if the numbers of threads of its launches are settled.
 
     `keep` is what launches need; neither it nor `second` may refer to the layer. `outputs` are the shapes of what the
     call allocates, y last. Training steps have a second direction. For them, `second` maps (gradient of y, x, bias or
     None, weights) to the gradients of x, bias and weights. `usual` is the call in Python, if it does not use these
     launches. It takes x, the bias or None, and the weights that each call reads. An entry is then added only if it is
-    faster. `order`: the gradient of y, of this shape, is copied with its axes in that order.
+    faster. Then the caller has to use these launches for all calls, because an entry may expire. `order`: the gradient
+    of y, of this shape, is copied with its axes in that order.
 
     Returns:
-        False if another attempt is of no use, because the entry is not faster.
+        True if an entry was added; None if a later attempt may add one. False if another attempt is of no use, because
+        the entry is not faster, or because results may no longer change.
     """
     extension = _extension()
+    if usual is not None and not may_decide():
+        return False
+    later = False if usual is not None and building.get() else None
     if extension is None or not x.is_contiguous():
-        return True
-    if usual is not None and not may_defer():  # the last bits of results may not change
-        return True
+        return later
     launches, calls = [], sys.maxsize
     for each in directions:
         if (settled := each.settled()) is None:
-            return True
+            return later
         launches.append(settled[0])
         calls = min(calls, settled[1])
     entry = (
@@ -230,7 +234,7 @@ def add(
 
         with torch.no_grad() if len(directions) == 1 else torch.enable_grad():
             if replayed(x, *own.values()) is None:  # such as a weight that repeats a slice by strides of zero
-                return True
+                return later
         once = ops._step if len(directions) > 1 else _called
         if not _is_faster(*(partial(once, each, (x, *own.values())) for each in (replayed, usual))):
             return False
@@ -265,19 +269,28 @@ def note() -> None:
     global _sums
     _sums += 1
     if is_due(_sums):
-        _extension()
+        _extension(is_new=_sums < APART)
 
 
-def is_loaded() -> bool:
-    """Whether the extension repeats calls in this process."""
-    return bool(_loaded)
+def may_decide() -> bool:
+    """Whether a method may be chosen because its replay is faster.
+
+    It may only if the extension was there from the first calls on. Otherwise the last bits of results would change
+    after the first calls.
+    """
+    return _is_early and bool(_loaded) and may_defer()
 
 
-def _extension(at_once: bool = False) -> Any:
-    """The extension; None while it is not compiled, or if it cannot be. `at_once` waits for the compiler."""
-    global _attempts
+def _extension(at_once: bool = False, is_new: bool = False) -> Any:
+    """The extension; None while it is not compiled, or if it cannot be.
+
+    `at_once` waits for the compiler. `is_new`: the caller was hardly called yet, so that its calls do not count.
+    """
+    global _attempts, _is_early
     if _loaded or _refused:
         return _loaded[0] if _loaded else None
+    if _attempts and (is_new or building.get()):  # `build` does not wait for this compiler
+        return None
     _attempts += 1
     try:
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -288,6 +301,7 @@ def _extension(at_once: bool = False) -> Any:
             with deferred(lambda: not at_once):
                 binary = outcome(_request(), "the extension that repeats calls of layers", _build)
         if binary is not None:
+            _is_early = _attempts == 1 or at_once
             _loaded.append(_load(binary))
             return _loaded[0]
     except PendingError:

@@ -63,8 +63,9 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
         second = partial(_usual_gradients, trained, wanted)
         shapes, directions, order = [*trained.shapes[:-1], layer._y_shape(x)], trained.launches, trained.order
         seen = seen.repeating([each.whole for each in trained.factors])
-        if not replay.add(layer, seen, x, residual, trained, shapes, directions, in_python, second, order):
-            step.trained = None
+        is_added = replay.add(layer, seen, x, residual, trained, shapes, directions, in_python, second, order)
+        if in_python is not None and is_added is not None:
+            step.run, step.trained = (trained, trained) if is_added else (step.run, None)
     return y
 
 

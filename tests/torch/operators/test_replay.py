@@ -28,11 +28,11 @@ from ksgen.devices.threads import AGAIN, MOST_LATE, ThreadsByTime  # noqa: E402
 from ksgen.errors import LaunchError, ToolchainError  # noqa: E402
 from ksgen.pattern import Chain  # noqa: E402
 from ksgen.torch import KSLinear, KSSum  # noqa: E402
-from ksgen.torch.layer import sum as ksgen_sum  # noqa: E402
 from ksgen.torch.layer.tied import Tied  # noqa: E402
 from ksgen.torch.operators import prepared, replay, trained  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 from ksgen.torch.operators.factors import factors_of, swapped  # noqa: E402
+from ksgen.torch.operators.meanwhile import building  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="replays are for kernels on the processor"),
@@ -68,6 +68,7 @@ def extension() -> Any:
 def loaded(monkeypatch: pytest.MonkeyPatch, without_replays: None) -> Iterator[None]:
     """The extension, compiled once and cached; each call in Python attempts to add an entry."""
     monkeypatch.setattr(replay, "_loaded", [extension()])
+    monkeypatch.setattr(replay, "_is_early", True)
     monkeypatch.setattr(replay, "_refused", [])
     monkeypatch.setattr(replay, "is_due", lambda calls: True)
     threads = torch.get_num_threads()
@@ -490,11 +491,42 @@ def test_the_extension_is_compiled_in_the_background_after_many_calls(monkeypatc
     monkeypatch.setattr(replay, "outcome", outcome)
     monkeypatch.setattr(replay, "_load", lambda binary: found)
     attempts = -(-replay.OFTEN // replay.APART)
+    token = building.set(True)
+    assert [replay._extension() for _ in range(attempts)] == [None] * attempts
+    building.reset(token)
+    assert not asked, "`build` does not wait for this compiler"
+    monkeypatch.setattr(replay, "_attempts", 0)
     assert [replay._extension() for _ in range(attempts + 1)] == [None] * (attempts + 1)
     assert len(asked) == 2
     assert replay._extension() is found
     assert replay._extension() is found
     assert len(asked) == 3
+    assert not replay._is_early
+
+
+def test_first_calls_of_many_layers_do_not_compile_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def outcome(key: Any, what: str, work: Any) -> Any:
+        asked.append(what)
+        raise PendingError(what)
+
+    class Caches:
+        def get(self, *_: Any) -> None:
+            return None
+
+    monkeypatch.setattr(replay, "_loaded", [])
+    monkeypatch.setattr(replay, "_attempts", 0)
+    monkeypatch.setattr(replay, "default_caches", Caches)
+    monkeypatch.setattr(replay, "outcome", outcome)
+    monkeypatch.setattr(replay, "is_due", IS_DUE)
+    layers = [layer_of() for _ in range(2 + replay.OFTEN // replay.APART)]
+    with torch.no_grad():
+        for calls, is_asked in ((3, False), (replay.APART, True)):
+            for _ in range(calls):
+                for each in layers:
+                    each(torch.ones(4, 64))
+            assert bool(asked) == is_asked
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -525,6 +557,34 @@ def test_kernels_are_timed_again_as_a_replay(fastest: str, training: bool, monke
             assert ("_replay" in vars(layer)) == (may_change and answer)
             torch.testing.assert_close(call(), wanted, atol=1e-4, rtol=1e-4)
         assert bool(asked) != may_change, "results of deterministic algorithms must not change"
+        found = [each for each in (*prepared._calls.values(), *trained._steps.values()) if each is not prepared.SEEN]
+        in_python = [each.run is each.trained if training else each.is_by_kernels for each in found]
+        assert in_python == [may_change and answer], "an entry may expire: calls in Python run the same launches"
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("case", ["built", "built while threads are timed", "compiled later"])
+def test_no_replay_takes_over_after_the_first_calls(case: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bool] = []  # whether during `build`
+    for module in (prepared, trained):
+        monkeypatch.setattr(module, "faster", lambda job, ways: "bmm")
+    monkeypatch.setattr(replay, "_is_faster", lambda *methods: compared.append(building.get()) or True)
+    monkeypatch.setattr(replay, "may_defer", lambda: True)
+    monkeypatch.setattr(prepared, "_calls", {})
+    monkeypatch.setattr(trained, "_steps", {})
+    layer = layer_of(ONE, backend="auto").train(training)
+    with monkeypatch.context() as during:
+        during.setattr(replay, "is_due", lambda calls: False)
+        if case == "built while threads are timed":
+            during.setattr(replay.Launches, "settled", lambda self: None)
+        if case != "compiled later":
+            layer.build(4)
+    monkeypatch.setattr(replay, "_is_early", case != "compiled later")
+    with torch.set_grad_enabled(training):
+        for _ in range(4):
+            step(layer, x_of(layer, 4)) if training else layer(x_of(layer, 4))
+    assert compared == [True] * (case == "built")
+    assert ("_replay" in vars(layer)) == (case == "built")
 
 
 def test_attempts_are_rare() -> None:
@@ -564,6 +624,7 @@ def test_the_extension_is_compiled_at_once_for_a_benchmark(monkeypatch: pytest.M
     assert given_way == [False]
     assert replay.load_now()
     assert len(given_way) == 1
+    assert replay._is_early
 
 
 @pytest.fixture
@@ -852,7 +913,6 @@ def test_sums_in_training(by_kernels: None) -> None:
 
 def test_small_sums_are_replayed_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "may_defer", lambda: True)
-    monkeypatch.setattr(ksgen_sum, "may_defer", lambda: True)
 
     def total_of(tie: bool = False) -> tuple[Any, list[Any]]:
         layers = [layer_of().eval(), layer_of([(2, 12, 32, 1)], bias=False).eval()]
@@ -882,7 +942,7 @@ def test_small_sums_are_replayed_by_layer(monkeypatch: pytest.MonkeyPatch) -> No
         partly, layers = total_of()
         called(partly)
     assert not any("_replay" in vars(each) for each in layers), "one of them cannot be replayed"
-    monkeypatch.setattr(ksgen_sum, "may_defer", lambda: False)
+    monkeypatch.setattr(replay, "may_defer", lambda: False)
     fixed, layers = total_of()
     torch.testing.assert_close(called(fixed), wanted, atol=1e-5, rtol=1e-5)
     assert not any("_replay" in vars(each) for each in layers), "results of deterministic algorithms must not change"
@@ -893,7 +953,7 @@ def test_calls_of_sums_compile_the_extension(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(replay, "_loaded", [])
     monkeypatch.setattr(replay, "_sums", 0)
     monkeypatch.setattr(replay, "is_due", IS_DUE)
-    monkeypatch.setattr(replay, "_extension", lambda: tries.append(True) or (found if len(tries) > 1 else None))
+    monkeypatch.setattr(replay, "_extension", lambda **_: tries.append(True) or (found if len(tries) > 1 else None))
     total = KSSum([layer_of().eval().freeze(), layer_of([(1, 24, 64, 1)], bias=False).eval().freeze()])
     with torch.no_grad():
         for _ in range(3 * replay.APART):
