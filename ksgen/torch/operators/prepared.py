@@ -85,6 +85,14 @@ def is_direct(x: Any, residual: Any = None) -> bool:
     return not (torch.is_autocast_enabled("cuda") or torch.cuda.is_current_stream_capturing())
 
 
+def prepares_at_once(x: Tensor) -> bool:
+    """Whether the first call at a shape prepares, too, so that the last bits of its results are those of later calls.
+
+    Other first calls do not, because many shapes occur once.
+    """
+    return bool(x.is_cpu and torch.are_deterministic_algorithms_enabled())
+
+
 def _lies_in_memory(tensor: Any) -> bool:
     """Whether this is a plain tensor whose values lie unchanged at its address."""
     kind = type(tensor)
@@ -243,8 +251,10 @@ def _found(
     if found is None:
         if len(calls) >= most:
             calls.clear()
-        calls[key] = SEEN
-    elif found is SEEN:
+        calls[key] = found = SEEN
+        if not prepares_at_once(x):
+            return None
+    if found is SEEN:
         slices = [*parameters] if ties and x.is_cpu else []
         calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after, adds, slices)
         if type(found) is Prepared and found.reads_slices:

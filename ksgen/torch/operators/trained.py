@@ -105,8 +105,10 @@ def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Te
     if found is None:
         if len(_steps) >= choice.REMEMBERED:
             _steps.clear()
-        _steps[key] = SEEN
-    elif found is SEEN:
+        _steps[key] = found = SEEN
+        if not prepared.prepares_at_once(x):
+            return None
+    if found is SEEN:
         _steps[key] = found = _prepared(layer, x, residual, prepared.make_whole(parameters))
     if type(found) is not PreparedStep:
         return None
