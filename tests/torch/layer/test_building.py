@@ -108,6 +108,33 @@ def test_kernels_are_compiled_side_by_side(tmp_path: Path) -> None:
     )
 
 
+def test_a_build_shows_its_progress_on_a_terminal(tmp_path: Path) -> None:
+    """Elsewhere it writes nothing, which `passes` checks in the other tests."""
+    passes(
+        tmp_path,
+        """
+        import io
+        from ksgen.torch import build
+
+        class Terminal(io.StringIO):
+            def isatty(self):
+                return True
+
+        def opens_at_the_begin():
+            until(lambda: " 0%" in screen.getvalue())
+            open_gate()
+
+        screen = sys.stderr = Terminal()
+        threading.Thread(target=opens_at_the_begin, daemon=True).start()
+        build(KSLinear("2,3,4,1").eval(), torch.zeros(4, 8))
+        sys.stderr = sys.__stderr__
+        assert "compiling" in screen.getvalue() and "100%" in screen.getvalue(), screen.getvalue()
+        """,
+        TERM="xterm",
+        NO_COLOR="1",
+    )
+
+
 def test_a_compiler_that_fails(tmp_path: Path) -> None:
     """PyTorch's products replace kernels, with a warning; where they cannot, it is an error."""
     ended = run_gated(

@@ -3,6 +3,7 @@ kernels.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen.build.background import PendingError  # noqa: E402
 from ksgen.errors import ToolchainError  # noqa: E402
-from ksgen.torch.operators import meanwhile, ops  # noqa: E402
+from ksgen.torch import KSLinear  # noqa: E402
+from ksgen.torch.operators import choice, meanwhile, ops, prepared, trained  # noqa: E402
 from tests.support.gated import run_gated  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes of POSIX")
@@ -203,6 +205,96 @@ def test_products_that_pytorch_lacks_wait_and_report_it(tmp_path: Path) -> None:
         assert not told and not threading.active_count() > 2
         """,
     )
+
+
+def test_a_compute_mode_that_pytorch_lacks_warns_after_two_seconds(tmp_path: Path) -> None:
+    passes(
+        tmp_path,
+        """
+        layer, x = KSLinear("2,3,4,1", bias=False, precision="tf32x3"), torch.randn(4, 8)
+        told = []
+        def note(message, place):
+            told.append((time.monotonic() - begin, message))
+            open_gate()
+        background.warn = note
+        begin = time.monotonic()
+        with torch.no_grad():
+            assert torch.allclose(layer(x), x @ layer.to_dense().T, atol=1e-5)
+        ((seconds, message),) = told
+        assert seconds >= 2, seconds
+        assert message.startswith("KSLinear(2,3,4,1) has waited 2 s for ks_2x3x4x1_tf32x3_bsf"), message
+        assert message.endswith(" to compile; layer.build(batch=...) compiles beforehand, in parallel"), message
+        """,
+    )
+
+
+WAITS = """
+def opens_once_started():
+    until(started)
+    open_gate()
+
+threading.Thread(target=opens_once_started, daemon=True).start()
+layer, x = KSLinear("2,3,4,1", bias=False, backend="auto").requires_grad_(False), torch.randn(4, 8)
+"""
+
+
+def test_exported_programs_wait_for_their_kernels(tmp_path: Path) -> None:
+    """Under the default of KSGEN_COMPILE."""
+    passes(
+        tmp_path,
+        f"""{WAITS}
+program = torch.export.export(layer, (x,)).module()
+assert not started()
+ys = [program(x) for _ in range(5)]
+assert launched
+assert all(torch.equal(each, ys[0]) for each in ys)
+assert torch.allclose(ys[0], x @ layer.to_dense().T, atol=1e-5)
+        """,
+        KSGEN_COMPILE="background",
+    )
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch has no torch.distributed here")
+def test_processes_of_a_group_wait_for_their_kernels(tmp_path: Path) -> None:
+    """The first call of each one has run kernels. Alone, a process of a group does not wait."""
+    program = f"""{WAITS}
+from torch import distributed
+rank, count = int(sys.argv[1][-1]), int(os.environ["COUNT"])
+distributed.init_process_group("gloo", init_method=os.environ["MEET"], rank=rank, world_size=count)
+first = [None] * count
+layer(x)
+distributed.all_gather_object(first, len(launched))
+distributed.destroy_process_group()
+assert all(first) == (count > 1), first
+"""
+
+    def run(count: int, rank: int) -> None:
+        folder = tmp_path / f"{count}{rank}"
+        folder.mkdir()
+        passes(folder, program, KSGEN_COMPILE="background", COUNT=str(count), MEET=f"file://{tmp_path}/meet{count}")
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(run, (2, 2, 1), (0, 1, 0)))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_deterministic_algorithms_give_the_same_bits_from_the_first_call_on(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though another method is fastest in the usual path."""
+    monkeypatch.setattr(choice, "faster", lambda job, methods: "strided")
+    for module in (prepared, trained):
+        monkeypatch.setattr(module, "faster", lambda job, methods: "ksgen")
+    monkeypatch.setattr(prepared, "_calls", {})
+    monkeypatch.setattr(trained, "_steps", {})
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    torch.manual_seed(0)
+    layer, x = KSLinear("1,64,96,1"), torch.randn(16, 96)
+    with torch.set_grad_enabled(training):
+        ys = [layer(x).detach() for _ in range(4)]
+    assert all(torch.equal(each, ys[0]) for each in ys)
+    (call,) = (trained._steps if training else prepared._calls).values()
+    assert (call.run is call.trained) if training else call.is_by_kernels
 
 
 @pytest.mark.parametrize("why", ["deterministic", "environment", "processes", "operator"])
