@@ -4,6 +4,7 @@ Chooses no chain.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.devices import Device, device_for
-from ksgen.errors import DeviceError, SpecError, ToolchainError
+from ksgen.errors import DeviceError, KsgenError, SpecError, ToolchainError
 from ksgen.families import FAMILIES, Limits, cuda_limits, family_for, family_named, meant_for
 from ksgen.families.expected import prediction, speed_of
 from ksgen.families.gpus import GPUS, gpu_of, target_of
@@ -23,12 +24,14 @@ from ksgen.measure.trust import Timer, Watch, block_of, host_clock, take_blocks,
 from ksgen.pattern import Chain
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import gradient_of
+from ksgen.torch.operators import settled
 from ksgen.torch.operators.checks import check_device
 from ksgen.torch.operators.meanwhile import waiting
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.values import excerpt
 
 Us = float | None  # microseconds; None if unknown
+RATES = "bytes_per_s", "flops_per_s", "products"  # stored figures of a processor
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def _sum(times: Iterable[Us]) -> Us:
 def clock_of(device: Any, precision: str) -> Clock:
     """Clock for a tensor's device, or for the usual card of a CUDA target, such as `sm_90a`.
 
-    For a processor, its rates are measured first.
+    A processor's rates are measured once per machine, and stored unless they are unreliable.
     """
     if isinstance(device, str) and device.startswith("sm_"):
         if gpu_of(device).rates is None:
@@ -184,6 +187,17 @@ def _of_processor(where: torch.device, device: Device, ceilings: Ceilings, why: 
 
 @cache
 def _ceilings(device: Device, precision: str) -> tuple[Ceilings, str]:
-    """Measure the rates of a processor. Also returns why they are unreliable, if other programs used it meanwhile."""
+    """Rates of a processor, stored or measured.
+
+    Also returns why they are unreliable, if other programs used the processor meanwhile.
+    """
+    key = precision, device.limits.multiprocessors, torch.get_num_threads()
+    known = settled.stored_figures("rates").get(repr(key), {})
+    if known.keys() == set(RATES):
+        return Ceilings(known["bytes_per_s"], known["flops_per_s"], int(known["products"])), ""
     watch = Watch()
-    return measure_ceilings(device, precision), why_unreliable([1.0], [watch.others_share()])
+    found = measure_ceilings(device, precision)
+    if not (why := why_unreliable([1.0], [watch.others_share()])):
+        with suppress(OSError, KsgenError):  # each process measures
+            settled.store("rates", {key: {name: float(getattr(found, name)) for name in RATES}})
+    return found, why

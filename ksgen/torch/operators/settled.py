@@ -1,8 +1,9 @@
-"""Stores the times of a processor's methods, so that `backend="auto"` does not time them in each process.
+"""Stores what was measured of a device, so that later processes need not measure it.
 
-`ksgen.torch.calibrate` writes the file into the folder of the cache. The file is valid for one device, compiler,
-version of PyTorch, version of ksgen and set of templates. Unreliable times are not stored. A file that cannot be read
-is ignored, and methods are timed again.
+`ksgen.torch.calibrate` stores the times of a processor's methods for `backend="auto"`, and `propose` a processor's
+rates. Each kind has a file in the folder of the cache. A file is valid for one device, compiler, version of PyTorch,
+version of ksgen and set of templates. Unreliable figures are not stored. A file that cannot be read is ignored, and its
+figures are measured again.
 """
 
 import json
@@ -27,22 +28,20 @@ from ksgen.paths import cache_dir
 from ksgen.wisdom import file_name
 
 MOST_BYTES = 2**26
+METHODS = "methods"  # kind of the times of methods
+Figures = dict[str, float]  # by name
 
 
-def times_of(key: Hashable, methods: Iterable[str]) -> dict[str, float]:
+def times_of(key: Hashable, methods: Iterable[str]) -> Figures:
     """Stored seconds of a job's methods by name; empty if none are stored, or if one of them is not among `methods`."""
     found = _stored(os.environ.get("KSGEN_DEVICE", ""), cache_dir()).get(repr(key), {})
     return found if found and found.keys() <= set(methods) else {}
 
 
 def save(times: Mapping[Hashable, Mapping[str, float]]) -> Path | None:
-    """Add times to the file, and return its path; None without a device or a folder to write to, with a warning."""
+    """Add times of methods, and return the file's path; None without a device or a folder, with a warning."""
     try:
-        stamp = _stamp()
-        path = _path()
-        with replaced_in_turn(path) as new_file:
-            stored = _read(path) | {repr(key): _finite(seconds) for key, seconds in times.items()}
-            new_file.write_text(json.dumps({"stamp": stamp, "seconds": stored}, indent=0, sort_keys=True))
+        path = store(METHODS, times)
     except (OSError, KsgenError) as error:
         warn(f"times of PyTorch's methods are not stored, so that each process takes them again: {error}")
         return None
@@ -50,21 +49,33 @@ def save(times: Mapping[Hashable, Mapping[str, float]]) -> Path | None:
     return path
 
 
+def store(kind: str, figures: Mapping[Hashable, Mapping[str, float]]) -> Path:
+    """Add figures to the file of a kind, and return its path.
+
+    Raises `OSError` or `KsgenError` without a device or a folder to write to.
+    """
+    stamp, path = _stamp(), _path(kind)
+    with replaced_in_turn(path) as new_file:
+        stored = stored_figures(kind) | {repr(key): _finite(each) for key, each in figures.items()}
+        new_file.write_text(json.dumps({"stamp": stamp, "figures": stored}, indent=0, sort_keys=True))
+    return path
+
+
 def forget() -> None:
-    """Drop the file's content from memory, so that the next look-up reads the file again."""
+    """Drop the times from memory, so that the next look-up reads the file again."""
     _stored.cache_clear()
 
 
 @cache
-def _stored(asked: str, folder: Path) -> dict[str, dict[str, float]]:
+def _stored(asked: str, folder: Path) -> dict[str, Figures]:
     """Times in the file of the device `asked`, the value of KSGEN_DEVICE; read once per process."""
     with suppress(DeviceError):
-        return _read(_path())
+        return stored_figures(METHODS)
     return {}
 
 
 def _stamp() -> dict[str, str]:
-    """Everything that the times depend on, other than the jobs themselves."""
+    """Everything that figures depend on, other than their keys."""
     device = find_device()
     digests = ",".join(map(template_digest, FAMILIES))
     return {
@@ -77,26 +88,27 @@ def _stamp() -> dict[str, str]:
     }
 
 
-def _path() -> Path:
-    return cache_dir() / f"methods-{file_name(find_device().name)}"
+def _path(kind: str) -> Path:
+    return cache_dir() / f"{kind}-{file_name(find_device().name)}"
 
 
-def _read(path: Path) -> dict[str, dict[str, float]]:
-    """Content of the file if it has the stamp of this process.
+def stored_figures(kind: str) -> dict[str, Figures]:
+    """Content of the file of a kind by `repr` of the keys, if it has the stamp of this process.
 
     The stamp takes 50 ms, so that it is made only if there is a file.
     """
+    path = _path(kind)
     with suppress(OSError, ValueError, RecursionError):
         content: Any = json.loads(read(path, MOST_BYTES, is_own=True))
-        if isinstance(content, dict) and isinstance(content.get("seconds"), dict) and content.get("stamp") == _stamp():
-            return {key: each for key, each in content["seconds"].items() if _is_times(each)}
+        if isinstance(content, dict) and isinstance(content.get("figures"), dict) and content.get("stamp") == _stamp():
+            return {key: each for key, each in content["figures"].items() if _are_figures(each)}
     return {}
 
 
-def _is_times(given: Any) -> bool:
+def _are_figures(given: Any) -> bool:
     return isinstance(given, dict) and all(type(each) is float and each > 0 for each in given.values())
 
 
-def _finite(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Times of the methods that could run."""
-    return {name: each for name, each in seconds.items() if isfinite(each)}
+def _finite(figures: Mapping[str, float]) -> Figures:
+    """Figures of what could run."""
+    return {name: each for name, each in figures.items() if isfinite(each)}

@@ -1,7 +1,9 @@
 """Tests of times of chains: their device, their origin, and when they are unknown. No duration is tested."""
 
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -51,12 +53,19 @@ def test_of_a_target_the_model_predicts_each_factor_and_all_in_one_launch() -> N
     )
 
 
-def test_of_a_processor_by_its_measured_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The processor of a machine whose cache is empty."""
     try:
-        device = find_device("native")
+        found = find_device("native")
     except DeviceError as error:
         pytest.skip(str(error))
     monkeypatch.setenv("KSGEN_DEVICE", "native")
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    return found
+
+
+def test_of_a_processor_by_its_measured_rates(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, str]] = []
 
     def ceilings(device: object, precision: str) -> Ceilings:
@@ -79,6 +88,45 @@ def test_of_a_processor_by_its_measured_rates(monkeypatch: pytest.MonkeyPatch) -
     assert us == min(apart, whole) == again.chain_us(CHAIN, "float32", 1568)
     assert slow.chain_us(CHAIN, "float64", 1568) > us
     assert fast.dense_us(dense(384, 384), "float32", 1568) == pytest.approx(1e6 * 2 * 384 * 384 * 1568 / 1e11)
+
+
+def test_a_later_process_reads_reliable_rates(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Ceilings] = []
+    share = [0.5]
+
+    def ceilings(device: object, precision: str) -> Ceilings:
+        measured.append(Ceilings(1e10 + len(measured), 1e11, 6))
+        return measured[-1]
+
+    def asked(precision: str = "float32") -> Any:
+        """What another process finds."""
+        times._ceilings.cache_clear()
+        try:
+            return times._ceilings(device, precision)[0]
+        finally:
+            times._ceilings.cache_clear()
+
+    monkeypatch.setattr(times, "Watch", lambda: SimpleNamespace(others_share=lambda: share[0]))
+    monkeypatch.setattr(times, "measure_ceilings", ceilings)
+    assert [asked(), asked()] == measured
+    assert len(measured) == 2, "unreliable rates are not stored"
+    share[0] = 0.0
+    assert asked() == asked() == asked() == measured[2]
+    assert len(measured) == 3
+    asked("float64")
+    assert len(measured) == 4
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    assert asked() == measured[4]
+    torch.set_num_threads(threads)
+    assert asked() == measured[2]
+    (path,) = tmp_path.glob("rates-*.json")
+    path.write_text(path.read_text().replace(f'"torch": "{torch.__version__}"', '"torch": "0.1"'))
+    assert asked() == measured[5]
+    path.unlink()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path / "file"))
+    assert [asked(), asked()] == measured[6:]
 
 
 def test_a_training_step_writes_and_reads_wide_intermediates() -> None:

@@ -116,7 +116,7 @@ def _with_stamp(**other: str) -> Callable[[Path], None]:
 def _with_times(given: object) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         content = json.loads(path.read_text())
-        content["seconds"] = {repr(key()): given}
+        content["figures"] = {repr(key()): given}
         path.write_text(json.dumps(content))
 
     return change
