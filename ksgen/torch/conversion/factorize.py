@@ -189,18 +189,19 @@ def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int) -> SumF
 def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], None] = lambda: None) -> list[float]:
     """Compute the relative errors of `factorize` for several chains, without weights if SVDs alone give the error.
 
-    On a processor, each thread computes one chain at a time. `advance` is called after each chain.
+    All chains have the features of the weight. On a processor, each thread computes one chain at a time. `advance` is
+    called after each chain.
     """
+    scaled, _ = _scaled(_checked(weight, chains[0], 0))
+    norm = float(vector_norm(scaled, dtype=torch.float64)) or 1
 
     def error_of(chain: Chain) -> float:
         with torch.no_grad():
-            matrix, inner, _ = _in_natural_order(_checked(weight, chain, 0), chain)
+            matrix, inner, _ = _in_natural_order(scaled, chain)
             if _method(inner)[0] == "refinement":
                 error = factorize(weight, chain).relative_error
             else:
-                scaled = _scaled(matrix)[0]
-                norm = float(vector_norm(scaled, dtype=torch.float64))
-                error = sqrt(sum(squared_errors(scaled, inner))) / (norm or 1)
+                error = sqrt(sum(squared_errors(matrix, inner))) / norm
         advance()
         return error
 

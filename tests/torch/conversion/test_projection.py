@@ -15,6 +15,7 @@ from ksgen.torch.conversion.projection import (  # noqa: E402  # noqa: E402
     product,
     product_of,
     project,
+    squared_errors,
 )
 
 CHAIN = square_dyadic(16)
@@ -35,6 +36,16 @@ def test_squared_errors_of_the_splits_add_up() -> None:
     matrix = torch.randn(16, 16, dtype=torch.float64)
     weights, errors = project(matrix, CHAIN, lambda: None)
     assert float((matrix - product_of(weights)).square().sum()) == pytest.approx(sum(errors))
+
+
+@pytest.mark.parametrize("noise", [4.0, 1e-3])
+def test_the_squared_error_of_large_blocks(noise: float) -> None:
+    """They are those of float64, whether most squares are lost or few."""
+    torch.manual_seed(0)
+    chain = Chain((Pattern(1, 8, 128, 1), Pattern(1, 96, 8, 1)))
+    matrix = torch.randn(96, 8) @ torch.randn(8, 128) + noise * torch.randn(96, 128)
+    wanted = sum(squared_errors(matrix.double(), chain))
+    assert sum(squared_errors(matrix, chain)) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_the_support_of_a_product_is_where_it_is_not_zero() -> None:
