@@ -190,7 +190,7 @@ def run_apart(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
 
 @click.command()
 @click.argument("what", type=click.Choice(["threads", "first-calls"]))
-@click.option("--processes", default=10, show_default=True, help="Processes, one after the other.")
+@click.option("--processes", default=10, show_default=True, help="Number of processes, which run sequentially.")
 @click.option("--batch", "batches", default=BATCHES, multiple=True, show_default=True, help="Of `threads`.")
 @click.option("--most-seconds", default=1.0, show_default=True, help="Most seconds per row of `threads`.")
 @click.option("--idle-ms", default=20.0, show_default=True, help="Pause after each call of `first-calls`.")
