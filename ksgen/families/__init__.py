@@ -29,7 +29,7 @@ FAMILIES: dict[str, Family[Any]] = {
     family.name: family for family in (Amx(), Vector(), CpuGradient(), Wgmma(), Mma(), Simt(), Gemv(), Gradient())
 }
 
-# earlier names of families, which callers and files may still use, and the families that replace them
+# earlier names of families or of their variants, which callers and files may still use
 ALIASES: dict[str, Family[Any]] = {
     "few": FAMILIES["gemv"],
     "few_chain": FAMILIES["gemv"],
@@ -53,9 +53,12 @@ def family_named(name: str) -> Family[Any]:
 
 
 def requested_family(name: str) -> Family[Any]:
-    """Family that a user names; an earlier name warns. Stored names are read by `family_named`, without a warning."""
+    """Family that a user names; an earlier name warns. Stored names are read by `family_named`, without a warning.
+
+    A name that stands for one variant of a family does not warn, because no other name selects it.
+    """
     family = family_named(name)
-    if name in ALIASES:
+    if name in ALIASES and family is FAMILIES[family.name]:
         warn_deprecated(f"kernel family {name}", family.name)
     return family
 

@@ -78,7 +78,7 @@ class SharedBlock(Block):
         return is_16_bits and has_rows and has_lines and has_boxes(pattern.inputs, is_bsf, kernel.x_item_bytes)
 
     @classmethod
-    def has_room(cls, family: Any, kernel: KernelSpec, limits: Limits) -> bool:
+    def fits_device(cls, family: Any, kernel: KernelSpec, limits: Limits) -> bool:
         return not kernel.reads_exchanged or bool(_depths(kernel))
 
     @classmethod
