@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 bc3a1d98, spec 3d0b35f7
+// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 9794e4d6, spec 3d0b35f7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -104,7 +104,7 @@ typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
-    int weights;         // index of the tile of packed weights, counted over (i, planes, outputs)
+    int weights;         // index of the tile's packed weights, counted over (i, tiles of j, tiles of k)
     extent first_batch;  // s of its first row of the batch
     int batch_left;      // rows of the batch from `first_batch` on, at most TILE_BATCH
 } Tile;

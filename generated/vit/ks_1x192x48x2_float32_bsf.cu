@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 c30c39de, spec fa63edf7
+// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 ee61750e, spec fa63edf7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -106,7 +106,7 @@ typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
-    int weights;         // index of the tile of packed weights, counted over (i, planes, outputs)
+    int weights;         // index of the tile's packed weights, counted over (i, tiles of j, tiles of k)
     extent first_batch;  // s of its first row of the batch
     int batch_left;      // rows of the batch from `first_batch` on, at most TILE_BATCH
 } Tile;

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 c30c39de, spec aab0fb7c
+// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 ee61750e, spec aab0fb7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //
@@ -97,7 +97,7 @@ typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
-    int weights;         // index of the tile of packed weights, counted over (i, planes, outputs)
+    int weights;         // index of the tile's packed weights, counted over (i, tiles of j, tiles of k)
     extent first_batch;  // s of its first row of the batch
     int batch_left;      // rows of the batch from `first_batch` on, at most TILE_BATCH
 } Tile;

@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 bc3a1d98, spec b0b27720
+// ks_6x64x256x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 9794e4d6, spec b0b27720
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float16, batch-size-last.
 // Edit the template, not this file.
 //
@@ -97,7 +97,7 @@ typedef struct {
     int block;           // i
     int first_j;         // j of the tile's first plane
     int first_out;       // k of its first output
-    int weights;         // index of the tile of packed weights, counted over (i, planes, outputs)
+    int weights;         // index of the tile's packed weights, counted over (i, tiles of j, tiles of k)
     extent first_batch;  // s of its first row of the batch
     int batch_left;      // rows of the batch from `first_batch` on, at most TILE_BATCH
 } Tile;
