@@ -61,7 +61,6 @@ def test_x_in_eight_bits_by_warpgroups(tmp_path: Path) -> None:
     done = ksgen("emit", str(path), "--family", "wgmma_shared", "-o", str(tmp_path / "texts"))
     left_out = "ks_2x24x48x1_float16_int8_inputs_bsf, ks_2x24x48x2_float16_e4m3_inputs_bsf"
     assert done.stderr.splitlines() == [
-        "ksgen: kernel family wgmma_shared is deprecated and will be removed; use wgmma",
         f"left out, as wgmma_shared does not support them: 2 of 3 kernels ({left_out})",
     ]
     (text,) = (tmp_path / "texts").glob("*.cu")
