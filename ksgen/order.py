@@ -268,7 +268,10 @@ class Order:
         return self._written([digit for _, digit in sorted(found, reverse=True)])
 
     def of_sorted_block(self) -> str:
-        """Text of the order of a factor whose weights have the middle index, k or l, in its order in memory.
+        """Write the order of a factor whose weights have the middle index, k or l, in its order in memory.
+
+        Returns:
+            The text of the order.
 
         Examples:
             >>> from ksgen import Pattern
@@ -300,7 +303,19 @@ class Order:
         return self.text.replace(inner, other) if features != self.features else self.text
 
     def repeated(self, count: int) -> str:
-        """Text of the order of `count` arrays of these features, concatenated: i has as many times the values."""
+        """Write the order of several arrays of these features, concatenated: i has as many times the values.
+
+        Args:
+            count: Number of arrays.
+
+        Returns:
+            The text of the order; empty if it is the natural one.
+
+        Examples:
+            >>> from ksgen import Pattern
+            >>> Pattern(4, 6, 5, 1, store="k.i").outputs.repeated(3)
+            'i1:3.k.i2'
+        """
         return self._written((Digit("i", self.sizes[0], count), *self.digits)) if self.text else ""
 
     def normalized(self) -> str:

@@ -58,7 +58,7 @@ class Pattern:
         d: Interleaved dense blocks in each diagonal block. With d = 1, K is block diagonal.
         store: Order in which outputs are stored, if it is not (i, k, j): the indices, slowest-varying first. An
             example is "i.j.k". An index may be divided into digits: in "k1:4.i.k2", k is k1 * b/4 + k2, with k1 < 4
-            and k2 < b/4. A digit with a single value may be left out.
+            and k2 < b/4. An index or digit with a single value may be left out, as j is here.
         load: Order in which inputs lie in x, if it is not (i, l, j), such as "l.i.j": the indices, slowest-varying
             first.
 

@@ -50,8 +50,8 @@ class Structure:
         axes: Order in which a parameter stores the factor's axes a, b, c, d, by name; by default "abcd". B and C are
             digits of two values above those of b and c.
         scales: Standard deviations of the authors' initial values, by name; without them, those of `KSLinear`.
-        tied: Axis of the factor along which all weights are equal, by name, if the parameter is one slice of them: 0
-            for a, or 3 for d.
+        tied: Axis of the factor along which all weights are equal, by name: 0 for a, or 3 for d. The parameter is one
+            slice of them.
         init: The authors' initial values as an `init` of `KSLinear`, such as "identity"; empty: by `scales`.
         are_rotations: Whether a block is the rotation (I + S)(I - S)^-1 of its parameter A, with S = (A - A^T) / 2. A
             parameter (blocks, entries) has the entries of S above its diagonal.
@@ -162,8 +162,8 @@ class Structure:
             The parameters by name. They may share memory with the weights.
 
         Raises:
-            LaunchError: A weight is missing, of another shape, tied and not equal along its axis, or no rotation
-                where the structure has rotations, or a parameter is not named.
+            LaunchError: A weight is missing, of another shape, or tied and not equal along its axis. Also if it is no
+                rotation where the structure has rotations, or if a parameter is not named.
 
         Examples:
             >>> import numpy as np
@@ -343,8 +343,8 @@ def btt(in_features: int, out_features: int, blocks: int | tuple[int, int], rank
 
     Returns:
         The `Structure`, with the authors' cores W1 (blocks of x, inputs, blocks of y * rank) and W2 (blocks of y,
-        blocks of x * rank, outputs), which their repository names op_params.0 and op_params.1, and the bias b. Its
-        initial scales follow the maximal-update parametrization.
+        blocks of x * rank, outputs). Their repository names them op_params.0 and op_params.1, and the bias b. Initial
+        scales follow the maximal-update parametrization.
 
     Raises:
         PatternError: A number is not accepted.

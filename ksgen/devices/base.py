@@ -279,7 +279,7 @@ class Missing:
 
 
 class RefusedError(DeviceError):
-    """A device refuses a launch or a tensor map, and may still run others; or the first check of a kernel fails."""
+    """A device refuses a launch or a tensor map, and may run others. Or `KSGEN_CHECK=first` finds a wrong result."""
 
 
 class UnavailableError(DeviceError):

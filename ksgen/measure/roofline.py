@@ -60,9 +60,10 @@ class Ceilings:
     def floor_us(self, kernel: KernelSpec, batch: int, sets: int) -> float | None:
         """Floor, in microseconds, of runs that share the weights and alternate between at most `sets` sets of X and Y.
 
-        Arrays that a cache may keep between runs do not count at the memory's rate. If the cache's rate is known, all
-        arrays count at it. Otherwise the floor is None if moving the cached arrays from memory takes longer than
-        everything else.
+        The floor is the longer of moving the other arrays from memory and of all multiply-adds, where a cache may keep
+        some arrays between runs. If the cache's rate is known, the floor is at least the time of moving all arrays at
+        that rate. If it is unknown, and moving the cached arrays from memory would take longer, there is no floor: the
+        result is None.
         """
         weights, moved = kernel.weight_bytes, kernel.bytes(batch)
         cached = sum(each for each, number in ((weights, 1), (moved - weights, sets)) if each * number < CACHE_BYTES)

@@ -65,7 +65,7 @@ def test_warpgroups_join_chunks_that_fill_sectors(d: int, changes: dict[str, int
         check(REGISTERS, slab(d), replace(SLAB, **changes), GPU)
 
 
-def test_chunks_are_joined_beside_stages_and_cost_no_pieces() -> None:
+def test_chunks_are_joined_next_to_stages_and_cost_no_pieces() -> None:
     joined, apart = (REGISTERS.shape(slab(), each) for each in (SLAB, replace(SLAB, join_d=1)))
     assert (joined.in_pieces, apart.in_pieces) == (1, 2 * 128 * 2 / 32)
     # four warps of two warpgroups, each lane with one output in two rows

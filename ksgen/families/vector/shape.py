@@ -322,9 +322,9 @@ class VectorTiling(Planes):
     def scope(self) -> int:
         """Blocks on the diagonal per plane.
 
-        If features are exchanged, it is the least number with which a plane's features are whole vectors in memory:
-        both inputs and outputs if possible, else outputs. If no number that fits achieves that for exchanged outputs,
-        it is the largest one that fits.
+        If features are exchanged, it is the least number with which a plane's features are whole vectors in memory.
+        That holds for inputs and outputs if possible, else for outputs. If no number that fits achieves that for
+        exchanged outputs, it is the largest one that fits.
         """
         (_, b, c, d), most = self.kernel.pattern.shape, self.constants.lanes
         inputs, outputs = self.kernel.pattern.inputs, self.kernel.pattern.outputs

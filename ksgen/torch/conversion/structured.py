@@ -1,8 +1,8 @@
 """Structures with a nearest matrix in closed form: tied weights, Kronecker products, and block-diagonal rotations.
 
-A Kronecker product A ⊗ B is a matrix of rank 1 once its entries are rearranged: each row has the block of B times one
-entry of A. So its nearest approximation is the largest term of one SVD (Van Loan and Pitsianis, 1993). The nearest
-rotation to a block U S V^T is U V^T, with the last column of U negated if that is a reflection.
+Once its entries are rearranged, a Kronecker product A ⊗ B is a matrix of rank 1. Each row is B times one entry of A. So
+its nearest approximation is the largest term of one SVD (Van Loan and Pitsianis, 1993). The nearest rotation to a block
+U S V^T is U V^T, with the last column of U negated if that is a reflection.
 """
 
 from collections.abc import Callable

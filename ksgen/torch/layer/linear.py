@@ -87,8 +87,8 @@ class KSLinear(ChainLayer, nn.Linear):
             batched products on views). On a processor, it may also choose "bmm" or "einsum" for repeated calls, "bmm"
             for small training steps, and "dense" for frozen 16-bit weights. "bmm", "bsr", "einsum", "dense" and
             "sparse" use other operators of PyTorch, for comparison.
-        fuse: Launches while no gradients are recorded. "auto" runs all factors in one launch if that is faster, and
-            "no" never does. "yes" always does, or raises an error.
+        fuse: Whether one launch runs all factors while no gradients are recorded. "auto" does so if that is faster,
+            "no" never. "yes" always does, or raises an error.
         intermediates: Intermediates of training: "keep" stores them for the backward pass, "recompute" computes them
             again, "auto" recomputes them if they are larger than x.
 

@@ -4,8 +4,8 @@
 batch-size-first. Weights that are equal along d are those of (a, b, c, 1) on d times as many columns, in
 batch-size-last. A single row is a column too. X and Y lie in the same memory. All other tied weights are repeated.
 
-**Swapped.** For a = 1, the weights are also b rows with c * d features, which n rows of x multiply as the weights
-(1, n, c, d). Then x is packed in place of the weights, which are larger.
+**Swapped.** For a = 1, the weights are also b rows with c * d features. The n rows of x are weights (1, n, c, d) that
+multiply them. Then x is packed in place of the weights, which are larger.
 """
 
 from collections.abc import Sequence

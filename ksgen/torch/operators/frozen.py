@@ -87,7 +87,8 @@ def derived(weights: Tensor, make: Make, uncached: Make | None = None) -> Any:
     """Compute make(weights), once for frozen weights.
 
     `uncached`, by default `make`, is called each time for other weights. It is also called for frozen weights while
-    autograd records operations on them, while PyTorch compiles, traces or transforms, or while a mode is active.
+    autograd records operations on them. The same holds while PyTorch compiles, traces or transforms, or while a
+    dispatch mode (`TorchDispatchMode`) is active.
     """
     uncached = uncached or make
     if torch.compiler.is_compiling() or not _kept or (torch.is_grad_enabled() and weights.requires_grad):
@@ -295,7 +296,7 @@ def _is_gathered(tensor: Tensor) -> bool:
 
 
 def _is_transformed() -> bool:
-    """Whether a transform, a mode or a trace is active: results may then be tensors of other types."""
+    """Whether a functorch transform, dispatch mode or trace is active: results may then be tensors of other types."""
     is_watched = torch.jit.is_tracing() or torch.compiler.is_compiling() or has_modes()
     return bool(is_watched or torch._C._are_functorch_transforms_active())
 

@@ -128,8 +128,8 @@ def is_due(calls: int) -> bool:
 def may_repeat(layer: Any) -> bool:
     """Whether a replay can repeat calls of a layer.
 
-    It can if no parametrization but ties computes the weights, and if writes to stored weights are counted, unlike
-    those to tensors made in inference mode.
+    It can if no parametrization but ties computes the weights, and if writes to stored weights are counted. Those to
+    tensors made in inference mode are not.
     """
     if layer.has_stored_type:
         return not any(each is not None and each.is_inference() for each in layer._buffers.values())
