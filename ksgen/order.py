@@ -314,7 +314,7 @@ class Order:
         Examples:
             >>> from ksgen import Pattern
             >>> Pattern(4, 6, 5, 1, store="k.i").outputs.repeated(3)
-            'i1:3.k.i2'
+            'i1:3.k.i2:4'
         """
         return self._written((Digit("i", self.sizes[0], count), *self.digits)) if self.text else ""
 
