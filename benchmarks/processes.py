@@ -55,8 +55,8 @@ class FixedThreads:
     def run(self, launch: Callable[[int, Any], object], threads: int, given: Any) -> None:
         launch(self.count, given)
 
-    def settled(self, threads: int) -> tuple[int, int]:
-        return self.count, sys.maxsize
+    def settled(self, threads: int) -> tuple[int, int, int]:
+        return self.count, sys.maxsize, 0
 
     def time_again(self) -> None:
         """Nothing is timed."""

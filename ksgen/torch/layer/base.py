@@ -141,7 +141,7 @@ class ChainLayer:
         The call waits until the kernels are compiled. During `build`, it notes missing kernels and returns zeros.
         """
         if not building.get():
-            with awaited(self._name(), "layer.build(batch=...) compiles beforehand, in parallel"):
+            with awaited(self._name(), prepared.REMEDY):
                 return self._multiplied(x, residual)
         try:
             return self._multiplied(x, residual)

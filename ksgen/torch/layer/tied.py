@@ -2,7 +2,7 @@
 
 The gradient of the slice is the sum over the axis, by autograd. A call repeats the slice in memory, because PyTorch's
 operators read whole weights; the calls of a frozen layer share one repetition. Prepared calls of a frozen layer pack
-the slice, and prepared training steps multiply by it where they can.
+the slice. Other prepared calls and training steps multiply by it where they can.
 """
 
 from collections.abc import Iterator

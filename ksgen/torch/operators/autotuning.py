@@ -89,8 +89,13 @@ AUTOTUNING = {"max_autotune": True, "post_grad_custom_pre_pass": TimedProducts()
 
 
 def _may_be_timed(product: Node) -> bool:
-    """Whether PyTorch's products may replace this one. Inductor would take a residual without a bias for the bias."""
+    """Whether PyTorch's products may replace this one.
+
+    Inductor would take a residual without a bias for the bias. The alternatives exchange no features.
+    """
     given: Any = product.args
+    if any(given[_BACKEND + 1 :]):
+        return False
     dtype = dtype_name(product.meta["val"].dtype)
     is_unambiguous = given[_RESIDUAL] is None or given[_BIAS] is not None
     return is_unambiguous and given[_BACKEND] == "auto" and given[_PRECISION] in (None, dtype)

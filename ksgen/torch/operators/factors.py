@@ -29,9 +29,9 @@ class Tie(NamedTuple):
     slices: int
 
     def shape(self, part: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of all slices, given that of one; any other shape unchanged."""
+        """Shape of all slices, given that of one; empty for any other shape."""
         is_slice = part[self.axis : self.axis + 1] == (1,)
-        return (*part[: self.axis], self.slices, *part[self.axis + 1 :]) if is_slice else part
+        return (*part[: self.axis], self.slices, *part[self.axis + 1 :]) if is_slice else ()
 
 
 Ties = tuple[Tie | None, ...]  # one per factor; empty if none are tied
@@ -90,7 +90,8 @@ def steps_of(layer: Any) -> dict[str, Any] | None:
 
 def tie_of(steps: Any) -> Any:
     """The `Tied` among the parametrizations of a factor's weights, if it is the only one."""
-    return steps[0] if len(steps) == 1 and hasattr(steps[0], "axis") else None
+    is_tied = len(steps) == 1 and hasattr(steps[0], "repeats") and hasattr(steps[0], "axis")
+    return steps[0] if is_tied else None
 
 
 def whole_shapes(weights: Sequence[Tensor | None], ties: Sequence[Tie | None]) -> tuple[Any, ...]:

@@ -32,12 +32,17 @@ _waits: ContextVar[bool] = ContextVar("_waits", default=False)  # calls wait for
 def may_defer() -> bool:
     """Whether PyTorch's products may replace kernels while these are compiled.
 
-    Results then change in their last bits during the first calls. While `building`, PyTorch's products may always
-    replace kernels. Otherwise they may not under deterministic algorithms, in compiled programs, in one of several
-    processes, or with KSGEN_COMPILE=wait.
+    While `building`, they always may. Otherwise results then change in their last bits during the first calls.
     """
-    if building.get():
-        return True
+    return building.get() or may_change()
+
+
+def may_change() -> bool:
+    """Whether results may change in their last bits during the first calls.
+
+    They may not under deterministic algorithms, in compiled programs, in one of several processes, or with
+    KSGEN_COMPILE=wait.
+    """
     if always_waits() or _waits.get() or torch.are_deterministic_algorithms_enabled():
         return False
     return not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)

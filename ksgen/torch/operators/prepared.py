@@ -1,14 +1,15 @@
 """Prepared calls of layers while no gradient is recorded. They check little but x.
 
 `is_direct` checks x, and `parameters_of` the parameters. The first call of a layer at a shape takes the usual path,
-which reports errors. The second call prepares. On a processor, the methods are timed alternately; on a GPU,
-`ksgen.torch.operators.choice` decides. Weights of frozen layers are packed once. Other weights are read and packed at
-each call, because their changes cannot be detected reliably. A single layer counts as a group of one. All other calls
-take the usual path.
+which reports errors. The second call prepares; under deterministic algorithms, the first one does. On a processor, the
+methods are timed alternately; on a GPU, `ksgen.torch.operators.choice` decides. Weights of frozen layers are packed
+once. Other weights are read and packed at each call, because their changes cannot be detected reliably. A single layer
+counts as a group of one. All other calls take the usual path.
 """
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 
+from ksgen.build.background import awaited
 from ksgen.devices.base import RefusedError
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families import MAP_ALIGNMENT
@@ -53,6 +55,7 @@ from ksgen.torch.operators.replay import KEPT_BYTES, LINE_BYTES
 BACKENDS = ("auto", "ksgen")  # backends with prepared calls
 # least columns of X per thread for which one launch is timed in batch-size-last; launchers never choose one there
 TRIED_COLUMNS = 64
+REMEDY = "layer.build(batch=...) compiles beforehand, in parallel"  # for calls that wait
 MOST_CALLS = 256  # prepared calls per frozen layer
 # options that must be equal for all layers of one launch
 OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")
@@ -91,6 +94,11 @@ def prepares_at_once(x: Tensor) -> bool:
     Other first calls do not, because many shapes occur once.
     """
     return bool(x.is_cpu and torch.are_deterministic_algorithms_enabled())
+
+
+def noticed(layer: Any, x: Tensor) -> AbstractContextManager[None]:
+    """Warn if the first call waits for its preparation. Later calls wait in `awaited` on the usual path, if at all."""
+    return awaited(layer._name(), REMEDY) if prepares_at_once(x) else nullcontext()
 
 
 def _lies_in_memory(tensor: Any) -> bool:
@@ -139,8 +147,9 @@ def _multiplied(layer: Any, x: Any, residual: Any, after: str) -> "tuple[Tensor 
         parameters[1:] = views_of(parameters[1:], ties)
     if (call := _found(calls, (layer,), x, residual, parameters, after, ties=ties)) is None:
         return None, None
-    read = parameters if call.reads_slices else make_whole(parameters)
-    return unless_refused(call.run, x, residual, read), call
+    step = call.step  # read once: another thread may settle another one
+    read = parameters if reads_slices(step) else make_whole(parameters)
+    return unless_refused(call.run, x, residual, read, step), call
 
 
 def unless_refused(run: Callable[..., Result], *arguments: Any) -> Result | None:
@@ -256,9 +265,9 @@ def _found(
             return None
     if found is SEEN:
         slices = [*parameters] if ties and x.is_cpu else []
-        calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after, adds, slices)
-        if type(found) is Prepared and found.reads_slices:
-            parameters[:] = slices
+        with noticed(layers[0], x):
+            calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after, adds, slices)
+        parameters[:] = slices or parameters
     elif type(found) is Prepared and not found.is_open:
         calls[key] = found = SEEN
     return found if type(found) is Prepared and found.takes(x, residual) else None
@@ -459,22 +468,21 @@ class Prepared:
         self._axis = -1 if first.layout == "bsf" else 0
         self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest method
         self._launch: RepeatedCalls | None = None  # on a GPU, whose context a user may detach
-        self._step, kernels = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
+        self.step, kernels = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
         self.kernels = kernels if x.is_cpu else None  # launches that a replay may repeat
 
     @property
     def is_by_kernels(self) -> bool:
         """Whether calls from Python run the launches that a replay may repeat."""
-        return self.kernels is not None and self.kernels is self._step
-
-    @property
-    def reads_slices(self) -> bool:
-        """Whether this call takes views of the slices of tied weights."""
-        return self.kernels is not None and self.kernels is self._step and self.kernels.reads_slices
+        return self.kernels is self.step
 
     def settle(self, kernels: "_Launches | None") -> None:
-        """Run these launches in all later calls; None: keep the method, which no replay replaces."""
-        self._step, self.kernels = kernels or self._step, kernels
+        """Run these launches in all later calls; None: keep the method, which no replay replaces.
+
+        Launches that another thread has settled stay.
+        """
+        if not self.is_by_kernels:
+            self.step, self.kernels = kernels or self.step, kernels
 
     @property
     def is_open(self) -> bool:
@@ -490,11 +498,12 @@ class Prepared:
         fits: bool = residual.dtype == self._dtype and residual.shape == self._y_shape
         return fits and residual.get_device() == x.get_device()
 
-    def run(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+    def run(self, x: Tensor, residual: Tensor | None, parameters: Parameters, step: "Step | None" = None) -> Tensor:
+        """Run the call, by this step if one is given."""
         if self._each:
             return self._by_each(self._each, x, residual, parameters)
         added = None if residual is None else _rows(residual, self._residual_shape)
-        y = self._step(_rows(x, self._x_shape), added, parameters)
+        y = (step or self.step)(_rows(x, self._x_shape), added, parameters)
         return y.view(*self._y_shape) if self._is_viewed else y
 
     def parts(self, x: Tensor, parameters: Parameters) -> list[Tensor]:
@@ -551,7 +560,7 @@ class Prepared:
             if only_kernels:
                 return method, method
             methods["slices"] = method
-        job = job._replace(slices=())
+        ties, job = ties_of(first) if job.slices else (), job._replace(slices=())
         if method := _in_one_launch(layers, job, only_kernels):
             methods["ksgen"] = method
         if not job.adds and (first.fuse == "yes" or (methods and only_kernels and job.is_alone)):
@@ -570,7 +579,7 @@ class Prepared:
         if not job.is_alone:
             alone = self._alone(layers, x, job)
             timed["each"] = partial(self._by_each, alone, x, job.residual, job.parameters)
-        name = _timed_fastest(layers, job, timed)
+        name = _timed_fastest(layers, job, timed, ties)
         if name not in methods:
             self._each = alone
             return lambda x, *_: x, None  # never called
@@ -580,8 +589,12 @@ class Prepared:
 
 def _run(method: Step, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
     """Run a method on whole parameters, or on views of slices if it reads these."""
-    reads_slices = isinstance(method, _Launches) and method.reads_slices
-    return method(x, residual, parameters if reads_slices else make_whole([*parameters]))
+    return method(x, residual, parameters if reads_slices(method) else make_whole([*parameters]))
+
+
+def reads_slices(method: Step) -> bool:
+    """Whether a method takes views of the slices of tied weights."""
+    return isinstance(method, _Launches) and method.reads_slices
 
 
 def _rows(tensor: Tensor, shape: torch.Size) -> Tensor:
@@ -596,7 +609,7 @@ def _kind(job: _Job) -> str:
     return "called" if job.weights else "prepared"
 
 
-def _timed_fastest(layers: Sequence[Any], job: _Job, timed: Mapping[str, Callable[[], Tensor]]) -> str:
+def _timed_fastest(layers: Sequence[Any], job: _Job, timed: Mapping[str, Callable[[], Tensor]], ties: Ties) -> str:
     if len(timed) == 1:
         return next(iter(timed))
     first, shapes = layers[0], [shapes_of(each) for each in layers]
@@ -606,7 +619,7 @@ def _timed_fastest(layers: Sequence[Any], job: _Job, timed: Mapping[str, Callabl
     patterns: Any = shapes[0] if job.is_alone else shapes
     kind = _kind(job) if job.is_alone else "prepared sum" if job.adds else "prepared group"
     timed_job = job_of(kind, patterns, job.x.dtype, layout, job.activation, bias, job.residual is not None, between)
-    return faster((timed_job, size_of(job.batch), *timed), timed)
+    return faster((timed_job, size_of(job.batch), *ties, *timed), timed)
 
 
 def words_of_sum(layers: Sequence[Any]) -> tuple[Any, Any]:

@@ -30,7 +30,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Seen
 from ksgen.torch.operators import frozen, ops
 from ksgen.torch.operators.factors import steps_of, tie_of
-from ksgen.torch.operators.meanwhile import building, may_defer
+from ksgen.torch.operators.meanwhile import building, may_change
 
 SOURCE = Path(__file__).with_name("replay.cpp")
 ENTRY = "PyInit_ksgen_replay"
@@ -38,6 +38,7 @@ LINE_BYTES = 256  # alignment of scratch memory: that of GPU allocations, and wh
 KEPT_BYTES = 2**22  # scratch memory that a thread keeps; more is allocated at each call, which replays do not do
 OFTEN = 500  # repeated calls of a process after which the extension is compiled; a cached one is loaded at once
 APART = 32  # calls in Python between two attempts to add an entry, which takes as long as some calls
+LAST = 3 * APART  # calls in Python after which no replay may replace another method
 TURNS = 9  # calls of a replay, and as many in Python, to compare their times
 ABSENT = ...  # in place of the value of a dictionary without the key
 # a layer's attributes that determine a prepared call; its class has those that it lacks
@@ -206,8 +207,10 @@ def add(
     extension = _extension()
     if usual is not None and not may_decide():
         return False
-    later = False if usual is not None and building.get() else None
-    if extension is None or not x.is_contiguous():
+    is_last = building.get() or layer._python_calls > LAST
+    later = False if usual is not None and is_last else None
+    given = (x, residual, *[each.tensor for each in seen.parameters])
+    if extension is None or not all(each is None or each.is_contiguous() for each in given):
         return later
     launches, calls = [], sys.maxsize
     for each in directions:
@@ -278,7 +281,7 @@ def may_decide() -> bool:
     It may only if the extension was there from the first calls on. Otherwise the last bits of results would change
     after the first calls.
     """
-    return _is_early and bool(_loaded) and may_defer()
+    return _is_early and bool(_loaded) and may_change()
 
 
 def _extension(at_once: bool = False, is_new: bool = False) -> Any:

@@ -1,6 +1,7 @@
 """Prepared training steps of a layer on a processor: one call for all launches forward, and one backward.
 
-The first call at a shape takes the usual path, which reports errors. The second call prepares. It times forward and
+The first call at a shape takes the usual path, which reports errors. The second call prepares; under deterministic
+algorithms, the first one does. It times forward and
 backward passes of all methods alternately, and later calls take the fastest method. Method "ksgen" uses the prepared
 calls, "bmm" PyTorch's products without checks, and "each" the usual path. Weights are read at each call. The backward
 call packs the weights of the adjoint factors from the same memory. All other calls take the usual path. Of tied
@@ -109,7 +110,8 @@ def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Te
         if not prepared.prepares_at_once(x):
             return None
     if found is SEEN:
-        _steps[key] = found = _prepared(layer, x, residual, prepared.make_whole(parameters))
+        with prepared.noticed(layer, x):
+            _steps[key] = found = _prepared(layer, x, residual, prepared.make_whole(parameters))
     if type(found) is not PreparedStep:
         return None
     prepared.make_whole(parameters)

@@ -84,9 +84,18 @@ def test_it_works_with_fusion(timings: list[Any]) -> None:
     assert all("activation_gelu" in name for name in timings[0] if "fallback" not in name)
 
 
-@pytest.mark.parametrize("options", [{"backend": "ksgen"}, {"backend": "strided"}, {"bias": False}])
-def test_other_products_stay(options: Any, timings: list[Any]) -> None:
-    layer = KSLinear("2,8,4,3", **options).requires_grad_(False)
+@pytest.mark.parametrize(
+    ("pattern", "options"),
+    [
+        ("2,8,4,3", {"backend": "ksgen"}),
+        ("2,8,4,3", {"backend": "strided"}),
+        ("2,8,4,3", {"bias": False}),
+        ("2,8,4,3@k.i.j", {}),
+        ("l.i.j@2,8,4,3", {}),
+    ],
+)
+def test_other_products_stay(pattern: str, options: Any, timings: list[Any]) -> None:
+    layer = KSLinear(pattern, **options).requires_grad_(False)
     x, residual = torch.randn(16, 24), torch.randn(16, 48)
     y, source = compiled(layer, x, residual)
     torch.testing.assert_close(y, layer(x, residual))

@@ -130,11 +130,11 @@ def test_what_the_next_launch_reads_stays_in_the_caches(monkeypatch: pytest.Monk
     x, layer = torch.randn(64, 4096), KSLinear(pair, bias=False, layout="bsl")
     warmed(model, x)
     check(model, x, tolerance=1e-4)
-    assert streams(served[-1][0]._step.launch) == [False, False, False]
+    assert streams(served[-1][0].step.launch) == [False, False, False]
     model = KSSum([layer.eval().freeze()] * 2)
     del model[1]
     warmed(model, x)
-    assert streams(served[-1][0]._step.launch) == [False, True]
+    assert streams(served[-1][0].step.launch) == [False, True]
     layer.train().thaw()
     for _ in range(3):
         y = layer(x.requires_grad_())

@@ -545,7 +545,7 @@ def test_kernels_are_timed_again_as_a_replay(fastest: str, training: bool, monke
     monkeypatch.setattr(replay, "_is_faster", is_faster)
     patterns = CHAIN if training or fastest == "each" else ONE
     for may_change, answer in ((True, False), (True, True), (False, True)):
-        monkeypatch.setattr(replay, "may_defer", lambda may_change=may_change: may_change)
+        monkeypatch.setattr(replay, "may_change", lambda may_change=may_change: may_change)
         monkeypatch.setattr(prepared, "_calls", {})
         monkeypatch.setattr(trained, "_steps", {})
         asked[:] = [answer]
@@ -700,7 +700,7 @@ def tied_layer(**options: Any) -> KSLinear:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("shape", "bias"), [((1,), False), ((1,), True), ((3,), False), ((3,), True), ((2, 5), False)])
 def test_tied_weights(shape: tuple[int, ...], bias: bool, dtype: Any, layout: str, by_kernels: None) -> None:
-    """Steps multiply by the slices, or repeat them; calls without gradients repeat them."""
+    """Steps and calls without gradients multiply by the slices, or repeat them."""
     layer = tied_layer(layout=layout, dtype=dtype, bias=bias)
     for x in (x_of(layer, *shape, dtype=dtype), x_of(layer, *shape, dtype=dtype, requires_grad=True)):
         wanted = warmed(layer, lambda x=x: step(layer, x))
@@ -976,3 +976,77 @@ def test_launches_that_become_slow_return_to_python(is_training: bool, monkeypat
                 call()
         assert most - 2 <= taken(layer) <= most  # earlier calls count, too
         monkeypatch.setattr(replay, "is_due", lambda calls: True)
+
+
+class Mask(nn.Module):
+    """A parametrization that names an axis, like `Tied`."""
+
+    axis = 0
+
+    def forward(self, weights: Any) -> Any:
+        return 2 * weights
+
+
+def test_other_parametrizations_are_no_ties() -> None:
+    layer, x = layer_of(), torch.randn(4, 64)
+    parametrize.register_parametrization(layer.weights, "0", Mask())
+    for is_training in (False, True):
+        with torch.set_grad_enabled(is_training):
+            for _ in range(3):
+                torch.testing.assert_close(layer(x), x @ layer.to_dense().T + layer.bias, atol=1e-4, rtol=1e-4)
+
+
+def test_a_whole_parameter_of_tied_weights_takes_the_usual_path() -> None:
+    layer, x = tied_layer(), torch.randn(3, 24)
+    first: Any = layer.weights.parametrizations["0"]
+    first.original = nn.Parameter(torch.randn(layer.weights[0].shape))
+    for is_training in (False, True):
+        with torch.set_grad_enabled(is_training):
+            for _ in range(4):
+                y = layer(x)
+                bias = 0 if layer.bias is None else layer.bias
+                torch.testing.assert_close(y, x @ layer.to_dense().T + bias, atol=1e-4, rtol=1e-4)
+
+
+def test_launches_that_one_thread_settles_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads may compare a replay with the method in Python at the same time, with different results."""
+    monkeypatch.setattr(prepared, "faster", lambda job, ways: "each" if "each" in ways else next(iter(ways)))
+    monkeypatch.setattr(prepared, "_calls", {})
+    layer, x = tied_layer(backend="auto"), torch.randn(3, 24)
+    monkeypatch.setattr(replay, "is_due", lambda calls: False)
+    with torch.no_grad():
+        wanted, *_ = [layer(x) for _ in range(3)]
+        (call,) = (each for each in prepared._calls.values() if isinstance(each, prepared.Prepared))
+        kernels = call.kernels
+        assert kernels is not None
+        assert not call.is_by_kernels
+        call.settle(kernels)
+        call.settle(None)
+        assert call.is_by_kernels
+        torch.testing.assert_close(layer(x), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_residuals_that_are_not_contiguous_add_no_entries() -> None:
+    layer, x = layer_of(), torch.randn(24, 64)
+    residual = torch.randn(24, 24)
+    with torch.no_grad():
+        for _ in range(4):
+            layer(x, residual.t())
+        assert "_replay" not in vars(layer)
+        warmed(layer, lambda: layer(x, residual))
+
+
+def test_no_replay_replaces_a_method_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "faster", lambda job, ways: "bmm" if "bmm" in ways else next(iter(ways)))
+    monkeypatch.setattr(prepared, "_calls", {})
+    monkeypatch.setattr(replay, "_is_early", True)
+    monkeypatch.setattr(replay, "may_change", lambda: True)
+    monkeypatch.setattr(replay, "_is_faster", lambda *_: True)
+    layer, x = layer_of(ONE, backend="auto"), torch.randn(48, 4).t()
+    with torch.no_grad():
+        for _ in range(replay.LAST + 2):
+            layer(x)
+        wanted = layer(x.contiguous())
+        for _ in range(3):
+            assert torch.equal(layer(x.contiguous()), wanted)
+    assert "_replay" not in vars(layer)
