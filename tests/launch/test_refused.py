@@ -23,7 +23,7 @@ from ksgen.spec import KernelSpec
 from tests.driver import completed
 from tests.support.fake_gpu import FakeArray, FakeGpu
 
-KERNEL = KernelSpec(Pattern(3, 136, 128, 1), "tf32x3")  # by wgmma in clusters of two blocks
+KERNEL = KernelSpec(Pattern(3, 136, 200, 1), "tf32x3")  # by wgmma in clusters of two blocks
 BATCH = 300
 
 
@@ -185,11 +185,11 @@ def test_clusters_that_are_refused_at_the_launch_are_dropped_and_it_is_remembere
     for _ in range(2):
         assert call() is out
         late.synchronize()
-        assert (out.content == 128).all()
+        assert (out.content == 200).all()
         out.content[...] = 0
     assert own(x, weights, out=out) is out
     late.synchronize()
-    assert (out.content == 128).all()
+    assert (out.content == 200).all()
     assert late.refused == 1
     assert [each.getMessage() for each in caplog.records] == [
         f"{KERNEL.name}: CUDA, launching: no room; launchers take wgmma without clusters"
@@ -215,7 +215,7 @@ def test_a_launch_that_is_refused_while_a_graph_is_recorded_builds_nothing(late:
     late.end_capture()
     assert call() is out
     late.synchronize()
-    assert (out.content == 128).all()
+    assert (out.content == 200).all()
 
 
 def test_a_refusal_leaves_a_chain_s_plan_to_captures(late: Part) -> None:
@@ -247,7 +247,7 @@ def test_a_call_after_a_refusal_keeps_the_memory_of_its_kernel_alone(late: Part)
     before, kept = len(late._memory), list[int]()
     for refused in (1, 1):
         call = own.prepare(x, weights)
-        assert (call() == 128).all()
+        assert (call() == 200).all()
         assert late.refused == refused
         kept.append(len(late._memory) - before)
         del call
@@ -378,10 +378,10 @@ def test_a_launch_that_the_driver_refuses_is_made_by_another_kernel(
     """The driver answers that it fits, and refuses it later. Later calls take the other kernel at once."""
     script = f"""
     import ctypes
-    own, kernel, device = Launcher(3, 136, 104, 1), KernelSpec(Pattern(3, 136, 104, 1), {precision!r}), find_device()
+    own, kernel, device = Launcher(3, 96, 104, 1), KernelSpec(Pattern(3, 96, 104, 1), {precision!r}), find_device()
     assert PLANNER.plan(device, kernel, 300).choice.family == "wgmma"
     ctypes.CDLL("libcuda.so.1").ksgen_driver_faults({fault.encode()!r})
-    x, weights = np.ones((300, 312), kernel.dtype), np.ones((3, 136, 104, 1), kernel.dtype)
+    x, weights = np.ones((300, 312), kernel.dtype), np.ones((3, 96, 104, 1), kernel.dtype)
     for _ in range(2):
         y = own(x, weights, precision={precision!r})
         choice = PLANNER.choice(device, kernel, 300)

@@ -842,7 +842,7 @@ def repeat_calls(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], sc
     return RepeatedCalls(placed, [weights for each in bound for weights in each.packed])
 
 
-class Launches:
+class PreparedLaunches:
     """Launches of prepared calls by one call, which adds their scratch memory."""
 
     def __init__(self, bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> None:
@@ -862,7 +862,7 @@ class Launches:
         self.launch(addresses)
 
 
-class _Launches(Launches):
+class _Launches(PreparedLaunches):
     """`Step` that runs the launches of one prepared call, with a new y each time."""
 
     def __init__(

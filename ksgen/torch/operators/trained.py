@@ -29,7 +29,7 @@ from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is_ready, job_of, launcher, size_of
 from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
 from ksgen.torch.operators.meanwhile import by_kernels
-from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, Launches, NotPreparedError, Scratch
+from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, NotPreparedError, PreparedLaunches, Scratch
 from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
 
 Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and the weights
@@ -379,8 +379,8 @@ def _operands(factor: Factor, x: tuple[Any, ...], weights: tuple[Any, ...]) -> t
     return first._replace(array=factor.x(first.array)), second
 
 
-def _launches(calls: _Calls) -> Launches:
-    return Launches(calls.bound, calls.places, calls.scratch)
+def _launches(calls: _Calls) -> PreparedLaunches:
+    return PreparedLaunches(calls.bound, calls.places, calls.scratch)
 
 
 def _launcher(pattern: Pattern) -> Launcher:
