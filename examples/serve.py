@@ -65,9 +65,8 @@ def serve(path: Path, port: int, is_short: bool) -> None:
     if not is_short:
         server.serve_forever()
     Thread(target=server.serve_forever, daemon=True).start()
-    rows = json.dumps(draws.standard_normal((ROWS, CHAIN.in_features)).tolist()).encode()
-    for _ in range(5):
-        y = json.load(urlopen(url, rows))
+    for x in draws.standard_normal((5, ROWS, CHAIN.in_features)).tolist():
+        y = json.load(urlopen(url, json.dumps(x).encode()))
         print(f"an answer of {len(y)} x {len(y[0])} numbers")
 
 

@@ -182,7 +182,7 @@ BROKEN_VECTORS = {  # no check knows that a workspace was never written: it is f
                                                         "WIDTH);", "", "wrong"),
     "a chunk that is not copied": (VECTOR[7], EVERYTHING, "if (inputs.from) *kept =", "if (0) *kept =", "wrong"),
     "a pair behind the last": (VECTOR[8], EVERYTHING, "2 * l + 1 < inputs ?", "1 ?", "wrong"),
-    "inputs that meet no other": (VECTOR[9], EVERYTHING, "if (next->l % 2)\n", "if (0)\n", "wrong"),
+    "inputs that meet no other": (VECTOR[9], EVERYTHING, "D % C % 2;", "D % C % 1;", "wrong"),
     "a line behind the last": (VECTOR[10], EVERYTHING, "if (2 * l + 1 == inputs)", "if (0)", "Invalid read"),
     "inputs of another j": (VECTOR[11], EVERYTHING, "each[same], own[n]", "each[0], own[n]", "wrong"),
     "a pair of vectors behind the last": (VECTOR[12], EVERYTHING, "(2 * l + 1) * D + LANES <= C * D", "1", "Invalid "

@@ -393,9 +393,12 @@ def _triples(number: int) -> list[tuple[int, int, int]]:
 
 
 def _best_chains(found: Iterable[_Shapes], most: int, name: str) -> list[Chain]:
-    """Create only the best of a family's chains, because large layers have thousands."""
+    """Create only the best of a family's chains, because large layers have thousands.
+
+    Kronecker products meet no criteria: few sizes exist, and only their own sizes represent a matrix exactly.
+    """
     affordable = [(shapes, count) for shapes in found if (count := sum(map(prod, shapes))) <= most]
-    for used, side in WANTED:
+    for used, side in WANTED if name != "kronecker" else WANTED[-1:]:
         best = [
             shapes
             for shapes, count in affordable

@@ -101,8 +101,10 @@ def test_merged_levels_of_boft_stay_sparse(timed: dict[Any, Any], monkeypatch: p
     monkeypatch.setattr(merge, "TIMED", 3)
     timed[2] = 1.0
     layer = KSLinear(structures.boft(96, block=4, factors=4).chain).eval()
+    for sizes, shapes in (((2, 2), [(12, 8, 8, 1)] * 2), ((3, 1), [(6, 16, 16, 1), (24, 4, 4, 1)])):
+        assert [factor.shape for factor in merge._merged_chain(layer.chain, sizes)] == shapes
     found = optimize(layer, batch=5)
-    assert [factor.shape for factor in found.chain] == [(12, 8, 8, 1), (12, 8, 8, 1)]
+    assert len(found.chain) == 2
     torch.testing.assert_close(found.to_dense(), layer.to_dense())
     timed[1] = 0.5
     assert len(optimize(structures.btt(24, 20, blocks=(5, 3), rank=2).chain, batch=5)) == 1

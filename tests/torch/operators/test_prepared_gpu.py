@@ -354,7 +354,7 @@ def test_a_kernel_with_tensor_maps_that_is_refused_falls_back_to_another(
     gpu: EagerGpu, served: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each launch in clusters is refused: the usual path takes another kernel, and later calls are prepared with it."""
-    shape, batch = (3, 136, 104, 1), 300
+    shape, batch = (3, 136, 200, 1), 300
     layer = KSLinear([shape], precision="tf32x3").eval().freeze()
     kernel = KernelSpec(ksgen.Pattern(*shape), "tf32x3", "bsf", Epilogue(True))
     x, before = warmed(layer, batch), planner.PLANNER.choice(gpu, kernel, batch)
