@@ -361,7 +361,7 @@ def test_calls_without_gradients_multiply_by_the_slices(
                 each[..., 1:] *= 2
             check(plain, *given)
     calls = [each for each in prepared._calls.values() if isinstance(each, prepared.Prepared)]
-    assert {each.reads_slices for each in calls} == {True, False}
+    assert {prepared.reads_slices(each.step) for each in calls} == {True, False}
 
 
 def test_slices_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:

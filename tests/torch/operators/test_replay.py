@@ -569,7 +569,7 @@ def test_no_replay_takes_over_after_the_first_calls(case: str, training: bool, m
     for module in (prepared, trained):
         monkeypatch.setattr(module, "faster", lambda job, ways: "bmm")
     monkeypatch.setattr(replay, "_is_faster", lambda *methods: compared.append(building.get()) or True)
-    monkeypatch.setattr(replay, "may_defer", lambda: True)
+    monkeypatch.setattr(replay, "may_change", lambda: True)
     monkeypatch.setattr(prepared, "_calls", {})
     monkeypatch.setattr(trained, "_steps", {})
     layer = layer_of(ONE, backend="auto").train(training)
@@ -912,7 +912,7 @@ def test_sums_in_training(by_kernels: None) -> None:
 
 
 def test_small_sums_are_replayed_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "may_defer", lambda: True)
+    monkeypatch.setattr(replay, "may_change", lambda: True)
 
     def total_of(tie: bool = False) -> tuple[Any, list[Any]]:
         layers = [layer_of().eval(), layer_of([(2, 12, 32, 1)], bias=False).eval()]
@@ -942,7 +942,7 @@ def test_small_sums_are_replayed_by_layer(monkeypatch: pytest.MonkeyPatch) -> No
         partly, layers = total_of()
         called(partly)
     assert not any("_replay" in vars(each) for each in layers), "one of them cannot be replayed"
-    monkeypatch.setattr(replay, "may_defer", lambda: False)
+    monkeypatch.setattr(replay, "may_change", lambda: False)
     fixed, layers = total_of()
     torch.testing.assert_close(called(fixed), wanted, atol=1e-5, rtol=1e-5)
     assert not any("_replay" in vars(each) for each in layers), "results of deterministic algorithms must not change"
