@@ -127,8 +127,9 @@ def _on_gpus(folder: Path) -> str:
             found = [f"{cells[7]} in {cells[1]} {cells[2]}" for cells in overview(rows).rows]
             sentences.append(
                 f"**{machine_of(path) or rows[0].device}** ran products of the patterns of the paper cited below, "
-                f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest of "
-                f"{measured_names(rows, OTHERS)}. In layout bsf, X is (batch, features); in bsl, (features, batch). "
+                f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest of the "
+                f"alternatives {measured_names(rows, OTHERS)}. In layout bsf, X is (batch, features); in bsl, "
+                "(features, batch). "
                 f"Median speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results))."
             )
     return " ".join(sentences)

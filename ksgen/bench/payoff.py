@@ -133,10 +133,10 @@ def conversions(results: Results, layout: str | None = None, is_group: bool = Fa
 def _conversions(results: Results, layouts: Sequence[str]) -> Iterator[tuple[object, ...]]:
     for layout, name in product(layouts, results.names):
         jobs = [best for best in results.best[layout].values() if name in best]
-        pairs = [(us, best) for best in jobs if (us := best[name].conversion_us) is not None]
+        pairs = [(us, best) for best in jobs if (us := best[name].conversion_us) is not None and name != UNCONVERTED]
         paid: list[float] = []  # products whose savings make up for the conversion
         for us, best in pairs:
-            if UNCONVERTED in best and name != UNCONVERTED:
+            if UNCONVERTED in best:
                 saved_us = best[UNCONVERTED].us - best[name].us
                 paid.append(max(1, ceil(us / saved_us)) if saved_us > 0 else inf)
         middle = sorted(paid)[len(paid) // 2] if paid else None  # an element: the mean with an infinite one is infinite

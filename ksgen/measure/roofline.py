@@ -60,10 +60,9 @@ class Ceilings:
     def floor_us(self, kernel: KernelSpec, batch: int, sets: int) -> float | None:
         """Floor, in microseconds, of runs that share the weights and alternate between at most `sets` sets of X and Y.
 
-        The floor is the longer of moving the other arrays from memory and of all multiply-adds, where a cache may keep
-        some arrays between runs. If the cache's rate is known, the floor is at least the time of moving all arrays at
-        that rate. If it is unknown, and moving the cached arrays from memory would take longer, there is no floor: the
-        result is None.
+        A cache may keep arrays that fit it between runs. The floor is the longest of three times: moving the other
+        arrays from memory, all multiply-adds, and moving all arrays at the cache's rate. Without that rate, the result
+        is None if moving the cached arrays from memory would take longest.
         """
         weights, moved = kernel.weight_bytes, kernel.bytes(batch)
         cached = sum(each for each, number in ((weights, 1), (moved - weights, sets)) if each * number < CACHE_BYTES)

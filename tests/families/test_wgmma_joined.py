@@ -65,6 +65,11 @@ def test_warpgroups_join_chunks_that_fill_sectors(d: int, changes: dict[str, int
         check(REGISTERS, slab(d), replace(SLAB, **changes), GPU)
 
 
+def test_runs_of_three_chunks_share_a_sector_with_another_run() -> None:
+    _, pattern, constants = CASES["three warpgroups"]
+    assert REGISTERS.shape(kernel_of(pattern, "bfloat16", "bsf"), constants).in_pieces == pytest.approx(64 / 48)
+
+
 def test_chunks_are_joined_next_to_stages_and_cost_no_pieces() -> None:
     joined, apart = (REGISTERS.shape(slab(), each) for each in (SLAB, replace(SLAB, join_d=1)))
     assert (joined.in_pieces, apart.in_pieces) == (1, 2 * 128 * 2 / 32)

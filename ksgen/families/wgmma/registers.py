@@ -64,8 +64,8 @@ class RegistersConstants(Constants):
     # tiles of X in shared memory, each for all outputs; 0: X is in the stages, and is read again for each tile of
     # outputs
     resident: int = 0
-    # warpgroups along j that join their chunks of Y in shared memory, so that sectors are stored whole; 1: each stores
-    # its own chunks
+    # warpgroups along j that join their chunks of Y in shared memory, so that runs are stored whole; 1: each stores its
+    # own chunks
     join_d: int = 1
     # blocks with neighbouring tiles along the batch: each loads a part of their W for all of them
     cluster_batch: int = 1
@@ -125,7 +125,7 @@ class RegistersBlock(Block):
                 lambda k, c: of(k, c).unit_in,
             ),
             Rule("resident is 0, or in bsf 1 or 2 where outputs take several tiles", _resident_rule),
-            Rule("join_d is 1, or groups_d if its warpgroups' chunks of Y fill whole sectors", _join_rule),
+            Rule("join_d is 1, or groups_d if its warpgroups' chunks of Y are all j or whole sectors", _join_rule),
             Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
             Rule(
                 "sums and fragments fit a thread's registers",
@@ -219,11 +219,11 @@ class RegistersBlock(Block):
     def in_pieces(self) -> float:
         """A lane stores a piece of a sector if warpgroups divide the j, or if a tile has only some of them.
 
-        Warpgroups that join their chunks store whole sectors.
+        Warpgroups that join their chunks store runs of chunks: two are a sector, but three share one with another run.
         """
-        if self.constants.join_d > 1:
-            return 1
         run_bytes, groups_d = int(self.constants.tile_d) * self.kernel.item_bytes, int(self.constants.groups_d)
+        if self.constants.join_d > 1:
+            return divide_up(run_bytes, SECTOR) * SECTOR / run_bytes
         if self.constants.tile_d == self.kernel.pattern.d or not self.is_bsf:
             return max(1, PIECE * groups_d / run_bytes) if groups_d > 1 else 1
         piece = PIECE * (2 if self.kernel.pattern.d * self.kernel.item_bytes >= LINE else 1)

@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from itertools import groupby
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 from ksgen.build.background import progress_bar
-from ksgen.errors import SpecError
+from ksgen.errors import LaunchError, PatternError, SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
 from ksgen.structures import Structure, of_chain
@@ -64,7 +65,7 @@ def convert(
             least remain. The one of these with the fastest training step is taken. SVDs give the errors of most
             candidates. The other candidates have three or more factors, and `factorize` fits them.
         merge: With a `budget`, whether `propose` also merges neighbouring factors.
-        from_weights: False draws the new weights at random.
+        from_weights: False draws the new weights at random, also those that begin as zero in an adapter (`gralora`).
         refine: Steps of L-BFGS of `factorize`.
         progress: True shows a progress bar on a terminal.
         **options: Options of `KSLinear`, such as `backend`.
@@ -149,7 +150,8 @@ def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
         raise _refused_sum(f"layer {next(iter(spec.sums))}")
     for name, chains in spec.chains_of.items():
         ties, given = spec.ties.get(name, ()), spec.structures.get(name) or tuple(map(of_chain, chains))
-        structures = [of_chain(each.chain, ties) if ties and not any(each.ties) else each for each in given]
+        with _named(f"layer {name}"):
+            structures = [of_chain(each.chain, ties) if ties and not any(each.ties) else each for each in given]
         if len({(each.chain.factors, each.ties) for each in structures}) > 1:
             raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
         if spec.options_of(name).out_layout and any(kernel.layout != "bsf" for kernel in spec.launches[name]):
@@ -351,10 +353,13 @@ def _sparse(
     biases = [None] * wanted.count if bias is None else bias.chunk(wanted.count)
     parts: list[KSLinear] = []
     factorizations: list[Factorization] = []
+    scales = {parameter: scale for parameter, scale in wanted.structure.scales.items() if scale}
+    drawn = replace(wanted.structure, scales=scales)  # zeros would replace the layer by its bias
     for rows, added in zip(weight.detach().chunk(wanted.count), biases, strict=True):
-        part = KSLinear.from_structure(wanted.structure, bias=added is not None, **options)
+        part = KSLinear.from_structure(drawn, bias=added is not None, **options)
         if from_weights:
-            factorizations.append(factorize(rows, wanted.structure, refine=refine))
+            with _named(name):
+                factorizations.append(factorize(rows, wanted.structure, refine=refine))
             slices = initialized(part.weights)
             values = (
                 each[tuple(map(slice, part.shape))]
@@ -368,6 +373,15 @@ def _sparse(
         parts.append(part)
     new = parts[0] if wanted.count == 1 else group(parts)
     return new.train(layer.training), tuple(factorizations)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Begin messages with a layer's name."""
+    try:
+        yield
+    except (LaunchError, PatternError) as error:
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:

@@ -169,6 +169,12 @@ def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int) -> SumF
             raise LaunchError(
                 f"factorize: {each.chain} in a sum; accepted: chains of one factor whose weights are free, as in dyad"
             )
+    names = [name for each in structures for name in each.shapes]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise LaunchError(
+            f"factorize: several structures of a sum have the parameters {', '.join(twice)}; accepted: structures with "
+            "different names, as in dyad"
+        )
     with torch.no_grad():
         matrices = [_checked(weight, each.chain, refine) for each in structures]
         supports = [chain_to_dense(each.chain, [matrices[0].new_ones(each.chain[0].shape)]) for each in structures]

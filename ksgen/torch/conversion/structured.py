@@ -36,9 +36,8 @@ def closed_form(structure: Structure, chain: Chain) -> ClosedForm | None:
     if the chain's factors would lose what the structure asks of them.
     """
     if structure.are_rotations:
-        raise LaunchError(
-            f"factorize: parameters of {chain.name} stand for rotations; accepted: orthogonal=False, for free blocks"
-        )
+        free = "the structure itself, not its published form" if structure.has_rotations else "orthogonal=False"
+        raise LaunchError(f"factorize: parameters of {chain.name} stand for rotations; accepted: {free}")
     if structure.has_rotations and len(chain) == 1:
         return ClosedForm(
             "polar", "the nearest rotation of each block", lambda matrix: _rotations(matrix, chain), False

@@ -111,10 +111,10 @@ class KSSum(Layers):
             if state is None:
                 layers.append(KSLinear.from_structure(each, bias=bias and not layers, **options))
             else:
-                own = {name: rest.pop(name) for name in (*form.shapes, form.bias) if name in rest}
+                own = {name: rest.pop(name) for name in (*form.shapes, form.scale, form.bias) if name in rest}
                 layers.append(KSLinear.from_structure(each, own, **options))
         if rest:
-            known = ", ".join(dict.fromkeys(name for each in given for name in (*each.shapes, "bias")))
+            known = ", ".join(dict.fromkeys(name for each in forms for name in (*each.shapes, each.bias)))
             raise LaunchError(
                 f"KSSum: got {', '.join(sorted(map(str, rest)))}, which no structure has; accepted: {known}"
             )

@@ -254,6 +254,10 @@ def test_structures_give_parameters_and_initial_weights() -> None:
     convert(model, {"up": structure}, from_weights=False)
     scales = [float(each.std()) for each in model["blocks"][0].mlp["up"].weights]
     assert scales == pytest.approx([structure.scales["W1"], structure.scales["W2"]], rel=0.25)
+    adapted = blocks(1)
+    convert(adapted, {"up": structures.gralora(24, 96, blocks=3, rank=6)}, from_weights=False)
+    deviations = [float(each.std()) for each in adapted["blocks"][0].mlp["up"].weights]
+    assert deviations == pytest.approx([(3 * 8) ** -0.5, (3 * 6) ** -0.5], rel=0.25)
     rotated = blocks(1)
     convert(rotated, {"[b]locks.0.qkv": RuleEntry(structures.oft(24, block=6).chain, 3)})
     square = nn.Sequential(nn.Linear(24, 24))
@@ -273,7 +277,7 @@ def test_structures_give_parameters_and_initial_weights() -> None:
         ({"qkv": RuleEntry.of(structures.gs(24, 24, blocks=4))}, "blocks.0.qkv takes 24 features and gives 72"),
         (
             "layers: {up: {chain: [[3, 24, 8, 1], [1, 4, 3, 24]], tied: [none, d]}}",
-            "factorize: 3,24,8,1 then 1,4,3,24 with weights tied along none, d; accepted: one tied factor, or a",
+            "blocks.0.mlp.up: factorize: 3,24,8,1 then 1,4,3,24 with weights tied along none, d; accepted: one tied",
         ),
         (
             "layers: {up: {chain: [[3, 32, 8, 1]], tied: [ad]}}",
@@ -281,7 +285,7 @@ def test_structures_give_parameters_and_initial_weights() -> None:
         ),
         (
             "layers: {up: {chain: [[3, 16, 4, 2]], tied: [ad]}}",
-            "tied='ad' of 3,16,4,2; accepted: one of none, a or d per factor",
+            "layer up: tied='ad' of 3,16,4,2; accepted: one of none, a or d per factor",
         ),
     ],
 )

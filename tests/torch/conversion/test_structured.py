@@ -8,6 +8,7 @@ import pytest
 
 from ksgen import structures
 from ksgen.errors import LaunchError, PatternError
+from ksgen.pattern import Chain
 from ksgen.structures import Structure, of_chain
 from tests.support.libraries import library
 from tests.test_structures import STRUCTURES, drawn, of_dyad
@@ -151,6 +152,14 @@ def test_the_nearest_sum_of_dyad(variant: Any) -> None:
         (
             lambda: (structures.monarch(24, 24, blocks=4), structures.low_rank(24, 24, rank=2)),
             "4,6,6,1 then 1,6,6,4 in a sum; accepted: chains of one factor whose weights are free, as in dyad",
+        ),
+        (
+            lambda: structures.boft(24, block=4, factors=2).published,
+            "parameters of boft stand for rotations; accepted: the structure itself, not its published form",
+        ),
+        (
+            lambda: (of_chain(Chain(("4,6,6,1",))), of_chain(Chain(("1,6,6,4",)))),
+            "several structures of a sum have the parameters 0; accepted: structures with different names, as in dyad",
         ),
         (lambda: (*structures.dyad(24, 24, blocks=4), "1,24,24,1"), "'1,24,24,1' in a sum; accepted: structures"),
     ],

@@ -252,6 +252,16 @@ def test_what_is_refused() -> None:
     state = {name: torch.zeros(shape) for each in pair for name, shape in each.shapes.items()}
     with pytest.raises(LaunchError, match="KSSum: got other, which no structure has"):
         KSSum.from_structures(pair, {**state, "other": torch.zeros(1)})
+    peft = (structures.boft(24, block=4, factors=2), structures.low_rank(24, 24, rank=2))
+    parameters = {name: torch.zeros(shape) for each in peft for name, shape in each.published.shapes.items()}
+    with pytest.raises(
+        LaunchError, match=r"got other, which .*; accepted: boft_R, bias, lora_A\.weight, lora_B\.weight$"
+    ):
+        KSSum.from_structures(peft, {**parameters, "other": torch.zeros(1)})
+    scaled = {**parameters, "boft_s": torch.ones(24, 1)}
+    assert KSSum.from_structures(peft, scaled).to_dense().equal(torch.eye(24))
+    with pytest.raises(LaunchError, match="boft: got boft_s that is not 1, which scales outputs"):
+        KSSum.from_structures(peft, {**scaled, "boft_s": torch.full((24, 1), 2.0)})
     with pytest.raises(LaunchError, match="dyad: got no parameters; wu are needed"):
         KSSum.from_structures(pair, {"wl": state["wl"]})
     twice, matrices = [structures.low_rank(8, 6, 2)] * 2, {"A": torch.zeros(2, 8), "B": torch.zeros(6, 2)}
