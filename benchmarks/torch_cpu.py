@@ -9,7 +9,6 @@ ratio of each backend's time to it.
 """
 
 import json
-import os
 from collections.abc import Callable
 from itertools import product
 from statistics import geometric_mean
@@ -23,11 +22,9 @@ from ksgen.bench.chains import transformers
 from ksgen.measure.trust import Runs, block_of, host_clock, keep_freed_memory, take_blocks
 from ksgen.pattern import Chain, Pattern, Patterns, monarch
 from ksgen.spec import LAYOUTS, Layout
-from ksgen.torch import KSConv1x1, KSLinear, freeze
+from ksgen.torch import KSConv1x1, KSLinear, build, freeze
 from ksgen.torch.operators import replay
 from ksgen.torch.operators.backends import BackendName
-
-os.environ.setdefault("KSGEN_COMPILE", "wait")  # else PyTorch's products would be timed until kernels are compiled
 
 PATTERNS = [
     (2, 48, 192, 1), (1, 192, 48, 2), (6, 64, 64, 1), (1, 768, 192, 2), (1, 128, 128, 3),
@@ -48,12 +45,14 @@ def inference(layer: nn.Module, x: torch.Tensor) -> Job:
 
 def forward(layer: nn.Module, x: torch.Tensor) -> Job:
     freeze(layer.eval())
+    build(layer, x)  # else PyTorch's products would be timed until kernels are compiled
     return inference(layer, x)
 
 
 def unfrozen(layer: nn.Linear, x: torch.Tensor) -> Job:
     if isinstance(layer.eval(), KSLinear) and layer.backend not in ("auto", "ksgen"):
         layer.freeze()
+    build(layer, x)
     return inference(layer, x)
 
 
@@ -65,6 +64,7 @@ def compiled(layer: nn.Linear, x: torch.Tensor) -> Job:
 
 def training(layer: nn.Module, x: torch.Tensor) -> Job:
     x = x.clone().requires_grad_()
+    build(layer, x)
     with torch.no_grad():
         y_gradient = torch.randn_like(layer(x))
 

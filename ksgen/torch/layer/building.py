@@ -70,14 +70,15 @@ def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[s
 
 
 def _call(model: nn.Module, x: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Call the model. In training mode, gradients of its parameters are computed too, and dropped."""
+    """Call the model. In training mode, gradients of its parameters and of x are computed too, and dropped."""
     if not model.training:
         with torch.no_grad():
             model(*x, **options)
         return
     with torch.enable_grad():
         y = [each for each in tree_leaves(model(*x, **options)) if isinstance(each, Tensor) and each.requires_grad]
-        trained = [each for each in model.parameters() if each.requires_grad]
+        given = [each for each in tree_leaves((x, options)) if isinstance(each, Tensor)]
+        trained = [each for each in (*given, *model.parameters()) if each.requires_grad]
         if y and trained:
             torch.autograd.grad(y, trained, [torch.ones_like(each) for each in y], allow_unused=True)
 

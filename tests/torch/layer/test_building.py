@@ -35,7 +35,7 @@ def test_a_layer_compiles_nothing_after_its_build(tmp_path: Path) -> None:
         layer.train().build(5)
         between = started()
         assert between > before
-        layer(torch.randn(5, 8)).sum().backward()
+        layer(torch.randn(5, 8, requires_grad=True)).sum().backward()
         assert started() == between and layer.weights[0].grad is not None
         layer.eval().freeze().build(5)
         between = started()
