@@ -534,7 +534,8 @@ class KSLinear(ChainLayer, nn.Linear):
         """Compile all kernels of calls at some batch sizes now, in parallel, and time them for `backend="auto"`.
 
         Later calls at these sizes use the fastest method at once. In training mode, kernels of the gradients are
-        included, that of x among them. A terminal shows a progress bar. For x of another dtype, or under autocast, use `ksgen.torch.build`.
+        included, that of x among them. A terminal shows a progress bar. For x of another dtype, or under autocast, use
+        `ksgen.torch.build`.
 
         Args:
             batch: Batch size, or a list of them: all dimensions of x except the features, multiplied.
@@ -554,8 +555,9 @@ class KSLinear(ChainLayer, nn.Linear):
         sizes = [(checked_count("batch", each), self.in_features) for each in listed(batch) or [batch]]
         shapes = sizes if self.layout == "bsf" else [size[::-1] for size in sizes]
         device = next(self.buffers() if self.has_stored_type else self.parameters()).device
-        new = partial(torch.zeros, dtype=dtype, device=device, requires_grad=self.training)
-        build_calls(self, [((new(shape),), {}) for shape in shapes])
+        new = partial(torch.zeros, dtype=dtype, device=device)
+        steps = (False, True) if self.training else (False,)  # whether x has a gradient
+        build_calls(self, [((new(shape, requires_grad=each),), {}) for shape in shapes for each in steps])
         return self
 
     def freeze(self) -> Self:

@@ -6,6 +6,7 @@ Kernels run only in the methods that callers pass. If `may_defer()` is False, ca
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from math import inf
 from time import monotonic, perf_counter
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ Result = TypeVar("Result")
 ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
 LONG_ROUNDS = 2  # rounds of timing if one round takes longer than the ration
 MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds; seconds of all rounds that suffice, after at least ROUNDS
+WARM_S = 2e-3  # seconds: a method whose last run was shorter runs once more before it is timed
 MOST_ADDED_S = 0.04  # most seconds that timing adds at once, to one call or to calls in quick succession
 SHARE = 0.2  # largest share of the time that timing takes on average
 
@@ -94,6 +96,7 @@ class MethodTrial:
         self.taken_us: dict[str, list[float]] = {name: [] for name in names}
         self.failed: dict[str, str] = {}  # methods that cannot run, and why
         self._last: dict[str, float] = {}  # seconds of each method's last run, disturbed or not
+        self._ran = ""  # the method that ran last
         self._shares: list[float | None] = []
         self._takes_calls = False  # whether a timed method may compute the result of a call
 
@@ -182,8 +185,11 @@ class MethodTrial:
         return before == _unsettled
 
     def _run(self, name: str, method: Method) -> Tensor:
-        start, before, was_busy = perf_counter(), _unsettled, is_busy()
+        before, was_busy = _unsettled, is_busy()
         try:
+            if name != self._ran and self._last.get(name, inf) < WARM_S:
+                method()  # another method's run left its own data in the caches, and threads that spin
+            start, self._ran = perf_counter(), name
             y = method()
         except (DeviceError, ToolchainError) as error:
             self.failed[name] = str(error)

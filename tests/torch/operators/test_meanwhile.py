@@ -362,6 +362,26 @@ def test_timing_adds_no_more_than_its_ration_to_a_call(at: list[float]) -> None:
     assert trial.seconds == pytest.approx({"ksgen": 0.004, "strided": 0.005})
 
 
+def test_a_short_run_is_timed_after_another_of_the_same_method(at: list[float]) -> None:
+    """Right after another method's run, its data are in no cache, and threads of that method still spin."""
+    runs: list[str] = []
+    after_another = {"ksgen": 0.0009, "strided": 0.0001, "long": 0.0}
+
+    def method(name: str, seconds: float) -> Any:
+        def run() -> str:
+            at[0] += seconds + after_another[name] * (runs[-1:] != [name])
+            runs.append(name)
+            return name
+
+        return run
+
+    ways = {"ksgen": method("ksgen", 0.001), "strided": method("strided", 0.0015), "long": method("long", 0.003)}
+    trial = meanwhile.MethodTrial(ways)
+    trial.run_all(ways)
+    assert trial.seconds == pytest.approx({"ksgen": 0.001, "strided": 0.0015, "long": 0.003})
+    assert runs[3:8] == ["ksgen", "ksgen", "strided", "strided", "long"]
+
+
 def test_a_run_that_was_disturbed_is_repeated(at: list[float]) -> None:
     runs: list[str] = []
     ways = {"ksgen": timed(at, 0.004, runs, "ksgen"), "strided": timed(at, 0.005, runs, "strided")}

@@ -583,8 +583,19 @@ def test_no_replay_takes_over_after_the_first_calls(case: str, training: bool, m
     with torch.set_grad_enabled(training):
         for _ in range(4):
             step(layer, x_of(layer, 4)) if training else layer(x_of(layer, 4))
-    assert compared == [True] * (case == "built")
+    assert compared == [True] * ((case == "built") * (1 + training))  # steps with a gradient of x, and without
     assert ("_replay" in vars(layer)) == (case == "built")
+
+
+def test_the_second_of_two_calls_in_a_row_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, at = [""], [0]
+    monkeypatch.setattr(replay, "perf_counter_ns", lambda: at[0])
+
+    def run(name: str, ns: int, after_another_ns: int) -> None:
+        at[0] += ns + after_another_ns * (runs[-1] != name)
+        runs.append(name)
+
+    assert replay._is_faster(partial(run, "first", 5, 9), partial(run, "second", 7, 0))
 
 
 def test_attempts_are_rare() -> None:
