@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ksgen.bench.chains import transformers
-from ksgen.measure.trust import Runs, block_of, host_clock, keep_freed_memory, take_blocks
+from ksgen.measure.trust import Blocks, Runs, block_of, host_clock, keep_freed_memory, take_blocks
 from ksgen.pattern import Chain, Pattern, Patterns, monarch
 from ksgen.spec import LAYOUTS, Layout
 from ksgen.torch import KSConv1x1, KSLinear, build, freeze
@@ -76,14 +76,18 @@ def training(layer: nn.Module, x: torch.Tensor) -> Job:
 
 
 def medians_us(jobs: dict[str, Job], seconds: float) -> dict[str, float]:
-    """Median times of the jobs, whose blocks of runs alternate until all are known well enough, or the time is up."""
+    """Median times of the jobs."""
+    return {name: 1e6 * each.median for name, each in timed(jobs, seconds).items()}
+
+
+def timed(jobs: dict[str, Job], seconds: float) -> dict[str, Blocks]:
+    """Times of the jobs, whose blocks of runs alternate until all are known well enough, or the time is up."""
 
     def runs_of(job: Job) -> Runs:
         return lambda runs: [host_clock(job) for _ in range(runs)]
 
     timers = [block_of(runs_of(job), seconds=BLOCK_S) for job in jobs.values()]
-    found = take_blocks(timers, on_processor=True, most_seconds=seconds / len(jobs))
-    return {name: 1e6 * each.median for name, each in zip(jobs, found, strict=True)}
+    return dict(zip(jobs, take_blocks(timers, on_processor=True, most_seconds=seconds / len(jobs)), strict=True))
 
 
 COMPILED = ("auto", "einsum", "linear")  # ways that are compiled: each takes seconds
@@ -195,10 +199,11 @@ def main(
                 torch._dynamo.reset()  # it compiles a function for at most eight layers
                 layers = {name: layer for name, layer in layers.items() if name in COMPILED}
             jobs = {name: STEPS[kind](layer, x) for name, layer in layers.items()}
-            took = medians_us(jobs, most_seconds)
-            rounded = {name: round(each, 1) for name, each in took.items()}
+            blocks = timed(jobs, most_seconds)
+            took = {name: 1e6 * each.median for name, each in blocks.items()}
             row = {"pattern": words, "batch": batch, "layout": layout, "precision": precision, "kind": kind}
-            rows.append(row | {"us": rounded})
+            unreliable = [name for name, each in blocks.items() if each.why_unreliable]
+            rows.append(row | {"us": {name: round(each, 1) for name, each in took.items()}, "unreliable": unreliable})
             label = f"{words} {kind} {precision} {layout} batch {batch}"
             others = (f"{each} {took[each] / took['auto']:.2f}" for each in took if each != "auto")
             line = f"{label:52} auto {took['auto']:9.1f} us  {'  '.join(others)}"
