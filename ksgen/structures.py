@@ -50,8 +50,8 @@ class Structure:
         axes: Order in which a parameter stores the factor's axes a, b, c, d, by name; by default "abcd". B and C are
             digits of two values above those of b and c.
         scales: Standard deviations of the authors' initial values, by name; without them, those of `KSLinear`.
-        tied: Axis of the factor along which all weights are equal, by name: 0 for a, or 3 for d. The parameter is one
-            slice of them.
+        tied: Axis of the factor along which all weights are equal, by name: 0 for a, 3 for d, or (0, 3) for both. The
+            parameter is one slice of them.
         init: The authors' initial values as an `init` of `KSLinear`, such as "identity"; empty: by `scales`.
         are_rotations: Whether a block is the rotation (I + S)(I - S)^-1 of its parameter A, with S = (A - A^T) / 2. A
             parameter (blocks, entries) has the entries of S above its diagonal.
@@ -76,7 +76,7 @@ class Structure:
     shapes: Mapping[str, tuple[int, ...]]
     axes: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, float] = field(default_factory=dict)
-    tied: Mapping[str, int] = field(default_factory=dict)
+    tied: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
     init: str = ""
     are_rotations: bool = False
     has_rotations: bool = False
@@ -94,10 +94,10 @@ class Structure:
 
     @property
     def ties(self) -> tuple[str, ...]:
-        """Axis along which each factor's weights are equal: "a", "d", or "" if there is none, or one of size 1."""
-        axes = (self.tied.get(name, 1) for name in self.names)
-        pairs = zip(axes, self.chain, strict=True)
-        return tuple("abcd"[axis] if axis in (0, 3) and factor.shape[axis] > 1 else "" for axis, factor in pairs)
+        """Axes along which each factor's weights are equal: "a", "d", "ad" or "". Axes of size 1 do not count."""
+        stored = map(self._stored_shape, range(len(self.chain)))
+        pairs = [zip("abcd", each.shape, part, strict=True) for each, part in zip(self.chain, stored, strict=True)]
+        return tuple("".join(axis for axis, size, own in each if own < size) for each in pairs)
 
     def form_of(self, names: Iterable[str]) -> "Structure":
         """Choose between this structure and its `published` form.
@@ -162,7 +162,7 @@ class Structure:
             The parameters by name. They may share memory with the weights.
 
         Raises:
-            LaunchError: A weight is missing, of another shape, or tied and not equal along its axis. Also if it is no
+            LaunchError: A weight is missing, of another shape, or tied and not equal along its axes. Also if it is no
                 rotation where the structure has rotations, or if a parameter is not named.
 
         Examples:
@@ -212,8 +212,8 @@ class Structure:
         part = weights[tuple(map(slice, stored_shape))]
         if name in self.tied and not bool(((weights == part) | ((weights != weights) & (part != part))).all()):  # NaN
             raise LaunchError(
-                f"{self.chain.name}: weights of {name} differ along {'abcd'[self.tied[name]]} of {factor}, where "
-                "they are tied; equal ones are needed"
+                f"{self.chain.name}: weights of {name} differ along {' or '.join(self.ties[number])} of {factor}, "
+                "where they are tied; equal ones are needed"
             )
         order, sizes = self._digits(number)
         blocks = _permuted(part.reshape(list(sizes.values())), tuple(map(list(sizes).index, order)))
@@ -237,9 +237,10 @@ class Structure:
         return order, {digit: size for digit, size in sizes.items() if digit in order}
 
     def _stored_shape(self, number: int) -> tuple[int, ...]:
-        """Shape of a parameter in the factor's order of axes: 1 along the axis of tied weights."""
-        tied = self.tied.get(self.names[number])
-        return tuple(1 if axis == tied else size for axis, size in enumerate(self.chain[number].shape))
+        """Shape of a parameter in the factor's order of axes: 1 along the axes of tied weights."""
+        tied = self.tied.get(self.names[number], ())
+        axes = (tied,) if isinstance(tied, int) else tied
+        return tuple(1 if axis in axes else size for axis, size in enumerate(self.chain[number].shape))
 
 
 def blast(in_features: int, out_features: int, blocks: int | tuple[int, int], rank: int) -> Structure:
@@ -658,13 +659,13 @@ SUMS: dict[str, Callable[..., tuple[Structure, ...]]] = {"dyad": dyad}  # struct
 def of_chain(chain: Chain, tied: Sequence[str] = ()) -> Structure:
     """Structure of a chain whose parameters are its own weights, named "0", "1" and so on.
 
-    `tied` has the axis along which each factor's weights are equal: "a", "d", or "" for none. Their parameter is the
-    first slice.
+    `tied` has the axes along which each factor's weights are equal: "a", "d", "ad", or "" for none. Their parameter is
+    the first slice.
     """
-    if tied and (len(tied) != len(chain) or not set(tied) <= {"", "a", "d"}):
+    if tied and (len(tied) != len(chain) or not set(tied) <= {"", "a", "d", "ad"}):
         words = ", ".join(each or "none" for each in tied)
-        raise PatternError(f"tied={excerpt(words)} of {chain}; accepted: one of none, a or d per factor")
-    axes = {str(number): "abcd".index(tie) for number, tie in enumerate(tied) if tie}
+        raise PatternError(f"tied={excerpt(words)} of {chain}; accepted: one of none, a, d or ad per factor")
+    axes = {str(number): tuple(map("abcd".index, tie)) for number, tie in enumerate(tied) if tie}
     whole = Structure(chain, {str(number): factor.shape for number, factor in enumerate(chain)}, tied=axes)
     return replace(whole, shapes={name: whole._stored_shape(int(name)) for name in whole.shapes})
 

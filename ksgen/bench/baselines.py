@@ -48,6 +48,7 @@ from ksgen.bench.libraries import (
 from ksgen.bench.problem import Gradients, LayerArrays
 from ksgen.bench.roster import LAYER
 from ksgen.pattern import Chain, Pattern
+from ksgen.spec.kernel import SLICES
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.sum import KSSum
 from ksgen.torch.layer.tied import initialized
@@ -643,7 +644,7 @@ def train_layer(arrays: LayerArrays) -> TrainedContender:
 
     def convert(weights: Weights) -> list[Tensor]:
         pairs = zip(chain.from_iterable(weights), chain.from_iterable(arrays.layer.ties), strict=True)
-        return [each if axis is None else each.narrow(axis, 0, 1) for each, axis in pairs]
+        return [each[SLICES[tie]] for each, tie in pairs]
 
     parameters = [each for one in layers for each in initialized(one.weights)]
     biases = [one.bias for one in layers if one.bias is not None]

@@ -47,7 +47,7 @@ class MeasuredLayer:
     # with which its authors' form multiplies; one per chain of a sum
     structure: Structure | tuple[Structure, ...] | None = field(default=None, compare=False)
     is_sum: bool = False  # whether the chains' outputs are added, before the other operations
-    tied: tuple[int | None, ...] = ()  # axes of ties without a structure, one per factor of the only chain
+    tied: tuple[str, ...] = ()  # ties without a structure, of the factors of the only chain
 
     @property
     def structures(self) -> tuple[Structure | None, ...]:
@@ -55,12 +55,10 @@ class MeasuredLayer:
         return self.structure if isinstance(self.structure, tuple) else (self.structure,) * len(self.chains)
 
     @property
-    def ties(self) -> list[list[int | None]]:
-        """Axis along which the weights of each factor are tied, per chain; None: they are free."""
-        return [
-            [each.tied.get(name) for name in each.names] if each else list(self.tied or [None] * len(chain))
-            for each, chain in zip(self.structures, self.chains, strict=True)
-        ]
+    def ties(self) -> list[tuple[str, ...]]:
+        """Axes along which the weights of each factor are tied, per chain: "a", "d", "ad" or ""."""
+        pairs = zip(self.structures, self.chains, strict=True)
+        return [each.ties if each else self.tied or ("",) * len(chain) for each, chain in pairs]
 
     def group_of(self, count: int) -> "MeasuredLayer":
         """Group of `count` equal layers on one x, such as q, k and v."""
@@ -231,11 +229,7 @@ def of_spec(path: Path) -> list[MeasuredLayer]:
                 for each, activation in product(epilogues, last)
             }
         between = next((each.between for each in layers if each.between != "none"), "none")
-        ties = next((each.tied for each in (*spec.launches.get(name, ()), *kernels) if each.tied), ())
-        if both := next((each for each in ties if len(each) > 1), ""):
-            raise SpecError(f"{path}: layer {name} has tied={both}; accepted: a or d of each factor, or none")
-        tied = tuple("abcd".index(each) if each else None for each in ties)
-        tied = tied if len(tied) == sum(map(len, chains)) else ()  # without a launch of all factors, none are known
+        tied = spec.ties.get(name, ())
         for epilogue in epilogues:
             words = epilogue.words if len(epilogues) > 1 else ()
             options = between, layers[0].out_layout, epilogue, precisions, layouts, batches, layers[0].fuse

@@ -22,7 +22,7 @@ from ksgen.families.chains import layer_kernels
 from ksgen.measure.verify import CACHE_BYTES, MOST_REFERENCE_FLOPS, Problem, tolerance
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.spec.kernel import is_layer, layer_launch, sum_steps
+from ksgen.spec.kernel import SLICES, is_layer, layer_launch, sum_steps
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.tied import tie
 from ksgen.torch.operators.products import finish
@@ -214,10 +214,8 @@ class LayerArrays:
     def tied_linears(self) -> list[KSLinear]:
         """New `KSLinear` layers like `linears`, whose weights are tied as the layer's are."""
         layers = self.linears()
-        for one, axes in zip(layers, self.layer.ties, strict=True):
-            for number, axis in enumerate(axes):
-                if axis is not None:
-                    tie(one.weights, number, axis)
+        for one, ties in zip(layers, self.layer.ties, strict=True):
+            tie(one.weights, ties)
         return layers
 
     def error(self, ys: Sequence[Tensor], gradients: Gradients | None = None) -> float:
@@ -243,9 +241,9 @@ class LayerArrays:
         yield self._sample(found.x, self.layout), _wide(true.x)
         if not self.compares_all:
             return
-        axes = [axis for some in self.layer.ties for axis in some]
-        for one, other, axis in zip(found.weights, true.weights, axes, strict=bool(found.weights)):
-            yield tuple(_wide(each if axis is None else each.sum(axis)) for each in (one, other))
+        names = [name for some in self.layer.ties for name in some]
+        for one, other, name in zip(found.weights, true.weights, names, strict=bool(found.weights)):
+            yield tuple(_wide(each.sum_to_size(each[SLICES[name]].shape)) for each in (one, other))
         if found.biases:
             yield _wide(torch.cat([*found.biases])), _wide(torch.cat([*true.biases]))
 
@@ -312,12 +310,10 @@ class LayerArrays:
         return _wide(array.index_select(0 if layout == "bsf" else 1, self._compared.to(array.device)))
 
 
-def _with_ties(weights: list[Tensor], axes: list[int | None]) -> list[Tensor]:
+def _with_ties(weights: list[Tensor], ties: tuple[str, ...]) -> list[Tensor]:
     """Weights of a chain. Where they are tied, their first slice is repeated."""
-    return [
-        weight if axis is None else weight.narrow(axis, 0, 1).expand_as(weight).contiguous()
-        for weight, axis in zip(weights, axes, strict=True)
-    ]
+    pairs = zip(weights, ties, strict=True)
+    return [weight[SLICES[name]].expand_as(weight).contiguous() for weight, name in pairs]
 
 
 def _wide(tensor: Tensor) -> Any:

@@ -58,6 +58,7 @@ layers:
   heads: {group: [["2,4,8,1", "1,8,8,1"], ["1,3,16,1"]], activation: relu, precision: float16}
   total: {sum: [["2,4,8,1"], ["1,8,16,1"]], bias: true, activation: gelu, layout: bsf}
   product: {chain: ["2,4,8,1", "1,8,4,2"], tied: [a, d], layout: bsf}
+  both: {chain: ["2,4,8,2", "1,3,16,1"], tied: [ad, none], layout: bsf, precision: float32, fuse: "no"}
 """
     (tmp_path / "some.yaml").write_text(text)
     kinds = (("float32", "bfloat16"), ("bsl",))
@@ -69,7 +70,15 @@ layers:
             (Chain((Pattern(2, 4, 8, 1), Pattern(1, 8, 4, 2))),),
             precisions=kinds[0],
             layouts=("bsf",),
-            tied=(0, 3),
+            tied=("a", "d"),
+        ),
+        MeasuredLayer(
+            "some both",
+            (Chain((Pattern(2, 4, 8, 2), Pattern(1, 3, 16, 1))),),
+            precisions=("float32",),
+            layouts=("bsf",),
+            fuse="no",
+            tied=("ad", ""),
         ),
         MeasuredLayer(
             "some heads",

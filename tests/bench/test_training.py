@@ -62,9 +62,13 @@ LAYERS = {
         ),
         "bsf",
     ),
-    "tied": (MeasuredLayer("tied", (PAIR,), epilogue=BIAS, tied=(0, 3)), "bsf"),
+    "tied": (MeasuredLayer("tied", (PAIR,), epilogue=BIAS, tied=("a", "d")), "bsf"),
+    "tied twice": (
+        MeasuredLayer("twice", (Chain(("2,4,4,2", "1,12,16,1")),), epilogue=BIAS, fuse="no", tied=("ad", "")),
+        "bsf",
+    ),
 }
-WITHOUT_AUTHORS = ("plain", "last", "transposed", "residual first", "group", "tied")
+WITHOUT_AUTHORS = ("plain", "last", "transposed", "residual first", "group", "tied", "tied twice")
 UNFIT = {("transposed", "dense"), ("residual first", LAYER), *((name, "authors") for name in WITHOUT_AUTHORS)}
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 from ksgen.build.background import progress_bar
-from ksgen.errors import LaunchError, PatternError, SpecError
+from ksgen.errors import LaunchError, SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
 from ksgen.structures import Structure, of_chain
@@ -150,8 +150,7 @@ def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
         raise _refused_sum(f"layer {next(iter(spec.sums))}")
     for name, chains in spec.chains_of.items():
         ties, given = spec.ties.get(name, ()), spec.structures.get(name) or tuple(map(of_chain, chains))
-        with _named(f"layer {name}"):
-            structures = [of_chain(each.chain, ties) if ties and not any(each.ties) else each for each in given]
+        structures = [of_chain(each.chain, ties) if ties and not any(each.ties) else each for each in given]
         if len({(each.chain.factors, each.ties) for each in structures}) > 1:
             raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
         if spec.options_of(name).out_layout and any(kernel.layout != "bsf" for kernel in spec.launches[name]):
@@ -380,8 +379,8 @@ def _named(name: str) -> Iterator[None]:
     """Begin messages with a layer's name."""
     try:
         yield
-    except (LaunchError, PatternError) as error:
-        raise type(error)(f"{name}: {error}") from None
+    except LaunchError as error:
+        raise LaunchError(f"{name}: {error}") from None
 
 
 def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:

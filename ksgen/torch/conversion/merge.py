@@ -197,9 +197,7 @@ def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
             weights.append(factors[0] if len(part) == 1 else _on_exchanged(chain_to_dense(part, factors), pattern))
     options = {name: getattr(layer, name) for name in layer._settable if name not in ("between", "intermediates")}
     made = KSLinear.from_weights(weights, layer.bias, patterns=merged, **options)
-    for number, axis in enumerate(ties):
-        if axis:
-            tie(made.weights, number, "abcd".index(axis))
+    tie(made.weights, ties)
     made.requires_grad_(initialized(layer.weights)[0].requires_grad)
     return made.train(layer.training)
 

@@ -40,7 +40,7 @@ class Proposal:
     factorization: Factorization | None = None
     doubt: str = ""  # why the measured time is unreliable; empty if it is reliable
     step_us: float | None = None  # expected time of a training step, forward and backward; None if unknown
-    tied: tuple[str, ...] = ()  # axis along which each factor's weights are equal, "a", "d" or ""; empty: none are
+    tied: tuple[str, ...] = ()  # axes along which each factor's weights are equal, "a", "d", "ad" or ""; empty: none
 
     @property
     def structure(self) -> Structure:

@@ -32,8 +32,8 @@ class RuleEntry:
     """Rule entry for a layer of `count` chains side by side, such as q, k and v.
 
     Each chain computes its part of the outputs. `options` are options of every chain's `KSLinear`. The options of
-    `convert` take precedence. `tied` has the axis along which each factor's weights are equal: "a", "d" or "". A
-    structure, which has ties of its own, also gives initial weights.
+    `convert` take precedence. `tied` has the axes along which each factor's weights are equal: "a", "d", "ad" or "".
+    A structure, which has ties of its own, also gives initial weights.
     """
 
     chain: Chain
@@ -119,7 +119,7 @@ def from_json(written: object, where: str) -> dict[str, RuleEntry]:
         try:
             chain = Chain.read(layer["chain"])
             if (ties := listed(layer.get("tied", ()))) is None or not all(isinstance(tie, str) for tie in ties):
-                raise SpecError(f"tied={excerpt(layer['tied'])}; accepted: a list of none, a or d per factor")
+                raise SpecError(f"tied={excerpt(layer['tied'])}; accepted: a list of none, a, d or ad per factor")
             rule[name] = RuleEntry(
                 chain, layer.get("count", 1), options, tuple("" if tie == "none" else tie for tie in ties)
             )

@@ -45,8 +45,8 @@ def closed_form(structure: Structure, chain: Chain) -> ClosedForm | None:
     if not any(structure.ties):
         return None
     if len(chain) == 1:
-        axis = "abcd".index(structure.ties[0])
-        return ClosedForm("mean", "the nearest tied weights", lambda matrix: [_mean(matrix, chain, axis)])
+        axes = [*map("abcd".index, structure.ties[0])]
+        return ClosedForm("mean", "the nearest tied weights", lambda matrix: [_mean(matrix, chain, axes)])
     if (first_is_b := _applies_b_first(chain, structure.ties)) is None:
         ties = ", ".join(each or "none" for each in structure.ties)
         raise LaunchError(
@@ -82,9 +82,9 @@ def _kronecker(matrix: Tensor, chain: Chain, first_is_b: bool) -> list[Tensor]:
     return [each.contiguous() for each in ((of_b, of_a) if first_is_b else (of_a, of_b))]
 
 
-def _mean(matrix: Tensor, chain: Chain, axis: int) -> Tensor:
+def _mean(matrix: Tensor, chain: Chain, axes: list[int]) -> Tensor:
     weights = on_support(matrix, chain[0])
-    return weights.mean(axis, keepdim=True).expand(weights.shape).contiguous()
+    return weights.mean(axes, keepdim=True).expand(weights.shape).contiguous()
 
 
 def _rotations(matrix: Tensor, chain: Chain) -> list[Tensor]:

@@ -232,8 +232,8 @@ class KSLinear(ChainLayer, nn.Linear):
             state: Parameters to copy from the layer that the structure's authors published, by name as in
                 `structure.shapes` or `structure.published`, and the bias if it has one. None: they are drawn. A
                 structure's own `init` or `scales` apply unless `init` is given. If the structure has neither, weights
-                are drawn as for any `KSLinear`. If a factor's weights are tied along an axis, its parameter is one
-                slice along that axis.
+                are drawn as for any `KSLinear`. If a factor's weights are tied along a, d or both, its parameter is
+                one slice.
             bias: Whether the layer has a bias. None: whether the state has one; without a state, it has one.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
@@ -258,8 +258,8 @@ class KSLinear(ChainLayer, nn.Linear):
             )
         if state is None and structure.init:
             options = {"init": structure.init} | options
-        ties = [(number, structure.tied[name]) for number, name in enumerate(structure.names) if name in structure.tied]
-        if state is None and not ties:
+        is_drawn_tied = state is None and any(structure.ties)
+        if state is None and not is_drawn_tied:
             layer = cls(structure.chain, bias is not False, **options)
         elif state is None:  # drawn below, as slices
             check_device(device := options.pop("device", None))
@@ -278,10 +278,9 @@ class KSLinear(ChainLayer, nn.Linear):
                     "agrees"
                 )
             layer = cls.from_weights(structure.from_state(parameters), given, patterns=structure.chain, **options)
-        for number, axis in ties:
-            tie(layer.weights, number, axis)
+        tie(layer.weights, structure.ties)
         if state is None:
-            if ties:
+            if is_drawn_tied:
                 layer.to_empty(device=torch.empty(0).device if device is None else device)
                 layer.reset_parameters()  # refuses an `init` that tied weights cannot represent
             scales = {} if "init" in options else structure.scales

@@ -1,11 +1,11 @@
-"""`Tied`: weights of a factor that are equal along one of its axes, as a parametrization of their one slice.
+"""`Tied`: weights of a factor that are equal along a, d or both, as a parametrization of their one slice.
 
 The gradient of the slice is the sum over the axis, by autograd. A call repeats the slice in memory, because PyTorch's
 operators read whole weights; the calls of a frozen layer share one repetition. Prepared calls of a frozen layer pack
 the slice. Other prepared calls and training steps multiply by it where they can.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import ref
 
@@ -15,21 +15,23 @@ from torch.nn.utils import parametrize
 
 from ksgen.errors import LaunchError
 from ksgen.launch.weights import Seen
+from ksgen.spec.kernel import SLICES
 from ksgen.torch.operators.choice import launcher
+from ksgen.torch.operators.factors import Tie
 from ksgen.torch.operators.frozen import derived, is_cached, operand
-from ksgen.values import excerpt, whole_number
+from ksgen.values import excerpt, listed, whole_number
 
 
 class Tied(nn.Module):
-    """Parametrization of a factor's weights (a, b, c, d) that are equal along an axis: the parameter is one slice.
+    """Parametrization of a factor's weights (a, b, c, d) that are equal along a, d or both: the parameter is one slice.
 
     Register it by `torch.nn.utils.parametrize.register_parametrization(layer.weights, "0", Tied(axis, count))`, where
     "0" is the index of the factor. The parameter keeps the first slice, and its gradient is the sum over the axis.
     `KSLinear.from_structure` registers it for structures such as `ksgen.structures.kronecker`.
 
     Args:
-        axis: Axis along which the weights are equal: 0 for a, or 3 for d.
-        count: Number of equal slices: a or d of the factor.
+        axis: Axis along which the weights are equal: 0 for a, 3 for d, or (0, 3) for both.
+        count: Number of equal slices: a or d of the factor, or (a, d).
 
     Raises:
         LaunchError: The axis or the count is not accepted.
@@ -48,13 +50,16 @@ class Tied(nn.Module):
     # the slice of a frozen layer, and its repetition, which lives as long as the layer is frozen
     _kept: tuple[Seen, ref[Tensor], int] | None = None
 
-    def __init__(self, axis: int, count: int) -> None:
+    def __init__(self, axis: int | tuple[int, int], count: int | tuple[int, int]) -> None:
         super().__init__()
-        if whole_number(axis) not in (0, 3):
-            raise LaunchError(f"Tied: axis={excerpt(axis)}; accepted: 0 for a, or 3 for d")
-        if (whole_number(count) or 0) < 1:
-            raise LaunchError(f"Tied: count={excerpt(count)}; accepted: a whole number from 1")
-        self.axis, self.count = axis, count
+        given = [(each,) if (many := listed(each)) is None else many for each in (axis, count)]
+        axes, counts = ([*map(whole_number, each)] for each in given)
+        if axes not in ([0], [3], [0, 3]):
+            raise LaunchError(f"Tied: axis={excerpt(axis)}; accepted: 0 for a, 3 for d, or (0, 3) for both")
+        if len(counts) != len(axes) or any((each or 0) < 1 for each in counts):
+            raise LaunchError(f"Tied: count={excerpt(count)}; accepted: a whole number from 1 for each axis")
+        self.axis: Any = (0, 3) if len(axes) > 1 else axes[0]
+        self.count: Any = tuple(counts) if len(axes) > 1 else counts[0]
 
     def forward(self, part: Tensor) -> Tensor:
         """Repeat the slice.
@@ -90,9 +95,8 @@ class Tied(nn.Module):
             >>> Tied(axis=3, count=2).view(torch.ones(1, 3, 2, 1)).stride()
             (6, 2, 1, 0)
         """
-        shape = list(part.shape)
-        shape[self.axis] = self.count
-        return part.expand(shape)
+        counts = Tie(self.axis, self.count).counts
+        return part.expand([counts.get(axis, size) for axis, size in enumerate(part.shape)])
 
     def _keep(self, part: Tensor) -> Tensor:
         """Repeat the slice once: `forward` returns the result as long as it lives and the slice is unchanged."""
@@ -139,16 +143,20 @@ class Tied(nn.Module):
             >>> Tied(axis=0, count=4).right_inverse(torch.ones(4, 3, 2, 1)).shape
             torch.Size([1, 3, 2, 1])
         """
-        return weights.narrow(self.axis, 0, 1).clone(memory_format=torch.contiguous_format)
+        return weights[SLICES[Tie(self.axis, self.count).name]].clone(memory_format=torch.contiguous_format)
 
     def __repr__(self) -> str:
         return f"Tied(axis={self.axis}, count={self.count})"
 
 
-def tie(weights: nn.ParameterList, number: int, axis: int) -> None:
-    """Tie a factor's weights along an axis, from now on."""
-    if (count := weights[number].shape[axis]) > 1:
-        parametrize.register_parametrization(weights, str(number), Tied(axis, count))
+def tie(weights: nn.ParameterList, ties: Sequence[str]) -> None:
+    """Tie each factor's weights along "a", "d" or "ad", from now on. Weights of a factor with "" stay free."""
+    for number, name in enumerate(ties):
+        axes: Any = tuple(map("abcd".index, name))
+        counts: Any = tuple(weights[number].shape[axis] for axis in axes)
+        if axes:
+            tied = Tied(axes, counts) if len(axes) > 1 else Tied(*axes, *counts)
+            parametrize.register_parametrization(weights, str(number), tied)
 
 
 def _ties(weights: nn.ParameterList) -> Iterator[tuple[str, Any, Tied]]:
@@ -160,8 +168,8 @@ def _ties(weights: nn.ParameterList) -> Iterator[tuple[str, Any, Tied]]:
 
 
 def ties_of(weights: nn.ParameterList) -> tuple[str, ...]:
-    """Axis along which each factor's weights are tied: "a", "d", or "" if they are not."""
-    ties = {int(name): "abcd"[tie.axis] for name, _, tie in _ties(weights)}
+    """Axes along which each factor's weights are tied: "a", "d", "ad", or "" if they are not."""
+    ties = {int(name): Tie(tie.axis, tie.count).name for name, _, tie in _ties(weights)}
     return tuple(ties.get(number, "") for number in range(len(weights)))
 
 
@@ -200,7 +208,7 @@ def stored(weights: nn.ParameterList) -> dict[str, Tensor]:
         return {**slices, **{str(number): each for number, each in enumerate(weights)}}
 
 
-def untied(weights: nn.ParameterList) -> tuple[nn.ParameterList, dict[int, tuple[int, int]]] | None:
+def untied(weights: nn.ParameterList) -> tuple[nn.ParameterList, dict[int, tuple[Any, Any]]] | None:
     """The parameters as a plain list, and the axis and count of each tie by number. PyTorch can pickle these.
 
     None if nothing is tied, or there are other parametrizations.
@@ -211,7 +219,7 @@ def untied(weights: nn.ParameterList) -> tuple[nn.ParameterList, dict[int, tuple
     return nn.ParameterList(initialized(weights)).train(weights.training), ties
 
 
-def retie(parameters: nn.ParameterList, ties: dict[int, tuple[int, int]]) -> None:
+def retie(parameters: nn.ParameterList, ties: dict[int, tuple[Any, Any]]) -> None:
     """Tie the weights whose slices are the parameters, as `untied` returned them."""
     for number, tie in ties.items():
         part = parameters[number]

@@ -2,7 +2,8 @@
 
 **Folded.** Weights (a, b, c, d) that are equal along a are those of (1, b, c, d) on a times as many rows, in
 batch-size-first. Weights that are equal along d are those of (a, b, c, 1) on d times as many columns, in
-batch-size-last. A single row is a column too. X and Y lie in the same memory. All other tied weights are repeated.
+batch-size-last. A single row is a column too. X and Y lie in the same memory. All other tied weights are repeated,
+such as those that are equal along both.
 
 **Swapped.** For a = 1, the weights are also b rows with c * d features. The n rows of x are weights (1, n, c, d) that
 multiply them. Then x is packed in place of the weights, which are larger.
@@ -23,15 +24,30 @@ MOST_SWAPPED = 64  # rows of x that are packed as weights
 
 
 class Tie(NamedTuple):
-    """Axis along which a factor's weights are equal, and the number of slices. The parameter is one of them."""
+    """Axis or axes along which a factor's weights are equal, and the number of slices of each.
 
-    axis: int
-    slices: int
+    The parameter is one slice.
+    """
+
+    axis: int | tuple[int, ...]
+    slices: int | tuple[int, ...]
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Number of slices by axis."""
+        axes, slices = ([each] if isinstance(each, int) else each for each in self)
+        return dict(zip(axes, slices, strict=True))
+
+    @property
+    def name(self) -> str:
+        """The axes as specs name them."""
+        return "".join("abcd"[axis] for axis in self.counts)
 
     def shape(self, part: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of all slices, given that of one; empty for any other shape."""
-        is_slice = part[self.axis : self.axis + 1] == (1,)
-        return (*part[: self.axis], self.slices, *part[self.axis + 1 :]) if is_slice else ()
+        counts = self.counts
+        is_slice = all(part[axis : axis + 1] == (1,) for axis in counts)
+        return tuple([counts.get(axis, size) for axis, size in enumerate(part)]) if is_slice else ()
 
 
 Ties = tuple[Tie | None, ...]  # one per factor; empty if none are tied
@@ -130,7 +146,9 @@ def _folded(factor: Factor, tie: Tie, added: tuple[bool, bool]) -> Factor | None
     """
     has_bias, has_residual = added
     layout: Layout = "bsl" if tie.axis else "bsf"
-    if (factor.batch > 1 and factor.layout != layout) or (has_bias and (has_residual or factor.batch > 1)):
+    if not isinstance(tie.slices, int) or (factor.batch > 1 and factor.layout != layout):
+        return None
+    if has_bias and (has_residual or factor.batch > 1):
         return None
     a, b, c, d = factor.pattern.shape
     pattern = Pattern(a, b, c, 1) if tie.axis else Pattern(1, b, c, d)

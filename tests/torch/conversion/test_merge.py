@@ -115,7 +115,7 @@ def test_tied_factors_stay_tied(timed: dict[Any, Any]) -> None:
     timed[1] = 1.0
     assert optimize(layer, batch=5) is layer
     layer = KSLinear([*square_dyadic(16), "4,3,4,1"], bias=False).eval()
-    tie(layer.weights, 4, 0)
+    tie(layer.weights, ("", "", "", "", "a"))
     timed |= {2: 1.0}
     found = optimize(layer, batch=5)
     assert [tuple(each.shape) for each in found.weights.parameters()] == [(1, 16, 16, 1), (1, 3, 4, 1)]

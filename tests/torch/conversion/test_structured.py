@@ -96,6 +96,14 @@ def test_the_nearest_tied_weights_of_one_factor() -> None:
     found = factorize(matrix, structure)
     blocks = torch.stack([matrix[i : i + 3, i : i + 3] for i in range(0, 12, 3)])
     torch.testing.assert_close(found.state["0"], blocks.mean(0).reshape(1, 3, 3, 1))
+    part = torch.randn(1, 3, 2, 1).double()
+    dense = torch.kron(torch.eye(2), torch.kron(part[0, :, :, 0], torch.eye(2)))
+    exact = factorize(dense, of_chain(Chain(["2,3,2,2"]), ("ad",)))
+    torch.testing.assert_close(exact.state["0"], part)
+    repeated = part.expand(2, 3, 2, 2).clone()
+    repeated[1, 0, 0, 1] += 1
+    with pytest.raises(LaunchError, match="weights of 0 differ along a or d of 2,3,2,2, where they are tied; equal"):
+        of_chain(Chain(["2,3,2,2"]), ("ad",)).to_state([repeated])
 
 
 @pytest.mark.parametrize("structure", [structures.oft(12, block=3), structures.boft(12, block=4, factors=1)], ids=str)
@@ -142,8 +150,8 @@ def test_the_nearest_sum_of_dyad(variant: Any) -> None:
     [
         (lambda: structures.gs(24, 24, blocks=4), "parameters of gs stand for rotations; accepted: orthogonal=False"),
         (
-            lambda: of_chain(structures.monarch(24, 24, blocks=4).chain, ("ad", "")),
-            "tied='ad, none' of 4,6,6,1 then 1,6,6,4; accepted: one of none, a or d per factor",
+            lambda: of_chain(structures.monarch(24, 24, blocks=4).chain, ("da", "")),
+            "tied='da, none' of 4,6,6,1 then 1,6,6,4; accepted: one of none, a, d or ad per factor",
         ),
         (
             lambda: of_chain(structures.monarch(24, 24, blocks=4).chain, ("a", "")),

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from ksgen import structures
 from ksgen.errors import LaunchError
+from ksgen.pattern import Chain
 from ksgen.torch import KSLinear, Tied, freeze
 from ksgen.torch.operators import prepared, trained
 
@@ -65,6 +66,42 @@ def test_values_and_gradients_are_those_of_the_kronecker_product(structure: Any,
         with torch.no_grad():
             for _ in range(3):
                 check(each(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+def test_values_and_gradients_of_weights_that_are_equal_along_both_axes(
+    layout: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trained, "faster", lambda job, ways: "ksgen")
+    monkeypatch.setattr(prepared, "faster", lambda job, ways: "slices" if "slices" in ways else next(iter(ways)))
+    structure = structures.of_chain(Chain(["2,12,12,1", "3,5,4,2"]), ("", "ad"))
+    layer = drawn(structure, layout=layout, dtype=dtype)
+    assert [tuple(each.shape) for each in layer.weights.parameters()] == [(2, 12, 12, 1), (1, 5, 4, 1)]
+    copies = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), layer
+    x = torch.randn((33, 24) if layout == "bsf" else (24, 33)).to(dtype).requires_grad_()
+    x_wide = (x if layout == "bsf" else x.t()).detach().double().requires_grad_()
+    first, part, bias = (each.detach().double().requires_grad_() for each in [*layer.weights.parameters(), layer.bias])
+    middle = torch.einsum("sil,ikl->sik", x_wide.reshape(33, 2, 12), first[..., 0]).reshape(33, 3, 4, 2)
+    wanted = torch.einsum("silj,kl->sikj", middle, part[0, :, :, 0]).reshape(33, 30) + bias
+    dy = torch.randn_like(wanted).to(dtype).double()
+    truths = torch.autograd.grad(wanted, [x_wide, first, part, bias], dy)
+    error = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 0.03, "atol": 0.4}
+    for each in copies:
+        for _ in range(4):  # the usual path, then a prepared step and its replay
+            y = each(x)
+            torch.testing.assert_close((y if layout == "bsf" else y.t()).double(), wanted.detach(), **error)
+            given = (dy if layout == "bsf" else dy.t()).to(dtype)
+            of_x, *found = torch.autograd.grad(y, [x, *each.weights.parameters(), each.bias], given)
+            found = [of_x if layout == "bsf" else of_x.t(), *found]
+            for gradient, truth in zip(found, truths, strict=True):
+                assert float((gradient.double() - truth).norm() / truth.norm()) < error["rtol"]
+    for is_frozen in (False, True):
+        layer.eval().freeze() if is_frozen else layer.eval()
+        with torch.no_grad():
+            for _ in range(4):
+                y = layer(x)
+                torch.testing.assert_close((y if layout == "bsf" else y.t()).double(), wanted.detach(), **error)
 
 
 @pytest.mark.parametrize("backend", ["auto", "ksgen", "strided", "bmm", "einsum", "dense"])
@@ -421,8 +458,10 @@ def test_any_factor_can_be_tied() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"axis": 1, "count": 2}, r"Tied: axis=1; accepted: 0 for a, or 3 for d"),
-        ({"axis": "a", "count": 2}, r"Tied: axis='a'; accepted: 0 for a, or 3 for d"),
+        ({"axis": 1, "count": 2}, r"Tied: axis=1; accepted: 0 for a, 3 for d, or \(0, 3\) for both"),
+        ({"axis": "a", "count": 2}, r"Tied: axis='a'; accepted: 0 for a, 3 for d, or \(0, 3\) for both"),
+        ({"axis": (3, 0), "count": (2, 2)}, r"Tied: axis=\(3, 0\); accepted: 0 for a, 3 for d, or \(0, 3\) for both"),
+        ({"axis": (0, 3), "count": 2}, r"Tied: count=2; accepted: a whole number from 1 for each axis"),
         ({"axis": 0, "count": 0}, r"Tied: count=0; accepted: a whole number from 1"),
         ({"axis": 0, "count": 1.5}, r"Tied: count=1.5; accepted: a whole number from 1"),
     ],

@@ -712,7 +712,19 @@ def tied_layer(**options: Any) -> KSLinear:
 @pytest.mark.parametrize(("shape", "bias"), [((1,), False), ((1,), True), ((3,), False), ((3,), True), ((2, 5), False)])
 def test_tied_weights(shape: tuple[int, ...], bias: bool, dtype: Any, layout: str, by_kernels: None) -> None:
     """Steps and calls without gradients multiply by the slices, or repeat them."""
-    layer = tied_layer(layout=layout, dtype=dtype, bias=bias)
+    check_tied(tied_layer(layout=layout, dtype=dtype, bias=bias), shape, dtype)
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_tied_along_both_axes(dtype: Any, layout: str, by_kernels: None) -> None:
+    torch.manual_seed(0)
+    structure = structures.of_chain(Chain(["3,5,4,2", "1,8,30,1"]), ("ad", ""))
+    layer = KSLinear.from_structure(structure, backend="ksgen", layout=layout, dtype=dtype)
+    check_tied(layer, (3,), dtype)
+
+
+def check_tied(layer: KSLinear, shape: tuple[int, ...], dtype: Any) -> None:
     for x in (x_of(layer, *shape, dtype=dtype), x_of(layer, *shape, dtype=dtype, requires_grad=True)):
         wanted = warmed(layer, lambda x=x: step(layer, x))
         found = replayed(layer, lambda x=x: step(layer, x))
