@@ -5,15 +5,15 @@ no kernel.
                                    [--everything] [--instructions]
 
 For every target of a family: the kernels of specs/vit.yaml, and the first FEW stratified patterns in every precision
-and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a also: the first SLICED
-for slices, with a residual, which has a pitch too; for them and sm_89, those with weights in eight bits, where they
-have texts of their own, and with X so the first SLICED that the family serves; and, where a family says so, the first
-MANY in float32, float16 and tf32x3. sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for
-every kernel, and sm_75 went no further from the estimate with forty patterns than with ten. sm_103, sm_110 and sm_121
-are left out. `--everything` takes all targets, and MANY everywhere; `--every 5` takes the first of each precision and
-layout, for each way to store weights, X and slices, and each fifth after it. `--sample` takes of each of these only the
-first that has it, for each layout, as CI does for each change. The binaries go into ksgen's cache, so that a second
-time takes seconds.
+and layout; for families of chains, the layers of both models instead. For sm_80 and sm_90a also: the first SLICED for
+slices, with a residual, which has a pitch too, and a pattern of exchanged inputs, of exchanged outputs, and of weights
+tied along a and d; for them and sm_89, those with weights in eight bits, where they have texts of their own, and with X
+so the first SLICED that the family serves; and, where a family says so, the first MANY in float32, float16 and tf32x3.
+sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further
+from the estimate with forty patterns than with ten. sm_103, sm_110 and sm_121 are left out. `--everything` takes all
+targets, and MANY everywhere; `--every 5` takes the first of each precision and layout, for each way to store weights, X
+and slices, and each fifth after it. `--sample` takes of each of these only the first that has it, for each layout, as
+CI does for each change. The binaries go into ksgen's cache, so that a second time takes seconds.
 
 Machine code is read where cuobjdump and nvdisasm are installed. `--instructions` prints the main loop of each kernel,
 as instructions per product by kind, next to what bounds the kernel by the cost model and its share of the floor.
@@ -47,9 +47,11 @@ from ksgen.spec.kernel import activations_of
 from ksgen.spec.storage import STORED as STORED_WEIGHTS
 from ksgen.spec.storage import x_precisions
 from tests.support import sass
+from tests.support.exchange import SINGLE_INPUTS, SINGLE_OUTPUTS
 
 FEW, MANY, SLICED = 6, 40, 2
 SAMPLE = Pattern(1, 768, 192, 2)  # d = 2, everything even: no access is narrow for want of alignment
+SAMPLE_OF_TIES = Pattern(3, 64, 48, 4)
 BLACKWELL = ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121")  # no wgmma: what serves there is what serves on sm_80
 SELDOM = ("sm_103", "sm_110", "sm_121")  # like sm_100 and sm_120; compiled only if named, or with --everything
 MAIN_TARGETS = ("sm_80", "sm_90a")
@@ -178,6 +180,9 @@ def kernels(everything: bool, target: str, is_broad: bool = True) -> list[Kernel
     if everything or (is_broad and target in MAIN_TARGETS):
         found += [KernelSpec(*each) for each in product(stratified(MANY), MAIN_PRECISIONS, LAYOUTS)]
     if everything or target in MAIN_TARGETS:
+        exchanged = (Pattern.parse(each) for each in (SINGLE_INPUTS, SINGLE_OUTPUTS))
+        found += [KernelSpec(*each) for each in product(exchanged, PRECISIONS, LAYOUTS)]
+        found += [KernelSpec(SAMPLE_OF_TIES, *each, tied=("ad",)) for each in product(PRECISIONS, LAYOUTS)]
         residual = Epilogue(residual=True)
         found += [
             KernelSpec(*each, residual, stride="any") for each in product(stratified(SLICED), PRECISIONS, LAYOUTS)
@@ -211,9 +216,12 @@ def sources(
     chosen: Any = Gradient(GradientConstants) if family == "gradient" else family_named(family)
     promise, limits = PROMISES[family], cuda_limits(target)
 
+    def serves(kernel: KernelSpec) -> bool:
+        is_read = not kernel.tied or chosen.reads_ties(kernel, None)  # else a kernel without ties takes its place
+        return bool(is_read and chosen.supports(kernel, limits))
+
     def rendered(wanted: Iterable[KernelSpec]) -> list[Source]:
-        served = (kernel for kernel in wanted if chosen.supports(kernel, limits))
-        taken = sampled(wanted, lambda kernel: chosen.supports(kernel, limits)) if is_sample else thinned(served, every)
+        taken = sampled(wanted, serves) if is_sample else thinned(filter(serves, wanted), every)
         return [
             render(kernel, chosen.default(kernel, limits, batch), family=family)
             for kernel, batch in zip(taken, cycle(promise.batches), strict=False)
@@ -237,7 +245,12 @@ def sources(
             if each.precision in x_precisions(storage)
         ]
         return rendered(wanted)
-    jobs = [replace(kernel, job=job) for job in JOBS for kernel in wanted if job == "multiply" or not kernel.is_strided]
+    jobs = [
+        replace(kernel, job=job)
+        for job in JOBS
+        for kernel in wanted
+        if job == "multiply" or not (kernel.is_strided or kernel.tied)
+    ]
     if everything or target in (*MAIN_TARGETS, "sm_89", "sm_120"):  # the last two multiply eight bits directly
         many = product(stratified(SLICED), set(x_precisions()) & set(promise.precisions), LAYOUTS, promise.stored)
         jobs += [
@@ -252,12 +265,14 @@ def sources(
 
 
 def sampled(wanted: Iterable[KernelSpec], supports: Callable[[KernelSpec], bool]) -> Iterator[KernelSpec]:
-    """Yield each served kernel with a new layout, job, precision, stride or storage of weights or X."""
+    """Yield each served kernel with a new layout, job, precision, stride, storage, tie or order of features."""
     seen: set[tuple[str, str, object]] = set()
     for kernel in wanted:
         own = {
-            (kernel.layout, name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")
+            (kernel.layout, name, getattr(kernel, name))
+            for name in ("job", "precision", "stride", "weights", "inputs", "tied")
         }
+        own.add((kernel.layout, "order", (kernel.pattern.load, kernel.pattern.store)))
         own.add((kernel.layout, "group", kernel.is_group))
         if not own <= seen and supports(kernel):
             seen |= own

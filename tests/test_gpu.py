@@ -31,6 +31,7 @@ from tests.families import test_quantized_inputs, test_wgmma_bytes
 from tests.families import test_slices as slices
 from tests.ptx import on_gpu as ptx
 from tests.support import gpu_chains, kernels, wgmma_clusters
+from tests.support.exchange import EXCHANGING, TEXTS
 from tests.support.kernels import (
     MATRIX,
     PATTERNS,
@@ -130,6 +131,24 @@ def test_slices(family: str, precision: str, layout: str, gpu: Any) -> None:
         source = source_for(gpu, family, slices.sliced(patterns_of(family, precision)[name], precision, layout))
         for batch, rows in product((72, 129), slices.ROWS):
             slices.check(source, batch, on_device(gpu), rows)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("family", EXCHANGING)
+def test_exchanged_features(family: str, text: str, layout: str, gpu: Any) -> None:
+    kernel = KernelSpec(Pattern.parse(text), EXCHANGING[family], layout, Epilogue(True, "relu", True))
+    source = source_for(gpu, family, kernel)
+    for batch in dict.fromkeys(kernels.batch_for(source, each) for each in (1, 8, 65)):
+        kernels.check(source, batch, on_device(gpu))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tie", ["a", "d", "ad"])
+def test_tied_weights(tie: str, layout: str, gpu: Any) -> None:
+    source = source_for(gpu, "simt", KernelSpec(Pattern(3, 70, 50, 4), layout=layout, tied=(tie,)))
+    for batch in (1, 65, 1000):
+        kernels.check(source, batch, on_device(gpu))
 
 
 @pytest.mark.parametrize("kind", wgmma_clusters.KINDS)

@@ -2,6 +2,7 @@
 counted.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from ksgen.emit.render import Source
 from ksgen.families import cuda_limits
 from ksgen.pattern import Pattern
-from ksgen.spec import Epilogue, KernelSpec, stratified
-from tests.emulator import is_installed
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, stratified
+from tests.emulator import Counts, is_installed
 from tests.support.counting import compared, count_kernel
+from tests.support.exchange import EXCHANGING, RUNS, SINGLE_INPUTS, SINGLE_OUTPUTS, TEXTS
 from tests.support.kernels import SERVED, batch_for, kernel_of, source_of, supports
 
 TOLERANCE = 0.02
@@ -52,11 +54,15 @@ def check_counts(
     check_source(source_of(family, kernel_of(pattern, precision, layout, **options), limits=cuda_limits(target)), batch)
 
 
-def check_source(source: Source, batch: int) -> None:
+def check_source(source: Source, batch: int, names: Sequence[str] = ()) -> Counts:
+    """Compare what the model predicts with the kernel's counts, by these names or all; return the counts."""
     batch = batch_for(source, batch)
     own, around = count_kernel(source, batch)
-    for name, (expected, counted) in compared(source, batch, own, around).items():
+    found = compared(source, batch, own, around)
+    for name in names or found:
+        expected, counted = found[name]
         assert expected == pytest.approx(counted, rel=TOLERANCE), (name, source.constants)
+    return own
 
 
 @pytest.mark.exhaustive
@@ -103,3 +109,56 @@ def test_a_residual_is_read_once(family: str, layout: str) -> None:
 def test_exchanged_features_take_the_sectors_in_which_they_lie(text: str) -> None:
     kernel = KernelSpec(Pattern.parse(text))
     check_source(source_of("simt", kernel, limits=cuda_limits("sm_90a")), BATCH)
+
+
+READS = ("load", "copy_async", "bulk_load")
+MOVED = ("blocks", "bytes of memory", "bytes of the cache")
+# sectors of y that a launch stores in batch-size-first if outputs have no neighbours: one per value, or per two of them
+SINGLE_STORES = {"simt": 32768, "mma": 32768, "gemv": 1024, "wgmma_shared": 32768, "wgmma_registers": 32768}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("family", EXCHANGING)
+def test_what_an_exchange_costs(family: str, text: str, layout: str) -> None:
+    """Rows of their own, and runs of neighbours, are moved as in the natural order. Of 8 blocks whose features lie
+    next to each other, each reads the sectors of all.
+    """
+    pattern = Pattern.parse(text)
+    batch = {"bsf": 4, "bsl": 16}[layout] if family == "gemv" else 64
+    exchanged = source_of(family, KernelSpec(pattern, EXCHANGING[family], layout))
+    natural = source_of(family, KernelSpec(pattern.natural, EXCHANGING[family], layout), exchanged.constants)
+    own, usual = (check_source(each, batch, MOVED) for each in (exchanged, natural))
+    (reads, stores), (usual_reads, usual_stores) = map(_sectors, (own, usual))
+    if layout == "bsl" or text in RUNS:
+        assert (reads, stores) == (usual_reads, usual_stores)
+        assert own.global_ == usual.global_ or family == "wgmma_registers"  # which asks for boxes of other sizes
+    elif text == SINGLE_INPUTS or exchanged.kernel.job == "gradient":
+        tiles = 8 if family == "gemv" else 1  # that read the same inputs
+        of_input = tiles * batch * 8 * 64 * exchanged.kernel.item_bytes // 32
+        assert (reads - usual_reads, stores) == (7 * of_input, usual_stores)
+    else:
+        assert text == SINGLE_OUTPUTS
+        assert (reads, stores) == (usual_reads, SINGLE_STORES[family])
+
+
+def _sectors(counts: Counts) -> tuple[int, int]:
+    """Sectors of global memory that are read, and stored."""
+    reads = sum(each.sectors for name, each in counts.global_.items() if name in READS)
+    return reads, sum(each.sectors for name, each in counts.global_.items()) - reads
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("tie", "layout", "repeated"),
+    [("a", "bsf", 8), ("a", "bsl", 8), ("d", "bsf", 0), ("d", "bsl", 9), ("ad", "bsf", 8), ("ad", "bsl", 11)],
+)
+def test_tied_weights_are_read_from_memory_once(tie: str, layout: str, repeated: int) -> None:
+    """Memory gives `repeated` of 12 slices of 64 x 48 weights no more. In batch-size-first, a tile repeats all j."""
+    tied, free = (
+        check_source(source_of("simt", KernelSpec(Pattern(3, 64, 48, 4), layout=layout, tied=ties)), 64)
+        for ties in ((tie,), ())
+    )
+    assert _sectors(tied) == _sectors(free)
+    assert free.memory_read_bytes - tied.memory_read_bytes == repeated * 64 * 48 * 4

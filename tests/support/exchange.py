@@ -1,9 +1,18 @@
-"""The order of exchanged features, counted digit by digit."""
+"""The order of exchanged features, counted digit by digit, and patterns with such features."""
 
 from hypothesis import strategies as st
 
 from ksgen.order import Order
 from ksgen.pattern import Pattern
+
+# runs of neighbours that fill sectors, then features without neighbours
+RUNS = ("l1:4.i.l2@8,64,64,1", "8,64,64,1@k1:4.i.k2")
+SINGLE_INPUTS, SINGLE_OUTPUTS = "l.i@8,64,64,1", "8,64,64,1@k.i"
+TEXTS = (*RUNS, SINGLE_INPUTS, SINGLE_OUTPUTS)
+EXCHANGING = {  # a precision of each family that reads or stores exchanged features
+    "simt": "float32", "mma": "bfloat16", "gemv": "float16", "wgmma_shared": "bfloat16", "wgmma_registers": "tf32",
+    "gradient": "float32", "gradient_mma": "bfloat16",
+}  # fmt: skip
 
 
 def stored_order(order: Order) -> list[int]:
