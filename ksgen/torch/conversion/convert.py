@@ -2,8 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -357,8 +356,10 @@ def _sparse(
     for rows, added in zip(weight.detach().chunk(wanted.count), biases, strict=True):
         part = KSLinear.from_structure(drawn, bias=added is not None, **options)
         if from_weights:
-            with _named(name):
+            try:
                 factorizations.append(factorize(rows, wanted.structure, refine=refine))
+            except LaunchError as error:
+                raise LaunchError(f"{name}: {error}") from None
             slices = initialized(part.weights)
             values = (
                 each[tuple(map(slice, part.shape))]
@@ -372,15 +373,6 @@ def _sparse(
         parts.append(part)
     new = parts[0] if wanted.count == 1 else group(parts)
     return new.train(layer.training), tuple(factorizations)
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Begin messages with a layer's name."""
-    try:
-        yield
-    except LaunchError as error:
-        raise LaunchError(f"{name}: {error}") from None
 
 
 def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
