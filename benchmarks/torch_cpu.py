@@ -31,7 +31,7 @@ PATTERNS = [
     (1, 64, 64, 16), (4, 64, 64, 16), (1, 48, 48, 64), (16, 64, 256, 1), (1, 256, 256, 4), (64, 2, 2, 8),
 ]  # fmt: skip
 BACKENDS: tuple[BackendName, ...] = ("auto", "ksgen", "strided", "bmm", "einsum", "dense")
-BLOCK_S = 2e-3  # duration of a block: many fit into the time of a row
+BLOCK_S = 5e-3  # duration of a block: many fit into the time of a row
 Job = Callable[[], object]
 
 

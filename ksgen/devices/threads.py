@@ -17,6 +17,9 @@ TOGETHER = 4  # calls in a row on the same threads; the first is not timed, beca
 HOPELESS = 4  # times the longest launch on all threads: a first launch on one thread that takes longer ends the trial
 GAIN = 1.05  # least gain for which all threads are taken: they lose where other work keeps them asleep or apart
 AGAIN = 2048  # calls after which both are timed again: other processes may have taken or left cores
+# launches on one thread that take longer are timed again after SOON calls, twice as many, and so on: threads of
+# PyTorch's products, which were timed between them, spin for milliseconds on the other cores
+LONG_NS, SOON = 100_000, 64
 MOST_LATE = 16  # launches on all threads that take longer than on one, minus others, after which both are timed again
 
 
@@ -27,16 +30,17 @@ class ThreadsByTime:
     on all threads are watched, since they may become slow: threads fall asleep if calls are rarer.
     """
 
-    __slots__ = ("_calls", "_is_one", "_is_short", "_late", "_most_ns", "_times")
+    __slots__ = ("_again", "_calls", "_is_one", "_is_short", "_late", "_most_ns", "_soon", "_times")
 
     def __init__(self) -> None:
         self._calls, self._is_one, self._is_short = 0, False, False
+        self._again, self._soon = AGAIN, SOON  # calls after which both are timed again; the next number if it is soon
         self._times: tuple[list[int], list[int]] = [], []  # on all threads, and on one
         self._most_ns = self._late = 0  # time on one thread, if all are faster; later launches that took longer
 
     def run(self, launch: Callable[[int, Given], object], threads: int, given: Given) -> None:
         """Call launch(threads, given) on all threads or one: alternately while both are timed, then the faster."""
-        at = self._calls = self._calls % AGAIN + 1
+        at = self._calls = self._calls % self._again + 1
         if threads <= 1 or at > WARM_UP + 2 * SAMPLES or (at > WARM_UP and not self._is_short):
             self._run_faster(launch, threads, given)
             return
@@ -59,6 +63,10 @@ class ThreadsByTime:
             on_all, on_one = (sum(sorted(each)[3 * len(each) // 4 :][:1]) for each in self._times)
             self._is_one = on_one < GAIN * on_all
             self._most_ns = 0 if self._is_one else on_one
+            if self._is_one and on_one > LONG_NS:
+                self._again, self._soon = self._soon, min(2 * self._soon, AGAIN)
+            else:
+                self._again, self._soon = AGAIN, SOON
 
     def _run_faster(self, launch: Callable[[int, Given], object], threads: int, given: Given) -> None:
         if not self._most_ns:
@@ -80,11 +88,11 @@ class ThreadsByTime:
             return threads, sys.maxsize, 0
         if self._calls < WARM_UP or (self._is_short and self._calls < WARM_UP + 2 * SAMPLES):
             return None
-        return 1 if self._is_one else threads, AGAIN, self._most_ns
+        return 1 if self._is_one else threads, self._again, self._most_ns
 
     def time_again(self) -> None:
         """Let the next calls be timed again, on all threads and on one thread, to find which is faster."""
-        self._calls = AGAIN
+        self._calls = self._again
 
 
 def groups_for(grid: int, cores: int) -> int:

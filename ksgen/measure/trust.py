@@ -113,10 +113,10 @@ def host_clock(call: Callable[[], object]) -> float:
 
 def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -> Timer:
     """Timer of blocks that take about `seconds`. Its first call determines the number of runs per block."""
-    runs = 0
+    runs, once = 0, 0.0
 
     def take() -> float:
-        nonlocal runs
+        nonlocal runs, once
         if not runs:
             marks = [perf_counter()]
             for _ in range(FIRST_RUNS):  # the first run warms up, and one may be disturbed
@@ -124,7 +124,7 @@ def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -
                 marks.append(perf_counter())
             once = max(min(end - begin for begin, end in pairwise(marks)), 1e-9)
             runs = max(least_runs, min(MOST_RUNS, int(seconds / once)))
-        elif runs > 1:
+        elif once < BLOCK_SECONDS:
             times(1)  # threads that slept take up to half a millisecond to wake
         return median(times(runs))
 

@@ -13,6 +13,7 @@ from ksgen.devices.threads import (
     MOST_LATE,
     SAMPLES,
     SHORT_NS,
+    SOON,
     TOGETHER,
     WARM_UP,
     ThreadsByTime,
@@ -148,3 +149,15 @@ def test_launches_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.run(AGAIN)[-1] == 1
     machine.takes[2] = 5_000
     assert machine.run(AGAIN)[-1] == 2
+
+
+def test_long_launches_on_one_thread_are_timed_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of PyTorch's products spin on the other cores while both are timed."""
+    machine = Machine(monkeypatch, {1: 400_000, 2: 700_000})
+    for calls in (SOON, 2 * SOON):
+        machine.run(TIMED)
+        assert machine.by_time.settled(2) == (1, calls, 0)
+        assert machine.run(calls - TIMED) == [1] * (calls - TIMED)
+    machine.takes[2] = 220_000
+    machine.run(TIMED)
+    assert machine.by_time.settled(2) == (2, AGAIN, 400_000)

@@ -218,9 +218,15 @@ def test_a_block_has_as_many_runs_as_fit_and_warms_up(monkeypatch: pytest.Monkey
     assert asked == [1, 1, 1, 20, 1, 20]
     asked.clear()
     block_of(times, least_runs=30)()
-    long = block_of(times, seconds=0.0005)
-    assert [long(), long()] == [1.0, 1.0]  # a single run needs no other before it
-    assert asked == [1, 1, 1, 30, 1, 1, 1, 1, 1]
+    assert asked == [1, 1, 1, 30]
+    asked.clear()
+    short = block_of(times, seconds=0.0005)
+    assert [short(), short()] == [1.0, 1.0]
+    assert asked == [1, 1, 1, 1, 1, 1]
+    asked.clear()
+    long = block_of(lambda runs: times(30 * runs))
+    assert [long(), long()] == [3.0, 3.0]  # a single long run needs no other before it
+    assert asked == [30, 30, 30, 30, 30]
 
 
 def test_what_a_series_says_of_itself() -> None:
