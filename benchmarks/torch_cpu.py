@@ -22,7 +22,8 @@ from ksgen.bench.chains import transformers
 from ksgen.measure.trust import Blocks, Runs, block_of, host_clock, keep_freed_memory, take_blocks
 from ksgen.pattern import Chain, Pattern, Patterns, monarch
 from ksgen.spec import LAYOUTS, Layout
-from ksgen.torch import KSConv1x1, KSLinear, build, freeze
+from ksgen.torch import KSConv1x1, KSLinear, freeze
+from ksgen.torch.layer.building import build_runs
 from ksgen.torch.operators import replay
 from ksgen.torch.operators.backends import BackendName
 
@@ -45,14 +46,12 @@ def inference(layer: nn.Module, x: torch.Tensor) -> Job:
 
 def forward(layer: nn.Module, x: torch.Tensor) -> Job:
     freeze(layer.eval())
-    build(layer, x)  # else PyTorch's products would be timed until kernels are compiled
     return inference(layer, x)
 
 
 def unfrozen(layer: nn.Linear, x: torch.Tensor) -> Job:
     if isinstance(layer.eval(), KSLinear) and layer.backend not in ("auto", "ksgen"):
         layer.freeze()
-    build(layer, x)
     return inference(layer, x)
 
 
@@ -64,7 +63,6 @@ def compiled(layer: nn.Linear, x: torch.Tensor) -> Job:
 
 def training(layer: nn.Module, x: torch.Tensor) -> Job:
     x = x.clone().requires_grad_()
-    build(layer, x)
     with torch.no_grad():
         y_gradient = torch.randn_like(layer(x))
 
@@ -86,6 +84,8 @@ def timed(jobs: dict[str, Job], seconds: float) -> dict[str, Blocks]:
     def runs_of(job: Job) -> Runs:
         return lambda runs: [host_clock(job) for _ in range(runs)]
 
+    for job in jobs.values():
+        build_runs([job])  # else PyTorch's products would be timed until kernels are compiled
     timers = [block_of(runs_of(job), seconds=BLOCK_S) for job in jobs.values()]
     return dict(zip(jobs, take_blocks(timers, on_processor=True, most_seconds=seconds / len(jobs)), strict=True))
 

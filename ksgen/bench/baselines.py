@@ -49,6 +49,7 @@ from ksgen.bench.problem import Gradients, LayerArrays
 from ksgen.bench.roster import LAYER
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec.kernel import SLICES
+from ksgen.torch.layer.building import build_runs
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.sum import KSSum
 from ksgen.torch.layer.tied import initialized
@@ -344,6 +345,7 @@ def layer(arrays: LayerArrays) -> LayerProduct:
 def _warm_up(call: Callable[[], object]) -> None:
     """Call a layer until its calls are prepared, and short ones are replayed."""
     replay.load_now()
+    build_runs([call])
     begin = perf_counter()
     for number in range(REPLAYING):
         call()

@@ -151,7 +151,7 @@ class Settled(NamedTuple):
     threads: int
     workspace_bytes: int
     calls: int  # calls after which another number of threads may be faster
-    most_ns: int  # one thread is faster if launches take longer than this; 0: no time is known
+    most_ns: int  # a launch on all threads that takes longer counts as late; 0: none does
 
 
 class Recording(Protocol):

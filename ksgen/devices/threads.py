@@ -82,7 +82,7 @@ class ThreadsByTime:
     def settled(self, threads: int) -> tuple[int, int, int] | None:
         """Threads of the following calls, and how many calls; None while both numbers are timed.
 
-        The third number is how long a launch may take before one thread is faster; 0: that is not known.
+        The third number is the time above which a launch on all threads counts as late; 0: none does.
         """
         if threads <= 1:
             return threads, sys.maxsize, 0
@@ -98,7 +98,7 @@ class ThreadsByTime:
 def groups_for(grid: int, cores: int) -> int:
     """Number of work groups of a persistent kernel.
 
-    It is the lesser of `grid` and the wanted threads, if these are fewer than `cores`. Otherwise it is `grid`.
+    If fewer threads than `cores` are wanted, it is the lesser of `grid` and that number. Otherwise it is `grid`.
     """
     threads = wanted_threads()
     return grid if threads is None or threads >= cores else min(grid, threads)

@@ -45,12 +45,13 @@ class Launcher(BaseLauncher):
         between: Activation after each factor but the last, as in `ChainLauncher`.
         fuse: Launches of a chain: "auto", "yes" or "no", as in `ChainLauncher`.
         out_layout: Layout of y for calls that name none: "bsf" or "bsl". None: that of x.
-        **stated: Default options of calls, and operands that every call must pass.
+        **stated: Default options of calls, and operands that a call leaves out only by passing False.
 
             - `layout`: "bsf" (default): x is (batch, in_features). "bsl": x is (in_features, batch).
             - `precision`: such as "float16" or "tf32x3". None (default): that of the arrays.
             - `activation`: "none" (default), "relu", "gelu", "gelu_tanh" or "silu".
-            - `bias`, `residual`: True requires this operand in each call. Default: False.
+            - `bias`, `residual`: True requires each call to pass this operand, or False to leave it out. Default:
+              False.
             - `residual_first`: True adds the residual before the activation. Default: False.
             - `weights`: storage "int8", "e4m3", "e5m2" or "bfloat16" of `ksgen.quantize`. Default: "same", the dtype of
               y.

@@ -37,7 +37,7 @@ TRIED_BATCH = 128  # batch size of trial tensor maps: whole 16-byte chunks in ev
 MOST_ENCODED = 1024  # sets of addresses per plan whose encoded maps are cached
 # outputs of at most this size stay in a processor's caches until the next launch (measured on one with 32 MB of cache)
 CACHED_BYTES = 2**23
-STREAMING = "streaming"  # constant of a launch whose outputs bypass the caches
+STREAMING = "streaming"  # name of a launch's constant: 1 if its outputs bypass the caches, else 0
 
 Arguments = NewType("Arguments", tuple[Any, ...])
 """Arguments of a launch in order: `Plan.operands`, `Plan.at_launch`, the batch size.
@@ -250,7 +250,7 @@ class Call:
         return self.out
 
     def keep_output(self) -> None:
-        """Store the output into the caches, because the next launch reads it."""
+        """Let later launches store the output through the caches if it fits them, because the next launch reads it."""
         self.arguments = self.plan.without_streaming(self.arguments)
 
     def _become(self, other: "Call") -> None:

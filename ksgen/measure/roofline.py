@@ -60,9 +60,10 @@ class Ceilings:
     def floor_us(self, kernel: KernelSpec, batch: int, sets: int) -> float | None:
         """Floor, in microseconds, of runs that share the weights and alternate between at most `sets` sets of X and Y.
 
-        A cache may keep arrays that fit it between runs. The floor is the longest of three times: moving the other
-        arrays from memory, all multiply-adds, and moving all arrays at the cache's rate. Without that rate, the result
-        is None if moving the cached arrays from memory would take longest.
+        Between runs, a cache may keep the weights if they fit it. It may also keep all sets of X and Y if those fit it
+        by themselves. The floor is the longest of three times: moving the other arrays from memory, all multiply-adds,
+        and moving all arrays at the cache's rate. Without that rate, the result is None if moving the cached arrays
+        from memory would take longest.
         """
         weights, moved = kernel.weight_bytes, kernel.bytes(batch)
         cached = sum(each for each, number in ((weights, 1), (moved - weights, sets)) if each * number < CACHE_BYTES)

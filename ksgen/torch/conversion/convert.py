@@ -60,8 +60,8 @@ def convert(
             `layers`, with their `between`, `fuse`, `out_layout` and ties. With a `budget`: a list of such names, or
             None for all layers except tied ones, heads, embeddings, and layers with at most 16 outputs.
         budget: Largest share of the dense weights. `propose` then gives candidates per layer: the chains expected to
-            train faster than the dense layer, or all if there are none. Candidates whose error is within 3 % of the
-            least remain. The one of these with the fastest training step is taken. SVDs give the errors of most
+            train faster than the dense layer, or all if there are none. Of those whose errors are at most 1.03 times
+            the smallest error, the one with the fastest training step is taken. SVDs give the errors of most
             candidates. The other candidates have three or more factors, and `factorize` fits them.
         merge: With a `budget`, whether `propose` also merges neighbouring factors.
         from_weights: False draws the new weights at random, also those that begin as zero in an adapter (`gralora`).

@@ -174,6 +174,7 @@ def _of_processor(where: torch.device, device: Device, ceilings: Ceilings, why: 
     """Clock for a processor. `why` is the reason why its rates are unreliable; empty if they are reliable."""
     limits = limits_of(device)
 
+    @cache
     def kernel_us(kernel: KernelSpec, batch: int) -> Us:
         if not any(meant_for(kernel, limits, batch)):
             return None

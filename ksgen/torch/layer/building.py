@@ -5,6 +5,7 @@ The model's own calls determine which kernels these are.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,15 +54,20 @@ def build(model: nn.Module, *x: Any, **options: Any) -> None:
 
 def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
     """Build like `build`, for several calls together, each with positional arguments and arguments by name."""
+    build_runs([partial(_call, model, x, options) for x, options in calls])
+
+
+def build_runs(runs: Sequence[Callable[[], object]]) -> None:
+    """Compile and time all that some runs need, by repeating them until nothing is missing. Their results are lost."""
     rounds_left = LAST_CALLS
     token = building.set(True)
     try:
         with deferred(lambda: True):
             while rounds_left:
                 before = times_unsettled()
-                for x, options in calls:
+                for run in runs:
                     try:
-                        _call(model, x, options)
+                        run()
                     except PendingError:  # PyTorch's products cannot replace the missing kernel
                         note_unsettled()
                 rounds_left = LAST_CALLS if finish_jobs() or before != times_unsettled() else rounds_left - 1

@@ -229,11 +229,10 @@ class KSLinear(ChainLayer, nn.Linear):
 
         Args:
             structure: A structure such as `ksgen.structures.blast(...)`.
-            state: Parameters to copy from the layer that the structure's authors published, by name as in
-                `structure.shapes` or `structure.published`, and the bias if it has one. None: they are drawn. A
-                structure's own `init` or `scales` apply unless `init` is given. If the structure has neither, weights
-                are drawn as for any `KSLinear`. If a factor's weights are tied along a, d or both, its parameter is
-                one slice.
+            state: Parameters to copy, with the names and shapes of `structure.shapes` or of
+                `structure.published.shapes`, and perhaps a bias. If a factor's weights are tied along a, d or both, its
+                parameter is one slice. None: the parameters are drawn. A structure's own `init` or `scales` then apply
+                unless `init` is given. If the structure has neither, weights are drawn as for any `KSLinear`.
             bias: Whether the layer has a bias. None: whether the state has one; without a state, it has one.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
@@ -562,9 +561,10 @@ class KSLinear(ChainLayer, nn.Linear):
     def freeze(self) -> Self:
         """Declare that the weights stay unchanged, so that packed forms are cached until the layer thaws.
 
-        A detected change thaws it, with a warning. Such are a move, a load, an optimizer's step, and an in-place write
-        that increments the version counter of a tensor. `train()` thaws it silently. A write through `.data`, NumPy, a
-        collective or a CUDA graph's replay is not detected: thaw first. Copies of a frozen layer are not frozen.
+        A detected change thaws it, with a warning. Moves of the layer, loads of its state and optimizer steps are
+        detected. So are in-place writes that increment the version counter of a tensor. `train()` thaws it
+        silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay is not detected: thaw first.
+        Copies of a frozen layer are not frozen.
 
         Returns:
             The layer itself.

@@ -43,9 +43,9 @@ def may_change() -> bool:
     """Whether results may change in their last bits during the first calls.
 
     They may not under deterministic algorithms, in compiled programs, in one of several processes, or with
-    KSGEN_COMPILE=wait.
+    KSGEN_COMPILE=wait, except during `build`, whose results are lost.
     """
-    if always_waits() or _waits.get() or torch.are_deterministic_algorithms_enabled():
+    if (always_waits() and not building.get()) or _waits.get() or torch.are_deterministic_algorithms_enabled():
         return False
     return not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
 

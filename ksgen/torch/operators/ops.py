@@ -245,7 +245,9 @@ def _step(method: Product, given: Sequence[Tensor | None]) -> Tensor:
     """Run a product and its gradients on detached tensors, outside the recorded graph."""
     detached = [None if each is None else each.detach().requires_grad_(each.requires_grad) for each in given]
     y = method(*detached)
-    torch.autograd.grad(_OwnGradient.apply(y), [each for each in detached if each is not None and each.requires_grad])
+    trained = [each for each in detached if each is not None and each.requires_grad]
+    for each in torch.autograd.grad(_OwnGradient.apply(y), trained):
+        each.contiguous()  # as stored gradients are, though some methods return another layout
     return y
 
 

@@ -179,4 +179,4 @@ def test_layers_take_turns_without_gradients(monkeypatch: pytest.MonkeyPatch) ->
         (1e6, "other processes took 50% of the CPU time"),
         (2e6, "other processes took 50% of the CPU time"),
     ]
-    assert "".join(order) == "aaaabbbb" + "ba" + "ab" + "ba"
+    assert "".join(order) == "aaaabbbb" + "bbaa" + "aabb" + "bbaa"

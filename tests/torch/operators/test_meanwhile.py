@@ -305,6 +305,9 @@ def test_when_calls_wait(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     elif why == "environment":
         monkeypatch.setenv("KSGEN_COMPILE", "wait")
+        token = meanwhile.building.set(True)
+        assert meanwhile.may_change()  # no caller sees results of `build`
+        meanwhile.building.reset(token)
     elif why == "processes":
         for name, found in (("is_available", True), ("is_initialized", True), ("get_world_size", 2)):
             monkeypatch.setattr(torch.distributed, name, lambda found=found: found)

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 import pickle
 import sysconfig
 import threading
@@ -585,6 +586,21 @@ def test_no_replay_takes_over_after_the_first_calls(case: str, training: bool, m
             step(layer, x_of(layer, 4)) if training else layer(x_of(layer, 4))
     assert compared == [True] * ((case == "built") * (1 + training))  # steps with a gradient of x, and without
     assert ("_replay" in vars(layer)) == (case == "built")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_build_lets_replays_decide_though_calls_wait_for_kernels(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (prepared, trained):
+        monkeypatch.setattr(module, "faster", lambda job, ways: "bmm")
+    monkeypatch.setattr(replay, "_is_faster", lambda *methods: True)
+    monkeypatch.setattr(replay, "_is_early", True)
+    monkeypatch.setattr(prepared, "_calls", {})
+    monkeypatch.setattr(trained, "_steps", {})
+    assert os.environ["KSGEN_COMPILE"] == "wait"
+    layer = layer_of(ONE, backend="auto").train(training).build(4)
+    assert "_replay" in vars(layer)
 
 
 def test_the_second_of_two_calls_in_a_row_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
