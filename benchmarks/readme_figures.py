@@ -112,7 +112,7 @@ def readme_figures(folder: Path) -> tuple[str, str]:
         f"{measured_names(rows, OTHERS_OF_LAYERS)}. "
         "Speed-ups are geometric means; *the least* and *the most* are extremes of the speed-up over the best of "
         "PyTorch. The floor is the time of memory traffic or of arithmetic at peak rates, whichever is longer. "
-        "The share of the floor is the median of floor / time."
+        "Its share is the median of floor / time."
     )
     picture = f"![microseconds of eight layers: the dense layer, PyTorch's fastest method, and ksgen]({PICTURE})"
     drawn = draw(f"Layers on {machine}, {PRECISION}, batch {BATCH}", panels)
