@@ -114,9 +114,9 @@ class KSSum(Layers):
                 own = {name: rest.pop(name) for name in (*form.shapes, form.scale, form.bias) if name in rest}
                 layers.append(KSLinear.from_structure(each, own, **options))
         if rest:
-            known = ", ".join(dict.fromkeys(name for each in forms for name in (*each.shapes, each.bias)))
+            known = dict.fromkeys(name for each in forms for name in (*each.shapes, each.scale, each.bias) if name)
             raise LaunchError(
-                f"KSSum: got {', '.join(sorted(map(str, rest)))}, which no structure has; accepted: {known}"
+                f"KSSum: got {', '.join(sorted(map(str, rest)))}, which no structure has; accepted: {', '.join(known)}"
             )
         return cls(layers, activation)
 

@@ -255,7 +255,7 @@ def test_what_is_refused() -> None:
     peft = (structures.boft(24, block=4, factors=2), structures.low_rank(24, 24, rank=2))
     parameters = {name: torch.zeros(shape) for each in peft for name, shape in each.published.shapes.items()}
     with pytest.raises(
-        LaunchError, match=r"got other, which .*; accepted: boft_R, bias, lora_A\.weight, lora_B\.weight$"
+        LaunchError, match=r"got other, which .*; accepted: boft_R, boft_s, bias, lora_A\.weight, lora_B\.weight$"
     ):
         KSSum.from_structures(peft, {**parameters, "other": torch.zeros(1)})
     scaled = {**parameters, "boft_s": torch.ones(24, 1)}
