@@ -5,7 +5,7 @@ Decides the tiles of `amx.cl.j2`; its design is docs/kernels/amx.md. Never rende
 as for each factor alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ from ksgen.families.amx.shape import (
     are_timed,
     has_tiles_for,
 )
-from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
+from ksgen.families.base import Constexpr, Geometry, Limits, Variables, Work, named
 from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule, no_more
@@ -35,6 +35,31 @@ from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tiles
 
 AnyAmxConstants = AmxConstants | AmxChainConstants
+
+
+class AmxFactorVariables(Variables, total=False):
+    accumulator: str
+    lanes: int
+    layout: str
+    operand: str
+    is_bsf: bool
+    inputs_lie: str
+    outputs_lie: str
+    inputs_are: str
+    repair: str
+    block_arguments: str
+    number: int
+    n: str
+    kernel: KernelSpec
+    constexprs: list[Constexpr]
+    from_there: str
+    to_there: str
+
+
+class AmxVariables(AmxFactorVariables, total=False):
+    is_chain: bool
+    factors: list[AmxFactorVariables]
+
 
 RULES: tuple[Rule[AmxConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
@@ -137,17 +162,18 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     def pack_geometry(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Geometry:
         return Geometry(0 if kernel.is_chain else AmxChainTiling(kernel, constants).factors[0].packed_tiles, 1, 0)
 
-    def variables(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Mapping[str, Any]:
+    def variables(self, kernel: KernelSpec, constants: AnyAmxConstants) -> AmxVariables:
         shape = AmxChainTiling(kernel, constants)
         found = factor_variables(last := shape.factors[-1])
-        return found | {
+        return {
+            **found,
             "is_chain": shape.is_chain,
             "variants": found["variants"] if shape.is_chain else (*of_lanes(last), *found["variants"]),
             "picture": tile_picture(last),
             "factors": [self._factor(shape, number) for number in range(len(shape.factors))],
         }
 
-    def _factor(self, shape: AmxChainTiling, number: int) -> dict[str, Any]:
+    def _factor(self, shape: AmxChainTiling, number: int) -> AmxFactorVariables:
         """Template variables of a chain's factor: constants and snippets, the places of its inputs and outputs."""
         factor, is_last = shape.factors[number], number + 1 == len(shape.factors)
         found, activation = factor_variables(factor), factor.kernel.epilogue.activation
@@ -194,7 +220,7 @@ def of_lanes(shape: AmxTiling) -> tuple[str, ...]:
     return {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",)}.get(shape.kernel.epilogue.activation, ())
 
 
-def factor_variables(shape: AmxTiling) -> dict[str, Any]:
+def factor_variables(shape: AmxTiling) -> AmxFactorVariables:
     """Variables of a factor's template."""
     kernel = shape.kernel
     extras = {"bias": "bias", "residual": "residual + first * Y_BATCH_STRIDE"}
