@@ -51,7 +51,7 @@ from tests.support.exchange import SINGLE_INPUTS, SINGLE_OUTPUTS
 
 FEW, MANY, SLICED = 6, 40, 2
 SAMPLE = Pattern(1, 768, 192, 2)  # d = 2, everything even: no access is narrow for want of alignment
-SAMPLE_OF_TIES = Pattern(3, 64, 48, 4)
+SAMPLE_OF_TIES, SAMPLE_OF_EXCHANGES = Pattern(3, 64, 48, 4), Pattern.parse("j.l.i@3,64,48,4@j.k.i")
 BLACKWELL = ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121")  # no wgmma: what serves there is what serves on sm_80
 SELDOM = ("sm_103", "sm_110", "sm_121")  # like sm_100 and sm_120; compiled only if named, or with --everything
 MAIN_TARGETS = ("sm_80", "sm_90a")
@@ -180,9 +180,10 @@ def kernels(everything: bool, target: str, is_broad: bool = True) -> list[Kernel
     if everything or (is_broad and target in MAIN_TARGETS):
         found += [KernelSpec(*each) for each in product(stratified(MANY), MAIN_PRECISIONS, LAYOUTS)]
     if everything or target in MAIN_TARGETS:
-        exchanged = (Pattern.parse(each) for each in (SINGLE_INPUTS, SINGLE_OUTPUTS))
+        exchanged = (SAMPLE_OF_EXCHANGES, *(Pattern.parse(each) for each in (SINGLE_INPUTS, SINGLE_OUTPUTS)))
+        tied = SAMPLE_OF_EXCHANGES, SAMPLE_OF_TIES
+        found += [KernelSpec(*each, tied=("ad",)) for each in product(tied, PRECISIONS, LAYOUTS)]
         found += [KernelSpec(*each) for each in product(exchanged, PRECISIONS, LAYOUTS)]
-        found += [KernelSpec(SAMPLE_OF_TIES, *each, tied=("ad",)) for each in product(PRECISIONS, LAYOUTS)]
         residual = Epilogue(residual=True)
         found += [
             KernelSpec(*each, residual, stride="any") for each in product(stratified(SLICED), PRECISIONS, LAYOUTS)
@@ -265,15 +266,19 @@ def sources(
 
 
 def sampled(wanted: Iterable[KernelSpec], supports: Callable[[KernelSpec], bool]) -> Iterator[KernelSpec]:
-    """Yield each served kernel with a new layout, job, precision, stride, storage, tie or order of features."""
+    """Yield each served kernel with a new layout, job, precision, stride or storage, or the first tie or exchange."""
     seen: set[tuple[str, str, object]] = set()
     for kernel in wanted:
         own = {
-            (kernel.layout, name, getattr(kernel, name))
-            for name in ("job", "precision", "stride", "weights", "inputs", "tied")
+            (kernel.layout, name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")
         }
-        own.add((kernel.layout, "order", (kernel.pattern.load, kernel.pattern.store)))
-        own.add((kernel.layout, "group", kernel.is_group))
+        has = {
+            "tie": kernel.tied,
+            "exchanged inputs": kernel.reads_exchanged,
+            "exchanged outputs": kernel.pattern.store,
+            "group": kernel.is_group,
+        }
+        own |= {(kernel.layout, name, bool(each)) for name, each in has.items()}
         if not own <= seen and supports(kernel):
             seen |= own
             yield kernel

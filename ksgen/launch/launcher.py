@@ -50,8 +50,8 @@ class Launcher(BaseLauncher):
             - `layout`: "bsf" (default): x is (batch, in_features). "bsl": x is (in_features, batch).
             - `precision`: such as "float16" or "tf32x3". None (default): that of the arrays.
             - `activation`: "none" (default), "relu", "gelu", "gelu_tanh" or "silu".
-            - `bias`, `residual`: True requires each call to pass this operand, or False to leave it out. Default:
-              False.
+            - `bias`, `residual`: True requires each call to pass an array, or False in its place. By default (False), a
+              call may omit this operand or pass it.
             - `residual_first`: True adds the residual before the activation. Default: False.
             - `weights`: storage "int8", "e4m3", "e5m2" or "bfloat16" of `ksgen.quantize`. Default: "same", the dtype of
               y.
