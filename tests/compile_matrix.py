@@ -12,8 +12,9 @@ so the first SLICED that the family serves; and, where a family says so, the fir
 sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further
 from the estimate with forty patterns than with ten. sm_103, sm_110 and sm_121 are left out. `--everything` takes all
 targets, and MANY everywhere; `--every 5` takes the first of each precision and layout, for each way to store weights, X
-and slices, and each fifth after it. `--sample` takes of each of these only the first that has it, for each layout, as
-CI does for each change. The binaries go into ksgen's cache, so that a second time takes seconds.
+and slices, with and without ties and exchanges, and each fifth after it. `--sample` takes of each of these only the
+first that has it, for each layout, as CI does for each change. The binaries go into ksgen's cache, so that a second
+time takes seconds.
 
 Machine code is read where cuobjdump and nvdisasm are installed. `--instructions` prints the main loop of each kernel,
 as instructions per product by kind, next to what bounds the kernel by the cost model and its share of the floor.
@@ -285,11 +286,12 @@ def sampled(wanted: Iterable[KernelSpec], supports: Callable[[KernelSpec], bool]
 
 
 def thinned(wanted: Iterable[KernelSpec], every: int) -> list[KernelSpec]:
-    """Each so many-th kernel of a job, stride, precision and layout."""
-    seen: Counter[tuple[str, ...]] = Counter()
+    """Each so many-th kernel of a job, stride, precision and layout, with or without ties and exchanges."""
+    seen: Counter[tuple[object, ...]] = Counter()
     found = []
     for kernel in wanted:
-        group = (kernel.job, kernel.stride, kernel.precision, kernel.layout, kernel.weights, kernel.inputs)
+        has = tuple(map(bool, (kernel.tied, kernel.reads_exchanged, kernel.pattern.store)))
+        group = (kernel.job, kernel.stride, kernel.precision, kernel.layout, kernel.weights, kernel.inputs, has)
         if seen[group] % every == 0:
             found.append(kernel)
         seen[group] += 1
