@@ -464,6 +464,7 @@ def test_without_a_compiler_calls_run_in_python(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(replay, "_loaded", [])
     monkeypatch.setattr(replay, "_refused", [])
+    monkeypatch.setattr(replay, "_attempts", 0)  # of other tests
     monkeypatch.setattr(replay, "_compiler", refuse)
     layer = layer_of()
     x = x_of(layer, 4)
