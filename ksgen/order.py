@@ -83,6 +83,11 @@ class Place(NamedTuple):
         return index // self.unit % self.size * self.features
 
 
+def inverse_of(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and order of axes that restore an array of this shape whose axes were put into this order."""
+    return tuple(shape[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(axes)))
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """Order of a factor's inputs or outputs in memory.
@@ -234,8 +239,7 @@ class Order:
             >>> Pattern(2, 4, 3, 5, load="l.i.j").inputs.to_natural()
             ((3, 2, 5), (1, 0, 2))
         """
-        shape, axes = self.exchange()
-        return tuple(shape[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(axes)))
+        return inverse_of(*self.exchange())
 
     def text_of(self, shape: Sequence[int], axes: Sequence[int]) -> str | None:
         """Text of the order of these features that `exchange` describes by a shape and an order of its axes.

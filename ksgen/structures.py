@@ -7,6 +7,7 @@ one per summand.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt, sqrt
@@ -668,6 +669,12 @@ def of_chain(chain: Chain, tied: Sequence[str] = ()) -> Structure:
     axes = {str(number): tuple(map("abcd".index, tie)) for number, tie in enumerate(tied) if tie}
     whole = Structure(chain, {str(number): factor.shape for number, factor in enumerate(chain)}, tied=axes)
     return replace(whole, shapes={name: whole._stored_shape(int(name)) for name in whole.shapes})
+
+
+def shared_names(structures: Sequence[Structure]) -> list[str]:
+    """Names that parameters of several structures have."""
+    counts = Counter(name for each in structures for name in each.shapes)
+    return [name for name, count in counts.items() if count > 1]
 
 
 def _of_blocks(chain: Chain, *names: str) -> Structure:

@@ -273,16 +273,20 @@ def sampled(wanted: Iterable[KernelSpec], supports: Callable[[KernelSpec], bool]
         own = {
             (kernel.layout, name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")
         }
-        has = {
-            "tie": kernel.tied,
-            "exchanged inputs": kernel.reads_exchanged,
-            "exchanged outputs": kernel.pattern.store,
-            "group": kernel.is_group,
-        }
-        own |= {(kernel.layout, name, bool(each)) for name, each in has.items()}
+        own |= {(kernel.layout, "group", kernel.is_group), *((kernel.layout, *each) for each in kinds_of(kernel))}
         if not own <= seen and supports(kernel):
             seen |= own
             yield kernel
+
+
+def kinds_of(kernel: KernelSpec) -> list[tuple[str, bool]]:
+    """Whether a kernel has ties, exchanged inputs and exchanged outputs, by name."""
+    has = {
+        "tie": kernel.tied,
+        "exchanged inputs": kernel.reads_exchanged,
+        "exchanged outputs": kernel.pattern.store,
+    }
+    return [(name, bool(each)) for name, each in has.items()]
 
 
 def thinned(wanted: Iterable[KernelSpec], every: int) -> list[KernelSpec]:
@@ -290,8 +294,9 @@ def thinned(wanted: Iterable[KernelSpec], every: int) -> list[KernelSpec]:
     seen: Counter[tuple[object, ...]] = Counter()
     found = []
     for kernel in wanted:
-        has = tuple(map(bool, (kernel.tied, kernel.reads_exchanged, kernel.pattern.store)))
-        group = (kernel.job, kernel.stride, kernel.precision, kernel.layout, kernel.weights, kernel.inputs, has)
+        group = (
+            kernel.job, kernel.stride, kernel.precision, kernel.layout, kernel.weights, kernel.inputs, *kinds_of(kernel)
+        )  # fmt: skip
         if seen[group] % every == 0:
             found.append(kernel)
         seen[group] += 1

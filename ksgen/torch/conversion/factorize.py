@@ -19,7 +19,7 @@ from ksgen.build.background import progress_bar
 from ksgen.errors import LaunchError
 from ksgen.measure.trust import Watch, why_unreliable, with_reason
 from ksgen.pattern import Chain, Patterns
-from ksgen.structures import Structure, of_chain
+from ksgen.structures import Structure, of_chain, shared_names
 from ksgen.torch.conversion.projection import (
     balanced,
     block_ranks,
@@ -169,8 +169,7 @@ def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int) -> SumF
             raise LaunchError(
                 f"factorize: {each.chain} in a sum; accepted: chains of one factor whose weights are free, as in dyad"
             )
-    names = [name for each in structures for name in each.shapes]
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+    if twice := shared_names(structures):
         raise LaunchError(
             f"factorize: several structures of a sum have the parameters {', '.join(twice)}; accepted: structures with "
             "different names, as in dyad"

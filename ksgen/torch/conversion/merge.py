@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import LaunchError, PatternError
+from ksgen.order import inverse_of
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import PRECISIONS, KernelSpec, PrecisionName
 from ksgen.spec.kernel import check_word, checked_count
 from ksgen.torch.conversion.projection import covering, on_support, stored_features
-from ksgen.torch.conversion.relabelling import Copy, relabelled
+from ksgen.torch.conversion.relabelling import relabelled
 from ksgen.torch.conversion.times import Clock, clock_of, measured_us
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.tied import initialized, tie, ties_of
@@ -113,7 +114,7 @@ def merged_factor(factors: tuple[Pattern, ...]) -> Pattern | None:
     if any(each.store for each in factors[:-1]):
         if (found := relabelled(Chain(factors))) is None:
             return whole
-        factors, rows, columns = found.chain.factors, _inverse(found.rows), _inverse(found.columns)
+        factors, rows, columns = found.chain.factors, inverse_of(*found.rows), inverse_of(*found.columns)
     covered = covering([each.natural for each in factors])
     if covered == whole:  # which has every matrix, whatever the order of features
         return whole
@@ -122,12 +123,6 @@ def merged_factor(factors: tuple[Pattern, ...]) -> Pattern | None:
         return None
     merged = replace(covered, store=store, load=load)
     return replace(merged, store=merged.outputs.of_sorted_block(), load=merged.inputs.of_sorted_block())
-
-
-def _inverse(copy: Copy) -> Copy:
-    """The copy that restores an array."""
-    shape, axes = copy
-    return tuple(shape[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(axes)))
 
 
 def _merged_chain(chain: Chain, sizes: Sequence[int]) -> Chain | None:

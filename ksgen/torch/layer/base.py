@@ -222,9 +222,10 @@ def activated(y: Tensor, **named: Any) -> Tensor:
 def freeze(model: nn.Module) -> list[str]:
     """Declare that the weights of a model's layers stay unchanged: packed forms are cached until the layers thaw.
 
-    A detected change thaws a layer, with a warning. Such are a move, a load, an optimizer's step, and an in-place write
-    that increments the version counter of a tensor. `train()` thaws silently. Writes through `.data`, NumPy, a
-    collective or a CUDA graph's replay are not detected: thaw first. Copies of a frozen layer are not frozen.
+    A detected change thaws a layer, with a warning. Moves of a layer, loads of its state and optimizer steps are
+    detected. So are in-place writes that increment the version counter of a tensor. `train()` thaws silently. Writes
+    through `.data`, NumPy, a collective or a CUDA graph's replay are not detected: thaw first. Copies of a frozen layer
+    are not frozen.
 
     Args:
         model: Module whose `KSLinear` layers are frozen.

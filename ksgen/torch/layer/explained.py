@@ -6,11 +6,11 @@ from ksgen.errors import LaunchError
 from ksgen.launch.fused import Verdict
 from ksgen.quantized import describe_scales
 from ksgen.spec import Epilogue, KernelSpec
-from ksgen.spec.kernel import layout_word, pattern_as_list
+from ksgen.spec.kernel import layout_word
 from ksgen.torch.layer.splits import explain as explain_splits
 from ksgen.torch.operators.backends import describe_intermediates, explain
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import chain_launcher, describe_times, has_kernels, is_one_launch, launcher
+from ksgen.torch.operators.choice import chain_launcher, describe_times, has_kernels, is_one_launch, launcher_of
 from ksgen.torch.operators.prepared import BACKENDS, shapes_of
 
 
@@ -79,6 +79,6 @@ def _explained_stored(layer: Any, batch: int) -> str:
             epilogue = last if number == len(layer.chain) else Epilogue(activation=layer.between)
             options: dict[str, Any] = {"layout": layer.layout, "epilogue": epilogue, "weights": layer.storage}
             options |= {"inputs": layer._inputs} if number == 1 else {}
-            stored += f"; {launcher(*pattern_as_list(each)).explain(batch, precision=precision, **options)}"
+            stored += f"; {launcher_of(each).explain(batch, precision=precision, **options)}"
         lines.append(stored)
     return "\n".join(lines)

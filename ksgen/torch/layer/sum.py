@@ -10,7 +10,7 @@ from ksgen.errors import LaunchError
 from ksgen.families.vector.defaults import STREAMING_BYTES
 from ksgen.spec import Activation
 from ksgen.spec.kernel import checked_count, layout_word
-from ksgen.structures import Structure
+from ksgen.structures import Structure, shared_names
 from ksgen.torch.layer.base import ChainLayer, activated
 from ksgen.torch.layer.group import Layers, are_watched
 from ksgen.torch.layer.linear import KSLinear
@@ -100,8 +100,7 @@ class KSSum(Layers):
         if not given or not all(isinstance(each, Structure) for each in given):
             raise LaunchError(f"KSSum: structures={excerpt(structures)}; accepted: a list of two structures or more")
         forms = [each.form_of(state or ()) for each in given]
-        names = [name for each in forms for name in each.shapes]
-        if state is not None and (twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]):
+        if state is not None and (twice := shared_names(forms)):
             raise LaunchError(
                 f"KSSum: several structures have the parameters {', '.join(twice)}; accepted: a state for structures "
                 "with different names"

@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec, Layout
-from ksgen.spec.kernel import layout_word, pattern_as_list
+from ksgen.spec.kernel import layout_word
 from ksgen.torch.operators import choice, ops, products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_fuse, dtype_name
-from ksgen.torch.operators.choice import BackendChoice, chain_launcher, has_kernels, is_one_launch, launcher
+from ksgen.torch.operators.choice import BackendChoice, chain_launcher, has_kernels, is_one_launch, launcher_of
 from ksgen.torch.operators.frozen import derived, is_cached, operand
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.ops import is_transformed, multiply, needs_gradient
@@ -222,7 +222,7 @@ def explain(backend: str, kernel: KernelSpec, batch: int, device: Any) -> str:
     if chosen.backend != "ksgen":
         return f"{chosen.backend}: {chosen.why}; {BACKENDS[chosen.backend].why}"
     what: dict[str, Any] = {"precision": kernel.precision, "layout": kernel.layout, "epilogue": kernel.epilogue}
-    description = launcher(*pattern_as_list(kernel.pattern)).explain(batch, **what)
+    description = launcher_of(kernel.pattern).explain(batch, **what)
     return f"ksgen: {chosen.why}; {description}"
 
 

@@ -22,6 +22,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.pattern import Gain, Pattern
 from ksgen.spec import Activation, Epilogue, Fuse, KernelSpec
+from ksgen.spec.kernel import pattern_as_list
 from ksgen.spec.storage import SAME
 from ksgen.torch.operators import settled
 from ksgen.torch.operators.checks import dtype_name
@@ -91,6 +92,10 @@ class BackendChoice:
 @cache
 def launcher(a: int, b: int, c: int, d: int, store: str = "", load: str = "") -> Launcher:
     return Launcher(Pattern(a, b, c, d, store, load))
+
+
+def launcher_of(pattern: Pattern) -> Launcher:
+    return launcher(*pattern_as_list(pattern))
 
 
 @lru_cache(REMEMBERED)

@@ -44,7 +44,7 @@ from ksgen.torch.operators.choice import (
     has_kernels,
     is_ready,
     job_of,
-    launcher,
+    launcher_of,
     run_chosen,
     run_fastest,
     size_of,
@@ -309,7 +309,7 @@ def _factor_of(shape: tuple[int, ...], transposed: bool, *orders: str) -> tuple[
     a, b, c, d = shape
     pattern = Pattern(a, b, c, d, *orders)
     pattern = pattern.transpose if transposed else pattern
-    return launcher(*pattern_as_list(pattern)), exchange_of(pattern)
+    return launcher_of(pattern), exchange_of(pattern)
 
 
 def _repeated(count: int, shape: Sequence[int], orders: Sequence[str]) -> Sequence[str]:

@@ -43,7 +43,7 @@ from ksgen.torch.operators.choice import (
     is_one_launch,
     is_ready,
     job_of,
-    launcher,
+    launcher_of,
     size_of,
 )
 from ksgen.torch.operators.factors import Ties, factors_of, tie_of, ties_of, views_of, whole_shapes
@@ -670,7 +670,7 @@ def _use_kernels(layer: Any, job: _Job) -> bool:
     wanted, last = layer.precision or dtype_name(job.x.dtype), len(layer.own_chain)
     for number, pattern in enumerate(layer.own_chain, 1):
         epilogue = _steps(job) if number == last else (False, layer.between)
-        kernel = choice._kernel(launcher(*pattern_as_list(pattern)), wanted, job.layout, epilogue)
+        kernel = choice._kernel(launcher_of(pattern), wanted, job.layout, epilogue)
         if choice.choose(kernel, job.batch, job.x.device).backend != "ksgen":
             return False
     return True
@@ -811,7 +811,7 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
                 scratch.enlarge(y_number, y.numel() * y.element_size())
                 options = {"activation": layer.between, "out": y}
             numbers = [job.first_weight + place] if job.weights else []
-            prepare, of_factor = launcher(*pattern_as_list(factor.pattern)).prepare, job._replace(layout=factor.layout)
+            prepare, of_factor = launcher_of(factor.pattern).prepare, job._replace(layout=factor.layout)
             call = _call(prepare, of_factor, factor.x(x), weight, numbers, precision=layer.precision, **options)
             if call is None or (factor.whole and not call.call.plan.kernel.tied):
                 return None
@@ -942,7 +942,7 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> tuple[Step, _Launches |
     options: dict[str, Any] = {"bias": job.parameters[0] if is_last else None, "activation": activation}
     options["residual_first"] = residual_first
     numbers = [job.first_weight + factor.place] if job.weights else []
-    prepare, exchange = launcher(*pattern_as_list(pattern)).prepare, products.exchange_of(pattern)
+    prepare, exchange = launcher_of(pattern).prepare, products.exchange_of(pattern)
     if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **options):
         places = {call.call.plan.result: 2, "bias": job.first_bias}
         methods["ksgen"] = _Launches(job, [call], [places], job.scratch())

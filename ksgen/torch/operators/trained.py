@@ -20,13 +20,11 @@ from ksgen.errors import DeviceError, KsgenError, PatternError, ToolchainError
 from ksgen.launch.checks import y_shape
 from ksgen.launch.plan import Call
 from ksgen.launch.planner import PLANNER
-from ksgen.launcher import Launcher
-from ksgen.pattern import Chain, Pattern
-from ksgen.spec.kernel import pattern_as_list
+from ksgen.pattern import Chain
 from ksgen.torch.operators import choice, frozen, ops, prepared, replay
 from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is_ready, job_of, launcher, size_of
+from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is_ready, job_of, launcher_of, size_of
 from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, NotPreparedError, PreparedLaunches, Scratch
@@ -289,7 +287,7 @@ class Trained:
                 chain = chain_launcher((factor.pattern.shape,), "none", "yes")
                 call = self._bound(chain.prepare, first.array, [second.array], out_layout="bsl", **options)
             else:
-                call = self._bound(_launcher(factor.pattern).prepare, first.array, second.array, **options)
+                call = self._bound(launcher_of(factor.pattern).prepare, first.array, second.array, **options)
             if not is_last:
                 call.keep_output()
             calls.add(Bound(call, (), [second.number]), places | {call.plan.result: y_number})
@@ -312,7 +310,7 @@ class Trained:
             first, second = _operands(factor, of_x, of_weights)
             of_y, layout = factor.y(y_gradient), factor.layout
             if second.result is not None:
-                multiply, like = _launcher(replace(factor.pattern, store="")), torch.empty_like(second.array)
+                multiply, like = launcher_of(replace(factor.pattern, store="")), torch.empty_like(second.array)
                 call = multiply._gradient_call(first.array, of_y, layout, like, None, None)
                 if not call.plan.device.shares_host:
                     raise NotPreparedError
@@ -321,7 +319,7 @@ class Trained:
             if first.result is not None:
                 adjoint = self._adjoints[number]
                 stand_in, out = x.new_empty(adjoint.shape), torch.empty_like(first.array)
-                call = self._bound(_launcher(adjoint).prepare, of_y, stand_in, layout=layout, out=out)
+                call = self._bound(launcher_of(adjoint).prepare, of_y, stand_in, layout=layout, out=out)
                 if call.plan.adjoint_handle is None:
                     raise NotPreparedError
                 if number and not factor.is_swapped:
@@ -381,10 +379,6 @@ def _operands(factor: Factor, x: tuple[Any, ...], weights: tuple[Any, ...]) -> t
 
 def _launches(calls: _Calls) -> PreparedLaunches:
     return PreparedLaunches(calls.bound, calls.places, calls.scratch)
-
-
-def _launcher(pattern: Pattern) -> Launcher:
-    return launcher(*pattern_as_list(pattern))
 
 
 def _addresses(arrays: Sequence[Tensor | None]) -> list[int]:
