@@ -109,7 +109,7 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     lead = f"**{machine}** ran layers in {PRECISION} at batch {BATCH} ({max(row.date for row in rows)}):"
     note = (
         "A `KSLinear`, frozen for inference, is compared with the dense layer, and with the fastest of PyTorch's "
-        f"{measured_names(rows, OTHERS_OF_LAYERS)}. "
+        f"[{measured_names(rows, OTHERS_OF_LAYERS)}](docs/benchmarks.md#whole-layers). "
         "Speed-ups are geometric means; *the least* and *the most* are extremes of the speed-up over the best of "
         "PyTorch. The floor is the time of memory traffic or of arithmetic at peak rates, whichever is longer. "
         "Its share is the median of floor / time."
@@ -128,8 +128,8 @@ def _on_gpus(folder: Path) -> str:
             sentences.append(
                 f"**{machine_of(path) or rows[0].device}** ran products of the patterns of the paper cited below, "
                 f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest of the "
-                f"alternatives {measured_names(rows, OTHERS)}. In layout bsf, X is (batch, features); in bsl, "
-                "(features, batch). "
+                f"alternatives [{measured_names(rows, OTHERS)}](docs/benchmarks.md#what-is-measured). "
+                "In layout bsf, X is (batch, features); in bsl, (features, batch). "
                 f"Median speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results))."
             )
     return " ".join(sentences)

@@ -98,7 +98,7 @@ class ThreadsByTime:
 def groups_for(grid: int, cores: int) -> int:
     """Number of work groups of a persistent kernel.
 
-    If fewer threads than `cores` are wanted, it is the lesser of `grid` and that number. Otherwise it is `grid`.
+    It is `grid`. If fewer threads than `cores` are wanted, it is at most the number of wanted threads.
     """
     threads = wanted_threads()
     return grid if threads is None or threads >= cores else min(grid, threads)

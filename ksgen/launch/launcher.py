@@ -45,7 +45,7 @@ class Launcher(BaseLauncher):
         between: Activation after each factor but the last, as in `ChainLauncher`.
         fuse: Launches of a chain: "auto", "yes" or "no", as in `ChainLauncher`.
         out_layout: Layout of y for calls that name none: "bsf" or "bsl". None: that of x.
-        **stated: Default options of calls, and operands that a call leaves out only by passing False.
+        **stated: Default options of calls, and operands for which each call must pass an array or False.
 
             - `layout`: "bsf" (default): x is (batch, in_features). "bsl": x is (in_features, batch).
             - `precision`: such as "float16" or "tf32x3". None (default): that of the arrays.

@@ -64,7 +64,8 @@ def convert(
             the smallest error, the one with the fastest training step is taken. SVDs give the errors of most
             candidates. The other candidates have three or more factors, and `factorize` fits them.
         merge: With a `budget`, whether `propose` also merges neighbouring factors.
-        from_weights: False draws the new weights at random, also those that begin as zero in an adapter (`gralora`).
+        from_weights: False draws the new weights at random. This includes parameters that a structure initialises with
+            zeros, such as `gralora_B` of `structures.gralora`.
         refine: Steps of L-BFGS of `factorize`.
         progress: True shows a progress bar on a terminal.
         **options: Options of `KSLinear`, such as `backend`.

@@ -36,7 +36,7 @@ class _Kept:
     is_in_graph: bool = False  # whether a CUDA graph may read its forms
 
     def form(self, make: Make, uncached: Make) -> Any:
-        """Compute make(weights) once, complete for every stream.
+        """Compute make(weights) once. On a GPU, wait for the result, so that every stream may read it.
 
         During a graph capture, a form that is not cached yet is computed by uncached(weights) and not cached, because
         only replays compute it.
