@@ -10,6 +10,7 @@ an empty cache, and calls a model until its kernels are compiled and timed. It p
 compared with PyTorch's products, and the time from the first call until kernels serve.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -132,6 +133,7 @@ def time_first_calls(name: str, idle_s: float) -> None:
 
     with torch.no_grad():
         usual_s = median([timed(usual) for _ in range(USUAL)])
+        gc.collect()  # else a full collection, which takes 0.1 s with PyTorch's objects, may fall into a call
         begin, took, quiet, served_s = monotonic(), list[float](), 0, 0.0
         while quiet < QUIET and monotonic() < begin + MOST_S:
             before, started = times_unsettled(), monotonic()

@@ -1,14 +1,18 @@
 """Creates locks that are free in a forked child, where the threads that held them do not exist.
 
-ksgen creates all its locks here.
+ksgen creates all its locks here. Long Python code calls `give_way`, so that background threads which run it do not
+compete with a user's call for the interpreter's lock.
 """
 
 import os
 import threading
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 from weakref import WeakSet
 
 _locks: WeakSet[Any] = WeakSet()
+waits_for_calls: ContextVar[Callable[[], None]] = ContextVar("waits_for_calls", default=lambda: None)  # of a thread
 
 
 def new_lock() -> threading.Lock:
@@ -19,6 +23,11 @@ def new_lock() -> threading.Lock:
 def new_reentrant_lock() -> Any:
     """Create a reentrant lock: the thread that holds it may take it again."""
     return _registered(threading.RLock())
+
+
+def give_way() -> None:
+    """Wait, in a background thread, until no call computes."""
+    waits_for_calls.get()()
 
 
 def _registered(lock: Any) -> Any:

@@ -52,6 +52,7 @@ class _Background(Crew):
     def __init__(self) -> None:
         super().__init__(is_background=True)
         self.jobs: dict[Hashable, BackgroundJob] = {}  # unfinished, or finished and not asked for since
+        self.progress = object()  # another one after each job
 
     def job(self, key: Hashable, make: Callable[[], BackgroundJob]) -> BackgroundJob:
         """Return the job of a key. The first call creates the job and queues it."""
@@ -59,8 +60,12 @@ class _Background(Crew):
             if known := self.jobs.get(key):
                 return known
             job = self.jobs[key] = make()
-        self.add(job.run, min(usable_cores(), MOST_WORKERS))
+        self.add(lambda: self._run(job), min(usable_cores(), MOST_WORKERS))
         return job
+
+    def _run(self, job: BackgroundJob) -> None:
+        job.run()
+        self.progress = object()
 
     def drop(self, key: Hashable) -> None:
         with self.guard:
@@ -178,6 +183,16 @@ def all_of(works: Iterable[Callable[[], Result]]) -> tuple[Result, ...]:
 def is_busy() -> bool:
     """Whether the background has work, which disturbs measured times."""
     return bool(_background.unfinished())
+
+
+def progress() -> object:
+    """Return the same object until the background finishes a job."""
+    return _background.progress
+
+
+def is_pending(since: object) -> bool:
+    """Whether work that was pending when `progress` returned `since` must still be."""
+    return since is _background.progress and is_busy()
 
 
 def unfinished() -> list[BackgroundJob]:

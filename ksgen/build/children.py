@@ -19,13 +19,13 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from ksgen import STARTED_IN, paths
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.files import write
-from ksgen.locks import new_lock
+from ksgen.locks import give_way, new_lock, waits_for_calls
 from ksgen.ownership import make_folder, temporary_folder
 from ksgen.paths import variables_for_compilers
 from ksgen.values import excerpt
@@ -34,8 +34,9 @@ MOST_SECONDS = 10**6
 COMPILE_SECONDS = 300.0  # a kernel takes about one; minutes mean that the source unrolls far too much
 MOST_WAIT_S = 60  # longest wait for in-process compilers; this process would abort if it ended before they do
 KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
-# While calls compute, background compilers run for `SHARED_S` seconds of each period, checked every `POLL_S` seconds.
-SHARED_S, PERIOD_S, POLL_S = 0.02, 0.1, 0.005
+# Background compilers run in pauses of at least `PAUSE_S` seconds between calls, else for `SHARED_S` seconds of each
+# period, checked every `POLL_S` seconds.
+PAUSE_S, SHARED_S, PERIOD_S, POLL_S = 0.003, 0.02, 0.1, 0.003
 LONG_S, LONG_PERIOD_S = 0.25, 1.0  # a call of at least `LONG_S` seconds has this period
 # nvcc's variables with further options, hidden from children because cache keys do not contain them
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
@@ -64,45 +65,52 @@ class Finished:
 
 
 class _Calls:
-    """Context of each call that computes while compilers run. Measures the share of time that calls take.
+    """Context of each call that computes while compilers run. Says when compilers may use the cores.
 
     PyTorch's products take several times as long on cores that other processes share, whatever their priority. Its
     threads wait for each other after every few microseconds.
     """
 
-    def __init__(self) -> None:
-        self._guard, self._running, self._began, self._spent = new_lock(), 0, 0.0, 0.0
-        self._period, self._spent_before, self._are_most = monotonic(), 0.0, False
+    def __init__(self, changed: Callable[[], None]) -> None:
+        """`changed` is called when the first of several calls begins."""
+        self._changed, self._guard, self._running = changed, new_lock(), 0
+        self._began = self._ended = self._permitted = 0.0
 
     def __enter__(self) -> None:
         with self._guard:
-            if not self._running:
-                self._began = monotonic()
             self._running += 1
+            if is_first := self._running == 1:
+                self._began = monotonic()
+                if self._began > self._ended + PAUSE_S:
+                    self._permitted = self._began
+        if is_first:
+            self._changed()
 
     def __exit__(self, *_: object) -> None:
         with self._guard:
             self._running -= 1
-            if not self._running:
-                self._spent += monotonic() - self._began
+            self._ended = monotonic()
 
     def permit_others(self) -> bool:
         """Whether others may use the cores now.
 
-        They may always, except while calls take most of the time or one has run for `SHARED_S` seconds. Then they may
-        for a part of each period. The part is smaller in a long call. It is never zero, because calls may wait for what
-        others compute.
+        They may once no call has run for `PAUSE_S` seconds: a model computes between the calls of its layers, too. If
+        there is no such pause, they may for a part of each period. The part is smaller in a long call. It is never
+        zero, because calls may wait for what others compute.
         """
         with self._guard:
             now = monotonic()
-            length = now - self._began if self._running else 0.0
-            if (passed := now - self._period) > PERIOD_S:
-                spent = self._spent + length
-                self._are_most = spent - self._spent_before > passed / 2
-                self._period, self._spent_before = now, spent
-            if length < SHARED_S and not self._are_most:
+            if not self._running and now > self._ended + PAUSE_S:
+                self._permitted = now
                 return True
-            return now % (PERIOD_S if length < LONG_S else LONG_PERIOD_S) < SHARED_S
+            is_long = self._running and now > self._began + LONG_S
+            period = LONG_PERIOD_S if is_long else PERIOD_S
+            return (now - self._permitted) % period > period - SHARED_S
+
+    def wait(self) -> None:
+        """Wait until others may use the cores."""
+        while not self.permit_others():
+            sleep(POLL_S)
 
 
 class Children:
@@ -112,8 +120,9 @@ class Children:
     """
 
     def __init__(self, is_background: bool = False) -> None:
-        self._is_background, self.calls = is_background, _Calls()
-        self._running: set[subprocess.Popen[str]] = set()
+        self._is_background, self.calls = is_background, _Calls(self._give_way)
+        self._running: dict[subprocess.Popen[str], int] = {}  # the process group of each
+        self._are_paused = False
         self._guard = new_lock()
         self.stopped = False
 
@@ -127,38 +136,47 @@ class Children:
                 if self.stopped:
                     raise ToolchainError(f"{command[0]} was not started: the build is being stopped")
                 child = _start(command, folder, environment, group)
-                self._running.add(child)
+                self._running[child] = group
+                if self._are_paused:
+                    _pause(group, True)
             try:
-                left = self._run_between_calls(child, group, seconds) if self._is_background and group else seconds
+                left = self._run_between_calls(child, seconds) if self._is_background and group else seconds
                 log, _ = child.communicate(timeout=left)
             except subprocess.TimeoutExpired:
                 limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS); set the variable to more"
                 raise ToolchainError(f"{command[0]} was stopped: it had not finished after {limit}") from None
             finally:
                 with self._guard:
-                    self._running.discard(child)
+                    del self._running[child]
                     _kill(child)
                 child.communicate()
         if child.returncode < 0:
             log = f"{log.rstrip()}\n{KILLED} {-child.returncode}".lstrip()
         return Finished(child.returncode, log)
 
-    def _run_between_calls(self, child: subprocess.Popen[str], group: int, seconds: float) -> float:
-        """Stop and resume a background compiler, until it ends or has run for `seconds`; return the seconds left."""
-        runs, before = True, monotonic()
+    def _run_between_calls(self, child: subprocess.Popen[str], seconds: float) -> float:
+        """Wait until a background compiler ends or has run for `seconds`; return the seconds left."""
+        before = monotonic()
         while seconds > 0:
-            if runs != (runs := self.calls.permit_others()):
-                with suppress(OSError):  # it has just ended
-                    os.killpg(group, signal.SIGCONT if runs else signal.SIGTSTP)
-                    os.kill(group, signal.SIGCONT)  # the group's guard always goes on
+            self._give_way()
             with suppress(subprocess.TimeoutExpired):
                 child.communicate(timeout=POLL_S)
                 break
             now = monotonic()
-            if runs:
+            if not self._are_paused:
                 seconds -= now - before
             before = now
         return max(0.0, seconds)
+
+    def _give_way(self) -> None:
+        """Stop or resume background compilers, as calls permit."""
+        if not self._running:
+            return
+        with self._guard:
+            if self._are_paused == self.calls.permit_others():
+                self._are_paused = not self._are_paused
+                for group in filter(None, self._running.values()):
+                    _pause(group, self._are_paused)
 
     def stop(self) -> None:
         with self._guard:
@@ -194,6 +212,7 @@ class Crew:
 
     def _work(self) -> None:
         current_children.set(self.children)
+        waits_for_calls.set(self.children.calls.wait)
         while True:
             with self.guard:
                 if not self._todo:
@@ -201,6 +220,7 @@ class Crew:
                         self._workers.remove(threading.current_thread())
                     return
                 job = self._todo.popleft()
+            give_way()
             job()
 
     def stop(self, must_end: bool = False) -> None:
@@ -291,6 +311,12 @@ def _guarded_group() -> Iterator[int]:
         if guard:
             guard.kill()
             guard.communicate()
+
+
+def _pause(group: int, is_paused: bool) -> None:
+    with suppress(OSError):  # it has just ended
+        os.killpg(group, signal.SIGTSTP if is_paused else signal.SIGCONT)
+        os.kill(group, signal.SIGCONT)  # the group's guard always goes on
 
 
 def _kill(child: subprocess.Popen[str]) -> None:

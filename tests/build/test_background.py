@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from ksgen.build import background, children
 from ksgen.build.background import PendingError, all_of, deferred, outcome
 from ksgen.errors import ToolchainError
+from ksgen.locks import give_way
 from tests.support.process_state import has_ended, state_of
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -210,7 +212,58 @@ def test_compilers_are_stopped_during_most_of_many_short_calls(
             time.sleep(pause_s)
         return ticking() - before
 
-    assert 2 * steps(0.004, 0.0) < steps(0.0, 0.004)
+    assert 2 * steps(0.004, 0.0) < steps(0.0, 0.02)
+    assert 2 * steps(0.0, 0.001) < steps(0.0, 0.02), "a model computes between the calls of its layers"
+
+
+def test_a_call_stops_compilers_at_once(ticking: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short call has ended before a thread that looks at intervals would notice it."""
+    monkeypatch.setattr(children, "PERIOD_S", 10**9)
+    monkeypatch.setattr(children, "POLL_S", 60)
+    until(lambda: not has_stopped(ticking))
+    with background.pause_compilers():
+        assert has_stopped(ticking)
+
+
+def test_background_work_gives_way_to_calls(own: background._Background, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs begin, and go on where they give way, while no call computes."""
+    monkeypatch.setattr(children, "PERIOD_S", 10**9)
+    began, steps = threading.Event(), list[str]()
+
+    def work() -> None:
+        steps.append("begun")
+        began.set()
+        until(lambda: own.children.calls._running > 0)
+        give_way()
+        steps.append("gone on")
+
+    with background.pause_compilers():
+        with pytest.raises(PendingError):
+            ask("key", work)
+        time.sleep(0.05)
+        assert not steps
+    began.wait(60)
+    with background.pause_compilers():
+        time.sleep(0.05)
+        assert steps == ["begun"]
+    until(lambda: len(steps) == 2)
+
+
+def test_what_is_pending_is_asked_for_again_after_each_job(own: background._Background) -> None:
+    gates = {name: threading.Event() for name in "ab"}
+    before = background.progress()
+    assert not background.is_pending(before), "nothing is"
+    for name, gate in gates.items():
+        with pytest.raises(PendingError):
+            ask(name, partial(gate.wait, 60))
+    assert background.is_pending(before)
+    gates["a"].set()
+    until(lambda: not background.is_pending(before))
+    now = background.progress()
+    assert background.is_pending(now)
+    gates["b"].set()
+    until(lambda: not background.is_busy())
+    assert not background.is_pending(background.progress())
 
 
 @pytest.mark.parametrize("has_guard", [True, False])
@@ -250,11 +303,13 @@ def adopts() -> Iterator[None]:
 def test_a_stopped_compiler_ends_with_its_process(tmp_path: Path) -> None:
     """The guard goes on while the compiler is stopped."""
     program = """
-import sys, threading, time
+import os, sys, threading, time
 from ksgen.build import background, children
 children.PERIOD_S = children.LONG_PERIOD_S = 10**9
 run = background._background.children.run
 threading.Thread(target=run, args=(("sh", "-c", f"echo $$ >'{sys.argv[1]}'; sleep 60"),), daemon=True).start()
+while not (os.path.exists(sys.argv[1]) and os.path.getsize(sys.argv[1])):
+    time.sleep(0.01)
 with background.pause_compilers():
     time.sleep(60)
 """

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, distributed
 
-from ksgen.build.background import PendingError, always_waits, deferred, is_busy
+from ksgen.build.background import PendingError, always_waits, deferred, is_busy, is_pending, progress
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.measure.trust import LEAST_BLOCKS, Watch, why_unreliable
 
@@ -23,7 +23,7 @@ ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
 LONG_ROUNDS = 2  # rounds of timing if one round takes longer than the ration
 MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds; seconds of all rounds that suffice, after at least ROUNDS
 WARM_S = 2e-3  # seconds: a method whose last run was shorter runs once more before it is timed
-MOST_ADDED_S = 0.04  # most seconds that timing adds at once, to one call or to calls in quick succession
+MOST_ADDED_S = 0.03  # most seconds that timing adds at once, to one call or to calls in quick succession
 SHARE = 0.2  # largest share of the time that timing takes on average
 
 # True while `build` runs: calls request their missing kernels, and methods are timed without the ration
@@ -95,6 +95,7 @@ class MethodTrial:
     def __init__(self, names: Iterable[str]) -> None:
         self.taken_us: dict[str, list[float]] = {name: [] for name in names}
         self.failed: dict[str, str] = {}  # methods that cannot run, and why
+        self._pending: dict[str, object] = {}  # what `progress` returned before a method's kernels were found missing
         self._last: dict[str, float] = {}  # seconds of each method's last run, disturbed or not
         self._ran = ""  # the method that ran last
         self._shares: list[float | None] = []
@@ -140,8 +141,8 @@ class MethodTrial:
         if self._last.get(meanwhile, 0.0) > MOST_ADDED_S:
             for name in (each for each in self._runnable() if each != meanwhile and self._can_be_timed(each)):
                 with suppress(PendingError, DeviceError, ToolchainError):
-                    return self._run(name, methods[name])
-        y = self._run(meanwhile, methods[meanwhile])
+                    return self._run(name, methods[name], computes=True)
+        y = self._run(meanwhile, methods[meanwhile], computes=True)
         self.go_on(methods)
         return y
 
@@ -169,6 +170,9 @@ class MethodTrial:
     def _run_if_allowed(self, name: str, methods: Mapping[str, Method]) -> bool:
         """Run a method; False if the ration does not allow that, or if kernels are missing."""
         expected, left = self._last.get(name, max(self._last.values(), default=0.0)), _ration.left()
+        if is_pending(self._pending.get(name)):
+            return False
+        now = progress()
         may_compute = self._takes_calls and name not in self._last
         # a full ration allows every run, since the expected time may be that of a disturbed run
         if expected > left and (may_compute or left < MOST_ADDED_S):
@@ -177,6 +181,7 @@ class MethodTrial:
         try:
             self._run(name, methods[name])
         except PendingError:
+            self._pending[name] = now
             return False
         except (DeviceError, ToolchainError):
             pass
@@ -184,10 +189,11 @@ class MethodTrial:
             _ration.spend(perf_counter() - start)
         return before == _unsettled
 
-    def _run(self, name: str, method: Method) -> Tensor:
+    def _run(self, name: str, method: Method, computes: bool = False) -> Tensor:
+        """Run and time a method. `computes` says that it computes the result of a call, which must not wait."""
         before, was_busy = _unsettled, is_busy()
         try:
-            if name != self._ran and self._last.get(name, inf) < WARM_S:
+            if not was_busy and not computes and name != self._ran and self._last.get(name, inf) < WARM_S:
                 method()  # another method's run left its own data in the caches, and threads that spin
             start, self._ran = perf_counter(), name
             y = method()

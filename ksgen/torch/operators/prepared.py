@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from ksgen.build.background import awaited
+from ksgen.build.background import awaited, is_pending, progress
 from ksgen.devices.base import RefusedError
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families import MAP_ALIGNMENT
@@ -59,7 +59,7 @@ REMEDY = "layer.build(batch=...) compiles beforehand, in parallel"  # for calls 
 MOST_CALLS = 256  # prepared calls per frozen layer
 # options that must be equal for all layers of one launch
 OPTIONS = ("layout", "out_layout", "activation", "between", "fuse", "precision", "backend")
-SEEN, UNFIT = "was seen once", "takes the usual path, or is refused there"  # states of a shape of x
+UNFIT = "takes the usual path, or is refused there"  # state of a shape of x
 NAMES = tuple(map(str, range(64)))  # names of a layer's weights
 
 Result = TypeVar("Result")
@@ -69,6 +69,19 @@ Step = Callable[[Tensor, Tensor | None, Parameters], Tensor]  # takes x and the 
 options_of = attrgetter(*OPTIONS)
 _calls: dict[Hashable, Any] = {}  # prepared calls of layers that are not frozen: equal layers share them
 _scratch = threading.local()
+
+
+class Seen:
+    """State of a shape of x that has no prepared call yet."""
+
+    def __init__(self, since: object = None) -> None:
+        """`since`: what `progress` returned before the last attempt to prepare; None before the first one."""
+        self._since = since
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to prepare: not while the background has finished nothing since the last attempt."""
+        return not is_pending(self._since)
 
 
 class NotPreparedError(Exception):
@@ -260,34 +273,35 @@ def _found(
     if found is None:
         if len(calls) >= most:
             calls.clear()
-        calls[key] = found = SEEN
+        calls[key] = found = Seen()
         if not prepares_at_once(x):
             return None
-    if found is SEEN:
+    if type(found) is Seen and found.is_due:
         slices = [*parameters] if ties and x.is_cpu else []
         with noticed(layers[0], x):
             calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after, adds, slices)
         parameters[:] = slices or parameters
     elif type(found) is Prepared and not found.is_open:
-        calls[key] = found = SEEN
+        calls[key] = found = Seen()
     return found if type(found) is Prepared and found.takes(x, residual) else None
 
 
 def _prepared(
     layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters, after: str, adds: bool,
     slices: Parameters,
-) -> "Prepared | str":  # fmt: skip
-    """Prepare a call; `SEEN` if it has to be tried again later, `UNFIT` if none can be prepared."""
+) -> "Prepared | Seen | str":  # fmt: skip
+    """Prepare a call; `Seen` if it has to be tried again later, `UNFIT` if none can be prepared."""
+    seen = Seen(progress())
     if not is_ready(x.device):
-        return SEEN
+        return seen
     try:
         if len(layers) > 1 and not (form_sum if adds else are_alike)(layers):
             raise NotPreparedError
         for each in layers:
             _check_fits(each, x)
         if (job := _Job.of(layers, x, residual, parameters, after, adds)) is None:
-            return SEEN
-        return by_kernels(lambda: Prepared(layers, x, job._replace(slices=slices))) or SEEN
+            return seen
+        return by_kernels(lambda: Prepared(layers, x, job._replace(slices=slices))) or seen
     except NotPreparedError:
         return UNFIT
 

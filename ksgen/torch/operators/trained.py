@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ksgen.build.background import progress
 from ksgen.errors import DeviceError, KsgenError, PatternError, ToolchainError
 from ksgen.launch.checks import y_shape
 from ksgen.launch.plan import Call
@@ -27,7 +28,7 @@ from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is_ready, job_of, launcher_of, size_of
 from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
 from ksgen.torch.operators.meanwhile import by_kernels
-from ksgen.torch.operators.prepared import SEEN, UNFIT, Bound, NotPreparedError, PreparedLaunches, Scratch
+from ksgen.torch.operators.prepared import UNFIT, Bound, NotPreparedError, PreparedLaunches, Scratch, Seen
 from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
 
 Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and the weights
@@ -104,10 +105,10 @@ def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Te
     if found is None:
         if len(_steps) >= choice.REMEMBERED:
             _steps.clear()
-        _steps[key] = found = SEEN
+        _steps[key] = found = Seen()
         if not prepared.prepares_at_once(x):
             return None
-    if found is SEEN:
+    if type(found) is Seen and found.is_due:
         with prepared.noticed(layer, x):
             _steps[key] = found = _prepared(layer, x, residual, prepared.make_whole(parameters))
     if type(found) is not PreparedStep:
@@ -116,14 +117,15 @@ def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Te
     return found
 
 
-def _prepared(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]) -> PreparedStep | str:
-    """The fastest method; `UNFIT` if the usual path is fastest or required, `SEEN` if the fastest is not known yet."""
+def _prepared(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]) -> PreparedStep | Seen | str:
+    """The fastest method; `UNFIT` if the usual path is fastest or required, `Seen` if the fastest is not known yet."""
+    seen = Seen(progress())
     chain, activations = layer.chain, (layer.between, layer.activation)
     is_usual = layer.precision in (None, dtype_name(x.dtype)) and layer.out_layout is None and layer.fuse != "yes"
     if not is_usual or layer.backend not in prepared.BACKENDS:
         return UNFIT
     if not is_ready(x.device):
-        return SEEN
+        return seen
     if x.dtype.is_complex or not has_kernels(x.device) or is_recomputed(layer.intermediates, chain, activations):
         return UNFIT
     try:
@@ -132,7 +134,7 @@ def _prepared(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequen
             return UNFIT
         if parameters[0] is not None and parameters[0].shape != (layer.out_features,):
             return UNFIT
-        return by_kernels(lambda: _fastest(layer, x, residual, parameters)) or SEEN
+        return by_kernels(lambda: _fastest(layer, x, residual, parameters)) or seen
     except (KsgenError, NotPreparedError):
         return UNFIT
 

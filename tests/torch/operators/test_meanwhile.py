@@ -41,7 +41,7 @@ def test_products_of_pytorch_serve_until_kernels_are_compiled(tmp_path: Path) ->
             kept = {values: prepared._calls, step: trained._steps}
             own = kept[call] if call in kept else state._frozen[id(layer)].calls
             found = [each for key, each in own.items() if "strided" not in str(key)]  # without those of the copy
-            return found and prepared.SEEN not in found
+            return found and not any(isinstance(each, prepared.Seen) for each in found)
 
         def values():
             with torch.no_grad():
@@ -359,7 +359,7 @@ def test_timing_adds_no_more_than_its_ration_to_a_call(at: list[float]) -> None:
     while not trial.is_settled(meanwhile.MOST_ADDED_S):
         start, calls = at[0], calls + 1
         assert trial.compute(ways, "strided") == "strided"  # results change once: when the trial is settled
-        assert at[0] - start <= 0.005 + 0.05
+        assert at[0] - start <= 0.005 + 0.036
     assert 1 < calls < 10
     assert min(map(runs.count, ways)) >= meanwhile.ROUNDS
     assert trial.seconds == pytest.approx({"ksgen": 0.004, "strided": 0.005})
@@ -383,6 +383,45 @@ def test_a_short_run_is_timed_after_another_of_the_same_method(at: list[float]) 
     trial.run_all(ways)
     assert trial.seconds == pytest.approx({"ksgen": 0.001, "strided": 0.0015, "long": 0.003})
     assert runs[3:8] == ["ksgen", "ksgen", "strided", "strided", "long"]
+
+
+def test_a_call_runs_its_method_once(at: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only runs that are timed apart from calls follow another one of the same method."""
+    runs: list[str] = []
+    ways = {"ksgen": timed(at, 0.0001, runs, "ksgen", [True]), "strided": timed(at, 0.0001, runs, "strided")}
+    for busy in (True, False):
+        monkeypatch.setattr(meanwhile, "is_busy", lambda busy=busy: busy)
+        trial = meanwhile.MethodTrial(ways)
+        for _ in range(3):
+            trial._ran = "another"
+            trial.compute(ways, "strided")
+    assert runs == ["strided"] * 6
+
+
+def test_a_pending_method_is_tried_again_after_each_finished_job(
+    at: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's calls would otherwise plan each missing kernel again and again, which takes longer than its products."""
+    tries, since = list[str](), [object()]
+
+    def missing() -> Any:
+        tries.append("ksgen")
+        raise PendingError("ksgen")
+
+    monkeypatch.setattr(meanwhile, "is_busy", lambda: True)
+    for module in (meanwhile, prepared):
+        monkeypatch.setattr(module, "progress", lambda: since[0])
+        monkeypatch.setattr(module, "is_pending", lambda before: before is since[0])
+    ways = {"ksgen": missing, "strided": timed(at, 0.001, [], "strided")}
+    trial, seen = meanwhile.MethodTrial(ways), prepared.Seen()
+    assert seen.is_due, "nothing was tried before"
+    for count in (1, 2):
+        seen = prepared.Seen(since[0])
+        for _ in range(3):
+            trial.compute(ways, "strided")
+            assert len(tries) == count and not seen.is_due
+        since[0] = object()
+        assert seen.is_due
 
 
 def test_a_run_that_was_disturbed_is_repeated(at: list[float]) -> None:
