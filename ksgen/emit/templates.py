@@ -261,7 +261,10 @@ def dialects_of(family: Family[Any], kind: type[Any]) -> tuple[Dialect, ...]:
 
 def has_parts(template: str) -> bool:
     """Whether the template's sources of chains have parts with snippets of their own."""
-    return "with_snippets" in (resource("templates") / template).read_text(encoding="utf-8")
+    root = resource("templates")
+    text = (root / template).read_text(encoding="utf-8")
+    included = ((root / name).read_text(encoding="utf-8") for name in re.findall(r'"(include/[\w/]+\.j2)"', text))
+    return any("with_snippets" in each for each in (text, *included))
 
 
 def libraries(family: Family[Any], kind: type[Any], dialect: Dialect, in_parts: bool = False) -> tuple[str, ...]:

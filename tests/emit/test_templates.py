@@ -106,6 +106,17 @@ def test_templates_do_no_arithmetic_and_set_nothing() -> None:
         assert [tag.partition(" ")[0] for tag in tags] == ["if", "endif"] * (len(tags) // 2), path  # never nested
 
 
+def test_templates_extend_at_most_two_others() -> None:
+    root = ROOT / "templates"
+    texts = {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*.j2")}
+    extended = {name: re.findall(r'{% extends "([^"]+)" %}', text) for name, text in texts.items()}
+    for name in texts:
+        levels = [name]
+        while above := extended[levels[-1]]:
+            levels += above
+        assert len(levels) <= 3, levels
+
+
 def variables_of(record: Any) -> Iterator[str]:
     """Names of a record of template variables, and of the records in it."""
     for name, kind in get_type_hints(record).items():
