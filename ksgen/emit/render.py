@@ -131,8 +131,8 @@ def render(
         "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
         "extra_pitches": ", residual_pitch" if kernel.epilogue.residual else ", 0",
-        "pitch_parameters": _pitch_parameters(kernel),
-        "pitch_lines": "" if kernel.is_strided else _pitch_lines(kernel),
+        "pitches": pitches_of(kernel).values(),
+        "row_pitches": {} if kernel.is_strided else _row_pitches(kernel),
         "launch_parameters": "".join(f"const extent {name}, " for name in constants.at_launch),
         # type of X: `given`, that of weights before packing, if X has eight bits too; else `stored`
         "x_stored": "given" if kernel.has_bytes_in else "stored",
@@ -174,19 +174,10 @@ def _summary(kernel: KernelSpec) -> str:
     return ", ".join((kernel.precision, layouts, *quantized, *(word for word in kernel.words if word != kernel.job)))
 
 
-def _pitch_parameters(kernel: KernelSpec) -> str:
-    """Parameters for the pitches of slices, at most three per line."""
-    found = [f"const extent {pitch}," for pitch in pitches_of(kernel).values()]
-    lines = [" ".join(found[at : at + 3]) for at in range(0, len(found), 3)]
-    end = " " if len(lines) == 1 else "\n    "
-    return "".join(f"{line}{end}" for line in lines)
-
-
-def _pitch_lines(kernel: KernelSpec) -> str:
-    """Definitions of the pitches of contiguous rows. Kernels of slices take pitches as arguments instead."""
+def _row_pitches(kernel: KernelSpec) -> dict[str, int | str]:
+    """Pitches of contiguous rows, by array."""
     rows = features_of(kernel).items()
-    pitches = {array: features if layout_of(kernel, array) == "bsf" else "batch" for array, features in rows}
-    return "".join(f"    const extent {array}_pitch = {pitch};\n" for array, pitch in pitches.items())
+    return {array: features if layout_of(kernel, array) == "bsf" else "batch" for array, features in rows}
 
 
 @dataclass(frozen=True)

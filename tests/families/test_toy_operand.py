@@ -58,8 +58,8 @@ def scaled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     text = (tmp_path / "templates" / "simt.cu.j2").read_text()
     for line, more in (
         (
-            "{% endfor %},\n    {{ pitch_parameters }}",
-            "{% endfor %}, GLOBAL const stored* scale,\n    {{ pitch_parameters }}",
+            "{% endfor %},\n    {{ pitch_parameters() }}",
+            "{% endfor %}, GLOBAL const stored* scale,\n    {{ pitch_parameters() }}",
         ),
         (
             "    store_tile(y, sums,",
