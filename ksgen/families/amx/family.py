@@ -57,7 +57,6 @@ class AmxFactorVariables(Variables, total=False):
 
 
 class AmxVariables(AmxFactorVariables, total=False):
-    is_chain: bool
     factors: list[AmxFactorVariables]
 
 
@@ -167,7 +166,6 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         found = factor_variables(last := shape.factors[-1])
         return {
             **found,
-            "is_chain": shape.is_chain,
             "variants": found["variants"] if shape.is_chain else (*of_lanes(last), *found["variants"]),
             "picture": tile_picture(last),
             "factors": [self._factor(shape, number) for number in range(len(shape.factors))],

@@ -71,7 +71,6 @@ class VectorFactorVariables(PlaneVariables, total=False):
 
 
 class VectorVariables(VectorFactorVariables, total=False):
-    is_chain: bool
     shift: str
     results: tuple[str, ...]
     factors: list[VectorFactorVariables]
@@ -219,7 +218,6 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         return {
             **found,
             "variants": (*found["variants"], *(between if kernel.between != "none" else ())),
-            "is_chain": shape.is_chain,
             "shift": "streams && y_pitch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0"
             if is_shifted
             else "0",
