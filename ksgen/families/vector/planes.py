@@ -4,14 +4,13 @@ Lanes of a vector are along the outputs or along the batch.
 """
 
 from math import gcd, prod
-from typing import Any
+from typing import Any, TypedDict
 
 from ksgen.families.base import Limits, Variables
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.tiles import divide_up
 from ksgen.order import Digit, Order
 from ksgen.spec import KernelSpec
-from ksgen.spec.precision import Precision, part_of
 from ksgen.values import cached_property
 
 
@@ -24,6 +23,17 @@ def lanes_of(kernel: KernelSpec, limits: Limits) -> int:
     return max(2, limits.vector_bytes // kernel.real_bytes)
 
 
+# a macro of `include/vector/tile.j2` for a vector of inputs, with its arguments
+Vector = tuple[str, tuple[Any, ...]]
+
+
+class Spread(TypedDict):
+    """Vectors of inputs: those that are loaded first, by name, and those of a period."""
+
+    kept: list[tuple[str, str, tuple[Any, ...]]]
+    vectors: list[Vector]
+
+
 class PlaneVariables(Variables, total=False):
     """Template variables of lanes, and of copies of inputs."""
 
@@ -31,7 +41,7 @@ class PlaneVariables(Variables, total=False):
     lanes: int
     layout: str
     columns_from: str
-    spread: list[str]
+    spread: Spread
     mask: str
     turns: list[tuple[int, str, str]]
     turns_of_runs: list[tuple[int, str, str]]  # those of a square whose entries are runs of d lanes
@@ -156,7 +166,7 @@ class Planes:
             "lanes": lanes,
             "layout": self.kernel.layout,
             "columns_from": self.columns_from,
-            "spread": spread(self.run, lanes, self.mask_type, precision, self.period) if self.is_along_outputs else [],
+            "spread": spread(self.run, lanes, parts, self.period),
             "mask": self.mask_type,
             "turns": turns,
             "turns_of_runs": [(half // d, low, high) for half, low, high in turns if half >= d],
@@ -261,47 +271,33 @@ def period_of(d: int, lanes: int) -> int:
     return d // gcd(d, lanes)
 
 
-def spread(d: int, lanes: int, mask: str, precision: Precision, vectors: int) -> list[str]:
-    """Statements that fill `each`, an array of the vectors of a period, from the inputs at `at`.
+def spread(d: int, lanes: int, parts: int, vectors: int) -> Spread:
+    """Vectors of a period that hold the inputs at `at`.
 
-    A complex number is two neighbours. If d is less than the lanes and does not divide them, the statements may read
-    one input per lane. So the memory behind the d inputs must be readable.
+    A complex number is two neighbours. If d is less than the lanes and does not divide them, loads may read one input
+    per lane. So the memory behind the d inputs must be readable.
     """
-    parts, at = precision.reals_per_number, f"(GLOBAL const {part_of(precision)}*)at" if precision.is_complex else "at"
     d, lanes, firsts = d * parts, lanes * parts, [number * lanes % d * parts for number in range(vectors)]
-    if d == lanes:
-        return [f"each[0] = in_register(vload{lanes}(0, {at}));"]
-    if lanes % d == 0:
-        return ["each[0] = (lanes)(*at);" if d == 1 else f"each[0] = {_repeated(d, lanes, at)};"]
-    # loaded vectors, from which shuffles make the others
-    kept = {0: "head", d - lanes: "tail"} if d > lanes else {0: "head"}
-    loads = [
-        f"const lanes {name} = in_register(vload{lanes}(0, {at}{f' + {first}' if first else ''}));"
-        for first, name in kept.items()
-    ]
-    if 2 * d <= lanes:  # a load of fewer bytes straddles two cache lines less often
-        loads = [f"const lanes head = in_register({_repeated(1 << (d - 1).bit_length(), lanes, at)});"]
 
-    def vector(first: int) -> str:
+    def repeated(inputs: int) -> Vector:
+        return "repeated", (inputs, "".join(f"{lane % inputs:x}" for lane in range(lanes)))
+
+    def vector(first: int) -> Vector:
         if first in kept and d > lanes:
-            return kept[first]
+            return "kept_as", (kept[first],)
         if first + lanes <= d:
-            return f"in_register(vload{lanes}(0, {at} + {first}))"
+            return "loaded", (lanes, first)
         wanted = [(first + lane) % d for lane in range(lanes)]
         if d < lanes:
-            return f"in_register(shuffle2(head, head, ({mask})({_listed(wanted)})))"
-        return (
-            "in_register(shuffle2(tail, head, "
-            f"({mask})({_listed([j - d + lanes if j >= first else lanes + j for j in wanted])})))"
-        )
+            return "shuffled", ("head", wanted)
+        return "shuffled", ("tail", [j - d + lanes if j >= first else lanes + j for j in wanted])
 
-    return [*loads, *(f"each[{number}] = {vector(first)};" for number, first in enumerate(firsts))]
-
-
-def _repeated(inputs: int, lanes: int, at: str) -> str:
-    """Expression of a broadcasting load."""
-    return f"vload{inputs}(0, {at}).s{''.join(f'{lane % inputs:x}' for lane in range(lanes))}"
-
-
-def _listed(indices: list[int]) -> str:
-    return ", ".join(map(str, indices))
+    if lanes % d == 0:
+        own = ("of_one", ()) if d == 1 else ("loaded", (lanes, 0)) if d == lanes else repeated(d)
+        return {"kept": [], "vectors": [own]}
+    # loaded vectors, from which shuffles make the others
+    kept = {0: "head", d - lanes: "tail"} if d > lanes else {0: "head"}
+    loads = [(name, "load", (lanes, first)) for first, name in kept.items()]
+    if 2 * d <= lanes:  # a load of fewer bytes straddles two cache lines less often
+        loads = [("head", *repeated(1 << (d - 1).bit_length()))]
+    return {"kept": loads, "vectors": list(map(vector, firsts))}
