@@ -147,7 +147,7 @@ def test_chains_of_gpus_in_the_emulator(
     constants = own.default(kernel, limits)
     check(own, kernel, constants, limits)
     arrays = arrays_of(kernel, 37)
-    check_against_factors(render(kernel, constants, family=family), arrays, in_emulator(), truth_of(kernel, arrays))
+    check_against_factors(render(kernel, constants, family=family), arrays, in_emulator())
 
 
 @pytest.mark.exhaustive
@@ -325,7 +325,7 @@ def test_chains_that_read_exchanged_features_in_the_emulator(
     constants = own.default(kernel, limits)
     check(own, kernel, constants, limits)
     arrays = arrays_of(kernel, batch)
-    check_against_factors(render(kernel, constants, family=family), arrays, in_emulator(), truth_of(kernel, arrays))
+    check_against_factors(render(kernel, constants, family=family), arrays, in_emulator())
 
 
 @pytest.mark.exhaustive

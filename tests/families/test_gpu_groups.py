@@ -9,30 +9,32 @@ import numpy as np
 import pytest
 
 from ksgen.emit.render import Source, render
-from ksgen.families import FAMILIES, check, cuda_limits
+from ksgen.families import FAMILIES, check
 from ksgen.families.gpu_chain import GpuProduct
 from ksgen.families.mma.family import Mma
 from ksgen.pattern import Pattern
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec import Epilogue
 from tests.emulator import Counts, is_installed
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, PLANES, group_of, is_right, read_again, run_chain, run_group
+from tests.support.gpu_chains import (
+    EVEN,
+    LIMITS,
+    PLANES,
+    group_of,
+    is_right,
+    read_again,
+    run_chain,
+    run_group,
+    source_of,
+)
 from tests.support.kernels import in_emulator
 
-LIMITS = cuda_limits("sm_80")
 ALONE = Pattern(2, 24, 64, 1), Pattern(2, 40, 64, 1)  # of one factor, on the X of EVEN
 PAIR, QKV = (EVEN, ALONE[:1]), (EVEN, EVEN[:1], EVEN)
 SMALL = (Pattern(2, 16, 17, 1), Pattern(1, 17, 16, 2), Pattern(1, 9, 34, 1))  # 34 -> 32 -> 34 -> 9: rests everywhere
 APART = (SMALL, (Pattern(1, 3, 2, 17),), SMALL[:1])  # whose first factors take X in two ways
 LONG = (SMALL, SMALL[:1])  # the second chain needs X after the first one's third factor
-
-
-def source_of(kernel: KernelSpec, family: str) -> Source:
-    own = FAMILIES[family]
-    constants = own.default(kernel, LIMITS)
-    check(own, kernel, constants, LIMITS)
-    return render(kernel, constants, family=family)
 
 
 def alone(source: Source, number: int) -> tuple[Source, list[str]]:
@@ -66,7 +68,7 @@ def test_agrees_with_float64_and_with_one_launch_per_layer(
     family: str, chains: tuple[tuple[Pattern, ...], ...], precision: str, layout: str, epilogue: Epilogue
 ) -> None:
     kernel, run = group_of(chains, precision, layout, epilogue), in_emulator()
-    source = source_of(kernel, family)
+    source = source_of(family, kernel)
     for batch in (1, source.constants.tile_batch + 3):
         arrays = arrays_of(kernel, batch)
         for number, got in enumerate(run_group(source, arrays, run)):
@@ -88,7 +90,7 @@ def test_agrees_with_float64_and_with_one_launch_per_layer(
 def test_slices(family: str, precision: str, layout: str) -> None:
     """Outputs that share one array have gaps between their rows."""
     kernel = group_of(PAIR, precision, layout, ALL, stride="any")
-    source, arrays = source_of(kernel, family), arrays_of(kernel, 5)
+    source, arrays = source_of(family, kernel), arrays_of(kernel, 5)
     for number, got in enumerate(run_group(source, arrays, in_emulator())):
         assert is_right(kernel, got, truth_of(kernel, arrays, number), number)
 
@@ -115,7 +117,7 @@ def test_a_group_reads_x_in_stages() -> None:
 def test_there_are_no_reads_outside_the_arrays_and_no_races(
     family: str, precision: str, chains: tuple[tuple[Pattern, ...], ...], layout: str
 ) -> None:
-    source = source_of(group_of(chains, precision, layout, ALL), family)
+    source = source_of(family, group_of(chains, precision, layout, ALL))
     arrays = arrays_of(source.kernel, 5)
     expected = run_group(source, arrays, in_emulator())
     for sanitize in ("address", "race"):
@@ -147,7 +149,7 @@ def test_what_the_cost_model_says_moved_is_what_moves(family: str, precision: st
     The emulator counts only a block's first reading.
     """
     kernel = group_of(PAIR, precision, layout)
-    source, run, batch = source_of(kernel, family), Counting(timeout_s=300), 256
+    source, run, batch = source_of(family, kernel), Counting(timeout_s=300), 256
     run_group(source, arrays_of(kernel, batch), run, behind=0)
     rows = compared(source, batch, run.by_entry[source.entry], Counts())
     again = 4 * batch * kernel.in_features if family == "simt" else read_again(source, batch)

@@ -5,168 +5,37 @@ does not serve.
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from ksgen.emit.render import Source, render
+from ksgen.emit.render import Source
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits, families_for, family_for
-from ksgen.families.chains import factor_kernels
 from ksgen.families.mma.chain import MmaChainConstants, MmaChainTiling
 from ksgen.families.mma.family import Mma
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
+from tests.families.test_gpu_chain import GOOD
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import (
     EVEN,
-    PLANES,
+    LIMITS,
     RAGGED,
     chain_of,
     check_against_factors,
+    check_within_arrays,
     is_right,
     read_again,
     run_chain,
+    source_of,
 )
 from tests.support.kernels import in_emulator
 
 FAMILY = Mma()
-LIMITS = cuda_limits("sm_80")
 TALL = (Pattern(1, 272, 64, 1), Pattern(1, 16, 272, 1))  # 64 -> 272 -> 16: several tiles of the first factor's outputs
-
-
-def source_of(kernel: KernelSpec, constants: MmaChainConstants | None = None) -> Source:
-    constants = constants or FAMILY.default(kernel, LIMITS)
-    check(FAMILY, kernel, constants, LIMITS)
-    return render(kernel, constants, family="mma")
-
-
-CASES = [
-    (EVEN, "float16", "bsf", Epilogue()),
-    (EVEN, "bfloat16", "bsl", ALL),
-    (EVEN, "tf32x3", "bsf", Epilogue(bias=True)),
-    (RAGGED, "float16", "bsf", ALL),
-    (RAGGED, "bfloat16", "bsl", Epilogue(residual=True)),
-    (RAGGED, "tf32", "bsl", ALL),
-    (RAGGED, "fp16x3", "bsf", Epilogue(activation="relu")),
-    (PLANES, "bfloat16", "bsf", ALL),
-    (PLANES[1:], "tf32x3", "bsf", Epilogue()),
-    (EVEN, "c64_tf32x3", "bsf", Epilogue(residual=True)),
-    (RAGGED, "c64_tf32x3", "bsl", Epilogue(bias=True)),
-    (PLANES[1:], "float16", "bsl", Epilogue(bias=True)),
-    ((*EVEN, *EVEN, Pattern(1, 65, 64, 2)), "float16", "bsf", Epilogue(activation="gelu")),
-]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), CASES)
-def test_agrees_with_float64_and_with_one_launch_per_factor(
-    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue
-) -> None:
-    kernel, run = chain_of(patterns, precision, layout, epilogue), in_emulator()
-    source = source_of(kernel)
-    for batch in (1, source.constants.tile_batch + 3):
-        arrays = arrays_of(kernel, batch)
-        check_against_factors(source, arrays, run, truth_of(kernel, arrays))
-
-
-BETWEEN = [
-    (RAGGED, "bfloat16", "bsf", Epilogue(activation="relu"), "gelu"),
-    (EVEN, "tf32x3", "bsl", Epilogue(), "relu"),
-    (PLANES[1:], "float16", "bsl", ALL, "silu"),
-]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue", "between"), BETWEEN)
-def test_an_activation_between_factors(
-    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, between: str
-) -> None:
-    """It is that of one launch per factor, to the bit."""
-    kernel, run = chain_of(patterns, precision, layout, epilogue, between=between), in_emulator()
-    source = source_of(kernel)
-    arrays = arrays_of(kernel, 37)
-    check_against_factors(source, arrays, run, truth_of(kernel, arrays))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
-@pytest.mark.parametrize(("patterns", "precision"), [(EVEN, "float16"), (RAGGED[:2], "tf32x3")])
-def test_x_in_one_layout_and_y_in_the_other(
-    patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]
-) -> None:
-    """The bits are those of separate launches that transpose the intermediate. Slices agree too, within the arrays."""
-    kernel, run = (
-        chain_of(patterns, precision, layouts[0], ALL, out_layout=layouts[1], between="relu", stride="any"),
-        in_emulator(),
-    )
-    source = source_of(kernel)
-    for batch in (1, source.constants.tile_batch + 3):
-        arrays = arrays_of(kernel, batch)
-        check_against_factors(source, arrays, run, truth_of(kernel, arrays))
-    if patterns is EVEN:
-        sanitize = {"bsf": "address", "bsl": "race"}[layouts[0]]
-        arrays = arrays_of(kernel, 5)
-        assert is_right(
-            kernel, run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), truth_of(kernel, arrays)
-        )
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["bfloat16", "tf32x3"])
-def test_slices(precision: str, layout: str) -> None:
-    kernel, run = chain_of(EVEN, precision, layout, ALL, stride="any"), in_emulator()
-    source = source_of(kernel)
-    for batch in (3, source.constants.tile_batch):
-        arrays = arrays_of(kernel, batch)
-        assert is_right(kernel, run_chain(source, arrays, run), truth_of(kernel, arrays))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("patterns", "layout"), [(RAGGED, "bsf"), (RAGGED, "bsl"), (PLANES, "bsf")])
-def test_there_are_no_reads_outside_the_arrays_and_no_races(patterns: tuple[Pattern, ...], layout: str) -> None:
-    source = source_of(chain_of(patterns, "float16", layout, ALL))
-    arrays = arrays_of(source.kernel, 5)
-    expected = run_chain(source, arrays, in_emulator())
-    for sanitize in ("address", "race"):
-        np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), expected)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_inf_and_nan_stay_in_their_blocks(layout: str) -> None:
-    """Inf and NaN in X reach only the outputs of the reference. Padding between the factors does not spread them."""
-    kernel, run = chain_of(RAGGED[:2], "float16", layout), in_emulator()
-    source, arrays = source_of(kernel), arrays_of(kernel, 9)
-    x = arrays["x"] if layout == "bsf" else arrays["x"].T
-    x[2, 1], x[4, 60], x[7, 209] = np.nan, np.inf, -np.inf
-    got, truth = run_chain(source, arrays, run), truth_of(kernel, arrays)
-    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(truth))
-    assert not np.isfinite(got).all()
-
-
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.second)])
-def test_tiles_of_the_search_space_agree(step: int) -> None:
-    """A small chain agrees with float64, whatever its tiles."""
-    kernel = chain_of((Pattern(1, 24, 40, 16), Pattern(8, 16, 48, 1)), "float16", "bsf")
-    arrays, each = arrays_of(kernel, 37), {own.tiles: own for own in FAMILY.space(kernel, LIMITS)}
-    assert len(each) > 4
-    for constants in list(each.values())[::step]:
-        assert is_right(
-            kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)
-        ), constants
-
-
-def test_each_factor_alone_fits_too() -> None:
-    """A factor's source packs its weights, and has stages for the product."""
-    kernel, limits = chain_of((Pattern(1, 16, 64, 16), Pattern(1, 64, 16, 16)), "bfloat16", "bsf"), cuda_limits("sm_80")
-    found = list(FAMILY.space(kernel, limits))
-    assert found
-    for constants in found:
-        for factor, own in zip(factor_kernels(kernel), constants.parsed, strict=True):
-            assert Mma().geometry(factor, own, 64).shared_bytes <= limits.shared_bytes
 
 
 # ---- X in stages
@@ -182,7 +51,7 @@ STREAMS = [
 def streaming(kernel: KernelSpec, stages: int = 3) -> Source:
     """X is read again for each tile of the first factor's outputs; as many stages as differ from a power of two."""
     found = next(each for each in FAMILY.space(kernel, LIMITS) if each.stream and each.stages == stages)
-    return source_of(kernel, found)
+    return source_of("mma", kernel, found)
 
 
 @pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), STREAMS)
@@ -193,7 +62,7 @@ def test_x_in_stages_gives_the_bits_of_one_launch_per_factor(
     source = streaming(kernel)
     for batch in (1, source.constants.tile_batch + 3):
         arrays = arrays_of(kernel, batch)
-        check_against_factors(source, arrays, run, truth_of(kernel, arrays))
+        check_against_factors(source, arrays, run)
 
 
 @st.composite
@@ -238,7 +107,9 @@ def test_any_layer_constants_and_batch(stream: int, data: st.DataObject) -> None
     kernel, constants, batch = data.draw(cases(stream))
     assume(batch * kernel.pattern.out_features >= 32)  # a lone sum may cancel, and then be off by anything
     arrays = arrays_of(kernel, batch)
-    assert is_right(kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)), (
+    assert is_right(
+        kernel, run_chain(source_of("mma", kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)
+    ), (
         constants,
         batch,
     )
@@ -253,11 +124,7 @@ def test_many_layers_constants_and_batches(stream: int, data: st.DataObject) -> 
 
 
 def test_x_in_stages_has_no_reads_outside_the_arrays_and_no_races() -> None:
-    source = streaming(chain_of(RAGGED, "float16", "bsf", ALL, stride="any"))
-    arrays = arrays_of(source.kernel, 5)
-    expected = run_chain(source, arrays, in_emulator())
-    for sanitize in ("address", "race"):
-        np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), expected)
+    check_within_arrays(streaming(chain_of(RAGGED, "float16", "bsf", ALL, stride="any")), 5)
 
 
 def test_x_in_stages_needs_less_shared_memory_and_is_read_for_each_tile() -> None:
@@ -287,9 +154,6 @@ def test_what_x_in_stages_moves_is_what_the_cost_model_says() -> None:
 # ---- rules, and what is served
 
 
-GOOD = MmaChainConstants(32, "48 64 1 2 1 1 0, 64 16 2 1 2 1 0", 3, 1)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -308,10 +172,10 @@ GOOD = MmaChainConstants(32, "48 64 1 2 1 1 0, 64 16 2 1 2 1 0", 3, 1)
 )
 def test_each_rule_has_two_sides(changes: dict[str, Any], says: str) -> None:
     kernel = chain_of(EVEN, "float16", "bsf")
-    check(FAMILY, kernel, GOOD, LIMITS)
-    check(FAMILY, kernel, replace(GOOD, stream=1), LIMITS)
+    check(FAMILY, kernel, GOOD["mma"], LIMITS)
+    check(FAMILY, kernel, replace(GOOD["mma"], stream=1), LIMITS)
     with pytest.raises(ConstantsError, match=says):
-        check(FAMILY, kernel, replace(GOOD, **changes), LIMITS)
+        check(FAMILY, kernel, replace(GOOD["mma"], **changes), LIMITS)
 
 
 def test_what_it_serves() -> None:
@@ -345,21 +209,11 @@ def test_shared_memory_is_two_halves_and_a_ring(patterns: tuple[Pattern, ...]) -
     assert shape.first_stages == [0, first.block_stages, first.block_stages + second.block_stages]
 
 
-def test_the_model_counts_intermediates_as_shared_memory() -> None:
-    """What a launch moves of global memory is X, Y and the weights."""
-    kernel = chain_of(EVEN, "float16", "bsf")
-    work, batch = FAMILY.work(kernel, GOOD, 6400), 6400
-    shape = MmaChainTiling(kernel, GOOD)
-    assert work.memory_bytes == 2 * batch * (128 + 128) + sum(each.packed_bytes for each in shape.factors)
-    assert work.multiply_adds == batch * sum(pattern.weight_count for pattern in EVEN)
-    assert work.blocks == 200
-
-
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 @pytest.mark.parametrize(("precision", "layout"), [("float16", "bsf"), ("bfloat16", "bsl"), ("tf32x3", "bsf")])
 def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: str) -> None:
     """Bytes exactly; cycles of shared memory, whose bank conflicts between factors it does not know, within more."""
-    source, run, batch = source_of(chain_of(EVEN, precision, layout)), Counting(timeout_s=300), 256
+    source, run, batch = source_of("mma", chain_of(EVEN, precision, layout)), Counting(timeout_s=300), 256
     run_chain(source, arrays_of(source.kernel, batch), run, behind=0)
     rows = compared(source, batch, run.by_entry[source.entry], Counts())
     for name, (expected, counted) in rows.items():

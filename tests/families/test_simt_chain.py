@@ -8,113 +8,34 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen.emit.render import Source, render
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, families_for, family_for
-from ksgen.families.chains import factor_kernels
 from ksgen.families.simt.chain import SimtChainConstants, SimtChainTiling
 from ksgen.families.simt.family import Simt
 from ksgen.launch.fused import family_of_chain
 from ksgen.measure.verify import slice_of
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from ksgen.spec import KernelSpec
 from tests.emulator import Counts, is_installed
+from tests.families.test_gpu_chain import GOOD
 from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import (
     EVEN,
+    LIMITS,
     NARROW,
     PLANES,
     RAGGED,
     chain_of,
-    check_against_factors,
     group_of,
     is_right,
-    one_by_one,
     run_chain,
     run_group,
+    source_of,
 )
 from tests.support.kernels import Array, in_emulator
 
-FAMILY, ALONE = Simt(), Simt()
-LIMITS = cuda_limits("sm_80")
-
-
-def source_of(kernel: KernelSpec, constants: SimtChainConstants | None = None) -> Source:
-    constants = constants or FAMILY.default(kernel, LIMITS)
-    check(FAMILY, kernel, constants, LIMITS)
-    return render(kernel, constants, family="simt")
-
-
-CASES = [
-    (EVEN, "float32", "bsf", Epilogue()),
-    (EVEN, "float32", "bsl", ALL),
-    (EVEN, "float64", "bsf", Epilogue(bias=True)),
-    (RAGGED, "float32", "bsf", ALL),
-    (RAGGED, "float32", "bsl", Epilogue(residual=True)),
-    (RAGGED, "float64", "bsl", ALL),
-    (RAGGED, "float64", "bsf", Epilogue(activation="relu")),
-    (PLANES, "float32", "bsf", ALL),
-    (PLANES[1:], "float32", "bsl", Epilogue(bias=True)),
-    ((*EVEN, *EVEN, Pattern(1, 65, 64, 2)), "float32", "bsf", Epilogue(activation="gelu")),
-]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue"), CASES)
-def test_agrees_with_float64_and_with_one_launch_per_factor(
-    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue
-) -> None:
-    """Whatever the tiles of those: sums are added up in one order."""
-    kernel, run = chain_of(patterns, precision, layout, epilogue), in_emulator()
-    source = source_of(kernel)
-    defaults = [ALONE.default(factor, LIMITS) for factor in factor_kernels(kernel)]
-    for batch in (1, 7, source.constants.tile_batch, 100):
-        arrays = arrays_of(kernel, batch)
-        got = run_chain(source, arrays, run)
-        assert is_right(kernel, got, truth_of(kernel, arrays)), (kernel, source.constants, batch)
-        np.testing.assert_array_equal(got, one_by_one(source, arrays, run, defaults))
-
-
-BETWEEN = [
-    (RAGGED, "float32", "bsf", Epilogue(activation="relu"), "gelu"),
-    (EVEN, "float64", "bsl", ALL, "silu"),
-]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("patterns", "precision", "layout", "epilogue", "between"), BETWEEN)
-def test_an_activation_between_factors(
-    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue, between: str
-) -> None:
-    """It is that of one launch per factor, to the bit."""
-    kernel, run = chain_of(patterns, precision, layout, epilogue, between=between), in_emulator()
-    source = source_of(kernel)
-    arrays = arrays_of(kernel, 37)
-    check_against_factors(source, arrays, run, truth_of(kernel, arrays))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layouts", [("bsf", "bsl"), ("bsl", "bsf")])
-@pytest.mark.parametrize(("patterns", "precision"), [(NARROW, "float32"), (RAGGED, "float64")])
-def test_x_in_one_layout_and_y_in_the_other(
-    patterns: tuple[Pattern, ...], precision: str, layouts: tuple[str, str]
-) -> None:
-    """The bits are those of separate launches that transpose the intermediate. Slices agree too, within the arrays."""
-    kernel, run = (
-        chain_of(patterns, precision, layouts[0], ALL, out_layout=layouts[1], between="relu", stride="any"),
-        in_emulator(),
-    )
-    source = source_of(kernel)
-    for batch in (1, source.constants.tile_batch + 3):
-        arrays = arrays_of(kernel, batch)
-        check_against_factors(source, arrays, run, truth_of(kernel, arrays))
-    if patterns is NARROW:
-        sanitize = {"bsf": "address", "bsl": "race"}[layouts[0]]
-        arrays = arrays_of(kernel, 5)
-        assert is_right(
-            kernel, run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), truth_of(kernel, arrays)
-        )
+FAMILY = Simt()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +46,7 @@ def test_tied_weights_are_packed_once(patterns: tuple[Pattern, ...], layout: str
     """Each stage reads the slice that its tile shares with others; the bits are those of whole weights."""
     kernel, run = chain_of(patterns, "float32", layout, ALL, tied=tied), in_emulator()
     constants = FAMILY.default(kernel.untied, LIMITS)
-    source, whole = source_of(kernel, constants), source_of(kernel.untied, constants)
+    source, whole = source_of("simt", kernel, constants), source_of("simt", kernel.untied, constants)
     assert source.kernel == kernel
     shapes = (SimtChainTiling(each.kernel, constants).factors for each in (source, whole))
     for own, other, tie in zip(*shapes, tied, strict=True):
@@ -151,82 +72,23 @@ def test_a_group_reads_tied_weights_of_all_its_chains() -> None:
     chains, run = (NARROW[:2], (Pattern(2, 7, 20, 6),)), in_emulator()
     kernel = replace(group_of(chains, "float32", "bsf"), tied=("d", "a", "ad"))
     constants, arrays = FAMILY.default(kernel.untied, LIMITS), repeated(kernel, arrays_of(kernel, 9))
-    got, whole = (run_group(source_of(each, constants), arrays, run) for each in (kernel, kernel.untied))
+    got, whole = (run_group(source_of("simt", each, constants), arrays, run) for each in (kernel, kernel.untied))
     for chain, (y, other) in enumerate(zip(got, whole, strict=True)):
         assert is_right(kernel, y, truth_of(kernel, arrays, chain), chain)
         np.testing.assert_array_equal(y, other)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_slices(precision: str, layout: str) -> None:
-    kernel, run = chain_of(EVEN, precision, layout, ALL, stride="any"), in_emulator()
-    source = source_of(kernel)
-    for batch in (3, source.constants.tile_batch):
-        arrays = arrays_of(kernel, batch)
-        assert is_right(kernel, run_chain(source, arrays, run), truth_of(kernel, arrays))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("patterns", "layout"), [(RAGGED, "bsf"), (RAGGED, "bsl"), (PLANES, "bsf")])
-def test_there_are_no_reads_outside_the_arrays_and_no_races(patterns: tuple[Pattern, ...], layout: str) -> None:
-    source = source_of(chain_of(patterns, "float32", layout, ALL))
-    arrays = arrays_of(source.kernel, 37)
-    expected = run_chain(source, arrays, in_emulator())
-    for sanitize in ("address", "race"):
-        np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), expected)
-
-
 def test_a_tile_of_j_of_the_first_factor_that_ends_within_d() -> None:
     """Sums beyond d belong to no intermediate."""
     kernel = chain_of(NARROW[:2], "float32", "bsf")
-    source, arrays = source_of(kernel, SimtChainConstants(32, "4 8 2 4 1, 32 6 1 4 4", 2, 1)), arrays_of(kernel, 37)
+    source, arrays = (
+        source_of("simt", kernel, SimtChainConstants(32, "4 8 2 4 1, 32 6 1 4 4", 2, 1)),
+        arrays_of(kernel, 37),
+    )
     assert is_right(kernel, run_chain(source, arrays, in_emulator()), truth_of(kernel, arrays))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_inf_and_nan_stay_in_their_blocks(layout: str) -> None:
-    """Inf and NaN in X reach only the outputs of the reference. Padding between the factors does not spread them."""
-    kernel, run = chain_of(RAGGED[:2], "float32", layout), in_emulator()
-    source, arrays = source_of(kernel), arrays_of(kernel, 9)
-    x = arrays["x"] if layout == "bsf" else arrays["x"].T
-    x[2, 1], x[4, 60], x[7, 209] = np.nan, np.inf, -np.inf
-    got, truth = run_chain(source, arrays, run), truth_of(kernel, arrays)
-    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(truth))
-    assert not np.isfinite(got).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.second)])
-def test_tiles_of_the_search_space_agree(step: int) -> None:
-    """A small chain agrees with float64 in both layouts, whatever its tiles."""
-    patterns = (Pattern(1, 24, 40, 16), Pattern(8, 16, 48, 1))
-    for first, layout in enumerate(LAYOUTS):
-        kernel = chain_of(patterns, "float32", layout)
-        arrays, found = arrays_of(kernel, 37), list(FAMILY.space(kernel, LIMITS))
-        each = {(own.tile_batch, own.tiles): own for own in found}
-        assert len(each) > 8
-        for constants in list(each.values())[first::step]:
-            assert is_right(
-                kernel, run_chain(source_of(kernel, constants), arrays, in_emulator()), truth_of(kernel, arrays)
-            ), constants
-
-
-def test_each_factor_alone_fits_too() -> None:
-    """A factor's source packs its weights, and has stages for the product."""
-    kernel = chain_of(PLANES, "float32", "bsf")
-    found = list(FAMILY.space(kernel, LIMITS))
-    assert found
-    for constants in found:
-        for factor, own in zip(factor_kernels(kernel), constants.parsed, strict=True):
-            assert ALONE.geometry(factor, own, 64).shared_bytes <= LIMITS.shared_bytes
-
-
 # ---- rules, and what is served
-
-
-GOOD = SimtChainConstants(32, "48 8 1 4 3, 64 8 1 4 4", 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +109,9 @@ GOOD = SimtChainConstants(32, "48 8 1 4 3, 64 8 1 4 4", 3, 2)
 )
 def test_each_rule_has_two_sides(changes: dict[str, Any], says: str) -> None:
     kernel = chain_of(EVEN, "float32", "bsf")
-    check(FAMILY, kernel, GOOD, LIMITS)
+    check(FAMILY, kernel, GOOD["simt"], LIMITS)
     with pytest.raises(ConstantsError, match=says):
-        check(FAMILY, kernel, replace(GOOD, **changes), LIMITS)
+        check(FAMILY, kernel, replace(GOOD["simt"], **changes), LIMITS)
 
 
 def test_what_it_serves() -> None:
@@ -294,15 +156,6 @@ def test_shared_memory_is_two_halves_and_a_ring() -> None:
     assert (first.stage > first.w_stage, second.stage) == (True, second.w_stage)
 
 
-def test_the_model_counts_intermediates_as_shared_memory() -> None:
-    """What a launch moves of global memory is X, Y and the weights."""
-    kernel, batch = chain_of(EVEN, "float32", "bsf"), 6400
-    work, shape = FAMILY.work(kernel, GOOD, batch), SimtChainTiling(kernel, GOOD)
-    assert work.memory_bytes == 4 * batch * (128 + 128) + sum(each.packed_bytes for each in shape.factors)
-    assert work.multiply_adds == batch * sum(pattern.weight_count for pattern in EVEN)
-    assert work.blocks == 200
-
-
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not is_installed("counts"), reason="the emulator needs g++")
 @pytest.mark.parametrize(
@@ -310,7 +163,7 @@ def test_the_model_counts_intermediates_as_shared_memory() -> None:
 )
 def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: str) -> None:
     kernel = chain_of(EVEN, precision, layout)
-    source, run, batch = source_of(kernel), Counting(timeout_s=300), 256
+    source, run, batch = source_of("simt", kernel), Counting(timeout_s=300), 256
     run_chain(source, arrays_of(source.kernel, batch), run, behind=0)
     rows = compared(source, batch, run.by_entry[source.entry], Counts())
     assert {name for name, (expected, counted) in rows.items() if expected == counted} >= {

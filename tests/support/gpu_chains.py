@@ -6,14 +6,15 @@ from typing import Any
 import numpy as np
 
 from ksgen.emit.render import Source, render
-from ksgen.families import family_named
+from ksgen.families import check, cuda_limits, family_named
 from ksgen.families.chains import factor_kernels
 from ksgen.families.signature import each_chains, features_of, pitches_of
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.reference import wide_type
 from ksgen.spec import Epilogue, KernelSpec
-from tests.support.kernels import Array, Run, as_bits, in_rows, shifted, spaced
+from tests.families.test_vector_chain import arrays_of, truth_of
+from tests.support.kernels import Array, Run, as_bits, in_emulator, in_rows, shifted, spaced
 from tests.support.kernels import pack as packed_by
 
 EVEN = (Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2))  # 128 -> 96 -> 128: nothing ragged
@@ -23,6 +24,7 @@ RAGGED = (Pattern(3, 20, 35, 2), Pattern(2, 37, 60, 1), Pattern(1, 19, 74, 1))
 PLANES = (Pattern(1, 24, 40, 24), Pattern(6, 33, 96, 1), Pattern(2, 5, 33, 3))
 # 240 -> 36 -> 66 -> 20: the second factor turns
 NARROW = (Pattern(4, 3, 20, 3), Pattern(2, 33, 18, 1), Pattern(1, 20, 66, 1))
+LIMITS = cuda_limits("sm_80")
 GAP_OF_X, GAP = 5, 3  # elements between rows: of X, and of others
 BAD = np.array([np.nan, np.inf, -np.inf])
 
@@ -41,6 +43,14 @@ def group_of(
     stride: str = "dense",
 ) -> KernelSpec:
     return KernelSpec(chains, precision, layout, epilogue or Epilogue(), stride=stride)
+
+
+def source_of(family: str, kernel: KernelSpec, constants: Any = None) -> Source:
+    """A family's source, with its default constants unless others are given."""
+    own = family_named(family)
+    constants = constants or own.default(kernel, LIMITS)
+    check(own, kernel, constants, LIMITS)
+    return render(kernel, constants, family=family)
 
 
 def is_right(kernel: KernelSpec, got: Array, truth: Array, chain: int = 0) -> bool:
@@ -130,8 +140,18 @@ def read_again(source: Source, batch: int) -> int:
     return max(0, readings - 1) * source.kernel.item_bytes * batch * source.kernel.in_features
 
 
-def check_against_factors(source: Source, arrays: dict[str, Array], run: Run, truth: Array) -> None:
+def check_against_factors(
+    source: Source, arrays: dict[str, Array], run: Run, constants: list[Any] | None = None
+) -> None:
     """One launch is right, and gives the bits of one launch per factor."""
     got = run_chain(source, arrays, run)
-    assert is_right(source.kernel, got, truth)
-    np.testing.assert_array_equal(got, one_by_one(source, arrays, run))
+    assert is_right(source.kernel, got, truth_of(source.kernel, arrays)), source.constants
+    np.testing.assert_array_equal(got, one_by_one(source, arrays, run, constants))
+
+
+def check_within_arrays(source: Source, batch: int) -> None:
+    """A launch reads nothing outside its arrays and has no races."""
+    arrays = arrays_of(source.kernel, batch)
+    expected = run_chain(source, arrays, in_emulator())
+    for sanitize in ("address", "race"):
+        np.testing.assert_array_equal(run_chain(source, arrays, in_emulator(sanitize=sanitize), behind=0), expected)
