@@ -305,12 +305,9 @@ def _take(device: Device, known: _Standing) -> None:
         with errors:
             errors.seek(0)
             lines = [line for line in errors.read().decode(errors="replace").splitlines() if line.strip()]
-        if child.returncode:
-            _warn(device, lines[-1].strip() if lines else f"the process that proves them {_end_of(child.returncode)}")
-
-
-def _end_of(status: int) -> str:
-    return "was not done in time" if status == -signal.SIGALRM else f"ended with status {status}"
+        if status := child.returncode:
+            end = "was not done in time" if status == -signal.SIGALRM else f"ended with status {status}"
+            _warn(device, lines[-1].strip() if lines else f"the process that proves them {end}")
 
 
 def _warn(device: Device, why: str) -> None:

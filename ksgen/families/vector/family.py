@@ -108,17 +108,16 @@ RULES: tuple[Rule[VectorConstants], ...] = (
 )
 
 
-def _of_x(kernel: KernelSpec, constants: VectorChainConstants) -> list[VectorConstants]:
-    """Constants of the factors that read X."""
-    return [own for place, own in zip(places(kernel), constants.parsed, strict=True) if place.at == 0]
-
-
 _CHAIN_RULES: tuple[Rule[VectorChainConstants], ...] = (
     Rule("job is chain", lambda k, c: k.is_chain),
     rule_of_tiles(RULES),
     Rule(
         "pairs is 0 if X is strided and tiles reads it in place",
-        lambda k, c: not c.pairs or k.stride == "dense" or all(own.panel for own in _of_x(k, c)),
+        lambda k, c: (
+            not c.pairs
+            or k.stride == "dense"
+            or all(own.panel for place, own in zip(places(k), c.parsed, strict=True) if place.at == 0)
+        ),
     ),
     Rule("tiles has the same lanes for all factors", lambda k, c: len({each.lanes for each in c.parsed}) == 1),
     Rule(

@@ -238,7 +238,7 @@ def add(
         with torch.no_grad() if len(directions) == 1 else torch.enable_grad():
             if replayed(x, *own.values()) is None:  # such as a weight that repeats a slice by strides of zero
                 return later
-        once = ops._step if len(directions) > 1 else _called
+        once = ops._step if len(directions) > 1 else lambda method, given: method(*given)
         if not _is_faster(*(partial(once, each, (x, *own.values())) for each in (replayed, usual))):
             return False
     for each in directions:
@@ -246,10 +246,6 @@ def add(
     facts, parameters, pinned = map(tuple, seen)
     layer.__dict__.setdefault("_replay", extension.Replay()).add(facts, parameters, pinned, *entry)
     return True
-
-
-def _called(method: Callable[..., Tensor], given: Sequence[Tensor | None]) -> Tensor:
-    return method(*given)
 
 
 def _is_faster(first: Callable[[], object], second: Callable[[], object]) -> bool:
