@@ -401,7 +401,7 @@ def test_a_call_runs_its_method_once(at: list[float], monkeypatch: pytest.Monkey
 def test_a_pending_method_is_tried_again_after_each_finished_job(
     at: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model's calls would otherwise plan each missing kernel again and again, which takes longer than its products."""
+    """A model's calls would otherwise plan each missing kernel again, which takes longer than its products."""
     tries, since = list[str](), [object()]
 
     def missing() -> Any:
@@ -419,7 +419,8 @@ def test_a_pending_method_is_tried_again_after_each_finished_job(
         seen = prepared.Seen(since[0])
         for _ in range(3):
             trial.compute(ways, "strided")
-            assert len(tries) == count and not seen.is_due
+            assert len(tries) == count
+            assert not seen.is_due
         since[0] = object()
         assert seen.is_due
 
