@@ -50,17 +50,19 @@ def bytes_of_row(features: int, d: int, tile: int, tile_d: int, item_bytes: int)
 
 @lru_cache(REMEMBERED)
 def bytes_of_exchanged_row(order: Order, tile: tuple[int, int, int], item_bytes: int, unit: int = SECTOR) -> float:
-    """Bytes of one batch-size-first row of exchanged features: whole sectors, or other units such as cache lines.
+    """Bytes of one row of exchanged features: whole sectors, or other units such as cache lines.
 
     A unit counts once per tile that has features in it. `tile` is (number of i, of inputs l or outputs k, of j).
     """
     tiles = np.zeros((), int)  # number of each feature's tile
     for index, size, per_tile in zip(np.ogrid[tuple(map(slice, order.sizes))], order.sizes, tile, strict=True):
         tiles = tiles * divide_up(size, per_tile) + index // per_tile
-    stored, begins = exchanged(order, tiles.reshape(1, -1))[0], np.arange(order.count) * item_bytes
+    stored = exchanged(order, tiles.reshape(1, -1))[0][:, np.newaxis]
+    # a byte of each unit in which a feature may lie
+    within = np.arange(order.count)[:, np.newaxis] * item_bytes + [*range(0, item_bytes, unit), item_bytes - 1]
     starts = range(0, unit, gcd(order.count * item_bytes, unit))  # of rows within units
     most = order.count * item_bytes // unit + 2  # units of a row
-    moved = sum(np.unique(stored * most + (start + begins) // unit).size for start in starts)
+    moved = sum(np.unique(stored * most + (start + within) // unit).size for start in starts)
     return moved * unit / len(starts)
 
 

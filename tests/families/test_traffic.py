@@ -51,7 +51,8 @@ def sectors_of_tiles(order: Order, tile: tuple[int, int, int], item_bytes: int, 
     touched = set()
     for row, i, inner, j in product(range(rows), *map(range, order.sizes)):
         at = (row * order.count + order.place_of(i, inner, j)) * item_bytes
-        touched.add((row, i // tile[0], inner // tile[1], j // tile[2], at // unit))
+        units = range(at // unit, (at + item_bytes - 1) // unit + 1)
+        touched |= {(row, i // tile[0], inner // tile[1], j // tile[2], each) for each in units}
     return len(touched)
 
 
@@ -63,6 +64,8 @@ def sectors_of_tiles(order: Order, tile: tuple[int, int, int], item_bytes: int, 
         ("l1:3.i.l2@6,8,24,1", (1, 24, 1), 4, SECTOR),  # whole sectors
         ("l.i.j@3,8,10,7", (1, 4, 3), 4, SECTOR),  # rows begin in the middle of a sector, and tiles are ragged
         ("l.i@4,8,24,1", (2, 24, 1), 2, 64),  # two i of a plane share cache lines
+        ("l.i@4,8,24,1", (1, 24, 1), 24, SECTOR),  # features of twelve rows of a small batch, over the ends of sectors
+        ("l.i@4,8,24,1", (1, 24, 1), 128, SECTOR),  # whole sectors each
     ],
 )
 def test_a_row_of_exchanged_features_by_tiles(

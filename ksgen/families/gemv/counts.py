@@ -39,10 +39,12 @@ def run_bytes_of(
 ) -> float:
     """Bytes of X or Y, moved once.
 
-    If a tile holds the whole batch of an array in batch-size-last, neighbouring j are contiguous in the natural order.
+    If a tile holds the whole batch of an array in batch-size-last, neighbouring features are contiguous.
     """
     a, _, _, d = kernel.pattern.shape
-    if kernel.layout == "bsl" and batch <= tile_batch and not order.is_exchanged:
+    if kernel.layout == "bsl" and batch <= tile_batch:
+        if order.is_exchanged:
+            return bytes_of_exchanged_row(order, (1, tile, tile_d), batch * size)
         return a * bytes_of_row(features, d * batch, tile, tile_d * batch, size)
     return array_bytes(kernel, features, tile, tile_d, batch, tile_batch, size, order)
 
@@ -165,8 +167,10 @@ def chain_cache_bytes(tiling: GemvChainTiling, batch: int) -> float:
     # i whose inputs are neighbours: planes of exchanged outputs may lie apart
     neighbours = first.planes_i if not first.is_exchanged or first.planes_i == own_pattern.a else 1
     order, size, inputs = own_pattern.inputs, first.kernel.x_item_bytes, neighbours * own_pattern.c
-    if order.is_exchanged and first.kernel.layout == "bsf":
-        x = batch * bytes_of_exchanged_row(order, (neighbours, own_pattern.c, first.planes_d), size)
+    is_bsf = first.kernel.layout == "bsf"
+    if order.is_exchanged and (is_bsf or batch <= constants.tile_batch):
+        rows, item_bytes = (batch, size) if is_bsf else (1, batch * size)
+        x = rows * bytes_of_exchanged_row(order, (neighbours, own_pattern.c, first.planes_d), item_bytes)
     else:
         needed = _inputs_of(first.kernel, own_pattern.a // neighbours, inputs, own_pattern.d)
         x = run_bytes_of(needed, inputs, inputs, first.planes_d, batch, constants.tile_batch, size, order)
