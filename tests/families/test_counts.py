@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ksgen.emit.render import Source
-from ksgen.families import cuda_limits
+from ksgen.families import cuda_limits, family_named
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, stratified
 from tests.emulator import Counts, is_installed
@@ -141,6 +141,20 @@ def test_what_an_exchange_costs(family: str, text: str, layout: str) -> None:
     else:
         assert text == SINGLE_OUTPUTS
         assert (reads, stores) == (usual_reads, SINGLE_STORES[family])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("text", TEXTS)
+def test_so_it_is_of_few_rows_in_batch_size_last(text: str) -> None:
+    """Features of 4 rows share sectors, which blocks of several i read each."""
+    kernel = KernelSpec(Pattern.parse(text), "float16", "bsl")
+    check_source(source_of("gemv", kernel, family_named("gemv").default(kernel, cuda_limits("sm_90a"), 4)), 4, MOVED)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("text", TEXTS)
+def test_copies_of_single_elements_take_their_cycles(text: str) -> None:
+    check_source(source_of("mma", KernelSpec(Pattern.parse(text), "bfloat16")), BATCH)
 
 
 def _sectors(counts: Counts) -> tuple[int, int]:

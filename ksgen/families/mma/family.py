@@ -148,6 +148,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             runs * (sum(each.written_bytes for each in written) + weights + read),
             multiply_adds,
             runs * shape.waits,
+            returned_bytes=runs * sum(each.wasted_bytes for each in shape.copying),
             stages=runs * sum(each.block_stages for each in shape.factors),
             products=multiply_adds // (ROWS * COLUMNS * shape.factors[0].k_step),
         )

@@ -11,6 +11,7 @@ from functools import cache
 from math import gcd
 from typing import ClassVar
 
+from ksgen.families.banks import CYCLE_BYTES, write_cycles
 from ksgen.families.gpu_chain import rules_of_blocks
 from ksgen.families.operands import (
     CHUNK,
@@ -73,6 +74,14 @@ def padded_chunks(chunks: int, strides: tuple[int, int, int]) -> int:
     return min(
         range(chunks, chunks + CHUNKS_AT_ONCE), key=lambda padded: (_wavefronts(CHUNK * padded, strides), padded)
     )
+
+
+@cache
+def copy_slowdown(pitch: int, run_bytes: int, piece: int) -> float:
+    """Shared-memory cycles of copies of `piece` bytes along lines of `run_bytes`, relative to 128 bytes per cycle."""
+    places = [at // run_bytes * pitch + at % run_bytes for at in range(0, WARP * run_bytes, piece)]
+    cycles = sum(write_cycles(places[first : first + WARP], piece) for first in range(0, len(places), WARP))
+    return cycles * CYCLE_BYTES / (WARP * run_bytes)
 
 
 @dataclass(frozen=True)
@@ -253,6 +262,15 @@ class MmaTiling(TensorTile):
     def written_bytes(self) -> int:
         """Bytes of inputs that are written to shared memory for a tile of the batch, without the padding of lines."""
         return self.constants.tile_batch * self.slots * self.kernel.x_item_bytes * self.readings
+
+    @property
+    def wasted_bytes(self) -> int:
+        """Bandwidth of shared memory, in bytes, that copies of exchanged inputs waste for a tile of the batch."""
+        if not self.kernel.reads_exchanged:  # the model was fitted to times of kernels without exchanges
+            return 0
+        size = self.kernel.x_item_bytes
+        piece = self.wide_bytes if self.has_wide_copies else size
+        return round(self.written_bytes * (copy_slowdown(self.x_pitch, self.x_run * size, piece) - 1))
 
     @property
     def read_bytes(self) -> int:
