@@ -79,8 +79,7 @@ def read_constants(family: str, kinds: Sequence[type[ConstantsT]], values: Mappi
     """
     given, present = values, {earlier: name for name, earlier in EARLIER_NAMES.items()}
     values = {present.get(name, name): value for name, value in given.items()}
-    needed = {kind: {field.name for field in fields(kind) if field.default is MISSING} for kind in kinds}
-    kind = next((kind for kind in kinds if needed[kind] <= set(values) <= set(_wanted(kind))), None)
+    kind = next((kind for kind in kinds if _needed(kind) <= set(values) <= set(_wanted(kind))), None)
     if kind is None or len(values) < len(given):
         accepted = "; or ".join(", ".join(_wanted(each)) for each in kinds)
         raise ConstantsError(f"{family} constants are {accepted}; got {', '.join(map(str, given))}")
@@ -95,6 +94,10 @@ def read_constants(family: str, kinds: Sequence[type[ConstantsT]], values: Mappi
 
 def _wanted(kind: type[Any]) -> dict[str, Any]:
     return {field.name: field.type for field in fields(kind)}
+
+
+def _needed(kind: type[Any]) -> set[str]:
+    return {field.name for field in fields(kind) if field.default is MISSING}
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,8 @@ def chain_cache_bytes(tiling: GemvChainTiling, batch: int) -> float:
     order, size, inputs = own_pattern.inputs, first.kernel.x_item_bytes, neighbours * own_pattern.c
     is_bsf = first.kernel.layout == "bsf"
     if order.is_exchanged and (is_bsf or batch <= constants.tile_batch):
-        rows, item_bytes = (batch, size) if is_bsf else (1, batch * size)
-        x = rows * bytes_of_exchanged_row(order, (neighbours, own_pattern.c, first.planes_d), item_bytes)
+        x_rows, item_bytes = (batch, size) if is_bsf else (1, batch * size)
+        x = x_rows * bytes_of_exchanged_row(order, (neighbours, own_pattern.c, first.planes_d), item_bytes)
     else:
         needed = _inputs_of(first.kernel, own_pattern.a // neighbours, inputs, own_pattern.d)
         x = run_bytes_of(needed, inputs, inputs, first.planes_d, batch, constants.tile_batch, size, order)

@@ -28,7 +28,7 @@ Vector = tuple[str, tuple[Any, ...]]
 
 
 class Spread(TypedDict):
-    """Vectors of inputs: those that are loaded first, by name, and those of a period."""
+    """Vectors of inputs: loaded ones by name, and the vectors of a period."""
 
     kept: list[tuple[str, str, tuple[Any, ...]]]
     vectors: list[Vector]
