@@ -1,6 +1,6 @@
 """Creates locks that are free in a forked child, where the threads that held them do not exist.
 
-ksgen creates all its locks here. Long Python code calls `give_way`, so that background threads which run it do not
+ksgen creates all its locks here. Long Python code calls `yield_to_calls`, so that background threads which run it do not
 compete with a user's call for the interpreter's lock.
 """
 
@@ -25,7 +25,7 @@ def new_reentrant_lock() -> Any:
     return _registered(threading.RLock())
 
 
-def give_way() -> None:
+def yield_to_calls() -> None:
     """Wait, in a background thread, until no call computes."""
     waits_for_calls.get()()
 

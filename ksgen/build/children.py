@@ -25,7 +25,7 @@ from typing import Any
 from ksgen import STARTED_IN, paths
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.files import write
-from ksgen.locks import give_way, new_lock, waits_for_calls
+from ksgen.locks import yield_to_calls, new_lock, waits_for_calls
 from ksgen.ownership import make_folder, temporary_folder
 from ksgen.paths import variables_for_compilers
 from ksgen.values import excerpt
@@ -120,7 +120,7 @@ class Children:
     """
 
     def __init__(self, is_background: bool = False) -> None:
-        self._is_background, self.calls = is_background, _Calls(self._give_way)
+        self._is_background, self.calls = is_background, _Calls(self._follow_calls)
         self._running: dict[subprocess.Popen[str], int] = {}  # the process group of each
         self._are_paused = False
         self._guard = new_lock()
@@ -158,7 +158,7 @@ class Children:
         """Wait until a background compiler ends or has run for `seconds`; return the seconds left."""
         before = monotonic()
         while seconds > 0:
-            self._give_way()
+            self._follow_calls()
             with suppress(subprocess.TimeoutExpired):
                 child.communicate(timeout=POLL_S)
                 break
@@ -168,7 +168,7 @@ class Children:
             before = now
         return max(0.0, seconds)
 
-    def _give_way(self) -> None:
+    def _follow_calls(self) -> None:
         """Stop or resume background compilers, as calls permit."""
         if not self._running:
             return
@@ -220,7 +220,7 @@ class Crew:
                         self._workers.remove(threading.current_thread())
                     return
                 job = self._todo.popleft()
-            give_way()
+            yield_to_calls()
             job()
 
     def stop(self, must_end: bool = False) -> None:

@@ -26,7 +26,7 @@ from jinja2.bccache import Bucket
 from ksgen.errors import KsgenError, RenderError
 from ksgen.families import Family, family_named
 from ksgen.files import read, replaced
-from ksgen.locks import give_way
+from ksgen.locks import yield_to_calls
 from ksgen.ownership import check_folder, keep_from_others, make_folder
 from ksgen.paths import cache_dir, resource
 
@@ -48,7 +48,7 @@ class CompiledTemplates(jinja2.BytecodeCache):
         return hashlib.sha256(f"{self._made_with}\0{source}".encode()).hexdigest()
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        give_way()  # if there is none, the template is compiled, which takes 20 ms
+        yield_to_calls()  # if there is none, the template is compiled, which takes 20 ms
         folder = cache_dir() / FOLDER
         with suppress(OSError):
             for each in (folder.parent, folder):

@@ -94,7 +94,7 @@ def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None
         write_csv(rows, tmp_path / name / "layers.csv")
     shown, picture = figures.readme_figures(tmp_path)
     assert "| ViT-S/16 | 1 | x8.00 | x3.00 | x3.00 | x3.00 | 100 % |" in shown
-    assert "PyTorch's bmm, views and dense." in shown.replace("\n", " ")
+    assert "PyTorch's [bmm, views and dense](docs/benchmarks.md#whole-layers)." in shown.replace("\n", " ")
     assert figures.NOTHING.strip() not in shown
     for words in (
         "ViT-S/16 up, 384 to 1536",

@@ -17,7 +17,7 @@ import pytest
 from ksgen.build import background, children
 from ksgen.build.background import PendingError, all_of, deferred, outcome
 from ksgen.errors import ToolchainError
-from ksgen.locks import give_way
+from ksgen.locks import yield_to_calls
 from tests.support.process_state import has_ended, state_of
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -225,7 +225,7 @@ def test_a_call_stops_compilers_at_once(ticking: Callable[[], int], monkeypatch:
         assert has_stopped(ticking)
 
 
-def test_background_work_gives_way_to_calls(own: background._Background, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_work_yields_to_calls(own: background._Background, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs begin, and go on where they give way, while no call computes."""
     monkeypatch.setattr(children, "PERIOD_S", 10**9)
     began, steps = threading.Event(), list[str]()
@@ -234,7 +234,7 @@ def test_background_work_gives_way_to_calls(own: background._Background, monkeyp
         steps.append("begun")
         began.set()
         until(lambda: own.children.calls._running > 0)
-        give_way()
+        yield_to_calls()
         steps.append("gone on")
 
     with background.pause_compilers():

@@ -27,7 +27,7 @@ def lanes_of(kernel: KernelSpec, limits: Limits) -> int:
 Vector = tuple[str, tuple[Any, ...]]
 
 
-class Spread(TypedDict):
+class SpreadInputs(TypedDict):
     """Vectors of inputs: loaded ones by name, and the vectors of a period."""
 
     kept: list[tuple[str, str, tuple[Any, ...]]]
@@ -41,7 +41,7 @@ class PlaneVariables(Variables, total=False):
     lanes: int
     layout: str
     columns_from: str
-    spread: Spread
+    spread: SpreadInputs
     mask: str
     turns: list[tuple[int, str, str]]
     turns_of_runs: list[tuple[int, str, str]]  # those of a square whose entries are runs of d lanes
@@ -271,7 +271,7 @@ def period_of(d: int, lanes: int) -> int:
     return d // gcd(d, lanes)
 
 
-def spread(d: int, lanes: int, parts: int, vectors: int) -> Spread:
+def spread(d: int, lanes: int, parts: int, vectors: int) -> SpreadInputs:
     """Vectors of a period that hold the inputs at `at`.
 
     A complex number is two neighbours. If d is less than the lanes and does not divide them, loads may read one input

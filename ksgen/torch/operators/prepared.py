@@ -71,7 +71,7 @@ _calls: dict[Hashable, Any] = {}  # prepared calls of layers that are not frozen
 _scratch = threading.local()
 
 
-class Seen:
+class Unprepared:
     """State of a shape of x that has no prepared call yet."""
 
     def __init__(self, since: object = None) -> None:
@@ -273,25 +273,25 @@ def _found(
     if found is None:
         if len(calls) >= most:
             calls.clear()
-        calls[key] = found = Seen()
+        calls[key] = found = Unprepared()
         if not prepares_at_once(x):
             return None
-    if type(found) is Seen and found.is_due:
+    if type(found) is Unprepared and found.is_due:
         slices = [*parameters] if ties and x.is_cpu else []
         with noticed(layers[0], x):
             calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after, adds, slices)
         parameters[:] = slices or parameters
     elif type(found) is Prepared and not found.is_open:
-        calls[key] = found = Seen()
+        calls[key] = found = Unprepared()
     return found if type(found) is Prepared and found.takes(x, residual) else None
 
 
 def _prepared(
     layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters, after: str, adds: bool,
     slices: Parameters,
-) -> "Prepared | Seen | str":  # fmt: skip
-    """Prepare a call; `Seen` if it has to be tried again later, `UNFIT` if none can be prepared."""
-    seen = Seen(progress())
+) -> "Prepared | Unprepared | str":  # fmt: skip
+    """Prepare a call; `Unprepared` if it has to be tried again later, `UNFIT` if none can be prepared."""
+    seen = Unprepared(progress())
     if not is_ready(x.device):
         return seen
     try:

@@ -28,7 +28,7 @@ from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is_ready, job_of, launcher_of, size_of
 from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
 from ksgen.torch.operators.meanwhile import by_kernels
-from ksgen.torch.operators.prepared import UNFIT, Bound, NotPreparedError, PreparedLaunches, Scratch, Seen
+from ksgen.torch.operators.prepared import UNFIT, Bound, NotPreparedError, PreparedLaunches, Scratch, Unprepared
 from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
 
 Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and the weights
@@ -105,10 +105,10 @@ def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Te
     if found is None:
         if len(_steps) >= choice.REMEMBERED:
             _steps.clear()
-        _steps[key] = found = Seen()
+        _steps[key] = found = Unprepared()
         if not prepared.prepares_at_once(x):
             return None
-    if type(found) is Seen and found.is_due:
+    if type(found) is Unprepared and found.is_due:
         with prepared.noticed(layer, x):
             _steps[key] = found = _prepared(layer, x, residual, prepared.make_whole(parameters))
     if type(found) is not PreparedStep:
@@ -117,9 +117,11 @@ def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Te
     return found
 
 
-def _prepared(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]) -> PreparedStep | Seen | str:
-    """The fastest method; `UNFIT` if the usual path is fastest or required, `Seen` if the fastest is not known yet."""
-    seen = Seen(progress())
+def _prepared(
+    layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]
+) -> PreparedStep | Unprepared | str:
+    """The fastest method; `UNFIT` if the usual path is fastest or required, `Unprepared` if it is not known yet."""
+    seen = Unprepared(progress())
     chain, activations = layer.chain, (layer.between, layer.activation)
     is_usual = layer.precision in (None, dtype_name(x.dtype)) and layer.out_layout is None and layer.fuse != "yes"
     if not is_usual or layer.backend not in prepared.BACKENDS:

@@ -41,7 +41,7 @@ def test_products_of_pytorch_serve_until_kernels_are_compiled(tmp_path: Path) ->
             kept = {values: prepared._calls, step: trained._steps}
             own = kept[call] if call in kept else state._frozen[id(layer)].calls
             found = [each for key, each in own.items() if "strided" not in str(key)]  # without those of the copy
-            return found and not any(isinstance(each, prepared.Seen) for each in found)
+            return found and not any(isinstance(each, prepared.Unprepared) for each in found)
 
         def values():
             with torch.no_grad():
@@ -413,10 +413,10 @@ def test_a_pending_method_is_tried_again_after_each_finished_job(
         monkeypatch.setattr(module, "progress", lambda: since[0])
         monkeypatch.setattr(module, "is_pending", lambda before: before is since[0])
     ways = {"ksgen": missing, "strided": timed(at, 0.001, [], "strided")}
-    trial, seen = meanwhile.MethodTrial(ways), prepared.Seen()
+    trial, seen = meanwhile.MethodTrial(ways), prepared.Unprepared()
     assert seen.is_due, "nothing was tried before"
     for count in (1, 2):
-        seen = prepared.Seen(since[0])
+        seen = prepared.Unprepared(since[0])
         for _ in range(3):
             trial.compute(ways, "strided")
             assert len(tries) == count
