@@ -1,7 +1,7 @@
 """Creates locks that are free in a forked child, where the threads that held them do not exist.
 
-ksgen creates all its locks here. Long Python code calls `yield_to_calls`, so that background threads which run it do not
-compete with a user's call for the interpreter's lock.
+ksgen creates all its locks here. Long Python code calls `yield_to_calls`, so that background threads which run it do
+not compete with a user's call for the interpreter's lock.
 """
 
 import os

@@ -25,7 +25,7 @@ from typing import Any
 from ksgen import STARTED_IN, paths
 from ksgen.errors import KsgenError, ToolchainError
 from ksgen.files import write
-from ksgen.locks import yield_to_calls, new_lock, waits_for_calls
+from ksgen.locks import new_lock, waits_for_calls, yield_to_calls
 from ksgen.ownership import make_folder, temporary_folder
 from ksgen.paths import variables_for_compilers
 from ksgen.values import excerpt
