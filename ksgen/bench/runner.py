@@ -92,14 +92,14 @@ class Runner:
     def run(self, jobs: Sequence[LayerJob]) -> int:
         """Measure jobs; returns the number of complete ones: all, or those that fit the time limit."""
         self._check_kind(jobs)
-        waiting, names = iter(jobs), self.protocol.names
+        waiting = iter(jobs)
         ahead = _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
         done = 0
         while chunk := list(islice(waiting, 1 if self.protocol.tune else ahead)):
             if self.protocol.tune and OURS in self.protocol.names and self._in_time():
                 self.report(done, len(jobs), f"searching for {chunk[0].key}")
                 tune(chunk[0], self.device, self.protocol.tune, self.deadline)
-            todo = {job: [each for each in contenders(job, self.device, names) if self._missing(each)] for job in chunk}
+            todo = {job: [each for each in self._contenders(job) if self._missing(each)] for job in chunk}
             self._build([each for some in todo.values() for each in some], done, len(jobs))
             for job in chunk:
                 self.report(done, len(jobs), job.key)
@@ -124,6 +124,9 @@ class Runner:
         It may take as long as the implementation's longest check so far, which is seconds if something compiles.
         """
         return monotonic() + self._longest.get(contender.implementation, 0.0) < self.deadline
+
+    def _contenders(self, job: LayerJob) -> list[Contender]:
+        return contenders(job, self.device, self.protocol.names)
 
     def _missing(self, contender: Contender) -> int:
         """Number of missing measurements: up to the protocol's, then one more while the median is uncertain."""

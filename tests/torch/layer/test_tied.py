@@ -359,7 +359,7 @@ def test_a_call_repeats_each_slice_once(is_trained: bool, backend: Any, monkeypa
             assert len(found) == (int(is_trained) if is_prepared else 2)
             found.clear()
     known = (trained._steps if is_trained else prepared._calls).values()
-    assert all(each is not prepared.SEEN for each in known)
+    assert not any(isinstance(each, prepared.Unprepared) for each in known)
 
 
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
