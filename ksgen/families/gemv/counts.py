@@ -35,18 +35,20 @@ def cache_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> flo
 
 
 def run_bytes_of(
-    kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, size: int, order: Order
-) -> float:
-    """Bytes of X or Y, moved once.
+    kernel: KernelSpec, features: int, tile: int, tile_d: int, batch: int, tile_batch: int, size: int, order: Order,
+    tile_i: int = 1,
+) -> float:  # fmt: skip
+    """Bytes of X or Y, moved once, by tiles that hold `tile_i` of the i of exchanged features.
 
     If a tile holds the whole batch of an array in batch-size-last, neighbouring features are contiguous.
     """
-    a, _, _, d = kernel.pattern.shape
-    if kernel.layout == "bsl" and batch <= tile_batch:
-        if order.is_exchanged:
-            return bytes_of_exchanged_row(order, (1, tile, tile_d), batch * size)
+    (a, _, _, d), is_bsf = kernel.pattern.shape, kernel.layout == "bsf"
+    if order.is_exchanged and (is_bsf or batch <= tile_batch):
+        rows, item_bytes = (batch, size) if is_bsf else (1, batch * size)
+        return rows * bytes_of_exchanged_row(order, (tile_i, tile, tile_d), item_bytes)
+    if not is_bsf and batch <= tile_batch:
         return a * bytes_of_row(features, d * batch, tile, tile_d * batch, size)
-    return array_bytes(kernel, features, tile, tile_d, batch, tile_batch, size, order)
+    return array_bytes(kernel, features, tile, tile_d, batch, tile_batch, size)
 
 
 def output_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> float:
@@ -167,13 +169,9 @@ def chain_cache_bytes(tiling: GemvChainTiling, batch: int) -> float:
     # i whose inputs are neighbours: planes of exchanged outputs may lie apart
     neighbours = first.planes_i if not first.is_exchanged or first.planes_i == own_pattern.a else 1
     order, size, inputs = own_pattern.inputs, first.kernel.x_item_bytes, neighbours * own_pattern.c
-    is_bsf = first.kernel.layout == "bsf"
-    if order.is_exchanged and (is_bsf or batch <= constants.tile_batch):
-        x_rows, item_bytes = (batch, size) if is_bsf else (1, batch * size)
-        x = x_rows * bytes_of_exchanged_row(order, (neighbours, own_pattern.c, first.planes_d), item_bytes)
-    else:
-        needed = _inputs_of(first.kernel, own_pattern.a // neighbours, inputs, own_pattern.d)
-        x = run_bytes_of(needed, inputs, inputs, first.planes_d, batch, constants.tile_batch, size, order)
+    needed = _inputs_of(first.kernel, own_pattern.a // neighbours, inputs, own_pattern.d)
+    tile = own_pattern.c if order.is_exchanged else inputs
+    x = run_bytes_of(needed, inputs, tile, first.planes_d, batch, constants.tile_batch, size, order, neighbours)
     outputs = first.kernel.pattern.b
     rows = last.tiles_out * weight_bytes_moved(first, outputs, outputs, constants.tile_d)
     rows += weight_bytes_moved(last, last.kernel.pattern.b, constants.tile_out, constants.tile_d)
