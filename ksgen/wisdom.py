@@ -173,8 +173,8 @@ class Wisdom:
     def lookup(self, kernel: KernelSpec, batch: int, aligned: bool = True) -> Entry | None:
         """Entry of the nearest batch in ratio, among entries whose family supports this batch and alignment.
 
-        None if there is none in the batch's class (`are_alike`). Entries that are neither
-        unreliable nor stale precede all others, even if another batch is nearer.
+        None if there is none in the batch's class (`are_alike`). Entries that are neither unreliable nor
+        stale precede all others, even if another batch is nearer.
 
         A kernel specialised for one batch, without entries of its own, uses those of the kernel that takes every batch.
         A kernel for strided arrays uses the entry of the kernel for contiguous arrays. A chain with an epilogue or an

@@ -259,6 +259,7 @@ def dialects_of(family: Family[Any], kind: type[Any]) -> tuple[Dialect, ...]:
     return ("cuda",) if has_parts(template) or kind.on_tensor_cores or family.for_small_batches else tuple(DIALECTS)
 
 
+@cache
 def has_parts(template: str) -> bool:
     """Whether the template's sources of chains have parts with snippets of their own."""
     root = resource("templates")
