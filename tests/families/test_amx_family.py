@@ -44,7 +44,8 @@ def test_which_kernels_it_serves(kernel: KernelSpec) -> None:
     for precision, tiles in (("bfloat16", "bf16"), ("float16", "f16")):
         each = replace(kernel, precision=precision)
         assert [family.name for family in families_for(each, CPU)][:2] == ["amx", "vector"]
-        names = [family_for(each, CPU, batch).name for batch in (None, 4096, 5, 4, 1)]
+        large = chain_of(VIT, precision) if kernel.is_chain else kernel_of((2, 64, 64, 3), precision)
+        names = [family_for(large, CPU, batch).name for batch in (None, 4096, 5, 4, 1)]
         assert names == (["amx"] * 3 if precision == "bfloat16" else ["vector"] * 3) + ["vector"] * 2
         assert not FAMILY.supports(each, replace(CPU, tiles=tuple({"bf16", "f16"} - {tiles})))
     others = (
@@ -54,6 +55,23 @@ def test_which_kernels_it_serves(kernel: KernelSpec) -> None:
     )
     assert not any(FAMILY.supports(each, CPU) for each in others)
     assert not FAMILY.supports(kernel, replace(CPU, is_cpu=False))
+
+
+def test_tiles_need_multiply_adds_for_each_element() -> None:
+    """Copies and stores dominate otherwise, and vectors are faster at these."""
+    both = (Pattern(32, 12, 12, 1), Pattern(1, 32, 32, 12))  # 11 multiply-adds per element of all factors together
+    batches = (5, 256, 257, None)
+    for kernel, by_tiles in (
+        (kernel_of((1, 24, 24, 4), "bfloat16"), [False] * 4),  # 12
+        (kernel_of((1, 48, 48, 4), "bfloat16"), [False, False, True, True]),  # 24
+        (kernel_of((1, 64, 64, 4), "bfloat16"), [True] * 4),  # 32
+        (chain_of(both, "bfloat16"), [False] * 4),
+        (kernel_of((1, 24, 24, 4), "bf16x6"), [True] * 4),  # which asks for tiles
+    ):
+        assert [family_for(kernel, CPU, batch).name == "amx" for batch in batches] == by_tiles
+    gradients = [replace(kernel_of((1, size, size, 4), "bfloat16"), job="gradient") for size in (12, 16)]
+    names = [type(family_for(each, CPU).default(each, CPU, 64)).__name__ for each in gradients]
+    assert names == ["VectorGradientConstants", "AmxGradientConstants"]
 
 
 def test_neither_gradients_nor_groups_nor_other_layouts_of_y() -> None:

@@ -23,6 +23,7 @@ from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, DeviceError, ToolchainError
 from ksgen.families import Limits, check, cuda_limits, family_for, family_of
 from ksgen.families.tiles import divide_up
+from ksgen.families.vector.defaults import fitted
 from ksgen.families.vector.family import Vector
 from ksgen.families.vector.planes import period_of
 from ksgen.families.vector.shape import VectorConstants, VectorTiling
@@ -260,6 +261,12 @@ def test_two_inputs_at_a_time_only_where_the_processor_multiplies_pairs() -> Non
         assert FAMILY.default(kernel_of((4, 8, 1, 2), "bfloat16", layout), able, batch).pairs == 0  # there is one input
         assert {each.pairs for each in FAMILY.space(kernel, able)} == {0, 1}
         assert {each.pairs for each in FAMILY.space(kernel, CPU)} == {0}
+    tiled = replace(able, tiles=("bf16",))  # Intel's, where pairs are faster only to read many weights for a few rows
+    for shape, of_bsf, of_bsl in (((1, 1024, 1024, 1), [1, 1, 0], [1, 1, 0]), ((1, 256, 256, 4), [0] * 3, [1, 0, 0])):
+        for layout, wanted in (("bsf", of_bsf), ("bsl", of_bsl)):
+            kernel = kernel_of(shape, "bfloat16", layout)
+            assert [FAMILY.default(kernel, tiled, batch).pairs for batch in (1, 4, 5)] == wanted
+            assert {each.pairs for each in FAMILY.space(kernel, tiled)} == {0, 1}
     strided = replace(kernel_of((6, 64, 64, 1), "bfloat16"), stride="any")  # whose rows may begin within a pair
     assert FAMILY.default(strided, able, 6272).panel == 1
     with pytest.raises(ConstantsError, match="panel=0 must be 1"):
@@ -439,6 +446,19 @@ def test_streaming_stores_write_the_same_bits(precision: str, layout: str, along
             for boundary in (64, 1):
                 found = multiplied(problem, replace(constants, streaming=1), boundary=boundary)
                 np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("d", "precision", "streaming"),
+    [(8, "bfloat16", 1), (16, "bfloat16", 1), (32, "bfloat16", 0), (48, "bfloat16", 0), (32, "float32", 1)],
+)
+def test_streaming_stores_fill_lines_at_once(d: int, precision: str, streaming: int) -> None:
+    """A plane with some of the j has 16 of them, which are half a line in bfloat16."""
+    kernel = kernel_of((1, 12, 12, d), precision)
+    constants = constants_of(kernel, "outputs", 16, (6, 4))
+    found = fitted(kernel, CPU, constants, 25088)
+    assert isinstance(found, VectorConstants)
+    assert found.streaming == streaming
 
 
 @pytest.mark.exhaustive

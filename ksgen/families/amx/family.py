@@ -22,6 +22,7 @@ from ksgen.families.amx.shape import (
     AmxTiling,
     are_timed,
     has_tiles_for,
+    intensity,
 )
 from ksgen.families.base import Constexpr, Geometry, Limits, Variables, Work, named
 from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
@@ -95,7 +96,10 @@ _CHAIN_RULES: tuple[Rule[AmxChainConstants], ...] = (
 )
 
 
-FEW_ROWS = 4  # rows of the batch up to which tiles are no default, unless the precision names `amx`
+# rows of the batch up to which tiles are no default unless the precision names `amx`, and up to which they need more
+# multiply-adds per input or output
+FEW_ROWS, SOME_ROWS = 4, 256
+INTENSITY, INTENSITY_OF_MANY = 32, 16
 
 
 class Amx(ProcessorProduct[AnyAmxConstants]):
@@ -116,11 +120,13 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         )
 
     def is_default(self, kernel: KernelSpec, batch: int) -> bool:
-        """Whether tiles were timed, and the batch exceeds FEW_ROWS.
+        """Whether tiles were timed, and are faster than vectors at a batch. Exchanged features were not timed.
 
-        Vectors are faster for a few rows, because a tile has 16. Exchanged features were not timed.
+        Vectors are faster for a few rows, because a tile has 16, and with few multiply-adds per element, because tiles
+        copy and store elements more slowly.
         """
-        return batch > FEW_ROWS and are_timed(kernel) and not kernel.is_exchanged
+        least = INTENSITY if batch <= SOME_ROWS else INTENSITY_OF_MANY
+        return batch > FEW_ROWS and are_timed(kernel) and not kernel.is_exchanged and intensity(kernel) >= least
 
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         return not kernel.is_strided

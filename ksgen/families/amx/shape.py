@@ -59,6 +59,12 @@ def are_timed(kernel: KernelSpec) -> bool:
     return tiles is not None and tiles.operand is BF16
 
 
+def intensity(kernel: KernelSpec) -> float:
+    """Multiply-adds per input or output of a factor, of all factors together; b * c / (b + c) of one factor."""
+    factors = kernel.factors
+    return sum(each.weight_count for each in factors) / sum(each.in_features + each.out_features for each in factors)
+
+
 class TilePlanes:
     """Shared sizes of kernels by tiles: the tiles of an (i, j)'s products, and the planes that are copied at a time."""
 

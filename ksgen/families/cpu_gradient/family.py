@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, ClassVar
 
-from ksgen.families.amx.shape import INPUTS, PAIR, are_timed, has_tiles_for
+from ksgen.families.amx.shape import INPUTS, PAIR, are_timed, has_tiles_for, intensity
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
 from ksgen.families.chains import by_kind
 from ksgen.families.cpu_gradient.defaults import (
@@ -77,11 +77,14 @@ _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
 )
 
 
+LEAST_INTENSITY = 8  # multiply-adds per input or output from which tiles are the default in bfloat16
+
+
 class CpuGradient(OfKinds):
     """Sums over the batch on a processor: by fused multiply-adds of its vector units, or by its matrix tiles.
 
-    Without wisdom, a processor that has tiles uses them for bfloat16, and for precisions that tiles compute by products
-    of bfloat16 (`tf32x3`, `bf16x6`).
+    Without wisdom, a processor that has tiles uses them for bfloat16 if there are enough multiply-adds per element, and
+    for precisions that tiles compute by products of bfloat16 (`tf32x3`, `bf16x6`).
     """
 
     name = "cpu_gradient"
@@ -108,7 +111,8 @@ class CpuGradient(OfKinds):
         found = super().defaults(kernel, limits, batch)
         if self.name in kernel.arithmetic.families:
             return found[:1]
-        return found if are_timed(kernel) and not kernel.reads_exchanged else found[::-1]
+        by_tiles = are_timed(kernel) and not kernel.reads_exchanged and intensity(kernel) >= LEAST_INTENSITY
+        return found if by_tiles else found[::-1]
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyGradientConstants]:
         for tiling in self.able(kernel, limits):

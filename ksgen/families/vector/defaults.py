@@ -30,6 +30,8 @@ LEAST_ROWS, MOST_ROWS = 24, 48
 BSL_ROWS = 128  # rows per block in batch-size-last, approximately; the next block's rows are prefetched meanwhile
 WAYS = 8  # lines per set of an L1 cache
 FEW, MANY = 16, 1 << 15  # up to FEW rows each batch is a class; from MANY on all are one
+# on processors with matrix tiles, weights per row of the batch from which on at most PAIRED_ROWS rows multiply pairs
+PAIRED_WEIGHTS, PAIRED_ROWS = 1 << 18, 4
 STREAMING_BYTES = 1 << 20  # outputs of at least this size use streaming stores: an L2 cache cannot hold them
 # weights from which on planes are split if they are fewer than cores: less work ends before another core begins
 SPLIT_WEIGHTS = 1 << 16
@@ -107,6 +109,8 @@ def common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> i
 
 
 def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
+    if not pairs_pay(kernel, limits, batch):
+        limits = replace(limits, dots=())
     lanes = lanes_of(kernel, limits)
     # exchanged outputs along the lanes are stored one by one
     is_transposed = kernel.pattern.outputs.is_exchanged or transposes_exchanged(kernel, limits, lanes)
@@ -143,6 +147,16 @@ def _are_read_in_place(kernel: KernelSpec, constants: VectorConstants) -> bool:
 def multiplies_pairs(kernel: KernelSpec, limits: Limits) -> bool:
     """Whether there are at least two inputs, and the processor multiplies two at a time."""
     return limits.multiplies_pairs(kernel.arithmetic.operand) and kernel.pattern.c > 1 and not kernel.is_quantized
+
+
+def pairs_pay(kernel: KernelSpec, limits: Limits, batch: int) -> bool:
+    """Whether products of pairs are faster than multiply-adds, on a processor that has both.
+
+    On Intel's, which have matrix tiles, a product of a pair takes as long as two multiply-adds. So pairs are faster
+    only where reading the weights dominates. Measured on a Xeon.
+    """
+    rows = batch if kernel.layout == "bsl" else PAIRED_ROWS
+    return not limits.tiles or (batch <= PAIRED_ROWS and kernel.pattern.weight_count >= PAIRED_WEIGHTS * rows)
 
 
 def is_small_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> bool:
@@ -286,9 +300,10 @@ def streams_outputs(kernel: KernelSpec, constants: VectorConstants, batch: int) 
 
     Memory would have to merge partial lines.
     """
-    # transposed outputs are stored vector by vector, others by a tile's width
+    # transposed outputs, and those of planes with some j, are stored vector by vector, others by a tile's width
     is_transposed = constants.along == "batch" and kernel.layout == "bsf"
-    run = constants.lanes * kernel.item_bytes * (1 if is_transposed else constants.width)
+    is_apart = is_transposed or (constants.along == "outputs" and VectorTiling(kernel, constants).planes_j > 1)
+    run = constants.lanes * kernel.item_bytes * (1 if is_apart else constants.width)
     return int(run % LINE_BYTES == 0 and batch * kernel.pattern.out_features * kernel.item_bytes >= STREAMING_BYTES)
 
 

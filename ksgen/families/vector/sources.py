@@ -102,11 +102,11 @@ def source_constants(kernel: KernelSpec, constants: AnyVectorConstants) -> AnyVe
 def are_comparable(shapes: list[VectorTiling], others: list[VectorTiling], limits: Limits) -> bool:
     """Whether the cost model compares other constants with a batch's own.
 
-    It does if lanes are along the same dimension and registers suffice. Vectors that reach beyond a row's end must be
-    copied by both or by neither.
+    It does if lanes are along the same dimension, registers suffice, and both multiply pairs or neither does. Vectors
+    that reach beyond a row's end must be copied by both or by neither.
     """
     return all(
-        own.constants.along == other.constants.along
+        (own.constants.along, own.constants.pairs) == (other.constants.along, other.constants.pairs)
         and (own.constants.panel == other.constants.panel or not own.reaches)
         and other.registers <= max(own.registers, limits.vector_registers)
         for own, other in zip(shapes, others, strict=True)
