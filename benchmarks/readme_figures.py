@@ -108,13 +108,13 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     state = "" if on_gpu(rows) else f"{_on_gpus(folder) or f'**{NOTHING.strip()}**'}\n\n"
     lead = f"**{machine}** ran layers in {PRECISION} at batch {BATCH} ({max(row.date for row in rows)}):"
     note = (
-        "A `KSLinear`, frozen for inference, is compared with the dense layer, and with the fastest of PyTorch's "
-        f"[{measured_names(rows, OTHERS_OF_LAYERS)}](docs/benchmarks.md#whole-layers). "
+        "A `KSLinear`, frozen for inference (weights packed once), is compared with the dense layer, and with the "
+        f"fastest of PyTorch's [{measured_names(rows, OTHERS_OF_LAYERS)}](docs/benchmarks.md#whole-layers). "
         "Speed-ups are geometric means; *the least* and *the most* are extremes of the speed-up over the best of "
         "PyTorch. The floor is the time of memory traffic or of arithmetic at peak rates, whichever is longer. "
-        "Its share is the median of floor / time."
+        "The last column is the median of floor / time."
     )
-    picture = f"![microseconds of eight layers: the dense layer, PyTorch's fastest method, and ksgen]({PICTURE})"
+    picture = f"![microseconds of eight layers: dense, PyTorch's fastest method, ksgen]({PICTURE})"
     drawn = draw(f"Layers on {machine}, {PRECISION}, batch {BATCH}", panels)
     return f"{state}{lead}\n\n{picture}\n\n{table.strip()}\n\n{note}\n", drawn
 
@@ -166,7 +166,7 @@ def _families(compared: Results) -> ResultTable:
         "over the best of PyTorch",
         "the least",
         "the most",
-        "share of the floor",
+        "floor / time",
     )
     return ResultTable.of("Layers", columns, lines)
 
