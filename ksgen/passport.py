@@ -133,7 +133,8 @@ def record(device: Known, proofs: Mapping[str, Proof]) -> Passport:
             aside.write_text(json.dumps(asdict(passport), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise KsgenError(
-            f"{path}: the passport cannot be written ({error.strerror or error}); KSGEN_WISDOM_DIR names another folder"
+            f"{path}: the passport cannot be written ({error.strerror or error}); "
+            "set KSGEN_WISDOM_DIR to another folder"
         ) from error
     return passport
 

@@ -4,7 +4,7 @@ named families.
 A pattern is the support I_a ⊗ 1_{b x c} ⊗ I_d of a matrix of a*b*d rows and a*c*d columns. The entry in row (i, k, j)
 and column (i, l, j) may be non-zero, for i < a, k < b, l < c, j < d. A pattern may store its outputs in another order
 of their indices, such as (i, j, k), and read its inputs in another order. Then the rows of its matrix, or the columns,
-have that order. Whole numbers only: never arrays, never GPUs.
+have that order. This module computes with whole numbers only; it uses neither arrays nor GPUs.
 """
 
 import re
@@ -29,8 +29,10 @@ WRITTEN = re.compile(
 
 
 class Gain(StrEnum):
-    """Gain of a fused kernel over permute-multiply-permute that (b + c)/(bc) suggests: a heuristic, not a
-    measurement."""
+    """Gain of one kernel over permute-multiply-permute, as suggested by (b + c)/(bc).
+
+    It is a heuristic, not a measurement.
+    """
 
     NONE = "nothing to win: d = 1 makes K block diagonal, so there is nothing to permute"
     LITTLE = "little to win: the multiplications hide the permutations"
@@ -126,7 +128,7 @@ class Pattern:
         if not isinstance(text, str) or not (found := WRITTEN.fullmatch(text)):
             raise PatternError(
                 f"{excerpt(text)} is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2, and perhaps "
-                "exchanges as in i.j.l@1,192,48,2@i.j.k"
+                "orders of inputs and outputs: i.j.l@1,192,48,2@i.j.k"
             )
         load, *sizes, store = found.groups()
         a, b, c, d = map(int, sizes)
@@ -708,7 +710,9 @@ def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> C
             raise PatternError(f"blocks[{place}]={excerpt(block)}; accepted: a pair (b, c)")
         b, c = counts(**{f"blocks[{place}] b": block[0], f"blocks[{place}] c": block[1]})
         if features % (c * d):
-            raise PatternError(f"blocks[{place}] c={c} after d={d}; accepted: c*d a divisor of its {features} features")
+            raise PatternError(
+                f"blocks[{place}] c={c} with d={d}; accepted: c*d a divisor of this factor's {features} input features"
+            )
         factors.append(Pattern(features // (c * d), b, c, d))
         features, d = factors[-1].out_features, b * d
     return Chain(tuple(factors), "deformable_butterfly")

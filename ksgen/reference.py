@@ -245,7 +245,10 @@ def natural(order: Order, rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def _copied(rows: NDArray[Any], shape: Sequence[int], axes: Sequence[int]) -> NDArray[Any]:
-    """Copy features into another order: that of these axes of their shape."""
+    """Copy the features of each row into another order.
+
+    They have this `shape`, whose axes are permuted to the order `axes`.
+    """
     return rows.reshape(-1, *shape).transpose(0, *(axis + 1 for axis in axes)).reshape(len(rows), -1)
 
 

@@ -48,8 +48,9 @@ class Structure:
     Args:
         chain: The chain.
         shapes: Shape of each parameter, by name, in the order of the chain's factors.
-        axes: Order in which a parameter stores the factor's axes a, b, c, d, by name; by default "abcd". B and C are
-            digits of two values above those of b and c.
+        axes: Order in which a parameter stores the factor's axes a, b, c, d, by name; by default "abcd". With "B" and
+            "C" in it, axes b and c are divided in two digits each. B and C, the higher ones, have two values, and b and
+            c are the rest.
         scales: Standard deviations of the authors' initial values, by name; without them, those of `KSLinear`.
         tied: Axis of the factor along which all weights are equal, by name: 0 for a, 3 for d, or (0, 3) for both. The
             parameter is one slice of them.
@@ -163,8 +164,8 @@ class Structure:
             The parameters by name. They may share memory with the weights.
 
         Raises:
-            LaunchError: A weight is missing, of another shape, or tied and not equal along its axes. Also if it is no
-                rotation where the structure has rotations, or if a parameter is not named.
+            LaunchError: A weight is missing, of another shape, or tied and not equal along its axes. Also if a block is
+                no rotation although its parameter stands for one (`are_rotations`), or if a parameter is not named.
 
         Examples:
             >>> import numpy as np
@@ -225,7 +226,7 @@ class Structure:
         if found is None:
             kinds = "rotations without the eigenvalue -1"
             if self.terms:
-                kinds = f"values of PEFT's series of {self.terms} terms in small numbers"
+                kinds = f"values of PEFT's series of {self.terms} terms for an S with small entries"
             raise LaunchError(f"{self.chain.name}: {name} has blocks that are no rotations; accepted: {kinds}")
         return found[_above_diagonal(factor.b)] if len(shape) == 2 else found
 
@@ -299,11 +300,14 @@ def monarch(in_features: int, out_features: int, blocks: int) -> Structure:
 
 
 def butterfly(features: int, block: int = 1) -> Structure:
-    """Create a butterfly (Dao et al., 2019): factors of 2 x 2 blocks at strides 1, 2, 4, ..., whose entries are blocks.
+    """Create a butterfly (Dao et al., 2019): factors of 2 x 2 matrices at strides 1, 2, 4, ...
+
+    The entries of these matrices are `block` x `block` blocks.
 
     Args:
         features: Features of x and y: `block` times a power of two from 2 up.
-        block: Rows and columns of each entry (Chen et al., 2022). Factors of larger blocks exchange digits.
+        block: Rows and columns of each entry (Chen et al., 2022). If it is more than 1 and there are several factors,
+            they store their outputs in another order (`Pattern.store`).
 
     Returns:
         The `Structure`, with torch-structured's parameter twiddle (1, 1, factors, pairs of entries, 2, 2). For larger
@@ -440,7 +444,7 @@ def oft(features: int, block: int, terms: int | None = 5) -> Structure:
 
     Returns:
         The `Structure`, with the blocks R (features / block, block, block), or PEFT's parameter oft_R.weight
-        (features / block, block (block - 1) / 2). Its initial value is the identity.
+        (features / block, block (block - 1) / 2). The matrix is the identity at first.
 
     Raises:
         PatternError: A number is not accepted.
@@ -464,18 +468,19 @@ def boft(features: int, block: int, factors: int) -> Structure:
     """Create the rotation of BOFT (Liu et al., 2024): the product of block-diagonal rotations after permutations.
 
     The lowest digit u of a feature's index is below `block` / 2. Each block of level t mixes the features with all
-    values of u and of bit t above u. A level reads and stores features in the order of their index. In the chain, only
-    the first factor reads exchanged inputs, because each factor stores its outputs as the next one reads them.
+    values of u and of bit t above u. By itself, a level reads and stores features in the order of their index, which
+    its pattern states as an exchange. In the chain, each factor stores its outputs as the next one reads them. So only
+    the first factor reads exchanged inputs.
 
     Args:
         features: Features of x and y.
         block: Rows and columns of a block, a divisor of `features`; even if there are several factors.
-        factors: Factors m of the butterfly. One is OFT. 2^(m - 1) divides the number of blocks.
+        factors: Number m of factors of the butterfly. With m = 1, this is OFT. 2^(m - 1) divides the number of blocks.
 
     Returns:
         The `Structure`, with the rotations R0, R1, ... (features / block, block, block) of PEFT's levels, or PEFT's
-        parameter boft_R (m, features / block, block, block). The last level multiplies x first. Its initial value is
-        the identity.
+        parameter boft_R (m, features / block, block, block). The last level multiplies x first. The matrix is the
+        identity at first.
 
     Raises:
         PatternError: A number is not accepted.
@@ -525,7 +530,7 @@ def gs(
 
     Returns:
         The `Structure`, with GSOFT's parameters gsoft_R and gsoft_L (blocks, rows of a block, columns). If the blocks
-        are square, its initial value is the identity.
+        are square, the matrix is the identity at first.
 
     Raises:
         PatternError: A number is not accepted, or blocks of rotations are not square.
@@ -623,7 +628,7 @@ def low_rank(in_features: int, out_features: int, rank: int) -> Structure:
 
 
 def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> Structure:
-    """Create a structure of diagonal blocks, then a dense matrix.
+    """Create a matrix of two factors: diagonal blocks, then a dense matrix.
 
     Args:
         in_features: Features of x.
@@ -633,7 +638,7 @@ def block_dense(in_features: int, out_features: int, blocks: int, rank: int) -> 
 
     Returns:
         The `Structure`, with the parameters blkdiag and linear, which Wei et al. (2024) name lr. Each factor is drawn
-        so that it keeps the mean square of its features. The authors then make it orthogonal.
+        so that it keeps the mean square of its features. The authors also make each factor orthogonal; ksgen does not.
 
     Raises:
         PatternError: A number is not accepted.
@@ -700,7 +705,11 @@ def _keeping_size(structure: Structure) -> Structure:
 
 
 def _level(count: int, size: int, level: int) -> Pattern:
-    """Block-diagonal level of a butterfly: each block mixes all low digits of a feature and bit `level` above them."""
+    """Block-diagonal level of a butterfly.
+
+    Each block mixes the features that differ only in the low digit, which is below size / 2, and in bit `level` above
+    it.
+    """
     order = f"i1.k1:2.i2:{2**level}.k2" if level else ""
     return Pattern(count, size, size, 1, order, order.replace("k", "l"))
 

@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 class Entry:
     """One kernel's best known constants at one batch."""
 
-    kernel: KernelSpec  # its batch is that of a specialised kernel; `batch` is what was measured
-    batch: int
+    kernel: KernelSpec  # `kernel.batch` is None unless the kernel is specialised for one batch
+    batch: int  # the measured one
     family: str
     constants: Any
     # median_us, floor_us, transpose_us, default_us, predicted_us, driver, compiler, ksgen, template, date.
@@ -106,7 +106,7 @@ class Entry:
         return self.measured.get("median_us") or None
 
     def holds_on(self, target: str) -> bool:
-        """Whether a device of this target may use it; an entry without a target, or an empty target, always may."""
+        """Whether a device of this target may use it: always if the entry has no target, or if `target` is empty."""
         return self.measured.get("target", target) == target or not target
 
     def as_json(self) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def check_writable() -> None:
         with tempfile.NamedTemporaryFile(prefix=".ksgen-", dir=folder) as file, locked(Path(file.name)) as is_locked:
             pass
     except OSError as error:
-        words = "wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder"
+        words = "wisdom cannot be written there; set KSGEN_WISDOM_DIR to another folder"
         raise KsgenError(f"{folder}: {words} ({error.strerror or error})") from error
     if not is_locked:
         warn(

@@ -104,7 +104,8 @@ def test_a_pattern_refuses_more_features_than_32_bits_count() -> None:
     ],
 )
 def test_parsing_refuses_what_is_not_four_numbers(text: str) -> None:
-    with pytest.raises(PatternError, match="is not a pattern; accepted: whole numbers a,b,c,d such as 1,192,48,2"):
+    accepted = "whole numbers a,b,c,d such as 1,192,48,2, and perhaps orders of inputs and outputs: i.j.l@1"
+    with pytest.raises(PatternError, match=f"is not a pattern; accepted: {accepted}"):
         Pattern.parse(text)
 
 
@@ -298,7 +299,7 @@ def test_every_deformable_butterfly_is_chainable(a: int, blocks: list[tuple[int,
         (
             "deformable_butterfly",
             (12, [(2, 3), (5, 3)]),
-            "blocks[1] c=3 after d=2; accepted: c*d a divisor of its 8 features",
+            "blocks[1] c=3 with d=2; accepted: c*d a divisor of this factor's 8 input features",
         ),
     ],
 )

@@ -356,7 +356,8 @@ def test_vectors_of_pefts_oft_become_rotations_and_come_back(terms: int | None) 
     assert structure.to_state(weights).keys() == {"R"}
     with pytest.raises(LaunchError, match=r"got oft_R.weight of shape \(4, 5, 5\); \(4, 10\) is needed"):
         structure.from_state({"oft_R.weight": skew})
-    accepted = "rotations without" if terms is None else f"values of PEFT's series of {terms} terms in small numbers"
+    accepted = f"values of PEFT's series of {terms} terms for an S with small entries"
+    accepted = "rotations without" if terms is None else accepted
     with pytest.raises(LaunchError, match=f"oft: oft_R.weight has blocks that are no rotations; accepted: {accepted}"):
         structure.to_state([3 * weights[0]], names=state)
 

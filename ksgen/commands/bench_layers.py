@@ -178,7 +178,10 @@ def _layers(named: Sequence[str], seed: int) -> list["MeasuredLayer"]:
 
 
 def _with(layer: "MeasuredLayer", between: str | None, activation: str | None, added: Epilogue) -> "MeasuredLayer":
-    """Return the layer with the command's activations in place of the spec's, and with its bias and residual added."""
+    """Return the layer with the activations that the command names, if any, in place of its own.
+
+    It also gets the bias and residual that the command names.
+    """
     given = layer.epilogue
     epilogue = Epilogue(
         given.bias or added.bias,

@@ -81,7 +81,10 @@ class Wanted:
 
 
 def epilogue_of(bias: bool, activation: str, residual: bool, residual_first: bool) -> Epilogue:
-    """Epilogue that the options of a command ask for; `SpecError` if there is nothing to put in order."""
+    """Epilogue that the options of a command ask for.
+
+    Raises `SpecError` if `residual_first` is given without both a residual and an activation.
+    """
     epilogue = Epilogue(bias, activation, residual, residual_first)
     if residual_first and not epilogue.residual_first:
         raise SpecError("--residual-first without a residual or an activation; accepted: --residual and --activation")

@@ -245,7 +245,10 @@ def template_of(family: Family[Any], kind: type[Any]) -> str:
 
 
 def part_libraries(family: Family[Any], kind: type[Any]) -> tuple[str, ...]:
-    """Snippet libraries of each part of a source, for sources of the family with such constants that have parts."""
+    """Snippet libraries for each part of a source with constants of type `kind`.
+
+    They matter only for sources that have parts.
+    """
     if template_of(family, kind).endswith(".cl.j2"):
         return TILE_PART_LIBRARIES
     return tuple(each for each in PART_LIBRARIES if each != "operands" or kind.on_tensor_cores)

@@ -102,9 +102,9 @@ def array_bytes(
     item_bytes: int,
     order: Order | None = None,
 ) -> float:
-    """Bytes of X or Y that blocks move, each with its tile of the features, of j and of the batch.
+    """Bytes of X or Y that all blocks move: each block moves a tile of features, of j and of the batch.
 
-    In batch-size-last an `order` makes no difference, because each feature has a line of its own.
+    In batch-size-last `order` makes no difference, because each feature is a contiguous row.
     """
     a, _, _, d = kernel.pattern.shape
     if order is not None and order.is_exchanged and kernel.layout == "bsf":

@@ -196,8 +196,8 @@ class BaseLauncher(Explainable):
 
         Returns:
             A `Call`: `call()` launches and returns y. It is not thread-safe. None if factors, or the layers of a group,
-            are launched one by one. A sum returns one call of all its chains, or None if the factors of a chain are
-            launched one by one.
+            are launched one by one. A `SumLauncher` returns one call of all its chains, or None if the factors of a
+            chain are launched one by one.
 
         Raises:
             LaunchError: Arguments do not fit a factor or each other, or fuse="yes" is unavailable.

@@ -225,7 +225,10 @@ def serve(connection: Connection, device: str | None, limit_s: float) -> None:
 
 
 def main() -> None:
-    """Run the child. Arguments: the connection's file number, seconds per step, the device, modules to import first."""
+    """Run the child.
+
+    Arguments: the connection's file descriptor, seconds per step, the device, modules to import first.
+    """
     number, limit_s, device, *modules = sys.argv[1:]
     os.dup2(2, 1)  # what drivers print goes to standard error
     for module in modules:

@@ -361,5 +361,5 @@ def test_a_process_that_waits_for_another_says_so_once(tmp_path: Path, monkeypat
 def test_nothing_is_proven_that_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with mounted(tmp_path / "disk", "size=64k,mode=700,ro") as disk:
         monkeypatch.setenv("KSGEN_WISDOM_DIR", str(disk))
-        with pytest.raises(KsgenError, match="cannot be written there; KSGEN_WISDOM_DIR names another folder"):
+        with pytest.raises(KsgenError, match="cannot be written there; set KSGEN_WISDOM_DIR to another folder"):
             prove("native")

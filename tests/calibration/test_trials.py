@@ -206,7 +206,7 @@ def test_a_folder_that_takes_no_wisdom_is_named_before_anything_is_measured(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path / "file" / "wisdom"))
-    with pytest.raises(KsgenError, match="wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder"):
+    with pytest.raises(KsgenError, match="wisdom cannot be written there; set KSGEN_WISDOM_DIR to another folder"):
         calibrated(store, "mma", JOB)
     assert store.trials() == []
 

@@ -309,7 +309,7 @@ def test_mistakes_about_the_device(home: Path, monkeypatch: pytest.MonkeyPatch) 
         assert message in str(tune(*SMALL, *arguments).exception)
     (home / "file").write_text("")
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(home / "file" / "wisdom"))
-    assert "file/wisdom: wisdom cannot be written there; KSGEN_WISDOM_DIR names another folder" in str(
+    assert "file/wisdom: wisdom cannot be written there; set KSGEN_WISDOM_DIR to another folder" in str(
         tune(*SMALL).exception
     )
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")

@@ -199,7 +199,10 @@ class First(ResidentTiling):
         return read.name == "l" or (read.name == "j" and read.unit < self._tile_d)
 
     def _free(self, name: str) -> list[tuple[Digit, Digit]]:
-        """Digits of this factor's i or j that differ within a tile, from the least significant one."""
+        """Digits of this factor's i or j (`name`) that differ within a tile, from the least significant one.
+
+        Each comes with the second factor's digit.
+        """
         return sorted(each for each in self._digits if each[0].name == name and self._is_free(each[1]))
 
     @cached_property

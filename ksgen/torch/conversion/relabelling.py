@@ -94,7 +94,7 @@ class _Digits:
         self._lists: list[list[int]] = []
 
     def new(self, size: int) -> list[int]:
-        """List a new digit; none if it has only one value."""
+        """Make a digit of `size` values, and return a list of it; the list is empty if `size` is 1."""
         self._sizes.append(size)
         return self._listed([len(self._sizes) - 1] if size > 1 else [])
 

@@ -211,7 +211,7 @@ class ChainLayer:
 
 
 def activated(y: Tensor, **named: Any) -> Tensor:
-    """Apply an activation, which is given under its name in messages."""
+    """Apply an activation, given as a keyword argument; error messages call it by that keyword."""
     ((name, activation),) = named.items()
     check_words(**{name: (activation, ACTIVATIONS)})
     if not isinstance(y, fx.Proxy):  # a proxy has no dtype yet
@@ -231,7 +231,7 @@ def freeze(model: nn.Module) -> list[str]:
         model: Module whose `KSLinear` layers are frozen.
 
     Returns:
-        Names of the layers that this call froze.
+        Names of the layers that are frozen now, including those that were frozen before.
 
     Raises:
         LaunchError: A layer cannot be frozen, such as one whose weights a parametrization other than `Tied` computes at
@@ -280,7 +280,10 @@ def thaw(model: nn.Module) -> list[str]:
 
 
 def _trainable_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Names and layers with trainable weights. Layers with stored weights always cache, and need no freeze."""
+    """Names and layers with trainable weights.
+
+    Layers whose weights are stored in another type than x (`has_stored_type`) always cache, and need no freeze.
+    """
     return [
         (name, layer)
         for name, layer in model.named_modules()

@@ -155,7 +155,7 @@ def settle(call: Callable[[], None]) -> None:
 
 @contextmanager
 def _watched(watcher: Callable[[Device, KernelSpec, int, Choice | None], None]) -> Iterator[None]:
-    """Pass every kernel that launchers ask for to the watcher."""
+    """Call the watcher with every kernel that launchers ask for."""
     WATCHERS.append(watcher)
     try:
         yield

@@ -368,7 +368,7 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         if self.between != "none":
             raise LaunchError(
-                f"{self._name()}: with between={self.between!r} it has no matrix; accepted: a layer without it"
+                f"{self._name()}: with between={self.between!r} the layer has no matrix; accepted: between='none'"
             )
         return chain_to_dense(self.chain, self._factors()).contiguous()
 
@@ -583,7 +583,8 @@ class KSLinear(ChainLayer, nn.Linear):
         return self
 
     def _freeze(self, name: str) -> bool:
-        repeated = keep(self.weights)  # alive until `weights` refers to them
+        # keeps the repeated slices alive until `weights` holds them, because `Tied` refers to them weakly
+        repeated = keep(self.weights)
         weights, again = self._own_weights(), self._own_weights()
         del repeated
         if computed := [each.removeprefix("weights.") for each in weights if weights[each] is not again[each]]:
@@ -702,7 +703,10 @@ class KSLinear(ChainLayer, nn.Linear):
         return frozen.calls_of(self)
 
     def _stored(self) -> Mapping[str, Any]:
-        """Parameters of the weights by name, and tied weights, which a frozen layer repeats only once."""
+        """Parameters of the weights by name. If some are tied, also the full weights of all factors.
+
+        A frozen layer repeats slices only once.
+        """
         weights: Any = self._modules["weights"]
         return stored(weights) if "parametrizations" in weights._modules else weights._parameters
 

@@ -460,7 +460,7 @@ def scratch_memory(x: Tensor, nbytes: int) -> Tensor:
 
 
 def _features(layers: Sequence[Any], adds: bool) -> list[int]:
-    """Numbers of the features that y has side by side."""
+    """Number of features of each layer's part of y, side by side; only one number if the layers are added."""
     return [each.out_features for each in (layers[:1] if adds else layers)]
 
 

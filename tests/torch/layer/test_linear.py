@@ -250,7 +250,7 @@ def test_with_an_activation_between_a_layer_has_no_matrix() -> None:
     layer = make(between="relu")
     assert "between=relu" in repr(layer)
     for ask in (layer.to_dense, layer.to_linear, lambda: layer.weight + 0):
-        with pytest.raises(LaunchError, match="with between='relu' it has no matrix; accepted: a layer without it"):
+        with pytest.raises(LaunchError, match="with between='relu' the layer has no matrix; accepted: between='none'"):
             ask()
     with pytest.raises(LaunchError, match="between='relu' makes it nonlinear; accepted: 'none'"):
         KSLinear.from_linear(nn.Linear(24, 24), CHAIN, between="relu")

@@ -257,7 +257,7 @@ def test_an_activation_between_factors_stays_there(fuse: str) -> None:
     assert relative(of_x, other) < 1e-5
     assert "between=gelu" in repr(made)
     assert ("with gelu between factors at batch 1" if fuse != "no" else "_gelu at batch 1") in made.explain(1)
-    with pytest.raises(LaunchError, match="with between='gelu' it has no matrix"):
+    with pytest.raises(LaunchError, match="with between='gelu' the layer has no matrix"):
         made.to_dense()
 
 
