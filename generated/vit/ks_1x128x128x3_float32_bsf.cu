@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 4bcb690d, spec 2190bf8c
+// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 67b7acad, spec 2190bf8c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -114,7 +114,8 @@ typedef unsigned TileIndex;  // 32 bits suffice for tile counts; a 64-bit divisi
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-// The same tile, computed again from two numbers. So the compiler keeps only these two in registers until then.
+// The same tile, computed again from two numbers after the multiplication. So only these two stay in registers during
+// it.
 DEVICE Tile place_again(const Tile tile, const extent batch) {
     const TileIndex weights = opaque((TileIndex)tile.weights), rest = weights / TILES_OUT;
     const extent first_batch = (extent)opaque((TileIndex)(tile.first_batch / TILE_BATCH)) * TILE_BATCH;
@@ -309,8 +310,8 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
             UNROLL for (int m = 0; m < THREAD_BATCH; m += 2) multiply_add_pair(sums[n] + m, own_x + m, own_w[n]);
     }
 }
-// Multiply all stages. If WIDE, rows are aligned, and each copy moves a group. Each case has a loop of its own, without
-// branches for the other case.
+// Multiply all stages. If WIDE, lines are aligned, and each copy moves a group. Each case has a loop of its own,
+// without branches for the other case.
 template <bool WIDE>
 DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared,
                             const Tile tile, const extent x_pitch, const int own_x, const int own_w) {
@@ -330,9 +331,9 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
         }
         copy_async_commit();
     }
-    // In float32, the loop is unrolled STAGES times if STAGES divides STEPS. Unaligned rows are the exception
-    // if aligned ones have a loop of their own. Stages of an unrolled loop have constant addresses in shared
-    // memory. In other cases unrolling makes ptxas spill.
+    // In float32, the loop is unrolled STAGES times if STAGES divides STEPS. If there are two loops (X_VECTOR > 1),
+    // only the WIDE one is unrolled. Stages of an unrolled loop have constant addresses in shared memory. In other
+    // cases unrolling makes ptxas spill.
     constexpr bool IS_UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 && (WIDE || X_VECTOR == 1);
     constexpr int UNROLLED = IS_UNROLLED ? STAGES : 1;
     _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)

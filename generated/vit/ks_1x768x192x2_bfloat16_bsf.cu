@@ -1,4 +1,4 @@
-// ks_1x768x192x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 5a61a579, spec fb9ebd7c
+// ks_1x768x192x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 f88e8f76, spec fb9ebd7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -10,8 +10,8 @@
 // TILE_D neighbouring j of one i. Packed weights are operand A, X is operand B. The block walks over l in steps of
 // TILE_IN: a stage of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is
 // resident, its stages stay in shared memory, and the block walks over all PASSES tiles of outputs. Lanes read X in
-// 16-byte chunks, unchanged. Along the K dimension of instructions, inputs may have any order, if A and B have the
-// same one. Rows of A may be any outputs. A is packed accordingly (`input_of`, `out_of`). Below, g and t are PTX's
+// 16-byte chunks, unchanged. Along an instruction's K dimension, inputs may have any order that both operands share.
+// Rows of operand A may be any outputs. Weights are packed accordingly (`input_of`, `out_of`). Below, g and t are PTX's
 // groupID and threadID_in_group of a lane: lane 4g + t of its warp. The kernel comes first. Its functions follow:
 // place, load, multiply, store.
 //

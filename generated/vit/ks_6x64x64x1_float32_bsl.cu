@@ -1,8 +1,9 @@
-// ks_6x64x64x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 4bcb690d, spec 6e694259
+// ks_6x64x64x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 67b7acad, spec 6e694259
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 //
 // Indices: block i of A on the diagonal, output k of B, input l of C, interleaved matrix j of D, row s of the batch.
+// These are logical indices. In memory, X and Y are (features, batch).
 
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
@@ -105,7 +106,8 @@ typedef unsigned TileIndex;  // 32 bits suffice for tile counts; a 64-bit divisi
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-// The same tile, computed again from two numbers. So the compiler keeps only these two in registers until then.
+// The same tile, computed again from two numbers after the multiplication. So only these two stay in registers during
+// it.
 DEVICE Tile place_again(const Tile tile, const extent batch) {
     const TileIndex weights = opaque((TileIndex)tile.weights), rest = weights / TILES_OUT;
     const extent first_batch = (extent)opaque((TileIndex)(tile.first_batch / TILE_BATCH)) * TILE_BATCH;
@@ -309,8 +311,8 @@ DEVICE void multiply_stage(real sums[THREAD_OUT][THREAD_BATCH], SHARED const rea
             UNROLL for (int m = 0; m < THREAD_BATCH; m += 2) multiply_add_pair(sums[n] + m, own_x + m, own_w[n]);
     }
 }
-// Multiply all stages. If WIDE, rows are aligned, and each copy moves a group. Each case has a loop of its own, without
-// branches for the other case.
+// Multiply all stages. If WIDE, lines are aligned, and each copy moves a group. Each case has a loop of its own,
+// without branches for the other case.
 template <bool WIDE>
 DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* from, const real* weights, real* shared,
                             const Tile tile, const extent x_pitch, const int own_x, const int own_w) {
@@ -330,9 +332,9 @@ DEVICE void multiply_stages(real sums[THREAD_OUT][THREAD_BATCH], const stored* f
         }
         copy_async_commit();
     }
-    // In float32, the loop is unrolled STAGES times if STAGES divides STEPS. Unaligned rows are the exception
-    // if aligned ones have a loop of their own. Stages of an unrolled loop have constant addresses in shared
-    // memory. In other cases unrolling makes ptxas spill.
+    // In float32, the loop is unrolled STAGES times if STAGES divides STEPS. If there are two loops (X_VECTOR > 1),
+    // only the WIDE one is unrolled. Stages of an unrolled loop have constant addresses in shared memory. In other
+    // cases unrolling makes ptxas spill.
     constexpr bool IS_UNROLLED = sizeof(real) == 4 && STEPS % STAGES == 0 && (WIDE || X_VECTOR == 1);
     constexpr int UNROLLED = IS_UNROLLED ? STAGES : 1;
     _Pragma("unroll 1") for (int first = 0; first < STEPS; first += UNROLLED)
@@ -396,7 +398,7 @@ DEVICE void store_sums(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], co
         }
     }
 }
-// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours. Aligned rows have
+// Sums are stored straight from registers: the 8 lanes along the batch write 8 * GROUP neighbours. Aligned lines have
 // code of their own, without branches for the other case.
 DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SHARED real* shared, const Tile tile,
                        const extent batch, const extent y_pitch, const int plane, const int own_batch,

@@ -128,6 +128,7 @@ def render(
         "template": template,
         "template_digest": template_digest(chosen.name),
         "summary": _summary(kernel),
+        "memory_lines": _memory_lines(kernel),
         "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
         "extra_pitches": ", residual_pitch" if kernel.epilogue.residual else ", 0",
@@ -172,6 +173,15 @@ def _summary(kernel: KernelSpec) -> str:
     stored = "X and weights" if kernel.has_bytes_in else "weights"
     quantized = (f"{kernel.weights} {stored}",) if kernel.is_quantized else ()
     return ", ".join((kernel.precision, layouts, *quantized, *(word for word in kernel.words if word != kernel.job)))
+
+
+def _memory_lines(kernel: KernelSpec) -> str:
+    """Comment on the arrays whose order in memory differs from that of indices in formulas; empty if there are none."""
+    result, layout = ("dY", kernel.layout) if kernel.job == "gradient" else ("Y", kernel.y_layout)
+    arrays = [array for array, each in (("X", kernel.layout), (result, layout)) if each == "bsl"]
+    verb = "are" if len(arrays) > 1 else "is"
+    words = f"// These are logical indices. In memory, {' and '.join(arrays)} {verb} (features, batch).\n"
+    return words if arrays else ""
 
 
 def _row_pitches(kernel: KernelSpec) -> dict[str, int | str]:

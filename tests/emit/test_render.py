@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -172,6 +173,21 @@ def test_a_text_says_what_it_is_and_nothing_of_where_it_was_made() -> None:
     assert second == "// Y = X K^T, support I_2 ⊗ 1_{64x48} ⊗ I_4, float32, batch-size-first."
     for private in (str(ROOT), str(Path.home()), "202"):
         assert private not in source.text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "arrays"),
+    [
+        (KERNEL, ""),
+        (replace(KERNEL, layout="bsl"), "X and Y are"),
+        (replace(KERNEL, layout="bsl", job="gradient"), "X and dY are"),
+        (KernelSpec((Pattern(2, 16, 6, 1), Pattern(2, 8, 8, 2)), out_layout="bsl"), "Y is"),
+    ],
+)
+def test_a_source_says_which_arrays_are_in_batch_size_last(kernel: KernelSpec, arrays: str) -> None:
+    """Formulas have X[s, ...], whatever the order in memory is."""
+    line = re.compile(r"^// These are logical indices\. In memory, (.*) \(features, batch\)\.$", re.MULTILINE)
+    assert line.findall(render(kernel).text) == ([arrays] if arrays else [])
 
 
 def test_the_entry_carries_a_hash_where_the_constants_are_not_the_default() -> None:

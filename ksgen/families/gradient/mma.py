@@ -3,8 +3,8 @@
 This module has its constants and rules, the sizes derived from them, and the tiles to choose from.
 
 dY is operand A (rows: outputs), X is operand B (columns: inputs). Both are in shared memory with the batch contiguous.
-A lane reads both in 16-byte chunks. Along the K dimension of `mma`, rows of the batch may have any order, if both
-operands have the same one. So the words of a chunk are a lane's operands, unchanged.
+A lane reads both in 16-byte chunks. Along the K dimension of `mma`, rows of the batch may have any order that both
+operands share. So the words of a chunk are a lane's operands, unchanged.
 """
 
 from collections.abc import Iterator
