@@ -26,6 +26,13 @@ def has_modes() -> bool:
     return bool(torch._C._dispatch_tls_is_dispatch_key_included(_PRE_DISPATCH))
 
 
+def is_eager() -> bool:
+    """Whether operators run at once, and no compiler, trace, dispatch mode or torch.func transform has to see them."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state():
+        return False
+    return not (has_modes() or torch._C._are_functorch_transforms_active())
+
+
 def dtype_name(dtype: Any) -> str:
     """Name of a dtype: `torch.float32` gives `float32`."""
     return str(dtype).removeprefix("torch.")

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ksgen.errors import LaunchError, warn
 from ksgen.launch.weights import Seen
 from ksgen.launcher import Weights
-from ksgen.torch.operators.checks import has_modes
+from ksgen.torch.operators.checks import is_eager
 from ksgen.torch.operators.choice import launcher
 
 Make = Callable[[Tensor], Any]
@@ -94,7 +94,7 @@ def derived(weights: Tensor, make: Make, uncached: Make | None = None) -> Any:
     if torch.compiler.is_compiling() or not _kept or (torch.is_grad_enabled() and weights.requires_grad):
         return uncached(weights)
     kept = _kept.get(id(weights))
-    if kept is None or not kept.layers or _is_transformed():
+    if kept is None or not kept.layers or not is_eager():
         return uncached(weights)
     if what := kept.seen.what_happened():
         _end([(kept, what)])
@@ -148,7 +148,7 @@ def record_of(layer: nn.Module) -> tuple[tuple[dict[int, _Frozen], int, Any], li
 def is_cached(weights: Tensor) -> bool:
     """Whether data derived from the weights may be cached, because they belong to a frozen layer."""
     kept = _kept.get(id(weights)) if _kept else None
-    return kept is not None and bool(kept.layers) and not _is_transformed()
+    return kept is not None and bool(kept.layers) and is_eager()
 
 
 def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
@@ -224,7 +224,7 @@ def was_frozen(layer: nn.Module) -> bool:
 
 def thaw_if_changed(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
     """Thaw a frozen layer if a change of its weights is detected."""
-    if was_frozen(layer) and not _is_transformed() and (changes := _changes(layer, weights())):
+    if was_frozen(layer) and is_eager() and (changes := _changes(layer, weights())):
         _end(changes)
 
 
@@ -293,12 +293,6 @@ def _is_gathered(tensor: Tensor) -> bool:
         if group
     ]
     return any(getattr(each, "_unsharded_param", None) is tensor for group in groups for each in group.fsdp_params)
-
-
-def _is_transformed() -> bool:
-    """Whether a functorch transform, dispatch mode or trace is active: results may then be tensors of other types."""
-    is_watched = torch.jit.is_tracing() or torch.compiler.is_compiling() or has_modes()
-    return bool(is_watched or torch._C._are_functorch_transforms_active())
 
 
 def _is_recorded(device: torch.device) -> bool:

@@ -38,6 +38,7 @@ from ksgen.torch.operators.checks import (
     check_words,
     dtype_name,
     has_modes,
+    is_eager,
 )
 from ksgen.torch.operators.choice import (
     REMEMBERED,
@@ -642,7 +643,7 @@ def _is_traced() -> bool:
 
 def is_plain(*tensors: Tensor | None) -> bool:
     """Whether only the values are needed."""
-    return not (_is_watched(*tensors) or needs_gradient(*tensors) or is_transformed() or _is_traced())
+    return is_eager() and not (_is_forward_mode() or needs_gradient(*tensors) or _is_watched(*tensors))
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:

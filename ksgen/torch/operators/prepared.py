@@ -34,7 +34,7 @@ from ksgen.spec import Activation, Epilogue, Layout
 from ksgen.spec.kernel import layout_word, pattern_as_list
 from ksgen.torch.operators import choice, frozen, ops, products, replay
 from ksgen.torch.operators.backends import BACKENDS as PRODUCTS
-from ksgen.torch.operators.checks import dtype_name, has_modes
+from ksgen.torch.operators.checks import dtype_name, is_eager
 from ksgen.torch.operators.choice import (
     chain_launcher,
     faster,
@@ -90,11 +90,9 @@ class NotPreparedError(Exception):
 
 def is_direct(x: Any, residual: Any = None) -> bool:
     """Whether x and residual are plain tensors, and no trace, mode, transform, autocast or graph capture is active."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state():  # a trace records every shape that is read
+    if not is_eager() or forward_ad._current_level >= 0:  # a trace records every shape that is read
         return False
-    if has_modes() or torch._C._are_functorch_transforms_active():
-        return False
-    if forward_ad._current_level >= 0 or not (_lies_in_memory(x) and (residual is None or _lies_in_memory(residual))):
+    if not (_lies_in_memory(x) and (residual is None or _lies_in_memory(residual))):
         return False
     if x.is_cpu:
         return not torch.is_autocast_enabled("cpu")

@@ -6,8 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
+from torch._subclasses import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
 from ksgen.errors import LaunchError, SpecError  # noqa: E402
 from ksgen.torch import multiply  # noqa: E402
+from ksgen.torch.operators.checks import is_eager  # noqa: E402
 
 BATCH = 7
 
@@ -69,3 +73,24 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], kind: type[Except
     given = {"x": torch.randn(BATCH, 30), "weights": torch.randn(2, 9, 5, 3), **changes}
     with pytest.raises(kind, match=message):
         multiply(given.pop("x"), given.pop("weights"), **given)
+
+
+def test_operators_run_at_once_unless_something_has_to_see_them() -> None:
+    found: list[bool] = []
+
+    def asked(x: torch.Tensor) -> torch.Tensor:
+        found.append(is_eager())
+        return x + 1
+
+    x = torch.ones(2)
+    asked(x)
+    with torch.no_grad():
+        asked(x)
+    assert found == [True, True]
+    torch.func.vmap(asked)(x)
+    torch.jit.trace(asked, (x,), check_trace=False)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        asked(x)
+    make_fx(asked, pre_dispatch=True)(x)
+    assert found[2:] == [False] * 4
+    assert not torch.compile(lambda x: x + is_eager(), backend="eager")(x).eq(2).any()
