@@ -3,6 +3,7 @@ compared.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
@@ -117,200 +118,87 @@ def tiles(
     along: str, lanes: int, height: int, width: int, block: int, parts: int, last: int, name: str = "panel"
 ) -> dict[str, Any]:
     """Constants of the vector families. They end with `panel` and `streaming` or, for a gradient, `pieces`."""
-    streaming = {"streaming": int(lanes == 8)} if name == "panel" else {}
-    return {
-        "along": along,
-        "lanes": lanes,
-        "height": height,
-        "width": width,
-        "block": block,
-        "parts": parts,
-        name: last,
-        **streaming,
-    }
+    found = {"along": along, "lanes": lanes, "height": height, "width": width, "block": block, "parts": parts}
+    return found | {name: last} | ({"streaming": int(lanes == 8)} if name == "panel" else {})
 
 
+def case_of(
+    family: str, pattern: tuple[int, int, int, int], batch: int, constants: dict[str, Any], **more: Any
+) -> Case:
+    return Case(pattern, batches=(batch,), family=family, constants=constants, **more)
+
+
+RELU, GELU = (True, "relu", True), (True, "gelu", True)  # epilogues
+PAIRS = {"pairs": 1}
 SLICES = [  # a row's end within a group, and rows of whole groups, which wide accesses move
-    Case((2, 5, 9, 3), "float32", "bsf", (True, "relu", True), gaps=(3, 5, 1)),
-    Case((2, 4, 8, 2), "float16", "bsf", (True, "relu", True), (8,), gaps=(8, 16, 24)),
-    Case((2, 5, 9, 1), "float64", "bsl", (True, "relu", True), gaps=(3, 5, 1)),
+    Case((2, 5, 9, 3), "float32", "bsf", RELU, gaps=(3, 5, 1)),
+    Case((2, 4, 8, 2), "float16", "bsf", RELU, (8,), gaps=(8, 16, 24)),
+    Case((2, 5, 9, 1), "float64", "bsl", RELU, gaps=(3, 5, 1)),
     Case((1, 8, 8, 1), "float32", "bsl", (False, "none", True), (8,), gaps=(8, 4, 12)),
 ]
+of_vectors = partial(case_of, "vector")
 VECTOR = [
-    Case(
-        (2, 5, 3, 2),
-        batches=(14,),
-        family="vector",
-        constants=tiles("outputs", 8, 3, 2, 6, 2, 0),
-        epilogue=(True, "relu", True),
-    ),
-    Case((2, 5, 3, 1), "float16", "bsl", batches=(14,), family="vector", constants=tiles("outputs", 4, 3, 1, 6, 2, 1)),
-    Case((1, 3, 2, 7), "bfloat16", batches=(7,), family="vector", constants=tiles("outputs", 4, 2, 2, 6, 2, 1)),
-    Case(
-        (2, 5, 3, 3),
-        batches=(14,),
-        family="vector",
-        constants=tiles("batch", 8, 2, 1, 8, 1, 1),
-        epilogue=(True, "gelu", True),
-    ),
-    Case((2, 5, 3, 3), "bfloat16", "bsl", batches=(14,), family="vector", constants=tiles("batch", 4, 2, 2, 8, 3, 1)),
-    Case((2, 3, 3, 1), "float64", batches=(5,), family="vector", constants=tiles("batch", 2, 2, 2, 4, 1, 1)),
+    of_vectors((2, 5, 3, 2), 14, tiles("outputs", 8, 3, 2, 6, 2, 0), epilogue=RELU),
+    of_vectors((2, 5, 3, 1), 14, tiles("outputs", 4, 3, 1, 6, 2, 1), precision="float16", layout="bsl"),
+    of_vectors((1, 3, 2, 7), 7, tiles("outputs", 4, 2, 2, 6, 2, 1), precision="bfloat16"),
+    of_vectors((2, 5, 3, 3), 14, tiles("batch", 8, 2, 1, 8, 1, 1), epilogue=GELU),
+    of_vectors((2, 5, 3, 3), 14, tiles("batch", 4, 2, 2, 8, 3, 1), precision="bfloat16", layout="bsl"),
+    of_vectors((2, 3, 3, 1), 5, tiles("batch", 2, 2, 2, 4, 1, 1), precision="float64"),
     # whose outputs wait
-    Case((1, 16, 5, 1), batches=(9,), family="vector", constants=tiles("outputs", 8, 3, 2, 6, 1, 0)),
-    Case((1, 6, 9, 1), layout="bsl", batches=(40,), family="vector", constants=tiles("batch", 8, 2, 2, 32, 1, 1)),
-    Case(
-        (2, 5, 3, 2),
-        "bfloat16",
-        batches=(14,),
-        family="vector",
-        constants=tiles("outputs", 8, 3, 2, 6, 2, 1) | {"pairs": 1},
-    ),
-    Case(
-        (2, 5, 3, 3),
-        "bfloat16",
-        batches=(14,),
-        family="vector",
-        constants=tiles("batch", 8, 2, 1, 8, 1, 1) | {"pairs": 1},
-    ),
-    Case(
-        (2, 5, 3, 3),
-        "bfloat16",
-        "bsl",
-        batches=(14,),
-        family="vector",
-        constants=tiles("batch", 4, 2, 2, 8, 3, 1) | {"pairs": 1},
-    ),
-    Case(
-        (2, 5, 3, 3),
-        batches=(5,),
-        family="vector",
-        constants=tiles("outputs", 8, 2, 3, 6, 2, 1),
-        epilogue=(True, "relu", True),
-    ),
-    Case(
-        (2, 5, 3, 6),
-        "bfloat16",
-        batches=(5,),
-        family="vector",
-        constants=tiles("outputs", 8, 2, 3, 6, 2, 1) | {"pairs": 1},
-    ),
-    Case(
-        (2, 5, 3, 2),
-        "float32",
-        "bsf",
-        (True, "relu", True),
-        (14,),
-        "vector",
-        tiles("outputs", 8, 3, 2, 6, 2, 0),
-        gaps=(3, 5, 1),
-    ),
-    Case(
-        (2, 5, 3, 3),
-        "bfloat16",
-        "bsl",
-        batches=(14,),
-        family="vector",
-        constants=tiles("batch", 4, 2, 2, 8, 3, 1),
-        gaps=(5, 2, 0),
-    ),
+    of_vectors((1, 16, 5, 1), 9, tiles("outputs", 8, 3, 2, 6, 1, 0)),
+    of_vectors((1, 6, 9, 1), 40, tiles("batch", 8, 2, 2, 32, 1, 1), layout="bsl"),
+    of_vectors((2, 5, 3, 2), 14, tiles("outputs", 8, 3, 2, 6, 2, 1) | PAIRS, precision="bfloat16"),
+    of_vectors((2, 5, 3, 3), 14, tiles("batch", 8, 2, 1, 8, 1, 1) | PAIRS, precision="bfloat16"),
+    of_vectors((2, 5, 3, 3), 14, tiles("batch", 4, 2, 2, 8, 3, 1) | PAIRS, precision="bfloat16", layout="bsl"),
+    of_vectors((2, 5, 3, 3), 5, tiles("outputs", 8, 2, 3, 6, 2, 1), epilogue=RELU),
+    of_vectors((2, 5, 3, 6), 5, tiles("outputs", 8, 2, 3, 6, 2, 1) | PAIRS, precision="bfloat16"),
+    of_vectors((2, 5, 3, 2), 14, tiles("outputs", 8, 3, 2, 6, 2, 0), epilogue=RELU, gaps=(3, 5, 1)),
+    of_vectors((2, 5, 3, 3), 14, tiles("batch", 4, 2, 2, 8, 3, 1), precision="bfloat16", layout="bsl", gaps=(5, 2, 0)),
     # the last entry is copied
-    Case((2, 5, 3, 3), batches=(9,), family="vector", constants=tiles("outputs", 8, 2, 3, 4, 1, 0)),
+    of_vectors((2, 5, 3, 3), 9, tiles("outputs", 8, 2, 3, 4, 1, 0)),
 ]
 FIRST, LAST = ((3, 5, 4, 2),), (1, 7, 10, 3)
-ALONG_BATCH = {"block": 12, "tiles": "batch 4 2 1 1, batch 4 2 1 1", "streaming": 0}
+
+
+def tiles_of_each(block: int, tiles: str, streaming: int) -> dict[str, Any]:
+    return {"block": block, "tiles": tiles, "streaming": streaming}
+
+
+ALONG_BATCH = tiles_of_each(12, "batch 4 2 1 1, batch 4 2 1 1", 0)
 CHAIN = [
-    Case(
-        LAST,
-        "float32",
-        "bsf",
-        (True, "gelu", True),
-        (31,),
-        "vector",
-        {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1", "streaming": 1},
-        FIRST,
+    of_vectors(LAST, 31, tiles_of_each(24, "outputs 8 3 2 0, batch 8 2 1 1", 1), epilogue=GELU, before=FIRST),
+    of_vectors(LAST, 14, ALONG_BATCH, precision="float16", layout="bsl", before=FIRST),
+    of_vectors(  # a group, of slices
+        LAST, 31, tiles_of_each(24, "outputs 8 3 2 0, batch 8 2 1 1; batch 8 2 1 1", 1),
+        epilogue=RELU, before=FIRST, others=(((2, 5, 4, 3),),), gaps=(1, 2, 3),
     ),
-    Case(LAST, "float16", "bsl", batches=(14,), family="vector", constants=ALONG_BATCH, before=FIRST),
-    Case(  # a group, of slices
-        LAST,
-        "float32",
-        "bsf",
-        (True, "relu", True),
-        (31,),
-        "vector",
-        {"block": 24, "tiles": "outputs 8 3 2 0, batch 8 2 1 1; batch 8 2 1 1", "streaming": 1},
-        FIRST,
-        (((2, 5, 4, 3),),),
-        gaps=(1, 2, 3),
-    ),
-    Case(  # vectors of inputs that reach beyond a row's last ones: of X, and of the intermediate
-        LAST,
-        batches=(31,),
-        family="vector",
-        constants={"block": 12, "tiles": "outputs 8 2 3 0, outputs 8 2 3 0", "streaming": 0},
-        before=((2, 5, 5, 3),),
-    ),
-]
+    # vectors of inputs that reach beyond a row's last ones: of X, and of the intermediate
+    of_vectors(LAST, 31, tiles_of_each(12, "outputs 8 2 3 0, outputs 8 2 3 0", 0), before=((2, 5, 5, 3),)),
+]  # fmt: skip
 VECTOR_GRADIENT = [
-    Case((2, 5, 3, 2), batches=(14,), family="cpu_gradient", constants=tiles("outputs", 8, 3, 2, 6, 2, 1, "pieces")),
-    Case(
-        (2, 5, 3, 3),
-        "bfloat16",
-        "bsl",
-        batches=(14,),
-        family="cpu_gradient",
-        constants=tiles("batch", 4, 2, 2, 8, 2, 2, "pieces"),
+    case_of("cpu_gradient", (2, 5, 3, 2), 14, tiles("outputs", 8, 3, 2, 6, 2, 1, "pieces")),
+    case_of(
+        "cpu_gradient", (2, 5, 3, 3), 14, tiles("batch", 4, 2, 2, 8, 2, 2, "pieces"), precision="bfloat16", layout="bsl"
     ),
 ]
+AMX_TILES = {"block": 32, "outputs": 32, "parts": 2}
 AMX = [
-    Case(
-        (2, 20, 40, 1),
-        "bfloat16",
-        "bsf",
-        (True, "relu", True),
-        (37,),
-        "amx",
-        {"block": 32, "outputs": 32, "parts": 2, "panel": 0, "streaming": 0, "depth": 1},
+    case_of(
+        "amx", (2, 20, 40, 1), 37, AMX_TILES | {"panel": 0, "streaming": 0, "depth": 1},
+        precision="bfloat16", epilogue=RELU,
     ),
-    Case(
-        (1, 17, 33, 2),
-        "bf16x6",
-        "bsl",
-        batches=(37,),
-        family="amx",
-        constants={"block": 32, "outputs": 32, "parts": 2, "panel": 1, "streaming": 1, "depth": 1},
+    case_of(
+        "amx", (1, 17, 33, 2), 37, AMX_TILES | {"panel": 1, "streaming": 1, "depth": 1},
+        precision="bf16x6", layout="bsl",
     ),
-    Case(
-        (1, 17, 33, 3),
-        "bf16x6",
-        batches=(70,),
-        family="cpu_gradient",
-        constants={"block": 32, "outputs": 32, "parts": 3, "pieces": 1},
+    case_of("cpu_gradient", (1, 17, 33, 3), 70, AMX_TILES | {"parts": 3, "pieces": 1}, precision="bf16x6"),
+    case_of("cpu_gradient", (2, 20, 7, 2), 70, AMX_TILES | {"pieces": 2}, precision="bfloat16", layout="bsl"),
+    case_of(
+        "amx", (1, 17, 40, 3), 37, tiles_of_each(32, "32 0 1, 32 1 1", 1),
+        precision="bfloat16", epilogue=RELU, before=((2, 60, 33, 1),),
     ),
-    Case(
-        (2, 20, 7, 2),
-        "bfloat16",
-        "bsl",
-        batches=(70,),
-        family="cpu_gradient",
-        constants={"block": 32, "outputs": 32, "parts": 2, "pieces": 2},
+    case_of(
+        "amx", (1, 17, 40, 3), 70, tiles_of_each(64, "32 1 1, 32 1 2", 0),
+        precision="bf16x6", layout="bsl", before=((2, 30, 33, 2),),
     ),
-    Case(
-        (1, 17, 40, 3),
-        "bfloat16",
-        "bsf",
-        (True, "relu", True),
-        (37,),
-        "amx",
-        {"block": 32, "tiles": "32 0 1, 32 1 1", "streaming": 1},
-        ((2, 60, 33, 1),),
-    ),
-    Case(
-        (1, 17, 40, 3),
-        "bf16x6",
-        "bsl",
-        batches=(70,),
-        family="amx",
-        constants={"block": 64, "tiles": "32 1 1, 32 1 2", "streaming": 0},
-        before=((2, 30, 33, 2),),
-    ),
-]
+]  # fmt: skip
