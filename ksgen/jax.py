@@ -16,6 +16,7 @@ from ksgen.errors import LaunchError
 from ksgen.install import install_line
 from ksgen.launch.arrays import ArrayView, CallOptions, dtype_of
 from ksgen.launch.checks import y_shape
+from ksgen.launch.explain import LaunchOptions
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import Activation, Epilogue, Fuse, Layout, PrecisionName
@@ -221,8 +222,9 @@ def _activated(name: str, x: Any) -> Any:
 def _is_one_launch(launcher: ChainLauncher, layer: LayerCall, x: Any, bias: Any, residual: Any) -> bool:
     device = device_for("host" if jax.default_backend() == "cpu" else ("cuda", None))
     epilogue = Epilogue(bias is not None, layer.activation, residual is not None, layer.residual_first)
-    batch = _batch(layer.layout, x)
-    return launcher._verdict(device, layer.precision or str(x.dtype), layer.layout, epilogue, batch).is_one
+    precision: Any = layer.precision or str(x.dtype)
+    options = LaunchOptions(precision, layer.layout, epilogue)
+    return launcher._verdict(device, options, _batch(layer.layout, x)).is_one
 
 
 # ---- one factor, and the gradient of its weights: both are linear in x and in the other operand

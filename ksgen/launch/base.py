@@ -276,7 +276,7 @@ class BaseLauncher(Explainable):
         """Make the plans of a call's launches; `PendingError` while a background thread still makes some of them."""
         if self._is_factor(options, job, out_layout):
             PLANNER.plan(where, self._kernel_of_factor(batch, options, job), batch)
-        elif (found := self._verdict(where, *options[:3], batch, out_layout, *options[3:])).is_one:
+        elif (found := self._verdict(where, options, batch, out_layout)).is_one:
             fused_plan(where, self._kernel(where, options, out_layout), batch, self.fuse)
         elif self.fuse == "yes":
             raise LaunchError(f"{self!r}: {found.why}; accepted: {self.accepted}")

@@ -45,8 +45,8 @@ class LaunchOptions(NamedTuple):
     precision: PrecisionName
     layout: Layout
     epilogue: Epilogue
-    weights: WeightStorage | Same
-    inputs: ByteStorage | Same
+    weights: WeightStorage | Same = SAME
+    inputs: ByteStorage | Same = SAME
 
 
 def bytes_saved(kernel: KernelSpec, batch: int) -> str:
@@ -162,7 +162,7 @@ class Explainable(Multiplier):
             why = f"{described(choice, kernel, batch, limits_of(where), device)}{bytes_saved(kernel, batch)}"
             return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
         where = find_device(device)
-        found = self._verdict(where, *options[:3], batch, out_layout, *options[3:])
+        found = self._verdict(where, options, batch, out_layout)
         if found.is_one:
             kernel = self._kernel(where, options, out_layout)
             choice = PLANNER.choice(where, kernel, batch)
@@ -227,18 +227,14 @@ class Explainable(Multiplier):
         )
         return f"{description} from {layout} to {out_layout}" if is_transposed(layout, out_layout) else description
 
-    def _verdict(
-        self, device: Device, precision: Any, layout: Any, epilogue: Epilogue, batch: int,
-        out_layout: Layout | None = None, weights: Any = SAME, inputs: Any = SAME,
-    ) -> Verdict:  # fmt: skip
+    def _verdict(self, device: Device, options: LaunchOptions, batch: int, out_layout: Layout | None = None) -> Verdict:
         """Whether a call of several factors is one launch on a device, and why."""
-        if not is_layer(self.chains, layout, out_layout):
+        if not is_layer(self.chains, options.layout, out_layout):
             return Verdict(False, "there is one factor")
         if self.fuse == "no":
             return Verdict(False, "fuse='no'")
         if self.between is None:
             return Verdict(False, BETWEEN_DIFFERS)
-        options = LaunchOptions(precision, layout, epilogue, weights, inputs)
         return verdict(device, self._kernel(device, options, out_layout), batch, self.fuse)
 
     def _kernel(self, device: Device, options: LaunchOptions, out_layout: Layout | None) -> KernelSpec:

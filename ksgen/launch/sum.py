@@ -15,7 +15,6 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launch.streams import device_and_stream
 from ksgen.spec import Epilogue, Layout
 from ksgen.spec.kernel import sum_steps
-from ksgen.spec.storage import SAME
 
 WHY_SEVERAL = "each adds the sum of the earlier ones as its residual"
 
@@ -95,7 +94,7 @@ class SumLauncher(GroupLauncher):
         if (key := (device, PLANNER.generation, True)) in fit.plans:
             return
         epilogue = Epilogue("bias" in given.arrays, options.activation, "residual" in given.arrays, True)
-        asked = LaunchOptions(fit.precision, options.layout, epilogue, SAME, SAME)
+        asked = LaunchOptions(fit.precision, options.layout, epilogue)
         forms = per_chain(self.chains, given.forms)
         for (layer, own), of_layer in zip(self._parts_of(asked, None), forms, strict=True):
             if layer.fuse != "yes" or len(layer.chain) == 1:
@@ -103,7 +102,7 @@ class SumLauncher(GroupLauncher):
             stored = {each.stored for each in of_layer}
             given_as: Any = {"weights": of_layer[0].stored, "inputs": of_layer[0].inputs}
             own = own._replace(**given_as)
-            found = layer._verdict(device, *own[:3], fit.batch, None, *own[3:]) if len(stored) == 1 else None
+            found = layer._verdict(device, own, fit.batch) if len(stored) == 1 else None
             why = STORED_OTHERWISE if found is None else "" if found.is_one else found.why
             layer._several(fit, copied_to(device) if fit.place == "host" and not device.shares_host else why)
         fit.plans[key] = None  # several launches

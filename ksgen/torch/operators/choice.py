@@ -17,6 +17,7 @@ from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.families import family_named
 from ksgen.families.expected import default_us, library_us
 from ksgen.launch.choice import limits_of
+from ksgen.launch.explain import LaunchOptions
 from ksgen.launch.fused import Verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
@@ -388,8 +389,8 @@ def _choose(kernel: KernelSpec, batch: int, place: Any, generation: int) -> Back
 
 
 def is_one_launch(
-    fused: ChainLauncher | GroupLauncher, device: Any, precision: str, layout: str, epilogue: Epilogue, batch: int, *,
-    out_layout: str | None = None, weights: str = SAME, inputs: str = SAME,
+    fused: ChainLauncher | GroupLauncher, device: Any, precision: Any, layout: Any, epilogue: Epilogue, batch: int, *,
+    out_layout: str | None = None, weights: Any = SAME, inputs: Any = SAME,
 ) -> Verdict:  # fmt: skip
     """Whether one launch runs a layer's factors, or several layers, on a tensor's device, and why.
 
@@ -397,20 +398,17 @@ def is_one_launch(
     """
     if fused in _fusion_errors:
         return Verdict(False, f"one launch for all is not available: {_fusion_errors[fused]}")
-    more: dict[str, Any] = {"out_layout": out_layout} if isinstance(fused, ChainLauncher) else {}
-    if weights != SAME:
-        more |= {"weights": weights, "inputs": inputs}
+    options = LaunchOptions(precision, layout, epilogue, weights, inputs)
     try:
         where: Any = device_for(("cuda", device.index) if device.type == "cuda" else "host")  # hashed by identity
-        return _verdict(fused, where, precision, layout, epilogue, batch, tuple(more.items()), PLANNER.generation)
+        return _verdict(fused, where, options, batch, out_layout, PLANNER.generation)
     except DeviceError as error:  # the separate launches will report it
         return Verdict(False, str(error))
 
 
 @lru_cache(REMEMBERED)
-def _verdict(fused: Any, device: Any, *job: Any) -> Verdict:
-    *others, more, _ = job
-    verdict: Verdict = fused._verdict(device, *others, **dict(more))
+def _verdict(fused: Any, device: Any, options: LaunchOptions, batch: int, out_layout: Any, generation: int) -> Verdict:
+    verdict: Verdict = fused._verdict(device, options, batch, out_layout)
     return verdict
 
 

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen.devices.base import DeviceLimits  # noqa: E402
 from ksgen.errors import DeviceError, ToolchainError  # noqa: E402
+from ksgen.launch.explain import LaunchOptions  # noqa: E402
 from ksgen.launch.fused import Verdict  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import Epilogue, KernelSpec  # noqa: E402
@@ -166,11 +167,9 @@ def test_a_layer_that_cannot_be_one_launch_warns_once(monkeypatch: pytest.Monkey
     assert (found.is_one, found.why) == (False, "one launch for all is not available: no compiler")
     monkeypatch.setattr(choice, "_fusion_errors", {})
     asked: list[Any] = []
-    noting: Any = type(
-        "Own", (), {"_verdict": lambda *job, **more: asked.append((job[2:], more)) or Verdict(True, "it is faster")}
-    )()
+    noting: Any = type("Own", (), {"_verdict": lambda *job: asked.append(job[2:]) or Verdict(True, "it is faster")})()
     assert choice.is_one_launch(noting, *job[1:], weights="int8").is_one
-    assert asked == [(("float16", "bsf", Epilogue(), 64), {"weights": "int8", "inputs": "same"})]
+    assert asked == [(LaunchOptions("float16", "bsf", Epilogue(), "int8", "same"), 64, None)]
 
     def gone(place: Any) -> None:
         raise DeviceError("gone")
