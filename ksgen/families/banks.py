@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from ksgen.families.tiles import WARP
+from ksgen.families.tiles import WARP, divide_up
 
 CYCLE_BYTES = 128
 WORD = 4  # bytes of a bank
@@ -26,6 +26,17 @@ def read_cycles(addresses: Sequence[int], size: int) -> int:
 def write_cycles(addresses: Sequence[int], size: int) -> int:
     unit = max(size, WORD)
     return _cycles(addresses, unit, CYCLE_BYTES // unit)
+
+
+def copy_cycles(place: Callable[[int], int], count: int, size: int, most: int | None = None) -> int:
+    """Cycles in which warps write `count` pieces of `size` bytes, piece n at address `place(n)`.
+
+    With `most`, only that many writes of warps are simulated, and further ones are assumed to take as long.
+    """
+    writes = range(0, count, WARP)
+    simulated = writes[:most]
+    cycles = sum(write_cycles(list(map(place, range(at, min(at + WARP, count)))), size) for at in simulated)
+    return divide_up(cycles * len(writes), len(simulated))
 
 
 @dataclass(frozen=True)

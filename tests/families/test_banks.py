@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ksgen.families.banks import Image, image_cycles, line_cycles, read_cycles, write_cycles
+from ksgen.families.banks import Image, copy_cycles, image_cycles, line_cycles, read_cycles, write_cycles
 
 LANES = range(32)
 
@@ -58,3 +58,14 @@ def test_lanes_go_along_a_line_that_begins_at_any_plane() -> None:
     by_plane = [image_cycles(write_cycles, planes, 8, 4, 4, first) for first in range(6)]
     assert by_plane == [3, 3, 4, 4, 4, 4]
     assert line_cycles(write_cycles, planes, 8, 4, 4, 192, 1) == sum(by_plane) * 4  # 24 starts, each plane's four times
+
+
+def test_copies_are_writes_of_whole_warps_and_one_of_the_rest() -> None:
+    assert [copy_cycles(lambda n: 4 * n, count, 4) for count in (32, 33, 96)] == [1, 2, 3]
+    assert copy_cycles(lambda n: 16 * n, 32, 16) == 4
+    assert copy_cycles(lambda n: 128 * n, 40, 4) == 40  # all in one bank
+
+    def place(n: int) -> int:
+        return 128 * n if n < 32 else 4 * n
+
+    assert [copy_cycles(place, 128, 4, most) for most in (None, 1, 2)] == [35, 128, 66]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import gcd
 
-from ksgen.families.banks import CYCLE_BYTES, WORD, read_cycles, write_cycles
+from ksgen.families.banks import CYCLE_BYTES, WORD, copy_cycles, read_cycles, write_cycles
 from ksgen.families.base import Work
 from ksgen.families.gemv.chain_shape import First, GemvChainConstants, GemvChainTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
@@ -77,7 +77,7 @@ def work_of(kernel: KernelSpec, constants: GemvConstants, batch: int, memory_byt
     parts, row_bytes = blocks * constants.warps_in, constants.warps_in * tiling.rows * real  # of partial sums
     written, added = row_bytes * tiles * constants.tile_batch, row_bytes * batch
     shared = kept + reads * min(tiling.groups, constants.tile_d) * constants.lanes_in * piece + written + added
-    cycles: float = stages * copy_cycles(kernel, constants) + reads * x_read_cycles(tiling)
+    cycles: float = stages * stage_copy_cycles(kernel, constants) + reads * x_read_cycles(tiling)
     cycles += written * part_cycles(kernel, constants) / (constants.warps_in * tiling.part * real)
     cycles += parts * divide_up(divide_up(added, parts), WARP * real) * (real // WORD)
     return Work(
@@ -103,7 +103,7 @@ def _read_cycles(lanes: int, tile_d: int, plane: int, piece: int) -> int:
 
 
 @lru_cache(REMEMBERED)
-def copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
+def stage_copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
     """Shared-memory cycles in which the threads of one block write X of one stage."""
     tiling, size = GemvTiling.of(kernel, constants), kernel.x_item_bytes
     runs = tiling.tile_in // tiling.x_vector
@@ -116,11 +116,7 @@ def copy_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
         inputs, j = divmod(rest, constants.tile_d)
         return (s * tiling.x_row + j * tiling.x_plane + inputs * step) * size
 
-    every = range(constants.tile_batch * constants.tile_d * runs)
-    return sum(
-        write_cycles([place(at) for at in every[first : first + WARP]], tiling.x_vector * size)
-        for first in every[::WARP]
-    )
+    return copy_cycles(place, constants.tile_batch * constants.tile_d * runs, tiling.x_vector * size)
 
 
 @lru_cache(REMEMBERED)
@@ -268,11 +264,7 @@ def first_copy_cycles(first: First) -> int:
             i, inputs = divmod(rest, width)
         return (s * first.x_row + (i * first.planes_d + j) * first.x_plane + inputs * step) * size
 
-    every = range(first.x_copies)
-    writes = [every[at : at + WARP] for at in every[::WARP]]
-    simulated = writes[:SIMULATED]
-    cycles = sum(write_cycles([place(at) for at in write], step * size) for write in simulated)
-    return divide_up(cycles * len(writes), len(simulated))
+    return copy_cycles(place, first.x_copies, step * size, SIMULATED)
 
 
 @lru_cache(REMEMBERED)

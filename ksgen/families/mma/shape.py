@@ -11,7 +11,7 @@ from functools import cache
 from math import gcd
 from typing import ClassVar
 
-from ksgen.families.banks import CYCLE_BYTES, write_cycles
+from ksgen.families.banks import CYCLE_BYTES, copy_cycles
 from ksgen.families.gpu_chain import rules_of_blocks
 from ksgen.families.operands import (
     CHUNK,
@@ -79,9 +79,12 @@ def padded_chunks(chunks: int, strides: tuple[int, int, int]) -> int:
 @cache
 def copy_slowdown(pitch: int, run_bytes: int, piece: int) -> float:
     """Shared-memory cycles of copies of `piece` bytes along lines of `run_bytes`, relative to 128 bytes per cycle."""
-    places = [at // run_bytes * pitch + at % run_bytes for at in range(0, WARP * run_bytes, piece)]
-    cycles = sum(write_cycles(places[first : first + WARP], piece) for first in range(0, len(places), WARP))
-    return cycles * CYCLE_BYTES / (WARP * run_bytes)
+
+    def place(number: int) -> int:
+        line, at = divmod(number * piece, run_bytes)
+        return line * pitch + at
+
+    return copy_cycles(place, WARP * run_bytes // piece, piece) * CYCLE_BYTES / (WARP * run_bytes)
 
 
 @dataclass(frozen=True)
