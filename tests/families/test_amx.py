@@ -14,9 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ksgen import reference
 from ksgen.build.host import find_host_compiler, source_of
-from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
@@ -28,11 +26,12 @@ from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import is_installed
-from tests.families.test_vector import EPILOGUES, agrees, arrays_of, kernel_of, launch, multiplied, planned
+from tests.families.test_vector import EPILOGUES, agrees, kernel_of, multiplied
 from tests.support.amx_kernels import FAMILY, PATTERNS, PRECISIONS
 from tests.support.emulated_tiles import needs_emulation
 from tests.support.hasty import compiles_unoptimized
-from tests.support.host_memory import NOTHING, Array, Fenced, placed, stay_within_their_arrays
+from tests.support.host_launches import agrees_between_fences, planned
+from tests.support.host_memory import NOTHING, Array, stay_within_their_arrays
 from tests.support.native import chosen_native
 
 __all__ = ["compiles_unoptimized"]  # which pytest finds by its name
@@ -73,12 +72,6 @@ def matrix() -> Iterator[object]:
 def test_agrees_with_float64(kernel: KernelSpec, constants: AmxConstants) -> None:
     for batch in BATCHES:
         agrees(kernel, constants, batch)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_activation_may_follow_the_residual(layout: str) -> None:
-    kernel = kernel_of((2, 37, 40, 3), "bfloat16", layout, Epilogue(True, "gelu", True, True))
-    agrees(kernel, constants_of(kernel), 33)
 
 
 EXCHANGED = (
@@ -164,21 +157,6 @@ def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
     test_any_pattern_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
-def test_any_number_of_work_groups_and_either_store_gives_the_same_bits(precision: str, layout: str) -> None:
-    kernel = kernel_of((2, 48, 33, 2), precision, layout)
-    problem, constants = make_problem(kernel, 100), constants_of(kernel, 32, 32, 3)
-    first = multiplied(problem, constants)
-    for groups in (1, 5, 30):
-        np.testing.assert_array_equal(multiplied(problem, constants, groups), first)
-    for streaming, boundary in product((0, 1), (64, 1)):
-        np.testing.assert_array_equal(
-            multiplied(problem, replace(constants, streaming=streaming), boundary=boundary), first
-        )
-
-
 @pytest.mark.slow
 def test_rows_in_place_give_the_same_bits_as_a_panel_of_them() -> None:
     for shape, batch in (((2, 20, 50, 1), 75), ((1, 33, 64, 1), 64), ((3, 16, 32, 1), 33)):
@@ -186,23 +164,6 @@ def test_rows_in_place_give_the_same_bits_as_a_panel_of_them() -> None:
         constants = constants_of(problem.kernel, 64)
         assert constants.panel == 0
         np.testing.assert_array_equal(multiplied(problem, constants), multiplied(problem, replace(constants, panel=1)))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
-def test_the_residual_may_be_the_output(precision: str, layout: str, device: Device) -> None:
-    kernel = kernel_of((2, 18, 5, 3), precision, layout, Epilogue(True, "relu", True))
-    for batch in (2, 37):
-        problem = make_problem(kernel, batch)
-        x, weights, _, bias, residual = placed(arrays_of(problem), kernel.dtype)[1]
-        launch(device, planned(device, kernel, constants_of(kernel), batch), [x, weights, residual, bias, residual])
-        assert compare(problem, residual.reshape(problem.y_shape))[0] <= tolerance(precision, 5)
-
-
-def test_a_kernel_specialised_to_one_batch() -> None:
-    kernel = kernel_of((2, 9, 5, 2), "bfloat16", batch=70)
-    agrees(kernel, constants_of(kernel), 70)
 
 
 # ---- float32 by six products of bfloat16
@@ -246,29 +207,6 @@ def test_components_are_the_number() -> None:
             np.testing.assert_array_equal(got[is_whole], values[is_whole])
             assert is_whole.sum() > len(values) // 2
             assert np.abs(got - values)[~is_whole].max() <= 3 * 2.0**-126
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_what_is_not_finite_reaches_its_own_outputs_alone(precision: str, layout: str) -> None:
-    """Non-finite values stand in the last row of the batch, next to empty rows, and in one output's weights."""
-    loaded = Pattern(2, 5, 7, 2, load="j.l.i")
-    for pattern in (Pattern(2, 5, 7, 2), Pattern(1, 17, 33, 3), Pattern(2, 20, 40, 1), loaded):
-        kernel = KernelSpec(pattern, precision, layout)
-        problem = make_problem(kernel, 37)
-        x, weights = problem.x, problem.weights
-        for at in (36, 3):
-            entry = x[at] if layout == "bsf" else x[:, at]
-            entry[3], entry[10] = np.inf, np.nan
-        weights[-1, 4, 2, -1] = -np.inf
-        got = multiplied(problem, constants_of(kernel)).astype(np.float32)
-        with np.errstate(invalid="ignore"):
-            truth = reference.multiply(kernel.pattern, x, weights, layout)
-        np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
-        np.testing.assert_array_equal(np.sign(got[np.isinf(truth)]), np.sign(truth[np.isinf(truth)]))
-        np.testing.assert_array_equal(np.isfinite(got), np.isfinite(truth))
-        assert np.isfinite(got).sum() > got.size // 3
 
 
 @pytest.mark.exhaustive
@@ -324,17 +262,9 @@ FENCED = [  # every way to copy, to read in place and to store, and edges of eve
 
 
 def run_fenced() -> None:
-    device = find_device("native")
     for shape, precision, layout, panel in FENCED:
         kernel = kernel_of(shape, precision, layout, BOTH)
-        constants = replace(constants_of(kernel), panel=panel)
-        for batch in (1, 37, 64):
-            problem = make_problem(kernel, batch)
-            plan = planned(device, kernel, constants, batch)
-            for at_end in (False, True):
-                places = [Fenced.of(each.nbytes).place(each, at_end) for each in arrays_of(problem)]
-                launch(device, plan, places)
-                assert compare(problem, places[2].reshape(problem.y_shape))[0] <= tolerance(precision, shape[2])
+        agrees_between_fences(kernel, replace(constants_of(kernel), panel=panel), (1, 37, 64))
     print("all within their arrays")
 
 
@@ -480,14 +410,13 @@ def called(precision: str | None = None) -> tuple[Array, float]:
 @pytest.mark.slow
 def test_launchers_take_it_where_it_is_asked_for(with_tiles: Device) -> None:
     plain, _ = called()
+    problem = make_problem(kernel_of(SHAPE), 40)
     for precision in ("bf16x6", "tf32x3"):
-        assert "by amx" in str(
-            Launcher(*SHAPE).prepare(*arrays_of(make_problem(kernel_of(SHAPE), 40))[:2], precision=precision).plan
-        )
+        assert "by amx" in str(Launcher(*SHAPE).prepare(problem.x, problem.weights, precision=precision).plan)
         got, error = called(precision)
         assert error <= tolerance(precision, 34)
         assert (got != plain).any()
-    assert "by vector" in str(Launcher(*SHAPE).prepare(*arrays_of(make_problem(kernel_of(SHAPE), 40))[:2]).plan)
+    assert "by vector" in str(Launcher(*SHAPE).prepare(problem.x, problem.weights).plan)
 
 
 @pytest.mark.usefixtures("without_tiles")

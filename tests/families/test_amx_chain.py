@@ -21,14 +21,14 @@ from ksgen.families.chains import factor_kernels
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
-from tests.families import test_vector as alone
 from tests.families.test_vector import EPILOGUES
-from tests.families.test_vector_chain import ALL, agrees, arrays_of, chain_of, is_right, launch, plans_of, truth_of
 from tests.support.amx_kernels import CHAINS, PRECISIONS
 from tests.support.emulated_tiles import needs_emulation
 from tests.support.hasty import compiles_unoptimized
-from tests.support.host_memory import Array, Fenced, processor, stay_within_their_arrays
+from tests.support.host_launches import agrees, agrees_between_fences, is_right, launch, one_by_one, plans_of
+from tests.support.host_memory import stay_within_their_arrays
 from tests.support.native import chosen_native
+from tests.support.products import ALL, arrays_of, chain_of, truth_of
 
 __all__ = ["compiles_unoptimized"]  # which pytest finds by its name
 
@@ -101,20 +101,6 @@ def test_the_matrix_holds_all_there_is() -> None:
     assert {factor.chunks > 1 for _, factor in shapes} == {True, False}
 
 
-def one_by_one(
-    device: Device, kernel: KernelSpec, constants: AmxChainConstants, batch: int, arrays: dict[str, Array]
-) -> Array:
-    """Multiply with one launch of `amx` per factor."""
-    rows = arrays["x"]
-    for number, (factor, own) in enumerate(zip(factor_kernels(kernel), constants.parsed, strict=True)):
-        features = factor.pattern.out_features
-        added = [arrays[name] for name in ("bias", "residual") if getattr(factor.epilogue, name)]
-        y = np.zeros((batch, features) if kernel.layout == "bsf" else (features, batch), rows.dtype)
-        alone.launch(device, alone.planned(device, factor, own, batch), [rows, arrays[f"weights {number}"], y, *added])
-        rows = y
-    return rows
-
-
 SAME_BITS = [
     ("in place, ragged", "bfloat16", "bsf", "none"),
     ("d 2 and 3", "bfloat16", "bsf", "relu"),
@@ -135,7 +121,7 @@ def test_it_gives_the_bits_of_one_launch_per_factor(
     every = constants_of(kernel), AmxChainConstants(64, tiles_of(kernel, 64, copied=True), 1)
     for batch in (1, 64, 97):
         arrays = arrays_of(kernel, batch)
-        truth = one_by_one(device, kernel, every[0], batch, arrays)
+        truth = one_by_one(device, kernel, every[0].parsed, batch, arrays)
         for constants in every:
             arrays["y"][:] = np.nan
             launch(device, plans_of(device, kernel, constants, batch), arrays)
@@ -195,55 +181,13 @@ def test_many_chains_batches_and_constants(data: st.DataObject) -> None:
     test_any_chain_batch_and_constants.hypothesis.inner_test(data)  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
-def test_a_kernel_specialised_to_one_batch() -> None:
-    kernel = chain_of(CHAINS["d 2 and 3"], "bfloat16", batch=70)
-    agrees(kernel, constants_of(kernel), 70, roundings_of(kernel))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_residual_may_be_the_output(layout: str, device: Device) -> None:
-    kernel = chain_of(CHAINS["d 2 and 3"], "bfloat16", layout, Epilogue(True, "relu", True))
-    arrays = arrays_of(kernel, 70)
-    truth = truth_of(kernel, arrays)
-    arrays["y"] = arrays["residual"]
-    launch(device, plans_of(device, kernel, constants_of(kernel), 70), arrays)
-    assert is_right(kernel, arrays["y"], truth, roundings_of(kernel))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
-def test_what_is_not_finite_stays_in_its_batch_entry(precision: str, layout: str, device: Device) -> None:
-    """The last row of the batch, next to empty rows, is not finite. Float32 grade computes its sums again from the
-    intermediate, so one launch per factor gives the expected values.
-    """
-    kernel = chain_of(CHAINS["d 2 and 3"], precision, layout)
-    arrays, constants = arrays_of(kernel, 69), constants_of(kernel)
-    entry = arrays["x"][-1] if layout == "bsf" else arrays["x"][:, -1]
-    entry[3], entry[16] = np.inf, np.nan
-    truth = one_by_one(device, kernel, constants, 69, arrays)
-    launch(device, plans_of(device, kernel, constants, 69), arrays)
-    y = arrays["y"].astype(np.float32) if layout == "bsf" else arrays["y"].astype(np.float32).T
-    assert np.isfinite(y[:-1]).all()
-    assert not np.isfinite(y[-1]).all()
-    np.testing.assert_array_equal(arrays["y"].astype(np.float32), truth.astype(np.float32))
-
-
 # ---- nothing outside the arrays is touched
 
 
 def run_fenced() -> None:
-    device = processor()
     for name, precision, layout, between in SAME_BITS:  # on the same texts
         kernel = chain_of(CHAINS[name], precision, layout, ALL, between=between)
-        for batch, at_end in product((1, 37, 64), (False, True)):
-            arrays = arrays_of(kernel, batch)
-            places = {name: Fenced.of(each.nbytes).place(each, at_end) for name, each in arrays.items()}
-            launch(device, plans_of(device, kernel, constants_of(kernel), batch), places)
-            got = places["y"].reshape(arrays["y"].shape)
-            assert is_right(kernel, got, truth_of(kernel, arrays), roundings_of(kernel)), (kernel, batch)
+        agrees_between_fences(kernel, constants_of(kernel), (1, 37, 64), roundings_of(kernel))
     print("all within their arrays")
 
 

@@ -26,8 +26,8 @@ from ksgen.launch.fused import packing_choices
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.families.test_vector import kernel_of
-from tests.families.test_vector_chain import chain_of
 from tests.support.amx_kernels import CHAINS, CPU, FAMILY, PRECISIONS
+from tests.support.products import chain_of
 
 TWO = CHAINS["d 2 and 3"]
 VIT = (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))

@@ -20,10 +20,11 @@ from tests.families import test_vector as vector
 from tests.families.test_vector import CPU
 from tests.measure.test_verify import needs_opencl
 from tests.support import kernels
-from tests.support.gpu_chains import RAGGED, chain_of, factor_sources
+from tests.support.gpu_chains import RAGGED, factor_sources
 from tests.support.host_memory import processor
 from tests.support.kernels import in_emulator, source_of
 from tests.support.native import chosen_native
+from tests.support.products import chain_of
 
 LIMITS = cuda_limits("sm_90a")
 ALL = Epilogue(True, "gelu", True)

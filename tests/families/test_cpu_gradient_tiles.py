@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksgen import reference
-from ksgen.devices import find_device
 from ksgen.devices.base import Device
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
@@ -23,12 +22,11 @@ from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
-from tests.families.test_cpu_gradient_vectors import agrees, arrays_of, gradient, kernel_of, launch
-from tests.families.test_vector import planned
+from tests.families.test_cpu_gradient_vectors import agrees, agrees_between_fences, arrays_of, gradient, kernel_of
 from tests.support.amx_kernels import CPU, PATTERNS, PRECISIONS
 from tests.support.emulated_tiles import needs_emulation
 from tests.support.hasty import compiles_unoptimized
-from tests.support.host_memory import Array, Fenced, stay_within_their_arrays
+from tests.support.host_memory import Array, stay_within_their_arrays
 from tests.support.native import chosen_native
 
 __all__ = ["compiles_unoptimized"]  # which pytest finds by its name
@@ -157,37 +155,6 @@ def test_long_sums_err_less_than_float32s_own() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
-def test_bits_do_not_depend_on_how_many_groups_there_are(precision: str, layout: str) -> None:
-    kernel = kernel_of((2, 40, 33, 2), precision, layout)
-    constants = constants_of(kernel)
-    x, grad_y = arrays_of(kernel, 131)
-    first = gradient(kernel, constants, x, grad_y)
-    assert np.isfinite(first.astype(np.float32)).all()
-    for groups in (1, 2, 3, None):
-        np.testing.assert_array_equal(gradient(kernel, constants, x, grad_y, groups), first)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_what_is_not_finite_reaches_its_own_weights_alone(precision: str, layout: str) -> None:
-    """Non-finite values stand in the last row of the batch, next to empty tiles."""
-    for pattern in (Pattern(2, 20, 7, 2), Pattern(1, 17, 33, 3), Pattern(2, 20, 7, 2, load="j.l.i")):
-        kernel = KernelSpec(pattern, precision, layout, job="gradient")
-        x, grad_y = arrays_of(kernel, 37)
-        entry_x, entry_y = (x[-1], grad_y[-1]) if layout == "bsf" else (x[:, -1], grad_y[:, -1])
-        entry_x[5], entry_x[16], entry_y[41] = np.inf, np.nan, -np.inf
-        got = gradient(kernel, constants_of(kernel), x, grad_y).astype(np.float32)
-        with np.errstate(invalid="ignore"):
-            truth = reference.gradient(kernel.pattern, x, grad_y, layout)
-        np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
-        np.testing.assert_array_equal(np.sign(got[np.isinf(truth)]), np.sign(truth[np.isinf(truth)]))
-        assert np.isfinite(got).sum() == np.isfinite(truth).sum() > got.size // 2
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_sums_beyond_bfloat16s_parts_are_plain_float32s(layout: str) -> None:
     """The largest float32, which bfloat16 rounds to Inf; sums that leave float32's range and come back."""
     kernel = kernel_of((1, 2, 3, 2), "bf16x6", layout)
@@ -224,18 +191,9 @@ FENCED = [  # every way to copy, and edges of every kind
 
 
 def run_fenced() -> None:
-    device = find_device("native")
     for shape, precision, layout in FENCED:
         kernel = kernel_of(shape, precision, layout)
-        for batch in (1, 37):
-            x, grad_y = arrays_of(kernel, batch)
-            truth = reference.gradient(kernel.pattern, x, grad_y, layout)
-            plan = planned(device, kernel, constants_of(kernel), batch)
-            for at_end in (False, True):
-                places = [Fenced.of(each.nbytes).place(each, at_end) for each in (x, grad_y, np.zeros(shape, x.dtype))]
-                launch(device, plan, places)
-                error = np.linalg.norm(places[2].reshape(shape).astype(np.float64) - truth)
-                assert error <= tolerance(precision, batch) * np.linalg.norm(truth)
+        agrees_between_fences(kernel, constants_of(kernel))
     print("all within their arrays")
 
 

@@ -12,19 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksgen import reference
-from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for
 from ksgen.families.cpu_gradient.family import CpuGradient
 from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
-from ksgen.launch.plan import Plan
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
-from tests.families.test_vector import planned
 from tests.measure.test_verify import needs_opencl
-from tests.support.host_memory import NOTHING, Array, Fenced, placed, processor, stay_within_their_arrays, workspace_of
+from tests.support.host_launches import launch, planned, plans_of
+from tests.support.host_memory import NOTHING, Array, fenced, placed, processor, stay_within_their_arrays
 
 FAMILY = CpuGradient(VectorGradientConstants)
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
@@ -58,15 +56,6 @@ def allows(kernel: KernelSpec, along: str, lanes: int) -> bool:
     return along == "batch" or lanes % kernel.pattern.d == 0 or kernel.pattern.d > lanes
 
 
-def launch(device: Device, plan: Plan, arrays: list[Array]) -> None:
-    """Launch on these arrays with an unwritten workspace. Memory behind the workspace must not change."""
-    workspace = workspace_of(plan)
-    named = dict(zip(("x", "grad_y", "grad", "workspace"), (*arrays, workspace), strict=True))
-    plan.launch(plan.arguments({name: device.shared(each.ctypes.data) for name, each in named.items()}), None)
-    device.synchronize(None)
-    assert (workspace[plan.workspace_bytes :] == NOTHING).all()
-
-
 def gradient(kernel: KernelSpec, constants: Any, x: Array, grad_y: Array, groups: int | None = None) -> Array:
     """The kernel's result; nothing else was written to. `groups`: how many are launched."""
     device = processor()
@@ -74,12 +63,12 @@ def gradient(kernel: KernelSpec, constants: Any, x: Array, grad_y: Array, groups
     plan = planned(device, kernel, constants, batch)
     if groups:
         plan = replace(plan, steps=(plan.steps[0]._replace(grid=groups), *plan.steps[1:]))
-    memory, places = placed([x, grad_y, np.zeros(kernel.pattern.shape, x.dtype)], kernel.dtype)
-    places[2].view(np.uint8)[:] = NOTHING
+    memory, places = placed({"x": x, "grad_y": grad_y, "grad": np.zeros(kernel.pattern.shape, x.dtype)}, kernel.dtype)
+    places["grad"].view(np.uint8)[:] = NOTHING
     before = memory.copy()
-    launch(device, plan, places)
-    result = places[2].reshape(kernel.pattern.shape).copy()
-    places[2].view(np.uint8)[:] = NOTHING
+    launch(device, (plan, []), places)
+    result = places["grad"].reshape(kernel.pattern.shape).copy()
+    places["grad"].view(np.uint8)[:] = NOTHING
     np.testing.assert_array_equal(memory, before)
     return result
 
@@ -95,6 +84,18 @@ def agrees(kernel: KernelSpec, constants: Any, batch: int) -> None:
     truth = reference.gradient(kernel.pattern, x, grad_y, kernel.layout)
     error = np.linalg.norm(gradient(kernel, constants, x, grad_y).astype(np.float64) - truth)
     assert error <= tolerance(kernel.precision, batch) * np.linalg.norm(truth), (constants, batch)
+
+
+def agrees_between_fences(kernel: KernelSpec, constants: Any) -> None:
+    """Each array begins behind, or ends in front of, a page that nothing may touch."""
+    device, shape = processor(), kernel.pattern.shape
+    for batch, at_end in product((1, 37), (False, True)):
+        x, grad_y = arrays_of(kernel, batch)
+        truth = reference.gradient(kernel.pattern, x, grad_y, kernel.layout)
+        places = fenced({"x": x, "grad_y": grad_y, "grad": np.zeros(shape, x.dtype)}, at_end)
+        launch(device, plans_of(device, kernel, constants, batch), places)
+        error = np.linalg.norm(places["grad"].reshape(shape).astype(np.float64) - truth)
+        assert error <= tolerance(kernel.precision, batch) * np.linalg.norm(truth), (kernel, batch)
 
 
 # ---- what is right
@@ -231,34 +232,6 @@ def test_a_kernel_specialised_to_one_batch() -> None:
 # ---- the same bits, and each weight's own
 
 
-@needs_opencl
-@pytest.mark.parametrize("along", ["outputs", "batch"])
-def test_bits_do_not_depend_on_how_many_groups_there_are(along: str) -> None:
-    kernel = kernel_of((2, 20, 7, 2))
-    constants = constants_of(kernel, along, 4)
-    x, grad_y = arrays_of(kernel, 131)
-    first = gradient(kernel, constants, x, grad_y)
-    assert np.isfinite(first).all()
-    for groups in (1, 2, 3, None):
-        np.testing.assert_array_equal(gradient(kernel, constants, x, grad_y, groups), first)
-
-
-@needs_opencl
-@pytest.mark.parametrize(("layout", "along"), [("bsf", "outputs"), ("bsf", "batch"), ("bsl", "batch")])
-def test_what_is_not_finite_reaches_its_own_weights_alone(layout: str, along: str) -> None:
-    """The last batch entry above all, behind which lanes are empty."""
-    kernel = kernel_of((2, 20, 7, 2), layout=layout)
-    x, grad_y = arrays_of(kernel, 37)
-    entry_x, entry_y = (x[-1], grad_y[-1]) if layout == "bsf" else (x[:, -1], grad_y[:, -1])
-    entry_x[5], entry_x[16], entry_y[41] = np.inf, np.nan, -np.inf
-    got = gradient(kernel, constants_of(kernel, along, 8), x, grad_y)
-    with np.errstate(invalid="ignore"):
-        truth = reference.gradient(kernel.pattern, x, grad_y, layout)
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
-    np.testing.assert_array_equal(np.sign(got[np.isinf(truth)]), np.sign(truth[np.isinf(truth)]))
-    assert np.isfinite(got).sum() == np.isfinite(truth).sum() > got.size // 2
-
-
 # ---- nothing outside the arrays is touched
 
 
@@ -272,19 +245,9 @@ FENCED = [  # every way to copy, and edges of every kind
 
 
 def run_fenced() -> None:
-    device = processor()
     for shape, precision, layout, along in FENCED:
         kernel = kernel_of(shape, precision, layout)
-        for batch in (1, 37):
-            x, grad_y = arrays_of(kernel, batch)
-            truth = reference.gradient(kernel.pattern, x, grad_y, layout)
-            plan = planned(device, kernel, constants_of(kernel, along, 8), batch)
-            for at_end in (False, True):
-                arrays = (x, grad_y, np.zeros(shape, x.dtype))
-                places = [Fenced.of(each.nbytes).place(each, at_end) for each in arrays]
-                launch(device, plan, places)
-                error = np.linalg.norm(places[2].reshape(shape).astype(np.float64) - truth)
-                assert error <= tolerance(precision, batch) * np.linalg.norm(truth)
+        agrees_between_fences(kernel, constants_of(kernel, along, 8))
     print("all within their arrays")
 
 
@@ -392,30 +355,3 @@ def test_defaults_keep_the_rules_on_every_processor(shape: tuple[int, ...], layo
         )
         if batch == 25088 and kernel.pattern.weight_count > 10**4:
             assert geometry.grid >= cores  # every core has work
-
-
-def test_batches_between_two_powers_of_two_share_a_text() -> None:
-    for shape, layout in product(PATTERNS.values(), LAYOUTS):
-        kernel = kernel_of(shape, layout=layout)
-        assert len({FAMILY.default(kernel, CPU, batch) for batch in range(513, 1025, 37)}) == 1
-        assert len({FAMILY.default(kernel, CPU, batch) for batch in range(1, 1025)}) <= 11
-    assert FAMILY.default(kernel_of((6, 64, 64, 1)), CPU, 1568) != FAMILY.default(kernel_of((6, 64, 64, 1)), CPU, 10)
-
-
-def test_the_space_keeps_the_rules() -> None:
-    for shape, layout in product(((2, 20, 7, 2), (1, 1, 1, 1), (2, 4, 5, 3)), LAYOUTS):
-        kernel = kernel_of(shape, layout=layout)
-        found = list(FAMILY.space(kernel, CPU))
-        assert len(set(found)) == len(found) > 3
-        for constants in found:
-            check(FAMILY, kernel, constants, CPU)
-
-
-def test_work_counts_tiles_and_padding() -> None:
-    kernel = kernel_of((2, 24, 6, 2), layout="bsl")
-    whole = VectorGradientConstants("batch", 8, 3, 4, 64, 2, 2)
-    assert 2 * FAMILY.work(kernel, whole, 128).multiply_adds == kernel.flops(128)
-    assert FAMILY.work(kernel, whole, 129).multiply_adds == FAMILY.work(kernel, whole, 136).multiply_adds
-    along = replace(whole, along="outputs")
-    assert 2 * FAMILY.work(kernel, along, 129).multiply_adds == kernel.flops(129) * 64 // 48  # 48 lanes of tiles of 32
-    assert FAMILY.work(kernel, whole, 128).blocks == FAMILY.geometry(kernel, whole, 128).grid == 4

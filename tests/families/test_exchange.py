@@ -28,13 +28,13 @@ from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.spec.precision import BF16
 from tests.families import test_cpu_gradient_vectors as gradients
 from tests.families import test_vector as vectors
-from tests.families.test_vector_chain import arrays_of, truth_of
 from tests.support.exchange import exchanged_patterns
-from tests.support.gpu_chains import chain_of, check_against_factors, group_of, is_right, run_group
+from tests.support.gpu_chains import check_against_factors, group_of, is_right, run_group
 from tests.support.hasty import compiles_hastily
 from tests.support.kernels import batch_for, in_emulator, multiply, source_of
 from tests.support.kernels import check as check_result
 from tests.support.native import chosen_native
+from tests.support.products import arrays_of, chain_of, truth_of
 
 __all__ = ["compiles_hastily"]
 

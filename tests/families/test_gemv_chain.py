@@ -20,11 +20,11 @@ from ksgen.order import Place
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
-from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
 from tests.support.exchange import exchanged_patterns, stored_order
-from tests.support.gpu_chains import EVEN, RAGGED, chain_of, check_against_factors, factor_sources, is_right, run_chain
+from tests.support.gpu_chains import EVEN, RAGGED, check_against_factors, factor_sources, is_right, run_chain
 from tests.support.kernels import as_bits, in_emulator, pack
+from tests.support.products import ALL, arrays_of, chain_of, truth_of
 
 FAMILY = FAMILIES["gemv"]
 LIMITS = cuda_limits("sm_90a")

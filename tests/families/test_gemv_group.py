@@ -22,10 +22,10 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_gemv_chain import DOWN, EXCHANGED, GPT2, PLANES, UNEVEN
-from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
-from tests.support.gpu_chains import EVEN, chain_of, factor_sources, group_of, is_right, run_chain, run_group
+from tests.support.gpu_chains import EVEN, factor_sources, group_of, is_right, run_chain, run_group
 from tests.support.kernels import Array, Run, as_bits, in_emulator, pack
+from tests.support.products import ALL, arrays_of, chain_of, truth_of
 
 FAMILY = Gemv()
 LIMITS = cuda_limits("sm_90a")

@@ -15,7 +15,6 @@ from ksgen.families.mma.family import Mma
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue
 from tests.emulator import Counts, is_installed
-from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import (
     EVEN,
@@ -29,6 +28,7 @@ from tests.support.gpu_chains import (
     source_of,
 )
 from tests.support.kernels import in_emulator
+from tests.support.products import ALL, arrays_of, truth_of
 
 ALONE = Pattern(2, 24, 64, 1), Pattern(2, 40, 64, 1)  # of one factor, on the X of EVEN
 PAIR, QKV = (EVEN, ALONE[:1]), (EVEN, EVEN[:1], EVEN)

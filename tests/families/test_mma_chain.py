@@ -18,13 +18,11 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_gpu_chain import GOOD
-from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import (
     EVEN,
     LIMITS,
     RAGGED,
-    chain_of,
     check_against_factors,
     check_within_arrays,
     is_right,
@@ -33,6 +31,7 @@ from tests.support.gpu_chains import (
     source_of,
 )
 from tests.support.kernels import in_emulator
+from tests.support.products import ALL, arrays_of, chain_of, truth_of
 
 FAMILY = Mma()
 TALL = (Pattern(1, 272, 64, 1), Pattern(1, 16, 272, 1))  # 64 -> 272 -> 16: several tiles of the first factor's outputs

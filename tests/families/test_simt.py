@@ -62,7 +62,7 @@ def cases(draw: st.DrawFn) -> tuple[KernelSpec, SimtConstants, int]:
     )
     if constants.copy == "registers" or PRECISIONS[spec.precision].item_bytes == 2:
         constants = replace(constants, copy="registers", stages=2)
-    if any(not rule.holds(spec, constants) for rule in SIMT.rules()) or not SIMT.fits(spec, constants, GPU):
+    if not SIMT.keeps_rules(spec, constants) or not SIMT.fits(spec, constants, GPU):
         constants = SIMT.default(spec, GPU)
     return spec, constants, draw(st.integers(1, 140))
 

@@ -18,7 +18,6 @@ from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_gpu_chain import GOOD
-from tests.families.test_vector_chain import ALL, arrays_of, truth_of
 from tests.support.counting import Counting, compared
 from tests.support.gpu_chains import (
     EVEN,
@@ -26,7 +25,6 @@ from tests.support.gpu_chains import (
     NARROW,
     PLANES,
     RAGGED,
-    chain_of,
     group_of,
     is_right,
     run_chain,
@@ -34,6 +32,7 @@ from tests.support.gpu_chains import (
     source_of,
 )
 from tests.support.kernels import Array, in_emulator
+from tests.support.products import ALL, arrays_of, chain_of, truth_of
 
 FAMILY = Simt()
 

@@ -5,7 +5,7 @@ written.
 import math
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,19 +16,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ksgen import reference
 from ksgen.build.build import build, default_caches
-from ksgen.devices.base import Device
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, DeviceError, ToolchainError
-from ksgen.families import Limits, check, cuda_limits, family_for, family_of
+from ksgen.families import Limits, check, cuda_limits, family_for
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import fitted
 from ksgen.families.vector.family import Vector
 from ksgen.families.vector.planes import period_of
 from ksgen.families.vector.shape import VectorConstants, VectorTiling
 from ksgen.launch.choice import Choice
-from ksgen.launch.plan import Plan, load, make_plan
+from ksgen.launch.plan import load, make_plan
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import Problem, compare, exact_problem, fault_of, make_problem, tolerance
@@ -36,15 +34,13 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from ksgen.wisdom import Entry, save
 from tests.measure.test_verify import needs_opencl
+from tests.support.host_launches import agrees_between_fences, launch, planned
 from tests.support.host_memory import (
     NOTHING,
     Array,
-    Fenced,
-    nothing,
     placed,
     processor,
     stay_within_their_arrays,
-    workspace_of,
 )
 
 FAMILY = Vector()
@@ -100,38 +96,17 @@ def constants_of(
     found = VectorConstants(
         along, lanes, *size, units * (size[0] if along == "outputs" else lanes), 1, 0, units % 2, pairs
     )
-    if not all(rule.holds(kernel, found) for rule in FAMILY.rules()):
+    if not FAMILY.keeps_rules(kernel, found):
         found = replace(found, panel=1)
     shape = VectorTiling(kernel, found)
     return replace(found, parts=min(parts, shape.columns))
 
 
-def planned(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> Plan:
-    """Plan the kernel with the family that the constants belong to."""
-    family = family_of(constants)
-    check(family, kernel, constants)
-    return PLANNER.plan_of(device, kernel, batch, Choice(family.name, constants, "a test's"))
-
-
-def launch(device: Device, plan: Plan, places: list[Array], pitches: Mapping[str, int] | None = None) -> None:
-    """Launch on x, weights, y and the epilogue's arrays. Packed weights and workspace hold NaN before, and memory
-    behind them must not change. `pitches` belong to kernels of slices.
-    """
-    packed, workspace = nothing(plan.packed_bytes + 256), workspace_of(plan)
-    added = [name for name in ("bias", "residual") if name in plan.operands]
-    named = dict(zip(("x", "unpacked", "y", *added), places, strict=True)) | {"weights": packed, "workspace": workspace}
-    at = {name: device.shared(place.ctypes.data) for name, place in named.items()}
-    plan.pack(at["unpacked"], None, into=at["weights"])
-    plan.launch(plan.arguments(at | (pitches or {})), None)
-    device.synchronize(None)
-    assert (packed[plan.packed_bytes :] == NOTHING).all()
-    assert (workspace[plan.workspace_bytes :] == NOTHING).all()
-
-
-def arrays_of(problem: Problem) -> list[Array]:
-    empty = np.zeros(problem.y_shape, problem.x.dtype)
+def arrays_of(problem: Problem) -> dict[str, Array]:
     weights = problem.given[-1].view(problem.x.dtype)  # bytes, where they are stored in eight bits
-    return [problem.x, weights, empty, *(each for each in (problem.bias, problem.residual) if each is not None)]
+    empty = np.zeros(problem.y_shape, problem.x.dtype)
+    found = {"x": problem.x, "weights 0": weights, "y": empty, "bias": problem.bias, "residual": problem.residual}
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def multiplied(
@@ -145,11 +120,11 @@ def multiplied(
     if groups:
         plan = replace(plan, grid=groups, workspace_bytes=plan.workspace_bytes // plan.grid * groups)
     memory, places = placed(arrays_of(problem), kernel.dtype, boundary, behind)
-    places[2].view(np.uint8)[:] = NOTHING
+    places["y"].view(np.uint8)[:] = NOTHING
     before = memory.copy()
-    launch(device, plan, places)
-    result = places[2].reshape(problem.y_shape).copy()
-    places[2].view(np.uint8)[:] = NOTHING
+    launch(device, (plan, [plan]), places)
+    result = places["y"].reshape(problem.y_shape).copy()
+    places["y"].view(np.uint8)[:] = NOTHING
     np.testing.assert_array_equal(memory, before)
     return result
 
@@ -181,13 +156,6 @@ def matrix() -> Iterator[object]:
 def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> None:
     for batch in BATCHES:
         agrees(kernel, constants, batch)
-
-
-@needs_opencl
-@pytest.mark.parametrize(("along", "layout"), list(product(("outputs", "batch"), LAYOUTS)))
-def test_an_activation_may_follow_the_residual(along: str, layout: str) -> None:
-    kernel = kernel_of((2, 9, 5, 3), "float32", layout, Epilogue(True, "gelu", True, True))
-    agrees(kernel, constants_of(kernel, along, 8), 33)
 
 
 @needs_opencl
@@ -517,8 +485,9 @@ def without_streaming(kernel: KernelSpec, constants: VectorConstants, batch: int
         device, without, build(without.text, without.entry, device.target, device.compiler(), default_caches())
     )
     _, places = placed(arrays_of(problem), kernel.dtype, 64)
-    launch(device, make_plan(device, kernel, batch, Choice("vector", constants, "a test's"), loaded), places)
-    found: Array = places[2].reshape(problem.y_shape) == wanted
+    plan = make_plan(device, kernel, batch, Choice("vector", constants, "a test's"), loaded)
+    launch(device, (plan, [plan]), places)
+    found: Array = places["y"].reshape(problem.y_shape) == wanted
     return found
 
 
@@ -612,33 +581,12 @@ def test_defaults_agree_at_any_batch(layout: str, along: str) -> None:
     for batch in (3, 100):
         problem = make_problem(kernel_of(shape, layout=layout, epilogue=Epilogue(True, "gelu", True)), batch)
         _, places = placed(arrays_of(problem), "float32")
-        x, weights, y, bias, residual = (
-            place.reshape(each.shape) for place, each in zip(places, arrays_of(problem), strict=True)
-        )
+        x, weights, y, bias, residual = (places[name].reshape(each.shape) for name, each in arrays_of(problem).items())
         added = {"bias": bias, "activation": "gelu", "residual": residual}
         assert compare(problem, ks(x, weights, layout=layout, out=y, **added))[0] <= tolerance("float32", 7)
         assert compare(problem, ks(x, ks.pack(weights), layout=layout, **added))[0] <= tolerance("float32", 7)
         assert ks(x, weights, layout=layout, out=residual, **added) is residual
         np.testing.assert_array_equal(residual, y)
-
-
-@pytest.mark.exhaustive
-@needs_opencl
-@pytest.mark.parametrize("along", WAYS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_residual_may_be_the_output(precision: str, layout: str, along: str) -> None:
-    kernel = kernel_of((2, 9, 5, 2), precision, layout, Epilogue(True, "relu", True))
-    device = processor()
-    for batch in (2, 37):
-        problem = make_problem(kernel, batch)
-        x, weights, _, bias, residual = placed(arrays_of(problem), kernel.dtype)[1]
-        launch(
-            device,
-            planned(device, kernel, constants_of(kernel, along, 8), batch),
-            [x, weights, residual, bias, residual],
-        )
-        assert compare(problem, residual.reshape(problem.y_shape))[0] <= tolerance(precision, 5)
 
 
 @needs_opencl
@@ -647,23 +595,6 @@ def test_launchers_take_it_on_a_processor() -> None:
     said = Launcher(2, 16, 5, 4).explain(300)
     assert "vector (vector registers full of sums: processors), along=outputs" in said
     assert "along=batch" in Launcher(2, 16, 5, 4).explain(300, layout="bsl")
-
-
-@needs_opencl
-@pytest.mark.parametrize("along", WAYS)
-def test_a_kernel_specialised_to_one_batch(along: str) -> None:
-    kernel = kernel_of((2, 9, 5, 2), batch=70)
-    agrees(kernel, constants_of(kernel, along, 8), 70)
-
-
-@needs_opencl
-@pytest.mark.parametrize(("layout", "along"), list(product(LAYOUTS, WAYS)))
-def test_any_number_of_work_groups_gives_the_same_bits(layout: str, along: str) -> None:
-    kernel = kernel_of((2, 20, 7, 2), layout=layout)
-    problem, constants = make_problem(kernel, 131), constants_of(kernel, along, 4)
-    first = multiplied(problem, constants)
-    for groups in (1, 3, 100):
-        np.testing.assert_array_equal(multiplied(problem, constants, groups), first)
 
 
 def any_constants(data: st.DataObject, kernel: KernelSpec) -> VectorConstants:
@@ -677,9 +608,7 @@ def any_constants(data: st.DataObject, kernel: KernelSpec) -> VectorConstants:
     block = data.draw(number(1, 6)) * (height if along == "outputs" else lanes)
     panels = [VectorConstants(along, lanes, height, width, block, 1, panel, 0) for panel in (0, 1)]
     panels.append(replace(panels[1], pairs=1))
-    constants = data.draw(
-        st.sampled_from([each for each in panels if all(rule.holds(kernel, each) for rule in FAMILY.rules())])
-    )
+    constants = data.draw(st.sampled_from([each for each in panels if FAMILY.keeps_rules(kernel, each)]))
     shape = VectorTiling(kernel, constants)
     return replace(constants, parts=data.draw(number(1, min(9, shape.columns))))
 
@@ -713,24 +642,6 @@ def test_many_patterns_batches_and_constants(data: st.DataObject) -> None:
 # ---- nothing outside the arrays is touched, and no row of the batch affects another
 
 
-@pytest.mark.exhaustive
-@needs_opencl
-@pytest.mark.parametrize(("layout", "along", "pairs"), list(product(LAYOUTS, WAYS, (0, 1))))
-def test_what_is_not_finite_reaches_its_own_outputs_alone(layout: str, along: str, pairs: int) -> None:
-    """Non-finite values stand in the last row of the batch, next to empty lanes, and in the weights of one output."""
-    kernel = kernel_of((2, 5, 7, 2), "bfloat16" if pairs else "float32", layout)
-    problem = make_problem(kernel, 37)
-    x, weights = problem.x, problem.weights
-    entry = x[-1] if layout == "bsf" else x[:, -1]
-    entry[3], entry[16], weights[1, 4, 2, 1] = np.inf, np.nan, -np.inf
-    got = multiplied(problem, constants_of(kernel, along, 8, pairs=pairs))
-    with np.errstate(invalid="ignore"):
-        truth = reference.multiply(kernel.pattern, x, weights, layout)
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
-    np.testing.assert_array_equal(np.sign(got[np.isinf(truth)]), np.sign(truth[np.isinf(truth)]))
-    assert np.isfinite(got).sum() == np.isfinite(truth).sum() > got.size // 2
-
-
 BOTH = Epilogue(True, "none", True)
 FENCED = [  # every way to copy, and edges of every kind
     ((2, 20, 7, 2), "float32", "bsf", "outputs"),
@@ -748,16 +659,10 @@ FENCED = [  # every way to copy, and edges of every kind
 
 
 def run_fenced() -> None:
-    device = processor()
     for shape, precision, layout, along in FENCED:
         kernel = kernel_of(shape, precision, layout, BOTH)
-        for batch, pairs in product((1, 37), (0, 1) if precision == "bfloat16" else (0,)):
-            problem = make_problem(kernel, batch)
-            plan = planned(device, kernel, constants_of(kernel, along, 8, pairs=pairs), batch)
-            for at_end in (False, True):
-                places = [Fenced.of(each.nbytes).place(each, at_end) for each in arrays_of(problem)]
-                launch(device, plan, places)
-                assert compare(problem, places[2].reshape(problem.y_shape))[0] <= tolerance(precision, shape[2])
+        for pairs in (0, 1) if precision == "bfloat16" else (0,):
+            agrees_between_fences(kernel, constants_of(kernel, along, 8, pairs=pairs), (1, 37))
     print("all within their arrays")
 
 
@@ -976,30 +881,3 @@ def test_sixteen_registers_take_transposed_inputs_where_j_fill_a_vector(
     vector_bytes: int, shape: tuple[int, ...], batch: int, along: str
 ) -> None:
     assert FAMILY.default(kernel_of(shape), replace(CPU, vector_bytes=vector_bytes), batch).along == along
-
-
-def test_batches_between_two_powers_of_two_share_a_text() -> None:
-    for shape, layout in product(PATTERNS.values(), LAYOUTS):
-        kernel = kernel_of(shape, layout=layout)
-        assert len({FAMILY.default(kernel, CPU, batch) for batch in range(513, 1025, 37)}) == 1
-        assert len({FAMILY.default(kernel, CPU, batch) for batch in range(1, 1025)}) <= 22
-    assert FAMILY.default(kernel_of((6, 64, 64, 1)), CPU, 1568) != FAMILY.default(kernel_of((6, 64, 64, 1)), CPU, 10)
-
-
-def test_the_space_keeps_the_rules() -> None:
-    for shape, layout in product(((2, 20, 7, 2), (1, 1, 1, 1), (2, 4, 5, 3)), LAYOUTS):
-        kernel = kernel_of(shape, layout=layout)
-        found = list(FAMILY.space(kernel, CPU))
-        assert len(set(found)) == len(found) > 3
-        for constants in found:
-            check(FAMILY, kernel, constants, CPU)
-
-
-def test_work_counts_tiles_and_padding() -> None:
-    kernel = kernel_of((2, 24, 6, 2), layout="bsl")
-    whole = VectorConstants("batch", 8, 3, 4, 64, 2, 1, 0)
-    assert 2 * FAMILY.work(kernel, whole, 128).multiply_adds == kernel.flops(128)
-    assert FAMILY.work(kernel, whole, 129).multiply_adds == FAMILY.work(kernel, whole, 136).multiply_adds
-    along = replace(whole, along="outputs", block=63)
-    assert 2 * FAMILY.work(kernel, along, 129).multiply_adds == kernel.flops(129) * 64 // 48  # 48 lanes of tiles of 32
-    assert FAMILY.work(kernel, whole, 128).blocks == FAMILY.geometry(kernel, whole, 128).grid == 4

@@ -2,7 +2,6 @@
 does not serve.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -10,35 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen import reference
 from ksgen.devices.base import Device
 from ksgen.errors import ConstantsError, LaunchError
 from ksgen.families import Limits, check, cuda_limits, families_for
 from ksgen.families.chains import factor_kernels
-from ksgen.families.signature import each_chains
 from ksgen.families.vector.chain import VectorChainConstants
 from ksgen.families.vector.family import Vector
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, lie_in_pairs
 from ksgen.launch.fused import LEAST_ROWS
-from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
 from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
-from ksgen.reference import wide_type
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
-from tests.families import test_vector as alone
 from tests.measure.test_verify import needs_opencl
+from tests.support.host_launches import agrees, agrees_between_fences, is_right, launch, one_by_one, plans_of
 from tests.support.host_memory import (
-    NOTHING,
     Array,
-    Fenced,
-    nothing,
-    placed,
     processor,
     stay_within_their_arrays,
-    workspace_of,
 )
+from tests.support.products import ALL, arrays_of, chain_of, truth_of
 
 FAMILY = Vector()
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
@@ -46,17 +37,6 @@ TWO = (Pattern(3, 5, 4, 2), Pattern(1, 7, 10, 3))  # 24 -> 30 -> 21
 THREE = (Pattern(2, 6, 5, 1), Pattern(1, 3, 2, 6), Pattern(3, 9, 6, 1))  # 10 -> 12 -> 18 -> 27
 EXCHANGED = (Pattern(4, 20, 15, 1, "k1:5.i.k2", "l1:5.i.l2"), Pattern(5, 8, 16, 1))  # 60 -> 80 -> 40
 WIDE = (Pattern(2, 3, 2, 16), Pattern(6, 5, 4, 4), Pattern(1, 2, 5, 24))  # 64 -> 96 -> 120 -> 48
-ALL = Epilogue(True, "gelu", True)
-
-
-def chain_of(
-    patterns: tuple[Pattern, ...],
-    precision: str = "float32",
-    layout: str = "bsf",
-    epilogue: Epilogue | None = None,
-    **more: Any,
-) -> KernelSpec:
-    return KernelSpec(patterns, precision, layout, epilogue or Epilogue(), **more)
 
 
 def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) -> VectorChainConstants:
@@ -70,103 +50,6 @@ def constants_of(kernel: KernelSpec, ways: str, lanes: int = 8, pairs: int = 0) 
         panel = int(way == "b" or factor.layout == "bsl" or not are_wide or factor.pattern.d > lanes)
         tiles.append(f"{along} {lanes} {height} {width} {panel}")
     return VectorChainConstants(2 * 3 * lanes, ", ".join(tiles), len(ways) % 2, pairs)
-
-
-def arrays_of(kernel: KernelSpec, batch: int) -> dict[str, Array]:
-    random, dtype = np.random.default_rng(batch), numpy_dtype(kernel.dtype)
-
-    def normal(*shape: int) -> Array:
-        drawn = random.standard_normal(shape)
-        return (drawn + 1j * random.standard_normal(shape) if dtype.kind == "c" else drawn).astype(dtype)
-
-    def rows(features: int, layout: str = kernel.y_layout) -> Array:
-        return normal(batch, features) if layout == "bsf" else normal(features, batch)
-
-    def of_each(operand: str, made: Callable[[int], Array]) -> dict[str, Array]:
-        return {
-            name: made(chain.out_features)
-            for name, chain in zip(each_chains(kernel, operand), kernel.chains, strict=True)
-        }
-
-    found = {"x": rows(kernel.in_features, kernel.layout)}
-    factors = enumerate(pattern for chain in kernel.chains for pattern in chain)
-    found |= {f"weights {number}": normal(*each.shape) / np.sqrt(each.c).astype(dtype) for number, each in factors}
-    found |= of_each("y", rows)
-    found |= of_each("bias", normal) if kernel.epilogue.bias else {}
-    return found | (of_each("residual", rows) if kernel.epilogue.residual else {})
-
-
-def truth_of(kernel: KernelSpec, arrays: dict[str, Array], chain: int = 0) -> Array:
-    """Compute the expected outputs of one of a group's chains, or of the only chain."""
-    y, first, patterns = (
-        arrays["x"].astype(wide_type(arrays["x"])),
-        sum(map(len, kernel.chains[:chain])),
-        kernel.chains[chain].factors,
-    )
-    weights = [arrays[f"weights {first + number}"] for number in range(len(patterns))]
-    for pattern, each in zip(patterns[:-1], weights, strict=False):
-        y = reference.multiply(pattern, y, each, kernel.layout, activation=kernel.between)
-    bias, residual = (arrays.get(each_chains(kernel, operand)[chain]) for operand in ("bias", "residual"))
-    y = y.T if kernel.out_layout else y
-    return reference.multiply(
-        patterns[-1],
-        y,
-        weights[-1],
-        kernel.y_layout,
-        bias=bias,
-        activation=kernel.epilogue.activation,
-        residual=residual,
-    )
-
-
-def is_right(kernel: KernelSpec, got: Array, truth: Array, roundings: int = 1) -> bool:
-    """Compare with the truth. `roundings` counts roundings to Y's type: several if intermediates are rounded too."""
-    error = np.linalg.norm(got.astype(np.float64) - truth)  # a NaN is not
-    terms = max(sum(each.c for each in chain) for chain in kernel.chains)
-    return bool(error <= roundings * tolerance(kernel.precision, 2 * terms) * np.linalg.norm(truth))
-
-
-def plans_of(device: Device, kernel: KernelSpec, constants: Any, batch: int) -> tuple[Plan, list[Plan]]:
-    factors = [replace(each, epilogue=Epilogue()) for each in factor_kernels(kernel)]
-    packing = [alone.planned(device, each, own, batch) for each, own in zip(factors, constants.parsed, strict=True)]
-    return alone.planned(device, kernel, constants, batch), packing
-
-
-def launch(
-    device: Device, plans: tuple[Plan, list[Plan]], places: dict[str, Array], pitches: Mapping[str, int] | None = None
-) -> None:
-    """Packed weights and the workspace hold NaN before; what lies behind them stays.
-
-    `pitches`: of a kernel of slices.
-    """
-    whole, factors = plans
-    at = {name: device.shared(place.ctypes.data) for name, place in places.items()}
-    packed = [nothing(plan.packed_bytes + 256) for plan in factors]
-    for number, (plan, place) in enumerate(zip(factors, packed, strict=True)):
-        at[f"weights_{number + 1}"] = plan.pack(at[f"weights {number}"], None, into=device.shared(place.ctypes.data))
-    workspace = workspace_of(whole)
-    at["workspace"] = device.shared(workspace.ctypes.data)
-    whole.launch(whole.arguments(at | (pitches or {})), None)
-    device.synchronize(None)
-    for each, plan in zip(packed, factors, strict=True):
-        assert (each[plan.packed_bytes :] == NOTHING).all()
-    assert (workspace[whole.workspace_bytes :] == NOTHING).all()
-
-
-def agrees(kernel: KernelSpec, constants: Any, batch: int, roundings: int = 1) -> None:
-    device, arrays = processor(), arrays_of(kernel, batch)
-    memory, listed = placed(list(arrays.values()), kernel.dtype)
-    places = dict(zip(arrays, listed, strict=True))
-    places["y"].view(np.uint8)[:] = NOTHING
-    before = memory.copy()
-    launch(device, plans_of(device, kernel, constants, batch), places)
-    assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays), roundings), (
-        kernel,
-        constants,
-        batch,
-    )
-    places["y"].view(np.uint8)[:] = NOTHING
-    np.testing.assert_array_equal(memory, before)
 
 
 CASES = [
@@ -281,15 +164,7 @@ def test_two_inputs_at_a_time_give_the_bits_of_one_launch_per_factor(
         agrees(kernel, constants, batch)
         arrays = arrays_of(kernel, batch)
         launch(device, plans_of(device, kernel, constants, batch), arrays)
-        rows = arrays["x"]
-        for number, (factor, own) in enumerate(zip(factor_kernels(kernel), constants.parsed, strict=True)):
-            shape = (batch, factor.pattern.out_features) if layout == "bsf" else (factor.pattern.out_features, batch)
-            added = [arrays[name] for name in ("bias", "residual") if getattr(factor.epilogue, name)]
-            y = np.zeros(shape, rows.dtype)
-            alone.launch(
-                device, alone.planned(device, factor, own, batch), [rows, arrays[f"weights {number}"], y, *added]
-            )
-            rows = y
+        rows = one_by_one(device, kernel, constants.parsed, batch, arrays)
         np.testing.assert_array_equal(arrays["y"].view(np.uint16), rows.view(np.uint16))
 
 
@@ -341,23 +216,13 @@ def test_blocks_are_whole_tiles_of_every_factor() -> None:
 
 
 def run_fenced() -> None:
-    device = processor()
     for patterns, precision, layout, ways, lanes, epilogue in CASES:
         kernel = chain_of(patterns, precision, layout, epilogue)
-        for batch, at_end in product((1, 37), (False, True)):
-            arrays = arrays_of(kernel, batch)
-            places = {name: Fenced.of(each.nbytes).place(each, at_end) for name, each in arrays.items()}
-            pairs = int(at_end and precision == "bfloat16")
-            launch(device, plans_of(device, kernel, constants_of(kernel, ways, lanes, pairs), batch), places)
-            assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays))
-    for (patterns, precision, ways, lanes, pairs), layout, batch, at_end in product(
-        TURNS[2:4], LAYOUTS, (1, 37), (False, True)
-    ):
+        for pairs in (0, 1) if precision == "bfloat16" else (0,):
+            agrees_between_fences(kernel, constants_of(kernel, ways, lanes, pairs), (1, 37))
+    for (patterns, precision, ways, lanes, pairs), layout in product(TURNS[2:4], LAYOUTS):
         kernel = turning(patterns, precision, layout, Epilogue())
-        arrays = arrays_of(kernel, batch)
-        places = {name: Fenced.of(each.nbytes).place(each, at_end) for name, each in arrays.items()}
-        launch(device, plans_of(device, kernel, constants_of(kernel, ways, lanes, pairs), batch), places)
-        assert is_right(kernel, places["y"].reshape(arrays["y"].shape), truth_of(kernel, arrays))
+        agrees_between_fences(kernel, constants_of(kernel, ways, lanes, pairs), (1, 37))
     print("all within their arrays")
 
 
@@ -367,19 +232,6 @@ def test_no_access_beyond_the_ends_of_arrays() -> None:
     """A process of its own runs the binaries of the cache."""
     processor()
     stay_within_their_arrays(__name__)
-
-
-@needs_opencl
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_not_finite_stays_in_its_batch_entry(layout: str) -> None:
-    device, kernel = processor(), chain_of(TWO, layout=layout)
-    arrays = arrays_of(kernel, 37)
-    entry = arrays["x"][-1] if layout == "bsf" else arrays["x"][:, -1]
-    entry[3], entry[16] = np.inf, np.nan
-    launch(device, plans_of(device, kernel, constants_of(kernel, "ob"), 37), arrays)
-    y = arrays["y"] if layout == "bsf" else arrays["y"].T
-    assert np.isfinite(y[:-1]).all()
-    assert not np.isfinite(y[-1]).all()
 
 
 # ---- launchers

@@ -11,21 +11,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ksgen.families.signature import pitches_of
-from ksgen.measure.verify import compare, make_problem, tolerance
 from ksgen.spec import LAYOUTS, KernelSpec
 from tests.families import test_vector as alone
 from tests.families import test_vector_chain as chains
 from tests.measure.test_verify import needs_opencl
+from tests.support.host_launches import is_right, launch, plans_of
 from tests.support.host_memory import (
     NOTHING,
     Array,
-    Fenced,
+    fenced,
     placed,
     processor,
     rows_in,
     spread,
     stay_within_their_arrays,
 )
+from tests.support.products import arrays_of, chain_of, truth_of
 
 # whole lines, and not
 GAPS = ({"x": 3, "y": 5, "residual": 1}, {"x": 16, "y": 48, "residual": 32}, {"x": 0, "y": 7}, {"x": 64})
@@ -51,20 +52,13 @@ def poisoned(place: Array, shape: tuple[int, ...], gap: int) -> Array:
     return matrix
 
 
-def named(kernel: KernelSpec, problem: Any) -> dict[str, Array]:
-    added = [name for name in ("bias", "residual") if getattr(problem, name) is not None]
-    return dict(zip(("x", "weights", "y", *added), alone.arrays_of(problem), strict=True))
-
-
 def agrees(kernel: KernelSpec, constants: Any, batch: int, gaps: Mapping[str, int], boundary: int = 1) -> None:
-    problem, device = make_problem(kernel, batch), processor()
-    arrays = named(kernel, problem)
-    memory, places = placed(list(on_slices(arrays, gaps).values()), kernel.dtype, boundary)
-    y = poisoned(places[2], problem.y_shape, gaps.get("y", 0))
+    device, arrays = processor(), arrays_of(kernel, batch)
+    memory, places = placed(on_slices(arrays, gaps), kernel.dtype, boundary)
+    y = poisoned(places["y"], arrays["y"].shape, gaps.get("y", 0))
     before = memory.copy()
-    alone.launch(device, alone.planned(device, kernel, constants, batch), places, pitches(kernel, arrays, gaps))
-    error, _ = compare(problem, y)
-    assert error <= tolerance(kernel.precision, kernel.pattern.c), (kernel, constants, batch, gaps, error)
+    launch(device, plans_of(device, kernel, constants, batch), places, pitches(kernel, arrays, gaps))
+    assert is_right(kernel, y, truth_of(kernel, arrays)), (kernel, constants, batch, gaps)
     y.view(np.uint8)[:] = NOTHING
     np.testing.assert_array_equal(memory, before)
 
@@ -122,23 +116,9 @@ def test_any_gaps(data: st.DataObject) -> None:
 @pytest.mark.parametrize("number", range(len(chains.CASES)))
 def test_chains_agree_with_float64(number: int) -> None:
     patterns, precision, layout, ways, lanes, epilogue = chains.CASES[number]
-    kernel, gaps, device = (
-        of_slices(chains.chain_of(patterns, precision, layout, epilogue)),
-        GAPS[number % len(GAPS)],
-        processor(),
-    )
-    constants = chains.constants_of(kernel, ways, lanes)
+    kernel = of_slices(chain_of(patterns, precision, layout, epilogue))
     for batch in (1, 3 * lanes + 1, 100):
-        arrays = chains.arrays_of(kernel, batch)
-        spreads = on_slices(arrays, gaps)
-        memory, listed = placed(list(spreads.values()), kernel.dtype)
-        places = dict(zip(spreads, listed, strict=True))
-        y = poisoned(places["y"], arrays["y"].shape, gaps.get("y", 0))
-        before = memory.copy()
-        chains.launch(device, chains.plans_of(device, kernel, constants, batch), places, pitches(kernel, arrays, gaps))
-        assert chains.is_right(kernel, y, chains.truth_of(kernel, arrays)), (kernel, batch)
-        y.view(np.uint8)[:] = NOTHING
-        np.testing.assert_array_equal(memory, before)
+        agrees(kernel, chains.constants_of(kernel, ways, lanes), batch, GAPS[number % len(GAPS)])
 
 
 def run_fenced() -> None:
@@ -146,15 +126,12 @@ def run_fenced() -> None:
     for (shape, precision, layout, along), gap in product(alone.FENCED, (3, 16)):
         kernel = of_slices(alone.kernel_of(shape, precision, layout, alone.BOTH))
         gaps = {"x": gap, "y": 2 * gap, "residual": gap + 1}
-        for batch in (1, 37):
-            problem = make_problem(kernel, batch)
-            arrays = named(kernel, problem)
-            plan = alone.planned(device, kernel, alone.constants_of(kernel, along, 8), batch)
-            for at_end in (False, True):
-                places = [Fenced.of(each.nbytes).place(each, at_end) for each in on_slices(arrays, gaps).values()]
-                alone.launch(device, plan, places, pitches(kernel, arrays, gaps))
-                y = rows_in(places[2], problem.y_shape, gaps["y"])
-                assert compare(problem, y)[0] <= tolerance(precision, shape[2])
+        for batch, at_end in product((1, 37), (False, True)):
+            arrays = arrays_of(kernel, batch)
+            places = fenced(on_slices(arrays, gaps), at_end)
+            plans = plans_of(device, kernel, alone.constants_of(kernel, along, 8), batch)
+            launch(device, plans, places, pitches(kernel, arrays, gaps))
+            assert is_right(kernel, rows_in(places["y"], arrays["y"].shape, gaps["y"]), truth_of(kernel, arrays))
     print("all within their arrays")
 
 

@@ -13,9 +13,9 @@ from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.reference import wide_type
 from ksgen.spec import Epilogue, KernelSpec
-from tests.families.test_vector_chain import arrays_of, truth_of
 from tests.support.kernels import Array, Run, as_bits, in_emulator, in_rows, shifted, spaced
 from tests.support.kernels import pack as packed_by
+from tests.support.products import arrays_of, truth_of
 
 EVEN = (Pattern(2, 48, 64, 1), Pattern(1, 64, 48, 2))  # 128 -> 96 -> 128: nothing ragged
 # 210 -> 120 -> 74 -> 19: every size with a rest
@@ -27,12 +27,6 @@ NARROW = (Pattern(4, 3, 20, 3), Pattern(2, 33, 18, 1), Pattern(1, 20, 66, 1))
 LIMITS = cuda_limits("sm_80")
 GAP_OF_X, GAP = 5, 3  # elements between rows: of X, and of others
 BAD = np.array([np.nan, np.inf, -np.inf])
-
-
-def chain_of(
-    patterns: tuple[Pattern, ...], precision: str, layout: str, epilogue: Epilogue | None = None, **more: Any
-) -> KernelSpec:
-    return KernelSpec(patterns, precision, layout, epilogue or Epilogue(), **more)
 
 
 def group_of(

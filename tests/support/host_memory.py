@@ -7,6 +7,7 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,19 +52,21 @@ def nothing(nbytes: int) -> Array:
     return whole[begin : begin + nbytes]
 
 
-def placed(arrays: list[Array], dtype: str, boundary: int = 1, behind: int = 0) -> tuple[Array, list[Array]]:
+def placed(
+    arrays: Mapping[str, Array], dtype: str, boundary: int = 1, behind: int = 0
+) -> tuple[Array, dict[str, Array]]:
     """One memory with copies of the arrays, flat, each from such a boundary on or some elements behind it, with guards
     before, between and behind them.
     """
     kind = numpy_dtype(dtype)
     memory = nothing(
-        (sum(each.size for each in arrays) + (GAP + behind) * (len(arrays) + 1)) * kind.itemsize
+        (sum(each.size for each in arrays.values()) + (GAP + behind) * (len(arrays) + 1)) * kind.itemsize
         + boundary * len(arrays)
     )
-    places, begin = [], GAP * kind.itemsize
-    for array in arrays:
+    places, begin = dict[str, Array](), GAP * kind.itemsize
+    for name, array in arrays.items():
         begin += -begin % boundary + behind * kind.itemsize
-        places.append(place := memory[begin : begin + array.nbytes].view(kind))
+        places[name] = place = memory[begin : begin + array.nbytes].view(kind)
         place[:] = array.reshape(-1)
         begin += array.nbytes + GAP * kind.itemsize
     return memory, places
@@ -109,3 +112,8 @@ class Fenced:
         place = np.frombuffer(self.memory, np.uint8, array.nbytes, begin).view(array.dtype)
         place[:] = array.reshape(-1)
         return place
+
+
+def fenced(arrays: Mapping[str, Array], at_end: bool) -> dict[str, Array]:
+    """Copies of the arrays, flat, that end in front of a fence or begin behind one."""
+    return {name: Fenced.of(each.nbytes).place(each, at_end) for name, each in arrays.items()}

@@ -19,8 +19,9 @@ from ksgen.launch.planner import PLANNER
 from ksgen.measure.verify import Bench, compare, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
-from tests.families.test_vector_chain import arrays_of, is_right, truth_of
+from tests.support.host_launches import is_right
 from tests.support.host_memory import rows_in, spread
+from tests.support.products import arrays_of, truth_of
 
 
 @dataclass(frozen=True)
