@@ -122,7 +122,7 @@ def _in_clusters(family: Family[Any], kernel: KernelSpec, limits: Limits, done: 
         done.add(key)
         for blocks in (1, 2):
             changed = replace(constants, cluster_batch=blocks, cluster_out=1)
-            if all(rule.holds(kernel, changed) for rule in family.rules()):
+            if family.keeps_rules(kernel, changed):
                 yield changed
 
 

@@ -41,7 +41,7 @@ ALIASES: dict[str, Family[Any]] = {
     "vector_gradient": CpuGradient(VectorGradientConstants),
     "amx_gradient": CpuGradient(AmxGradientConstants),
     "gradient_mma": Gradient(GradientMmaConstants),
-    **{kind.entry_family: Wgmma(kind) for kind in Wgmma.kinds},
+    **{kind.entry_family: Wgmma(kind) for kind in Wgmma.tilings},
 }
 
 

@@ -5,7 +5,7 @@ A chain's `tiles` is one string. It has the constants of each factor, separated 
 of a chain, and semicolons the chains of a group.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, islice, pairwise
@@ -150,16 +150,3 @@ def rule_of_tiles(rules: tuple[Rule[Any], ...]) -> Rule[Any]:
         return refused_factor(rules, own_of_factors(kernel, constants))
 
     return Rule("tiles holds what each factor's own rules allow", holds, why)
-
-
-def by_kind(listed: Mapping[Any, tuple[Rule[Any], ...]]) -> tuple[Rule[Any], ...]:
-    """Rules of several classes of constants as rules of any: each is tested on constants of its own class."""
-
-    def narrowed(kind: Any, rule: Rule[Any]) -> Rule[Any]:
-        return replace(
-            rule,
-            holds=lambda kernel, constants: type(constants) is not kind or rule.holds(kernel, constants),
-            own=(kind, rule),
-        )
-
-    return tuple(narrowed(kind, rule) for kind, rules in listed.items() for rule in rules)

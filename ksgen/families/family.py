@@ -14,7 +14,6 @@ from ksgen.families.rules import BrokenRuleError, Rule, first_broken
 from ksgen.families.signature import PRODUCT, operands_of
 from ksgen.families.tiles import PACK_THREADS, divide_up, read_constants
 from ksgen.spec import KernelSpec
-from ksgen.values import cached_property
 
 ConstantsT = TypeVar("ConstantsT")
 PITCH_REGISTERS = 8  # per thread, if the call gives the pitch between rows of the batch: up to 7 were seen
@@ -35,11 +34,10 @@ class Family(Generic[ConstantsT]):
 
     name: str
     why: str  # its purpose, in a few words
-    # classes of constants: of one factor, and of chains or of other methods; each has `on_tensor_cores`: whether tensor
-    # cores or plain instructions multiply
-    kinds: tuple[type[ConstantsT], ...]
+    # rules by class of constants: of one factor, and of chains or of other methods; each class has `on_tensor_cores`:
+    # whether tensor cores or plain instructions multiply
+    rules: Mapping[Any, tuple[Rule[Any], ...]]
     tilings: ClassVar[dict[Any, Any]]  # classes of derived sizes, by class of constants
-    listed: tuple[Rule[ConstantsT], ...]
     signature: tuple[str, ...] = PRODUCT
     by_default = True  # whether launchers may choose it without wisdom; says nothing about measurements
     for_small_batches = False  # whether it is meant for small batches: larger ones use it only by wisdom or by name
@@ -67,22 +65,13 @@ class Family(Generic[ConstantsT]):
 
     # ---- constants
 
-    def rules(self) -> tuple[Rule[ConstantsT], ...]:
-        return self.listed
+    @property
+    def kinds(self) -> tuple[type[ConstantsT], ...]:
+        """Classes of constants."""
+        return tuple(self.rules)
 
     def keeps_rules(self, kernel: KernelSpec, constants: ConstantsT) -> bool:
-        return first_broken(self._rules_of(type(constants)), kernel, constants) is None
-
-    def _rules_of(self, kind: type[Any]) -> tuple[Rule[Any], ...]:
-        """Rules that constants of a class have to keep, cached because a search tests thousands of constants."""
-        if kind not in self._rules_by_kind:
-            pairs = [rule.own or (kind, rule) for rule in self.rules()]
-            self._rules_by_kind[kind] = tuple(rule for kind_of_rule, rule in pairs if kind_of_rule is kind)
-        return self._rules_by_kind[kind]
-
-    @cached_property
-    def _rules_by_kind(self) -> dict[type[Any], tuple[Rule[Any], ...]]:
-        return {}
+        return first_broken(self.rules[type(constants)], kernel, constants) is None
 
     def constants(self, values: Mapping[str, Any]) -> ConstantsT:
         return read_constants(self.name, self.kinds, values)
@@ -213,7 +202,7 @@ def unsupported(family: Family[Any], kernel: KernelSpec) -> ConstantsError:
 
 def check(family: Family[ConstantsT], kernel: KernelSpec, constants: ConstantsT, limits: Limits | None = None) -> None:
     """Raise `ConstantsError` on the first rule of the family, or limit of the device, that does not hold."""
-    rules = family.rules()
+    rules = family.rules[type(constants)]
     if broken := first_broken(rules, kernel, constants):
         raise BrokenRuleError(rules, broken, kernel, constants)
     if limits is None:

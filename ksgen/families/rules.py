@@ -30,8 +30,6 @@ class Rule(Generic[ConstantsT]):
     holds: Callable[[KernelSpec, ConstantsT], bool]
     # the value that the sentence's last words have for these constants, such as 32
     comes_to: Callable[[KernelSpec, ConstantsT], object] | None = None
-    # in a family with several classes of constants: the rule's class, and the rule without the test of that class
-    own: "tuple[type[Any], Rule[Any]] | None" = None
 
 
 def positive(says: str, *left_out: str) -> Rule[Any]:

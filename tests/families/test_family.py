@@ -2,6 +2,7 @@
 so.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -45,8 +46,7 @@ class ToyShape:
 
 class Toy(PackingFamily[ToyConstants]):
     name = "toy"
-    kinds = (ToyConstants,)
-    listed = (Rule("warps is at most 16", lambda k, c: c.warps <= 16),)
+    rules: Mapping[Any, Any] = {ToyConstants: (Rule("warps is at most 16", lambda k, c: c.warps <= 16),)}
 
     def shape(self, kernel: KernelSpec, constants: ToyConstants) -> Any:
         return ToyShape(kernel, constants)

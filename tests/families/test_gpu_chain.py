@@ -290,7 +290,7 @@ def test_registers_are_bounded(name: str, precision: str) -> None:
     assert family.keeps_rules(kernel, constants)
     registers = min(255, family.registers(kernel, constants)) * family.geometry(kernel, constants, 1).block
     crowded = replace(constants, min_blocks=65536 // registers + 1)
-    broken = first_broken(family.rules(), kernel, crowded)
+    broken = first_broken(family.rules[type(crowded)], kernel, crowded)
     assert broken is not None
     assert broken.says in (
         "the registers of min_blocks blocks are at most 65536",

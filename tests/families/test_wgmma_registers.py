@@ -88,5 +88,5 @@ def test_three_warpgroups_have_as_many_outputs_as_compile(resident: int) -> None
 def test_what_fits_registers_is_what_compiles(precision: str, j: int, tile_out: int, promote: int, fits: bool) -> None:
     each = kernel(precision, pattern=(1, 96, 64, j))
     constants = RegistersConstants(128, tile_out, 32, j, 2, 1, 2, promote)
-    rule = next(rule for rule in REGISTERS.rules() if "fragments fit" in rule.says)
+    rule = next(rule for rule in REGISTERS.rules[RegistersConstants] if "fragments fit" in rule.says)
     assert rule.holds(each, constants) == fits

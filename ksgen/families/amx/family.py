@@ -5,7 +5,7 @@ Decides the tiles of `amx.cl.j2`; its design is docs/kernels/amx.md. Never rende
 as for each factor alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from ksgen.families.amx.shape import (
     intensity,
 )
 from ksgen.families.base import Constexpr, Geometry, Limits, Variables, Work, named
-from ksgen.families.chains import by_kind, own_of_factors, rule_of_tiles
+from ksgen.families.chains import own_of_factors, rule_of_tiles
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule, no_more
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
@@ -106,9 +106,8 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     """Products of matrix tiles on a processor: of one factor, or of all factors of a layer."""
 
     name = "amx"
-    kinds = (AmxConstants, AmxChainConstants)
-    tilings: ClassVar[dict[Any, Any]] = dict.fromkeys(kinds, AmxChainTiling)
-    listed = by_kind({AmxConstants: RULES, AmxChainConstants: _CHAIN_RULES})
+    rules: Mapping[Any, Any] = {AmxConstants: RULES, AmxChainConstants: _CHAIN_RULES}
+    tilings: ClassVar[dict[Any, Any]] = dict.fromkeys(rules, AmxChainTiling)
     why = "matrix tiles, of one layer of dense arrays in one layout: processors that have them"
 
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:

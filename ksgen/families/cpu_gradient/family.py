@@ -5,13 +5,12 @@ Decides the tiles of `cpu_gradient.cl.j2`; its design is docs/kernels/cpu_gradie
 renders, compiles or runs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, ClassVar
 
 from ksgen.families.amx.shape import INPUTS, PAIR, are_timed, has_tiles_for, intensity
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
-from ksgen.families.chains import by_kind
 from ksgen.families.cpu_gradient.defaults import (
     TASKS,
     default_by_tiles,
@@ -93,8 +92,7 @@ class CpuGradient(OfKinds):
         AmxGradientConstants: AmxGradientTiling,
         VectorGradientConstants: VectorGradientTiling,
     }
-    kinds = tuple(tilings)
-    listed = by_kind({VectorGradientConstants: _VECTOR_RULES, AmxGradientConstants: _TILE_RULES})
+    rules: Mapping[Any, Any] = {AmxGradientConstants: _TILE_RULES, VectorGradientConstants: _VECTOR_RULES}
 
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
         return limits.is_cpu and super().supports(kernel, limits)

@@ -7,11 +7,11 @@ Decides the tiles of `gemv.cu.j2`, `gemv_chain.cu.j2` and `gemv_group.cu.j2`; it
 renders, compiles or runs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
-from ksgen.families.chains import by_kind, factors_hold, layer_kernels, own_of_factors, refused_factor, rule_of_tiles
+from ksgen.families.chains import factors_hold, layer_kernels, own_of_factors, refused_factor, rule_of_tiles
 from ksgen.families.family import PackingFamily, unsupported
 from ksgen.families.gemv import counts, defaults, group
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, is_narrow, most_alike
@@ -110,8 +110,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
     tilings: ClassVar[dict[Any, Any]] = {
         GemvConstants: GemvTiling, GemvChainConstants: GemvChainTiling, GemvGroupConstants: GemvGroupTiling
     }  # fmt: skip
-    kinds = tuple(tilings)
-    listed = by_kind({GemvConstants: RULES, GemvChainConstants: CHAIN_RULES, GemvGroupConstants: GROUP_RULES})
+    rules: Mapping[Any, Any] = {GemvConstants: RULES, GemvChainConstants: CHAIN_RULES, GemvGroupConstants: GROUP_RULES}
     for_small_batches = True
     why = (
         "small batches, as in decoding: each weight is read once, to registers, for plain multiply-adds; one factor, "

@@ -4,7 +4,7 @@ Decides the tiles of `gradient.cu.j2` and `gradient_mma.cu.j2`; its design is do
 compiles or runs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from ksgen.errors import ConstantsError
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work, named
-from ksgen.families.chains import by_kind
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient import mma, plain
 from ksgen.families.gradient.mma import GradientMmaConstants, GradientMmaTiling
@@ -33,8 +32,7 @@ class Gradient(OfKinds):
     name = "gradient"
     signature = GRADIENT
     tilings: ClassVar[dict[Any, Any]] = {GradientMmaConstants: GradientMmaTiling, GradientConstants: GradientTiling}
-    kinds = (GradientConstants, GradientMmaConstants)
-    listed = by_kind({GradientConstants: plain.RULES, GradientMmaConstants: mma.RULES})
+    rules: Mapping[Any, Any] = {GradientConstants: plain.RULES, GradientMmaConstants: mma.RULES}
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
         return kernel.job == "gradient" and bool(tiling.is_for(kernel, limits))

@@ -5,12 +5,12 @@ Decides the tiles of `mma.cu.j2`, and of `mma_chain.cu.j2` for all factors of a 
 docs/kernels/mma.md. Never renders, compiles or runs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, ClassVar, TypedDict
 
 from ksgen.families.base import Constexpr, Limits, Work, named
-from ksgen.families.chains import by_kind, factor_kernels
+from ksgen.families.chains import factor_kernels
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
 from ksgen.families.gpu_chain import FactorVariables, GpuProduct, ProductVariables, ends_of
@@ -81,8 +81,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     name = "mma"
     tilings: ClassVar[dict[Any, Any]] = {MmaConstants: MmaTiling, MmaChainConstants: MmaChainTiling}
-    kinds = tuple(tilings)
-    listed = by_kind({MmaConstants: RULES, MmaChainConstants: CHAIN_RULES})
+    rules: Mapping[Any, Any] = {MmaConstants: RULES, MmaChainConstants: CHAIN_RULES}
     why = (
         "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2; all "
         "factors of layers in one launch; from sm_80 on"

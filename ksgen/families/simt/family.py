@@ -5,13 +5,13 @@ Decides the tiles of `simt.cu.j2` and `simt_chain.cu.j2`; docs/kernels/simt.md e
 runs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, Work, named
-from ksgen.families.chains import by_kind, places
+from ksgen.families.chains import places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import MIN_CLASS_SAVING, fastest
 from ksgen.families.gpu_chain import FactorVariables, GpuProduct, ProductVariables, ends_of
@@ -62,8 +62,7 @@ class Simt(GpuProduct[AnySimtConstants]):
 
     name = "simt"
     tilings: ClassVar[dict[Any, Any]] = {SimtConstants: SimtTiling, SimtChainConstants: SimtChainTiling}
-    kinds = tuple(tilings)
-    listed = by_kind({SimtConstants: RULES, SimtChainConstants: CHAIN_RULES})
+    rules: Mapping[Any, Any] = {SimtConstants: RULES, SimtChainConstants: CHAIN_RULES}
     why = (
         "plain multiply-adds: every precision on every device; from sm_80 on, also all factors of layers in one launch "
         "in float32 and float64"

@@ -5,13 +5,13 @@ Decides the tiles of `vector.cl.j2`, which docs/kernels/vector.md describes. Nev
 are packed as for each factor alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar, cast
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
-from ksgen.families.chains import FactorPlace, by_kind, own_of_factors, places, rule_of_tiles, transposes
+from ksgen.families.chains import FactorPlace, own_of_factors, places, rule_of_tiles, transposes
 from ksgen.families.rules import Rule, at_most, multiple, no_more
 from ksgen.families.signature import each_chains, layout_of
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
@@ -134,9 +134,8 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     """Products by fused multiply-adds on a processor's vector units: of one factor, or of all factors of a layer."""
 
     name = "vector"
-    kinds = (VectorConstants, VectorChainConstants)
-    tilings: ClassVar[dict[Any, Any]] = dict.fromkeys(kinds, VectorChainTiling)
-    listed = by_kind({VectorConstants: RULES, VectorChainConstants: _CHAIN_RULES})
+    rules: Mapping[Any, Any] = {VectorConstants: RULES, VectorChainConstants: _CHAIN_RULES}
+    tilings: ClassVar[dict[Any, Any]] = dict.fromkeys(rules, VectorChainTiling)
     why = "vector registers full of sums: processors"
 
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import MAP_ALIGNMENT, Constexpr, Geometry, Limits, TensorMap, Work, named
-from ksgen.families.chains import by_kind
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
 from ksgen.families.family import PackingFamily
@@ -55,13 +54,12 @@ class Wgmma(OfKinds, PackingFamily[Any]):
     tilings: ClassVar[dict[Any, Any]] = {
         each.constants_type: each for each in (SharedBlock, RegistersBlock, PermutedBlock)
     }
-    kinds = tuple(tilings)
     by_warpgroups = True
 
     def __init__(self, only: type[Any] | None = None) -> None:
         super().__init__(only)
-        rules_of_kinds = by_kind({kind: block.rules() for kind, block in self.tilings.items()})
-        self.listed = (*self._common_rules(), *rules_of_kinds)
+        common = self._common_rules()
+        self.rules = {kind: (*common, *block.rules()) for kind, block in self.tilings.items()}
 
     def operands(self, kernel: KernelSpec, constants: Any) -> tuple[str, ...]:
         return operands_of(self.tilings[type(constants)].signature, kernel)
