@@ -121,8 +121,8 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     def is_default(self, kernel: KernelSpec, batch: int) -> bool:
         """Whether tiles were timed, and are faster than vectors at a batch. Exchanged features were not timed.
 
-        Vectors are faster for a few rows, because a tile has 16, and with few multiply-adds per element, because tiles
-        copy and store elements more slowly.
+        Vectors are faster for a few rows, because a tile has 16. They are also faster with few multiply-adds per
+        element, because tiles copy and store elements more slowly.
         """
         least = INTENSITY if batch <= SOME_ROWS else INTENSITY_OF_MANY
         return batch > FEW_ROWS and are_timed(kernel) and not kernel.is_exchanged and intensity(kernel) >= least

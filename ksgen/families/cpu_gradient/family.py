@@ -82,8 +82,8 @@ LEAST_INTENSITY = 8  # multiply-adds per input or output from which tiles are th
 class CpuGradient(OfKinds):
     """Sums over the batch on a processor: by fused multiply-adds of its vector units, or by its matrix tiles.
 
-    Without wisdom, a processor that has tiles uses them for bfloat16 if there are enough multiply-adds per element, and
-    for precisions that tiles compute by products of bfloat16 (`tf32x3`, `bf16x6`).
+    Without wisdom, a processor that has tiles uses them for bfloat16 if there are enough multiply-adds per element. It
+    also uses them for precisions that tiles compute by products of bfloat16 (`tf32x3`, `bf16x6`).
     """
 
     name = "cpu_gradient"
