@@ -2,8 +2,8 @@
 
 **Folded.** Weights (a, b, c, d) that are equal along a are those of (1, b, c, d) on a times as many rows, in
 batch-size-first. Weights that are equal along d are those of (a, b, c, 1) on d times as many columns, in
-batch-size-last. A single row is a column too. X and Y lie in the same memory. All other tied weights are repeated,
-such as those that are equal along both.
+batch-size-last. A single row is a column too. X and Y lie in the same memory. Weights that are equal along both axes
+are folded along one of them and repeated along the other. All other tied weights are repeated.
 
 **Swapped.** For a = 1, the weights are also b rows with c * d features. The n rows of x are weights (1, n, c, d) that
 multiply them. Then x is packed in place of the weights, which are larger.
@@ -62,7 +62,7 @@ class Factor(NamedTuple):
     exchange: Exchange | None
     is_folded: bool = False  # whether it stands for a factor with tied weights and fewer rows
     is_swapped: bool = False  # whether its x are the weights of the factor for which it stands, and the other way round
-    whole: tuple[int, ...] = ()  # shape to which each step repeats the weights; empty if they are whole
+    whole: tuple[int, ...] = ()  # shape to which each step repeats the weights; empty if it takes the given ones
 
     def x(self, matrix: Tensor) -> Tensor:
         """X of the factor, in the memory of a matrix with other rows or of another layout."""
@@ -140,19 +140,20 @@ def factors_of(chain: Chain, ties: Ties, layout: Layout, batch: int, added: tupl
 
 
 def _folded(factor: Factor, tie: Tie, added: tuple[bool, bool]) -> Factor | None:
-    """A factor with one slice as its weights; None if there is none with X and Y in the same memory.
+    """A factor with one slice along an axis as its weights; None if there is none with X and Y in the same memory.
 
     A bias is added to a single row as its residual.
     """
     has_bias, has_residual = added
-    layout: Layout = "bsl" if tie.axis else "bsf"
-    if not isinstance(tie.slices, int) or (factor.batch > 1 and factor.layout != layout):
+    layouts: dict[int, Layout] = {0: "bsf", 3: "bsl"}
+    fitting = [axis for axis in tie.counts if factor.batch == 1 or layouts[axis] == factor.layout]
+    if not fitting or (has_bias and (has_residual or factor.batch > 1)):
         return None
-    if has_bias and (has_residual or factor.batch > 1):
-        return None
+    axis = max(fitting, key=tie.counts.__getitem__)
     a, b, c, d = factor.pattern.shape
-    pattern = Pattern(a, b, c, 1) if tie.axis else Pattern(1, b, c, d)
-    return Factor(pattern, layout, factor.batch * tie.slices, None, True)
+    pattern = Pattern(a, b, c, 1) if axis else Pattern(1, b, c, d)
+    whole = pattern.shape if len(tie.counts) > 1 else ()
+    return Factor(pattern, layouts[axis], factor.batch * tie.counts[axis], None, True, whole=whole)
 
 
 def swapped(chain: Chain, factor: Factor, has_bias: bool) -> Factor | None:

@@ -804,10 +804,10 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
         x, x_number = job.x, 0
         for place, (factor, weight) in enumerate(zip(factors, weights, strict=True)):
             options, y_number, is_last = last, 2 + number, place + 1 == len(weights)
-            if factor.is_folded:
-                weight = weight.new_empty(factor.pattern.shape)
-            elif factor.whole:
-                weight = job.slices[1 + place]
+            if factor.is_folded or factor.whole:
+                a, _, _, d = factor.pattern.shape
+                part: Any = job.slices[1 + place]
+                weight = part[:a, ..., :d]
             if is_last and factor.is_folded:
                 options = last | {"out": factor.out(out)}
                 if has_bias:  # of a single row

@@ -207,11 +207,11 @@ def _by_operators(
     (x, bias, *weights), last = given, len(factors) - 1
     for number, (factor, each) in enumerate(zip(factors, weights, strict=True)):
         added, activation = (bias, activations[1]) if number == last else (None, activations[0])
+        whole = factor.weights(each)
         if factor.is_folded:  # a bias then follows in the single row of the whole factor
-            product = ops.multiply_by_pytorch(factor.x(x), each, None, None, factor.layout, "none")
+            product = ops.multiply_by_pytorch(factor.x(x), whole, None, None, factor.layout, "none")
             x = ACTIVATIONS[activation].apply(product if added is None else product + factor.y(added))
         else:
-            whole = factor.weights(each)
             x = ops.multiply_by_pytorch(factor.x(x), whole, added, None, layout, activation, factor.exchange)
     if not factors[-1].is_folded:
         return x

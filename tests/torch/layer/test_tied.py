@@ -70,29 +70,35 @@ def test_values_and_gradients_are_those_of_the_kronecker_product(structure: Any,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
+@pytest.mark.parametrize(
+    ("rows", "has_bias", "fastest"),
+    [(33, True, "ksgen"), (33, False, "ksgen"), (33, False, "bmm"), (1, False, "ksgen")],
+    ids=["repeated", "folded", "folded by PyTorch", "row"],
+)
 def test_values_and_gradients_of_weights_that_are_equal_along_both_axes(
-    layout: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch
+    rows: int, has_bias: bool, fastest: str, layout: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trained, "faster", lambda job, ways: "ksgen")
+    monkeypatch.setattr(trained, "faster", lambda job, ways: fastest)
     monkeypatch.setattr(prepared, "faster", lambda job, ways: "slices" if "slices" in ways else next(iter(ways)))
     structure = structures.of_chain(Chain(["2,12,12,1", "3,5,4,2"]), ("", "ad"))
-    layer = drawn(structure, layout=layout, dtype=dtype)
+    layer = drawn(structure, layout=layout, dtype=dtype, bias=has_bias)
     assert [tuple(each.shape) for each in layer.weights.parameters()] == [(2, 12, 12, 1), (1, 5, 4, 1)]
     copies = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), layer
-    x = torch.randn((33, 24) if layout == "bsf" else (24, 33)).to(dtype).requires_grad_()
+    x = torch.randn((rows, 24) if layout == "bsf" else (24, rows)).to(dtype).requires_grad_()
     x_wide = (x if layout == "bsf" else x.t()).detach().double().requires_grad_()
-    first, part, bias = (each.detach().double().requires_grad_() for each in [*layer.weights.parameters(), layer.bias])
-    middle = torch.einsum("sil,ikl->sik", x_wide.reshape(33, 2, 12), first[..., 0]).reshape(33, 3, 4, 2)
-    wanted = torch.einsum("silj,kl->sikj", middle, part[0, :, :, 0]).reshape(33, 30) + bias
+    learned = [each.detach().double().requires_grad_() for each in layer.parameters()]
+    *bias, first, part = learned
+    middle = torch.einsum("sil,ikl->sik", x_wide.reshape(rows, 2, 12), first[..., 0]).reshape(rows, 3, 4, 2)
+    wanted = sum(bias, torch.einsum("silj,kl->sikj", middle, part[0, :, :, 0]).reshape(rows, 30))
     dy = torch.randn_like(wanted).to(dtype).double()
-    truths = torch.autograd.grad(wanted, [x_wide, first, part, bias], dy)
+    truths = torch.autograd.grad(wanted, [x_wide, *learned], dy)
     error = {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 0.03, "atol": 0.4}
     for each in copies:
         for _ in range(4):  # the usual path, then a prepared step and its replay
             y = each(x)
             torch.testing.assert_close((y if layout == "bsf" else y.t()).double(), wanted.detach(), **error)
             given = (dy if layout == "bsf" else dy.t()).to(dtype)
-            of_x, *found = torch.autograd.grad(y, [x, *each.weights.parameters(), each.bias], given)
+            of_x, *found = torch.autograd.grad(y, [x, *each.parameters()], given)
             found = [of_x if layout == "bsf" else of_x.t(), *found]
             for gradient, truth in zip(found, truths, strict=True):
                 assert float((gradient.double() - truth).norm() / truth.norm()) < error["rtol"]
