@@ -688,14 +688,19 @@ def _of_blocks(chain: Chain, *names: str) -> Structure:
     return Structure(chain, shapes, dict.fromkeys(names, "acbd"))
 
 
-def _also(structure: Structure, names: Mapping[str, str], bias: str = "bias") -> Structure:
-    """The structure, which also accepts its parameters by other names."""
+def renamed(structure: Structure, names: Mapping[str, str]) -> Structure:
+    """The structure with its parameters by other names."""
 
-    def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    def of(values: Mapping[str, Any]) -> dict[str, Any]:
         return {names[name]: value for name, value in values.items()}
 
-    shapes, axes, tied = map(renamed, (structure.shapes, structure.axes, structure.tied))
-    return replace(structure, published=replace(structure, shapes=shapes, axes=axes, tied=tied, bias=bias))
+    shapes, axes, scales, tied = map(of, (structure.shapes, structure.axes, structure.scales, structure.tied))
+    return replace(structure, shapes=shapes, axes=axes, scales=scales, tied=tied, published=None)
+
+
+def _also(structure: Structure, names: Mapping[str, str], bias: str = "bias") -> Structure:
+    """The structure, which also accepts its parameters by other names."""
+    return replace(structure, published=replace(renamed(structure, names), bias=bias))
 
 
 def _keeping_size(structure: Structure) -> Structure:

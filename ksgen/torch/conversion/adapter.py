@@ -8,6 +8,7 @@ from ksgen.torch.conversion.convert import Rule, find_layers, put, read_rule
 from ksgen.torch.conversion.rule import RuleEntry
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import KSLinear, dense_layer
+from ksgen.torch.layer.sum import KSSum, of_structures, summands
 from ksgen.torch.layer.tied import initialized
 
 
@@ -21,10 +22,10 @@ class KSAdapter(nn.Module):
         super().__init__()
         options = {"device": base.weight.device, "dtype": base.weight.dtype, **rule.options} | options
         self.base = base.requires_grad_(False)
-        parts = [KSLinear.from_structure(rule.structure, bias=False, **options) for _ in range(rule.count)]
-        for part in parts:
-            nn.init.zeros_(initialized(part.weights)[-1])
-        self.adapter: KSLinear | KSLinears = parts[0] if rule.count == 1 else KSLinears(parts)
+        parts = [of_structures(rule.structures, bias=False, **options) for _ in range(rule.count)]
+        for layer in (layer for part in parts for layer in summands(part)):
+            nn.init.zeros_(initialized(layer.weights)[-1])
+        self.adapter: KSLinear | KSSum | KSLinears = parts[0] if rule.count == 1 else KSLinears(parts)
         self.train(base.training)
 
     @property
@@ -46,7 +47,7 @@ class KSAdapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)
-        return self.adapter(x, y) if isinstance(self.adapter, KSLinear) else y + self.adapter(x)
+        return y + self.adapter(x) if isinstance(self.adapter, KSLinears) else self.adapter(x, y)
 
     def to_linear(self) -> nn.Linear:
         """Return the dense layer with the adapter merged into its weight."""

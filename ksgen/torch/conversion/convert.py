@@ -20,12 +20,13 @@ from ksgen.build.background import progress_bar
 from ksgen.errors import LaunchError, SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
-from ksgen.structures import Structure, of_chain
-from ksgen.torch.conversion.factorize import Factorization, errors_of, factorize
+from ksgen.structures import Structure, of_chain, renamed
+from ksgen.torch.conversion.factorize import Factorization, SumFactorization, errors_of, factorize
 from ksgen.torch.conversion.propose import ITERATIVE, Proposal, Proposals, propose, table_of
-from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, write_config
+from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, text_of, write_config
 from ksgen.torch.layer.group import group
 from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.layer.sum import KSSum, of_structures, summands
 from ksgen.torch.layer.tied import initialized
 from ksgen.torch.operators.checks import check_flags, dtype_name
 from ksgen.values import counted, excerpt, listed
@@ -38,7 +39,7 @@ HEAD_OR_EMBEDDING = re.compile(
     r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?"
     r"|(.*\.)?(classifier|score)(\..*)?|fc"
 )
-Rule = Mapping[str, Patterns | Structure | RuleEntry] | Spec | str | Path
+Rule = Mapping[str, Patterns | Structure | tuple[Structure, ...] | RuleEntry] | Spec | str | Path
 
 
 def convert(
@@ -46,7 +47,7 @@ def convert(
     merge: bool = False, from_weights: bool = True, refine: int = 0,
     progress: bool = False, **options: Any,
 ) -> "Report":  # fmt: skip
-    """Replace every dense layer that a rule names by a `KSLinear` of its chain or structure, in place.
+    """Replace every dense layer that a rule names by a `KSLinear` of its chain or structure, or by a sum, in place.
 
     Dense layers are `nn.Linear` and transformers' `Conv1D`. New weights approximate the old ones (`factorize`). Bias,
     dtype, device, requires_grad and training mode stay. If anything is wrong, the model stays unchanged. The config of
@@ -55,10 +56,11 @@ def convert(
     Args:
         model: Module whose layers are replaced.
         rule: Mapping of names to chains or structures of `ksgen.structures`, a spec or its path, or the path of a .json
-            file of `save_rule`. A name with a dot or one of *?[ is a shell pattern for the full name, such as
-            `blocks.*.up`. Any other name is one component, such as `up`. The first match counts. A spec gives its
-            `layers`, with their `between`, `fuse`, `out_layout` and ties. With a `budget`: a list of such names, or
-            None for all layers except tied ones, heads, embeddings, and layers with at most 16 outputs.
+            file of `save_rule`. A tuple of structures, such as `structures.dyad`, becomes a `KSSum`. A name with a dot
+            or one of *?[ is a shell pattern for the full name, such as `blocks.*.up`. Any other name is one component,
+            such as `up`. The first match counts. A spec gives its `layers`, with their `between`, `fuse`, `out_layout`
+            and ties. With a `budget`: a list of such names, or None for all layers except tied ones, heads, embeddings,
+            and layers with at most 16 outputs.
         budget: Largest share of the dense weights. `propose` then gives candidates per layer: the chains expected to
             train faster than the dense layer, or all if there are none. Of those whose errors are at most 1.03 times
             the smallest error, the one with the fastest training step is taken. SVDs give the errors of most
@@ -103,7 +105,8 @@ def convert(
         for layer, (names, key) in found.items():
             new[layer], factorizations = _sparse(names[0], layer, wanted[key], from_weights, refine, options)
             counts = _parameter_count(layer), _parameter_count(new[layer])
-            replaced.append(Replaced(names[0], wanted[key].chain, wanted[key].count, counts, factorizations))
+            chain, *added = wanted[key].chains
+            replaced.append(Replaced(names[0], chain, wanted[key].count, counts, factorizations, tuple(added)))
             advance()
     for layer, (names, _) in found.items():
         for name in names:
@@ -128,37 +131,33 @@ def read_rule(rule: Any) -> dict[str, RuleEntry]:
     for name in chains:
         if not isinstance(name, str):
             raise SpecError(f"rule: the name {excerpt(name)}; accepted: a layer's name, or a pattern of names, as text")
-    return {name: _entry_of(name, each) for name, each in chains.items()}
+    return {name: _entry_of(each) for name, each in chains.items()}
 
 
-def _entry_of(name: str, given: Any) -> RuleEntry:
-    if isinstance(given, tuple) and any(isinstance(each, Structure) for each in given):
-        raise _refused_sum(name)
-    if isinstance(given, Structure):
-        return RuleEntry.of(given)
+def _entry_of(given: Any) -> RuleEntry:
+    structures = given if isinstance(given, tuple) else (given,)
+    if structures and all(isinstance(each, Structure) for each in structures):
+        return RuleEntry.of(*structures)
     return given if isinstance(given, RuleEntry) else RuleEntry(Chain.read(given))
 
 
-def _refused_sum(name: str) -> SpecError:
-    return SpecError(f"{name} is a sum of chains; accepted: one chain, or a KSSum that you put in the layer's place")
-
-
 def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
-    """Rule entries of a spec's layers and groups; `SpecError` on sums, and on groups whose chains differ."""
+    """Rule entries of a spec's layers, groups and sums; `SpecError` on groups whose chains differ."""
     found = {}
-    if spec.sums:
-        raise _refused_sum(f"layer {next(iter(spec.sums))}")
-    for name, chains in spec.chains_of.items():
-        ties, given = spec.ties.get(name, ()), spec.structures.get(name) or tuple(map(of_chain, chains))
+    for name in spec.names:
+        is_sum, ties = name in spec.sums, spec.ties.get(name, ())
+        chains = spec.sums[name] if is_sum else spec.chains_of[name]
+        given = spec.structures.get(name) or tuple(map(of_chain, chains))
         structures = [of_chain(each.chain, ties) if ties and not any(each.ties) else each for each in given]
-        if len({(each.chain.factors, each.ties) for each in structures}) > 1:
+        if not is_sum and len({(each.chain.factors, each.ties) for each in structures}) > 1:
             raise SpecError(f"layer {name}: the chains of its group differ; accepted: equal ones")
         if spec.options_of(name).out_layout and any(kernel.layout != "bsf" for kernel in spec.launches[name]):
             raise SpecError(
                 f"layer {name}: layout=bsl with out_layout; accepted: layout=bsf, in which the layers of a model take x"
             )
-        options = spec.options_of(name).non_defaults
-        found[name] = RuleEntry(chains[0], len(chains), options, given=structures[0])
+        count, added = (1, chains[1:]) if is_sum else (len(chains), ())
+        parts, options = structures[: 1 + len(added)], spec.options_of(name).non_defaults
+        found[name] = RuleEntry(chains[0], count, options, given=tuple(parts), added=added)
     return found
 
 
@@ -273,11 +272,11 @@ def find_layers(
     With `adapted`, the layers stay in the model, so tied weights are allowed.
     """
     named = list(model.named_modules(remove_duplicate=False))
-    replaced = [(name, entry.chain) for name, module in named if (entry := described(module))]
+    replaced = [(name, entry.chains) for name, module in named if (entry := described(module))]
     layers = _layers(model)
     for key, entry in wanted.items():
         if not any(_fits(key, name) for name, _ in layers) and not any(
-            _fits(key, name) and entry.chain == chain for name, chain in replaced
+            _fits(key, name) and entry.chains == chains for name, chains in replaced
         ):
             raise SpecError(
                 f"rule {excerpt(key)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}"
@@ -304,8 +303,8 @@ def _check_layer(name: str, layer: nn.Module, wanted: RuleEntry) -> None:
     if (rows, columns) != (wanted.count * chain.out_features, chain.in_features):
         several = f"{wanted.count} side by side of " if wanted.count > 1 else ""
         raise SpecError(
-            f"{name} takes {columns} features and gives {rows}; {several}{chain} would take {chain.in_features} and "
-            f"give {wanted.count * chain.out_features}"
+            f"{name} takes {columns} features and gives {rows}; {several}{wanted.text} would take "
+            f"{chain.in_features} and give {wanted.count * chain.out_features}"
         )
 
 
@@ -338,7 +337,7 @@ def _dense_weight(layer: nn.Module) -> Tensor:
 
 def _sparse(
     name: str, layer: nn.Module, wanted: RuleEntry, from_weights: bool, refine: int, options: dict[str, Any]
-) -> tuple[nn.Module, tuple[Factorization, ...]]:
+) -> tuple[nn.Module, tuple[Factorization | SumFactorization, ...]]:
     """Build the layer or group that replaces a dense layer. Also returns the factorizations of the weights."""
     weight, bias = _dense_weight(layer), layer.bias
     if weight.is_meta and from_weights:
@@ -350,30 +349,43 @@ def _sparse(
             "accepted: from_weights=False"
         )
     biases = [None] * wanted.count if bias is None else bias.chunk(wanted.count)
-    parts: list[KSLinear] = []
-    factorizations: list[Factorization] = []
-    scales = {parameter: scale for parameter, scale in wanted.structure.scales.items() if scale}
-    drawn = replace(wanted.structure, scales=scales)  # zeros would replace the layer by its bias
+    parts: list[KSLinear | KSSum] = []
+    factorizations: list[Factorization | SumFactorization] = []
+    drawn = list(map(_never_zero, wanted.structures))
     for rows, added in zip(weight.detach().chunk(wanted.count), biases, strict=True):
-        part = KSLinear.from_structure(drawn, bias=added is not None, **options)
+        part = of_structures(drawn, bias=added is not None, **options)
         if from_weights:
             try:
-                factorizations.append(factorize(rows, wanted.structure, refine=refine))
+                factorizations.append(_factorized(rows, wanted.structures, refine))
             except LaunchError as error:
                 raise LaunchError(f"{name}: {error}") from None
-            slices = initialized(part.weights)
+            slices = [each for layer in summands(part) for each in initialized(layer.weights)]
             values = (
                 each[tuple(map(slice, part.shape))]
                 for each, part in zip(factorizations[-1].weights, slices, strict=True)
             )
             _copy(slices, values)
-        part.weights.requires_grad_(weight.requires_grad)
-        if part.bias is not None and added is not None:
-            _copy([part.bias], [added])
-            part.bias.requires_grad_(added.requires_grad)
+        part.requires_grad_(weight.requires_grad)
+        first = summands(part)[0]  # which has the bias of a sum
+        if first.bias is not None and added is not None:
+            _copy([first.bias], [added])
+            first.bias.requires_grad_(added.requires_grad)
         parts.append(part)
     new = parts[0] if wanted.count == 1 else group(parts)
     return new.train(layer.training), tuple(factorizations)
+
+
+def _never_zero(structure: Structure) -> Structure:
+    """The structure without initial values of zero, which would replace the layer by its bias."""
+    return replace(structure, scales={name: scale for name, scale in structure.scales.items() if scale})
+
+
+def _factorized(weight: Tensor, structures: tuple[Structure, ...], refine: int) -> Factorization | SumFactorization:
+    if len(structures) == 1:
+        return factorize(weight, structures[0], refine=refine)
+    names = [{name: f"{number}.{name}" for name in each.shapes} for number, each in enumerate(structures)]
+    apart = map(renamed, structures, names)  # plain chains would have equal names
+    return factorize(weight, tuple(apart), refine=refine)
 
 
 def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
@@ -400,12 +412,20 @@ class Replaced:
     chain: Chain
     count: int  # number of chains side by side
     parameters: tuple[int, int]  # before and after
-    factorizations: tuple[Factorization, ...] = field(repr=False)  # empty if the new weights are drawn
+    # empty if the new weights are drawn
+    factorizations: tuple[Factorization | SumFactorization, ...] = field(repr=False)
+    added: tuple[Chain, ...] = ()  # further chains of a sum
 
     @property
     def flops(self) -> tuple[int, int]:
         dense = self.chain.in_features * self.chain.out_features
-        return 2 * dense * self.count, 2 * self.chain.weight_count * self.count
+        sparse = sum(each.weight_count for each in (self.chain, *self.added))
+        return 2 * dense * self.count, 2 * sparse * self.count
+
+    @property
+    def text(self) -> str:
+        """The chains in words."""
+        return text_of((self.chain, *self.added)) + (f" x {self.count}" if self.count > 1 else "")
 
     @property
     def relative_errors(self) -> tuple[float, ...]:
@@ -435,10 +455,7 @@ class Report:
             before, after = (sum(layer.parameters[side] for layer in alike) for side in (0, 1))
             errors = [error for layer in alike for error in layer.relative_errors]
             shown = (f"{median(errors):.3f}", f"{max(errors):.3f}") if errors else ("drawn", "")
-            times = f" x {alike[0].count}" if alike[0].count > 1 else ""
-            rows.append(
-                [name, f"x {len(alike)}", f"{alike[0].chain}{times}", f"{after:,}", f"{after / before:.1%}", *shown]
-            )
+            rows.append([name, f"x {len(alike)}", alike[0].text, f"{after:,}", f"{after / before:.1%}", *shown])
         table = table_of(("layers", "", "chain", "parameters", "share", "error, median", "worst"), rows)
         (before, after), (flops_before, flops_after) = self.parameters, self.flops
         replaced = counted(len(self.layers), "layer")
@@ -450,8 +467,8 @@ class Report:
 
 def _alike(layers: tuple[Replaced, ...]) -> list[tuple[str, list[Replaced]]]:
     """Group layers of equal chains whose names differ only in numbers; the group's name has * for each number."""
-    groups: dict[tuple[str, Chain, int], list[Replaced]] = {}
+    groups: dict[tuple[str, str], list[Replaced]] = {}
     for layer in layers:
         name = re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name)
-        groups.setdefault((name, layer.chain, layer.count), []).append(layer)
-    return [(name if len(alike) > 1 else alike[0].name, alike) for (name, _, _), alike in groups.items()]
+        groups.setdefault((name, layer.text), []).append(layer)
+    return [(name if len(alike) > 1 else alike[0].name, alike) for (name, _), alike in groups.items()]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from glob import escape
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,44 +21,68 @@ from ksgen.pattern import Chain
 from ksgen.structures import Structure, of_chain
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import OPTIONS, KSLinear
+from ksgen.torch.layer.sum import KSSum
 from ksgen.torch.layer.tied import ties_of
 from ksgen.values import excerpt, listed, shown, whole_number
 
 METHOD = "ksgen"  # name of the quantization method in config.json
+_FORMS = {"chain", "sum"}  # keys of a layer's chain, and of the chains of a sum
 _MOST_BYTES = 2**26  # size of the largest rule file that is read
 
 
 @dataclass(frozen=True)
 class RuleEntry:
-    """Rule entry for a layer of `count` chains side by side, such as q, k and v.
+    """Rule entry for a layer of `count` chains side by side, such as q, k and v, or for a sum of chains.
 
     Each chain computes its part of the outputs. `options` are options of every chain's `KSLinear`. The options of
-    `convert` take precedence. `tied` has the axes along which each factor's weights are equal: "a", "d", "ad" or "".
-    A structure, which has ties of its own, also gives initial weights.
+    `convert` take precedence. `tied` has the axes along which the weights of each factor of all chains are equal: "a",
+    "d", "ad" or "". Structures, one per chain, have ties of their own and also give initial weights.
     """
 
     chain: Chain
     count: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     tied: tuple[str, ...] = ()
-    given: Structure | None = field(default=None, compare=False, repr=False)
+    given: tuple[Structure, ...] = field(default=(), compare=False, repr=False)
+    added: tuple[Chain, ...] = ()  # further chains of a sum
 
     def __post_init__(self) -> None:
         count = whole_number(self.count)
         if count is None or count < 1:
             raise SpecError(f"count={excerpt(self.count)}; accepted: a whole number of at least 1")
-        ties = self.structure.ties
+        if count > 1 and self.added:
+            raise SpecError(f"count={count} of a sum; accepted: 1")
+        if len({(each.in_features, each.out_features) for each in self.chains}) > 1:
+            raise SpecError(f"{self.text} have other features; accepted: a sum of chains with equal features")
+        ties = sum((each.ties for each in self.structures), ())
         object.__setattr__(self, "tied", ties if any(ties) else ())
 
     @classmethod
-    def of(cls, structure: Structure) -> "RuleEntry":
-        """Rule entry for a layer of one structure."""
-        return cls(structure.chain, given=structure)
+    def of(cls, *structures: Structure, count: int = 1) -> "RuleEntry":
+        """Rule entry for layers of one structure, or for a sum of several."""
+        first, *added = (each.chain for each in structures)
+        return cls(first, count, given=structures, added=tuple(added))
 
     @property
-    def structure(self) -> Structure:
-        """The given structure, or that of the chain and its ties."""
-        return self.given or of_chain(self.chain, self.tied)
+    def chains(self) -> tuple[Chain, ...]:
+        """The chain, or those of a sum."""
+        return self.chain, *self.added
+
+    @property
+    def text(self) -> str:
+        """The chains in words."""
+        return text_of(self.chains)
+
+    @property
+    def structures(self) -> tuple[Structure, ...]:
+        """The given structures, or those of the chains and their ties."""
+        ties = iter(self.tied)
+        return self.given or tuple(of_chain(each, tuple(islice(ties, len(each)))) for each in self.chains)
+
+
+def text_of(chains: Iterable[Chain]) -> str:
+    """A chain, or the chains of a sum, in words."""
+    return " plus ".join(map(str, chains))
 
 
 def __getattr__(name: str) -> Any:
@@ -68,10 +93,20 @@ def __getattr__(name: str) -> Any:
 
 
 def described(module: nn.Module) -> RuleEntry | None:
-    """Rule entry that describes a layer or a group; None if it has no chains, or stores its weights in another type."""
-    parts = list(module) if isinstance(module, KSLinears) else [module]
+    """Rule entry that describes a layer, a group or a sum.
+
+    None if it has no chains, or stores its weights in another type.
+    """
+    parts = list(module) if isinstance(module, KSLinears | KSSum) else [module]
     if not parts or not all(isinstance(part, KSLinear) and not part.has_stored_type for part in parts):
         return None
+    if isinstance(module, KSSum):
+        options = _options_of(parts[0])
+        if any(_options_of(other) != options for other in parts):
+            raise SpecError(f"the layers of a sum differ in their options ({module}); only equal ones can be saved")
+        ties = sum((ties_of(part.weights) for part in parts), ())
+        options |= {"activation": module.activation} if module.activation != "none" else {}
+        return RuleEntry(parts[0].chain, 1, options, ties, added=tuple(part.chain for part in parts[1:]))
     first, *others = (RuleEntry(part.chain, len(parts), _options_of(part), ties_of(part.weights)) for part in parts)
     if any(other != first for other in others):
         raise SpecError(
@@ -86,19 +121,21 @@ def rule_of(model: nn.Module) -> dict[str, RuleEntry]:
     found: dict[str, RuleEntry] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         parent, _, _ = name.rpartition(".")
-        is_part = parent and isinstance(model.get_submodule(parent), KSLinears)
+        is_part = parent and isinstance(model.get_submodule(parent), KSLinears | KSSum)
         if name and not is_part and (layer := described(module)):
             found[name] = layer
     return found
 
 
 def as_json(rule: Mapping[str, RuleEntry]) -> dict[str, Any]:
-    """Convert a rule to JSON values: the chain per name, and any count, ties and options that are not the defaults."""
+    """Convert a rule to JSON values: the chain or the sum per name, and any count, ties and options not by default."""
     written = {}
     for name, layer in rule.items():
         more: dict[str, Any] = {"count": layer.count} if layer.count > 1 else {}
         more |= {"tied": [tie or "none" for tie in layer.tied]} if layer.tied else {}
-        written[name] = {"chain": [str(pattern) for pattern in layer.chain], **more, **layer.options}
+        chain, *added = ([str(pattern) for pattern in each] for each in layer.chains)
+        form = {"sum": [chain, *added]} if added else {"chain": chain}
+        written[name] = {**form, **more, **layer.options}
     return written
 
 
@@ -111,18 +148,23 @@ def from_json(written: object, where: str) -> dict[str, RuleEntry]:
         if isinstance(layer, dict) and "weights" in layer:
             stored = f"{where}: {name} had weights in {excerpt(layer['weights'])}, which are not read back"
             raise SpecError(f"{stored}; save a model before it is quantized, or its state_dict")
-        if not isinstance(layer, dict) or set(layer) - {"chain", "count", "tied", *OPTIONS} or "chain" not in layer:
+        known = isinstance(layer, dict) and not set(layer) - {*_FORMS, "count", "tied", *OPTIONS}
+        if not known or len(_FORMS & set(layer)) != 1:
             raise SpecError(
-                f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(OPTIONS)}, tied"
+                f"{where}: {name} is {excerpt(layer)}; accepted: chain, and perhaps count, {', '.join(OPTIONS)}, tied; "
+                "a sum has sum in place of chain"
             )
         options = {option: layer[option] for option in OPTIONS if option in layer}
         try:
-            chain = Chain.read(layer["chain"])
+            if not (chains := listed(layer["sum"]) if "sum" in layer else (layer["chain"],)):
+                raise SpecError(f"sum={excerpt(layer['sum'])}; accepted: a list of chains")
+            first, *added = map(Chain.read, chains)
             if (ties := listed(layer.get("tied", ()))) is None or not all(isinstance(tie, str) for tie in ties):
                 raise SpecError(f"tied={excerpt(layer['tied'])}; accepted: a list of none, a, d or ad per factor")
             rule[name] = RuleEntry(
-                chain, layer.get("count", 1), options, tuple("" if tie == "none" else tie for tie in ties)
-            )
+                first, layer.get("count", 1), options, tuple("" if tie == "none" else tie for tie in ties),
+                added=tuple(added),
+            )  # fmt: skip
         except KsgenError as error:
             raise SpecError(f"{where}: {name}: {error}") from error
     return rule
@@ -141,8 +183,8 @@ def exactly(rule: Mapping[str, RuleEntry]) -> dict[str, RuleEntry]:
 def save_rule(model: nn.Module, path: str | PathLike[str]) -> None:
     """Write the rule of a model's layers to a .json file, which `convert` accepts.
 
-    The rule holds the chain and the options of each `KSLinear` by its name, and no weights. `convert` with this file
-    and `from_weights=False` prepares a dense model for `load_state_dict`.
+    The rule holds the chain and the options of each `KSLinear` by its name, and no weights. A `KSSum` is one entry.
+    `convert` with this file and `from_weights=False` prepares a dense model for `load_state_dict`.
 
     Args:
         model: Module with `KSLinear` layers.

@@ -224,6 +224,17 @@ class KSSum(Layers):
         return "\n".join(lines)
 
 
+def of_structures(structures: Sequence[Structure], **options: Any) -> KSLinear | KSSum:
+    """A layer of one structure, or a sum of several, with drawn weights."""
+    make = KSSum.from_structures if len(structures) > 1 else lambda only, **own: KSLinear.from_structure(*only, **own)
+    return make(structures, **options)
+
+
+def summands(layer: KSLinear | KSSum) -> list[KSLinear]:
+    """The layer, or those of a sum."""
+    return list(layer) if isinstance(layer, KSSum) else [layer]
+
+
 def _added(layer: Any, x: Tensor, y: Tensor | None, is_apart: bool, activation: Activation = "none") -> Tensor:
     """Add a layer's product to y, and apply the activation to the sum."""
     if isinstance(layer, ChainLayer) and not is_apart:

@@ -19,7 +19,7 @@ from ksgen import structures  # noqa: E402
 from ksgen.errors import KsgenError, LaunchError, SpecError  # noqa: E402
 from ksgen.pattern import Chain, Pattern, low_rank  # noqa: E402
 from ksgen.spec import parse  # noqa: E402
-from ksgen.torch import KSLinear, propose, save_rule  # noqa: E402
+from ksgen.torch import KSLinear, KSSum, propose, save_rule  # noqa: E402
 from ksgen.torch.conversion.adapter import adapt  # noqa: E402
 from ksgen.torch.conversion.convert import convert  # noqa: E402
 from ksgen.torch.conversion.projection import product_of  # noqa: E402
@@ -286,10 +286,13 @@ def test_structures_give_parameters_and_initial_weights() -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({"up": structures.dyad(24, 96, blocks=4)}, "up is a sum of chains; accepted: one chain, or a KSSum"),
         (
-            "layers: {up: {chain: {structure: dyad, in_features: 24, out_features: 96, blocks: 4}}}",
-            "layer up is a sum of chains; accepted: one chain, or a KSSum",
+            "layers: {up: {sum: [[[4, 24, 6, 1]], [[1, 4, 24, 1], [1, 96, 4, 1]]]}}",
+            "blocks.0.mlp.up: factorize: 1,4,24,1 then 1,96,4,1 in a sum; accepted: chains of one factor",
+        ),
+        (
+            {"up": structures.dyad(24, 48, blocks=4)},
+            "up takes 24 features and gives 96; 4,12,6,1 plus 1,12,6,4@j.k would take 24 and give 48",
         ),
         ({"qkv": RuleEntry.of(structures.gs(24, 24, blocks=4))}, "blocks.0.qkv takes 24 features and gives 72"),
         (
@@ -309,6 +312,60 @@ def test_structures_that_cannot_be_kept_are_refused_in_one_line(rule: Any, messa
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert type(model["blocks"][0].mlp["up"]) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"up": structures.dyad(24, 96, blocks=4)},
+        "layers: {up: {chain: {structure: dyad, in_features: 24, out_features: 96, blocks: 4}}}",
+        "layers: {up: {sum: [[[4, 24, 6, 1]], ['1,24,6,4@j.k']]}}",
+    ],
+    ids=["structures", "spec", "spec of chains"],
+)
+def test_a_sum_of_chains_is_the_nearest_and_saved_with_a_rule(rule: Any, tmp_path: Path) -> None:
+    model = blocks(1)
+    up, exact = model["blocks"][0].mlp["up"], KSSum.from_structures(structures.dyad(24, 96, blocks=4))
+    up.weight.data.copy_(exact.to_dense().detach())
+    x, wanted, bias = torch.randn(5, 24), up.weight.detach().clone(), up.bias
+    up.weight.requires_grad_(False)
+    report = convert(model, parse(rule) if isinstance(rule, str) else rule)
+    layer = model["blocks"][0].mlp["up"]
+    assert type(layer) is KSSum
+    assert [each.requires_grad for each in layer.parameters()] == [True, False, False]
+    torch.testing.assert_close(layer(x), x @ wanted.t() + bias)
+    (replaced,) = report.layers
+    assert (replaced.parameters, replaced.flops) == ((24 * 96 + 96, 24 * 48 + 96), (2 * 24 * 96, 24 * 96))
+    assert replaced.relative_errors[0] < 1e-6
+    assert "4,24,6,1 plus 1,24,6,4@j.k" in str(report)
+    layer.activation = "gelu"
+    save_rule(model, tmp_path / "rule.json")
+    again = blocks(1)
+    convert(again, tmp_path / "rule.json", from_weights=False)
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again["blocks"][0].mlp["up"](x), layer(x))
+    assert "0 layers replaced" in str(convert(model, tmp_path / "rule.json"))
+    adapted = blocks(1)
+    adapt(adapted, tmp_path / "rule.json", activation="none")
+    adapter = adapted["blocks"][0].mlp["up"]
+    assert [float(each.abs().max()) for each in adapter.adapter.parameters()] == [0.0, 0.0]
+    torch.testing.assert_close(adapter(x), adapter.base(x))
+
+
+def test_ties_and_options_of_a_sum_are_saved_with_a_rule(tmp_path: Path) -> None:
+    parts = structures.low_rank(24, 24, rank=2), structures.kronecker(24, 24, blocks=4)
+    model = nn.Sequential(nn.Linear(24, 24))
+    convert(model, {"[0]": parts}, from_weights=False, backend="einsum")
+    save_rule(model, tmp_path / "rule.json")
+    again = nn.Sequential(nn.Linear(24, 24))
+    convert(again, tmp_path / "rule.json", from_weights=False)
+    assert {each.backend for each in again[0]} == {"einsum"}
+    again.load_state_dict(model.state_dict())
+    assert sum(each.numel() for each in again[0].parameters()) == 24 + 2 * 48 + 16 + 36
+    assert torch.equal(again[0].to_dense(), model[0].to_dense())
+    again[0][1].backend = "auto"
+    with pytest.raises(KsgenError, match="the layers of a sum differ in their options"):
+        save_rule(again, tmp_path / "rule.json")
 
 
 def test_parameters_of_rotations_are_not_factorized() -> None:

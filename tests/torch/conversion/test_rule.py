@@ -136,6 +136,14 @@ def test_a_fresh_process_gives_the_same_back(tmp_path: Path) -> None:
             '{"layers": {"0": {"chain": ["6,4,4,1"], "count": 0}}}',
             r"rule\.json: 0: count=0; accepted: a whole number of at least 1",
         ),
+        ('{"layers": {"0": {"chain": ["6,4,4,1"], "sum": []}}}', "a sum has sum in place of chain"),
+        ('{"layers": {"0": {"sum": []}}}', r"rule\.json: 0: sum=\[\]; accepted: a list of chains"),
+        ('{"layers": {"0": {"sum": 5}}}', r"rule\.json: 0: sum=5; accepted: a list of chains"),
+        ('{"layers": {"0": {"sum": [["6,4,4,1"], ["6,4,4,1"]], "count": 3}}}', "count=3 of a sum; accepted: 1"),
+        (
+            '{"layers": {"0": {"sum": [["6,4,4,1"], ["6,4,3,1"]]}}}',
+            "6,4,4,1 plus 6,4,3,1 have other features; accepted: a sum of chains with equal features",
+        ),
     ],
 )
 def test_what_is_no_rule_is_refused(content: str, message: str, tmp_path: Path) -> None:
