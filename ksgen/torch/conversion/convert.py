@@ -20,9 +20,19 @@ from ksgen.build.background import progress_bar
 from ksgen.errors import LaunchError, SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
-from ksgen.structures import Structure, of_chain, renamed
-from ksgen.torch.conversion.factorize import Factorization, SumFactorization, errors_of, factorize
-from ksgen.torch.conversion.propose import ITERATIVE, Proposal, Proposals, propose, table_of
+from ksgen.structures import Structure, of_chain
+from ksgen.torch.conversion.factorize import Factorization, SumFactorization, errors_of, factorized
+from ksgen.torch.conversion.propose import (
+    BUDGET,
+    FAMILIES,
+    FOR_WEIGHTS,
+    Form,
+    Proposal,
+    Proposals,
+    checked_families,
+    propose,
+    table_of,
+)
 from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, text_of, write_config
 from ksgen.torch.layer.group import group
 from ksgen.torch.layer.linear import KSLinear
@@ -44,7 +54,7 @@ Rule = Mapping[str, Patterns | Structure | tuple[Structure, ...] | RuleEntry] | 
 
 def convert(
     model: nn.Module, rule: Rule | Iterable[str] | None = None, *, budget: float | None = None,
-    merge: bool = False, from_weights: bool = True, refine: int = 0,
+    structures: Iterable[str] | None = None, merge: bool = False, from_weights: bool = True, refine: int = 0,
     progress: bool = False, **options: Any,
 ) -> "Report":  # fmt: skip
     """Replace every dense layer that a rule names by a `KSLinear` of its chain or structure, or by a sum, in place.
@@ -65,6 +75,8 @@ def convert(
             train faster than the dense layer, or all if there are none. Of those whose errors are at most 1.03 times
             the smallest error, the one with the fastest training step is taken. SVDs give the errors of most
             candidates. The other candidates have three or more factors, and `factorize` fits them.
+        structures: Families that `propose` gives, such as ["dyad"]. The `budget` is then 0.3 by default. None: all of
+            them, but for given weights neither Kronecker products nor BLAST.
         merge: With a `budget`, whether `propose` also merges neighbouring factors.
         from_weights: False draws the new weights at random. This includes parameters that a structure initialises with
             zeros, such as `gralora_B` of `structures.gralora`.
@@ -95,7 +107,15 @@ def convert(
         raise SpecError(
             "merge=True without a budget; accepted: merge=True with a budget, or a rule and `optimize` later"
         )
-    wanted = read_rule(rule) if budget is None else _proposed(model, rule, budget, merge, from_weights, progress)
+    if structures is not None and budget is None:
+        budget = BUDGET
+    if budget is None:
+        wanted = read_rule(rule)
+    else:
+        families = checked_families(structures) if structures is not None else FOR_WEIGHTS if from_weights else FAMILIES
+        # cached, because layers share a few shapes
+        offers = cache(partial(propose, budget=budget, merge=merge, structures=families, most=CHAINS_PER_FAMILY))
+        wanted = _proposed(model, rule, budget, offers, from_weights, progress)
     found = find_layers(model, wanted)
     check_config(model)
     before = _parameter_count(model)
@@ -162,7 +182,7 @@ def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
 
 
 def _proposed(
-    model: nn.Module, names: Any, budget: float, merge: bool, from_weights: bool, progress: bool
+    model: nn.Module, names: Any, budget: float, offers: Callable[..., Proposals], from_weights: bool, progress: bool
 ) -> dict[str, RuleEntry]:
     """Select a chain per layer: the one with the fastest training step whose error is within `NEAR` of the least."""
     if isinstance(names, str | Path | Mapping | Spec):
@@ -172,8 +192,6 @@ def _proposed(
     keys = listed(names) if names is not None else ("*",)
     head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models have this method
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    # cached, because layers share a few shapes
-    offers = cache(partial(propose, budget=budget, merge=merge, most=CHAINS_PER_FAMILY))
     choices: dict[str, tuple[Tensor, list[tuple[float, RuleEntry]]]] = {}
     for name, layer in _layers(model):
         if not name or not any(_fits(key, name) for key in keys or ()):
@@ -183,7 +201,7 @@ def _proposed(
             continue
         if names is None and (len(weight) <= FEW_OUTPUTS or layer is head or HEAD_OR_EMBEDDING.fullmatch(name)):
             continue
-        choices[name] = weight, _choices(weight, offers, from_weights)
+        choices[name] = weight, _choices(weight, offers)
         if not choices[name][1]:
             raise SpecError(
                 f"budget={excerpt(budget)}: no chain from {weight.shape[1]} to {weight.shape[0]} features fits it, "
@@ -215,14 +233,13 @@ def _proposed(
     return exactly(found)
 
 
-def _choices(weight: Tensor, offers: Callable[..., Proposals], from_weights: bool) -> list[tuple[float, RuleEntry]]:
+def _choices(weight: Tensor, offers: Callable[..., Proposals]) -> list[tuple[float, RuleEntry]]:
     """Time of a training step and rule entry of every candidate for a layer.
 
     Candidates are the chains whose expected training step is faster than the lower bound on the dense layer's. If there
     are none, or times are unknown, all chains are candidates. A layer with three times as many outputs as inputs, such
     as fused q, k and v, may also become three chains side by side. One chain is nearer if the parts use the same
-    components of x, three chains if they do not. BLAST is no candidate for given weights. Kronecker products are none
-    either, because their chain without ties is one of the others, and no farther.
+    components of x, three chains if they do not.
     """
     rows, columns = weight.shape
     found: list[tuple[float, RuleEntry]] = []
@@ -230,9 +247,9 @@ def _choices(weight: Tensor, offers: Callable[..., Proposals], from_weights: boo
     for count in (1, 3) if rows == 3 * columns else (1,):
         offered = offers(columns, rows // count, device=weight.device, precision=dtype_name(weight.dtype))
         found += [
-            (_step_us(count, each), RuleEntry(each.chain, count, tied=each.tied))
+            (_step_us(count, each), RuleEntry.of(*each.structures, count=count))
             for each in offered.looked_at
-            if not from_weights or not (each.tied or each.family in ITERATIVE)
+            if count == 1 or len(each.structures) == 1
         ]
         dense_us = min(dense_us, _step_us(count, offered.dense))
     return [each for each in found if each[0] < dense_us] or found
@@ -242,12 +259,25 @@ def _errors(weight: Tensor, entries: Sequence[RuleEntry], advance: Callable[[], 
     """Distance of each rule entry's product from a layer's weight."""
     found: list[float] = []
     for count, alike in groupby(entries, key=lambda entry: entry.count):
-        chains = [entry.chain for entry in alike]
+        forms = [entry.structures for entry in alike]
         of_parts = [
-            [float(vector_norm(part)) * error for error in errors_of(part, chains, advance)]
+            [float(vector_norm(part)) * error for error in _relative_errors(part, forms, advance)]
             for part in weight.chunk(count)
         ]
         found += [hypot(*errors) for errors in zip(*of_parts, strict=True)]
+    return found
+
+
+def _relative_errors(weight: Tensor, forms: Sequence[Form], advance: Callable[[], None]) -> list[float]:
+    """Relative error of each form's nearest matrix. Sums and tied weights are factorized."""
+    are_chains = [len(form) == 1 and not any(form[0].ties) for form in forms]
+    chains = [one.chain for (one, *_), is_chain in zip(forms, are_chains, strict=True) if is_chain]
+    of_chains = iter(errors_of(weight, chains, advance) if chains else ())
+    found = []
+    for form, is_chain in zip(forms, are_chains, strict=True):
+        found.append(next(of_chains) if is_chain else factorized(weight, form).relative_error)
+        if not is_chain:
+            advance()
     return found
 
 
@@ -356,7 +386,7 @@ def _sparse(
         part = of_structures(drawn, bias=added is not None, **options)
         if from_weights:
             try:
-                factorizations.append(_factorized(rows, wanted.structures, refine))
+                factorizations.append(factorized(rows, wanted.structures, refine))
             except LaunchError as error:
                 raise LaunchError(f"{name}: {error}") from None
             slices = [each for layer in summands(part) for each in initialized(layer.weights)]
@@ -378,14 +408,6 @@ def _sparse(
 def _never_zero(structure: Structure) -> Structure:
     """The structure without initial values of zero, which would replace the layer by its bias."""
     return replace(structure, scales={name: scale for name, scale in structure.scales.items() if scale})
-
-
-def _factorized(weight: Tensor, structures: tuple[Structure, ...], refine: int) -> Factorization | SumFactorization:
-    if len(structures) == 1:
-        return factorize(weight, structures[0], refine=refine)
-    names = [{name: f"{number}.{name}" for name in each.shapes} for number, each in enumerate(structures)]
-    apart = map(renamed, structures, names)  # plain chains would have equal names
-    return factorize(weight, tuple(apart), refine=refine)
 
 
 def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
@@ -417,15 +439,20 @@ class Replaced:
     added: tuple[Chain, ...] = ()  # further chains of a sum
 
     @property
+    def chains(self) -> tuple[Chain, ...]:
+        """The chain, or those of a sum."""
+        return self.chain, *self.added
+
+    @property
     def flops(self) -> tuple[int, int]:
         dense = self.chain.in_features * self.chain.out_features
-        sparse = sum(each.weight_count for each in (self.chain, *self.added))
+        sparse = sum(each.weight_count for each in self.chains)
         return 2 * dense * self.count, 2 * sparse * self.count
 
     @property
     def text(self) -> str:
         """The chains in words."""
-        return text_of((self.chain, *self.added)) + (f" x {self.count}" if self.count > 1 else "")
+        return text_of(self.chains) + (f" x {self.count}" if self.count > 1 else "")
 
     @property
     def relative_errors(self) -> tuple[float, ...]:

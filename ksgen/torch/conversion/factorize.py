@@ -19,7 +19,7 @@ from ksgen.build.background import progress_bar
 from ksgen.errors import LaunchError
 from ksgen.measure.trust import Watch, why_unreliable, with_reason
 from ksgen.pattern import Chain, Patterns
-from ksgen.structures import Structure, of_chain, shared_names
+from ksgen.structures import Structure, of_chain, renamed, shared_names
 from ksgen.torch.conversion.projection import (
     balanced,
     block_ranks,
@@ -158,6 +158,16 @@ def factorize(
         given, tuple(weights), error, least, bound, method, guarantee, seconds, why_unreliable([seconds], [share]),
         state,
     )  # fmt: skip
+
+
+def factorized(weight: Tensor, structures: tuple[Structure, ...], refine: int = 0) -> Factorization | SumFactorization:
+    """Approximate a matrix by one structure, or by the sum of several, which may have parameters of equal names."""
+    if len(structures) == 1:
+        return factorize(weight, structures[0], refine=refine)
+    if shared_names(structures):
+        names = [{name: f"{number}.{name}" for name in each.shapes} for number, each in enumerate(structures)]
+        structures = tuple(map(renamed, structures, names))
+    return factorize(weight, structures, refine=refine)
 
 
 def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int) -> SumFactorization:

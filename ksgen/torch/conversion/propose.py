@@ -1,10 +1,11 @@
-"""`propose`: Kronecker-sparse chains that could replace a dense layer, with their size, time and error."""
+"""`propose`: chains, and sums of chains, that could replace a dense layer, with their size, time and error."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import StringIO
 from itertools import product
-from math import inf, lcm, prod
+from math import gcd, inf, lcm, prod
 from typing import Any
 
 import torch
@@ -16,46 +17,74 @@ from ksgen.measure.trust import describe_unreliable, marked
 from ksgen.pattern import Chain, Pattern, block_butterfly, btt, dense, kaleidoscope, low_rank, square_dyadic
 from ksgen.spec import PRECISIONS, PrecisionName
 from ksgen.spec.kernel import check_word, checked_count
-from ksgen.structures import Structure, kronecker, of_chain
-from ksgen.torch.conversion.factorize import Factorization, factorize
+from ksgen.structures import Structure, dyad, kronecker, of_chain
+from ksgen.torch.conversion.factorize import Factorization, SumFactorization, factorized
 from ksgen.torch.conversion.merge import merged_chains
+from ksgen.torch.conversion.rule import text_of
 from ksgen.torch.conversion.times import clock_of, measured_us
-from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.layer.sum import of_structures
 from ksgen.torch.operators.checks import check_flags, check_tensors
-from ksgen.values import excerpt
+from ksgen.values import excerpt, listed
 
 LOOKED_AT = 3  # chains that are factorized or measured per family, as a multiple of the chains listed
 DENSE = "nn.Linear"
+BUDGET = 0.3  # share of the dense weights by default
+FAMILIES = (
+    "low_rank", "monarch", "two_factors", "btt", "deformable_butterfly", "block_dense", "kronecker", "dyad", "blast",
+    "block_butterfly", "square_dyadic", "kaleidoscope",
+)  # fmt: skip
 ITERATIVE = ("blast",)  # families that only L-BFGS factorizes, which takes minutes for large layers
+# families that `convert` chooses from for given weights: the chain of a Kronecker product without its ties is a Monarch
+# chain, and no farther
+FOR_WEIGHTS = tuple(each for each in FAMILIES if each not in ("kronecker", *ITERATIVE))
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A chain, or the dense layer, with its cost."""
+    """A chain, a sum of chains, or the dense layer, with its cost."""
 
     family: str
-    chain: Chain
+    structures: tuple[Structure, ...]  # one, with its ties; or several, which are added
     expected_us: float | None  # by the cost model; a lower bound for the dense layer; None if unknown
     measured_us: float | None = None
-    factorization: Factorization | None = None
+    factorization: Factorization | SumFactorization | None = None
     doubt: str = ""  # why the measured time is unreliable; empty if it is reliable
     step_us: float | None = None  # expected time of a training step, forward and backward; None if unknown
-    tied: tuple[str, ...] = ()  # axes along which each factor's weights are equal, "a", "d", "ad" or ""; empty: none
 
     @property
     def structure(self) -> Structure:
-        """The chain with its ties, for `factorize` and `KSLinear.from_structure`."""
-        return of_chain(self.chain, self.tied)
+        """The only structure, for `factorize` and `KSLinear.from_structure`; `SpecError` for a sum."""
+        if len(self.structures) > 1:
+            raise SpecError(
+                f"{self.family} is a sum of {len(self.structures)} chains; accepted: its `structures`, for `factorize` "
+                "and `KSSum.from_structures`"
+            )
+        return self.structures[0]
+
+    @property
+    def chain(self) -> Chain:
+        """The only chain; `SpecError` for a sum."""
+        return self.structure.chain
+
+    @property
+    def chains(self) -> tuple[Chain, ...]:
+        """The chain, or those of a sum."""
+        return tuple(each.chain for each in self.structures)
+
+    @property
+    def text(self) -> str:
+        """The chains in words."""
+        return text_of(self.chains)
 
     @property
     def parameters(self) -> int:
         """Number of weights, without a bias. Tied weights count once."""
-        return sum(map(prod, self.structure.shapes.values()))
+        return sum(prod(shape) for each in self.structures for shape in each.shapes.values())
 
     @property
     def flops(self) -> int:
         """Multiplications and additions per row of x."""
-        return 2 * self.chain.weight_count
+        return 2 * sum(each.weight_count for each in self.chains)
 
     @property
     def relative_error(self) -> float | None:
@@ -88,7 +117,7 @@ class Proposals:
         return self.chains[index]
 
     def __repr__(self) -> str:
-        first = f", the first of them {self[0].chain}" if self.chains else ""
+        first = f", the first of them {self[0].text}" if self.chains else ""
         return f"Proposals({len(self)} chains{first}; print it for a table)"
 
     def __str__(self) -> str:
@@ -99,7 +128,7 @@ class Proposals:
         for each in (self.dense, *self):
             cells = [
                 each.family,
-                str(each.chain),
+                each.text,
                 f"{each.parameters:,}",
                 f"{each.parameters / self.dense.parameters:.1%}",
                 f"{each.flops:,}",
@@ -143,20 +172,21 @@ def propose(
     in_features: int,
     out_features: int,
     *,
-    budget: float = 0.3,
+    budget: float = BUDGET,
     device: Any = None,
     batch: int | None = None,
     precision: PrecisionName = "float32",
     weight: Tensor | None = None,
     measure: bool = False,
     merge: bool = False,
+    structures: Iterable[str] | None = None,
     most: int = 3,
 ) -> Proposals:
-    """Propose chains that could replace a dense layer, with their size, time and error.
+    """Propose chains and sums of chains that could replace a dense layer, with their size, time and error.
 
     Per family, the `most` chains with the least expected time are listed. With a `weight`, more chains are factorized,
-    and the nearest ones are listed. With `measure`, more chains are timed, and their measured times decide. BLAST is
-    proposed only without a `weight`, because nothing but L-BFGS factorizes it.
+    and the nearest ones are listed. With `measure`, more chains are timed, and their measured times decide. With a
+    `weight`, BLAST is proposed only if `structures` name it, because nothing but L-BFGS factorizes it.
 
     Args:
         in_features: Features of x.
@@ -172,6 +202,7 @@ def propose(
         merge: Whether to propose chains with merged neighbours, too, as `optimize` merges them. A merged factor can
             represent every product of the factors it replaces, so the least possible error is never larger. The budget
             still holds.
+        structures: Families to propose, such as "monarch" or "dyad". None: all of them.
         most: Number of chains per family.
 
     Returns:
@@ -191,6 +222,7 @@ def propose(
     check_flags(measure=measure, merge=merge)
     check_word("precision", precision, PRECISIONS)
     most = checked_count("most", most, " (chains per family)")
+    named = checked_families(structures)
     if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget <= 1:
         raise SpecError(f"budget={excerpt(budget)}; accepted: a share of the dense weights, above 0 and up to 1")
     if weight is not None:
@@ -205,25 +237,23 @@ def propose(
             "as cpu"
         )
     batch = checked_count("batch", (CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
-    proposals = [
-        Proposal(
-            DENSE, whole, clock.dense_us(whole, precision, batch), step_us=clock.dense_step_us(whole, precision, batch)
-        )
-    ]
-    for family, chains in candidates(whole.in_features, whole.out_features, budget).items():
-        if weight is not None and family in ITERATIVE:
+    dense_us = clock.dense_us(whole, precision, batch)
+    proposals = [Proposal(DENSE, (of_chain(whole),), dense_us, step_us=clock.dense_step_us(whole, precision, batch))]
+    for family, forms in candidates(whole.in_features, whole.out_features, budget, named).items():
+        if weight is not None and family in ITERATIVE and structures is None:
             continue
-        if merge and family != "kronecker":
-            merged = [new for chain in chains for new in merged_chains(chain, clock, precision, batch)]
+        if merge:
+            chains = [one.chain for one, *others in forms if not (others or any(one.ties))]
+            merged = dict.fromkeys(new for chain in chains for new in merged_chains(chain, clock, precision, batch))
             affordable = (chain for chain in merged if chain.weight_count <= budget * whole.weight_count)
-            chains = list(dict.fromkeys((*chains, *affordable)))
-        ties = kronecker_ties if family == "kronecker" else lambda chain: ()
-        best = [Proposal(family, chain, clock.chain_us(chain, precision, batch), tied=ties(chain)) for chain in chains]
+            forms = [*forms, *((of_chain(chain),) for chain in affordable if chain not in chains)]
+        best = [Proposal(family, form, None) for form in forms]
+        best = [replace(each, expected_us=clock.sum_us(each.chains, precision, batch)) for each in best]
         best.sort(key=_rank)
         proposals += best[: most if weight is None and not measure else LOOKED_AT * most]
-    proposals[1:] = [replace(each, step_us=clock.step_us(each.chain, precision, batch)) for each in proposals[1:]]
+    proposals[1:] = [replace(each, step_us=clock.sum_step_us(each.chains, precision, batch)) for each in proposals[1:]]
     if weight is not None:
-        proposals[1:] = [replace(each, factorization=factorize(weight, each.structure)) for each in proposals[1:]]
+        proposals[1:] = [replace(each, factorization=factorized(weight, each.structures)) for each in proposals[1:]]
     if measure:
         proposals = _measured(proposals, batch, precision, clock.where)
     listed: list[Proposal] = []
@@ -231,6 +261,16 @@ def propose(
         if sum(other.family == each.family for other in listed) < most:
             listed.append(each)
     return Proposals(proposals[0], tuple(listed), batch, clock.by, tuple(proposals[1:]))
+
+
+def checked_families(structures: object) -> tuple[str, ...]:
+    """Names of families, by default all; `SpecError` for any other."""
+    names = FAMILIES if structures is None else () if isinstance(structures, str) else listed(structures)
+    if not names:
+        raise SpecError(f"structures={excerpt(structures)}; accepted: a list of {', '.join(FAMILIES)}")
+    for name in names:
+        check_word("structures", name, FAMILIES)
+    return tuple(names)
 
 
 def _rank(proposal: Proposal) -> tuple[float, float]:
@@ -247,8 +287,7 @@ def _measured(
     whole = proposals[0].chain
     layers: list[nn.Module] = [nn.Linear(whole.in_features, whole.out_features, bias=False, **options)]
     layers += [
-        KSLinear.from_structure(each.structure, bias=False, precision=precision, **options).freeze()
-        for each in proposals[1:]
+        of_structures(each.structures, bias=False, precision=precision, **options).freeze() for each in proposals[1:]
     ]
     times = measured_us(layers, torch.randn(batch, whole.in_features, **options))
     return [replace(each, measured_us=us, doubt=why) for each, (us, why) in zip(proposals, times, strict=True)]
@@ -265,32 +304,46 @@ WANTED = (
 )  # fmt: skip
 MOST_OF_A_FAMILY = 48  # chains kept: those whose intermediates, which are written and read, have the fewest features
 MOST_REARRANGED = 1024  # shorter side of a matrix rearranged for a Kronecker product, which an SVD takes seconds for
-_Shapes = tuple[tuple[int, int, int, int], ...]  # patterns of a chain's factors
+_Shapes = tuple[tuple[int, int, int, int], ...]  # patterns of a chain's factors, or of a sum of them
+Form = tuple[Structure, ...]  # one structure, or several that are added
 
 
-def candidates(in_features: int, out_features: int, budget: float) -> dict[str, list[Chain]]:
-    """Chains with at most the share `budget` of the dense weights, by family."""
+def candidates(
+    in_features: int, out_features: int, budget: float, names: Collection[str] = FAMILIES
+) -> dict[str, list[Form]]:
+    """Structures with at most the share `budget` of the dense weights, by family."""
     most = int(budget * in_features * out_features)
     rank = _even(min(most // (in_features + out_features), in_features, out_features), 1, 1)
-    found = {"low_rank": [low_rank(in_features, out_features, rank)] if rank else []}
     shapes = {
+        "low_rank": [low_rank(in_features, out_features, rank).shapes] if rank else [],
         "monarch": _monarchs(in_features, out_features),
         "two_factors": _pairs(in_features, out_features, most),
         "btt": _btts(in_features, out_features, most),
         "deformable_butterfly": _deformed(in_features, out_features),
         "block_dense": _block_dense(in_features, out_features, most),
         "kronecker": _kronecker(in_features, out_features),
+        "dyad": _dyads(in_features, out_features),
         "blast": _blasts(in_features, out_features, most),
     }
-    found |= {name: _best_chains(each, most, name) for name, each in shapes.items()}
-    found["btt"] = list(map(_exchanged, found["btt"]))
+    makers: dict[str, Callable[..., Form]] = {  # others are plain chains
+        "btt": lambda down, up: (of_chain(btt(in_features, out_features, down[0], up[0], down[1] // up[0])),),
+        # A is the factor with a = 1
+        "kronecker": lambda one, two: (kronecker(in_features, out_features, (two if one[0] > 1 else one)[1:3]),),
+        "dyad": lambda straight, _: dyad(in_features, out_features, straight[0]),
+    }
+    found: dict[str, list[Form]] = {}
+    for name in names:
+        if name in shapes:
+            make = makers.get(name, partial(_plain, name))
+            found[name] = [make(*each) for each in _best(shapes[name], most, name)]
     if in_features == out_features:
         blocks = [each for each in divisors(in_features) if each > 1 and _is_power(in_features // each)]
         square = [block_butterfly(in_features, block) for block in blocks]
         square += [square_dyadic(in_features), kaleidoscope(in_features)] if _is_power(in_features) else []
         for chain in square:
-            found.setdefault(chain.name, []).extend([chain] if chain.weight_count <= most else [])
-    return {name: chains for name, chains in found.items() if chains}
+            is_listed = chain.name in names and chain.weight_count <= most
+            found.setdefault(chain.name, []).extend([(of_chain(chain),)] if is_listed else [])
+    return {name: forms for name, forms in found.items() if forms}
 
 
 def divisors(number: int) -> list[int]:
@@ -342,12 +395,6 @@ def _btts(in_features: int, out_features: int, most: int) -> Iterator[_Shapes]:
             yield down, (rows, out_features // rows, columns * rank, 1)
 
 
-def _exchanged(factors: Chain) -> Chain:
-    """Block tensor train of factors that exchange nothing yet."""
-    down, up = factors
-    return btt(down.in_features, up.out_features, down.a, up.a, down.b // up.a)
-
-
 def _block_dense(in_features: int, out_features: int, most: int) -> Iterator[_Shapes]:
     """Diagonal blocks and then a dense factor, with as many inner features as the budget allows."""
     for blocks in divisors(in_features)[1:]:
@@ -362,9 +409,11 @@ def _kronecker(in_features: int, out_features: int) -> Iterator[_Shapes]:
             yield kronecker(in_features, out_features, (rows, columns)).chain.shapes
 
 
-def kronecker_ties(chain: Chain) -> tuple[str, ...]:
-    """Ties of the factors of a Kronecker product: B is repeated along a, and A along d."""
-    return ("a", "d") if chain[0].a > 1 else ("d", "a")
+def _dyads(in_features: int, out_features: int) -> Iterator[_Shapes]:
+    """Both summands of a DYAD: diagonal blocks, and the same blocks for permuted inputs."""
+    for blocks in divisors(gcd(in_features, out_features))[1:]:
+        rows, columns = out_features // blocks, in_features // blocks
+        yield (blocks, rows, columns, 1), (1, rows, columns, blocks)
 
 
 def _blasts(in_features: int, out_features: int, most: int) -> Iterator[_Shapes]:
@@ -392,8 +441,12 @@ def _triples(number: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def _best_chains(found: Iterable[_Shapes], most: int, name: str) -> list[Chain]:
-    """Create only the best of a family's chains, because large layers have thousands.
+def _plain(name: str, *shapes: tuple[int, int, int, int]) -> Form:
+    return (of_chain(Chain(tuple(Pattern(*each) for each in shapes), name)),)
+
+
+def _best(found: Iterable[_Shapes], most: int, name: str) -> list[_Shapes]:
+    """Select the best of a family, because large layers have thousands.
 
     Kronecker products meet no criteria: few sizes exist, and only their own sizes represent a matrix exactly.
     """
@@ -405,6 +458,5 @@ def _best_chains(found: Iterable[_Shapes], most: int, name: str) -> list[Chain]:
             if count >= used * most and min(min(b, c) for _, b, c, _ in shapes) >= side
         ]
         if best:
-            best.sort(key=lambda shapes: sum(a * b * d for a, b, _, d in shapes))
-            return [Chain(tuple(Pattern(*each) for each in shapes), name) for shapes in best[:MOST_OF_A_FAMILY]]
+            return sorted(best, key=lambda shapes: sum(a * b * d for a, b, _, d in shapes))[:MOST_OF_A_FAMILY]
     return []

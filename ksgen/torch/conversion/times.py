@@ -22,7 +22,7 @@ from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Timer, Watch, block_of, host_clock, take_blocks, why_unreliable
 from ksgen.pattern import Chain
-from ksgen.spec import KernelSpec
+from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.precision import gradient_of
 from ksgen.torch.operators import settled
 from ksgen.torch.operators.checks import check_device
@@ -43,24 +43,38 @@ class Clock:
     kernel_us: Callable[[KernelSpec, int], Us]  # of a kernel at a batch size
     floor_us: Callable[[KernelSpec, int], Us]  # lower bound on a kernel's time
 
-    def chain_us(self, chain: Chain, precision: str, batch: int) -> Us:
-        """Expected time of all factors, or of one fused launch if that is expected to be faster."""
-        apart = _sum(self.kernel_us(KernelSpec(pattern, precision), batch) for pattern in chain)
+    def sum_us(self, chains: Sequence[Chain], precision: str, batch: int) -> Us:
+        """Expected time of a sum of chains, or of the only one. Each further chain reads the sum of those before."""
+        return _sum(self.chain_us(each, precision, batch, number > 0) for number, each in enumerate(chains))
+
+    def sum_step_us(self, chains: Sequence[Chain], precision: str, batch: int) -> Us:
+        """Expected time of a training step of a sum of chains, or of the only one.
+
+        Each further chain reads the sum of those before, and in the backward pass the gradient of x.
+        """
+        return _sum(self.step_us(each, precision, batch, number > 0) for number, each in enumerate(chains))
+
+    def chain_us(self, chain: Chain, precision: str, batch: int, adds: bool = False) -> Us:
+        """Expected time of all factors, or of one fused launch if that is expected to be faster.
+
+        `adds`: whether the last factor reads a residual.
+        """
+        apart = _sum(self.kernel_us(kernel, batch) for kernel in _kernels(chain, precision, adds))
         if len(chain) == 1:
             return apart
-        whole = self.kernel_us(KernelSpec(chain, precision), batch)
+        whole = self.kernel_us(KernelSpec(chain, precision, epilogue=Epilogue(residual=adds)), batch)
         return min((us for us in (apart, whole) if us is not None), default=None)
 
     def dense_us(self, whole: Chain, precision: str, batch: int) -> Us:
         """Lower bound on the time of a library's product with the dense matrix."""
         return self.floor_us(KernelSpec(whole[0], precision), batch)
 
-    def step_us(self, chain: Chain, precision: str, batch: int) -> Us:
+    def step_us(self, chain: Chain, precision: str, batch: int, adds: bool = False) -> Us:
         """Expected time of a training step: forward and backward pass of every factor.
 
-        All intermediates are written and read.
+        All intermediates are written and read. `adds`: whether y and the gradient of x are added to others.
         """
-        return _sum(self.kernel_us(kernel, batch) for kernel in _step_kernels(chain, precision))
+        return _sum(self.kernel_us(kernel, batch) for kernel in _step_kernels(chain, precision, adds))
 
     def dense_step_us(self, whole: Chain, precision: str, batch: int) -> Us:
         """Lower bound on the time of a training step by a library's products with the dense matrix."""
@@ -71,12 +85,18 @@ class Clock:
         return self.where is not None and self.where.type == "cpu"
 
 
-def _step_kernels(chain: Chain, precision: str) -> Iterator[KernelSpec]:
+def _kernels(chain: Chain, precision: str, adds: bool = False) -> Iterator[KernelSpec]:
+    """Kernel of each factor. `adds`: whether the last one reads a residual."""
+    for number, pattern in enumerate(chain, 1):
+        yield KernelSpec(pattern, precision, epilogue=Epilogue(residual=adds and number == len(chain)))
+
+
+def _step_kernels(chain: Chain, precision: str, adds: bool = False) -> Iterator[KernelSpec]:
     """Kernels of a training step: per factor the product and the gradients of X and of the weights."""
     backward = gradient_of(precision)
-    for pattern in chain:
-        yield KernelSpec(pattern, precision)
-        yield KernelSpec(pattern.transpose, backward)
+    yield from _kernels(chain, precision, adds)
+    for number, pattern in enumerate(chain):
+        yield KernelSpec(pattern.transpose, backward, epilogue=Epilogue(residual=adds and not number))
         yield KernelSpec(pattern, backward, job="gradient")
 
 

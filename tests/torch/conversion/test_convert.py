@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402  (after the skip)
 
 from ksgen import structures  # noqa: E402
 from ksgen.errors import KsgenError, LaunchError, SpecError  # noqa: E402
-from ksgen.pattern import Chain, Pattern, low_rank  # noqa: E402
+from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.spec import parse  # noqa: E402
 from ksgen.torch import KSLinear, KSSum, propose, save_rule  # noqa: E402
 from ksgen.torch.conversion.adapter import adapt  # noqa: E402
@@ -453,7 +453,7 @@ def test_with_a_budget_every_layer_gets_a_chain_of_its_own(monkeypatch: pytest.M
         assert min(layer.relative_errors) < 1
     found = {layer.name: layer for layer in report.layers}
     nearest = propose(24, 96, budget=0.6, weight=torch.randn(96, 24), device="cpu")
-    assert found["blocks.1.mlp.up"].chain in [each.chain for each in nearest.looked_at]
+    assert found["blocks.1.mlp.up"].chains in [each.chains for each in nearest.looked_at]
     assert isinstance(model["tied"], nn.Linear)
     assert [layer.name for layer in convert(blocks(1), ["up"], budget=0.5, from_weights=False).layers] == [
         "blocks.0.mlp.up"
@@ -466,37 +466,61 @@ def offers(monkeypatch: pytest.MonkeyPatch, dense_us: float | None, *chains: tup
     Nothing but them decides.
     """
     known = [Chain((Pattern(1, rank, 24, 1), Pattern(1, 96, rank, 1))) for rank in range(1, len(chains) + 1)]
-    made = tuple(Proposal("", chain, 1.0, step_us=us) for chain, (us, _) in zip(known, chains, strict=True))
+    made = tuple(
+        Proposal("", (structures.of_chain(chain),), 1.0, step_us=us)
+        for chain, (us, _) in zip(known, chains, strict=True)
+    )
     errors = dict(zip(known, (error for _, error in chains), strict=True))
-    whole = Proposal("", Chain((Pattern(1, 96, 24, 1),)), 1.0, step_us=dense_us)
+    whole = Proposal("", (structures.of_chain(Chain((Pattern(1, 96, 24, 1),))),), 1.0, step_us=dense_us)
     module = import_module("ksgen.torch.convert")
     monkeypatch.setattr(module, "propose", lambda *_, **__: Proposals(whole, made[:1], 8, "a test", made))
     monkeypatch.setattr(module, "errors_of", lambda weight, chains, advance: [errors[chain] for chain in chains])
     return known
 
 
-@pytest.mark.parametrize("from_weights", [True, False])
+@pytest.mark.parametrize(
+    ("from_weights", "names", "taken"),
+    [
+        (True, None, "dyad"),
+        (False, None, "kronecker"),
+        (True, ["kronecker", "low_rank"], "kronecker"),
+        (True, ("dyad", "low_rank"), "dyad"),
+        (False, {"blast", "low_rank"}, "blast"),
+    ],
+)
 def test_a_budget_gives_blast_and_ties_to_drawn_weights_alone(
-    from_weights: bool, monkeypatch: pytest.MonkeyPatch
+    from_weights: bool, names: Any, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    product = structures.kronecker(24, 96, blocks=(4, 3))
-    chains = {
-        "kronecker": product.chain,
-        "blast": structures.blast(24, 96, 4, 3).chain,
-        "low_rank": low_rank(24, 96, 2),
+    """Families that are named are taken in any case."""
+    forms = {
+        "kronecker": (structures.kronecker(24, 96, blocks=(4, 3)),),
+        "blast": (structures.blast(24, 96, 4, 3),),
+        "dyad": structures.dyad(24, 96, blocks=3),
+        "low_rank": (structures.low_rank(24, 96, 2),),
     }
-    us = {"kronecker": 1.0, "blast": 2.0, "low_rank": 3.0}
-    made = tuple(
-        Proposal(name, chain, 1.0, step_us=us[name], tied=product.ties if name == "kronecker" else ())
-        for name, chain in chains.items()
-    )
-    whole = Proposal("", Chain((Pattern(1, 96, 24, 1),)), 1.0, step_us=10.0)
-    module = import_module("ksgen.torch.convert")
-    monkeypatch.setattr(module, "propose", lambda *_, **__: Proposals(whole, made[:1], 8, "a test", made))
+    us = {"kronecker": 1.0, "blast": 2.0, "dyad": 2.5, "low_rank": 3.0}
+
+    def offered(*_: Any, structures: Any, budget: float, **__: Any) -> Proposals:
+        assert budget == (0.9 if names is None else 0.3)
+        made = tuple(Proposal(name, form, 1.0, step_us=us[name]) for name, form in forms.items() if name in structures)
+        return Proposals(whole, made[:1], 8, "a test", made)
+
+    whole = Proposal("", (structures.of_chain(Chain((Pattern(1, 96, 24, 1),))),), 1.0, step_us=10.0)
+    monkeypatch.setattr(import_module("ksgen.torch.convert"), "propose", offered)
     model = nn.ModuleDict({"up": nn.Linear(24, 96)})
-    convert(model, budget=0.9, from_weights=from_weights)
-    assert model["up"].chain == chains["low_rank" if from_weights else "kronecker"]
-    assert sum(each.numel() for each in model["up"].weights.parameters()) == (240 if from_weights else 24 * 8 + 4 * 3)
+    torch.manual_seed(0)
+    sources = {
+        "kronecker": torch.kron(torch.randn(4, 3), torch.randn(24, 8)),
+        "dyad": KSSum.from_structures(forms["dyad"]).to_dense().detach(),
+    }
+    if (exactly := taken if names else "kronecker") in sources:
+        model["up"].weight.data.copy_(sources[exactly])
+    (replaced,) = convert(
+        model, from_weights=from_weights, **({"budget": 0.9} if names is None else {"structures": names})
+    ).layers
+    assert replaced.chains == tuple(each.chain for each in forms[taken])
+    counts = {"kronecker": 24 * 8 + 4 * 3, "blast": 408, "dyad": 1536, "low_rank": 240}
+    assert sum(each.numel() for each in model["up"].parameters()) - 96 == counts[taken]
 
 
 @pytest.mark.parametrize(
@@ -595,7 +619,8 @@ def named_by(model: nn.Module, monkeypatch: pytest.MonkeyPatch, names: list[str]
     """The layers that `convert` replaces, by cheap chains of their own shapes."""
 
     def one(columns: int, rows: int, **_: Any) -> Proposals:
-        made = Proposal("", Chain((Pattern(1, 1, columns, 1), Pattern(1, rows, 1, 1))), 1.0, step_us=1.0)
+        chain = Chain((Pattern(1, 1, columns, 1), Pattern(1, rows, 1, 1)))
+        made = Proposal("", (structures.of_chain(chain),), 1.0, step_us=1.0)
         return Proposals(replace(made, step_us=2.0), (made,), 8, "a test", (made,))
 
     monkeypatch.setattr(import_module("ksgen.torch.convert"), "propose", one)

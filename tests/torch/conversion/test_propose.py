@@ -8,11 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
-from ksgen.errors import KsgenError  # noqa: E402  (after the skip)
+from ksgen.errors import KsgenError, SpecError  # noqa: E402  (after the skip)
 from ksgen.pattern import Chain, Pattern, btt  # noqa: E402
-from ksgen.structures import block_dense  # noqa: E402
-from ksgen.torch import KSLinear, factorize, propose  # noqa: E402
+from ksgen.structures import block_dense, dyad  # noqa: E402
+from ksgen.torch import KSLinear, KSSum, factorize, propose  # noqa: E402
 from ksgen.torch.conversion.projection import product_of  # noqa: E402
+from ksgen.torch.conversion.times import clock_of  # noqa: E402
 
 TARGET = "sm_80"  # so that nothing is measured
 
@@ -23,9 +24,10 @@ def test_the_fastest_of_each_family_come_first() -> None:
     assert {"low_rank", "monarch", "two_factors"} <= {each.family for each in found}
     assert [each.us for each in found] == sorted(each.us for each in found)
     for each in found:
-        weights = sum(f.b * f.c for f in each.chain) if each.family == "kronecker" else each.chain.weight_count
-        assert (each.parameters, each.flops) == (weights, 2 * each.chain.weight_count)
-        assert each.chain.weight_count <= 0.4 * 96 * 80
+        count = sum(chain.weight_count for chain in each.chains)
+        weights = sum(f.b * f.c for f in each.chain) if each.family == "kronecker" else count
+        assert (each.parameters, each.flops) == (weights, 2 * count)
+        assert count <= 0.4 * 96 * 80
         assert (each.relative_error, each.measured_us) == (None, None)
         assert each.step_us is not None
         assert each.step_us > each.us
@@ -35,8 +37,9 @@ def test_the_fastest_of_each_family_come_first() -> None:
     assert (found.dense.parameters, found.batch) == (96 * 80, 25088)
 
 
-def found_of(proposals: Any, family: str) -> list[Chain]:
-    return [each.chain for each in proposals if each.family == family]
+def found_of(proposals: Any, family: str) -> list[Any]:
+    found = [each.chains for each in proposals if each.family == family]
+    return found if family == "dyad" else [chain for (chain,) in found]
 
 
 def test_with_a_weight_the_nearest_come_first() -> None:
@@ -47,7 +50,8 @@ def test_with_a_weight_the_nearest_come_first() -> None:
     errors = [each.relative_error for each in found]
     assert errors == sorted(errors)
     for each in found:
-        assert each.relative_error == pytest.approx(factorize(weight, each.structure).relative_error)
+        form = each.structures if each.family == "dyad" else each.structure
+        assert each.relative_error == pytest.approx(factorize(weight, form).relative_error)
     assert max(Counter(each.family for each in found).values()) == 2
     assert {id(each) for each in found} < {id(each) for each in found.looked_at}
     assert all(each.relative_error is not None for each in found.looked_at)
@@ -86,11 +90,42 @@ def test_a_product_of_blocks_and_a_dense_factor_is_found() -> None:
     assert min(each.relative_error for each in found if each.family == "block_dense") < 1e-6
 
 
+def test_a_sum_of_chains_is_found() -> None:
+    exact = dyad(64, 48, blocks=8)
+    torch.manual_seed(0)
+    weight = KSSum.from_structures(exact).to_dense().detach()
+    found = propose(64, 48, device=TARGET, weight=weight, structures=["dyad", "low_rank"], most=20)
+    assert {each.family for each in found} == {"dyad", "low_rank"}
+    nearest = found[0]
+    assert (nearest.structures, nearest.text) == (exact, "8,6,8,1 plus 1,6,8,8@j.k")
+    assert nearest.relative_error < 1e-6
+    layer = KSSum.from_structures(nearest.structures, nearest.factorization.state)
+    torch.testing.assert_close(layer.to_dense().detach(), weight)
+    assert "8,6,8,1 plus 1,6,8,8@j.k" in str(found)
+    assert nearest.text in repr(found)
+    for read in (lambda: nearest.chain, lambda: nearest.structure):
+        with pytest.raises(SpecError, match="dyad is a sum of 2 chains; accepted: its `structures`"):
+            read()
+
+
+def test_a_sum_reads_the_partial_sum() -> None:
+    (found,) = propose(256, 256, device=TARGET, structures=["dyad"], most=1)
+    clock = clock_of(TARGET, "float32")
+    times = [clock.chain_us(each, "float32", 25088) for each in found.chains]
+    assert found.us == pytest.approx(times[0] + clock.chain_us(found.chains[1], "float32", 25088, adds=True))
+    assert found.us > 1.1 * sum(times)
+    steps = [clock.step_us(each, "float32", 25088) for each in found.chains]
+    assert found.step_us == pytest.approx(steps[0] + clock.step_us(found.chains[1], "float32", 25088, adds=True))
+    assert found.step_us > 1.1 * sum(steps)
+
+
 def test_blast_is_for_training_from_scratch() -> None:
     torch.manual_seed(0)
     options = {"budget": 0.4, "device": TARGET, "most": 2}
     assert "blast" in {each.family for each in propose(96, 80, **options)}
     assert "blast" not in {each.family for each in propose(96, 80, weight=torch.randn(80, 96), **options)}
+    named = propose(96, 80, weight=torch.randn(80, 96), structures=["blast"], **{**options, "most": 1})
+    assert {each.factorization.method for each in named} == {"refinement"}
 
 
 def test_merged_neighbours_are_proposed_within_the_budget() -> None:
@@ -122,7 +157,8 @@ def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def measured(layers: list[Any], x: torch.Tensor) -> list[tuple[float, str]]:
-        asked.append((type(layers[0]).__name__, [layer.chain for layer in layers[1:]], tuple(x.shape), x.dtype))
+        chains = [tuple(one.chain for one in (layer if isinstance(layer, KSSum) else [layer])) for layer in layers[1:]]
+        asked.append((type(layers[0]).__name__, chains, tuple(x.shape), x.dtype))
         assert all(layer.is_frozen and layer(x).shape == (3, 80) for layer in layers[1:])
         return [
             (float(len(layers) - place), "other processes took 50% of the CPU time" * (place == 1))
@@ -136,7 +172,7 @@ def test_measured_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (dense, shape, dtype) == ("Linear", (3, 96), torch.bfloat16)
     assert found.dense.measured_us == len(chains) + 1
     assert [each.us for each in found] == sorted(each.us for each in found)
-    assert {each.chain for each in found} <= set(chains)
+    assert {each.chains for each in found} <= set(chains)
     assert "measured, us" in str(found)
     assert "expected by no model: device 'no such device'" in str(found)
     assert [bool(each.doubt) for each in found].count(True) == 1
@@ -164,6 +200,9 @@ def test_the_table() -> None:
         ({"in_features": 0}, "in_features=0; accepted: a whole number from 1 to"),
         ({"budget": 30}, "budget=30; accepted: a share of the dense weights, above 0 and up to 1"),
         ({"budget": True}, "budget=True; accepted: a share"),
+        ({"structures": ["dyads"]}, "structures='dyads'; did you mean dyad? accepted: low_rank, monarch"),
+        ({"structures": []}, "structures=[]; accepted: a list of low_rank, monarch"),
+        ({"structures": "dyad"}, "structures='dyad'; accepted: a list of low_rank, monarch"),
         ({"merge": 1}, "merge=1; accepted: True or False"),
         ({"most": 0}, "most=0; accepted: a whole number from 1 up (chains per family)"),
         ({"batch": 0}, "batch=0; accepted: a whole number from 1 up"),
