@@ -4,10 +4,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
 from ksgen.families import Limits, families_for, family_named
+from ksgen.families.cpu_gradient.vectors import VectorGradientTiling
 from ksgen.families.vector.cycles import Tile, conflicts, multiply_cycles
 from ksgen.families.vector.shape import VectorConstants, VectorTiling
 from ksgen.measure.roofline import Ceilings
@@ -25,6 +27,15 @@ KERNEL = KernelSpec(Pattern(1, 192, 48, 2))
 OUTPUTS = VectorConstants("outputs", 16, 6, 4, 48, 1, 0, 0)
 BATCHWISE = VectorConstants("batch", 16, 8, 3, 384, 1, 1, 0)
 BATCH = 384 * 16
+# Microseconds of a product and of its weights' gradient, of 1568 rows in batch-size-first: medians of calls in turn, on
+# one core with registers of 64 bytes.
+EXCHANGED = {
+    "16,64,64,1": (1525, 2706), "l.i@16,64,64,1": (2445, 5641), "l1:8.i.l2@16,64,64,1": (2680, 5136),
+    "16,64,64,1@k.i": (2398, 4906), "16,64,64,1@k1:8.i.k2": (2456, 4904), "1,64,64,16": (1729, 3266),
+    "j.l@1,64,64,16": (2915, 7891), "1,64,64,16@j.k": (2476, 5649), "64,16,16,1": (1081, 2554),
+    "l.i@64,16,16,1": (2908, 4775), "64,16,16,1@k.i": (1584, 4378),
+}  # fmt: skip
+ONE_CORE, ONE_CORES = replace(LIMITS, multiprocessors=1), Ceilings(1.56e10, 1.75e11)
 
 
 def correlation(recorded: dict) -> float:
@@ -120,6 +131,40 @@ def test_exchanged_features_cost_elements_and_lines_of_their_own() -> None:
     copied = (taken(f"{load}16,64,64,1", replace(OUTPUTS, panel=1)) for load in ("", "l1:4.i.l2@", "l1:8.i.l2@"))
     plain, vectors, single = copied  # along the outputs
     assert plain == vectors < single
+
+
+@pytest.mark.parametrize("text", [text for text in EXCHANGED if "@" in text])
+def test_an_exchange_takes_about_as_many_times_as_long_as_on_a_processor(text: str) -> None:
+    natural = str(Pattern.parse(text).natural)
+    for number, (name, job) in enumerate((("vector", "multiply"), ("cpu_gradient", "gradient"))):
+        found = []
+        for each in (text, natural):
+            kernel, family = KernelSpec(Pattern.parse(each), job=job), family_named(name)
+            constants = family.default(kernel, ONE_CORE, 1568)
+            found.append(
+                predict_us(Machine("a processor", ONE_CORE, 1, {name: ONE_CORES}), family, kernel, constants, 1568)
+            )
+        measured = EXCHANGED[text][number] / EXCHANGED[natural][number]
+        assert 0.5 < found[0] / found[1] / measured < 2
+
+
+def test_exchanged_features_of_a_gradient_are_copied_one_by_one_or_as_vectors() -> None:
+    def taken(text: str, layout: str = "bsf", **changes: Any) -> float:
+        kernel = KernelSpec(Pattern.parse(text), layout=layout, job="gradient")
+        constants = replace(family_named("cpu_gradient").default(kernel, LIMITS, BATCH), **changes)
+        return VectorGradientTiling(kernel, constants).cycles(BATCH)
+
+    plain = taken("16,64,64,1")
+    assert taken("l1:4.i.l2@16,64,64,1") == plain  # whole lines of neighbours
+    assert taken("l1:8.i.l2@16,64,64,1") < taken("l.i@16,64,64,1")  # half lines, and lines of one each
+    assert 1.5 * plain < taken("l1:8.i.l2@16,64,64,1")
+    assert 1.5 * plain < taken("16,64,64,1@k1:4.i.k2")  # outputs are always copied one by one
+    assert taken("l.i@16,64,64,1@k.i") > 1.5 * taken("16,64,64,1@k.i")
+    assert taken("l.i@16,64,64,1@k.i", "bsl") == taken("16,64,64,1", "bsl")
+    batchwise = {"along": "batch", "height": 4, "width": 4}  # transposed
+    assert taken("l1:4.i.l2@16,64,64,1", **batchwise) == taken("16,64,64,1", **batchwise)
+    assert taken("l.i@16,64,64,1", **batchwise) > taken("16,64,64,1", **batchwise)
+    assert taken("16,64,64,1@k.i", **batchwise) > taken("16,64,64,1", **batchwise)
 
 
 def test_half_idle_cores_and_many_small_tasks_cost() -> None:

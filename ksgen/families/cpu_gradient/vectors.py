@@ -16,6 +16,7 @@ from ksgen.families.vector.cycles import (
     TASK,
     TILE,
     TRANSPOSE,
+    line_cycles,
     tile_of,
 )
 from ksgen.families.vector.planes import Planes, PlaneVariables, round_up, tile_picture
@@ -226,13 +227,21 @@ class VectorGradientTiling(Planes):
         missed = self.columns * outputs * again + tiles * inputs
         # pieces that copy the inputs of one plane
         sharing = max(1.0, constants.pieces / divide_up(self.columns, self.plane_columns))
-        moved = block * (sharing * pattern.in_features + pattern.out_features)
-        is_scattered = self.is_along_outputs and self.kernel.layout == "bsl"
-        copied = moved * (ELEMENT if is_scattered else (TRANSPOSE if self.is_transposed else COPY) / lanes)
+        are_whole = self.run_in % lanes == 0 if self.is_transposed else self.piece > 1
+        copied = sharing * self._copied(pattern.inputs, block, are_whole) + self._copied(pattern.outputs, block, False)
         parts = self.parts(batch)
         added = parts * self.part / lanes * 2
         block_cycles = tiles * (steps * tile.step + after * tile.sums + TILE) + missed / SECOND_LEVEL_RATE + copied
         return blocks * block_cycles + added + TASK * (blocks + parts * constants.pieces) + LAUNCH
+
+    def _copied(self, order: Order, block: int, are_whole: bool) -> float:
+        """Cycles to copy the features of a block. Exchanged ones are copied one by one, or as whole vectors."""
+        kernel = self.kernel
+        is_scattered = self.is_along_outputs and kernel.layout == "bsl"
+        each = ELEMENT if is_scattered else (TRANSPOSE if self.is_transposed else COPY) / self.constants.lanes
+        if order.is_exchanged and kernel.layout == "bsf" and not are_whole:
+            each = max(each, ELEMENT)
+        return block * order.count * each + line_cycles(self, order, kernel.layout, kernel.item_bytes, block)
 
     # ---- the source
 

@@ -7,7 +7,7 @@ measures nothing.
 """
 
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 
 from ksgen.families.tiles import divide_up
 from ksgen.families.traffic import bytes_of_exchanged_row
@@ -22,9 +22,9 @@ FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096
 SECOND_LEVEL_RATE, BEYOND_RATE = 64, 8  # bytes per cycle, from the L2 cache and from the memory behind it
 SECOND_LEVEL = 1024 * 1024  # bytes of inputs that an L2 cache holds, in addition to outputs and weights
 TILE, TASK, LAUNCH = 12, 300, 5000  # additional cycles to begin a tile, a block of the batch, a launch
-COPY, TRANSPOSE = 4, 80  # cycles per vector that is copied in a cache, or transposed with its neighbours
+COPY, TRANSPOSE = 4, 20  # cycles per vector that is copied in a cache, or transposed with its neighbours
 RAGGED = 200  # cycles per vector that is stored element by element, if a block ends within a tile
-ELEMENT = 8  # cycles per element that is moved by itself, to another line than its neighbours
+ELEMENT = 4  # cycles per element that is moved by itself, to another line than its neighbours
 EXPOSED = 0.3  # share of the shorter of memory's and the cores' time that the longer one does not hide
 NOT_HIDDEN = 0.75  # share of a multiply-add's time that loads do not hide
 
@@ -112,7 +112,7 @@ def _missed(shape: VectorTiling, block: int) -> float:
     )
 
 
-def _rate(held_bytes: int) -> int:
+def _rate(held_bytes: float) -> int:
     """Bytes per cycle at which `held_bytes` bytes are read repeatedly."""
     return SECOND_LEVEL_RATE if held_bytes <= SECOND_LEVEL else BEYOND_RATE
 
@@ -141,8 +141,8 @@ def _moved(shape: VectorTiling, block: int) -> float:
     return (
         inputs * _input_cycles(shape)
         + pattern.out_features * block * _output_cycles(shape)
-        + _line_cycles(shape, pattern.inputs, shape.x_layout, kernel.x_item_bytes, block)
-        + _line_cycles(shape, pattern.outputs, kernel.layout, kernel.item_bytes, block)
+        + line_cycles(shape, pattern.inputs, shape.x_layout, kernel.x_item_bytes, block)
+        + line_cycles(shape, pattern.outputs, kernel.layout, kernel.item_bytes, block)
     )
 
 
@@ -169,12 +169,14 @@ def _output_cycles(shape: VectorTiling) -> float:
     return TRANSPOSE / shape.constants.lanes + (ELEMENT if is_apart else 0)
 
 
-def _line_cycles(shape: VectorTiling, order: Order, layout: str, item_bytes: int, block: int) -> float:
-    """Cycles for the parts of cache lines that a plane does not use, if features in batch-size-first are exchanged."""
+def line_cycles(shape: Planes, order: Order, layout: str, item_bytes: int, block: int) -> float:
+    """Cycles for the parts of cache lines that a plane does not use, if features in batch-size-first are exchanged.
+
+    The next planes read the same lines of the block, from the L2 cache if it holds a plane's lines.
+    """
     if not order.is_exchanged or layout == "bsl":
         return 0.0
     _, inner, d = order.sizes
     plane = (1, inner, shape.run) if shape.is_along_outputs else (shape.scope, inner, d)
-    row = order.count * item_bytes
-    unused = bytes_of_exchanged_row(order, plane, item_bytes, LINE_BYTES) - row
-    return block * unused / _rate(block * row)
+    row, lines = order.count * item_bytes, bytes_of_exchanged_row(order, plane, item_bytes, LINE_BYTES)
+    return block * (lines - row) / _rate(block * lines * prod(plane) / order.count)
