@@ -52,7 +52,7 @@ from tests.support.exchange import SINGLE_INPUTS, SINGLE_OUTPUTS
 
 FEW, MANY, SLICED = 6, 40, 2
 SAMPLE = Pattern(1, 768, 192, 2)  # d = 2, everything even: no access is narrow for want of alignment
-SAMPLE_OF_TIES, SAMPLE_OF_EXCHANGES = Pattern(3, 64, 48, 4), Pattern.parse("l.i.j@8,64,64,4@k.i.j")
+SAMPLE_OF_TIES, SAMPLE_OF_EXCHANGES = Pattern(3, 64, 48, 4), Pattern.parse("j.l.i@3,64,48,4@j.k.i")
 BLACKWELL = ("sm_100", "sm_103", "sm_110", "sm_120", "sm_121")  # no wgmma: what serves there is what serves on sm_80
 SELDOM = ("sm_103", "sm_110", "sm_121")  # like sm_100 and sm_120; compiled only if named, or with --everything
 MAIN_TARGETS = ("sm_80", "sm_90a")

@@ -83,6 +83,29 @@ def test_many_odd_constants(case: tuple[KernelSpec, SimtConstants, int]) -> None
     test_odd_constants.hypothesis.inner_test(case)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "tile_in", "has_constant_steps"),
+    [
+        ("l.i.j@3,9,7,16", 8, True),  # one stage
+        ("l1:2.i.j1:2.l2:24.j2@2,8,48,8", 8, True),  # digits above a stage
+        ("l1:4.i.j.l2:12@3,16,48,4", 12, True),
+        ("l1:13.i.j.l2:13@2,16,169,4", 8, False),
+    ],
+)
+def test_exchanged_inputs_with_and_without_constant_distances(
+    text: str, tile_in: int, has_constant_steps: bool
+) -> None:
+    spec = KernelSpec(Pattern.parse(text), epilogue=Epilogue(bias=True))
+    for limits in (GPU, cuda_limits("sm_75")):
+        constants = SIMT.default(spec, limits)
+        if constants.copy == "async":
+            assert constants.tile_in == tile_in
+            assert SimtTiling(spec, constants).x_has_constant_steps == has_constant_steps
+        for batch in (1, 37):
+            kernels.check(source_of("simt", spec, constants), batch, in_emulator())
+
+
 BROKEN = [
     ({"copy": "bulk"}, "copy=bulk must be async or registers$"),
     ({"tile_in": 0}, "every constant is at least 1; got tile_in=0; try tile_in=1$"),

@@ -10,7 +10,10 @@ from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, Sim
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
 
+MOST_WARPS, FEWER_WARPS = 16, 12  # of a block; fewer if its threads need more than 128 registers
 SHORT_STAGE = 8  # inputs per stage of the rule's widest tiles
+# inputs per stage of other lengths, so that exchanged inputs have constant distances, and c with their padding over c
+OTHER_STAGES, MOST_PADDED = range(12, 5, -1), 1.15
 THREADS = {4: (1, 2, 4, 8, 12), 16: (1, 2, 4)}  # sums per thread along the outputs, by bytes of a sum
 
 
@@ -37,6 +40,21 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     Several blocks share a multiprocessor, so that one multiplies while another waits. `min_blocks` is the number that
     the registers allow: at most 2 for sums of 8 bytes or more, else at most 3 or 6.
     """
+    chosen = _gpu_rule(kernel, limits)
+    if chosen.copy == "registers" or SimtTiling(kernel, chosen).x_has_constant_steps:
+        return chosen
+    regular = (SimtTiling(kernel, _gpu_rule(kernel, limits, short_stage=each)) for each in OTHER_STAGES)
+    padded = {each.constants: each.steps * each.constants.tile_in for each in regular if each.x_has_constant_steps}
+    best = min(padded, key=padded.__getitem__, default=chosen)
+    if best != chosen and padded[best] <= MOST_PADDED * kernel.pattern.c:
+        return best
+    return _gpu_rule(kernel, limits, most_warps=FEWER_WARPS)
+
+
+def _gpu_rule(
+    kernel: KernelSpec, limits: Limits, short_stage: int = SHORT_STAGE, most_warps: int = MOST_WARPS
+) -> SimtConstants:
+    """The default with so many inputs per short stage and at most so many warps per block."""
     pattern = kernel.pattern
     copy = "registers" if is_narrow(kernel) or not limits.async_copies else "async"
     doubles = kernel.real_bytes >= 8
@@ -46,13 +64,13 @@ def gpu_default(kernel: KernelSpec, limits: Limits) -> SimtConstants:
     warps_batch = 1 if small_batch or tile_d > 4 else 2
     more = more_registers(kernel, limits.target)
     # most warps of a block: the registers of a multiprocessor allow no more
-    warps = 8 if doubles else 12 if copy == "registers" or more else 16
+    warps = 8 if doubles else FEWER_WARPS if copy == "registers" or more else most_warps
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
     tile_out, thread_out = _outputs(pattern.b, most, threads=THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))
     tile_in = (
         16
         if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 and (thread_out < 12 or copy == "registers")
-        else 8
+        else short_stage
     )
     stages = 3 if copy == "async" else 2
     chosen = SimtConstants(
@@ -82,7 +100,7 @@ def whole_rounds(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> S
     is_short = chosen.tile_in == SHORT_STAGE and (kernel.layout == "bsf" or chosen.thread_out < 12)
     deeper = SimtTiling(kernel, chosen.changed(stages=4))
     wanted = (
-        (longer, is_short and kernel.pattern.c % longer.constants.tile_in == 0),
+        (longer, is_short and kernel.pattern.c % longer.constants.tile_in == 0 and longer.x_has_constant_steps),
         (deeper, deeper.steps % 3 and deeper.steps % 4 == 0 and deeper.steps > 4),
     )
     budget = limits.shared_bytes_for(chosen.min_blocks)

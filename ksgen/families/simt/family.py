@@ -34,8 +34,8 @@ _OF_FACTOR = (  # constants that a chain's source defines per factor, named as i
     "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH",
     "WARPS_PER_PLANE", "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR",
     "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN", "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS",
-    "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN", "Y_LINE_STEP", "Y_LINE_ROUNDS", "Y_AT_ONCE", "Y_RUN_STEP",
-    "Y_RUN_ROUNDS",
+    "X_HAS_CONSTANT_STEPS", "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN", "Y_LINE_STEP", "Y_LINE_ROUNDS",
+    "Y_AT_ONCE", "Y_RUN_STEP", "Y_RUN_ROUNDS",
 )  # fmt: skip
 LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; chains of 16-bit types use tensor cores instead
 FEW_SUMS = 32  # per thread
@@ -245,6 +245,9 @@ class Simt(GpuProduct[AnySimtConstants]):
             Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
             given_scales(kernel),
         ]
+        if kernel.layout == "bsf" and kernel.reads_exchanged:
+            about = "whether a thread's inputs of a stage lie at constant distances"
+            derived.append(named(shape, "X_HAS_CONSTANT_STEPS", about))
         if constants.copy == "registers":
             held = x.line_rounds * x.run_rounds * x.vector
             derived.append(Constexpr("X_HELD", held, "elements of X that a thread holds while it copies them"))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import gcd
 
 from ksgen.families.banks import CYCLE_BYTES, Image, line_cycles, read_cycles, write_cycles
@@ -14,6 +15,8 @@ from ksgen.values import cached_property
 LANES_BATCH, LANES_OUT = 8, 4  # a warp's lanes along the batch and along the outputs
 # instructions that compute the address of a copy; it needs none at a constant distance from another copy
 ADDRESS = 2
+# registers per thread for the places of exchanged inputs that have no constant distances, in batch-size-first
+PLACES = 24
 
 
 @dataclass(frozen=True)
@@ -172,11 +175,26 @@ class SimtTiling(Moved, Tiled):
             return CopyPlan(constants.tile_in, constants.tile_batch, self.group, lane_run, self.warps)
         run = constants.tile_d * constants.tile_in
         if constants.copy == "async":
-            repeats = 1 if constants.tile_d == self.kernel.pattern.d else constants.tile_d
+            is_contiguous = constants.tile_d == self.kernel.pattern.d and not self.kernel.reads_exchanged
+            repeats = 1 if is_contiguous else constants.tile_d
             return RunPlan(constants.tile_batch, run, 1, power_of_two_in(run, 8), self.warps, repeats)
         vector = self.group if self._rows_are_aligned(run) else 1
         lane_run = power_of_two_in(run // vector, 8 if vector == 1 else 4)
         return CopyPlan(constants.tile_batch, run, vector, lane_run, self.warps)
+
+    @cached_property
+    def x_has_constant_steps(self) -> bool:
+        """Whether a thread's inputs of a stage lie at constant distances in a row of X, if inputs are exchanged.
+
+        This is so if all its copies have one j, and the divisions of l into stages, rounds and digits divide each
+        other.
+        """
+        if not (self.is_bsf and self.kernel.reads_exchanged):
+            return True
+        step, tile_d = self.x_plan.run_step, self.constants.tile_d
+        digits = [digit.unit for digit in self.kernel.pattern.inputs.digits if digit.name == "l"]
+        units = sorted({step // tile_d, self.constants.tile_in, *digits})
+        return step % tile_d == 0 and not any(high % low for low, high in pairwise(units))
 
     def _rows_are_aligned(self, run: int) -> bool:
         """Whether a batch-size-first row splits into groups, each contiguous in memory and within one i."""
@@ -273,6 +291,7 @@ class SimtTiling(Moved, Tiled):
             ) + self.w_rounds * 4
         # with 12 or more outputs per thread, a copy that transposes takes more registers for addresses
         addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72
+        addresses += 0 if self.x_has_constant_steps else PLACES
         sets = 1 if self.kernel.arithmetic.is_complex else 2
         return (
             words * (sums + sets * (constants.thread_batch + constants.thread_out))
