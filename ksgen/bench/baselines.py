@@ -6,8 +6,9 @@ makes them so is timed.
 The paper's five (appendix D.1) and `strided` are backends of `ksgen.torch`, except `dense`. `three_passes`,
 `densified` and `pieces` are what an expert writes in PyTorch for products without views for `strided`. `views` is
 `strided` where views exist, else `bmm`. `grouped` and `semi_structured` are PyTorch's products of the same names.
-`compiled` is torch.compile, `layer` a frozen `KSLinear`, `authors` the form in which a structure's authors published
-it, and `rewriting` the memory traffic of `bmm` alone. Other libraries are in `ksgen.bench.libraries`.
+`onednn` is oneDNN's product with a dense matrix that is reordered ahead. `compiled` is torch.compile, `layer` a frozen
+`KSLinear`, `authors` the form in which a structure's authors published it, and `rewriting` the memory traffic of `bmm`
+alone. Other libraries are in `ksgen.bench.libraries`.
 
 A baseline for one pattern (`Prepare`) multiplies a layer factor by factor, and PyTorch computes the layer's other
 operations.
@@ -32,6 +33,8 @@ from torch.nn import functional
 
 from ksgen.bench.authors import FORMS, PUBLISHED, frozen
 from ksgen.bench.libraries import (
+    MOST_OF_ERROR,
+    ONEDNN,
     LayerProduct,
     Product,
     UnsupportedError,
@@ -304,6 +307,26 @@ def dense(arrays: LayerArrays) -> LayerProduct:
     return by_dense(arrays, *stacked(arrays))
 
 
+def onednn(arrays: LayerArrays) -> LayerProduct:
+    """Multiply with oneDNN's product by the chains' stacked dense matrices, reordered ahead for the job's batch size.
+
+    The operators are those that `torch.compile` uses for frozen weights.
+    """
+    if arrays.sets[0].is_cuda:
+        raise UnsupportedError("oneDNN is measured on processors alone")
+    if "bsl" in (arrays.layout, arrays.y_layout):
+        raise UnsupportedError("oneDNN's product takes features last: batch-size-first alone")
+    if not torch.backends.mkldnn.is_available():
+        raise UnsupportedError(f"PyTorch {torch.__version__} was built without oneDNN")
+    operators, (matrix, bias) = torch.ops.mkldnn, stacked(arrays)
+    try:
+        ready = operators._reorder_linear_weight(matrix, arrays.job.batch)
+        operators._linear_pointwise(arrays.sets[0][:1], ready, bias, "none", [], "")
+    except (AttributeError, RuntimeError) as error:  # another version of the operators, or no such type here
+        raise UnsupportedError(f"oneDNN fails: {' '.join(str(error).split())[:MOST_OF_ERROR]}") from error
+    return by_linear(arrays, lambda x: operators._linear_pointwise(x, ready, bias, "none", [], ""))
+
+
 def stacked(arrays: LayerArrays) -> tuple[Tensor, Tensor | None]:
     """Dense matrices of all chains, stacked or added, and their biases."""
     layer, dtype = arrays.layer, arrays.sets[0].dtype
@@ -318,18 +341,25 @@ def stacked(arrays: LayerArrays) -> tuple[Tensor, Tensor | None]:
 
 def by_dense(arrays: LayerArrays, matrix: Tensor, bias: Tensor | None) -> LayerProduct:
     """Multiply by a dense matrix of all chains, and apply the layer's other operations."""
-    layer = arrays.layer
-    x_is_bsf, y_is_bsf = arrays.layout == "bsf", arrays.y_layout == "bsf"
+    x_is_bsf, column = arrays.layout == "bsf", None if bias is None else bias[:, None]
+
+    def linear(x: Tensor) -> Tensor:
+        if arrays.y_layout == "bsf":
+            return functional.linear(x if x_is_bsf else x.t(), matrix, bias)
+        columns = x.t() if x_is_bsf else x
+        return matrix @ columns if column is None else torch.addmm(column, matrix, columns)
+
+    return by_linear(arrays, linear)
+
+
+def by_linear(arrays: LayerArrays, linear: Product) -> LayerProduct:
+    """Multiply by one product for all chains, which adds the biases, and apply the layer's other operations."""
     residuals = [each for each in arrays.residuals if each is not None]
-    residual = torch.cat(residuals, 1 if y_is_bsf else 0) if residuals else None
-    steps, column = layer.epilogue, None if bias is None else bias[:, None]
+    residual = torch.cat(residuals, 1 if arrays.y_layout == "bsf" else 0) if residuals else None
+    steps = arrays.layer.epilogue
 
     def product(x: Tensor) -> list[Tensor]:
-        if y_is_bsf:
-            y = functional.linear(x if x_is_bsf else x.t(), matrix, bias)
-        else:
-            columns = x.t() if x_is_bsf else x
-            y = matrix @ columns if column is None else torch.addmm(column, matrix, columns)
+        y = linear(x)
         return arrays.apart(finish(y, None, steps.activation, residual, arrays.y_layout, steps.residual_first))
 
     return product
@@ -413,6 +443,15 @@ BASELINES = {
         *(Baseline(name, BACKENDS[name].why, by_factors(backend(name))) for name in ("bmm", "einsum", "bsr")),
         # The dense matrix in float64, twice while matrices are stacked, and in the job's type of at least two bytes.
         Baseline("dense", DENSE, dense, lambda chain: 9 * _dense_count(chain), _dense_count),
+        # The same, and oneDNN's copy.
+        Baseline(
+            "onednn",
+            "oneDNN's product with the dense matrix, reordered ahead",
+            onednn,
+            lambda chain: 10 * _dense_count(chain),
+            _dense_count,
+            library=ONEDNN,
+        ),
         # A value and its 64-bit column index per weight, and the same again during construction.
         Baseline(
             "sparse", BACKENDS["sparse"].why, by_factors(backend("sparse")), lambda chain: 12 * chain.weight_count

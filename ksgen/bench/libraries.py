@@ -5,6 +5,7 @@ pattern. Weights are converted ahead of time, to the library's own format. ksgen
 imports them only here.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
@@ -32,7 +33,8 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 _WIDE, _HALF = (torch.float32, torch.float64), (torch.float16, torch.bfloat16)
-_MOST_OF_ERROR = 200  # characters of a library's error; a compiler's has pages
+ONEDNN = "oneDNN"  # PyTorch contains it
+MOST_OF_ERROR = 200  # characters of a library's error; a compiler's has pages
 _MODULES = {"nvmath-python": "nvmath", "mem-efficient-blr": "triton_funcs", "pyyaml": "yaml"}  # named otherwise
 
 
@@ -80,7 +82,7 @@ class ComparedLibrary:
             except (torch.OutOfMemoryError, MemoryError, KsgenError):
                 raise
             except Exception as error:  # libraries raise any, such as AssertionError, and those of compilers
-                line = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_OF_ERROR]
+                line = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_OF_ERROR]
                 raise UnsupportedError(f"{self.name} fails: {line}") from error
 
         return guarded
@@ -119,6 +121,9 @@ LIBRARY = {
 @cache
 def library_version(name: str) -> str:
     """Name and version of a library and of what it needs, as part of a measurement's identity."""
+    if name == ONEDNN:
+        found = re.search(r"MKL-DNN v([0-9.]+)", torch.__config__.show())
+        return f"{library_version('torch')}, {ONEDNN} {found[1] if found else 'is missing'}"
     needs = LIBRARY[name].needs if name in LIBRARY else ()
     return ", ".join(f"{each} {_version_of(each)}" for each in (name, *needs))
 

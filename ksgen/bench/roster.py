@@ -6,7 +6,7 @@ from ksgen.spec import PRECISIONS
 
 OURS = "ksgen"
 PAPERS = ("bmm", "einsum", "bsr", "dense", "sparse")
-EXPERTS = ("strided", "three_passes", "densified", "pieces", "grouped", "semi_structured", "compiled")
+EXPERTS = ("strided", "three_passes", "densified", "pieces", "onednn", "grouped", "semi_structured", "compiled")
 LIBRARIES = ("scipy", "lazylinop", "torch_structured", "nvmath")  # measured where they are installed
 PARTS = ("rewriting",)  # incomplete products: neither checked nor compared
 COMPILED = ("compiled",)  # they compile for seconds at their first run
@@ -21,7 +21,8 @@ STEPS_OF_LAYERS = (FORWARD, TRAINING)  # by default forward alone
 NAMES = (OURS, LAYER, *OTHERS, *PARTS)
 ONE_LAUNCH, EACH_FACTOR, EACH_LAYER = OUR_METHODS = ("one_launch", "each_factor", "each_layer")  # launches of a layer
 AND, PLUS = " and ", " plus "  # separate the chains of a group, and of a sum, in a row's pattern
-OTHER_METHODS = ("bmm", "views", "einsum", "pieces", "grouped", "compiled", "authors", "dense")  # PyTorch's, for layers
+# PyTorch's, for layers
+OTHER_METHODS = ("bmm", "views", "einsum", "pieces", "grouped", "onednn", "compiled", "authors", "dense")
 LIBRARY_METHODS = ("torch_structured", "blr")  # for layers, where they are installed
 OTHERS_OF_LAYERS = OTHER_METHODS + LIBRARY_METHODS  # the best of them is what our layers are compared with
 METHODS = (*OUR_METHODS, LAYER, *OTHERS_OF_LAYERS)  # contenders for layers

@@ -1,5 +1,6 @@
 """What PyTorch can do: each way of multiplying is right, moves what it says, and says what it lacks."""
 
+import re
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.libraries
 torch = library("torch")
 from ksgen.bench.authors import FORMS  # noqa: E402
 from ksgen.bench.baselines import BASELINES, PIECES  # noqa: E402
-from ksgen.bench.libraries import UnsupportedError  # noqa: E402
+from ksgen.bench.libraries import UnsupportedError, library_version  # noqa: E402
 from ksgen.bench.problem import LayerArrays, LayerJob, product_job  # noqa: E402
 
 
@@ -46,7 +47,7 @@ def test_baselines_multiply(name: str, layout: str) -> None:
     if missing:
         pytest.skip(f"{name} is not installed")
     assert computed or (name, layout) in {
-        *((each, "bsl") for each in ("three_passes", "densified", "pieces")),
+        *((each, "bsl") for each in ("three_passes", "densified", "pieces", "onednn")),
         *product(("authors", "semi_structured", "nvmath", "blr"), LAYOUTS),
         ("lazylinop", "bsf"),
     }
@@ -61,10 +62,10 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("name", ["bmm", "views", "einsum", "pieces", "compiled", "layer", "dense"])
+@pytest.mark.parametrize("name", ["bmm", "views", "einsum", "pieces", "compiled", "layer", "dense", "onednn"])
 def test_baselines_multiply_by_layers(layer: str, name: str) -> None:
     arrays = arrays_of(LayerJob(LAYERS[layer], "float32", "bsf", 150))
-    if (layer, name) == ("finished", "dense"):
+    if layer == "finished" and name in ("dense", "onednn"):
         with pytest.raises(UnsupportedError, match="relu between its factors has no dense matrix"):
             BASELINES[name].prepare(arrays)
         return
@@ -101,7 +102,9 @@ def test_the_authors_forms_equal_the_chains(structure: structures.Structure) -> 
         assert arrays.error(BASELINES["authors"].prepare(arrays)(arrays.sets[0])) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["bmm", "views", "einsum", "pieces", "compiled", "layer", "dense", "authors"])
+@pytest.mark.parametrize(
+    "name", ["bmm", "views", "einsum", "pieces", "compiled", "layer", "dense", "onednn", "authors"]
+)
 @pytest.mark.parametrize(
     "epilogue", [Epilogue(), Epilogue(bias=True, activation="gelu", residual=True, residual_first=True)]
 )
@@ -137,6 +140,41 @@ def test_pieces_say_what_they_do_not_serve() -> None:
     for says, layer, layout in (("pieces add no residual", residual, "bsf"), ("contiguous", LAYERS["group"], "bsl")):
         with pytest.raises(UnsupportedError, match=says):
             BASELINES["pieces"].prepare(arrays_of(LayerJob(layer, "float32", layout, 4)))
+
+
+def test_onednn_multiplies_by_a_matrix_that_it_has_reordered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each of its types; the identity of its rows has its version, and its refusals have their reasons."""
+    job = LayerJob(LAYERS["group"], "float32", "bsf", 40)
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    made: list[tuple[Any, int]] = []
+
+    def watched(matrix: Any, batch: int) -> Any:
+        made.append((reorder(matrix, batch), batch))
+        return made[-1][0]
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", watched)
+    for precision in ("float32", "bfloat16"):
+        arrays = arrays_of(replace(job, precision=precision))
+        multiply = BASELINES["onednn"].prepare(arrays)
+        assert arrays.error(multiply(arrays.sets[0])) < arrays.job.tolerance(precision)
+    assert [(each.layout, each.dtype, batch) for each, batch in made] == [
+        (torch._mkldnn, torch.float32, 40),
+        (torch._mkldnn, torch.bfloat16, 40),
+    ]
+    version = library_version(BASELINES["onednn"].library)
+    assert re.fullmatch(rf"torch {re.escape(torch.__version__)}, oneDNN [0-9]+\.[0-9]+\.[0-9]+", version)
+    with pytest.raises(UnsupportedError, match="takes features last"):
+        BASELINES["onednn"].prepare(arrays_of(replace(job, layout="bsl")))
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("needs the\ncpu support")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse)
+    with pytest.raises(UnsupportedError, match=r"oneDNN fails: needs the cpu support"):
+        BASELINES["onednn"].prepare(arrays_of(job))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with pytest.raises(UnsupportedError, match="was built without oneDNN"):
+        BASELINES["onednn"].prepare(arrays_of(job))
 
 
 def test_pieces_have_the_fastest_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def result_of(name: str, arrays: LayerArrays, runs: Sequence[int] = (0,)) -> tup
 
 
 def test_every_contender_for_layers_trains_except_launch_variants_and_libraries() -> None:
-    assert {*baselines.TRAINED} == {LAYER, *OTHER_METHODS} - {"pieces", "grouped"}
+    assert {*baselines.TRAINED} == {LAYER, *OTHER_METHODS} - {"pieces", "grouped", "onednn"}
     with pytest.raises(UnsupportedError, match="pieces has no training step"):
         baselines.training_step("pieces", arrays_of(job_of("plain")))
 

@@ -15,6 +15,7 @@ SPEEDS = {
     "three_passes": 1.2,
     "densified": 1.1,
     "pieces": 1.15,
+    "onednn": 0.4,
     "grouped": 0.95,
     "semi_structured": 0.35,
     "compiled": 0.9,
