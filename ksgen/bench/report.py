@@ -313,6 +313,7 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
         by_density(products),
         tables.headlines(layers),
         tables.layers_summary(layers),
+        tables.versions(rows),
         tables.setting(rows),
     )
     found = [PageSection("Charts", "" if drawn else NO_CHARTS, charts=drawn)] * with_figures

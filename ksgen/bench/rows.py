@@ -185,6 +185,7 @@ class ResultRow:
     ksgen: str
     commit: str
     date: str
+    identity: str = ""  # name and versions of what multiplies
     layer: str = ""  # name of a layer, whose factors are in `pattern`; empty for a product
     step: str = FORWARD  # what is timed: the product alone, or a training step
     conversion_us: float | None = None  # of the weights, to the contender's format

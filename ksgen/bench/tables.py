@@ -5,6 +5,7 @@ Only text: pages, Markdown and terminals show the same tables. Figures of the pa
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -201,6 +202,31 @@ def setting(rows: Sequence[ResultRow]) -> ResultTable:
         ("runs in a measurement", spanned((row.runs for row in measured), number)),
     ]
     return ResultTable.of("Where and when", ("", ""), [line for line in lines if line[1]])
+
+
+def versions(rows: Sequence[ResultRow]) -> ResultTable:
+    """Table of all contenders with their versions. Those without a time have the reason."""
+    lines = []
+    for name, some in _by_contender(rows).items():
+        identity = "; ".join(dict.fromkeys(row.identity for row in some if row.identity))
+        measured = [row for row in some if row.status == OK]
+        why = "" if measured else _reasons(some)
+        lines.append((name, identity or None, f"{len(measured)} of {counted(len(some), 'row')}", why))
+    note = "A contender without a time has the most frequent reason. ksgen's versions end with digests of templates."
+    return ResultTable.of("Contenders and their versions", ("contender", "version", "measured", "why not"), lines, note)
+
+
+def _by_contender(rows: Iterable[ResultRow]) -> dict[str, list[ResultRow]]:
+    found: dict[str, list[ResultRow]] = {}
+    for row in rows:
+        found.setdefault(row.implementation, []).append(row)
+    return found
+
+
+def _reasons(rows: Iterable[ResultRow]) -> str:
+    """Most frequent status and reason of rows without a time."""
+    (most, _), *_ = Counter(f"{row.status}: {row.reason}" for row in rows).most_common(1)
+    return most
 
 
 def table3(results: Results) -> ResultTable:

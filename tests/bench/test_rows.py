@@ -1,5 +1,6 @@
 """Rows: the same from a log, from CSV and from Parquet."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ def test_older_files_lack_conversions(tmp_path: Path) -> None:
     assert "12.5" not in text
     path.write_text(text)
     assert read_rows(path) == [row()]
+
+
+def test_rows_have_the_identity_of_the_log(log_text: str, tmp_path: Path) -> None:
+    (tmp_path / "whole.jsonl").write_text(log_text)
+    assert all(each.identity for each in read_rows(tmp_path / "whole.jsonl"))
+    assert {each.identity for each in read_rows(tmp_path / "whole.jsonl") if each.implementation == "bmm"} == {
+        f"torch {version('torch')}"
+    }
 
 
 def test_parquet_where_pyarrow_is_there(tmp_path: Path) -> None:

@@ -35,6 +35,24 @@ def test_the_papers_tables_with_the_papers_numbers() -> None:
     assert tables.absent(FOUR).rows == (("sparse", "failed", "1", "no luck"),)
 
 
+def test_every_contender_has_its_version_or_its_reason() -> None:
+    found = [
+        row(identity="ksgen 1 aa"),
+        row("2,48,192,1", identity="ksgen 1 bb"),
+        row("2,48,192,1", "onednn", identity="torch 2, oneDNN 3"),
+        row("1,48,48,2", "onednn", identity="torch 2, oneDNN 3", status="unsupported", reason="bsl", median_us=None),
+        row("1,48,48,2", "blr", status="unsupported", reason="processors", median_us=None),
+        row("2,48,192,1", "blr", status="unsupported", reason="not installed", median_us=None),
+        row("1,48,192,1", "blr", status="unsupported", reason="not installed", median_us=None),
+    ]
+    assert lines(tables.versions(found)) == {
+        OURS: ("ksgen 1 aa; ksgen 1 bb", "2 of 2 rows", ""),
+        "onednn": ("torch 2, oneDNN 3", "1 of 2 rows", ""),
+        "blr": ("-", "0 of 3 rows", "unsupported: not installed"),
+    }
+    assert "### Contenders and their versions" in report.markdown(found)
+
+
 def test_markdown_tables(rows: list[ResultRow]) -> None:
     text = report.markdown(rows)
     assert text.startswith("# Kronecker-sparse products: Abacus\n")
