@@ -368,11 +368,11 @@ def by_linear(arrays: LayerArrays, linear: Product) -> LayerProduct:
 def layer(arrays: LayerArrays) -> LayerProduct:
     """Multiply with a frozen `KSLinear`, which chooses its backend as in normal use."""
     product = by_linears(arrays, [each.eval().requires_grad_(False).freeze() for each in arrays.tied_linears()])
-    _warm_up(lambda: product(arrays.sets[0]))
+    warm_up(lambda: product(arrays.sets[0]))
     return product
 
 
-def _warm_up(call: Callable[[], object]) -> None:
+def warm_up(call: Callable[[], object]) -> None:
     """Call a layer until its calls are prepared, and short ones are replayed."""
     replay.load_now()
     build_runs([call])
@@ -590,7 +590,7 @@ def training_step(
         return StepResult(ys, [each.contiguous() for each in found])  # as PyTorch stores gradients
 
     if name == LAYER:
-        _warm_up(lambda: run(0))
+        warm_up(lambda: run(0))
     return run, partial(_gradients, arrays, trained)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.bench import models
+from ksgen.bench.baselines import warm_up
 from ksgen.bench.models import VIT_S16, Vision, VisionTransformer
 from ksgen.bench.roster import DECODE, FORWARD, LAYERS, TRAINING
 from ksgen.bench.tables import published
@@ -24,6 +25,7 @@ from ksgen.measure.trust import Watch, host_clock, keep_freed_memory, rest, why_
 from ksgen.spec import LAYOUTS
 from ksgen.torch.conversion.times import cuda_clock
 from ksgen.torch.layer import KSLinear, freeze, thaw
+from ksgen.torch.operators.meanwhile import building
 
 WARMUP_RUNS = 3  # the first allocates memory; the second may get memory that another call's first run freed
 
@@ -134,7 +136,8 @@ class ModelRow:
 def measure(job: ModelJob) -> Iterator[ModelRow]:
     """Measure a row per precision, step, module and backend. Dense and sparse alternate.
 
-    Forward passes record no gradients, and their sparse layers are frozen: weights are prepared once.
+    Forward passes record no gradients, and their sparse layers are frozen: weights are prepared once. Kernels are
+    compiled beforehand, and calls are prepared.
     """
     watch, on_processors = Watch(), job.device.type == "cpu"
     for precision, step in product(job.precisions, job.steps):
@@ -142,6 +145,10 @@ def measure(job: ModelJob) -> Iterator[ModelRow]:
         for name, module in modules_of(job).items():
             calls = {variant: _call(job, name, model, step) for variant, model in variants.items()}
             with torch.set_grad_enabled(step == TRAINING):  # PyTorch's sparse products fail in inference mode
+                for variant in variants:
+                    if variant != DENSE:
+                        warm_up(calls[variant])
+                watch.look()  # compilers are done
                 seconds = seconds_in_turn(calls, job.repeats, job.device)
             is_papers = (job.model, precision, step, set(job.layers)) == ("vit-s16", "float32", FORWARD, set(LAYERS))
             paper = module.paper_ratio if is_papers else None
@@ -208,7 +215,10 @@ def _call(job: ModelJob, name: str, model: nn.Module, step: str) -> Callable[[],
         optimizer.zero_grad()
         for each in recorded:
             each.grad = None
-        part(*inputs).float().square().mean().backward()
+        loss = part(*inputs).float().square().mean()
+        if building.get() and not loss.requires_grad:
+            return  # kernels are still missing
+        loss.backward()
         optimizer.step()
 
     return train

@@ -28,9 +28,12 @@ from ksgen.bench.model import (  # noqa: E402  (after the skip)
     modules_of,
     seconds_in_turn,
 )
+from ksgen.build.background import finish_jobs  # noqa: E402
 from ksgen.cli import cli  # noqa: E402
 from ksgen.torch.layer.linear import KSLinear  # noqa: E402
+from ksgen.torch.operators import replay  # noqa: E402
 from ksgen.torch.operators.backends import BACKENDS, NAMES  # noqa: E402
+from ksgen.torch.operators.meanwhile import times_unsettled  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +142,32 @@ def test_sparse_layers_are_measured_with_prepared_weights(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("step", ["forward", "training"])
+def test_kernels_are_compiled_and_calls_prepared_before_they_are_timed(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While calls do not wait for kernels, too: none is missing when the first time is taken."""
+    monkeypatch.setenv("KSGEN_COMPILE", "background")
+    missing: list[bool] = []
+    in_python: list[KSLinear] = []
+    multiply = KSLinear._multiply
+
+    def timed(calls: Mapping[str, Callable[[], object]], repeats: int, device: object) -> dict[str, list[float]]:
+        before = times_unsettled()
+        with monkeypatch.context() as patch:
+            patch.setattr(KSLinear, "_multiply", lambda self, *x: (in_python.append(self), multiply(self, *x))[1])
+            for call in calls.values():
+                call()
+        missing.append(times_unsettled() > before or finish_jobs())
+        return {name: [1.0] for name in calls}
+
+    monkeypatch.setattr("ksgen.bench.model.seconds_in_turn", timed)
+    list(measure(ModelJob("vit-s16", ("float32",), ("ksgen",), torch.device("cpu"), 1, 0, 1, steps=(step,))))
+    assert missing == [False] * len(MODULES)
+    assert step == "training" or not replay.load_now() or not in_python
+
+
+@pytest.mark.usefixtures("_small")
 def test_decoding_is_a_token_per_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen layers decode one token per sequence, whatever the token count of a forward pass. It attends to all."""
     batches: list[int] = []
@@ -203,6 +232,7 @@ def test_training_steps_move_every_weight(
     job = ModelJob(
         model, ("float32",), backends, torch.device("cpu"), batch=1, tokens=5, repeats=1, steps=("forward", "training")
     )
+    monkeypatch.setattr("ksgen.bench.model.warm_up", lambda call: None)
     rows = list(measure(job))
     assert [(row.step, row.module) for row in rows] == [
         (step, each) for step in job.steps for each in MODULES for _ in job.backends
@@ -308,6 +338,7 @@ def test_dense_and_sparse_get_the_same_work(monkeypatch: pytest.MonkeyPatch) -> 
         return forward(self, x, *rest)
 
     monkeypatch.setattr(KSLinear, "forward", watched)
+    monkeypatch.setattr("ksgen.bench.model.warm_up", lambda call: None)
     list(measure(ModelJob("vit-s16", ("float32",), ("einsum",), torch.device("cpu"), batch=3, tokens=0, repeats=1)))
     runs = 1 + WARMUP_RUNS
     for in_features, out_features in ((384, 384), (384, 1536), (1536, 384)):
