@@ -16,11 +16,23 @@ import torch
 from torch import Tensor
 
 from ksgen import __version__
+from ksgen.bench import whole_models
 from ksgen.bench.baselines import BASELINES, TRAINED, Baseline, training_step
 from ksgen.bench.libraries import UnsupportedError, library_version
 from ksgen.bench.problem import LayerArrays, LayerJob
-from ksgen.bench.roster import EACH_FACTOR, EACH_LAYER, ONE_LAUNCH, OUR_METHODS, OURS, PARTS, TRAINING
+from ksgen.bench.roster import (
+    EACH_FACTOR,
+    EACH_LAYER,
+    FORWARD,
+    METHODS_OF_MODELS,
+    ONE_LAUNCH,
+    OUR_METHODS,
+    OURS,
+    PARTS,
+    TRAINING,
+)
 from ksgen.bench.timing import BusyCudaClock, ReadyContender
+from ksgen.bench.whole_models import WholeJob
 from ksgen.build.build import build
 from ksgen.devices.base import Buffer, Device, uploaded
 from ksgen.emit.render import Source, render
@@ -81,8 +93,13 @@ class Contender:
 
 def contenders(job: LayerJob, device: Device, names: Sequence[str]) -> list[Contender]:
     """All named contenders that could run the job, ours first."""
-    found = list(_methods(job, device, names) if job.layer.name else ours(job, device) if OURS in names else ())
-    return found + [_baseline(job, BASELINES[name], torch_device(device)) for name in names if name in BASELINES]
+    where = torch_device(device)
+    if isinstance(job, WholeJob):
+        return [_whole(job, name, where) for name in METHODS_OF_MODELS if name in names]
+    found = list(_methods(job, device, names)) if job.layer.name else []
+    if not job.layer.name and job.step == FORWARD and OURS in names:  # launches record no gradients
+        found += ours(job, device)
+    return found + [_baseline(job, BASELINES[name], where) for name in names if name in BASELINES]
 
 
 def ours(job: LayerJob, device: Device) -> Iterator[Contender]:
@@ -409,6 +426,19 @@ def _on_buffers(plan: Plan, arrays: LayerArrays) -> ReadyContender:
 
 def _uploaded(device: Device, tensor: Tensor) -> Buffer:
     return uploaded(device, tensor.contiguous().view(torch.uint8).numpy())
+
+
+def _whole(job: WholeJob, name: str, where: torch.device) -> Contender:
+    def prepare(arrays: Any) -> ReadyContender:
+        return by_calls(arrays.contender(name), where.type == "cuda")
+
+    identity = (
+        library_version("torch") if name == whole_models.DENSE else f"ksgen {__version__}, {library_version('torch')}"
+    )
+    return Contender(
+        job, name, "", job.comparison.baselines, identity, prepare, job.bytes, job.multiplications(name),
+        why=whole_models.DESCRIPTIONS[name],
+    )  # fmt: skip
 
 
 def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contender:

@@ -77,6 +77,11 @@ class LayerJob:
         return named | kind
 
     @property
+    def has_floor(self) -> bool:
+        """Whether memory traffic and arithmetic bound its time from below. Chains of a sum share y."""
+        return self.step == FORWARD and not self.layer.is_sum
+
+    @property
     def bytes(self) -> int:
         """Bytes of the arrays, including intermediates of separate launches. In training each has a gradient."""
         kernel = self.kernel(self.comparison.baselines)
@@ -113,9 +118,9 @@ class LayerJob:
         return LayerArrays(self, where, seed)
 
 
-def product_job(pattern: Pattern, precision: str, layout: str, batch: int) -> LayerJob:
+def product_job(pattern: Pattern, precision: str, layout: str, batch: int, step: str = FORWARD) -> LayerJob:
     """Job of one product."""
-    return LayerJob(MeasuredLayer("", (Chain((pattern,)),)), precision, layout, batch)
+    return LayerJob(MeasuredLayer("", (Chain((pattern,)),)), precision, layout, batch, step)
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,7 @@ class LayerArrays:
             return nan
         pairs = [(self._sample(y, self.y_layout), truth) for y, truth in zip(ys, self._truths, strict=True)]
         pairs += self._pairs(gradients) if gradients else ()
-        return float(np.max([_relative(*pair) for pair in pairs]))
+        return float(np.max([relative(*pair) for pair in pairs]))
 
     def _pairs(self, found: Gradients) -> Iterator[tuple[Any, Any]]:
         """Gradients that are compared, in float64, each with its true value. Ties sum the gradients of weights."""
@@ -320,6 +325,6 @@ def _wide(tensor: Tensor) -> Any:
     return tensor.detach().double().cpu().numpy()
 
 
-def _relative(found: Any, truth: Any) -> float:
+def relative(found: Any, truth: Any) -> float:
     """Relative error (Frobenius); NaN for another shape."""
     return float(np.linalg.norm(found - truth) / (np.linalg.norm(truth) or 1.0)) if found.shape == truth.shape else nan

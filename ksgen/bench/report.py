@@ -30,8 +30,9 @@ from ksgen.bench.roster import (
     PYTORCH,
     STEP_TITLES,
     STEPS_OF_LAYERS,
+    TRAINING,
 )
-from ksgen.bench.rows import ResultRow
+from ksgen.bench.rows import ResultRow, kinds_of
 from ksgen.bench.tables import LAYOUT_WORDS, ResultTable, layers_by_kind, published
 from ksgen.errors import KsgenError
 from ksgen.figures import svg
@@ -97,7 +98,7 @@ class _Compared:
 
 def charts(rows: Sequence[ResultRow]) -> list[Charts]:
     """All charts of a file: bars by precision and batch, products before layers; then curves of all sorted values."""
-    products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
+    products, _, layers, _ = kinds_of(rows)
     bars: list[Charts] = []
     panels: list[Sorted] = []
     compared = [
@@ -305,14 +306,15 @@ def _devices(rows: Sequence[ResultRow]) -> str:
 
 def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_figures: bool) -> list[PageSection]:
     """Sections of the page: charts, overview, products, layers, energy, models, the authors' times, and errors."""
-    products, layers = [row for row in rows if not row.layer], [row for row in rows if row.layer]
+    products, trained, layers, models = kinds_of(rows)
     drawn = charts(rows) if with_figures else []
     shown = (
         tables.overview(products),
         tables.processors(products),
         by_density(products),
-        tables.headlines(layers),
+        tables.headlines([*layers, *trained]),
         tables.layers_summary(layers),
+        tables.wholes(models),
         tables.versions(rows),
         tables.setting(rows),
     )
@@ -337,6 +339,7 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
             title = "Layers" if step == FORWARD else f"Layers, {STEP_TITLES[step]}"
             found.append(PageSection(title, "Every factor of a layer, and several layers on one x.", of_layers))
     last = [
+        PageSection(f"Patterns, {STEP_TITLES[TRAINING]}", tables=list(tables.each_layer(trained))),
         energy,
         PageSection("Whole models", tables=list(wholes)),
         PageSection("Compared with the authors", tables=[tables.authors(products)]),

@@ -26,6 +26,8 @@ OTHER_METHODS = ("bmm", "views", "einsum", "pieces", "grouped", "onednn", "compi
 LIBRARY_METHODS = ("torch_structured", "blr")  # for layers, where they are installed
 OTHERS_OF_LAYERS = OTHER_METHODS + LIBRARY_METHODS  # the best of them is what our layers are compared with
 METHODS = (*OUR_METHODS, LAYER, *OTHERS_OF_LAYERS)  # contenders for layers
+METHODS_OF_MODELS = (LAYER, "bmm", "einsum", "dense")  # contenders for whole models
+WHOLE = "whole model"  # in the place of a row's pattern
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median, quantiles
 from types import TracebackType
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
-from ksgen.bench.roster import AND, FORWARD
+from ksgen.bench.roster import AND, FORWARD, WHOLE
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.families import present_names
@@ -220,6 +220,27 @@ class ResultRow:
     def counts(self) -> bool:
         """Whether comparisons use the row: its result is accurate, and its time reliable."""
         return self.status == OK and self.median_us is not None and self.is_accurate and not self.doubt
+
+
+class RowKinds(NamedTuple):
+    """Rows of a file by what they time: products, training steps of products, layers, and whole models."""
+
+    products: list[ResultRow]
+    trained: list[ResultRow]
+    layers: list[ResultRow]
+    models: list[ResultRow]
+
+
+def kinds_of(rows: Iterable[ResultRow]) -> RowKinds:
+    """Split rows by what they time."""
+    found = RowKinds([], [], [], [])
+    for row in rows:
+        if row.layer:
+            kind = found.models if row.pattern == WHOLE else found.layers
+        else:
+            kind = found.products if row.step == FORWARD else found.trained
+        kind.append(row)
+    return found
 
 
 COLUMNS = tuple(field.name for field in fields(ResultRow))

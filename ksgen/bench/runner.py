@@ -89,9 +89,13 @@ class Runner:
                 raise KsgenError(f"{log.path} holds measurements {differs}; name another file with -o")
         log.append("run", {**facts, "seed": protocol.seed})
 
-    def run(self, jobs: Sequence[LayerJob]) -> int:
-        """Measure jobs; returns the number of complete ones: all, or those that fit the time limit."""
-        self._check_kind(jobs)
+    def run(self, jobs: Sequence[LayerJob], takes_all: bool = False) -> int:
+        """Measure jobs; returns the number of complete ones: all, or those that fit the time limit.
+
+        A log holds either products or layers, unless it `takes_all`.
+        """
+        if not takes_all:
+            self._check_kind(jobs)
         waiting = iter(jobs)
         ahead = _FEW_AHEAD if self.device.limits.is_cpu else _BUILT_AHEAD
         done = 0
@@ -300,7 +304,7 @@ class Runner:
 
     def _floor(self, contender: Contender, ceilings: Ceilings) -> Facts:
         job = contender.job
-        if contender.is_part or job.step == TRAINING or job.layer.is_sum:  # whose chains share y
+        if contender.is_part or not job.has_floor:
             return {}
         return {"floor_us": ceilings.floor_us(job.kernel(contender.arithmetic), job.batch, MOST_SETS)}
 

@@ -24,6 +24,7 @@ from ksgen.bench.roster import (
     LAYER,
     LAYERS,
     METHODS,
+    METHODS_OF_MODELS,
     ONE_LAUNCH,
     OTHER_METHODS,
     OTHERS,
@@ -32,6 +33,7 @@ from ksgen.bench.roster import (
     PAPERS,
     PYTORCH,
     STEP_TITLES,
+    WHOLE,
 )
 from ksgen.bench.rows import MOST_BYTES_OF_FILE, OK, ResultRow
 from ksgen.devices.base import PROCESSOR_RUNTIMES
@@ -425,7 +427,8 @@ def unreliable(rows: Sequence[ResultRow]) -> ResultTable:
     lines = []
     for row in (row for row in rows if row.doubt):
         figures = (marked(number(row.median_us), row.doubt), number(row.fastest_us), row.doubt)
-        lines.append((row.pattern, row.batch, row.precision, row.layout, row.contender, *figures))
+        job = row.layer if row.pattern == WHOLE else row.pattern
+        lines.append((job, row.batch, row.precision, row.layout, row.contender, *figures))
     columns = ("pattern", "batch", "precision", "layout", "contender", "median, us", "fastest, us", "why")
     note = "They count in no other table. On a quiet machine, measure them again."
     return ResultTable.of("Unreliable times", columns, lines, note)
@@ -455,15 +458,19 @@ def compared_with(reference: str) -> tuple[str, ...]:
 
 
 def layers_by_kind(rows: Sequence[ResultRow]) -> Iterator[tuple[Results, str, bool]]:
-    """Results of comparable layers, with their layout and whether they are groups. Forward is first."""
-    kinds = dict.fromkeys((row.precision, row.layout, row.batch, AND in row.pattern, row.step) for row in rows)
-    for precision, layout, batch, is_group, step in sorted(kinds, key=lambda kind: kind[-1] != FORWARD):
-        some = [row for row in rows if is_group == (AND in row.pattern)]
+    """Results of comparable layers or products, with their layout and whether they are groups. Forward is first."""
+    kinds = dict.fromkeys(
+        (row.precision, row.layout, row.batch, AND in row.pattern, bool(row.layer), row.step) for row in rows
+    )
+    for precision, layout, batch, is_group, is_layer, step in sorted(kinds, key=lambda kind: kind[-1] != FORWARD):
+        some = [row for row in rows if (is_group, is_layer) == (AND in row.pattern, bool(row.layer))]
         yield Results(some, precision, batch, step), layout, is_group
 
 
 def headlines(rows: Sequence[ResultRow]) -> ResultTable:
     """Summary of a `KSLinear` compared with the best of all others, per step, precision, layout and batch.
+
+    Rows are of layers, or of products, which are layers of one factor.
 
     Layers where an unreliable time may be the best are left out.
     """
@@ -472,7 +479,9 @@ def headlines(rows: Sequence[ResultRow]) -> ResultTable:
         if ratios := results.over(LAYER, OTHERS_OF_LAYERS, layout):
             least, values = min(ratios, key=ratios.__getitem__), ratios.values()
             spread = map(times, (geometric_mean(values), min(values), max(values)))
-            kind = (f"{STEP_TITLES[results.step]}{', groups' * is_group}", results.precision, layout, results.batch)
+            is_product = not results.rows[0].layer
+            words = f"{STEP_TITLES[results.step]}{', groups' * is_group}{', patterns' * is_product}"
+            kind = (words, results.precision, layout, results.batch)
             wins = percent(Duel(tuple(values)).share)
             lines.append(
                 (*kind, f"{len(ratios)} of {len(results.best[layout])}", *spread, wins, least.partition(": ")[0])
@@ -508,7 +517,7 @@ def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
 
 
 def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
-    """Tables with one line per layer. In training, those that have no time there have no column."""
+    """Tables with one line per layer or product. In training, contenders that have no time there have no column."""
     for results, layout, is_group in layers_by_kind(rows):
         reference = reference_of(results.step)
         found = {name: results.over(reference, [name], layout) for name in compared_with(reference)}
@@ -526,12 +535,32 @@ def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
             lines.append((layer, *cells, *(times(each.get(layer)) for each in ratios)))
         for title, statistic in (("geometric mean", geometric_mean), ("median", median), ("least", min), ("most", max)):
             lines.append((title, "", "", "", *(times(statistic(each.values())) if each else NONE for each in ratios)))
-        title = f"Layers, {results.precision}, {LAYOUT_WORDS[layout]}, batch {results.batch}{', groups' * is_group}"
+        subject = "layer" if results.rows[0].layer else "pattern"
+        title = f"{subject.title()}s, {results.precision}, {LAYOUT_WORDS[layout]}, batch {results.batch}"
+        title += ", groups" * is_group
         title += "" if results.step == FORWARD else f", {STEP_TITLES[results.step]}"
-        columns = ("layer", f"{words}, us", "of the floor", "by", *names)
+        columns = (subject, f"{words}, us", "of the floor", "by", *names)
         note = f"{', '.join(names)}: times as long as {words} takes; above 1, {words} is faster." if names else ""
         if any(figure not in ("", NONE) for _, *figures in lines for figure in figures):
             yield ResultTable.of(title, columns, lines, note, "Only reliable times of right results.")
+
+
+def wholes(rows: Sequence[ResultRow]) -> ResultTable:
+    """Table of whole models: milliseconds with `KSLinear` layers, and every contender's time over that."""
+    names = [name for name in METHODS_OF_MODELS if name != LAYER]
+    lines = []
+    for results, layout, _ in layers_by_kind(rows):
+        ratios = {name: results.over(LAYER, [name], layout) for name in names}
+        for job, best in results.best[layout].items():
+            if one := best.get(LAYER):
+                kind = (job.partition(": ")[0], STEP_TITLES[results.step], results.precision, results.batch)
+                lines.append((*kind, number(one.us / 1e3), *(times(ratios[name].get(job)) for name in names)))
+    columns = ("model", "step", "precision", "sequences", f"{LAYER}, ms", *names)
+    note = (
+        f"{', '.join(names)}: times as long as the model with `KSLinear` layers takes. Forward, these are frozen; a "
+        "training step includes the gradients of all parameters."
+    )
+    return ResultTable.of("Whole models", columns, lines, note)
 
 
 # ---- full models: results of `ksgen bench model` and `ksgen bench share`

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ksgen.bench.roster import OTHERS, OURS
-from ksgen.commands import bench_layers, bench_models
+from ksgen.commands import bench_layers, bench_models, bench_table
 from ksgen.commands.bench_common import (
     LOG,
     Selection,
@@ -132,6 +132,7 @@ def command() -> None:
       ksgen bench report paper.jsonl
       ksgen bench layers
       ksgen bench model vit-s16
+      ksgen bench table
     """
 
 
@@ -154,7 +155,7 @@ def command() -> None:
 def report(
     file: Path, output: Path | None, markdown: Path | None, svg: Path | None, model_files: tuple[Path, ...]
 ) -> None:  # fmt: skip
-    """Make one self-contained page from the results of `ksgen bench paper`, `layers` and `energy`.
+    """Make one self-contained page from the results of `ksgen bench paper`, `layers`, `energy` and `table`.
 
     FILE is a .jsonl, .csv or .parquet file. The default is paper.jsonl. With --markdown or --svg, a page is written
     only if -o names one.
@@ -196,5 +197,6 @@ for subcommand in (
     report,
     bench_models.share_command,
     bench_models.model_command,
+    bench_table.command,
 ):
     command.add_command(subcommand)

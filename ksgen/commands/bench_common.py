@@ -183,6 +183,14 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Jobs that are measured by the same protocol."""
+
+    protocol: "Protocol"
+    jobs: Sequence["LayerJob"]
+
+
+@dataclass(frozen=True)
 class Done:
     """Device and job counts of a finished command, and the files that hold its results."""
 
@@ -216,7 +224,7 @@ def measure(
 
     device = find_device(selection.device)
     jobs, measured = selection.jobs(device, most_d), quantity(device)
-    return measure_by(selection.output, device, protocol, measured, jobs, deadline, LATE)
+    return measure_by(selection.output, device, measured, [Part(protocol, jobs)], deadline, LATE)
 
 
 def ends_at(begun: float, seconds: float | None) -> float:
@@ -225,24 +233,44 @@ def ends_at(begun: float, seconds: float | None) -> float:
 
 
 def measure_by(
-    output: Path, device: "Device", protocol: "Protocol", quantity: "Quantity", jobs: Sequence["LayerJob"],
-    deadline: float, unfit: str,
+    output: Path, device: "Device", quantity: "Quantity", parts: Sequence["Part"], deadline: float, unfit: str,
+    takes_all: bool = False,
 ) -> Done:  # fmt: skip
-    """Measure jobs into a log, and write its rows next to it.
+    """Measure the jobs of all parts into a log, and write its rows next to it.
 
-    `unfit` is the message of the error if all jobs are done and no contender could be measured.
+    First, each part gets an equal share of the time that is left when it begins. Then incomplete parts get the rest,
+    in the same order.
+
+    Args:
+        output: The log; an existing one is continued.
+        device: Device that measures.
+        quantity: Measured quantity.
+        parts: Jobs and their protocols.
+        deadline: Time of `monotonic` at which measuring ends.
+        unfit: Message of the error if all jobs are done and no contender could be measured.
+        takes_all: Whether the log may hold products and layers, whatever the jobs are.
+
+    Returns:
+        The numbers of jobs, and the files.
     """
     from ksgen.bench.rows import Log
     from ksgen.bench.runner import Runner, run_facts
 
+    total, complete = sum(len(part.jobs) for part in parts), [0] * len(parts)
     with Log(output) as log, bar() as report:
-        runner = Runner(log, device, protocol, quantity, run_facts(device), deadline, report)
+        facts = run_facts(device)
         if monotonic() < deadline:
             warn_if_busy()
-        complete = runner.run(jobs)
+        for shares in (True, False) if len(parts) > 1 else (False,):
+            for number, part in enumerate(parts):
+                left = deadline - monotonic()
+                if complete[number] < len(part.jobs):
+                    ends = monotonic() + left / (len(parts) - number) if shares else deadline
+                    runner = Runner(log, device, part.protocol, quantity, facts, ends, report)
+                    complete[number] = runner.run(part.jobs, takes_all)
         if not log.content.contenders:
-            raise KsgenError(LATE if complete < len(jobs) else unfit)
-    return Done(device.name, len(jobs), complete, (output, *write_rows(output)))
+            raise KsgenError(LATE if sum(complete) < total else unfit)
+    return Done(device.name, total, sum(complete), (output, *write_rows(output)))
 
 
 def check_log_name(output: Path) -> None:

@@ -12,6 +12,7 @@ import click
 from ksgen.bench.roster import COMPARISONS, FORWARD, METHODS, STEPS_OF_LAYERS
 from ksgen.commands.bench_common import (
     Done,
+    Part,
     check_library,
     check_log_name,
     contenders_left,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from ksgen.bench.chains import MeasuredLayer
     from ksgen.bench.problem import LayerJob
     from ksgen.bench.timing import Protocol
+    from ksgen.devices.base import Device
 
 LOG = Path("layers.jsonl")
 SETS = ("transformers", "structures", "random", "named")
@@ -197,11 +199,18 @@ def _measure(
     jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, named: str | None, deadline: float
 ) -> Done:
     from ksgen.bench.timing import Times
+
+    device = find_sharing(named)
+    unfit = "none of these contenders supports these layers; name other contenders"
+    return measure_by(output, device, Times(), [Part(protocol, jobs)], deadline, unfit)
+
+
+def find_sharing(named: str | None) -> "Device":
+    """Find a device that works on PyTorch's own arrays. `DeviceError` if the named one does not."""
     from ksgen.devices import find_device
 
     device = find_device(named)
     if device.kind != "cuda" and not device.shares_host:
         copies = f"{device.name} ({device.runtime}) works on copies"
         raise DeviceError(f"layers are measured on PyTorch's own arrays, and {copies}; accepted: --device native, cuda")
-    unfit = "none of these contenders supports these layers; name other contenders"
-    return measure_by(output, device, protocol, Times(), jobs, deadline, unfit)
+    return device

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ksgen.bench.roster import LIBRARY_METHODS, OTHER_METHODS
-from ksgen.bench.rows import ResultRow
-from ksgen.bench.tables import each_layer, headlines, layers_summary
+from ksgen.bench.roster import LIBRARY_METHODS, OTHER_METHODS, WHOLE
+from ksgen.bench.rows import ResultRow, kinds_of
+from ksgen.bench.tables import each_layer, headlines, layers_summary, unreliable, wholes
 from tests.support.bench_rows import row
 
 
@@ -138,3 +138,40 @@ def test_a_report_has_products_and_layers_apart() -> None:
     assert "Table 8" not in page
     assert "| float32 | layer, training | float32 | 3 |" in report.markdown(TRAINING)  # of errors
     assert "| one_launch, training | unsupported | 1 | such as no gradients |" in report.markdown(TRAINING)
+
+
+def test_whole_models_are_compared_with_their_layers() -> None:
+    def whole(name: str, us: float, **changes: object) -> ResultRow:
+        return row(WHOLE, name, layer="vit-s16", layout="bsf", batch=8, median_us=us, **changes)
+
+    rows = [
+        whole("layer", 2000.0),
+        whole("bmm", 3000.0),
+        whole("dense", 1000.0, doubt="noise", quartile1_us=900.0),
+        whole("dense", 5000.0, step="training"),  # no time of ours
+        whole("layer", 4000.0, precision="bfloat16", step="training"),
+        whole("dense", 2000.0, precision="bfloat16", step="training"),
+    ]
+    table = wholes(rows)
+    assert table.columns == ("model", "step", "precision", "sequences", "layer, ms", "bmm", "einsum", "dense")
+    assert table.rows == (
+        ("vit-s16", "forward", "float32", "8", "2", "x1.50", "-", "-"),
+        ("vit-s16", "training steps", "bfloat16", "8", "4", "-", "-", "x0.50"),
+    )
+    (line,) = unreliable(rows).rows
+    assert line[0] == "vit-s16"
+
+
+def test_training_steps_of_patterns_have_lines_of_their_own() -> None:
+    patterns = [
+        row("1,8,8,2", name, layout="bsl", batch=16, step="training", median_us=us)
+        for name, us in (("layer", 10.0), ("bmm", 30.0))
+    ]
+    kinds = kinds_of([*patterns, *TRAINING, *ROWS, row(), row(WHOLE, layer="vit-s16")])
+    assert [len(each) for each in kinds] == [1, 2, len(TRAINING) + len(ROWS), 1]
+    lines = headlines([*kinds.layers, *kinds.trained]).rows
+    assert lines[:-1] == headlines([*TRAINING, *ROWS]).rows
+    assert lines[-1][:8] == ("training steps, patterns", "float32", "bsl", "16", "1 of 1", "x3.00", "x3.00", "x3.00")
+    (table,) = each_layer(kinds.trained)
+    assert table.title == "Patterns, float32, batch-size-last, batch 16, training steps"
+    assert table.columns == ("pattern", "layer, us", "of the floor", "by", "bmm")

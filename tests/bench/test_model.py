@@ -34,6 +34,7 @@ from ksgen.torch.layer.linear import KSLinear  # noqa: E402
 from ksgen.torch.operators import replay  # noqa: E402
 from ksgen.torch.operators.backends import BACKENDS, NAMES  # noqa: E402
 from ksgen.torch.operators.meanwhile import times_unsettled  # noqa: E402
+from tests.support.small_models import use_small_models  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -48,16 +49,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of one block, of the same layers."""
-    vit, gpt2 = replace(models.VIT_S16, depth=1), replace(models.GPT2_MEDIUM, depth=1)
-    llama = replace(models.LLAMA_1B, depth=1)
-    small = {
-        "vit-s16": lambda: models.VisionTransformer(vit, models.Vision(pixels=32, classes=10)),
-        "gpt2-medium": lambda: models.LanguageModel(gpt2, models.Language(vocabulary=50, positions=64)),
-        "llama-1b": lambda: models.LanguageModel(llama, models.Language(vocabulary=50, positions=64)),
-        "llama-1b-blast": lambda: models.LanguageModel(llama, models.Language(vocabulary=50, positions=64)),
-    }
-    for name, build in small.items():
-        monkeypatch.setitem(models.MODELS, name, {"torch": replace(models.MODELS[name]["torch"], build=build)})
+    use_small_models(monkeypatch)
 
 
 def bench(*arguments: str) -> Result:

@@ -10,7 +10,7 @@ from ksgen.install import install_line
 
 
 def test_every_benchmark_is_listed_with_what_it_measures() -> None:
-    assert sorted(bench.command.commands) == ["energy", "layers", "model", "paper", "report", "share"]
+    assert sorted(bench.command.commands) == ["energy", "layers", "model", "paper", "report", "share", "table"]
     assert all(each.get_short_help_str() for each in bench.command.commands.values())
     assert CliRunner().invoke(bench.command, ["nothing"]).exit_code == 2
 

@@ -1,0 +1,153 @@
+"""`ksgen bench table`: all contenders on products, layers and whole models, in one log."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import click
+
+from ksgen.bench.roster import (
+    COMPARISONS,
+    METHODS,
+    METHODS_OF_MODELS,
+    NAMES,
+    STEPS_OF_LAYERS,
+    TRAINING,
+)
+from ksgen.commands.bench_common import (
+    Part,
+    check_library,
+    check_log_name,
+    contenders_left,
+    duration,
+    ends_at,
+    log_option,
+    measure_by,
+    print_results,
+    seed_option,
+    words_option,
+)
+from ksgen.commands.bench_layers import find_sharing
+from ksgen.commands.bench_models import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS
+from ksgen.commands.common import batches_in, device_option, json_option, number_option
+from ksgen.spec import LAYOUTS, stratified
+
+if TYPE_CHECKING:
+    from ksgen.bench.problem import LayerJob
+    from ksgen.bench.rows import ResultRow
+    from ksgen.bench.tables import ResultTable
+    from ksgen.devices.base import Device
+
+LOG = Path("table.jsonl")
+KINDS = {"patterns": NAMES, "layers": METHODS, "models": METHODS_OF_MODELS}  # parts, and their contenders
+MODELS = ("vit-s16", "gpt2-medium")
+PATTERNS = 60
+PRECISIONS = ("float32", "bfloat16")
+BATCHES = "1568,16,1,25088"  # in this order, so that a short run has rows of one batch size
+TOKENS = GPU_TOKENS  # rows of a batch per sequence of a model
+LIMITS = {"patterns": 1.0, "layers": 1.0, "models": 20.0}  # seconds per contender and forward job
+TRAINING_LIMIT = 3  # multiple of that in training, whose steps multiply three times as often
+
+
+@dataclass(frozen=True)
+class TableWork:
+    """What all parts measure."""
+
+    batches: Sequence[int]
+    precisions: Sequence[str]
+    subset: int | None
+
+    def jobs(self, kind: str, step: str, device: "Device") -> "list[LayerJob]":
+        """Jobs of a part, batch by batch, so that a time limit leaves complete patterns, layers or models."""
+        from ksgen.bench.chains import named_layers
+        from ksgen.bench.problem import LayerJob, product_job
+        from ksgen.bench.whole_models import whole_job
+
+        if kind == "patterns":
+            each = product(self.batches, stratified(self.subset or PATTERNS), self.precisions, LAYOUTS)
+            return [product_job(pattern, precision, layout, batch, step) for batch, pattern, precision, layout in each]
+        if kind == "layers":
+            layers = product(self.batches, named_layers()[: self.subset], self.precisions)
+            return [LayerJob(layer, precision, "bsf", batch, step) for batch, layer, precision in layers]
+        tokens, most = (CPU_TOKENS, CPU_SEQUENCES) if device.limits.is_cpu else (GPU_TOKENS, GPU_SEQUENCES)
+        sequences = dict.fromkeys(min(max(1, batch // TOKENS), most) for batch in self.batches)
+        wholes = product(sequences, MODELS[: self.subset], self.precisions)
+        return [whole_job(model, precision, batch, tokens, step) for batch, model, precision in wholes]
+
+
+@click.command("table", short_help="Measure every contender on patterns, layers and whole models, in one file.")
+@words_option("--parts", "kinds", KINDS, "One or more of patterns, layers and models.", ",".join(KINDS))
+@words_option("--steps", "steps", STEPS_OF_LAYERS, "One or both steps.", ",".join(STEPS_OF_LAYERS))
+@words_option("--precision", "precisions", COMPARISONS, "Precisions.", ",".join(PRECISIONS), "precision")
+@click.option(
+    "--batch", "batches", type=batches_in, metavar="NUMBERS", default=BATCHES, show_default=True,
+    help=f"Rows of the batch, in the order in which they are measured. Models take a sequence per {TOKENS} rows, at "
+         f"most {CPU_SEQUENCES} on processors and {GPU_SEQUENCES} on GPUs.",
+)  # fmt: skip
+@number_option("--subset", help_text="Measure only this many patterns, layers and models, the first ones.")
+@words_option(
+    "--contenders", "names", dict.fromkeys((*NAMES, *METHODS)), "Contenders, such as layer,bmm.  [default: all]",
+    what="contender",
+)  # fmt: skip
+@words_option(
+    "--without", "without", dict.fromkeys((*NAMES, *METHODS)), "Contenders to leave out, such as compiled.",
+    what="contender",
+)  # fmt: skip
+@number_option("--measurements", help_text="Measurements per contender and job; the result is their median.", usual=7)
+@number_option("--runs", help_text="Runs per measurement.", usual=3)
+@click.option(
+    "--time-limit", "seconds", type=duration, metavar="TIME", default="90m", show_default=True,
+    help="Stop after this time, such as 90s, 8m or 1h. The current measurement is finished first.",
+)  # fmt: skip
+@log_option(LOG)
+@device_option
+@seed_option
+@json_option
+def command(
+    kinds: tuple[str, ...], steps: tuple[str, ...], precisions: tuple[str, ...], batches: tuple[int, ...],
+    subset: int | None, names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int,
+    seconds: float, output: Path, device: str | None, seed: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Time all contenders on the same work, in one log. The work are 60 patterns of the paper, the layers of
+    `ksgen bench layers named`, and ViT-S and GPT-2 medium as whole models.
+
+    The parts are forward passes, then training steps, of patterns, layers and models. They share the time. Time that
+    a part leaves goes to the others. When the time is up, or after a kill, the same command continues, and passes over
+    all that is measured. `ksgen bench report` shows the results.
+
+    \b
+    Examples:
+      ksgen bench table
+      ksgen bench table --time-limit 20m --steps forward --batch 1568
+      ksgen bench table --parts models --without bmm
+      ksgen bench report table.jsonl
+    """
+    begun = monotonic()
+    check_library("torch", "`ksgen bench table`", "bench")
+    check_log_name(output)
+    from ksgen.bench.timing import Protocol, Times
+
+    work, parts, found = TableWork(batches, precisions, subset), list[Part](), find_sharing(device)
+    left = {kind: [each for each in KINDS[kind] if each in (names or KINDS[kind])] for kind in kinds}
+    contenders_left([each for some in left.values() for each in some], without)
+    for step, kind in product(steps, kinds):
+        some = tuple(each for each in left[kind] if each not in (without or ()))
+        limit = LIMITS[kind] * (TRAINING_LIMIT if step == TRAINING else 1)
+        protocol = Protocol(some, measurements, runs, limit, seed)
+        if some:
+            parts.append(Part(protocol, work.jobs(kind, step, found)))
+    unfit = "none of these contenders supports this work; name other contenders"
+    done = measure_by(output, found, Times(), parts, ends_at(begun, seconds), unfit, takes_all=True)
+    print_results(done, as_json, _summaries)
+
+
+def _summaries(rows: "Sequence[ResultRow]") -> "list[ResultTable]":
+    from ksgen.bench import tables
+    from ksgen.bench.rows import kinds_of
+
+    found = kinds_of(rows)
+    layers = [*found.layers, *found.trained]
+    return [tables.overview(found.products), tables.headlines(layers), tables.wholes(found.models)]
