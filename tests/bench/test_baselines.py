@@ -143,7 +143,7 @@ def test_pieces_say_what_they_do_not_serve() -> None:
 
 
 def test_onednn_multiplies_by_a_matrix_that_it_has_reordered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each of its types; the identity of its rows has its version, and its refusals have their reasons."""
+    """It multiplies in each of its types. Its rows name its version, and its refusals have their reasons."""
     job = LayerJob(LAYERS["group"], "float32", "bsf", 40)
     reorder = torch.ops.mkldnn._reorder_linear_weight
     made: list[tuple[Any, int]] = []

@@ -133,6 +133,8 @@ def test_a_run_is_reported_and_continued(tmp_path: Path, monkeypatch: pytest.Mon
     """One file holds products, layers and models, in both steps. A second run repeats nothing."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ksgen.bench.rows.why_unreliable", lambda *_: "")
+    monkeypatch.setattr("ksgen.bench.baselines.warm_up", lambda call: call())
+    monkeypatch.setattr("ksgen.bench.whole_models.warm_up", lambda call: call())
     use_small_models(monkeypatch)
     command = ("table", *TINY, "--contenders", "layer,bmm,dense", "--device", "native")
     ksgen(*command, "--parts", "layers", "--steps", "forward")
