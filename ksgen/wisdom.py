@@ -178,11 +178,12 @@ class Wisdom:
 
         A kernel specialised for one batch, without entries of its own, uses those of the kernel that takes every batch.
         A kernel for strided arrays uses the entry of the kernel for contiguous arrays. A chain with an epilogue or an
-        activation in between uses that of the plain chain, if it has none of its own.
+        activation in between uses that of the plain chain, if it has none of its own. A gradient with a bias uses that
+        of the gradient without one.
         """
         dense = replace(kernel, stride="dense")
         found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))
-        if not found and kernel.is_chain:
+        if not found and (kernel.is_chain or kernel.job == "gradient"):
             found = self._by_kernel.get(replace(dense, batch=None, epilogue=Epilogue(), between="none"))
         known = [
             have

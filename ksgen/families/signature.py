@@ -9,6 +9,7 @@ from ksgen.spec import KernelSpec
 PRODUCT: tuple[str, ...] = ("x", "weights", "y", "bias", "residual")
 PRODUCT_WITH_WORKSPACE: tuple[str, ...] = ("x", "weights", "y", "workspace", "bias", "residual")
 GRADIENT: tuple[str, ...] = ("x", "grad_y", "grad", "workspace")
+GRADIENT_WITH_BIAS: tuple[str, ...] = (*GRADIENT, "bias")  # the bias's gradient, if the kernel computes it
 
 
 def operands_of(signature: tuple[str, ...], kernel: KernelSpec) -> tuple[str, ...]:

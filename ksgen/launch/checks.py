@@ -215,6 +215,8 @@ def check_memory(caller: object, views: Views, names: ArrayNames = ONE, unread: 
     for out in names.out:
         if out in views:
             _check_out(caller, out, names.residual[names.out.index(out)], {**views, **unread} if unread else views)
+    if "grad_y" in views and "bias" in views:
+        _check_out(caller, "bias", "", views)
     return bits % MAP_ALIGNMENT == 0
 
 

@@ -172,10 +172,17 @@ class Launcher(BaseLauncher):
         """
         return self._gradient_call(x, grad_y, layout, out, stream, precision)()
 
-    def _gradient_call(self, x: Any, grad_y: Any, layout: Any, out: Any, stream: Any, precision: Any) -> Call:
-        """Do everything for a gradient but the launch."""
+    def _gradient_call(
+        self, x: Any, grad_y: Any, layout: Any, out: Any, stream: Any, precision: Any, bias: Any = None
+    ) -> Call:
+        """Do everything for a gradient but the launch.
+
+        On processors, `bias` may be an array for the gradient of a bias: the sum of `grad_y` over the batch, whose
+        features stay in the order of y.
+        """
         self._check_is_factor("gradients of weights")
-        arrays = {"x": x, "grad_y": grad_y} | ({} if out is None else {"out": out})
+        outputs = {"out": out, "bias": bias}
+        arrays = {"x": x, "grad_y": grad_y} | {name: each for name, each in outputs.items() if each is not None}
         layout = self.stated.layout if layout is None else layout
         options = CallOptions(
             layout, precision=self.stated.precision if precision is None else precision, stream=stream

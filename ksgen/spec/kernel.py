@@ -227,9 +227,10 @@ class KernelSpec:
             raise SpecError(
                 f"chains {', '.join(map(str, self.chains))} of a group; accepted: equal numbers of input features"
             )
-        if self.job == "gradient" and self.epilogue.words:
+        if self.job == "gradient" and self.epilogue not in (Epilogue(), Epilogue(bias=True)):
             raise SpecError(
-                f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, which gradients lack"
+                f"job=gradient with {', '.join(self.epilogue.words)}; accepted: no epilogue, or a bias, whose gradient "
+                "is summed too"
             )
         self._check_ties()
         for name, word in (("activation", self.epilogue.activation), ("between", self.between)):
@@ -388,7 +389,7 @@ class KernelSpec:
     @property
     def words(self) -> tuple[str, ...]:
         """Parts of the kernel's name that a plain product lacks: activation in between, epilogue, slices, ties, job."""
-        return (self.job,) if self.job == "gradient" else self._steps
+        return (*self._steps, self.job) if self.job == "gradient" else self._steps
 
     @property
     def _steps(self) -> tuple[str, ...]:

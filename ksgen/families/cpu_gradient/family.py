@@ -22,7 +22,7 @@ from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientT
 from ksgen.families.cpu_gradient.vectors import CpuGradientVariables, VectorGradientConstants, VectorGradientTiling
 from ksgen.families.kinds import OfKinds
 from ksgen.families.rules import Rule, at_most, no_more, positive
-from ksgen.families.signature import GRADIENT
+from ksgen.families.signature import GRADIENT_WITH_BIAS
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16, on_tiles
@@ -87,7 +87,7 @@ class CpuGradient(OfKinds):
     """
 
     name = "cpu_gradient"
-    signature = GRADIENT
+    signature = GRADIENT_WITH_BIAS
     tilings: ClassVar[dict[Any, Any]] = {
         AmxGradientConstants: AmxGradientTiling,
         VectorGradientConstants: VectorGradientTiling,
@@ -165,7 +165,12 @@ class CpuGradient(OfKinds):
 
     def variables(self, kernel: KernelSpec, constants: AnyGradientConstants) -> CpuGradientVariables:
         found: CpuGradientVariables = self.shape(kernel, constants).variables
-        return found | {"by_tiles": isinstance(constants, AmxGradientConstants)}
+        has_bias = kernel.epilogue.bias
+        return found | {
+            "by_tiles": isinstance(constants, AmxGradientConstants),
+            "has_bias": has_bias,
+            "extra_outputs": "GLOBAL stored* RESTRICT bias, " if has_bias else "",
+        }
 
     def constexprs(self, kernel: KernelSpec, constants: AnyGradientConstants) -> list[Constexpr]:
         return list(self.shape(kernel, constants).constexprs)

@@ -3,7 +3,7 @@ the template. Columns are tiles that share their outputs.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from ksgen.families.base import Constexpr, named
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
@@ -27,8 +27,27 @@ from ksgen.spec import KernelSpec
 ACROSS = 6  # cycles to add up the lanes of a sum
 
 
+def bias_sums(kernel: KernelSpec) -> int:
+    """Sums of the bias's gradient in one part of the batch, in whole cache lines; 0 if it is not computed."""
+    return round_up(kernel.pattern.out_features, LINE_BYTES) if kernel.epilogue.bias else 0
+
+
+def bias_constexprs(tiling: Any, lanes: int) -> list[Constexpr]:
+    """Constants for the gradient of the bias, if it is computed."""
+    if not tiling.kernel.epilogue.bias:
+        return []
+    vectors = divide_up(tiling.kernel.pattern.out_features, lanes)
+    return [
+        named(tiling, "BIAS_BASE", "offset of the bias's sums behind those of the weights", "long long"),
+        Constexpr("OUTPUT_VECTORS", vectors, "vectors of outputs per row of the batch"),
+        named(tiling, "SUM_GROUPS", "work groups that add the parts"),
+    ]
+
+
 class CpuGradientVariables(PlaneVariables, total=False):
     by_tiles: bool
+    has_bias: bool
+    extra_outputs: str
     # by vectors
     n: str
     inputs: Order
@@ -143,7 +162,12 @@ class VectorGradientTiling(Planes):
 
     @property
     def part(self) -> int:
-        """Sums of one part of the batch."""
+        """Sums of one part of the batch: those of the weights, and of the bias in whole cache lines."""
+        return self.bias_base + bias_sums(self.kernel)
+
+    @property
+    def bias_base(self) -> int:
+        """Offset of the bias's sums behind those of the weights."""
         return self.columns * self.rows * self.tile
 
     @property
@@ -288,6 +312,7 @@ class VectorGradientTiling(Planes):
             named(self, "ROWS", "tiles per column"),
             named(self, "TILE", "elements of a tile's sums in memory", "long long"),
             named(self, "PART", "sums per part of the batch", "long long"),
+            *bias_constexprs(self, constants.lanes),
             named(self, "SLOT", "elements of a work group's private buffer", "long long"),
             named(self, "DY_BASE", "offset of dY in the private buffer"),
             named(self, "X_STEP", "elements from one l to the next"),

@@ -35,7 +35,7 @@ class Gradient(OfKinds):
     rules: Mapping[Any, Any] = {GradientConstants: plain.RULES, GradientMmaConstants: mma.RULES}
 
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
-        return kernel.job == "gradient" and bool(tiling.is_for(kernel, limits))
+        return kernel.job == "gradient" and not kernel.epilogue.bias and bool(tiling.is_for(kernel, limits))
 
     # ---- constants
 

@@ -182,6 +182,7 @@ struct Record : torch::CustomClassHolder {
 
     Form x;
     bool is_training = false, has_bias = false, bias_requires_grad = false, is_bsf = true;
+    bool sums_bias = false;  // whether the backward launches write the bias's gradient
     bool has_residual = false, residual_requires_grad = false;
     int threads = 1;
     std::vector<std::vector<int64_t>> outputs;  // sizes of each output; y is the last one
@@ -322,11 +323,13 @@ struct Step : torch::autograd::Function<Step> {
         }
         if (record.x.requires_grad) found[1] = at::empty(given[0].sizes(), given[0].options());
         words.push_back(address(found[1]));
+        if (record.sums_bias) found[2] = at::empty(given[1].sizes(), given[1].options());
+        words.push_back(record.sums_bias ? address(found[2]) : 0);
         record.backward.run(words);
         for (size_t index = weights; index < inputs; ++index)
             if (!record.wholes[index - weights].empty())
                 found[1 + index] = found[1 + index].sum_to_size(given[index].sizes());
-        if (record.bias_requires_grad) {
+        if (record.bias_requires_grad && !record.sums_bias) {
             const int64_t features = given[1].numel();
             const bool is_bsf = record.is_bsf;
             found[2] = is_bsf ? gradient.reshape({-1, features}).sum(0) : gradient.reshape({features, -1}).sum(1);
@@ -481,11 +484,11 @@ bool read_launches(PyObject* given, Launches& launches) {
 PyObject* add(PyObject* self, PyObject* arguments) {
     HANDLE_TH_ERRORS
     PyObject *facts, *parameters, *pinned, *x, *residual, *outputs, *launches, *digits, *axes, *second, *keep;
-    int is_training, has_bias, is_bsf, threads;
+    int is_training, has_bias, sums_bias, is_bsf, threads;
     long long calls;
-    if (!PyArg_ParseTuple(arguments, "O!O!O!OOpppiLO!O!O!O!OO", &PyTuple_Type, &facts, &PyTuple_Type, &parameters,
-                          &PyTuple_Type, &pinned, &x, &residual, &is_training, &has_bias, &is_bsf, &threads, &calls,
-                          &PyTuple_Type, &outputs, &PyTuple_Type, &launches, &PyTuple_Type, &digits, &PyTuple_Type,
+    if (!PyArg_ParseTuple(arguments, "O!O!O!OOppppiLO!O!O!O!OO", &PyTuple_Type, &facts, &PyTuple_Type, &parameters,
+                          &PyTuple_Type, &pinned, &x, &residual, &is_training, &has_bias, &sums_bias, &is_bsf, &threads,
+                          &calls, &PyTuple_Type, &outputs, &PyTuple_Type, &launches, &PyTuple_Type, &digits, &PyTuple_Type,
                           &axes, &second, &keep))
         return nullptr;
     Entry entry;
@@ -514,6 +517,7 @@ PyObject* add(PyObject* self, PyObject* arguments) {
     record.is_training = is_training;
     record.has_bias = has_bias;
     record.bias_requires_grad = has_bias && entry.parameters[0].form.requires_grad;
+    record.sums_bias = sums_bias;
     record.is_bsf = is_bsf;
     record.has_residual = bool(entry.residual);
     record.residual_requires_grad = entry.residual && entry.residual->requires_grad;

@@ -190,6 +190,7 @@ def add(
     usual: Callable[..., Tensor] | None = None,
     second: Callable[..., Any] | None = None,
     order: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    sums_bias: bool = False,
 ) -> bool | None:
     """Add an entry for a call of a layer, if the numbers of threads of its launches are settled.
 
@@ -198,7 +199,7 @@ def add(
     None, weights) to the gradients of x, bias and weights. `usual` is the call in Python, if it does not use these
     launches. It takes x, the bias or None, and the weights that each call reads. An entry is then added only if it is
     faster. Then the caller has to use these launches for all calls, because an entry may expire. `order`: the gradient
-    of y, of this shape, is copied with its axes in that order.
+    of y, of this shape, is copied with its axes in that order. `sums_bias`: the launches write the bias's gradient.
 
     Returns:
         True if an entry was added; None if a later attempt may add one. False if another attempt is of no use, because
@@ -219,7 +220,7 @@ def add(
         launches.append(settled[0])
         calls = min(calls, settled[1])
     entry = (
-        x, residual, len(directions) > 1, seen.has_bias, layer.layout == "bsf", torch.get_num_threads(), calls,
+        x, residual, len(directions) > 1, seen.has_bias, sums_bias, layer.layout == "bsf", torch.get_num_threads(), calls,
         tuple(tuple(map(int, each)) for each in outputs), tuple(launches), *map(tuple, order), second,
         (keep, tuple(directions)),
     )  # fmt: skip

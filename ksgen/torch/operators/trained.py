@@ -63,7 +63,8 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
         second = partial(_usual_gradients, trained, wanted)
         shapes, directions, order = [*trained.shapes[:-1], layer._y_shape(x)], trained.launches, trained.order
         seen = seen.repeating([each.whole for each in trained.factors])
-        is_added = replay.add(layer, seen, x, residual, trained, shapes, directions, in_python, second, order)
+        rest = in_python, second, order, trained.sums_bias
+        is_added = replay.add(layer, seen, x, residual, trained, shapes, directions, *rest)
         if in_python is not None and is_added is not None:
             step.run, step.trained = (trained, trained) if is_added else (step.run, None)
     return y
@@ -240,18 +241,21 @@ class Trained:
             each.pattern.transpose if each.is_folded or each.is_swapped else adjoint
             for each, adjoint in zip(self._launched, natural.transpose.factors[::-1], strict=True)
         ]
+        # the backward launches read the gradient of y in another order: shape and axes of a copy; empty without one
+        of_y, batch = exchange_of(stored.transpose), x.numel() // layer.in_features
+        self.order = order_of(of_y and of_y.inputs, self.layout, batch)
+        if last is not None:
+            self.order = (batch, stored.d, stored.b), (2, 0, 1)
+        # whether these launches also write the bias's gradient: they do if they read y's own gradient
+        learns_bias = parameters[0] is not None and parameters[0].requires_grad
+        self.sums_bias = learns_bias and not self.order[1] and not self.factors[-1].is_folded
         rows = layer._as_matrix(x.detach()).contiguous()
-        batch = rows.shape[0 if self.layout == "bsf" else 1]
         with torch.no_grad():
             pairs = zip(self.factors, parameters[1:], strict=True)
             weights = [given.new_empty(each.whole) if each.whole else given for each, given in pairs]
             self._outputs = [rows.new_empty(y_shape(each, self.layout, batch)) for each in layer.chain]
             self._forward = _launches(self._calls_forward(rows, parameters[0], weights))
-            self._backward = _launches(self._calls_backward(rows, weights, x.requires_grad))
-        # the backward launches read the gradient of y in another order: shape and axes of a copy; empty without one
-        self.order = order_of((of_y := exchange_of(stored.transpose)) and of_y.inputs, self.layout, batch)
-        if last is not None:
-            self.order = (batch, stored.d, stored.b), (2, 0, 1)
+            self._backward = _launches(self._calls_backward(rows, parameters[0], weights, x.requires_grad))
         # both directions as a replay launches them
         self.launches = self._forward.launches, self._backward.launches
         self.shapes = [each.shape for each in self._outputs]
@@ -298,13 +302,13 @@ class Trained:
             x, x_number = y, y_number
         return calls
 
-    def _calls_backward(self, x: Tensor, weights: Sequence[Tensor], wants_x: bool) -> "_Calls":
+    def _calls_backward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor], wants_x: bool) -> "_Calls":
         """Prepare the calls, with arrays of the same shape in place of the gradients of each factor's X and Y.
 
-        Arrays are numbered: each factor's input, the weights, the gradients of y, of the weights and of x.
+        Arrays are numbered: each factor's input, the weights, the gradients of y, of the weights, of x and of the bias.
         """
         inputs, count = [x, *self._outputs[:-1]], len(weights)
-        calls, y_gradient, y_number = _Calls(3 * count + 2), self._outputs[-1], 2 * count
+        calls, y_gradient, y_number = _Calls(3 * count + 3), self._outputs[-1], 2 * count
         for number, factor in reversed(list(enumerate(self._launched))):
             x_number = calls.scratch.add(inputs[number].nbytes) if number else 3 * count + 1 if wants_x else None
             of_x, of_weights = (
@@ -315,10 +319,13 @@ class Trained:
             of_y, layout = factor.y(y_gradient), factor.layout
             if second.result is not None:
                 multiply, like = launcher_of(replace(factor.pattern, store="")), torch.empty_like(second.array)
-                call = multiply._gradient_call(first.array, of_y, layout, like, None, None)
+                of_bias = torch.empty_like(bias) if self.sums_bias and number + 1 == count else None
+                call = multiply._gradient_call(first.array, of_y, layout, like, None, None, of_bias)
                 if not call.plan.device.shares_host:
                     raise NotPreparedError
                 places = {"x": first.number, "grad_y": y_number, call.plan.result: second.result}
+                if of_bias is not None:
+                    places["bias"] = 3 * count + 2
                 calls.add(Bound(call, (), ()), places)
             if first.result is not None:
                 adjoint = self._adjoints[number]
@@ -343,15 +350,16 @@ class Trained:
         return ys
 
     def backward(
-        self, inputs: Sequence[Tensor], weights: Sequence[Tensor], y_gradient: Tensor, wants_x: bool
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        """Gradients of x and of the weights."""
+        self, inputs: Sequence[Tensor], bias: Tensor | None, weights: Sequence[Tensor], y_gradient: Tensor, wants_x: bool
+    ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+        """Gradients of x, of the bias and of the weights; None for a bias whose gradient the launches do not write."""
         found = [each.new_empty(*each.shape) for each in weights]
         of_x = inputs[0].new_empty(*inputs[0].shape) if wants_x else None
+        of_bias = bias.new_empty(*bias.shape) if bias is not None and self.sums_bias else None
         digits, axes = self.order
         y_gradient = (y_gradient.reshape(digits).permute(axes) if axes else y_gradient).contiguous()
-        self._backward.run(_addresses([*inputs, *weights, y_gradient, *found, of_x]), y_gradient)
-        return of_x, found
+        self._backward.run(_addresses([*inputs, *weights, y_gradient, *found, of_x, of_bias]), y_gradient)
+        return of_x, of_bias, found
 
 
 class _Calls:
@@ -414,8 +422,9 @@ class _TrainedProduct(torch.autograd.Function):
             wanted = [wants_x, wants_bias, *wanted]
             of_x, of_bias, *found = _by_autograd(trained, (x, bias, *weights), gradient, wanted)
             return None, of_x, of_bias, of_residual, *found
-        of_bias = gradient.sum(0 if trained.layout == "bsf" else 1) if wants_bias else None
-        of_x, of_weights = trained.backward(inputs, weights, gradient, wants_x)
+        of_x, of_bias, of_weights = trained.backward(inputs, bias, weights, gradient, wants_x)
+        if wants_bias and of_bias is None:
+            of_bias = gradient.sum(0 if trained.layout == "bsf" else 1)
         return None, of_x, of_bias, of_residual, *of_weights
 
 
