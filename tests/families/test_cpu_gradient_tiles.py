@@ -22,7 +22,14 @@ from ksgen.launcher import Launcher
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, KernelSpec
-from tests.families.test_cpu_gradient_vectors import agrees, agrees_between_fences, arrays_of, gradient, kernel_of
+from tests.families.test_cpu_gradient_vectors import (
+    agrees,
+    agrees_between_fences,
+    arrays_of,
+    gradient,
+    kernel_of,
+    sums_outputs,
+)
 from tests.support.amx_kernels import CPU, PATTERNS, PRECISIONS
 from tests.support.emulated_tiles import needs_emulation
 from tests.support.hasty import compiles_unoptimized
@@ -48,6 +55,13 @@ def constants_of(kernel: KernelSpec, block: int = 32, outputs: int = 32, parts: 
 
 
 # ---- what is right
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32x3"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_bias_takes_the_sum_of_the_outputs(precision: str, layout: str) -> None:
+    kernel = kernel_of((2, 37, 20, 2), precision, layout)
+    sums_outputs(kernel, constants_of(kernel), 131)
 
 
 def matrix() -> Iterator[object]:

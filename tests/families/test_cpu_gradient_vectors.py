@@ -19,7 +19,7 @@ from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorG
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
-from ksgen.spec import LAYOUTS, KernelSpec
+from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 from tests.measure.test_verify import needs_opencl
 from tests.support.host_launches import launch, planned, plans_of
 from tests.support.host_memory import NOTHING, Array, fenced, placed, processor, stay_within_their_arrays
@@ -73,6 +73,35 @@ def gradient(kernel: KernelSpec, constants: Any, x: Array, grad_y: Array, groups
     return result
 
 
+def with_bias(kernel: KernelSpec, constants: Any, x: Array, grad_y: Array) -> tuple[Array, Array]:
+    """Gradients of the weights and of a bias by one launch; nothing else was written to."""
+    device, kernel = processor(), replace(kernel, epilogue=Epilogue(bias=True))
+    plan = planned(device, kernel, constants, x.shape[0 if kernel.layout == "bsf" else 1])
+    outputs = {"grad": kernel.pattern.shape, "bias": kernel.pattern.out_features}
+    arrays = {"x": x, "grad_y": grad_y} | {name: np.zeros(shape, x.dtype) for name, shape in outputs.items()}
+    memory, places = placed(arrays, kernel.dtype)
+    for name in outputs:
+        places[name].view(np.uint8)[:] = NOTHING
+    before = memory.copy()
+    launch(device, (plan, []), places)
+    found = places["grad"].reshape(kernel.pattern.shape).copy(), places["bias"].copy()
+    for name in outputs:
+        places[name].view(np.uint8)[:] = NOTHING
+    np.testing.assert_array_equal(memory, before)
+    return found
+
+
+def sums_outputs(kernel: KernelSpec, constants: Any, batch: int) -> None:
+    """A bias's gradient is right, and leaves that of the weights as it is without a bias."""
+    x, grad_y = arrays_of(kernel, batch)
+    weights, bias = with_bias(kernel, constants, x, grad_y)
+    np.testing.assert_array_equal(weights, gradient(kernel, constants, x, grad_y))
+    wide = np.complex128 if np.iscomplexobj(grad_y) else np.float64
+    truth = grad_y.astype(wide).sum(0 if kernel.layout == "bsf" else 1)
+    error = np.linalg.norm(bias.astype(wide) - truth)
+    assert error <= tolerance(kernel.precision, batch) * np.linalg.norm(truth), (constants, batch)
+
+
 def arrays_of(kernel: KernelSpec, batch: int) -> tuple[Array, Array]:
     problem = make_problem(kernel, batch)
     assert problem.grad_y is not None
@@ -105,6 +134,24 @@ MATRIX = [
     for number, ((name, shape), layout, along) in enumerate(product(PATTERNS.items(), LAYOUTS, ("outputs", "batch")))
     if allows(kernel_of(shape), along, (4, 8, 16)[number % 3])
 ]
+
+
+@pytest.mark.exhaustive
+@needs_opencl
+@pytest.mark.parametrize(("shape", "layout", "along", "lanes"), MATRIX)
+def test_a_bias_takes_the_sum_of_the_outputs(shape: tuple[int, ...], layout: str, along: str, lanes: int) -> None:
+    kernel = kernel_of(shape, layout=layout)
+    for batch in (1, 131):
+        sums_outputs(kernel, constants_of(kernel, along, lanes), batch)
+
+
+@pytest.mark.exhaustive
+@needs_opencl
+@pytest.mark.parametrize("precision", ["float64", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_bias_in_every_precision(precision: str, layout: str) -> None:
+    kernel = kernel_of(PATTERNS["short d"], precision, layout)
+    sums_outputs(kernel, constants_of(kernel, "batch", 4), 131)
 
 
 @pytest.mark.optimized

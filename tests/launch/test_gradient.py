@@ -267,11 +267,42 @@ def test_a_gradient_has_a_name_a_digest_and_a_file_of_its_own() -> None:
     assert render(gradient).second_entry == "ks_6x64x64x1_float32_bsf_gradient_sum"
 
 
+@needs_opencl
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_call_also_sums_a_bias(layout: str) -> None:
+    x, grad_y = inputs(layout=layout)
+    bias, out = np.empty(PATTERN.out_features, np.float32), np.empty(SHAPE, np.float32)
+
+    def call(bias: Array) -> Any:
+        return Launcher(*SHAPE)._gradient_call(x, grad_y, layout, out, None, None, bias)()
+
+    agrees(call(bias), x, grad_y, layout)
+    np.testing.assert_allclose(bias, grad_y.astype(np.float64).sum(0 if layout == "bsf" else 1), rtol=1e-4, atol=1e-4)
+    read_only = bias.copy()
+    read_only.flags.writeable = False
+    for message, wrong in {
+        "bias is read-only": read_only,
+        "out shares memory with bias": out.reshape(-1)[: bias.size],
+        "bias shares memory with grad_y": grad_y.reshape(-1)[: bias.size],
+        r"got bias of shape \(9,\); \(54,\) is needed": bias[:9],
+    }.items():
+        with pytest.raises(LaunchError, match=message):
+            call(wrong)
+
+
 def test_what_a_job_cannot_be() -> None:
     with pytest.raises(SpecError, match="job='gradients'; did you mean gradient\\? accepted: multiply, gradient"):
         KernelSpec(PATTERN, job="gradients")
-    with pytest.raises(SpecError, match="job=gradient with bias, relu; accepted: no epilogue"):
+    with pytest.raises(SpecError, match="job=gradient with bias, relu; accepted: no epilogue, or a bias"):
         KernelSpec(PATTERN, epilogue=Epilogue(True, "relu"), job="gradient")
+
+
+def test_a_gradient_with_a_bias() -> None:
+    """It has a name of its own, no kernel on GPUs, and wisdom of the gradient without a bias."""
+    plain, with_bias = (KernelSpec(PATTERN, epilogue=Epilogue(bias=each), job="gradient") for each in (False, True))
+    assert (with_bias.name, with_bias.words) == ("ks_2x9x5x3_float32_bsf_bias_gradient", ("bias", "gradient"))
+    limits = cuda_limits(90)
+    assert [FAMILY.supports(each, limits) for each in (plain, with_bias)] == [True, False]
 
 
 def test_a_spec_with_gradients_is_emitted_with_them(tmp_path: Path) -> None:
@@ -291,6 +322,7 @@ def test_wisdom_keeps_jobs_apart() -> None:
     (again,) = parse_export(dump("GPU", Wisdom([entry])), "file")["GPU"]
     assert again == entry
     assert Wisdom([entry]).lookup(spec, 900) == entry
+    assert Wisdom([entry]).lookup(replace(spec, epilogue=Epilogue(bias=True)), 900) == entry
     assert Wisdom([entry]).lookup(replace(spec, job="multiply"), 900) is None
 
 

@@ -220,8 +220,8 @@ def add(
         launches.append(settled[0])
         calls = min(calls, settled[1])
     entry = (
-        x, residual, len(directions) > 1, seen.has_bias, sums_bias, layer.layout == "bsf", torch.get_num_threads(), calls,
-        tuple(tuple(map(int, each)) for each in outputs), tuple(launches), *map(tuple, order), second,
+        x, residual, len(directions) > 1, seen.has_bias, sums_bias, layer.layout == "bsf", torch.get_num_threads(),
+        calls, tuple(tuple(map(int, each)) for each in outputs), tuple(launches), *map(tuple, order), second,
         (keep, tuple(directions)),
     )  # fmt: skip
     if usual is not None:

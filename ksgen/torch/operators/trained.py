@@ -350,7 +350,12 @@ class Trained:
         return ys
 
     def backward(
-        self, inputs: Sequence[Tensor], bias: Tensor | None, weights: Sequence[Tensor], y_gradient: Tensor, wants_x: bool
+        self,
+        inputs: Sequence[Tensor],
+        bias: Tensor | None,
+        weights: Sequence[Tensor],
+        y_gradient: Tensor,
+        wants_x: bool,
     ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
         """Gradients of x, of the bias and of the weights; None for a bias whose gradient the launches do not write."""
         found = [each.new_empty(*each.shape) for each in weights]

@@ -123,6 +123,25 @@ def test_exchanged_features(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("patterns", "by_launch"), [(FACTORS, True), ([Pattern(2, 6, 4, 1), Pattern(2, 5, 6, 1, "k.i")], False)]
+)
+def test_the_launches_sum_the_bias_unless_they_read_another_order(
+    patterns: Any, by_launch: bool, layout: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock.fastest, summed, own = "ksgen", [], Tensor.sum
+    layer = KSLinear(patterns, layout=layout)
+    x, copy = x_of(layer).requires_grad_(), copy_of(layer)
+    for _ in range(2):
+        y = layer(x)
+    upstream = torch.randn_like(y)
+    expected = gradients(copy, x, upstream)
+    monkeypatch.setattr(Tensor, "sum", lambda *given: summed.append(1) or own(*given))
+    torch.testing.assert_close(gradients(layer, x, upstream), expected)
+    assert len(summed) == (0 if by_launch else 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fastest", ["bmm", "ksgen"])
 @pytest.mark.parametrize(
     ("options", "wants_x", "more"),
