@@ -92,7 +92,7 @@ def with_bias(kernel: KernelSpec, constants: Any, x: Array, grad_y: Array) -> tu
 
 
 def sums_outputs(kernel: KernelSpec, constants: Any, batch: int) -> None:
-    """A bias's gradient is right, and leaves that of the weights as it is without a bias."""
+    """A bias's gradient is right, and the weights' gradient has the same bits with and without it."""
     x, grad_y = arrays_of(kernel, batch)
     weights, bias = with_bias(kernel, constants, x, grad_y)
     np.testing.assert_array_equal(weights, gradient(kernel, constants, x, grad_y))

@@ -301,7 +301,7 @@ def test_a_gradient_with_a_bias() -> None:
     """It has a name of its own, no kernel on GPUs, and wisdom of the gradient without a bias."""
     plain, with_bias = (KernelSpec(PATTERN, epilogue=Epilogue(bias=each), job="gradient") for each in (False, True))
     assert (with_bias.name, with_bias.words) == ("ks_2x9x5x3_float32_bsf_bias_gradient", ("bias", "gradient"))
-    limits = cuda_limits(90)
+    limits = cuda_limits("sm_90")
     assert [FAMILY.supports(each, limits) for each in (plain, with_bias)] == [True, False]
 
 

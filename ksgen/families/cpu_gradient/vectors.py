@@ -162,7 +162,7 @@ class VectorGradientTiling(Planes):
 
     @property
     def part(self) -> int:
-        """Sums of one part of the batch: those of the weights, and of the bias in whole cache lines."""
+        """Sums of one part of the batch: of the weights, and of the bias in whole cache lines."""
         return self.bias_base + bias_sums(self.kernel)
 
     @property
