@@ -137,6 +137,9 @@ def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) ->
     _, b, c = blocks.shape
     if a == d == 1:
         return by_whole_matrix(x, blocks.squeeze(0), layout)
+    # products of columns are slower, but have a contiguous gradient of the blocks
+    if layout == "bsf" and d == 1 and blocks.requires_grad and _is_row(x):
+        return torch.bmm(blocks, x.reshape(a, c, 1)).reshape(1, a * b)
     if layout == "bsf" and d == 1:
         y = torch.bmm(x.reshape(-1, a, c).transpose(0, 1), blocks.transpose(1, 2))
         return y.transpose(0, 1).reshape(-1, a * b).contiguous()
@@ -145,6 +148,11 @@ def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) ->
         y = torch.bmm(rows, blocks.transpose(1, 2)).view(a, d, -1, b).permute(2, 0, 3, 1)
         return y.reshape(-1, a * b * d).contiguous()
     return permuted_back(torch.bmm(blocks, permuted(x, layout, a, d)), layout, a, d)
+
+
+def _is_row(x: Tensor) -> bool:
+    """Whether x has a single row; False if that is symbolic, so that no compiled program or trace depends on it."""
+    return not torch.compiler.is_compiling() and type(rows := x.shape[0]) is int and rows == 1
 
 
 def permuted_weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:

@@ -35,3 +35,25 @@ def test_permuted_products_and_their_gradients(shape: tuple[int, ...], layout: s
     assert torch.autograd.gradcheck(
         lambda x, weights: products.permuted_multiply(x, products.blocks_of(weights), layout, a, d), (x, weights)
     )
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_single_row_has_a_contiguous_gradient_of_its_blocks(count: int) -> None:
+    """A trace with one row takes any number of rows."""
+    a, b, c = 4, 5, 3
+    x, weights = torch.randn(count, a * c, dtype=torch.float64), torch.randn(a, b, c, 1, dtype=torch.float64)
+    weights.requires_grad_()
+    blocks = products.blocks_of(weights)
+    y = products.permuted_multiply(x, blocks, "bsf", a, 1)
+    torch.testing.assert_close(y, x @ products.to_dense(weights).t())
+    upstream = torch.randn_like(y)
+    (gradient,) = torch.autograd.grad(y, blocks, upstream)
+    expected = torch.einsum("nik,nil->ikl", upstream.view(count, a, b), x.view(count, a, c))
+    torch.testing.assert_close(gradient, expected)
+    assert count > 1 or gradient.is_contiguous()
+
+    def multiply_rows(rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+        return products.permuted_multiply(rows, blocks, "bsf", a, 1)
+
+    traced = torch.jit.trace(multiply_rows, (x[:1], blocks), check_trace=False)
+    torch.testing.assert_close(traced(x, blocks), y)
