@@ -177,8 +177,8 @@ class Launcher(BaseLauncher):
     ) -> Call:
         """Do everything for a gradient but the launch.
 
-        On processors, `bias` may be an array for the gradient of a bias: the sum of `grad_y` over the batch, whose
-        features stay in the order of y.
+        On processors, `bias` may be an array for the gradient of a bias. That is the sum of `grad_y` over the batch,
+        in the order of its features.
         """
         self._check_is_factor("gradients of weights")
         outputs = {"out": out, "bias": bias}

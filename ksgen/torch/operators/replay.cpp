@@ -488,8 +488,8 @@ PyObject* add(PyObject* self, PyObject* arguments) {
     long long calls;
     if (!PyArg_ParseTuple(arguments, "O!O!O!OOppppiLO!O!O!O!OO", &PyTuple_Type, &facts, &PyTuple_Type, &parameters,
                           &PyTuple_Type, &pinned, &x, &residual, &is_training, &has_bias, &sums_bias, &is_bsf, &threads,
-                          &calls, &PyTuple_Type, &outputs, &PyTuple_Type, &launches, &PyTuple_Type, &digits, &PyTuple_Type,
-                          &axes, &second, &keep))
+                          &calls, &PyTuple_Type, &outputs, &PyTuple_Type, &launches, &PyTuple_Type, &digits,
+                          &PyTuple_Type, &axes, &second, &keep))
         return nullptr;
     Entry entry;
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(facts); ++index) {
