@@ -21,6 +21,9 @@ from ksgen.ownership import own_temporary, temporary_folder
 from ksgen.paths import temporary_root
 
 _SYSTEM_DRIVERS = Path("/etc/OpenCL/vendors")
+_LIBRARIES = Path("/usr/lib")
+# libraries of PoCL for processors, in its folder; those for GPUs have other names
+_POCL_OF_PROCESSORS = {"libpocl-devices-basic.so", "libpocl-devices-pthread.so"}
 _CPU_DRIVER = {  # distribution -> libraries of the CPU driver, each after its dependencies
     "tbb": ("libtbb.so.12",),
     "intel-cmplr-lib-rt": ("libintlc.so.5", "libirng.so", "libsvml.so", "libimf.so"),
@@ -140,11 +143,24 @@ def user_folder() -> str | None:
 
 
 def may_show_gpus() -> bool:
-    """Whether drivers other than PyPI's CPU driver may exist. Loaders do not read that driver's files in `etc`."""
+    """Whether drivers other than PyPI's CPU driver, and a distribution's PoCL for processors, may exist.
+
+    Loaders do not read the files of PyPI's driver in `etc`.
+    """
     if sys.platform != "linux" or user_folder() or os.environ.get("OCL_ICD_FILENAMES"):
         return True
     # conda has a loader of its own
-    return Path(sys.prefix, "conda-meta").exists() or any(_SYSTEM_DRIVERS.glob("*.icd"))
+    return Path(sys.prefix, "conda-meta").exists() or not all(map(_is_pocl, _SYSTEM_DRIVERS.glob("*.icd")))
+
+
+def _is_pocl(driver: Path) -> bool:
+    """Whether an .icd file names the distribution's PoCL, if its libraries are for processors alone."""
+    try:
+        name = driver.read_text().strip()
+    except (OSError, ValueError):
+        return False
+    libraries = {each.name for folder in _LIBRARIES.glob("*/pocl") for each in folder.iterdir()}
+    return name.startswith("libpocl.so") and bool(libraries) and libraries <= _POCL_OF_PROCESSORS
 
 
 def packages_line(*packages: str) -> str:

@@ -148,6 +148,20 @@ def test_only_the_drivers_of_others_may_show_a_gpu(tmp_path, monkeypatch):
         (tmp_path / file).touch()
         assert opencl_drivers.may_show_gpus()
         (tmp_path / file).unlink()
+    monkeypatch.setattr(opencl_drivers, "_LIBRARIES", tmp_path / "lib")
+    driver, libraries = tmp_path / "system" / "pocl.icd", tmp_path / "lib" / "x86_64-linux-gnu" / "pocl"
+    driver.write_text("libpocl.so.2.10.0\n")
+    assert opencl_drivers.may_show_gpus()  # its libraries are unknown
+    libraries.mkdir(parents=True)
+    for name in ("libpocl-devices-basic.so", "libpocl-devices-pthread.so"):
+        (libraries / name).touch()
+    assert not opencl_drivers.may_show_gpus()
+    (libraries / "libpocl-devices-cuda.so").touch()
+    assert opencl_drivers.may_show_gpus()
+    (libraries / "libpocl-devices-cuda.so").unlink()
+    driver.write_text("/opt/pocl/lib/libpocl.so\n")
+    assert opencl_drivers.may_show_gpus()
+    driver.unlink()
     for name in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES"):
         with monkeypatch.context() as patch:
             patch.setenv(name, "libradeon.so")
