@@ -181,8 +181,11 @@ class Wisdom:
         activation in between uses that of the plain chain, if it has none of its own. A gradient with a bias uses that
         of the gradient without one.
         """
-        dense = replace(kernel, stride="dense")
-        found = self._by_kernel.get(dense) or self._by_kernel.get(replace(dense, batch=None))
+        # a copy takes as long as several choices of constants
+        dense = replace(kernel, stride="dense") if kernel.is_strided else kernel
+        found = self._by_kernel.get(dense)
+        if not found and dense.batch is not None:
+            found = self._by_kernel.get(replace(dense, batch=None))
         if not found and (kernel.is_chain or kernel.job == "gradient"):
             found = self._by_kernel.get(replace(dense, batch=None, epilogue=Epilogue(), between="none"))
         known = [

@@ -22,7 +22,7 @@ from ksgen.paths import temporary_root
 
 _SYSTEM_DRIVERS = Path("/etc/OpenCL/vendors")
 _LIBRARIES = Path("/usr/lib")
-# libraries of PoCL for processors, in its folder; those for GPUs have other names
+# libraries of PoCL for processors, in its folder; libraries for GPUs have other names
 _POCL_OF_PROCESSORS = {"libpocl-devices-basic.so", "libpocl-devices-pthread.so"}
 _CPU_DRIVER = {  # distribution -> libraries of the CPU driver, each after its dependencies
     "tbb": ("libtbb.so.12",),

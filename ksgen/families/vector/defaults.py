@@ -77,9 +77,9 @@ def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> VectorC
     factors = list(zip(places(kernel), factor_kernels(kernel), strict=True))
     alone = [_default_in_chain(kernel, place, factor, limits, batch) for place, factor in factors]
     pairs = int(any(each.pairs for each in alone))
-    alone = [replace(each, parts=1, pairs=pairs) for each in alone]
+    alone = [each.changed(parts=1, pairs=pairs) for each in alone]
     copied = [each.layout == "bsl" or (pairs and place.at == 0 and kernel.stride != "dense") for place, each in factors]
-    alone = [replace(each, panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]
+    alone = [each.changed(panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]
     return fitted(kernel, limits, VectorChainConstants.of(kernel, MOST_ROWS, alone), batch)
 
 
@@ -90,7 +90,7 @@ def _default_in_chain(
     found = _default_of_factor(factor, limits, batch)
     if not transposes(kernel, place) or found.along == "batch":
         return found
-    return replace(along_batch(factor, limits, found.lanes, batch), pairs=found.pairs)
+    return along_batch(factor, limits, found.lanes, batch).changed(pairs=found.pairs)
 
 
 def common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> int:
@@ -122,7 +122,7 @@ def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> Vector
     found = (_along_outputs if along_outputs else along_batch)(kernel, limits, lanes, batch)
     if multiplies_pairs(kernel, limits):
         in_place = kernel.layout == "bsf" and found.along == "outputs" and _are_read_in_place(kernel, found)
-        found = replace(found, pairs=1, panel=int(not in_place))
+        found = found.changed(pairs=1, panel=int(not in_place))
     return _fitted_factor(kernel, limits, found, batch)
 
 
@@ -267,7 +267,7 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     # rows straddle cache lines; or all rows are the last ones, which are copied anyway
     straddles = shape.reaches and (is_small or not shape.is_short)
     is_copied = needs_panel(kernel, 0) or straddles or (are_far(shape) and not reads_far_rows(limits))
-    return replace(found, panel=int(is_copied))
+    return found.changed(panel=int(is_copied))
 
 
 def are_far(shape: VectorTiling) -> bool:
@@ -343,7 +343,7 @@ def fitted(
     if isinstance(constants, VectorConstants):
         return _fitted_factor(kernel, limits, constants, batch)
     block = common_block(kernel, shapes_of(kernel, constants), divide_up(batch, 2 * limits.multiprocessors))
-    return replace(constants, block=block, streaming=streams_outputs(*own_of_factors(kernel, constants)[-1], batch))
+    return constants.changed(block=block, streaming=streams_outputs(*own_of_factors(kernel, constants)[-1], batch))
 
 
 def shapes_of(kernel: KernelSpec, constants: VectorConstants | VectorChainConstants) -> list[VectorTiling]:
@@ -351,12 +351,12 @@ def shapes_of(kernel: KernelSpec, constants: VectorConstants | VectorChainConsta
 
 
 def _fitted_factor(kernel: KernelSpec, limits: Limits, constants: VectorConstants, batch: int) -> VectorConstants:
-    constants = replace(constants, parts=1)
+    constants = constants.changed(parts=1)
     shape = VectorTiling(kernel, constants)
     reads_far = are_far(shape) and reads_far_rows(limits) and not needs_panel(kernel, 0) and shape.period == 1
     block = min(largest_block(shape, FAR_ROWS if reads_far else LEAST_ROWS), round_up(batch, shape.tile_rows))
     streaming = streams_outputs(kernel, constants, batch)
-    return replace(constants, block=block, parts=_parts(shape, limits, divide_up(batch, block)), streaming=streaming)
+    return constants.changed(block=block, parts=_parts(shape, limits, divide_up(batch, block)), streaming=streaming)
 
 
 def largest_block(shape: VectorTiling, least: int = LEAST_ROWS) -> int:

@@ -3,6 +3,7 @@
 Lanes of a vector are along the outputs or along the batch.
 """
 
+from functools import lru_cache
 from math import gcd, prod
 from typing import Any, TypedDict
 
@@ -184,11 +185,12 @@ class Planes:
 # ---- planes of features that are exchanged
 
 
-def scopes_of(order: Order, most: int) -> list[int]:
+@lru_cache(1024)
+def scopes_of(order: Order, most: int) -> tuple[int, ...]:
     """Numbers of blocks on the diagonal, at most `most`, that whole digits of i count, and a part of one digit more."""
     digits = [digit for digit in order.digits if digit.name == "i"]
     parts = {each.unit * part for each in digits for part in range(1, min(each.size, most) + 1) if not each.size % part}
-    return sorted({1, *(part for part in parts if part <= most)})
+    return tuple(sorted({1, *(part for part in parts if part <= most)}))
 
 
 def _size_in_plane(digit: Digit, scope: int) -> int:

@@ -328,12 +328,11 @@ class VectorTiling(Planes):
         """
         (_, b, c, d), most = self.kernel.pattern.shape, self.constants.lanes
         inputs, outputs = self.kernel.pattern.inputs, self.kernel.pattern.outputs
+        if not (inputs.is_exchanged or outputs.is_exchanged):
+            return super().scope
         bytes_of_one = (b + c) * d * self.tile_lanes * self.real_bytes
-        fitting = [
-            each
-            for each in scopes_of(outputs, most)
-            if each in scopes_of(inputs, most) and (each == 1 or each * bytes_of_one <= EXCHANGED_BYTES)
-        ]
+        common = set(scopes_of(inputs, most)).intersection(scopes_of(outputs, most))
+        fitting = sorted(each for each in common if each == 1 or each * bytes_of_one <= EXCHANGED_BYTES)
 
         def least(*orders: Order) -> int | None:
             return next((each for each in fitting if all(self._is_whole(order, each) for order in orders)), None)
@@ -341,9 +340,7 @@ class VectorTiling(Planes):
         if outputs.is_exchanged:
             return least(inputs, outputs) or least(outputs) or fitting[-1]
         usual = super().scope
-        if not inputs.is_exchanged or self._is_whole(inputs, usual):
-            return usual
-        return least(inputs) or usual
+        return usual if self._is_whole(inputs, usual) else least(inputs) or usual
 
     def _is_whole(self, order: Order, scope: int) -> bool:
         """Whether a plane with `scope` blocks on the diagonal has whole vectors of neighbouring features in memory."""

@@ -5,7 +5,6 @@ Launches with the same tiles share a source, because blocks, parts and streaming
 expects its own to gain enough. Never renders, compiles or measures.
 """
 
-from dataclasses import replace
 from functools import lru_cache
 
 from ksgen.families.base import Limits
@@ -94,9 +93,9 @@ def source_constants(kernel: KernelSpec, constants: AnyVectorConstants) -> AnyVe
     streaming = max(constants.streaming, int(may_stream))
     if isinstance(constants, VectorChainConstants):
         block = max(constants.block, common_block(kernel, shapes, batch))
-        return replace(constants, block=block, streaming=streaming)
+        return constants.changed(block=block, streaming=streaming)
     block, parts = max(constants.block, largest_block(last)), last.planes + 1 if last.is_split else 1
-    return replace(constants, block=block, parts=parts, streaming=streaming)
+    return constants.changed(block=block, parts=parts, streaming=streaming)
 
 
 def are_comparable(shapes: list[VectorTiling], others: list[VectorTiling], limits: Limits) -> bool:
