@@ -160,7 +160,7 @@ def _families(compared: Results) -> ResultTable:
             spread = (geometric_mean(dense), geometric_mean(best), min(best), max(best))
             lines.append((words, len(best), *map(times, spread), percent(median(floor))))
     columns = (
-        "layers of",
+        "model or kind",
         "layers",
         "speed-up over dense",
         "over the best of PyTorch",
