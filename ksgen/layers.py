@@ -31,7 +31,7 @@ LAYERS = (
     Package("order", "orders the digits of a feature's index in memory", "touches arrays"),
     Package(
         "pattern",
-        "defines which entries of K may be non-zero: sizes, index maps, chains, named families",
+        "defines which entries of K may be non-zero: sizes, index maps, named chains",
         "touches arrays or GPUs",
     ),
     Package("structures", "orders parameters of other libraries' layers as weights of a chain", "computes a factor"),

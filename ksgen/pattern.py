@@ -1,5 +1,5 @@
-"""Defines which entries of K may be non-zero: a `Pattern` (a, b, c, d), a `Chain` of patterns, and the literature's
-named families.
+"""Defines which entries of K may be non-zero: a `Pattern` (a, b, c, d), a `Chain` of patterns, and chains with names
+in the literature.
 
 A pattern is the support I_a ⊗ 1_{b x c} ⊗ I_d of a matrix of a*b*d rows and a*c*d columns. The entry in row (i, k, j)
 and column (i, l, j) may be non-zero, for i < a, k < b, l < c, j < d. A pattern may store its outputs in another order
@@ -18,7 +18,7 @@ from ksgen.errors import PatternError, warn_deprecated
 from ksgen.order import Order
 from ksgen.values import cached_property, excerpt, listed, whole_number
 
-MOST_FEATURES = 2**31 - 1  # a kernel counts features in 32 bits; offsets, which the batch multiplies, take 64
+MOST_FEATURES = 2**31 - 1  # kernels count features in 32 bits; offsets also grow with the batch, and take 64
 
 WRITTEN = re.compile(
     r"\s*(?:([ilj0-9:.]{1,200})\s*@\s*)?"
@@ -277,7 +277,7 @@ class Pattern:
         return (self.b + self.c) / (self.b * self.c)
 
     def predicts(self) -> Gain:
-        """Predict the gain of a fused kernel over permute-multiply-permute from `rewrite_ratio`.
+        """Predict the gain of one kernel over permute-multiply-permute from `rewrite_ratio`.
 
         The paper finds the gain largest if the ratio is large. This is a heuristic, not a measurement.
 
@@ -351,7 +351,7 @@ class Chain:
         >>> Chain(("2,48,192,1", "1,192,64,2"))
         Traceback (most recent call last):
         ...
-        ksgen.errors.PatternError: 2,48,192,1 gives 96 features and 1,192,64,2, next in the chain, takes 128; ...
+        ksgen.errors.PatternError: 2,48,192,1 gives 96 features, but the next pattern (1,192,64,2) takes 128; ...
     """
 
     factors: tuple[Pattern, ...]
@@ -365,7 +365,7 @@ class Chain:
         for first, then in pairwise(patterns):
             if first.out_features != then.in_features:
                 raise PatternError(
-                    f"{first} gives {first.out_features} features and {then}, next in the chain, takes "
+                    f"{first} gives {first.out_features} features, but the next pattern ({then}) takes "
                     f"{then.in_features}; accepted: patterns that fit, in the order in which they multiply X",
                 )
         object.__setattr__(self, "factors", tuple(_stored_for_next(patterns)))
@@ -736,8 +736,8 @@ def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
     features, block = counts(features=features, block=block)
     count, rest = divmod(features, block)
     if rest or count < 2 or count & (count - 1):
-        times = "" if block == 1 else f" times block={block}"
-        raise PatternError(f"features={features}; accepted: a power of two from 2 up{times}")
+        times = "" if block == 1 else f"block={block} times "
+        raise PatternError(f"features={features}; accepted: {times}a power of two from 2 up")
     stages = count.bit_length() - 1
     return tuple(Pattern(2 ** (stages - 1 - stage), 2 * block, 2 * block, 2**stage) for stage in range(stages))
 
@@ -751,8 +751,9 @@ def _stored_for_next(patterns: Sequence[Pattern]) -> Iterator[Pattern]:
         if then is not None and then.load:
             if ends := pattern.outputs.undivided(then.inputs):
                 raise PatternError(
-                    f"{pattern} stores digits that divide no digits of {then}, next in the chain: {ends[0]} features "
-                    f"do not divide {ends[1]}; accepted: sizes that do, or two chains: the second begins with {then}"
+                    f"{pattern} cannot store its outputs in the order in which the next pattern ({then}) reads them: "
+                    f"digits begin every {ends[0]} and every {ends[1]} features, and {ends[0]} does not divide "
+                    f"{ends[1]}; accepted: sizes that divide, or two chains: the second begins with {then}"
                 )
             store = pattern.outputs.before(then.inputs)
         load = "" if number else pattern.load
@@ -784,7 +785,7 @@ def _split_counts(in_features: int, out_features: int, split_in: int, split_out:
 
 
 def counts(**given: object) -> tuple[int, ...]:
-    """Convert whole numbers from 1 up to int; `PatternError` names the first other value."""
+    """Convert whole numbers of at least 1 to int; `PatternError` names the first value that is not accepted."""
     found = []
     for name, value in given.items():
         count = whole_number(value)

@@ -1,4 +1,6 @@
-"""Quantizes weights and X to eight bits with scales, chosen so that the weights or their products change least.
+"""Quantizes weights and X to eight bits with scales.
+
+Scales avoid saturation, or change the products with given inputs least.
 
 bfloat16 has no scales: each weight is rounded. Takes arrays of NumPy and tensors of PyTorch, and returns the same kind.
 Never launches a kernel.
@@ -41,8 +43,8 @@ class Quantized:
         per: What has a scale of its own: "factor", "i" or "output".
         values: Stored values (a, b, c, d): an array of NumPy or a tensor of PyTorch.
         scale: float32 scales (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d). In bfloat16 there is one, which is 1.
-        saturated: Number of weights that exceeded the largest value and were clipped to it.
-        x_scale: Scale of the x that the weights multiply, in the same storage. None: x is stored like y.
+        saturated: Number of weights that exceeded the largest value of `storage` times their scale, and were clipped.
+        x_scale: Scale of x, if x is stored in `storage` too. None: x is stored like y.
 
     Examples:
         >>> import numpy as np
@@ -56,8 +58,8 @@ class Quantized:
     per: str  # unit with its own scale: "factor", "i" or "output"
     values: Any  # (a, b, c, d), in this storage
     scale: Any  # float32: (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d)
-    saturated: int = 0  # weights that were clipped to the largest value
-    x_scale: float | None = None  # scale of x in the same storage; None: x is stored like y
+    saturated: int = 0  # weights that were clipped to the largest stored value
+    x_scale: float | None = None  # scale of x, if x is stored in `storage` too; None: x is stored like y
 
     def __repr__(self) -> str:
         of_x = "" if self.x_scale is None else f", for x in {self.storage} times {self.x_scale:.6g}"
@@ -157,13 +159,13 @@ class Quantized:
 class QuantizedInputs:
     """X in eight bits, which `quantize_inputs` returns.
 
-    Launchers take `values` with weights that were quantized for its `scale`.
+    Launchers take `values` as x, with weights from `quantize(..., x_scale=scale)`.
 
     Attributes:
         storage: "int8", "e4m3" or "e5m2".
         values: Stored values, of the shape of x.
         scale: Scale of all values.
-        saturated: Number of elements that exceeded the largest value and were clipped to it.
+        saturated: Number of elements that exceeded the largest value of `storage` times `scale`, and were clipped.
 
     Examples:
         >>> import numpy as np
@@ -175,7 +177,7 @@ class QuantizedInputs:
     storage: str
     values: Any  # shaped as x
     scale: float  # one scale for all elements
-    saturated: int = 0  # elements that were clipped to the largest value
+    saturated: int = 0  # elements that were clipped to the largest stored value
 
     def __repr__(self) -> str:
         count = counted(int(prod(self.values.shape)), "element")
@@ -216,7 +218,7 @@ def quantize_inputs(
         x: Array of NumPy or tensor of PyTorch, of real finite numbers.
         storage: "int8", "e4m3" or "e5m2".
         scale: Scale that was found on other data. None: the smallest scale without saturation.
-        saturate: True clips elements beyond the largest value. False refuses a scale that needs clipping.
+        saturate: True clips elements beyond the largest value at the scale. False refuses a scale that needs clipping.
 
     Returns:
         `QuantizedInputs`. `quantize(weights, storage, x_scale=result.scale)` gives weights for it.
@@ -252,8 +254,8 @@ def quantize_inputs(
     if saturated and not saturate:
         what, most = counted(saturated, "element"), x_scale * how.largest
         raise LaunchError(
-            f"scale={x_scale:.6g}: {what} of x beyond {most:.6g}, the largest value in {storage} with it; accepted: a "
-            "larger scale, or saturate=True"
+            f"scale={x_scale:.6g}: {what} of x beyond {most:.6g}, the largest that {storage} has at this scale; "
+            "accepted: a larger scale, or saturate=True"
         )
     return QuantizedInputs(storage, _like(x, values, how), x_scale, saturated)
 

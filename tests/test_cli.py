@@ -28,7 +28,7 @@ MISTAKES = [
     (["run"], "ksgen: got 0 patterns; accepted: one, such as ksgen run 1,192,48,2"),
     (
         ["run", "1,2,3,1", "--pattern", "1,2,3,1"],
-        "ksgen: 1,2,3,1 gives 2 features and 1,2,3,1, next in the chain, takes 3",
+        "ksgen: 1,2,3,1 gives 2 features, but the next pattern (1,2,3,1) takes 3",
     ),
     (
         ["run", "1,2,3,1", "1,3,2,1", "--job", "gradient"],

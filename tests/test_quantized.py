@@ -244,7 +244,8 @@ def test_what_saturates_of_x_is_refused_or_counted() -> None:
     scale = float(np.float32(np.abs(X).max() / 2 / 448))
     beyond = np.count_nonzero(np.abs(X) > 448 * scale)
     with pytest.raises(
-        LaunchError, match=rf"{beyond} elements? of x beyond .*, the largest value in e4m3 with it; accepted: a larger"
+        LaunchError,
+        match=rf"{beyond} elements? of x beyond .*, the largest that e4m3 has at this scale; accepted: a larger",
     ):
         quantize_inputs(X, "e4m3", scale=scale)
     made = quantize_inputs(X, "e4m3", scale=scale, saturate=True)

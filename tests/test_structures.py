@@ -259,7 +259,7 @@ def test_dyad_is_a_sum_of_two_chains(variant: structures.DyadVariant) -> None:
         (lambda: structures.monarch(24, 20, blocks=3), "blocks=3; accepted: a divisor of out_features=20"),
         (lambda: structures.monarch(24, 20, blocks=0), "blocks=0; accepted: a whole number from 1"),
         (lambda: structures.butterfly(12), "features=12; accepted: a power of two from 2 up"),
-        (lambda: structures.butterfly(24, block=5), "features=24; accepted: a power of two from 2 up times block=5"),
+        (lambda: structures.butterfly(24, block=5), "features=24; accepted: block=5 times a power of two from 2 up"),
         (lambda: structures.oft(24, block=4, terms=3), "terms=3; accepted: 4 or more, or None"),
         (lambda: structures.btt(24, 20, blocks=(3, 4), rank=1), "blocks=3; accepted: a divisor of out_features=20"),
         (lambda: structures.btt(24, 20, blocks=4, rank=0), "rank=0; accepted: a whole number from 1"),

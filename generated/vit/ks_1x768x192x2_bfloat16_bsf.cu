@@ -1,4 +1,4 @@
-// ks_1x768x192x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 f88e8f76, spec fb9ebd7c
+// ks_1x768x192x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 ba8d29ca, spec fb9ebd7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -13,7 +13,7 @@
 // 16-byte chunks, unchanged. Along an instruction's K dimension, inputs may have any order that both operands share.
 // Rows of operand A may be any outputs. Weights are packed accordingly (`input_of`, `out_of`). Below, g and t are PTX's
 // groupID and threadID_in_group of a lane: lane 4g + t of its warp. The kernel comes first. Its functions follow:
-// place, load, multiply, store.
+// place and read, load, multiply, store. The packing kernel is last.
 //
 // A tile of Y. Tiles: 6 along k, 1 along j, 1 along i; along s, as many as the batch needs.
 //
@@ -59,13 +59,13 @@ constexpr int COMPONENTS       =        1;  // parts into which an operand is sp
 constexpr int PACKED_PARTS     =        1;  // parts of packed weights; fewer than COMPONENTS: lanes split them
 constexpr int ROW_TILES        =        4;  // matrix instructions of a warp along its outputs, 16 each
 constexpr int COLUMN_TILES     =        4;  // matrix instructions of a warp along its rows of the batch, 8 each
-constexpr int SUPER_IN         =       16;  // inputs after which the lanes' order repeats
+constexpr int SUPER_IN         =       16;  // inputs after which the order in which lanes hold them repeats
 constexpr int SUPER_STEPS      =        1;  // matrix instructions for SUPER_IN inputs
 constexpr int RUN_OUT          =        4;  // neighbouring outputs per lane
 constexpr int STEPS            =       12;  // stages until all C inputs are read
 constexpr int TILES_OUT        =        6;  // tiles along the outputs
 constexpr int TILES_D          =        1;  // tiles along j
-constexpr int X_LINES          =       64;  // lines of the X tile
+constexpr int X_LINES          =       64;  // lines of the X tile: its rows of the batch; `run` is an offset in a line
 constexpr int X_RUN            =       32;  // elements per line
 constexpr int X_PITCH          =       64;  // bytes of shared memory from one line to the next, free of bank conflicts
 constexpr int PASSES           =        1;  // tiles of outputs per block, computed sequentially
@@ -242,7 +242,7 @@ DEVICE bool is_aligned(const void* pointer, const int bytes) { return reinterpre
 DEVICE void copy_element(void* to, const stored* from, const bool valid) {  // elements are too small for `cp.async`
     *static_cast<stored*>(to) = valid ? *from : stored(0);
 }
-struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbours of Y, the bias or the residual
+struct ALIGNED(Y_VECTOR * sizeof(stored)) Run { stored at[Y_VECTOR]; };  // neighbouring elements of Y, bias or residual
 // Read the first `count` elements. If `wide`, they are aligned, and one load reads all Y_VECTOR.
 DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VECTOR) {
     if (wide) return *reinterpret_cast<const Run*>(from);
@@ -251,7 +251,7 @@ DEVICE Run read_run(const stored* from, const bool wide, const int count = Y_VEC
         if (e < count) run.at[e] = from[e];
     return run;
 }
-// Store Y_VECTOR neighbours of Y by one instruction.
+// Store Y_VECTOR neighbouring elements of Y by one instruction.
 DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
     constexpr int WORDS = Y_VECTOR / 2;
     const auto word = [&](const int at) {
@@ -310,8 +310,8 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int row_half)
 }
 
 // ---- place and read: offsets of X in memory and in a stage, and the part of X that a lane reads
-// X[s * x_pitch + (i * C + l) * D + j]: a line of the X tile is one row of the batch, a run goes along l and the tile's
-// j.
+// X[s * x_pitch + (i * C + l) * D + j]: a line of the X tile is one row of the batch. `run` is an offset in a line,
+// along l and the tile's j.
 
 // whether copies can move X_VECTOR elements: X and its rows are aligned
 DEVICE bool x_is_wide(const stored* x, const extent, const extent x_pitch) {
@@ -329,7 +329,8 @@ DEVICE bool run_is_inside(const Tile tile, const int first_in, const int run) {
     return first_in + run / TILE_D < C && tile.first_j + run % TILE_D < D;
 }
 DEVICE int lines_inside(const Tile tile, const int) { return tile.batch_left; }
-// Input in element e of lane t's operand, as an index within the stage. The instruction's inputs begin at `in_stage`.
+// Input in element e of lane t's operand, as an index within the stage. `in_stage` is the instruction's number within
+// the stage, times K_STEP.
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) {
     // inputs that the lane holds before this one, in the current period of its order
     const int held = in_stage % SUPER_IN / K_STEP * LANE_INPUTS + e;
@@ -486,8 +487,8 @@ ENTRY(PACK_THREADS, 1)
 void ks_1x768x192x2_bfloat16_bsf_pack(
     const given* RESTRICT w, unsigned* RESTRICT packed) {
     const extent at = block_index() * PACK_THREADS + thread_index();
-    // A lane's words of operand A are rows g and g + 8 for the lower k-index of PTX, then for the upper one. Complex
-    // numbers have their real parts at the lower k-index, and their imaginary parts at the upper one.
+    // A lane's words of operand A are rows g and g + 8 in the lower half of the instruction's K dimension, then in the
+    // upper half. Complex numbers have their real parts in the lower half, and their imaginary parts in the upper one.
     const int word = static_cast<int>(at % 4);
     const int lane = static_cast<int>(at / 4 % 32);
     const int row_tile = static_cast<int>(at / 128 % (TILE_OUT / 16));

@@ -72,7 +72,7 @@ class Case:
 def cases_of(family: Family[Any], target: str) -> list[Case]:
     """Return the cases that prove a family on a GPU, each source once.
 
-    Their constants are those for the target's usual card, so that bundles contain the same sources.
+    Constants are chosen for the target's usual card, not for this GPU, so that bundles contain the same sources.
     """
     limits = cuda_limits(target)
     cases: dict[tuple[KernelSpec, Any], Case] = {}

@@ -296,7 +296,7 @@ def library_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
     """Least microseconds of a library's product on tensor cores that no family here uses; infinite for other
     targets and precisions.
 
-    Interleaved j need two permutations, and each step of an epilogue a pass over Y.
+    In bsf, interleaved j need two permutations. Each step of an epilogue needs a pass over Y.
     """
     rates = gpu_of(limits.target).rates
     if rates is None or not is_outpaced(kernel, limits):

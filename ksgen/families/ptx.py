@@ -96,7 +96,7 @@ class WgmmaInstruction:
 
     @property
     def operands(self) -> str:
-        """Operands of the instruction, in its order; numbers count the outputs, then the inputs."""
+        """Operands of the instruction, in its order. In %n, n counts the asm statement's outputs, then its inputs."""
         numbers = iter(range(self.sums + 2, self.sums + 2 + self._a_words + len(self.transposed)))
         a = [f"%{next(numbers)}" for _ in range(self._a_words)]
         flags = [f"%{number}" for number in numbers]

@@ -21,12 +21,12 @@ class ChainLauncher(BaseLauncher):
 
     Args:
         *factors: Patterns or `Launcher`s, one per argument, in the order in which they multiply x; or one `Chain`, or
-            one list of patterns. Options that a factor states are ignored.
+            one list of patterns. Options with which a `Launcher` was made are ignored.
         between: Activation after each factor but the last: "none", "relu", "gelu", "gelu_tanh" or "silu".
         fuse: Launches: "auto" runs one launch if that is faster, "no" one per factor. "yes" always runs one launch, and
             is an error if that is unavailable.
         out_layout: Layout of y for calls that name none: "bsf" or "bsl". None: that of x.
-        **stated: Options of calls that name no others, and required operands: the same as those of a `Launcher`.
+        **stated: Default options of calls, and operands (bias, residual) that each call must pass, as for a `Launcher`.
 
     Raises:
         PatternError: The factors do not fit each other.
@@ -79,7 +79,7 @@ def _factors(given: tuple[Any, ...]) -> list[Launcher]:
 
 
 def _plain(factor: Launcher, pattern: Pattern) -> Launcher:
-    """Launcher of the chain's pattern, without stated options. Only the first one reads exchanged inputs."""
+    """Launcher of the chain's pattern, without stated options. Only a chain's first factor reads exchanged inputs."""
     if factor.takes_lists or factor.options.non_defaults or factor.stated.non_defaults or factor.pattern != pattern:
         return Launcher(pattern, batches=sorted(factor.batches))
     return factor

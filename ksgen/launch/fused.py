@@ -74,7 +74,10 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
 def fused_plan(
     device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto", stream: Stream = None
 ) -> Plan | None:
-    """Plan of one launch for a chain, or for several chains on one X; None if separate launches are faster."""
+    """Plan of one launch for a chain, or for several chains on one X.
+
+    None if separate launches are chosen, or one launch is not available.
+    """
     generation = PLANNER.generation
     if not verdict(device, kernel, batch, fuse).is_one:
         return None
@@ -240,8 +243,8 @@ def _apart(
 ) -> float | None:
     """Microseconds of separate launches: of a layer's factors, or of a group's layers, each in its fastest form.
 
-    `us_of` gives the time of one launch, `transpose_us` that of the copy that transposes a layer's intermediate. None
-    if a time is missing.
+    `us_of` gives the time of one launch, `transpose_us` that of the copy that transposes a layer's intermediate.
+    Returns None if a time is missing.
     """
     if kernel.is_group:
         forms = [

@@ -271,7 +271,7 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
         (
             ("1,2,3,1", "1,3,4,1", "--chain"),
             KsgenError,
-            "1,2,3,1 gives 2 features and 1,3,4,1, next in the chain, takes 4",
+            "1,2,3,1 gives 2 features, but the next pattern (1,3,4,1) takes 4",
         ),
         (("--pattern", "1,2,3,4", "--budget", "soon"), KsgenError, "budget 'soon': accepted: a time such as 60s"),
         (

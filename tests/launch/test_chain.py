@@ -33,7 +33,7 @@ def test_a_chain_equals_its_factors_in_sequence() -> None:
         LaunchError, match=r"weights of factor 2 is a list; give np.asarray\(weights, np.float32\), or a NumPy array"
     ):
         ChainLauncher(first, then)(x, [weights, more.tolist()])
-    with pytest.raises(PatternError, match="gives 12 features and 2,9,5,3, next in the chain, takes 30"):
+    with pytest.raises(PatternError, match=r"gives 12 features, but the next pattern \(2,9,5,3\) takes 30"):
         ChainLauncher(then, first)
     with pytest.raises(LaunchError, match=r"factors=\(\); accepted: Launchers or patterns, one per argument"):
         ChainLauncher()

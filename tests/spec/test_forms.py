@@ -24,7 +24,7 @@ BEYOND = (  # messages on specs that no schema refuses: they are no YAML, or sev
     "again, after line",
     "as a key",
     "is too large",
-    "next in the chain, takes",
+    "features, but the next pattern (",
     "and the first chain",
     "with one factor",
     "of complex numbers",

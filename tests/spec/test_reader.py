@@ -624,7 +624,7 @@ WRONG = [
     ),
     (
         "layers:\n  q:\n    chain:\n    - 1,192,48,2\n    - 2,48,192,2",
-        "3: layers.q.chain: 1,192,48,2 gives 384 features and 2,48,192,2, next in the chain, takes 768",
+        "3: layers.q.chain: 1,192,48,2 gives 384 features, but the next pattern (2,48,192,2) takes 768",
     ),
     (
         "layers:\n  q: {chain: {in_features: 3}}",

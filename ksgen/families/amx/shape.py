@@ -354,7 +354,7 @@ class AmxTiling(TilePlanes):
 
     @property
     def _padding(self) -> int:
-        """Lines between the j of a plane.
+        """Cache lines of padding after each j of a plane.
 
         All j of an input are copied together, and all j of an output are stored together. They would share a set of
         the caches if they were a power of two apart.

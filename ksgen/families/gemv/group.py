@@ -181,7 +181,7 @@ def _tilings(
 
 
 def _factors_of(own: OfLayer) -> list[tuple[GemvConstants, tuple[str, ...]]]:
-    """Constants of each factor, and the names of those that `tiles` has."""
+    """Constants of each factor, each with the names of the constants that `tiles` lists for it."""
     if isinstance(own, GemvChainConstants):
         return [(own.first, _FIRST_NAMES), (own.last, _NAMES)]
     return [(own, _NAMES)]

@@ -229,6 +229,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     def constexprs_of_factor(self, kernel: KernelSpec, constants: MmaConstants) -> list[Constexpr]:
         shape = MmaTiling.of(kernel, constants)
+        of_lines = "inputs l" if kernel.layout == "bsl" else "rows of the batch"
         always = [
             *pattern_constexprs(kernel),
             *epilogue_constexprs(kernel),
@@ -252,13 +253,13 @@ class Mma(GpuProduct[AnyMmaConstants]):
             named(shape, "PACKED_PARTS", "parts of packed weights; fewer than COMPONENTS: lanes split them"),
             named(shape, "ROW_TILES", "matrix instructions of a warp along its outputs, 16 each"),
             named(shape, "COLUMN_TILES", "matrix instructions of a warp along its rows of the batch, 8 each"),
-            named(shape, "SUPER_IN", "inputs after which the lanes' order repeats"),
+            named(shape, "SUPER_IN", "inputs after which the order in which lanes hold them repeats"),
             named(shape, "SUPER_STEPS", "matrix instructions for SUPER_IN inputs"),
             named(shape, "RUN_OUT", "neighbouring outputs per lane"),
             named(shape, "STEPS", "stages until all C inputs are read"),
             named(shape, "TILES_OUT", "tiles along the outputs"),
             named(shape, "TILES_D", "tiles along j"),
-            named(shape, "X_LINES", "lines of the X tile"),
+            named(shape, "X_LINES", f"lines of the X tile: its {of_lines}; `run` is an offset in a line"),
             named(shape, "X_RUN", "elements per line"),
             named(shape, "X_PITCH", "bytes of shared memory from one line to the next, free of bank conflicts"),
             named(shape, "PASSES", "tiles of outputs per block, computed sequentially"),

@@ -333,7 +333,10 @@ def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
 
 
 def _variables_of_pairs(shape: VectorTiling) -> VectorFactorVariables:
-    """Template variables for copies as pairs: the lanes that a vector of pairs takes from two vectors, or from one."""
+    """Template variables for copies of inputs as pairs of neighbouring l.
+
+    They say which lanes of two source vectors, or of one, become a vector of pairs.
+    """
     lanes = shape.constants.lanes
     # if a vector does not hold whole l, inputs are copied one l at a time
     run = shape.run if lanes % shape.run == 0 else lanes

@@ -172,7 +172,7 @@ class VectorTiling(Planes):
 
     @property
     def column_outputs(self) -> int:
-        """Outputs of a column for one row of the batch."""
+        """Outputs of a column (a tile of one plane) for one row of the batch."""
         return self.tile_lanes if self.is_along_outputs else self.constants.height
 
     @property
@@ -388,7 +388,10 @@ class VectorTiling(Planes):
 
     @property
     def waiting_step(self) -> int:
-        """Inputs between two stores of waiting vectors: a power of two."""
+        """Inputs between two stores of a finished tile's vectors, which are stored during the next tile.
+
+        It is a power of two.
+        """
         spare = max(1, self.inputs // self.ahead.step // self.waiting_vectors)
         return int(self.ahead.step * (1 << (spare.bit_length() - 1)))
 

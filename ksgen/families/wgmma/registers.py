@@ -261,7 +261,7 @@ class RegistersBlock(Block):
         found = [
             named(constants, "GROUPS_BATCH", "warpgroups that multiply, along the batch"),
             named(self, "PLANES", "neighbouring j of a warpgroup"),
-            named(self, "SUPER_IN", "inputs after which the lanes' order repeats"),
+            named(self, "SUPER_IN", "inputs after which the order in which lanes hold them repeats"),
             named(self, "SUPER_STEPS", "instructions for SUPER_IN inputs of one j"),
             named(self, "FRAGMENT_SETS", "sets of fragments of X: 2 are read and multiplied alternately"),
         ]

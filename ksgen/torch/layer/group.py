@@ -34,7 +34,7 @@ from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
 
 
 class Layers(nn.ModuleList):
-    """Layers that take the same x. Other modules may replace one of them later."""
+    """Layers that take the same x. A user may put another module in the place of one later."""
 
     def freeze(self) -> Self:
         """Freeze every layer, like `KSLinear.freeze`.
@@ -127,7 +127,7 @@ class KSLinears(Layers):
     def explain(self, batch: int = 1024) -> str:
         """Explain each layer, and whether one launch runs all of them.
 
-        On a processor, the text includes the measured time of one launch.
+        On a processor, the text includes the times of one launch and of a launch per layer, if they were measured.
         """
         lines = self._explained(batch)
         if not len(self) or not self._are_plain:
@@ -196,7 +196,8 @@ class KSLinears(Layers):
     def _whole(self, x: Tensor) -> Tensor | None:
         """All outputs by one launch; None if that is not supported or not faster.
 
-        On a GPU, times of a search decide, else expected times. On a processor, both methods are timed here.
+        On a GPU, times that tuning measured decide; without them, expected times do. On a processor, one launch and a
+        launch per layer are timed here.
         """
         if not self._fits_one_launch(x):
             return None
@@ -261,7 +262,7 @@ class KSLinears(Layers):
         is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))
         if x.dim() < 2 or not is_usual or any(tensor is not None and tensor.dtype != x.dtype for tensor in tensors):
             return False
-        if place == "cpu" and layer.fuse == "auto":  # on another verdict, the launcher would launch each layer
+        if place == "cpu" and layer.fuse == "auto":  # else the launcher may launch each layer
             return self._verdict(x.device, dtype_name(x.dtype), x.numel() // layer.in_features).is_one
         return True
 

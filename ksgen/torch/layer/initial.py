@@ -21,7 +21,7 @@ _EXACT = 1e-9  # a product in float64 with at most this relative error counts as
 def initialize(name: str, init: str, chain: Chain, weights: Sequence[Tensor]) -> None:
     """Initialize the weights by `init`, which is not "uniform"; `LaunchError` if the chain cannot represent the matrix.
 
-    `name` names the layer in messages. Tied weights are given as one slice, with extent 1 along the axis.
+    `name` names the layer in messages. Tied weights are given as one slice, with extent 1 along each tied axis.
     """
     with torch.no_grad():
         values = _VALUES[init](f"{name}: init={init!r}", chain, weights[0])

@@ -696,7 +696,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
         """Whether the weights multiply x of this dtype without a cast."""
-        return all(each.dtype == dtype for each in self.weights.parameters())  # tied weights are not repeated for it
+        return all(each.dtype == dtype for each in self.weights.parameters())  # slices, if they are tied
 
     def _prepared_calls(self) -> dict[Hashable, Any] | None:
         """Calls that were prepared with these weights; None unless they are frozen."""
@@ -705,7 +705,7 @@ class KSLinear(ChainLayer, nn.Linear):
     def _stored(self) -> Mapping[str, Any]:
         """Parameters of the weights by name. If some are tied, also the full weights of all factors.
 
-        A frozen layer repeats slices only once.
+        Full weights are slices repeated along the tied axis: at each call, or only once if the layer is frozen.
         """
         weights: Any = self._modules["weights"]
         return stored(weights) if "parametrizations" in weights._modules else weights._parameters
@@ -793,7 +793,9 @@ def checked_dtype(chain: Chain, bias: bool, dtype: torch.dtype | None, options: 
     layout, precision, backend, activation, between, fuse, intermediates, out_layout = map(options.__getitem__, OPTIONS)
     check_words(backend=(backend, NAMES), between=(between, ACTIVATIONS), intermediates=(intermediates, INTERMEDIATES))
     if between != "none" and len(chain) < 2:
-        raise LaunchError(f"KSLinear({chain}): between={between!r} with one factor; accepted: 'none', or two or more")
+        raise LaunchError(
+            f"KSLinear({chain}): between={between!r} with one factor; accepted: between='none', or two factors or more"
+        )
     check_words(layout=(layout, LAYOUTS))
     check_words(out_layout=(layout if out_layout is None else out_layout, LAYOUTS))
     for pattern in chain:  # `KernelSpec` refuses unknown words, and sizes beyond memory

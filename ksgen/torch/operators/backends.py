@@ -64,7 +64,7 @@ def _multiply_bmm(x: Tensor, blocks: Tensor, layout: str, pattern: Pattern) -> T
 
 
 def _as_bsr(weights: Tensor) -> Tensor:
-    """The permuted K in square blocks, the format of block-sparse row products."""
+    """The permuted K as a BSR tensor (block sparse row) of square blocks."""
     blocks = _blocks(weights)
     count, b, c = blocks.shape
     side = gcd(b, c)

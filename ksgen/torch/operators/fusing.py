@@ -103,7 +103,10 @@ def _added(step: Node, end: Node) -> Node | None:
 
 
 def _has_effects_between(first: Node, last: Node) -> bool:
-    """Whether a node between two others may write to a tensor or change a mode: the product must not move over it."""
+    """Whether a node between two others may write to a tensor or change a mode.
+
+    If so, the layer's product must not be moved past it.
+    """
     node = first.next
     while node is not last:
         if _may_have_effects(node):

@@ -158,7 +158,7 @@ def test_what_cannot_be_merged() -> None:
         optimize(KSLinear(square_dyadic(8), between="relu"))
     with pytest.raises(LaunchError, match="cannot be merged"):
         optimize(KSLinear(square_dyadic(8)).quantize("int8"))
-    with pytest.raises(PatternError, match=r"8,8,8,1 gives 64 features and 1,8,4,8, next in the chain, takes 32"):
+    with pytest.raises(PatternError, match=r"8,8,8,1 gives 64 features, but the next pattern \(1,8,4,8\) takes 32"):
         optimize(["8,8,8,1", "1,8,4,8"])
     with pytest.raises(SpecError, match="batch=0; accepted"):
         optimize(square_dyadic(8), batch=0)

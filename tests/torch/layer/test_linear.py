@@ -726,7 +726,7 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
             [(2, 8, 4, 3), (6, 64, 64, 1)],
             {},
             PatternError,
-            "2,8,4,3 gives 48 features and 6,64,64,1, next in the chain, takes 384",
+            r"2,8,4,3 gives 48 features, but the next pattern \(6,64,64,1\) takes 384",
         ),
         ([], {}, PatternError, r"accepted: one Pattern or more"),
         (
@@ -753,7 +753,7 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
             CHAIN[:1],
             {"between": "relu"},
             LaunchError,
-            "between='relu' with one factor; accepted: 'none', or two or more",
+            "between='relu' with one factor; accepted: between='none', or two factors or more",
         ),
         (
             CHAIN,
