@@ -20,9 +20,8 @@ needs_opencl = pytest.mark.skipif(not has_opencl, reason="no OpenCL device: pip 
 FIELDS = ("kernel", "job", "pattern", "precision", "layout", "epilogue", "batch")
 SMALL = ("--pattern", "2,8,8,3", "--batch", "40", "--device", "opencl", "--json")
 OTHERS = {  # that have --json, and rows of no kernels; their own tests read them
-    "emit", "bundle", "doctor", "cache ls", "cache verify", "bench model", "bench paper", "bench layers", "bench "
-                                                                                                          "energy",
-                                                                                                          "bench share",
+    "emit", "bundle", "doctor", "cache ls", "cache verify", "bench model", "bench paper", "bench layers", "bench table",
+    "bench energy", "bench share",
 }  # fmt: skip
 CHECKED = {"run", "demo", "calibrate", "tune", "show", "build", "wisdom show", "wisdom diff"}
 

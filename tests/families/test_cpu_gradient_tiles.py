@@ -239,7 +239,7 @@ def test_launchers_take_it_where_it_is_asked_for(precision: str, with_tiles: Dev
 
 
 def test_which_processors_it_serves() -> None:
-    kernel = kernel_of((2, 9, 5, 3), "bf16x6")
+    kernel = kernel_of((2, 19, 15, 3), "bf16x6")
 
     def kind(limits: Limits = CPU, **changes: str) -> type:
         asked = replace(kernel, **changes)

@@ -41,6 +41,7 @@ class Scaled(Simt):
 
     name = "scaled"
     tilings: ClassVar[dict[Any, Any]] = {**Simt.tilings, ScaledConstants: SimtTiling}
+    rules: ClassVar[dict[Any, Any]] = {**Simt.rules, ScaledConstants: Simt.rules[SimtConstants]}
     kinds = (ScaledConstants,)
     signature = (*PRODUCT, "scale")
 
