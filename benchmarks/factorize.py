@@ -2,7 +2,8 @@
 
 Medians of several runs on this machine's processor, or on its GPU with `--device cuda`. Every run has another matrix of
 standard normal elements. This is the hardest case, because all directions have the same size. `--lazylinop` compares
-with lazylinop's `ksd` on products of long chains, which both should recover; the two alternate.
+with lazylinop's `ksd` on products of long chains, which both should recover; the two alternate. `--convert` times the
+first conversions by budget of this process.
 """
 
 import argparse
@@ -10,10 +11,11 @@ from functools import partial
 from statistics import median
 
 import torch
+from torch import nn
 
 from ksgen.measure.trust import host_clock
 from ksgen.pattern import Chain, Pattern, monarch, square_dyadic
-from ksgen.torch import factorize
+from ksgen.torch import convert, factorize
 from ksgen.torch.conversion.projection import product_of, relative_error
 
 CHAINS = {
@@ -35,9 +37,17 @@ def main() -> None:
         action="store_true",
         help="compare with lazylinop on the processor, on products of square dyadic chains",
     )
+    parser.add_argument(
+        "--convert",
+        action="store_true",
+        help="time `convert(model, budget=0.3)` for layers of 384 x 384: the first layer, the second, and six at once",
+    )
     arguments = parser.parse_args()
     if arguments.lazylinop:
         lazylinop(arguments.runs)
+        return
+    if arguments.convert:
+        conversions(arguments.device)
         return
     print(f"{'chain':20} {'matrix':>12} {'method':>13} {'error':>6} {'median, s':>10}")
     for name, chain in CHAINS.items():
@@ -45,6 +55,14 @@ def main() -> None:
         found = [factorize(torch.randn(shape, device=arguments.device), chain) for _ in range(arguments.runs)]
         error, seconds = (median(getattr(each, figure) for each in found) for figure in ("relative_error", "seconds"))
         print(f"{name:20} {shape[0]:>5} x {shape[1]:>4} {found[0].method:>13} {error:6.3f} {seconds:10.3f}")
+
+
+def conversions(device: str) -> None:
+    """Print the time per layer. Kernels, their times and their rates are stored by process or machine."""
+    print(f"{'layers':>6} {'s per layer':>11}")
+    for count in (1, 1, 6):
+        model = nn.Sequential(*(nn.Linear(384, 384, device=device) for _ in range(count)))
+        print(f"{count:6} {host_clock(partial(convert, model, budget=0.3)) / count:11.3f}")
 
 
 def lazylinop(runs: int) -> None:

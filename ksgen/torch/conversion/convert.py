@@ -28,9 +28,8 @@ from ksgen.torch.conversion.propose import (
     FOR_WEIGHTS,
     Form,
     Proposal,
-    Proposals,
     checked_families,
-    propose,
+    offers,
     table_of,
 )
 from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, text_of, write_config
@@ -114,8 +113,8 @@ def convert(
     else:
         families = checked_families(structures) if structures is not None else FOR_WEIGHTS if from_weights else FAMILIES
         # cached, because layers share a few shapes
-        offers = cache(partial(propose, budget=budget, merge=merge, structures=families, most=CHAINS_PER_FAMILY))
-        wanted = _proposed(model, rule, budget, offers, from_weights, progress)
+        offered = cache(partial(offers, budget=budget, merge=merge, structures=families, most=CHAINS_PER_FAMILY))
+        wanted = _proposed(model, rule, budget, offered, from_weights, progress)
     found = find_layers(model, wanted)
     check_config(model)
     before = _parameter_count(model)
@@ -182,8 +181,9 @@ def _layers_of(spec: Spec) -> dict[str, RuleEntry]:
 
 
 def _proposed(
-    model: nn.Module, names: Any, budget: float, offers: Callable[..., Proposals], from_weights: bool, progress: bool
-) -> dict[str, RuleEntry]:
+    model: nn.Module, names: Any, budget: float, offered: Callable[..., tuple[Proposal, ...]], from_weights: bool,
+    progress: bool,
+) -> dict[str, RuleEntry]:  # fmt: skip
     """Select a chain per layer: the one with the fastest training step whose error is within `NEAR` of the least."""
     if isinstance(names, str | Path | Mapping | Spec):
         raise SpecError(
@@ -201,7 +201,7 @@ def _proposed(
             continue
         if names is None and (len(weight) <= FEW_OUTPUTS or layer is head or HEAD_OR_EMBEDDING.fullmatch(name)):
             continue
-        choices[name] = weight, _choices(weight, offers)
+        choices[name] = weight, _choices(weight, offered)
         if not choices[name][1]:
             raise SpecError(
                 f"budget={excerpt(budget)}: no chain from {weight.shape[1]} to {weight.shape[0]} features fits it, "
@@ -233,7 +233,7 @@ def _proposed(
     return exactly(found)
 
 
-def _choices(weight: Tensor, offers: Callable[..., Proposals]) -> list[tuple[float, RuleEntry]]:
+def _choices(weight: Tensor, offered: Callable[..., tuple[Proposal, ...]]) -> list[tuple[float, RuleEntry]]:
     """Time of a training step and rule entry of every candidate for a layer.
 
     Candidates are the chains whose expected training step is faster than the lower bound on the dense layer's. If there
@@ -245,13 +245,13 @@ def _choices(weight: Tensor, offers: Callable[..., Proposals]) -> list[tuple[flo
     found: list[tuple[float, RuleEntry]] = []
     dense_us = inf
     for count in (1, 3) if rows == 3 * columns else (1,):
-        offered = offers(columns, rows // count, device=weight.device, precision=dtype_name(weight.dtype))
+        whole, *others = offered(columns, rows // count, device=weight.device, precision=dtype_name(weight.dtype))
         found += [
             (_step_us(count, each), RuleEntry.of(*each.structures, count=count))
-            for each in offered.looked_at
+            for each in others
             if count == 1 or len(each.structures) == 1
         ]
-        dense_us = min(dense_us, _step_us(count, offered.dense))
+        dense_us = min(dense_us, _step_us(count, whole))
     return [each for each in found if each[0] < dense_us] or found
 
 

@@ -1,6 +1,6 @@
 """`propose`: chains, and sums of chains, that could replace a dense layer, with their size, time and error."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import StringIO
@@ -21,12 +21,15 @@ from ksgen.structures import Structure, dyad, kronecker, of_chain
 from ksgen.torch.conversion.factorize import Factorization, SumFactorization, factorized
 from ksgen.torch.conversion.merge import merged_chains
 from ksgen.torch.conversion.rule import text_of
-from ksgen.torch.conversion.times import clock_of, measured_us
+from ksgen.torch.conversion.times import Clock, Us, clock_of, measured_us
 from ksgen.torch.layer.sum import of_structures
 from ksgen.torch.operators.checks import check_flags, check_tensors
 from ksgen.values import excerpt, listed
 
 LOOKED_AT = 3  # chains that are factorized or measured per family, as a multiple of the chains listed
+# structures per family whose fused launch `convert` expects. If it expected all of them, it would give the same layers
+# for weights in float32, and others in 2 of 63 cases in bfloat16, with a step 13 % shorter and an error 2 % larger
+LIKELY = 12
 DENSE = "nn.Linear"
 BUDGET = 0.3  # share of the dense weights by default
 FAMILIES = (
@@ -37,6 +40,7 @@ ITERATIVE = ("blast",)  # families that only L-BFGS factorizes, which takes minu
 # families that `convert` chooses from for given weights: the chain of a Kronecker product without its ties is a Monarch
 # chain, and no farther
 FOR_WEIGHTS = tuple(each for each in FAMILIES if each not in ("kronecker", *ITERATIVE))
+Form = tuple[Structure, ...]  # one structure, or several that are added
 
 
 @dataclass(frozen=True)
@@ -220,11 +224,11 @@ def propose(
     """
     whole = dense(in_features, out_features)
     check_flags(measure=measure, merge=merge)
-    check_word("precision", precision, PRECISIONS)
+    _check_options(budget, precision)
     most = checked_count("most", most, " (chains per family)")
     named = checked_families(structures)
-    if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget <= 1:
-        raise SpecError(f"budget={excerpt(budget)}; accepted: a share of the dense weights, above 0 and up to 1")
+    if weight is not None and structures is None:
+        named = tuple(each for each in named if each not in ITERATIVE)
     if weight is not None:
         check_tensors("propose", weight=weight)
         if (shape := tuple(weight.shape)) != (wanted := (whole.out_features, whole.in_features)):
@@ -236,22 +240,13 @@ def propose(
             f"measure=True with device={excerpt(device)}, which is a target; accepted: a device of this machine, such "
             "as cpu"
         )
-    batch = checked_count("batch", (CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
-    dense_us = clock.dense_us(whole, precision, batch)
-    proposals = [Proposal(DENSE, (of_chain(whole),), dense_us, step_us=clock.dense_step_us(whole, precision, batch))]
-    for family, forms in candidates(whole.in_features, whole.out_features, budget, named).items():
-        if weight is not None and family in ITERATIVE and structures is None:
-            continue
-        if merge:
-            chains = [one.chain for one, *others in forms if not (others or any(one.ties))]
-            merged = dict.fromkeys(new for chain in chains for new in merged_chains(chain, clock, precision, batch))
-            affordable = (chain for chain in merged if chain.weight_count <= budget * whole.weight_count)
-            forms = [*forms, *((of_chain(chain),) for chain in affordable if chain not in chains)]
-        best = [Proposal(family, form, None) for form in forms]
-        best = [replace(each, expected_us=clock.sum_us(each.chains, precision, batch)) for each in best]
-        best.sort(key=_rank)
-        proposals += best[: most if weight is None and not measure else LOOKED_AT * most]
-    proposals[1:] = [replace(each, step_us=clock.sum_step_us(each.chains, precision, batch)) for each in proposals[1:]]
+    batch = checked_count("batch", _usual_batch(clock) if batch is None else batch)
+    families = candidates(whole.in_features, whole.out_features, budget, named)
+    if merge:
+        families = _with_merged(families, budget * whole.weight_count, clock, precision, batch)
+    looked_at = most if weight is None and not measure else LOOKED_AT * most
+    found = _fastest(families, partial(clock.sum_us, precision=precision, batch=batch), looked_at)
+    proposals = _with_steps(whole, found, clock, precision, batch)
     if weight is not None:
         proposals[1:] = [replace(each, factorization=factorized(weight, each.structures)) for each in proposals[1:]]
     if measure:
@@ -263,6 +258,27 @@ def propose(
     return Proposals(proposals[0], tuple(listed), batch, clock.by, tuple(proposals[1:]))
 
 
+def offers(
+    in_features: int, out_features: int, *, budget: float, device: Any, precision: PrecisionName, merge: bool,
+    structures: Collection[str], most: int,
+) -> tuple[Proposal, ...]:  # fmt: skip
+    """The dense layer, and structures that `convert` may take for it, with the time of a training step.
+
+    They are the `most` per named family with the least expected time of a forward pass. The time of fused launches is
+    expected for the `LIKELY` structures that are fastest without them.
+    """
+    _check_options(budget, precision)
+    whole, clock = dense(in_features, out_features), clock_of(device, precision)
+    batch = _usual_batch(clock)
+    families = candidates(in_features, out_features, budget, structures)
+    if merge:
+        families = _with_merged(families, budget * whole.weight_count, clock, precision, batch)
+    sum_us = partial(clock.sum_us, precision=precision, batch=batch)
+    likely = _fastest(families, partial(sum_us, fused=False), LIKELY)
+    families = {family: [each.structures for each in likely if each.family == family] for family in families}
+    return tuple(_with_steps(whole, _fastest(families, sum_us, most), clock, precision, batch))
+
+
 def checked_families(structures: object) -> tuple[str, ...]:
     """Names of families, by default all; `SpecError` for any other."""
     names = FAMILIES if structures is None else () if isinstance(structures, str) else listed(structures)
@@ -271,6 +287,49 @@ def checked_families(structures: object) -> tuple[str, ...]:
     for name in names:
         check_word("structures", name, FAMILIES)
     return tuple(names)
+
+
+def _check_options(budget: object, precision: object) -> None:
+    check_word("precision", precision, PRECISIONS)
+    if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget <= 1:
+        raise SpecError(f"budget={excerpt(budget)}; accepted: a share of the dense weights, above 0 and up to 1")
+
+
+def _usual_batch(clock: Clock) -> int:
+    return CPU_BATCH if clock.is_processor else GPU_BATCH
+
+
+def _with_merged(
+    families: Mapping[str, list[Form]], most: float, clock: Clock, precision: PrecisionName, batch: int
+) -> dict[str, list[Form]]:
+    """The families, with chains of merged neighbours that have at most `most` weights."""
+    found = {}
+    for family, forms in families.items():
+        chains = [one.chain for one, *others in forms if not (others or any(one.ties))]
+        merged = dict.fromkeys(new for chain in chains for new in merged_chains(chain, clock, precision, batch))
+        affordable = (chain for chain in merged if chain.weight_count <= most and chain not in chains)
+        found[family] = [*forms, *((of_chain(chain),) for chain in affordable)]
+    return found
+
+
+def _fastest(
+    families: Mapping[str, list[Form]], expected_us: Callable[[Sequence[Chain]], Us], most: int
+) -> list[Proposal]:
+    """The `most` structures per family with the least expected time."""
+    found: list[Proposal] = []
+    for family, forms in families.items():
+        all_of_family = [Proposal(family, form, expected_us([each.chain for each in form])) for form in forms]
+        found += sorted(all_of_family, key=_rank)[:most]
+    return found
+
+
+def _with_steps(
+    whole: Chain, found: list[Proposal], clock: Clock, precision: PrecisionName, batch: int
+) -> list[Proposal]:
+    """The dense layer and the proposals, with expected times of training steps."""
+    us, step_us = clock.dense_us(whole, precision, batch), clock.dense_step_us(whole, precision, batch)
+    steps = [replace(each, step_us=clock.sum_step_us(each.chains, precision, batch)) for each in found]
+    return [Proposal(DENSE, (of_chain(whole),), us, step_us=step_us), *steps]
 
 
 def _rank(proposal: Proposal) -> tuple[float, float]:
@@ -305,7 +364,6 @@ WANTED = (
 MOST_OF_A_FAMILY = 48  # chains kept: those whose intermediates, which are written and read, have the fewest features
 MOST_REARRANGED = 1024  # shorter side of a matrix rearranged for a Kronecker product, which an SVD takes seconds for
 _Shapes = tuple[tuple[int, int, int, int], ...]  # patterns of a chain's factors, or of a sum of them
-Form = tuple[Structure, ...]  # one structure, or several that are added
 
 
 def candidates(
@@ -450,13 +508,16 @@ def _best(found: Iterable[_Shapes], most: int, name: str) -> list[_Shapes]:
 
     Kronecker products meet no criteria: few sizes exist, and only their own sizes represent a matrix exactly.
     """
-    affordable = [(shapes, count) for shapes in found if (count := sum(map(prod, shapes))) <= most]
-    for used, side in WANTED if name != "kronecker" else WANTED[-1:]:
-        best = [
-            shapes
-            for shapes, count in affordable
-            if count >= used * most and min(min(b, c) for _, b, c, _ in shapes) >= side
-        ]
-        if best:
-            return sorted(best, key=lambda shapes: sum(a * b * d for a, b, _, d in shapes))[:MOST_OF_A_FAMILY]
-    return []
+    best: list[_Shapes] = []
+    criteria = list(WANTED if name != "kronecker" else WANTED[-1:])  # up to those that the best shapes meet
+    for shapes in found:
+        if (count := sum(map(prod, shapes))) > most:
+            continue
+        least = min(min(b, c) for _, b, c, _ in shapes)
+        met = next((at for at, (used, side) in enumerate(criteria) if count >= used * most and least >= side), None)
+        if met is None:
+            continue
+        if met < len(criteria) - 1:
+            criteria, best = criteria[: met + 1], []
+        best.append(shapes)
+    return sorted(best, key=lambda shapes: sum(a * b * d for a, b, _, d in shapes))[:MOST_OF_A_FAMILY]

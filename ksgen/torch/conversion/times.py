@@ -43,9 +43,12 @@ class Clock:
     kernel_us: Callable[[KernelSpec, int], Us]  # of a kernel at a batch size
     floor_us: Callable[[KernelSpec, int], Us]  # lower bound on a kernel's time
 
-    def sum_us(self, chains: Sequence[Chain], precision: str, batch: int) -> Us:
-        """Expected time of a sum of chains, or of the only one. Each further chain reads the sum of those before."""
-        return _sum(self.chain_us(each, precision, batch, number > 0) for number, each in enumerate(chains))
+    def sum_us(self, chains: Sequence[Chain], precision: str, batch: int, fused: bool = True) -> Us:
+        """Expected time of a sum of chains, or of the only one. Each further chain reads the sum of those before.
+
+        `fused`: whether to expect fused launches, too.
+        """
+        return _sum(self.chain_us(each, precision, batch, number > 0, fused) for number, each in enumerate(chains))
 
     def sum_step_us(self, chains: Sequence[Chain], precision: str, batch: int) -> Us:
         """Expected time of a training step of a sum of chains, or of the only one.
@@ -54,13 +57,13 @@ class Clock:
         """
         return _sum(self.step_us(each, precision, batch, number > 0) for number, each in enumerate(chains))
 
-    def chain_us(self, chain: Chain, precision: str, batch: int, adds: bool = False) -> Us:
-        """Expected time of all factors, or of one fused launch if that is expected to be faster.
+    def chain_us(self, chain: Chain, precision: str, batch: int, adds: bool = False, fused: bool = True) -> Us:
+        """Expected time of all factors, or of one fused launch if that is allowed and expected to be faster.
 
         `adds`: whether the last factor reads a residual.
         """
         apart = _sum(self.kernel_us(kernel, batch) for kernel in _kernels(chain, precision, adds))
-        if len(chain) == 1:
+        if len(chain) == 1 or not fused:
             return apart
         whole = self.kernel_us(KernelSpec(chain, precision, epilogue=Epilogue(residual=adds)), batch)
         return min((us for us in (apart, whole) if us is not None), default=None)

@@ -1,6 +1,10 @@
 """convert: which layers are replaced and what of them stays, what the report says, and what is refused unchanged."""
 
 import copy
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,9 +27,11 @@ from ksgen.torch import KSLinear, KSSum, propose, save_rule  # noqa: E402
 from ksgen.torch.conversion.adapter import adapt  # noqa: E402
 from ksgen.torch.conversion.convert import convert  # noqa: E402
 from ksgen.torch.conversion.projection import product_of  # noqa: E402
-from ksgen.torch.conversion.propose import Proposal, Proposals  # noqa: E402
+from ksgen.torch.conversion.propose import Proposal  # noqa: E402
+from ksgen.torch.conversion.propose import offers as offers_of  # noqa: E402
 from ksgen.torch.conversion.rule import RuleEntry  # noqa: E402
 from ksgen.torch.layer.group import KSLinears  # noqa: E402
+from tests.support.program import ROOT  # noqa: E402
 
 UP, DOWN = [(6, 4, 4, 1), (1, 48, 12, 2)], [(6, 4, 16, 1), (1, 8, 8, 3)]  # 24 -> 96, 96 -> 24
 SQUARE = Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))  # 24 -> 24
@@ -473,7 +479,7 @@ def offers(monkeypatch: pytest.MonkeyPatch, dense_us: float | None, *chains: tup
     errors = dict(zip(known, (error for _, error in chains), strict=True))
     whole = Proposal("", (structures.of_chain(Chain((Pattern(1, 96, 24, 1),))),), 1.0, step_us=dense_us)
     module = import_module("ksgen.torch.convert")
-    monkeypatch.setattr(module, "propose", lambda *_, **__: Proposals(whole, made[:1], 8, "a test", made))
+    monkeypatch.setattr(module, "offers", lambda *_, **__: (whole, *made))
     monkeypatch.setattr(module, "errors_of", lambda weight, chains, advance: [errors[chain] for chain in chains])
     return known
 
@@ -500,13 +506,13 @@ def test_a_budget_gives_blast_and_ties_to_drawn_weights_alone(
     }
     us = {"kronecker": 1.0, "blast": 2.0, "dyad": 2.5, "low_rank": 3.0}
 
-    def offered(*_: Any, structures: Any, budget: float, **__: Any) -> Proposals:
+    def offered(*_: Any, structures: Any, budget: float, **__: Any) -> tuple[Proposal, ...]:
         assert budget == (0.9 if names is None else 0.3)
-        made = tuple(Proposal(name, form, 1.0, step_us=us[name]) for name, form in forms.items() if name in structures)
-        return Proposals(whole, made[:1], 8, "a test", made)
+        made = (Proposal(name, form, 1.0, step_us=us[name]) for name, form in forms.items() if name in structures)
+        return whole, *made
 
     whole = Proposal("", (structures.of_chain(Chain((Pattern(1, 96, 24, 1),))),), 1.0, step_us=10.0)
-    monkeypatch.setattr(import_module("ksgen.torch.convert"), "propose", offered)
+    monkeypatch.setattr(import_module("ksgen.torch.convert"), "offers", offered)
     model = nn.ModuleDict({"up": nn.Linear(24, 96)})
     torch.manual_seed(0)
     sources = {
@@ -545,14 +551,55 @@ def test_a_chain_that_is_slower_than_the_dense_layer_is_not_factorized(monkeypat
     """Layers of one shape share the list of chains."""
     known = offers(monkeypatch, 10.0, (11.0, 0.1), (9.0, 0.2), (8.0, 0.3))
     module, asked, shapes = import_module("ksgen.torch.convert"), list[Chain](), list[tuple[int, int]]()
-    errors, own = module.errors_of, module.propose
+    errors, own = module.errors_of, module.offers
     monkeypatch.setattr(
         module, "errors_of", lambda weight, chains, advance: asked.extend(chains) or errors(weight, chains, advance)
     )
-    monkeypatch.setattr(module, "propose", lambda *shape, **options: shapes.append(shape) or own(*shape, **options))
+    monkeypatch.setattr(module, "offers", lambda *shape, **options: shapes.append(shape) or own(*shape, **options))
     convert(blocks(2), ["up"], budget=0.5)
     assert asked == known[1:] * 2
     assert shapes == [(24, 96)]
+
+
+FIRST_CONVERSION = """
+import json
+import sys
+
+import torch
+
+from ksgen.launch.planner import PLANNER
+from ksgen.measure.roofline import Ceilings
+from ksgen.torch import convert
+from ksgen.torch.conversion import convert as conversion, times
+
+chosen, factorized = [], []
+choice, errors_of = PLANNER.choice, conversion.errors_of
+times._ceilings = lambda *_: (Ceilings(1e10, 1e11), "")  # nothing is measured
+PLANNER.choice = lambda *given: chosen.append(given) or choice(*given)
+conversion.errors_of = lambda weight, chains, advance: factorized.extend(chains) or errors_of(weight, chains, advance)
+before = set(sys.modules)
+convert(torch.nn.Sequential(torch.nn.Linear(384, 384)), budget=0.3)
+print(json.dumps([len(chosen), len(factorized), sorted(set(sys.modules) - before)]))
+"""
+
+
+def test_the_first_conversion_of_a_process_does_little(tmp_path: Path) -> None:
+    """Counts: kernels whose time is expected, chains that are factorized, imports, and files of compiled kernels."""
+    environment = {**os.environ, "KSGEN_DEVICE": "native", "KSGEN_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CONVERSION], env=environment, capture_output=True, text=True, check=True
+    )
+    chosen, factorized, modules = json.loads(done.stdout)
+    assert 100 < chosen <= 400  # with all fused launches: 439
+    assert 10 < factorized <= 25
+    assert len(modules) <= 10, modules
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_budget_refuses_weights_that_no_kernel_multiplies() -> None:
+    model = blocks(1).to(torch.float8_e4m3fn)
+    with pytest.raises(SpecError, match=r"precision='float8_e4m3fn'; .*accepted: float32, float64"):
+        convert(model, ["up"], budget=0.5, from_weights=False)
 
 
 def test_the_bar_counts_chains_and_then_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,12 +665,12 @@ def test_heads_embeddings_and_few_outputs_stay_dense_unless_they_are_named(monke
 def named_by(model: nn.Module, monkeypatch: pytest.MonkeyPatch, names: list[str] | None = None) -> Any:
     """The layers that `convert` replaces, by cheap chains of their own shapes."""
 
-    def one(columns: int, rows: int, **_: Any) -> Proposals:
+    def one(columns: int, rows: int, **_: Any) -> tuple[Proposal, ...]:
         chain = Chain((Pattern(1, 1, columns, 1), Pattern(1, rows, 1, 1)))
         made = Proposal("", (structures.of_chain(chain),), 1.0, step_us=1.0)
-        return Proposals(replace(made, step_us=2.0), (made,), 8, "a test", (made,))
+        return replace(made, step_us=2.0), made
 
-    monkeypatch.setattr(import_module("ksgen.torch.convert"), "propose", one)
+    monkeypatch.setattr(import_module("ksgen.torch.convert"), "offers", one)
     return convert(copy.deepcopy(model), names, budget=0.5, from_weights=False).layers
 
 
@@ -686,10 +733,10 @@ def test_a_budgets_chain_may_have_merged_factors(monkeypatch: pytest.MonkeyPatch
 
     def proposed(*sizes: int, **options: Any) -> Any:
         """Only the butterflies, which a smaller step of other families would hide."""
-        offered = propose(*sizes, **options)
-        return replace(offered, looked_at=tuple(each for each in offered.looked_at if each.family == "square_dyadic"))
+        whole, *offered = offers_of(*sizes, **options)
+        return (whole, *(each for each in offered if each.family == "square_dyadic"))
 
-    monkeypatch.setattr(module, "propose", proposed)
+    monkeypatch.setattr(module, "offers", proposed)
     lengths = []
     for merge in (False, True):
         model = nn.Sequential(nn.Linear(64, 64))
