@@ -13,6 +13,7 @@ from ksgen.pattern import Chain, Pattern, btt  # noqa: E402
 from ksgen.structures import block_dense, dyad  # noqa: E402
 from ksgen.torch import KSLinear, KSSum, factorize, propose  # noqa: E402
 from ksgen.torch.conversion.projection import product_of  # noqa: E402
+from ksgen.torch.conversion.propose import FAMILIES, offers  # noqa: E402
 from ksgen.torch.conversion.times import clock_of  # noqa: E402
 
 TARGET = "sm_80"  # so that nothing is measured
@@ -55,6 +56,15 @@ def test_with_a_weight_the_nearest_come_first() -> None:
     assert max(Counter(each.family for each in found).values()) == 2
     assert {id(each) for each in found} < {id(each) for each in found.looked_at}
     assert all(each.relative_error is not None for each in found.looked_at)
+
+
+def test_offers_of_a_conversion_are_those_of_few_fused_launches() -> None:
+    """Fused launches reorder the structures that are fastest without them."""
+    options = {"budget": 0.5, "device": "sm_90a", "precision": "float32", "merge": False, "most": 3}
+    named = propose(64, 64, structures=FAMILIES, **options)
+    offered = offers(64, 64, structures=FAMILIES, **options)
+    assert offered == (named.dense, *named.looked_at)
+    assert len({each.family for each in offered}) == 1 + len(FAMILIES)
 
 
 def test_a_block_tensor_train_is_found() -> None:
