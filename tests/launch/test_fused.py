@@ -176,7 +176,8 @@ def test_what_tiles_have_no_launch_for_is_one_launch_per_factor(of_tiles: Any) -
             assert (found.is_one, found.why) == (False, f"{says} that have them")
     by_vectors = replace(group, precision="bfloat16")
     assert fused.verdict(of_tiles, by_vectors, 6272, "yes") == fused.Verdict(True, "fuse='yes'")
-    assert not fused.verdict(of_tiles, by_vectors, 6272).is_one  # tiles for each factor are expected to be faster
+    large = KernelSpec((LARGE.factors, LARGE.factors), "bfloat16", "bsf", Epilogue())
+    assert not fused.verdict(of_tiles, large, 6272).is_one  # tiles for each factor are expected to be faster
     assert fused.verdict(of_tiles, by_vectors, 4).is_one
 
 
