@@ -156,11 +156,12 @@ def may_show_gpus() -> bool:
 def _is_pocl(driver: Path) -> bool:
     """Whether an .icd file names the distribution's PoCL, if its libraries are for processors alone."""
     try:
-        name = driver.read_text().strip()
+        if not driver.read_text().strip().startswith("libpocl.so"):
+            return False
     except (OSError, ValueError):
         return False
     libraries = {each.name for folder in _LIBRARIES.glob("*/pocl") for each in folder.iterdir()}
-    return name.startswith("libpocl.so") and bool(libraries) and libraries <= _POCL_OF_PROCESSORS
+    return bool(libraries) and libraries <= _POCL_OF_PROCESSORS
 
 
 def packages_line(*packages: str) -> str:

@@ -1,7 +1,6 @@
 """`ksgen bench layers` end to end, and what it refuses."""
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from ksgen.bench.rows import OK, read_rows
 from ksgen.commands import bench
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.install import install_line
+from tests.support import program
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
@@ -198,18 +198,11 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, monkeypatch: Any, capsys: Any
-) -> None:
-    from ksgen import cli
-
-    monkeypatch.setattr(sys, "argv", ["ksgen", "bench", "layers", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+    done = program.ksgen("bench", "layers", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
     # a notice about a busy machine may come first
-    assert told.err.splitlines()[-1].startswith(f"ksgen: {message}"), told.err
+    assert done.stderr.splitlines()[-1].startswith(f"ksgen: {message}"), done.stderr
 
 
 @pytest.mark.usefixtures("small")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from ksgen.bench.roster import LAYER, OTHERS, OURS, PARTS
 from ksgen.bench.rows import COLUMNS, OK, read_rows
 from ksgen.errors import KsgenError
 from ksgen.install import install_line
+from tests.support import program
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
@@ -116,26 +116,18 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    from ksgen import cli
-
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "damaged.jsonl").write_text("{]\n")
-    monkeypatch.chdir(tmp_path)
     small = (
         ["--patterns", "1,4,4,1", "--batch", "8"]
         if arguments[0] in ("paper", "energy") and "--patterns" not in arguments
         else []
     )
-    monkeypatch.setattr(sys, "argv", ["ksgen", "bench", *arguments, *([] if "--batch" in arguments else small)])
-    monkeypatch.setenv("KSGEN_DEVICE", "opencl")
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    assert told.err.startswith(message), told.err
+    given = [*arguments, *([] if "--batch" in arguments else small)]
+    done = program.ksgen("bench", *given, cwd=tmp_path, KSGEN_DEVICE="opencl")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message), done.stderr
 
 
 @pytest.mark.parametrize("command", ["paper", "energy"])

@@ -1,7 +1,6 @@
 """`ksgen bench table`: its parts and their order, how it shares time, continues and reports, and what it refuses."""
 
 import json
-import sys
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from ksgen.commands import bench
 from ksgen.commands.bench_common import Done, Part, measure_by
 from ksgen.install import install_line
 from ksgen.spec import stratified
+from tests.support import program
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
@@ -190,18 +190,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda each: " ".join(each) * isinstance(each, list))
-def test_a_mistake_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, monkeypatch: Any, capsys: Any, tmp_path: Path
-) -> None:
-    from ksgen import cli
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ksgen", "bench", "table", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out) == (2, "")
-    assert told.err.splitlines()[-1].startswith(f"ksgen: {message}"), told.err
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = program.ksgen("bench", "table", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith(f"ksgen: {message}"), done.stderr
 
 
 def test_no_pytorch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,8 +159,9 @@ def test_only_the_drivers_of_others_may_show_a_gpu(tmp_path, monkeypatch):
     (libraries / "libpocl-devices-cuda.so").touch()
     assert opencl_drivers.may_show_gpus()
     (libraries / "libpocl-devices-cuda.so").unlink()
-    driver.write_text("/opt/pocl/lib/libpocl.so\n")
-    assert opencl_drivers.may_show_gpus()
+    for other in ("/opt/pocl/lib/libpocl.so\n", "libnvidia-opencl.so.1\n"):
+        driver.write_text(other)
+        assert opencl_drivers.may_show_gpus()
     driver.unlink()
     for name in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES"):
         with monkeypatch.context() as patch:

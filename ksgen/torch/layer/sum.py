@@ -226,8 +226,9 @@ class KSSum(Layers):
 
 def of_structures(structures: Sequence[Structure], **options: Any) -> KSLinear | KSSum:
     """A layer of one structure, or a sum of several, with drawn weights."""
-    make = KSSum.from_structures if len(structures) > 1 else lambda only, **own: KSLinear.from_structure(*only, **own)
-    return make(structures, **options)
+    if len(structures) > 1:
+        return KSSum.from_structures(structures, **options)
+    return KSLinear.from_structure(structures[0], **options)
 
 
 def summands(layer: KSLinear | KSSum) -> list[KSLinear]:
