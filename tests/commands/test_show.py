@@ -202,7 +202,7 @@ def test_show_takes_precisions_layouts_and_storage_from_a_spec(tmp_path: Path) -
     ("arguments", "message"),
     [
         ([], "give patterns such as 1,192,48,2, or --spec FILE: one of the two"),
-        (["1,2,3,1", "9,9,9,1"], "1,2,3,1 gives 2 features and 9,9,9,1"),
+        (["1,2,3,1", "9,9,9,1"], "1,2,3,1 gives 2 features, but the next pattern (9,9,9,1) takes 81; accepted: "),
         (["1,2,3,1", "1,2,2,1", "--png", "x.png"], "--png draws one pattern; got 2"),
         (["1,2,3,1", "--png", "/nowhere/x.png"], "/nowhere/x.png: cannot be written (No such file or directory)"),
         (["1,2"], "'1,2' is not a pattern"),
