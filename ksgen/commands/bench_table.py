@@ -111,12 +111,12 @@ def command(
     subset: int | None, names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int,
     seconds: float, output: Path, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time all contenders on the same work, in one log. The work are 60 patterns of the paper, the layers of
-    `ksgen bench layers named`, and ViT-S and GPT-2 medium as whole models.
+    """Time all contenders on the same work, in one log. The work consists of 60 patterns of the paper, the
+    layers of `ksgen bench layers named`, and ViT-S and GPT-2 medium as whole models.
 
-    The parts are forward passes, then training steps, of patterns, layers and models. They share the time. Time that
-    a part leaves goes to the others. When the time is up, or after a kill, the same command continues, and passes over
-    all that is measured. `ksgen bench report` shows the results.
+    Forward passes of patterns, layers and models are measured first, then training steps of the three. These six share
+    the time equally, and time that one leaves goes to the others. After the time limit or a kill, the same command
+    continues the log, and skips what is measured. `ksgen bench report` shows the results.
 
     \b
     Examples:

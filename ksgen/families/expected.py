@@ -180,9 +180,9 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
 
 
 def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
-    """Longest time of memory, cache or multiprocessors, plus that of other passes and launches; orders constants.
+    """Longest time of memory, cache or multiprocessors, plus that of other passes and launches, in us.
 
-    Infinite if the kernel cannot be launched. Hardly any kernel is faster than this bound.
+    Constants are ranked by it. It is infinite if the kernel cannot be launched. Hardly any kernel is faster.
     """
     return _longest_us(terms_of(speed, family, kernel, constants, batch), slower(speed, family, kernel))
 

@@ -278,7 +278,7 @@ class Call:
 def _repeated(calls: "Sequence[Call]", again: tuple[int | None, Recording] | None) -> tuple[int | None, Recording]:
     """Launch the recording of `calls`, and return the number of its threads and the recording.
 
-    They are recorded first, if there is no recording for the current number of threads.
+    The calls are recorded first, if there is no recording for the current number of threads.
     """
     threads = wanted_threads()  # determines the work groups
     if again is None or again[0] != threads:

@@ -287,7 +287,7 @@ class AmxTiling(TilePlanes):
 
     @property
     def plane_shares(self) -> int:
-        """Shares of steps in which a plane is multiplied."""
+        """Number of shares (see `shares`) in which all products of a plane are computed."""
         return (
             self.shares
             * self.run

@@ -240,7 +240,7 @@ class Parts(Tiled):
         return self.tiles_out * x + self.tiles_in * dy
 
     def sum_bytes_moved(self, batch: int) -> float:
-        """Bytes of the weights, and of the sums that parts leave for the second entry."""
+        """Bytes of the weights' gradient, and of the partial sums, which parts write and the second entry reads."""
         constants, (a, b, c, d) = self.constants, self.kernel.pattern.shape
         parts = self.parts(batch)
         if parts == 1:

@@ -277,7 +277,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             special = [
                 named(shape, "GROUP_CHUNKS", "neighbouring chunks that a lane reads per row of the batch"),
                 named(shape, "GROUP_INPUTS", "inputs per group of chunks, each with the WARP_D j of a warp"),
-                named(shape, "SUPER_GROUPS", "groups of chunks that a lane reads until its order repeats"),
+                named(shape, "SUPER_GROUPS", "groups of chunks that a lane reads for SUPER_IN inputs"),
             ]
         if constants.promote:
             special.append(

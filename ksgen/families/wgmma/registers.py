@@ -273,7 +273,7 @@ class RegistersBlock(Block):
                 named(self, "GROUP_CHUNKS", "neighbouring chunks of a row that hold whole inputs"),
                 named(self, "OWN_CHUNKS", "chunks of a group that a lane reads"),
                 named(self, "GROUP_INPUTS", "inputs of a group of chunks, each with its TILE_D j"),
-                named(self, "SUPER_GROUPS", "groups of chunks that a lane reads until its order repeats"),
+                named(self, "SUPER_GROUPS", "groups of chunks that a lane reads for SUPER_IN inputs"),
                 named(self, "Y_VECTOR", "contiguous elements that one store of Y moves"),
             ]
         else:

@@ -197,7 +197,7 @@ class KSLinear(ChainLayer, nn.Linear):
             Pattern(a=1, b=3, c=2, d=2)
         """
         if not (tensors := listed(weights)):
-            raise PatternError(f"weights={excerpt(weights)}; accepted: one tensor of shape (a, b, c, d) or more")
+            raise PatternError(f"weights={excerpt(weights)}; accepted: one or more tensors of shape (a, b, c, d)")
         check_tensors(
             "KSLinear.from_weights", bias=bias, **{f"weights[{place}]": each for place, each in enumerate(tensors)}
         )
@@ -432,7 +432,7 @@ class KSLinear(ChainLayer, nn.Linear):
             retie(self.weights, ties)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the layer. Copies of layers that share one list of tied weights share its copy."""
+        """Copy the layer. If layers share one list of tied weights, their copies share one copy of that list."""
         copied: Self
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -653,7 +653,7 @@ class KSLinear(ChainLayer, nn.Linear):
         dtype = dtype_name(self._dtype)
         is_rounded = is_word(storage, STORED) and not STORED[storage].is_scaled
         if is_rounded and dtype not in x_precisions(storage):
-            already = " (this one needs no conversion: use it unchanged)" if dtype == storage else ""
+            already = f" (your layer is stored in {storage} already: use it unchanged)" if dtype == storage else ""
             wanted = f"a layer of {', '.join(x_precisions(storage))}{already}"
             raise LaunchError(f"{self._name()}: weights of {dtype} in {storage}; accepted: {wanted}")
         if type(x_too) is not bool:

@@ -99,7 +99,7 @@ def test_a_layer_from_weights() -> None:
     torch.testing.assert_close(again(x), layer(x).relu())
     assert again.weights[0] is not layer.weights[0]
     assert KSLinear.from_weights([torch.randn(1, 4, 3, 2)]).bias is None
-    with pytest.raises(PatternError, match=r"weights=\[\]; accepted: one tensor of shape \(a, b, c, d\) or more"):
+    with pytest.raises(PatternError, match=r"weights=\[\]; accepted: one or more tensors of shape \(a, b, c, d\)"):
         KSLinear.from_weights([])
     with pytest.raises(LaunchError, match=r"got bias of shape \(5,\); \(24,\) is needed"):
         KSLinear.from_weights(layer.weights, torch.zeros(5))
