@@ -212,7 +212,7 @@ class SimtTiling(Moved, Tiled):
 
     @property
     def y_at_once(self) -> int:
-        """Rows whose residuals a thread loads before it adds the first, in batch-size-first: at most 64 bytes of them."""
+        """Rows whose residuals a thread loads before it adds the first, in batch-size-first; at most 64 bytes."""
         return min(64 // self.real_bytes, self.y_plan.line_rounds)
 
     # ---- cycles of shared memory

@@ -196,7 +196,7 @@ def multiply_each(
 
 
 def copying(product: Product) -> Product:
-    """Product for `multiply_each`: copies exchanged features to and from the natural order, and calls `product` on it."""
+    """Product for `multiply_each`: copies exchanged features to and from the natural order, for `product`."""
 
     def multiply(
         x: Tensor, weights: Any, bias: Tensor | None, activation: str, residual: Tensor | None, layout: str,
