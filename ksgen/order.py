@@ -84,7 +84,7 @@ class Place(NamedTuple):
 
 
 def inverse_of(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and order of axes that restore an array of this shape whose axes were put into this order."""
+    """Shape and axes that undo `reshape(shape).transpose(axes)`: the permuted shape, and the inverse permutation."""
     return tuple(shape[axis] for axis in axes), tuple(axes.index(axis) for axis in range(len(axes)))
 
 
@@ -249,7 +249,8 @@ class Order:
             axes: Order of these digits in memory.
 
         Returns:
-            The text, or None if the digits and the indices of these features do not divide each other.
+            The text, or None if a digit begins every m features, an index every n, and neither of m and n divides the
+            other.
 
         Examples:
             >>> from ksgen import Pattern
@@ -272,7 +273,9 @@ class Order:
         return self._written([digit for _, digit in sorted(found, reverse=True)])
 
     def of_sorted_block(self) -> str:
-        """Write the order of a factor whose weights have the middle index, k or l, in its order in memory.
+        """Write the order of a factor with permuted weights.
+
+        The weights were permuted along k or l, into the order in which the digits of that index lie in memory.
 
         Returns:
             The text of the order.
@@ -307,7 +310,9 @@ class Order:
         return self.text.replace(inner, other) if features != self.features else self.text
 
     def repeated(self, count: int) -> str:
-        """Write the order of several arrays of these features, concatenated: i has as many times the values.
+        """Write the order of `count` concatenated arrays of these features.
+
+        The index i then has `count` times as many values.
 
         Args:
             count: Number of arrays.
@@ -346,11 +351,10 @@ class Order:
         return PatternError(f"{what}={excerpt(self.text)}; accepted{accepted or usual}")
 
     def before(self, then: "Order") -> str:
-        """Order of these outputs for a next factor that reads them in its natural order.
+        """Write the order in which to store these outputs, so that the next factor can read them in its natural order.
 
         Args:
-            then: Order in which the next factor reads these outputs in fact. Its digits and these divide each other:
-                `undivided` finds none.
+            then: Order in which the next factor reads these outputs now. `undivided` returns None for it.
 
         Returns:
             The text of the order.
@@ -367,10 +371,10 @@ class Order:
         """Digits of these outputs, each with the digit of a next factor's inputs that counts the same features.
 
         Args:
-            then: Order in which the next factor reads these outputs, whose digits and these divide each other.
+            then: Order in which the next factor reads these outputs. `undivided` returns None for it.
 
         Returns:
-            Both digits of each pair, from the pair with the least weight in memory.
+            Both digits of each pair, from the pair with the least distance in memory.
 
         Examples:
             >>> from ksgen import Pattern
@@ -385,13 +389,15 @@ class Order:
         return [(_part(self.digits, *each), _part(then.digits, *each)) for each in pairwise(ends)]
 
     def undivided(self, then: "Order") -> tuple[int, int] | None:
-        """Find two neighbouring weights of both orders' digits whose smaller one does not divide the larger one.
+        """Find two distances in memory of which the smaller one does not divide the larger one.
+
+        They are neighbours among the distances, in features, at which digits of either order begin or end.
 
         Args:
             then: Order in which a next factor reads these outputs.
 
         Returns:
-            The first such weights; None if each divides the next.
+            The first such distances; None if each distance divides the next one.
 
         Examples:
             >>> from ksgen import Pattern
@@ -424,12 +430,12 @@ class Order:
 
 
 def _ends(digits: Sequence[Digit]) -> Iterable[int]:
-    """Weights in memory at which digits begin or end."""
+    """Distances in memory, in features, at which digits begin or end."""
     return accumulate((digit.size for digit in reversed(digits)), mul, initial=1)
 
 
 def _part(digits: Sequence[Digit], low: int, high: int) -> Digit:
-    """Part of the digit that has the weights from `low` to `high` in memory."""
+    """Part of the digit that has the distances from `low` to `high` in memory."""
     ends: Iterator[tuple[int, int]] = pairwise(_ends(digits))
     digit, begin = next(
         (digit, begin) for digit, (begin, end) in zip(reversed(digits), ends, strict=True) if begin <= low < end
@@ -438,7 +444,10 @@ def _part(digits: Sequence[Digit], low: int, high: int) -> Digit:
 
 
 def _digits_to_try(index: str, size: int, given: Mapping[int, int | None]) -> str:
-    """First digits of an index whose sizes divide its number of values and are nearest to the first given size."""
+    """Suggest at most two first digits of an index; the undivided index if there are none.
+
+    Their sizes divide the index's number of values, and are nearest to the first given size.
+    """
     wanted = next((part for part in given.values() if part), 2)
     lows = [each for each in range(2, isqrt(size) + 1) if size % each == 0] if given else []
     near = sorted({*lows, *(size // each for each in lows)}, key=lambda each: (abs(each - wanted), each))[:2]

@@ -39,7 +39,10 @@ _MODULES = {"nvmath-python": "nvmath", "mem-efficient-blr": "triton_funcs", "pyy
 
 
 class UnsupportedError(KsgenError):
-    """Signals that a baseline does not support this pattern and layout."""
+    """Signals that a baseline cannot be measured here.
+
+    It does not support the pattern, layout, type or device, or its library is missing or fails.
+    """
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,17 @@
 
     <folder>/<request digest>/<key>/binary, meta.json      one entry
     <folder>/.tmp-<random>/                                 an entry being written or removed
-    <folder>/failed/                                        sources that did not build, and logs, for the user
+    <folder>/failed/                                        sources that a compiler refused, and logs, for the user
 
-The request digest is over source text, entry and target, so that a machine without a compiler finds any compiler's
-binary. The key adds the compiler, its version and its options. An entry appears and disappears by one rename, so a
-reader sees a complete entry or none. If a crash of the machine truncates a file, its hash fails when it is next read.
-Only content decides whether an entry is valid; times only decide the order of evictions. Files that another user could
-have written are not read.
+The request digest is over source text, the kernel function's name and target, so that a machine without a compiler
+finds any compiler's binary. The key adds the compiler, its version and its options. An entry appears and disappears by
+one rename, so a reader sees a complete entry or none. If a crash of the machine truncates a file, its hash fails when
+it is next read. Only content decides whether an entry is valid; times only decide the order of evictions. Files that
+another user could have written are not read.
 
 `gc` and `clear` remove only what is provably the cache's. That is a temporary folder, or one named by digests, that
-holds nothing but an entry's two files. A refused source is removed if its content still has the digest in its name.
+holds nothing but an entry's two files. They also remove sources in `failed` whose content still has the digest in the
+file's name, with their logs.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ _REFUSED = re.compile(r".+-([0-9a-f]{8})\.(cu|cl|cpp)", re.DOTALL)  # ksgen.buil
 @dataclass(frozen=True)
 class CacheEntry:
     key: str
-    entry: str
+    entry: str  # name of the kernel function
     target: str
     compiler: str  # name and version
     bytes: int
@@ -306,7 +307,7 @@ def _move_into_place(aside: Path, path: Path) -> None:
         except FileNotFoundError:
             if not aside.exists():
                 raise
-            # An eviction removed the request's folder between the two lines above.
+            # An eviction removed the request's folder between `mkdir` and `rename`.
         except NotADirectoryError:
             # a file at these paths comes from a damaged disk, because only the cache uses such names
             for place in (path.parent, path):
@@ -329,7 +330,7 @@ def _usage(path: Path) -> tuple[float, int]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a folder whose name is the cache's holds nothing but files of an entry."""
+    """Whether a folder holds nothing but files of an entry. Callers have checked its name."""
     try:
         return not path.is_symlink() and {*os.listdir(path)} <= _FILES
     except OSError:

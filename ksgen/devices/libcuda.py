@@ -282,7 +282,10 @@ class Spares:
 
 
 class CudaModule:
-    """A binary in the current context; PyCUDA's own modules show no handle. Drop it inside that context."""
+    """A binary that is loaded into the current context, and unloaded when the last reference to this object is dropped.
+
+    Drop that reference while the same context is current. PyCUDA's own modules give no handles of functions.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._handle = ctypes.c_void_p()

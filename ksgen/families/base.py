@@ -44,7 +44,10 @@ class Limits:
 
     @property
     def has_fine_sums(self) -> bool:
-        """Whether tensor cores add 32 bytes of products at a time and keep two bits below float32's last."""
+        """Whether tensor cores add 16 products of 16 bits (8 of tf32) at a time.
+
+        They then keep two bits below float32's last, and otherwise one.
+        """
         return gpu_of(self.target).fine_sums
 
     @property

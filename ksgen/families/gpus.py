@@ -38,7 +38,8 @@ class Gpu:
     blocks: int = 32  # per multiprocessor
     async_copies: bool = True  # cp.async
     tensor_cores: bool = True  # for 16-bit and tf32 operands with float32 sums
-    # tensor cores add 32 bytes of products at a time, not 16, and keep two bits below float32's last, not one
+    # tensor cores add 16 products of 16 bits (8 of tf32) at a time, and keep two bits below float32's last. False: they
+    # add half as many, and keep one bit
     fine_sums: bool = False
     warpgroups: bool = False  # wgmma, tensor maps, setmaxnreg: only with the suffix
     suffix: str = ""  # suffix of the target that has all of the GPU's instructions

@@ -383,7 +383,7 @@ class KernelSpec:
 
     @cached_property
     def arithmetic(self) -> Precision:
-        """Precision of the products; a gradient may use another one than the product it belongs to."""
+        """Precision of the multiplications. A gradient's may differ from that of its forward kernel."""
         return PRECISIONS[gradient_of(self.precision) if self.job == "gradient" else self.precision]
 
     @property

@@ -19,7 +19,7 @@ from ksgen.transforms.transform import Transform, made_again
 
 __all__ = ["RADIX", "Transform", "daubechies", "dct", "dft", "haar", "hadamard", "hartley", "irdft", "rdft"]
 
-RADIX = 32  # largest product of several primes, unless the caller names another
+RADIX = 32  # largest radix, unless the caller names another
 
 
 @made_again
@@ -31,7 +31,7 @@ def dft(n: int, *, inverse: bool = False, radix: int = RADIX) -> Transform:
     Args:
         n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
         inverse: True creates the inverse transform, scaled by 1/n.
-        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+        radix: Largest radix of the chain: the block size of a factor. Accepted: 7 to 1024.
 
     Returns:
         `Transform` of n complex numbers to n complex numbers.
@@ -58,7 +58,7 @@ def rdft(n: int, *, radix: int = RADIX) -> Transform:
 
     Args:
         n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
-        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+        radix: Largest radix of the chain: the block size of a factor. Accepted: 7 to 1024.
 
     Returns:
         `Transform` of n real numbers to n // 2 + 1 complex frequencies.
@@ -83,7 +83,7 @@ def irdft(n: int, *, radix: int = RADIX) -> Transform:
 
     Args:
         n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
-        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+        radix: Largest radix of the chain: the block size of a factor. Accepted: 7 to 1024.
 
     Returns:
         `Transform` of n // 2 + 1 complex frequencies to n real numbers.
@@ -108,7 +108,7 @@ def dct(n: int, *, radix: int = RADIX) -> Transform:
 
     Args:
         n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
-        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+        radix: Largest radix of the chain: the block size of a factor. Accepted: 7 to 1024.
 
     Returns:
         `Transform` of n real numbers to n real numbers.
@@ -133,7 +133,7 @@ def hartley(n: int, *, radix: int = RADIX) -> Transform:
 
     Args:
         n: Number of points: a product of the primes 2, 3, 5 and 7, up to 2^24.
-        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+        radix: Largest radix of the chain: the block size of a factor. Accepted: 7 to 1024.
 
     Returns:
         `Transform` of n real numbers to n real numbers.
@@ -156,10 +156,10 @@ def hadamard(n: int, *, radix: int = RADIX) -> Transform:
 
     Args:
         n: Number of points: a power of two, up to 2^24.
-        radix: Largest block size of a factor that combines several primes, 7 to 1024.
+        radix: Largest radix of the chain: the block size of a factor. Accepted: 7 to 1024.
 
     Returns:
-        `Transform` of n real or complex numbers, whose outputs are in the order of the chain.
+        `Transform` of n real or complex numbers. The outputs of its chain are in Sylvester's order, too.
 
     Raises:
         PatternError: `n` is no power of two.

@@ -81,7 +81,7 @@ class VectorTiling(Planes):
 
     @property
     def matrices(self) -> int:
-        """(i, j) per plane, whose inputs are copied together, if lanes are along the batch."""
+        """Number of pairs (i, j) per plane, if lanes are along the batch. A plane's inputs are copied together."""
         return self.scope * self.kernel.pattern.d if self.transposes else 1
 
     @property

@@ -264,8 +264,8 @@ def offers(
 ) -> tuple[Proposal, ...]:  # fmt: skip
     """The dense layer, and structures that `convert` may take for it, with the time of a training step.
 
-    They are the `most` per named family with the least expected time of a forward pass. The time of fused launches is
-    expected for the `LIKELY` structures that are fastest without them.
+    Per named family, there are `most` structures at most: those whose forward pass has the least expected time. Fused
+    launches count for the `LIKELY` structures that are fastest without them; others are dropped.
     """
     _check_options(budget, precision)
     whole, clock = dense(in_features, out_features), clock_of(device, precision)
