@@ -21,7 +21,7 @@ from ksgen.launcher import ChainLauncher, Launcher
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import Activation, Epilogue, Fuse, Layout, PrecisionName
 from ksgen.spec.precision import gradient_of
-from ksgen.values import excerpt
+from ksgen.values import excerpt, misfit
 
 try:
     import jax
@@ -119,8 +119,8 @@ def product(
         _check(launcher, layout, arrays)
         features = launcher.chain.out_features
         shape = (*x.shape[:-1], features) if layout == "bsf" else (features, x.shape[1])
-        if residual is not None and residual.shape != shape:
-            raise LaunchError(f"{launcher!r}: got residual of shape {residual.shape}; {shape} is needed")
+        if residual is not None and (wrong := misfit("residual", residual.shape, shape)):
+            raise LaunchError(f"{launcher!r}: {wrong}")
         if 0 in shape:  # no rows
             return jnp.zeros(shape, x.dtype)
         if layout == "bsf" and x.ndim > 2:

@@ -16,9 +16,9 @@ import numpy as np
 from ksgen.errors import LaunchError
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, STORAGES, ByteStorage, Layout, Storage, WeightStorage
-from ksgen.spec.kernel import hint, is_word
+from ksgen.spec.kernel import check_word
 from ksgen.spec.storage import SAME, SCALE_BYTES, STORED, scales_begin
-from ksgen.values import counted, excerpt, real_number
+from ksgen.values import counted, excerpt, misfit, misfit_of_x, real_number
 
 Array = np.ndarray[Any, Any]
 
@@ -122,8 +122,8 @@ class Quantized:
             True
         """
         wide = _checked_weights(weights, STORED[self.storage])
-        if wide.shape != self.pattern.shape:
-            raise LaunchError(f"{self!r}: got weights of shape {wide.shape}; {self.pattern.shape} is needed")
+        if wrong := misfit("weights", wide.shape, self.pattern.shape):
+            raise LaunchError(f"{self!r}: {wrong}")
         moments = None if x is None else _moments(self.pattern, x, layout)
         difference = _squares(self._exact() - wide, moments).sum()
         reference = _squares(wide, moments).sum()
@@ -237,8 +237,7 @@ def quantize_inputs(
         >>> ksgen.Launcher(1, 3, 2, 2)(stored.values, quantized)
         array([[2., 2., 2., 2., 2., 2.]], dtype=float32)
     """
-    if not is_word(storage, STORAGES):
-        raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORAGES)}")
+    check_word("storage", storage, STORAGES, LaunchError)
     if type(saturate) is not bool:
         raise LaunchError(f"saturate={excerpt(saturate)}; accepted: True or False")
     wide, how = _as_array(x), STORAGES[storage]
@@ -319,10 +318,8 @@ def quantize(
     if isinstance(weights, Quantized):
         stored = "in eight bits" if STORED[weights.storage].is_scaled else f"in {weights.storage}"
         raise LaunchError(f"got {weights!r}, which is {stored} already; accepted: the weights in floating point")
-    if not is_word(storage, STORED):
-        raise LaunchError(f"storage={excerpt(storage)}; {hint(storage, STORED)}")
-    if not is_word(per, PER):
-        raise LaunchError(f"per={excerpt(per)}; {hint(per, PER)}")
+    check_word("storage", storage, STORED, LaunchError)
+    check_word("per", per, PER, LaunchError)
     if x is not None and scale is not None:
         raise LaunchError("both x and scale were given; accepted: x to choose scales from, or scale")
     how = STORED[storage]
@@ -421,13 +418,11 @@ def _squares(weights: Array, moments: Array | None) -> Array:
 
 def _moments(pattern: Pattern, x: Any, layout: str) -> Array:
     """(a, d, c, c): products of all pairs of inputs of each (i, j), summed over the batch."""
-    if not is_word(layout, LAYOUTS):
-        raise LaunchError(f"layout={excerpt(layout)}; {hint(layout, LAYOUTS)}")
+    check_word("layout", layout, LAYOUTS, LaunchError)
     given = _as_array(x)
+    if wrong := misfit_of_x(given.shape, pattern.in_features, layout, least=1):
+        raise LaunchError(wrong)
     rows = given if layout == "bsf" else given.T
-    if rows.ndim != 2 or rows.shape[1] != pattern.in_features or not len(rows):
-        wanted = f"(batch, {pattern.in_features})" if layout == "bsf" else f"({pattern.in_features}, batch)"
-        raise LaunchError(f"got x of shape {given.shape}; layout {layout} wants {wanted}, with a batch of at least 1")
     if not np.isfinite(rows).all():
         raise LaunchError("x holds numbers that are not finite; accepted: finite inputs")
     a, _, c, d = pattern.shape

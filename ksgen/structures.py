@@ -19,7 +19,7 @@ import numpy as np
 from ksgen import pattern
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain, Pattern
-from ksgen.values import excerpt, listed
+from ksgen.values import excerpt, listed, misfit
 
 __all__ = [
     "Structure",
@@ -143,8 +143,8 @@ class Structure:
         if set(state) - {form.scale} != set(form.shapes):
             raise LaunchError(f"{self.chain.name}: got {_names(state)}; {self._needed}")
         for name, shape in form.shapes.items():
-            if (found := tuple(state[name].shape)) != shape:
-                raise LaunchError(f"{self.chain.name}: got {name} of shape {found}; {shape} is needed")
+            if wrong := misfit(name, state[name].shape, shape):
+                raise LaunchError(f"{self.chain.name}: {wrong}")
         if form.scale in state and not bool((state[form.scale] == 1).all()):
             raise LaunchError(
                 f"{self.chain.name}: got {form.scale} that is not 1, which scales outputs of the adapted layer; "

@@ -1,6 +1,6 @@
-"""Reads users' values as numbers, and writes values and numbers in messages."""
+"""Reads users' values as numbers, and writes values, numbers and misfits in messages."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any, Generic, TypeVar
 
@@ -65,6 +65,31 @@ def shown(path: Any) -> str:
     middle."""
     text = str(path) if str(path).isprintable() else ascii(str(path))[1:-1]
     return text if len(text) <= MOST_SHOWN else f"{text[:57]}...{text[-57:]}"
+
+
+def misfit_of_x(shape: Sequence[int], features: int, layout: str, batch: str = "batch", least: int = 0) -> str:
+    """How the shape of x differs from what a product takes; empty if it fits.
+
+    `batch` is "..." if x may have any number of batch dimensions, `least` the smallest batch size of a matrix.
+    """
+    axis, other, other_layout = (-1, 0, "bsl") if layout == "bsf" else (0, -1, "bsf")
+    if (len(shape) == 2 or (shape and batch == "...")) and shape[axis] == features and (not least or shape[other]):
+        return ""
+    wanted = f"({batch}, {features})" if layout == "bsf" else f"({features}, {batch})"
+    remedy = f", with a batch of at least {least}" if least else ""
+    remedy += f"; that fits layout {other_layout}" if len(shape) > 1 and shape[other] == features else ""
+    return f"got x of shape {tuple(shape)}; layout {layout} wants {wanted}{remedy}"
+
+
+def misfit(name: str, shape: Sequence[int], needed: Sequence[int]) -> str:
+    """How the shape of an array differs from the one that is needed; empty if it does not."""
+    found, wanted = tuple(shape), tuple(needed)
+    return "" if found == wanted else f"got {name} of shape {found}; {wanted} is needed"
+
+
+def unlike(name: str, dtype: str, expected: str, of: str = "x") -> str:
+    """How the dtype of an array differs from that of x; empty if it does not."""
+    return "" if dtype == expected else f"got {of} of {expected} and {name} of {dtype}; give both in one precision"
 
 
 def counted(count: int, one: str, several: str = "") -> str:

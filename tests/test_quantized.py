@@ -340,12 +340,12 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
         (
             made,
             {"precision": "bfloat16", "bias": np.zeros(36, np.float16)},
-            "got float16 for bias and y in bfloat16; give both in one",
+            "got y of bfloat16 and bias of float16; give both in one",
         ),
         (
             made,
             {"residual": np.zeros((50, 36), np.float16), "bias": np.zeros(36)},
-            "got float16 for residual and y in float64|precision=float",
+            "got y of float64 and residual of float16|precision=float",
         ),
     ):
         with pytest.raises((LaunchError, SpecError), match=told):
@@ -435,12 +435,12 @@ def test_a_layer_refuses_before_its_first_launch(fuse: str, monkeypatch: pytest.
         (
             after,
             {"bias": np.zeros(5, np.float16)},
-            "got float32 for weights and y in float16; give both in one precision",
+            "got y of float16 and weights of float32; give both in one precision",
         ),
         (
             after,
             {"precision": "bfloat16", "out": np.zeros((50, 5), np.float32)},
-            "got float32 for out and y in bfloat16",
+            "got y of bfloat16 and out of float32",
         ),
         (quantize(after, "e4m3"), {"residual": np.zeros((50, 6), np.float32)}, "got residual of shape"),
         (quantize(after, "e4m3"), {"precision": "tf32"}, "weights in e4m3 with precision=tf32; accepted: x of"),

@@ -22,10 +22,10 @@ from ksgen.launch.plan import Plan
 from ksgen.launch.weights import WeightForm, Weights
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, STORAGES, Activation, Epilogue, Fuse, KernelSpec, PrecisionName
-from ksgen.spec.kernel import StatedOptions, activations_of, is_layer, is_transposed, is_word
+from ksgen.spec.kernel import StatedOptions, activations_of, check_word, hint, is_layer, is_transposed, is_word
 from ksgen.spec.precision import stored_types
 from ksgen.spec.storage import BYTE_TYPES, SAME, element_bytes, refused_x_precision
-from ksgen.values import cached_property, excerpt
+from ksgen.values import cached_property, excerpt, misfit, misfit_of_x, unlike
 
 T = TypeVar("T")
 MOST_CHECKED = 4096  # cached results of checks: one per batch size, and cheap to repeat
@@ -89,11 +89,6 @@ def y_shape(product: Pattern | Chain, layout: str, batch: int) -> tuple[int, int
     return (batch, product.out_features) if layout == "bsf" else (product.out_features, batch)
 
 
-def check_word(caller: object, name: str, value: object, accepted: Sequence[str]) -> None:
-    if not is_word(value, accepted):
-        raise LaunchError(f"{caller!r}: {name} {excerpt(value)} is unknown; accepted: {', '.join(accepted)}")
-
-
 def check_layouts(caller: object, chains: Sequence[Chain], layout: str, out_layout: str | None) -> None:
     """Raise `LaunchError` on a group whose outputs have another layout than x."""
     if len(chains) > 1 and is_transposed(layout, out_layout):
@@ -102,14 +97,12 @@ def check_layouts(caller: object, chains: Sequence[Chain], layout: str, out_layo
         )
 
 
-def check_precision(caller: object, precision: str | None, dtype: str) -> str:
-    """Precision of a call: the arrays' dtype, or the given precision if its arrays have this dtype."""
+def refused_precision(precision: str | None, dtype: str) -> str:
+    """Message about a precision in which x of this dtype cannot be multiplied; empty if it can."""
     accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
     if precision is None or is_word(precision, accepted):
-        return precision or dtype
-    raise LaunchError(
-        f"{caller!r}: precision={excerpt(precision)} for arrays of {dtype}; accepted: {', '.join(accepted)}"
-    )
+        return ""
+    return f"precision={excerpt(precision)} for x of {dtype}; {hint(precision, accepted)}"
 
 
 def type_of_call(caller: object, x: str, others: Iterable[ArrayView], precision: str | None, inputs: str) -> str:
@@ -142,13 +135,9 @@ def check_arrays(
     other arrays, else None.
     """
     x = views["x"]
-    batch_axis, feature_axis = (0, 1) if layout == "bsf" else (1, 0)
-    if len(x.shape) != 2 or x.shape[feature_axis] != pattern.in_features or x.shape[batch_axis] < 1:
-        wanted = f"(batch, {pattern.in_features})" if layout == "bsf" else f"({pattern.in_features}, batch)"
-        raise LaunchError(
-            f"{caller!r}: got x of shape {tuple(x.shape)}; layout {layout} wants {wanted}, with a batch of at least 1"
-        )
-    batch = int(x.shape[batch_axis])
+    if wrong := misfit_of_x(x.shape, pattern.in_features, layout, least=1):
+        raise LaunchError(f"{caller!r}: {wrong}")
+    batch = int(x.shape[0 if layout == "bsf" else 1])
     y = y_shape(pattern, layout, batch)
     shapes = {
         "x": tuple(x.shape),
@@ -158,12 +147,11 @@ def check_arrays(
         "grad_y": y,
     }
     shapes["out"] = pattern.shape if job == "gradient" else y
-    expected, whose = (x.dtype, f"{x.dtype} for x") if dtype is None else (dtype, f"y in {dtype}")
+    typed = (x.dtype, "x") if dtype is None else (dtype, "y")
     for name, given in views.items():
-        if tuple(given.shape) != shapes[name]:
-            raise LaunchError(f"{caller!r}: got {name} of shape {tuple(given.shape)}; {shapes[name]} is needed")
-        if given.dtype != expected and (dtype is None or name != "x"):
-            raise LaunchError(f"{caller!r}: got {given.dtype} for {name} and {whose}; give both in one precision")
+        wrong = misfit(name, given.shape, shapes[name]) or ("" if name == "x" else unlike(name, given.dtype, *typed))
+        if wrong:
+            raise LaunchError(f"{caller!r}: {wrong}")
         slices = job == "multiply" and name in ("x", "out", "residual")
         if given.strides is not None and not (
             (slices and rows_are_whole(given)) or (name == "weights" and is_repeated(given))
@@ -180,8 +168,8 @@ def are_aligned(views: Views) -> bool:
 
 
 def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
-    if tuple(weights.shape) != pattern.shape:
-        raise LaunchError(f"{caller!r}: got weights of shape {tuple(weights.shape)}; {pattern.shape} is needed")
+    if wrong := misfit("weights", weights.shape, pattern.shape):
+        raise LaunchError(f"{caller!r}: {wrong}")
     if weights.strides is not None and not is_repeated(weights):
         raise LaunchError(f"{caller!r}: weights is not row-major without gaps; give a contiguous copy of it")
 
@@ -349,15 +337,17 @@ def _checked(
 ) -> CheckedArguments:  # fmt: skip
     """Check a call once; `LaunchError` on arguments that any factor would refuse."""
     layout, activation, asked, out_layout, residual_first, _ = options
-    check_word(caller, "layout", layout, LAYOUTS)
-    check_word(caller, "activation", activation, ACTIVATIONS)
+    check_word(f"{caller!r}: layout", layout, LAYOUTS, LaunchError)
+    check_word(f"{caller!r}: activation", activation, ACTIVATIONS, LaunchError)
     if out_layout is not None:
-        check_word(caller, "out_layout", out_layout, LAYOUTS)
+        check_word(f"{caller!r}: out_layout", out_layout, LAYOUTS, LaunchError)
     check_layouts(caller, caller.chains, layout, out_layout)
     names, inputs = caller.names, _inputs(caller, forms)
     others = (views[name] for name in (*names.out, *names.bias, *names.residual) if name in views)
     dtype = type_of_call(caller, views["x"].dtype, others, asked, inputs)
-    precision: Any = check_precision(caller, asked, dtype)
+    if wrong := refused_precision(asked, dtype):
+        raise LaunchError(f"{caller!r}: {wrong}")
+    precision: Any = asked or dtype
     for form, pattern in zip(forms, (pattern for chain in caller.chains for pattern in chain), strict=bool(forms)):
         if form.stored != SAME and (accepted := refused_x_precision(form.stored, precision)):
             raise LaunchError(

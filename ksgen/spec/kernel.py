@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from math import prod
 from typing import Any, Literal, TypedDict, get_args
 
-from ksgen.errors import SpecError
+from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec.precision import PRECISIONS, Precision, PrecisionName, gradient_of, named_otherwise
 from ksgen.spec.storage import (
@@ -61,10 +61,10 @@ def is_word(value: object, accepted: Collection[str]) -> bool:
     return isinstance(value, str) and value in accepted
 
 
-def check_word(name: str, value: object, accepted: Collection[str]) -> None:
-    """Raise `SpecError` unless the value is one of the accepted words."""
+def check_word(name: str, value: object, accepted: Collection[str], error: type[KsgenError] = SpecError) -> None:
+    """Raise an error unless the value is one of the accepted words."""
     if not is_word(value, accepted):
-        raise SpecError(f"{name}={excerpt(value)}; {hint(value, accepted)}")
+        raise error(f"{name}={excerpt(value)}; {hint(value, accepted)}")
 
 
 def checked_count(name: str, value: object, or_else: str = "") -> int:

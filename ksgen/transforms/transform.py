@@ -14,7 +14,7 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, Layout
 from ksgen.spec.kernel import check_word
 from ksgen.transforms.library import Library, library_of
-from ksgen.values import cached_property
+from ksgen.values import cached_property, misfit_of_x
 
 Step = Callable[[Library, Any], Any]  # maps an array (batch, features) to another one
 Options = ParamSpec("Options")
@@ -88,11 +88,9 @@ class Transform:
         """
         check_word("layout", layout, LAYOUTS)
         library = library_of(x, self.name)
-        axis = -1 if layout == "bsf" else 0
         wanted = self.size or self.chain.in_features
-        if not x.ndim or x.shape[axis] != wanted:
-            shape = f"(..., {wanted})" if layout == "bsf" else f"({wanted}, ...)"
-            raise LaunchError(f"{self.name}: got x of shape {tuple(x.shape)}; layout {layout} wants {shape}")
+        if wrong := misfit_of_x(x.shape, wanted, layout, "..."):
+            raise LaunchError(f"{self.name}: {wrong}")
         if self.is_real and library.is_complex(x):
             raise LaunchError(f"{self.name}: got x of {library.dtype_of(x)}; accepted: real numbers")
         rows = x if layout == "bsf" else library.moved(x)

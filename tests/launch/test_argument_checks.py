@@ -44,7 +44,7 @@ def test_arguments_of_the_same_form_are_checked_once(monkeypatch: pytest.MonkeyP
     assert fewer
     assert fewer.batch is None
     assert len(ks._checks) == len(checked) == 4
-    with pytest.raises(LaunchError, match="layout 'nchw'"):
+    with pytest.raises(LaunchError, match="layout='nchw'"):
         ks._checks.find(ks, CallOptions(layout="nchw"), views, form)
     assert len(ks._checks) == 4
 

@@ -29,8 +29,8 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
         ("axes", {"x": x[0]}, r"got x of shape \(30,\)"),
         ("empty", {"x": x[:0]}, "with a batch of at least 1"),
         ("layout of x", {"layout": "bsl"}, r"layout bsl wants \(30, batch\)"),
-        ("layout", {"layout": "nchw"}, "layout 'nchw' is unknown; accepted: bsf, bsl"),
-        ("activation", {"activation": "tanh"}, "activation 'tanh' is unknown; accepted: none, relu"),
+        ("layout", {"layout": "nchw"}, "layout='nchw'; accepted: bsf, bsl"),
+        ("activation", {"activation": "tanh"}, "activation='tanh'; did you mean gelu_tanh"),
         (
             "weights",
             {"weights": weights[..., :2].copy()},
@@ -39,7 +39,7 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
         (
             "precision",
             {"weights": weights.astype(np.float64)},
-            "got float64 for weights and float32 for x; give both in one precision",
+            "got x of float32 and weights of float64; give both in one precision",
         ),
         ("integers", {"x": x.astype(int)}, "x is of int64; give float32"),
         (

@@ -208,12 +208,12 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
         ),
         ("grad_y", {"grad_y": grad_y[:, :50].copy()}, r"got grad_y of shape \(300, 50\); \(300, 54\) is needed"),
         ("batch", {"grad_y": grad_y[:50].copy()}, r"got grad_y of shape \(50, 54\); \(300, 54\) is needed"),
-        ("layout", {"layout": "nchw"}, "layout 'nchw' is unknown; accepted: bsf, bsl"),
+        ("layout", {"layout": "nchw"}, "layout='nchw'; accepted: bsf, bsl"),
         ("layout of x", {"layout": "bsl"}, r"layout bsl wants \(30, batch\)"),
         (
             "dtype",
             {"grad_y": grad_y.astype(np.float64)},
-            "got float64 for grad_y and float32 for x; give both in one precision",
+            "got x of float32 and grad_y of float64; give both in one precision",
         ),
         ("integers", {"x": x.astype(int)}, "x is of int64; give float32"),
         (
@@ -224,7 +224,7 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
         (
             "precision",
             {"precision": "float16"},
-            "precision='float16' for arrays of float32; accepted: float32, tf32, tf32x3, fp16x3",
+            "precision='float16' for x of float32; did you mean float32\\? accepted: float32, tf32, tf32x3, fp16x3",
         ),
         ("out", {"out": out[:1].copy()}, r"got out of shape \(1, 9, 5, 3\); \(2, 9, 5, 3\) is needed"),
         ("read-only", {"out": read_only}, "out is read-only; give an array that can be written to"),

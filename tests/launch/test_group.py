@@ -251,7 +251,7 @@ def test_what_a_user_gives_wrong() -> None:
     refused(r"got out of shape \(99, 21\)", out=rows(85, "bsf", 99))
     refused("out: got 2 entries; 3 are needed", out=[rows(21, "bsf"), rows(54, "bsf")])
     refused(r"got x of shape \(100, 23\)", x=rows(23, "bsf"))
-    refused("layout 'nchw' is unknown", layout="nchw")
+    refused("layout='nchw'; accepted", layout="nchw")
     refused("precision='tf33'", precision="tf33")
     refused("out_layout='bsl' with layout='bsf'; accepted: one layout for x and all outputs", out_layout="bsl")
     with pytest.raises(
@@ -260,7 +260,7 @@ def test_what_a_user_gives_wrong() -> None:
         group().explain(3, out_layout="bsl")
     with pytest.raises(SpecError, match="job='gradient'; accepted: chain"):
         group().explain(3, job="gradient")
-    refused("got float32 for weights and float64 for x", x=rows(24, "bsf", precision="float64"))
+    refused("got x of float64 and weights of float32", x=rows(24, "bsf", precision="float64"))
 
 
 def fused_group(*fuses: str, between: str = "none") -> GroupLauncher:

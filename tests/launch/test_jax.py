@@ -284,7 +284,7 @@ def test_what_product_refuses(make: Callable[[], Any], kind: type[KsgenError], m
         (lambda x, weights: (x, weights[:1]), "weights=.*; accepted: a list of arrays, one per factor"),
         (lambda x, weights: (x, weights[::-1]), r"got weights.* of shape \(2, 3, 6, 1\); \(1, 6, 4, 2\) is needed"),
         (lambda x, weights: (x.astype("int32"), weights), "x is of int32; give "),
-        (lambda x, weights: (x.astype("float16"), weights), "got float32 for weights and float16 for x"),
+        (lambda x, weights: (x.astype("float16"), weights), "got x of float16 and weights of float32"),
         (lambda x, weights: (x, weights, x), r"got bias of shape \(5, 8\); \(6,\) is needed"),
         (lambda x, weights: (x, weights, None, x), r"got residual of shape \(5, 8\); \(5, 6\) is needed"),
         (

@@ -16,8 +16,8 @@ from ksgen.families.vector.cycles import (
     TASK,
     TILE,
     TRANSPOSE,
-    line_cycles,
     tile_of,
+    unused_line_cycles,
 )
 from ksgen.families.vector.planes import Planes, PlaneVariables, round_up, tile_picture
 from ksgen.families.vector.shape import LINE_BYTES
@@ -265,7 +265,7 @@ class VectorGradientTiling(Planes):
         each = ELEMENT if is_scattered else (TRANSPOSE if self.is_transposed else COPY) / self.constants.lanes
         if order.is_exchanged and kernel.layout == "bsf" and not are_whole:
             each = max(each, ELEMENT)
-        return block * order.count * each + line_cycles(self, order, kernel.layout, kernel.item_bytes, block)
+        return block * order.count * each + unused_line_cycles(self, order, kernel.layout, kernel.item_bytes, block)
 
     # ---- the source
 

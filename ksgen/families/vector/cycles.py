@@ -141,8 +141,8 @@ def _moved(shape: VectorTiling, block: int) -> float:
     return (
         inputs * _input_cycles(shape)
         + pattern.out_features * block * _output_cycles(shape)
-        + line_cycles(shape, pattern.inputs, shape.x_layout, kernel.x_item_bytes, block)
-        + line_cycles(shape, pattern.outputs, kernel.layout, kernel.item_bytes, block)
+        + unused_line_cycles(shape, pattern.inputs, shape.x_layout, kernel.x_item_bytes, block)
+        + unused_line_cycles(shape, pattern.outputs, kernel.layout, kernel.item_bytes, block)
     )
 
 
@@ -169,7 +169,7 @@ def _output_cycles(shape: VectorTiling) -> float:
     return TRANSPOSE / shape.constants.lanes + (ELEMENT if is_apart else 0)
 
 
-def line_cycles(shape: Planes, order: Order, layout: str, item_bytes: int, block: int) -> float:
+def unused_line_cycles(shape: Planes, order: Order, layout: str, item_bytes: int, block: int) -> float:
     """Cycles for the parts of cache lines that a plane does not use, if features in batch-size-first are exchanged.
 
     The next planes read the same lines of the block, from the L2 cache if it holds a plane's lines.

@@ -15,6 +15,7 @@ from ksgen.torch.operators import frozen, prepared, trained
 from ksgen.torch.operators.checks import check_activation, check_tensors, check_words, dtype_name
 from ksgen.torch.operators.meanwhile import building, note_unsettled
 from ksgen.torch.operators.products import ACTIVATIONS, Exchange
+from ksgen.values import misfit, misfit_of_x
 
 # attributes of this process, which copies and pickles of a layer lack
 NOT_COPIED = ("_replay", "_python_calls")
@@ -158,24 +159,17 @@ class ChainLayer:
         return layer.precision is not None and layer.precision != dtype_name(layer._dtype)
 
     def _y_shape(self, x: Tensor) -> tuple[int, ...]:
-        axis, other = (-1, 0) if self.layout == "bsf" else (0, -1)
         chain = self.own_chain
-        if x.dim() == 0 or x.shape[axis] != chain.in_features:
-            wanted = f"(..., {chain.in_features})" if self.layout == "bsf" else f"({chain.in_features}, ...)"
-            fits = x.dim() > 1 and x.shape[other] == chain.in_features
-            remedy = f"; that fits layout {'bsl' if self.layout == 'bsf' else 'bsf'}" if fits else ""
-            raise LaunchError(
-                f"{self._name()}: got x of shape {tuple(x.shape)}; layout {self.layout} wants {wanted}{remedy}"
-            )
+        if wrong := misfit_of_x(x.shape, chain.in_features, self.layout, "..."):
+            raise LaunchError(f"{self._name()}: {wrong}")
         batch = x.shape[:-1] if self.layout == "bsf" else x.shape[1:]
         return (*batch, chain.out_features) if self.y_layout == "bsf" else (chain.out_features, *batch)
 
     def _checked_y_shape(self, x: Tensor, residual: Tensor | None) -> tuple[int, ...]:
         """Shape of y; `LaunchError` if the residual has another shape."""
         y_shape = self._y_shape(x)
-        if residual is not None and residual.shape != y_shape:
-            shapes = f"got residual of shape {tuple(residual.shape)} with x of shape {tuple(x.shape)}"
-            raise LaunchError(f"{self._name()}: {shapes}; {tuple(y_shape)} is needed")
+        if residual is not None and (wrong := misfit("residual", residual.shape, y_shape)):
+            raise LaunchError(f"{self._name()}: {wrong}")
         return y_shape
 
     def _as_matrix(self, tensor: Tensor, layout: str | None = None) -> Tensor:

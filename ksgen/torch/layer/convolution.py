@@ -12,6 +12,7 @@ from ksgen.structures import Structure
 from ksgen.torch.layer.base import as_leaf
 from ksgen.torch.layer.linear import KSLinear, dense_layer
 from ksgen.torch.operators.checks import check_tensors
+from ksgen.values import misfit
 
 # Permutation of (N, C, H, W) to a layout's order of batch and features, and the inverse permutation.
 _AXES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -96,10 +97,8 @@ class KSConv1x1(nn.Module):
             wanted = f"(N, {self.in_channels}, H, W) or ({self.in_channels}, H, W)"
             raise LaunchError(f"KSConv1x1({chain}): got x of shape {tuple(x.shape)}; {wanted} is needed")
         y_shape = (*x.shape[:-3], self.out_channels, *x.shape[-2:])
-        if residual is not None and residual.shape != y_shape:
-            raise LaunchError(
-                f"KSConv1x1({chain}): got residual of shape {tuple(residual.shape)}; {tuple(y_shape)} is needed"
-            )
+        if residual is not None and (wrong := misfit("residual", residual.shape, y_shape)):
+            raise LaunchError(f"KSConv1x1({chain}): {wrong}")
         permutation, inverse = _AXES[self.linear.layout]
 
         def rows(images: Tensor) -> Tensor:

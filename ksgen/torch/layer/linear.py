@@ -48,7 +48,7 @@ from ksgen.torch.operators.checks import (
 )
 from ksgen.torch.operators.ops import multiply, shaped
 from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, exchange_of, exchanged, natural
-from ksgen.values import excerpt, listed
+from ksgen.values import excerpt, listed, misfit
 
 CALIBRATED_ROWS = 4096  # rows of x for the calibration of a layer's scales
 OPTIONS: dict[str, Any] = {  # options that may be set later, with their defaults
@@ -206,10 +206,8 @@ class KSLinear(ChainLayer, nn.Linear):
         layer = cls(shapes if patterns is None else patterns, bias=bias is not None, **options)
         if (needed := [pattern.shape for pattern in layer.chain]) != shapes:
             raise LaunchError(f"{layer._name()}: got weights of shapes {excerpt(shapes)}; {needed} are needed")
-        if bias is not None and bias.shape != layer.bias.shape:
-            raise LaunchError(
-                f"{layer._name()}: got bias of shape {tuple(bias.shape)}; {tuple(layer.bias.shape)} is needed"
-            )
+        if bias is not None and (wrong := misfit("bias", bias.shape, layer.bias.shape)):
+            raise LaunchError(f"{layer._name()}: {wrong}")
         with torch.no_grad():
             for parameter, value in zip([*layer.weights, layer.bias], [*tensors, bias], strict=True):
                 if value is not None:

@@ -26,6 +26,7 @@ from ksgen.torch.operators.backends import multiply_all_by
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, disable_fusion, has_kernels, is_one_launch, launcher
 from ksgen.torch.operators.products import finish
+from ksgen.values import unlike
 
 MOST_TRIES = 8  # attempts of a call while another thread writes to the weights
 
@@ -385,11 +386,8 @@ class StoredWeights(ChainLayer, nn.Module):
         if accepted := refused_x_precision(self.storage, kind := dtype_name(x.dtype)):
             raise LaunchError(f"{self._name()}: got x of {kind} for weights in {self.storage}; accepted: {accepted}")
         for name, given in (("bias", bias), ("residual", residual)):
-            if given is not None and given.dtype != x.dtype:
-                raise LaunchError(
-                    f"{self._name()}: got x of {kind} and {name} of {dtype_name(given.dtype)}; give both in one "
-                    "precision"
-                )
+            if given is not None and (wrong := unlike(name, dtype_name(given.dtype), kind)):
+                raise LaunchError(f"{self._name()}: {wrong}")
 
     @property
     def _x_scales(self) -> list[float | None]:

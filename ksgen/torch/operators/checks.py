@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ksgen.errors import LaunchError, SpecError
-from ksgen.spec import PRECISIONS
-from ksgen.spec.kernel import FUSES, activations_of, check_word, hint, is_word
+from ksgen.launch.checks import refused_precision
+from ksgen.spec.kernel import FUSES, activations_of, check_word
 from ksgen.spec.precision import stored_types
-from ksgen.values import excerpt
+from ksgen.values import excerpt, misfit, misfit_of_x, unlike
 
 DTYPES = stored_types()
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
@@ -99,20 +99,15 @@ def check(
         a, b, c, d = each.shape
         now, before = (layouts[number], layouts[number - 1] if number else layout) if layouts else (layout, layout)
         shape = shape if now == before else shape[::-1]
-        if len(shape) != 2 or shape[1 if now == "bsf" else 0] != a * c * d:
-            wanted = f"(batch, {a * c * d})" if now == "bsf" else f"({a * c * d}, batch)"
-            raise LaunchError(f"multiply by {a},{b},{c},{d}: got x of shape {shape}; layout {now} wants {wanted}")
+        if wrong := misfit_of_x(shape, a * c * d, now):
+            raise LaunchError(f"multiply by {a},{b},{c},{d}: {wrong}")
         shape = (shape[0], a * b * d) if now == "bsf" else (a * b * d, shape[1])
     for name, given, needed in (("bias", bias, (a * b * d,)), ("residual", residual, shape)):
-        if given is not None and given.shape != needed:
-            raise LaunchError(
-                f"multiply by {a},{b},{c},{d}: got {name} of shape {tuple(given.shape)}; {tuple(needed)} is needed"
-            )
+        if given is not None and (wrong := misfit(name, given.shape, needed)):
+            raise LaunchError(f"multiply by {a},{b},{c},{d}: {wrong}")
     for name, given in (*[("weights", each) for each in weights], ("bias", bias), ("residual", residual)):
         if given is not None and given.dtype != x.dtype:
-            raise LaunchError(
-                f"got x of {dtype_name(x.dtype)} and {name} of {dtype_name(given.dtype)}; give both in one precision"
-            )
+            raise LaunchError(unlike(name, dtype_name(given.dtype), dtype_name(x.dtype)))
         if given is not None and given.device != x.device:
             raise LaunchError(f"x lies on {x.device} and {name} on {given.device}; give both in one place")
     check_precision(precision, dtype_name(x.dtype))
@@ -122,9 +117,8 @@ def check_precision(precision: str | None, dtype: str) -> None:
     """Raise `LaunchError` if tensors of this dtype cannot be multiplied in this precision."""
     if dtype not in DTYPES:
         raise LaunchError(f"tensors of {dtype}; accepted: {', '.join(DTYPES)}")
-    accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
-    if precision is not None and not is_word(precision, accepted):
-        raise LaunchError(f"precision={excerpt(precision)} for tensors of {dtype}; {hint(precision, accepted)}")
+    if wrong := refused_precision(precision, dtype):
+        raise LaunchError(wrong)
 
 
 def check_activation(activation: str, dtype: Any, word: str = "activation") -> None:

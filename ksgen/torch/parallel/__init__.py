@@ -22,7 +22,7 @@ from ksgen.torch.layer.splits import FEATURES, ROWS, STYLES, SUMS, WHOLE, Split,
 from ksgen.torch.operators.checks import check_activation
 from ksgen.torch.operators.ops import autocast
 from ksgen.torch.operators.products import finish
-from ksgen.values import excerpt
+from ksgen.values import excerpt, misfit
 
 
 class _KSParallel(ParallelStyle):
@@ -157,11 +157,8 @@ class Parallel:
         terms = self._distributed(layer._multiply(x, weights, None, None, "none"), Partial())
         whole = terms.redistribute(placements=[self.asked])
         y = whole.to_local()
-        if residual is not None and residual.shape != y.shape:
-            raise LaunchError(
-                f"{layer._name()}: got residual of shape {tuple(residual.shape)}; {tuple(y.shape)}, the shape of y, is "
-                "needed"
-            )
+        if residual is not None and (wrong := misfit("residual", residual.shape, y.shape)):
+            raise LaunchError(f"{layer._name()}: {wrong}")
         y, bias, residual, _ = autocast(y, bias, residual, None)
         rows, added = layer._as_matrix(y), None if residual is None else layer._as_matrix(residual)
         y = finish(rows, bias, layer.activation, added, layer.layout).view(y.shape)

@@ -380,7 +380,7 @@ def test_mistakes_are_reported(four: Processes) -> None:
         "got x of shape (3, 40); layout bsf wants (..., 10)",
         "got x of shape (); layout bsf wants (..., 12)",
         "S(1) of 2 dimensions shards the features; accepted: S(-1)",
-        "got residual of shape (4, 3); (4, 6), the shape of y, is needed",
+        "got residual of shape (4, 3); (4, 6) is needed",
         "a split KSLinear has a parameter that is a Parameter; accepted: the DTensors that its style created",
         "weights.0 is a DTensor; only layers of plain tensors can be frozen",
         "a group whose outputs are split over processes; accepted: parts(x), or output_layouts=Replicate()",
