@@ -217,7 +217,7 @@ def check_memory(kernel: KernelSpec, batch: int, limits: "Limits", place: "Sourc
 
     `place` is where a spec states the batch size; the message then names it.
     """
-    from ksgen.measure.footprint import footprint
+    from ksgen.measure.verify import footprint
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     need = footprint(kernel, batch, limits)

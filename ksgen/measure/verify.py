@@ -1,4 +1,7 @@
-"""Checks one kernel on one device against the float64 reference, and times it by the device's own clock."""
+"""Checks one kernel on one device against the float64 reference, and times it by the device's own clock.
+
+`footprint` is the memory that this takes.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,8 +14,9 @@ import numpy as np
 
 from ksgen import passport, reference
 from ksgen.devices.base import Buffer, Device, RefusedError, uploaded
+from ksgen.families import Limits, family_for
 from ksgen.families.chains import layer_kernels
-from ksgen.families.signature import each_chains, pitches_of, result_of, weights_of
+from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of, result_of, weights_of
 from ksgen.launch.choice import choice_by_name, limits_of
 from ksgen.launch.fused import packings
 from ksgen.launch.memory import numpy_dtype
@@ -23,6 +27,7 @@ from ksgen.measure.queued import time_launches
 from ksgen.measure.trust import BLOCK_SECONDS, Blocks, Timer, block_of, take_blocks
 from ksgen.pattern import Pattern
 from ksgen.quantized import Quantized, QuantizedInputs, quantize, quantize_inputs
+from ksgen.reference import ELEMENTS_AT_ONCE
 from ksgen.spec import PRECISIONS, Activation, KernelSpec, Layout
 from ksgen.spec.kernel import SLICES
 from ksgen.values import cached_property
@@ -518,3 +523,58 @@ def numpy_product(problem: Problem) -> tuple[float, Array]:
     y = other_layout(reference.exchanged(pattern.outputs, other_layout(y.reshape(problem.y_shape))))
     y = y.astype(numpy_dtype(problem.kernel.dtype), copy=False)
     return perf_counter() - begin, y
+
+
+# ---- memory
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Peak bytes of this machine's memory: arrays, the float64 check, and a processor device's own memory."""
+
+    arrays: int
+    reference: int
+    device: int
+
+    @property
+    def total(self) -> int:
+        return self.arrays + self.reference + self.device
+
+
+def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
+    """Compute in advance the memory of checking one kernel at a batch, with default constants for these limits.
+
+    Counts the arrays of this module and of `reference.py`; the tests compare it with traced memory.
+    """
+    item, features = kernel.item_bytes, sum(chain.out_features for chain in kernel.chains)
+    inputs, outputs = batch * kernel.in_features, batch * features
+    weights = sum(chain.weight_count for chain in kernel.chains)
+    is_gradient = kernel.job == "gradient"
+    results = weights if is_gradient else outputs
+    given = inputs + outputs * (kernel.epilogue.residual + is_gradient) + features * kernel.epilogue.bias
+    compared_rows = batch if is_gradient else min(batch, max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1))))
+    compared = weights if is_gradient else compared_rows * features
+    widest = max(pattern.in_features + pattern.out_features for chain in kernel.chains for pattern in chain)
+    part = min(compared_rows * widest, max(ELEMENTS_AT_ONCE, widest))
+    # bytes per element; with an activation, erfc converts elements to Python's numbers
+    of_part = 16 if kernel.epilogue.activation == "none" else 80
+    of_compared = 28  # the truth, the result and their difference in float64, and the result in its own type
+    of_rounding = 48 * weights * kernel.is_quantized  # float64 numbers that are rounded to eight bits
+    of_inputs = 37 * inputs * kernel.has_bytes_in  # the same of x
+    if kernel.is_strided:  # the rows of slices lie apart
+        row_counts = {"bsf": batch, "bsl": 0}
+        given += GAP * sum(
+            row_counts[layout_of(kernel, array)] or count for array, count in features_of(kernel).items()
+        )
+    reference = of_rounding + max(8 * weights + 8 * compared + of_part * part, of_compared * compared, of_inputs)
+    device = 0
+    if limits.is_cpu:
+        family = family_for(kernel, limits, batch)
+        constants = family.default(kernel, limits, batch)
+        # timing adds sets of arrays until they exceed a cache
+        device = item * (given + results) + CACHE_BYTES
+        device += 0 if is_gradient else item * weights
+        device += family.geometry(kernel, constants, batch).workspace_bytes + (
+            0 if is_gradient else family.packed_bytes(kernel, constants)
+        )
+    return Footprint(item * (given + weights + 2 * results), reference, device)

@@ -12,7 +12,7 @@ from ksgen.bench.tables import overview
 from ksgen.commands.common import check_memory, column_widths, print_columns
 from ksgen.errors import SpecError
 from ksgen.families import cuda_limits
-from ksgen.measure.footprint import footprint
+from ksgen.measure.verify import footprint
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from tests.support.program import ksgen

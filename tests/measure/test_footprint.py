@@ -11,8 +11,7 @@ from ksgen.devices import find_device
 from ksgen.errors import DeviceError, SpecError
 from ksgen.families import family_for
 from ksgen.launch.choice import limits_of
-from ksgen.measure.footprint import footprint
-from ksgen.measure.verify import measure
+from ksgen.measure.verify import footprint, measure
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 
