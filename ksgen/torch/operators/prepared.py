@@ -420,8 +420,8 @@ class _Job(NamedTuple):
     def first_weight(self) -> int:
         return self.first_bias + len(self.outs)
 
-    def scratch(self) -> "Scratch":
-        return Scratch(self.first_bias + len(self.parameters))
+    def calls(self) -> "Calls":
+        return Calls(self.first_bias + len(self.parameters))
 
 
 class Scratch:
@@ -710,6 +710,18 @@ def _packed(layer: Any, job: _Job) -> list[Any]:
     return packed
 
 
+class Calls:
+    """Calls that are launched sequentially, with the array numbers of their operands and their scratch memory."""
+
+    def __init__(self, arrays: int) -> None:
+        """`arrays`: number of the first scratch memory."""
+        self.bound, self.scratch = list[tuple[Bound, Mapping[str, int]]](), Scratch(arrays)
+
+    def add(self, bound: Bound, places: Mapping[str, int]) -> None:
+        """Add a call. `places` maps its operands to array numbers; by default, x has number 0 and the residual 1."""
+        self.bound.append((bound, {"x": 0, "residual": 1, **places}))
+
+
 def _call(
     prepare: Callable[..., Call | None],
     job: _Job,
@@ -763,7 +775,9 @@ def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_La
         return None
     outs = {name: 2 + index for index, name in enumerate(each_chains(found.call.plan.kernel, "y"))}
     added = {name: job.first_bias + index for index, name in enumerate(each_chains(found.call.plan.kernel, "bias"))}
-    return _Launches(job, [found], [{**outs, **added}], job.scratch())
+    calls = job.calls()
+    calls.add(found, {**outs, **added})
+    return _Launches(job, calls)
 
 
 def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
@@ -773,10 +787,8 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
     """
     if job.out_layout is not None:
         return None
-    found: list[Bound] = []
-    places: list[dict[str, int]] = []
     # array numbers of the intermediates, whose memory the layers share
-    scratch, intermediates = job.scratch(), list[int]()
+    calls, intermediates = job.calls(), list[int]()
     for number, (layer, out) in enumerate(zip(layers, job.outs, strict=True)):
         chain, weights = chain_launcher(shapes_of(layer), layer.between, layer.fuse), _packed(layer, job)
         last: dict[str, Any] = {
@@ -798,8 +810,7 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
         if len(weights) > 1 and not job.is_alone and (fused := _call(chain.prepare, job, job.x, weights, **last)):
             if is_read_next:
                 fused.call.keep_output()
-            found.append(fused)
-            places.append({fused.call.plan.result: 2 + number, **added})
+            calls.add(fused, {fused.call.plan.result: 2 + number, **added})
             continue
         x, x_number = job.x, 0
         for place, (factor, weight) in enumerate(zip(factors, weights, strict=True)):
@@ -818,9 +829,9 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
             if not is_last:
                 y = x.new_empty(checks.y_shape(factor.pattern, factor.layout, factor.batch))
                 if place == len(intermediates):
-                    intermediates.append(scratch.add(0))
+                    intermediates.append(calls.scratch.add(0))
                 y_number = intermediates[place]
-                scratch.enlarge(y_number, y.numel() * y.element_size())
+                calls.scratch.enlarge(y_number, y.numel() * y.element_size())
                 options = {"activation": layer.between, "out": y}
             numbers = [job.first_weight + place] if job.weights else []
             prepare, of_factor = launcher_of(factor.pattern).prepare, job._replace(layout=factor.layout)
@@ -829,21 +840,16 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
                 return None
             if is_read_next or not is_last:
                 call.call.keep_output()
-            found.append(call)
-            places.append({"x": x_number, call.call.plan.result: y_number} | (added if is_last else {}))
+            calls.add(call, {"x": x_number, call.call.plan.result: y_number} | (added if is_last else {}))
             x, x_number = options["out"], y_number
-    return _Launches(job, found, places, scratch, bool(job.slices))
+    return _Launches(job, calls, bool(job.slices))
 
 
-def repeat_calls(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> RepeatedCalls:
-    """Combine launches, and reserve memory for the weights that they pack.
-
-    `places` maps the operands of each call to array numbers. By default, x has number 0 and the residual 1.
-    """
-    placed: list[RepeatedCall] = []
-    for (call, _, numbers, are_adjoint), place in zip(bound, places, strict=True):
-        plan, packs = call.plan, list[Packing]()
-        arrays = {"x": 0, "residual": 1, **place}
+def repeat_calls(calls: Calls) -> RepeatedCalls:
+    """Combine launches, and reserve memory for the weights that they pack."""
+    placed, scratch = list[RepeatedCall](), calls.scratch
+    for (call, _, numbers, are_adjoint), place in calls.bound:
+        plan, packs, arrays = call.plan, list[Packing](), dict(place)
         if not plan.device.shares_host and plan.workspace_bytes:
             arrays["workspace"] = scratch.add(plan.workspace_bytes)
         if numbers:
@@ -851,15 +857,15 @@ def repeat_calls(bound: Sequence[Bound], places: Sequence[Mapping[str, int]], sc
                 arrays[name] = scratch.add(packer.packed_bytes)
                 packs.append(Packing(packer, number, arrays[name], are_adjoint))
         placed.append(RepeatedCall(call, arrays, packs))
-    return RepeatedCalls(placed, [weights for each in bound for weights in each.packed])
+    return RepeatedCalls(placed, [weights for each, _ in calls.bound for weights in each.packed])
 
 
 class PreparedLaunches:
     """Launches of prepared calls by one call, which adds their scratch memory."""
 
-    def __init__(self, bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch) -> None:
-        self.launch = repeat_calls(bound, places, scratch)
-        *self._begins, self._bytes = scratch.offsets()
+    def __init__(self, calls: Calls) -> None:
+        self.launch = repeat_calls(calls)
+        *self._begins, self._bytes = calls.scratch.offsets()
 
     @property
     def launches(self) -> replay.Launches:
@@ -877,11 +883,8 @@ class PreparedLaunches:
 class _Launches(PreparedLaunches):
     """`Step` that runs the launches of one prepared call, with a new y each time."""
 
-    def __init__(
-        self, job: _Job, bound: Sequence[Bound], places: Sequence[Mapping[str, int]], scratch: Scratch,
-        reads_slices: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(bound, places, scratch)
+    def __init__(self, job: _Job, calls: Calls, reads_slices: bool = False) -> None:
+        super().__init__(calls)
         self.reads_slices, size = reads_slices, job.y.element_size()
         self._shape, self._outs = job.y.shape, [out.storage_offset() * size for out in job.outs]
 
@@ -956,8 +959,9 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> tuple[Step, _Launches |
     numbers = [job.first_weight + factor.place] if job.weights else []
     prepare, exchange = launcher_of(pattern).prepare, products.exchange_of(pattern)
     if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **options):
-        places = {call.call.plan.result: 2, "bias": job.first_bias}
-        methods["ksgen"] = _Launches(job, [call], [places], job.scratch())
+        calls = job.calls()
+        calls.add(call, {call.call.plan.result: 2, "bias": job.first_bias})
+        methods["ksgen"] = _Launches(job, calls)
     if factor.only_kernels or has_stored_type:
         if not methods:
             raise NotPreparedError

@@ -8,7 +8,7 @@ call packs the weights of the adjoint factors from the same memory. All other ca
 weights, a step takes the slices, and most factors multiply by these (`ksgen.torch.operators.factors`).
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is_ready, job_of, launcher_of, size_of
 from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
 from ksgen.torch.operators.meanwhile import by_kernels
-from ksgen.torch.operators.prepared import UNFIT, Bound, NotPreparedError, PreparedLaunches, Scratch, Unprepared
+from ksgen.torch.operators.prepared import UNFIT, Bound, Calls, NotPreparedError, PreparedLaunches, Unprepared
 from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
 
 Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and the weights
@@ -254,8 +254,8 @@ class Trained:
             pairs = zip(self.factors, parameters[1:], strict=True)
             weights = [given.new_empty(each.whole) if each.whole else given for each, given in pairs]
             self._outputs = [rows.new_empty(y_shape(each, self.layout, batch)) for each in layer.chain]
-            self._forward = _launches(self._calls_forward(rows, parameters[0], weights))
-            self._backward = _launches(self._calls_backward(rows, parameters[0], weights, x.requires_grad))
+            self._forward = PreparedLaunches(self._calls_forward(rows, parameters[0], weights))
+            self._backward = PreparedLaunches(self._calls_backward(rows, parameters[0], weights, x.requires_grad))
         # both directions as a replay launches them
         self.launches = self._forward.launches, self._backward.launches
         self.shapes = [each.shape for each in self._outputs]
@@ -275,13 +275,13 @@ class Trained:
             raise NotPreparedError
         return call
 
-    def _calls_forward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor]) -> "_Calls":
+    def _calls_forward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor]) -> Calls:
         """Prepare the calls.
 
         Arrays are numbered: x, the bias, the weights of each factor, each factor's output, and the residual.
         """
         count = len(weights)
-        calls, x_number = _Calls(2 + 2 * count + self._has_residual), 0
+        calls, x_number = Calls(2 + 2 * count + self._has_residual), 0
         for number, (factor, each, y) in enumerate(zip(self._launched, weights, self._outputs, strict=True)):
             first, second = _operands(factor, (x, x_number), (each, 2 + number))
             options, places = dict[str, Any](layout=factor.layout, out=factor.out(y)), {"x": first.number}
@@ -302,13 +302,13 @@ class Trained:
             x, x_number = y, y_number
         return calls
 
-    def _calls_backward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor], wants_x: bool) -> "_Calls":
+    def _calls_backward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor], wants_x: bool) -> Calls:
         """Prepare the calls, with arrays of the same shape in place of the gradients of each factor's X and Y.
 
         Arrays are numbered: each factor's input, the weights, the gradients of y, of the weights, of x and of the bias.
         """
         inputs, count = [x, *self._outputs[:-1]], len(weights)
-        calls, y_gradient, y_number = _Calls(3 * count + 3), self._outputs[-1], 2 * count
+        calls, y_gradient, y_number = Calls(3 * count + 3), self._outputs[-1], 2 * count
         for number, factor in reversed(list(enumerate(self._launched))):
             x_number = calls.scratch.add(inputs[number].nbytes) if number else 3 * count + 1 if wants_x else None
             of_x, of_weights = (
@@ -367,17 +367,6 @@ class Trained:
         return of_x, of_bias, found
 
 
-class _Calls:
-    """Prepared calls of one direction, the array numbers of their operands, and their scratch memory."""
-
-    def __init__(self, arrays: int) -> None:
-        self.bound, self.places, self.scratch = list[Bound](), list[Mapping[str, int]](), Scratch(arrays)
-
-    def add(self, bound: Bound, places: Mapping[str, int]) -> None:
-        self.bound.append(bound)
-        self.places.append(places)
-
-
 class _Operand(NamedTuple):
     """Array of a call, its number, and the number of its gradient; None if that is not wanted."""
 
@@ -392,10 +381,6 @@ def _operands(factor: Factor, x: tuple[Any, ...], weights: tuple[Any, ...]) -> t
     if factor.is_swapped:
         first, second = second, first._replace(array=first.array.reshape(factor.pattern.shape))
     return first._replace(array=factor.x(first.array)), second
-
-
-def _launches(calls: _Calls) -> PreparedLaunches:
-    return PreparedLaunches(calls.bound, calls.places, calls.scratch)
 
 
 def _addresses(arrays: Sequence[Tensor | None]) -> list[int]:
