@@ -334,7 +334,7 @@ def quantize(
     if scale is not None:
         scales = _checked_scale(scale, pattern, per)
     else:
-        scales = _scales(pattern, wide, how, per, None if x is None else _moments(pattern, x, layout))
+        scales = _scales(wide, how, per, None if x is None else _moments(pattern, x, layout))
     values, saturated = _values(wide, scales, how)
     if scale is not None and saturated:
         count = counted(saturated, "weight")
@@ -386,7 +386,7 @@ def _values(wide: Array, scales: Array, how: Storage) -> tuple[Array, int]:
     return rounded(clipped, how), int(np.count_nonzero(np.abs(quotients) > how.largest * ROUNDED))
 
 
-def _scales(pattern: Pattern, wide: Array, how: Storage, per: str, moments: Array | None) -> Array:
+def _scales(wide: Array, how: Storage, per: str, moments: Array | None) -> Array:
     """Scales in float32, which broadcast to (a, b, c, d).
 
     They are the smallest without saturation; with moments of X, the best of those that `CLIPPED` gives.

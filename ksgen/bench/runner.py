@@ -122,13 +122,6 @@ class Runner:
     def _in_time(self) -> bool:
         return monotonic() < self.deadline
 
-    def _is_time_for(self, contender: Contender) -> bool:
-        """Whether the contender's check is likely to fit the time left.
-
-        It may take as long as the implementation's longest check so far, which is seconds if something compiles.
-        """
-        return monotonic() + self._longest.get(contender.implementation, 0.0) < self.deadline
-
     def _contenders(self, job: LayerJob) -> list[Contender]:
         return contenders(job, self.device, self.protocol.names)
 
@@ -185,9 +178,10 @@ class Runner:
                 return True
             ready: list[tuple[Contender, Timed, Facts]] = []
             for each in todo:
-                if not self._is_time_for(each):
-                    return False
                 begin = monotonic()
+                # its check may take as long as the longest one so far, which is seconds if something compiles
+                if begin + self._longest.get(each.implementation, 0.0) >= self.deadline:
+                    return False
                 fastest_s = min((timed.once_s for known, timed, _ in ready if not known.is_part), default=inf)
                 timed, facts = self._attempt(each, problem, ceilings[each.arithmetic], fastest_s)
                 self._log_contender(each, ceilings[each.arithmetic], facts)

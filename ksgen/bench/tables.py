@@ -212,7 +212,7 @@ def versions(rows: Sequence[ResultRow]) -> ResultTable:
     for name, some in _by_contender(rows).items():
         identity = "; ".join(dict.fromkeys(row.identity for row in some if row.identity))
         measured = [row for row in some if row.status == OK]
-        why = "" if measured else _reasons(some)
+        why = "" if measured else Counter(f"{row.status}: {row.reason}" for row in some).most_common(1)[0][0]
         lines.append((name, identity or None, f"{len(measured)} of {counted(len(some), 'row')}", why))
     note = "A contender without a time has the most frequent reason. ksgen's versions end with digests of templates."
     return ResultTable.of("Contenders and their versions", ("contender", "version", "measured", "why not"), lines, note)
@@ -223,12 +223,6 @@ def _by_contender(rows: Iterable[ResultRow]) -> dict[str, list[ResultRow]]:
     for row in rows:
         found.setdefault(row.implementation, []).append(row)
     return found
-
-
-def _reasons(rows: Iterable[ResultRow]) -> str:
-    """Most frequent status and reason of rows without a time."""
-    (most, _), *_ = Counter(f"{row.status}: {row.reason}" for row in rows).most_common(1)
-    return most
 
 
 def table3(results: Results) -> ResultTable:

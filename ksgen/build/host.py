@@ -209,8 +209,10 @@ def compiler_for(target: str) -> HostCompiler:
 
 def _cross_compiler(wanted: str) -> HostCompiler:
     named, usual = os.environ.get("KSGEN_CXX"), f"{wanted}-linux-gnu-g++"
-    if named and _builds_for(find_host_compiler().command) == wanted:
-        return HostCompiler(find_host_compiler().command, wanted)
+    if named:
+        command = find_host_compiler().command
+        if current_children.get().run((*command, "-dumpmachine")).log.partition("-")[0] == wanted:
+            return HostCompiler(command, wanted)
     if found := shutil.which(usual, path=variable("PATH")):
         return HostCompiler((found,), wanted)
     if importlib.util.find_spec("ziglang"):
@@ -220,10 +222,6 @@ def _cross_compiler(wanted: str) -> HostCompiler:
         "names another"
     )
     raise ToolchainError(f"no compiler here builds for {wanted}, and this machine is {machine()}; {remedy}")
-
-
-def _builds_for(command: tuple[str, ...]) -> str:
-    return current_children.get().run((*command, "-dumpmachine")).log.partition("-")[0]
 
 
 @functools.lru_cache

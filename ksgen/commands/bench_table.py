@@ -1,7 +1,6 @@
 """`ksgen bench table`: all contenders on products, layers and whole models, in one log."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from time import monotonic
@@ -50,32 +49,6 @@ BATCHES = "1568,16,1,25088"  # in this order, so that a short run has rows of on
 TOKENS = GPU_TOKENS  # rows of a batch per sequence of a model
 LIMITS = {"patterns": 1.0, "layers": 1.0, "models": 20.0}  # seconds per contender and forward job
 TRAINING_LIMIT = 3  # multiple of that in training, whose steps multiply three times as often
-
-
-@dataclass(frozen=True)
-class TableWork:
-    """What all parts measure."""
-
-    batches: Sequence[int]
-    precisions: Sequence[str]
-    subset: int | None
-
-    def jobs(self, kind: str, step: str, device: "Device") -> "list[LayerJob]":
-        """Jobs of a part, batch by batch, so that a time limit leaves complete patterns, layers or models."""
-        from ksgen.bench.chains import named_layers
-        from ksgen.bench.problem import LayerJob, product_job
-        from ksgen.bench.whole_models import whole_job
-
-        if kind == "patterns":
-            each = product(self.batches, stratified(self.subset or PATTERNS), self.precisions, LAYOUTS)
-            return [product_job(pattern, precision, layout, batch, step) for batch, pattern, precision, layout in each]
-        if kind == "layers":
-            layers = product(self.batches, named_layers()[: self.subset], self.precisions)
-            return [LayerJob(layer, precision, "bsf", batch, step) for batch, layer, precision in layers]
-        tokens, most = (CPU_TOKENS, CPU_SEQUENCES) if device.limits.is_cpu else (GPU_TOKENS, GPU_SEQUENCES)
-        sequences = dict.fromkeys(min(max(1, batch // TOKENS), most) for batch in self.batches)
-        wholes = product(sequences, MODELS[: self.subset], self.precisions)
-        return [whole_job(model, precision, batch, tokens, step) for batch, model, precision in wholes]
 
 
 @click.command("table", short_help="Measure every contender on patterns, layers and whole models, in one file.")
@@ -130,7 +103,7 @@ def command(
     check_log_name(output)
     from ksgen.bench.timing import Protocol, Times
 
-    work, parts, found = TableWork(batches, precisions, subset), list[Part](), find_sharing(device)
+    parts, found = list[Part](), find_sharing(device)
     left = {kind: [each for each in KINDS[kind] if each in (names or KINDS[kind])] for kind in kinds}
     contenders_left([each for some in left.values() for each in some], without)
     for step, kind in product(steps, kinds):
@@ -138,10 +111,30 @@ def command(
         limit = LIMITS[kind] * (TRAINING_LIMIT if step == TRAINING else 1)
         protocol = Protocol(some, measurements, runs, limit, seed)
         if some:
-            parts.append(Part(protocol, work.jobs(kind, step, found)))
+            parts.append(Part(protocol, _jobs(kind, step, found, batches, precisions, subset)))
     unfit = "none of these contenders supports this work; name other contenders"
     done = measure_by(output, found, Times(), parts, ends_at(begun, seconds), unfit, takes_all=True)
     print_results(done, as_json, _summaries)
+
+
+def _jobs(
+    kind: str, step: str, device: "Device", batches: Sequence[int], precisions: Sequence[str], subset: int | None
+) -> "list[LayerJob]":
+    """Jobs of a part, batch by batch, so that a time limit leaves complete patterns, layers or models."""
+    from ksgen.bench.chains import named_layers
+    from ksgen.bench.problem import LayerJob, product_job
+    from ksgen.bench.whole_models import whole_job
+
+    if kind == "patterns":
+        each = product(batches, stratified(subset or PATTERNS), precisions, LAYOUTS)
+        return [product_job(pattern, precision, layout, batch, step) for batch, pattern, precision, layout in each]
+    if kind == "layers":
+        layers = product(batches, named_layers()[:subset], precisions)
+        return [LayerJob(layer, precision, "bsf", batch, step) for batch, layer, precision in layers]
+    tokens, most = (CPU_TOKENS, CPU_SEQUENCES) if device.limits.is_cpu else (GPU_TOKENS, GPU_SEQUENCES)
+    sequences = dict.fromkeys(min(max(1, batch // TOKENS), most) for batch in batches)
+    wholes = product(sequences, MODELS[:subset], precisions)
+    return [whole_job(model, precision, batch, tokens, step) for batch, model, precision in wholes]
 
 
 def _summaries(rows: "Sequence[ResultRow]") -> "list[ResultTable]":

@@ -1,6 +1,7 @@
 """`ksgen doctor`."""
 
 import os
+import platform
 import re
 import sys
 from contextlib import suppress
@@ -55,7 +56,8 @@ def command(as_json: bool) -> None:
 
     device = _chosen_device()
     findings = [
-        *_installation(),
+        Finding("ksgen", f"{ksgen.__version__} in {Path(ksgen.__file__).parent}"),
+        Finding("Python", f"{platform.python_version()} on {platform.platform()}"),
         *_driver(),
         *_devices(),
         device,
@@ -74,15 +76,6 @@ def command(as_json: bool) -> None:
     is_stuck = lacks_builder and not compiling_is_forbidden() and (taken := _taken()) and taken.kind == "cuda"
     if not device.found or is_stuck:
         sys.exit(1)
-
-
-def _installation() -> list[Finding]:
-    import platform
-
-    return [
-        Finding("ksgen", f"{ksgen.__version__} in {Path(ksgen.__file__).parent}"),
-        Finding("Python", f"{platform.python_version()} on {platform.platform()}"),
-    ]
 
 
 def _devices() -> list[Finding]:

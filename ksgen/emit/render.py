@@ -133,7 +133,11 @@ def render(
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
         "extra_pitches": ", residual_pitch" if kernel.epilogue.residual else ", 0",
         "pitches": pitches_of(kernel).values(),
-        "row_pitches": {} if kernel.is_strided else _row_pitches(kernel),
+        # pitches of contiguous rows, by array
+        "row_pitches": {
+            array: features if layout_of(kernel, array) == "bsf" else "batch"
+            for array, features in ({} if kernel.is_strided else features_of(kernel)).items()
+        },
         "launch_parameters": "".join(f"const extent {name}, " for name in constants.at_launch),
         # type of X: `given`, that of weights before packing, if X has eight bits too; else `stored`
         "x_stored": "given" if kernel.has_bytes_in else "stored",
@@ -182,12 +186,6 @@ def _memory_lines(kernel: KernelSpec) -> str:
     verb = "are" if len(arrays) > 1 else "is"
     words = f"// These are logical indices. In memory, {' and '.join(arrays)} {verb} (features, batch).\n"
     return words if arrays else ""
-
-
-def _row_pitches(kernel: KernelSpec) -> dict[str, int | str]:
-    """Pitches of contiguous rows, by array."""
-    rows = features_of(kernel).items()
-    return {array: features if layout_of(kernel, array) == "bsf" else "batch" for array, features in rows}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,16 @@ from ksgen.spec import (
     PrecisionName,
     WeightStorage,
 )
-from ksgen.spec.kernel import FUSES, LayerOptions, StatedOptions, checked_count, is_layer, is_transposed, is_word
+from ksgen.spec.kernel import (
+    FUSES,
+    LayerOptions,
+    StatedOptions,
+    check_word,
+    checked_count,
+    is_layer,
+    is_transposed,
+    is_word,
+)
 from ksgen.spec.storage import SAME, Same
 from ksgen.values import excerpt
 
@@ -90,10 +99,9 @@ def layer_options(chain: Chain, between: Any, fuse: Any, out_layout: Any) -> Lay
     if not is_word(between, ACTIVATIONS) or (between != "none" and len(chain) < 2):
         accepted = ", ".join(ACTIVATIONS) if len(chain) > 1 else "none, with one factor"
         raise LaunchError(f"{chain}: between={excerpt(between)}; accepted: {accepted}")
-    if not is_word(fuse, FUSES):
-        raise LaunchError(f"{chain}: fuse={excerpt(fuse)}; accepted: {', '.join(FUSES)}")
-    if out_layout is not None and not is_word(out_layout, LAYOUTS):
-        raise LaunchError(f"{chain}: out_layout={excerpt(out_layout)}; accepted: {', '.join(LAYOUTS)}")
+    check_word(f"{chain}: fuse", fuse, FUSES, LaunchError)
+    if out_layout is not None:
+        check_word(f"{chain}: out_layout", out_layout, LAYOUTS, LaunchError)
     return LayerOptions(between, out_layout, fuse)
 
 

@@ -38,9 +38,6 @@ class SourcePlace:
         shown = key if _PLAIN_KEY.fullmatch(key) else excerpt(key)
         return SourcePlace(self.file, line, shown if self.key == ROOT else f"{self.key}.{shown}")
 
-    def of_item(self, index: int, line: int) -> "SourcePlace":
-        return SourcePlace(self.file, line, f"{self.key}[{index}]")
-
 
 @dataclass(frozen=True)
 class Scalar:
@@ -133,7 +130,8 @@ def _node(event: yaml.Event, events: Iterator[yaml.Event], place: SourcePlace, d
     if isinstance(event, yaml.SequenceStartEvent):
         items: list[Node] = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
-            items.append(_node(event, events, place.of_item(len(items), _line(event)), depth + 1))
+            of_item = SourcePlace(place.file, _line(event), f"{place.key}[{len(items)}]")
+            items.append(_node(event, events, of_item, depth + 1))
         return Items(place, tuple(items))
     pairs: dict[str, Node] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):

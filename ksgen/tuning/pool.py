@@ -122,7 +122,8 @@ class Pool:
         """Whether two candidates are of one family and differ in one constant at most."""
         first, second = self.candidates[one], self.candidates[other]
         is_one_kind = type(first.constants) is type(second.constants)
-        return first.family == second.family and is_one_kind and _differences(first, second) <= 1
+        differences = vars(first.constants).items() - vars(second.constants).items()
+        return first.family == second.family and is_one_kind and len(differences) <= 1
 
 
 def list_space(job: Job, machine: Machine, only: str | None = None) -> list[Candidate]:
@@ -205,8 +206,3 @@ def _may_run(candidate: Candidate, job: Job, machine: Machine) -> bool:
     except ConstantsError:
         return False
     return isfinite(_predictor(job, machine)(candidate))
-
-
-def _differences(one: Candidate, other: Candidate) -> int:
-    theirs = vars(other.constants)
-    return sum(theirs[name] != value for name, value in vars(one.constants).items())

@@ -56,7 +56,8 @@ def store(kind: str, figures: Mapping[Hashable, Mapping[str, float]]) -> Path:
     """
     stamp, path = _stamp(), _path(kind)
     with replaced_in_turn(path) as new_file:
-        stored = stored_figures(kind) | {repr(key): _finite(each) for key, each in figures.items()}
+        could_run = {repr(key): {name: n for name, n in each.items() if isfinite(n)} for key, each in figures.items()}
+        stored = stored_figures(kind) | could_run
         new_file.write_text(json.dumps({"stamp": stamp, "figures": stored}, indent=0, sort_keys=True))
     return path
 
@@ -101,14 +102,6 @@ def stored_figures(kind: str) -> dict[str, Figures]:
     with suppress(OSError, ValueError, RecursionError):
         content: Any = json.loads(read(path, MOST_BYTES, is_own=True))
         if isinstance(content, dict) and isinstance(content.get("figures"), dict) and content.get("stamp") == _stamp():
-            return {key: each for key, each in content["figures"].items() if _are_figures(each)}
+            rows = {key: each for key, each in content["figures"].items() if isinstance(each, dict)}
+            return {key: row for key, row in rows.items() if all(type(n) is float and n > 0 for n in row.values())}
     return {}
-
-
-def _are_figures(given: Any) -> bool:
-    return isinstance(given, dict) and all(type(each) is float and each > 0 for each in given.values())
-
-
-def _finite(figures: Mapping[str, float]) -> Figures:
-    """Figures of what could run."""
-    return {name: each for name, each in figures.items() if isfinite(each)}
