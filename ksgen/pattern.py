@@ -366,7 +366,7 @@ class Chain:
             if first.out_features != then.in_features:
                 raise PatternError(
                     f"{first} gives {first.out_features} features, but the next pattern ({then}) takes "
-                    f"{then.in_features}; accepted: patterns that fit, in the order in which they multiply X",
+                    f"{then.in_features}; accepted: patterns that fit, in the order in which they multiply X"
                 )
         object.__setattr__(self, "factors", tuple(_stored_for_next(patterns)))
 

@@ -207,11 +207,7 @@ class LayerArrays:
         usual |= {"activation": "none" if layer.is_sum else layer.epilogue.activation}
         return [
             KSLinear.from_weights(
-                weights,
-                bias,
-                patterns=chain,
-                between=layer.between if len(chain) > 1 else "none",
-                **usual | options,
+                weights, bias, patterns=chain, between=layer.between if len(chain) > 1 else "none", **usual | options
             )
             for chain, weights, bias in zip_longest(layer.chains, self.weights, self.biases)
         ]

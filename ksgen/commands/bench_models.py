@@ -10,12 +10,7 @@ import click
 
 from ksgen import __version__
 from ksgen.bench.roster import LAYERS, MODELS, STEP_TITLES
-from ksgen.commands.bench_common import (
-    check_library,
-    print_table,
-    words_in,
-    words_option,
-)
+from ksgen.commands.bench_common import check_library, print_table, words_in, words_option
 from ksgen.commands.common import file_option, json_option, json_text, print_json, progress, sized_option, warn_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
@@ -40,11 +35,7 @@ SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
 @click.command("model", short_help="Time a model with sparse layers against its dense form.")
 @click.argument("model", metavar="|".join(MODELS))
 @words_option(
-    "--precision",
-    "precisions",
-    PRECISIONS,
-    f"One or more of {', '.join(PRECISIONS)}, separated by commas.",
-    "float32",
+    "--precision", "precisions", PRECISIONS, f"One or more of {', '.join(PRECISIONS)}, separated by commas.", "float32"
 )
 @click.option(
     "--backend", default="auto", show_default=True, help="One or more backends of KSLinear, such as ksgen,bmm."

@@ -130,8 +130,7 @@ def _host_compiler() -> Finding:
         why, _, remedy = str(error).splitlines()[0].rpartition("; ")
         return Finding(what, "", f"{why}; this {machine()} runs bundles for {sets}", remedy)
     return Finding(
-        what,
-        f"{compiler}, {version} ({_why_taken(compiler)}), for this processor, which also runs bundles for {sets}",
+        what, f"{compiler}, {version} ({_why_taken(compiler)}), for this processor, which also runs bundles for {sets}"
     )
 
 

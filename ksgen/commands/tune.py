@@ -58,11 +58,7 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @click.option("--family", help="Search only this kernel family, such as simt or mma.")
 @click.option("--budget", metavar="60s|200", help="Budget per kernel: a time, or a number of candidates.")
 @click.option(
-    "--strategy",
-    type=STRATEGY,
-    default="model",
-    show_default=True,
-    help="Search strategy; see docs/tuning.md.",
+    "--strategy", type=STRATEGY, default="model", show_default=True, help="Search strategy; see docs/tuning.md."
 )
 @device_option
 @click.option("--scheduler", metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786.")

@@ -188,11 +188,7 @@ class _Recording:
     __slots__ = ("_by_time", "_kept", "_launcher", "_recorded", "_recorded_at", "_threads", "_workspace")
 
     def __init__(
-        self,
-        launcher: Any,
-        launches: Sequence[Launch],
-        moved: Sequence[tuple[int, int]],
-        threads: int,
+        self, launcher: Any, launches: Sequence[Launch], moved: Sequence[tuple[int, int]], threads: int
     ) -> None:
         self._launcher, self._threads, self._by_time = launcher, threads, ThreadsByTime()
         words, steps, working = array("q"), array("q"), list[tuple[int, ThreadWorkspace]]()

@@ -316,8 +316,4 @@ def _exchanged(inner: Tensor) -> Tensor:
 
 
 _LAYERS = (oft.Linear, oft.Embedding, boft.Linear, gralora.Linear)
-_FASTER = {
-    oft.OFTRotationModule: OFTRotation,
-    boft.Linear: BOFTLinear,
-    gralora.Linear: GraLoRALinear,
-}
+_FASTER = {oft.OFTRotationModule: OFTRotation, boft.Linear: BOFTLinear, gralora.Linear: GraLoRALinear}

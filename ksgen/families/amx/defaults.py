@@ -63,8 +63,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
     # long blocks exceed the L2 cache; with short blocks, all weights are read more often
     most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has a block
     return min(
-        (of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in BLOCKS)),
-        key=cycles,
+        (of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in BLOCKS)), key=cycles
     )
 
 

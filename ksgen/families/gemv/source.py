@@ -291,9 +291,6 @@ def constexprs_of_factor(tiling: GemvTiling) -> list[Constexpr]:
         Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
         given_scales(kernel),
         Constexpr(
-            "SCALES",
-            tiling.scales_offset // tiling.weight_bytes,
-            "packed weights before their scales",
-            "long long",
+            "SCALES", tiling.scales_offset // tiling.weight_bytes, "packed weights before their scales", "long long"
         ),
     ]

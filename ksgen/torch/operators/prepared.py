@@ -723,12 +723,7 @@ class Calls:
 
 
 def _call(
-    prepare: Callable[..., Call | None],
-    job: _Job,
-    x: Tensor,
-    weights: Any,
-    numbers: Sequence[int] = (),
-    **options: Any,
+    prepare: Callable[..., Call | None], job: _Job, x: Tensor, weights: Any, numbers: Sequence[int] = (), **options: Any
 ) -> Bound | None:
     """Prepare a call whose launches copy no array; None if the launcher has no such call.
 

@@ -154,10 +154,7 @@ def _fastest(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequenc
     if layer.backend == "auto":
         methods["bmm"] = partial(_by_pytorch, factors)
     is_plain = layer.between == layer.activation == "none"
-    lasts = {
-        "ksgen": None,
-        "swapped": swapped(layer.chain, factors[-1], parameters[0] is not None),
-    }
+    lasts = {"ksgen": None, "swapped": swapped(layer.chain, factors[-1], parameters[0] is not None)}
     for each, last in lasts.items():
         if not is_plain or (last is None and each == "swapped") or (job, each, PLANNER.generation) in _refused:
             continue
