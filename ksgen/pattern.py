@@ -718,17 +718,8 @@ def deformable_butterfly(in_features: int, blocks: Sequence[Sequence[int]]) -> C
     return Chain(tuple(factors), "deformable_butterfly")
 
 
-NAMED_CHAINS: dict[str, Callable[..., Chain]] = {
-    "dense": dense,
-    "low_rank": low_rank,
-    "square_dyadic": square_dyadic,
-    "kaleidoscope": kaleidoscope,
-    "block_butterfly": block_butterfly,
-    "monarch": monarch,
-    "blast": blast,
-    "btt": btt,
-    "deformable_butterfly": deformable_butterfly,
-}
+_NAMED = dense, low_rank, square_dyadic, kaleidoscope, block_butterfly, monarch, blast, btt, deformable_butterfly
+NAMED_CHAINS: dict[str, Callable[..., Chain]] = {each.__name__: each for each in _NAMED}
 
 
 def _butterfly(features: int, block: int) -> tuple[Pattern, ...]:
