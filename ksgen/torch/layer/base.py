@@ -139,14 +139,15 @@ class ChainLayer:
     def _multiplied_by_kernels(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Multiply by kernels that PyTorch's products cannot replace.
 
-        The call waits until the kernels are compiled. During `build`, it notes missing kernels and returns zeros.
+        The call waits until the kernels are compiled. During `build`, it notes missing kernels and returns zeros if no
+        gradient is recorded. Otherwise PyTorch's products replace them, so that the backward kernels are noted too.
         """
         if not building.get():
             with awaited(self._name(), prepared.REMEDY):
                 return self._multiplied(x, residual)
         try:
             return self._multiplied(x, residual)
-        except PendingError:  # `build` calls again, and needs only the shape of y
+        except PendingError:  # without gradients: `build` calls again, and needs only the shape of y
             note_unsettled()
             return x.new_zeros(self._y_shape(x))
 

@@ -25,6 +25,7 @@ from ksgen.torch.operators import ops
 from ksgen.torch.operators.backends import multiply_all_by
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, disable_fusion, has_kernels, is_one_launch, launcher
+from ksgen.torch.operators.meanwhile import unless_building
 from ksgen.torch.operators.products import finish
 from ksgen.values import unlike
 
@@ -156,9 +157,13 @@ def _compute(
             x, added = x.float() * x_scale, [None if each is None else each.float() for each in added]
         with torch.no_grad():
             return ops.multiply(x, weights, *added, layout=layout, activation=activation).to(kind)
-    options = {"bias": ops.contiguous(bias), "residual": ops.rows_of(residual), "precision": dtype_name(kind)}
     launch, rows, stored = launcher(*values.shape), ops.rows_of(x), (values, scale, storage, per, x_scale)
-    return _despite_writes(lambda: launch(rows, quantized_of(*stored), layout=layout, activation=activation, **options))
+    options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": dtype_name(kind)}
+    options |= {"bias": ops.contiguous(bias), "residual": ops.rows_of(residual)}
+    return unless_building(
+        lambda: _despite_writes(lambda: launch(rows, quantized_of(*stored), **options)),
+        lambda: ops.empty_y(x, values, layout, dtype=kind).zero_(),
+    )
 
 
 def _kind_of(x: Tensor, x_scale: float | None, precision: str | None) -> torch.dtype:

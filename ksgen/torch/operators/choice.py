@@ -35,6 +35,7 @@ from ksgen.torch.operators.meanwhile import (
     by_kernels,
     may_defer,
     note_unsettled,
+    unless_building,
 )
 
 _fusion_errors: dict[Any, str] = {}  # by layer or group: why its fused launch could not be built
@@ -160,7 +161,8 @@ def run_chosen(
 ) -> Tensor:
     """Run the method that `backend` names; for "auto", the one chosen for this kernel and batch size.
 
-    "strided" runs on devices without kernels. `options` hold the epilogue, or a job other than a product.
+    "strided" runs on devices without kernels, and while `build` waits for them. `options` hold the epilogue, or a job
+    other than a product.
     """
     if backend == "auto" and precision in (None, dtype_name(x.dtype)) and not is_ready(x.device):
         note_unsettled()
@@ -169,7 +171,7 @@ def run_chosen(
     if not has_kernels(x.device):
         return methods["strided"]()
     if backend != "auto":
-        return methods[backend]()
+        return unless_building(methods[backend], methods["strided"])
     kernel = _kernel(factor, precision or dtype_name(x.dtype), layout, **options)
     batch = x.shape[0 if layout == "bsf" else 1]
     if is_measured_here(kernel, x.device):
@@ -177,7 +179,7 @@ def run_chosen(
     chosen = choose(kernel, batch, x.device).backend
     try:
         if chosen != "ksgen" or kernel.precision != kernel.dtype:
-            return methods[chosen]()
+            return unless_building(methods[chosen], methods["strided"])
         if (y := by_kernels(methods["ksgen"])) is not None:
             return y
     except ToolchainError as error:

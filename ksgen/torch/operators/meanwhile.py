@@ -68,6 +68,17 @@ def by_kernels(run: Callable[[], Result]) -> Result | None:
     return None
 
 
+def unless_building(run: Callable[[], Result], replacement: Callable[[], Result]) -> Result:
+    """Result of a run by kernels that nothing may replace, except during `build`, whose results are lost.
+
+    There the replacement computes a result of the same kind while kernels are missing, so that autograd records it.
+    """
+    if not building.get():
+        return run()
+    result = by_kernels(run)
+    return replacement() if result is None else result
+
+
 class _Ration:
     """Token bucket of seconds for timing: `MOST_ADDED_S` at once, and `SHARE` of the time on average."""
 

@@ -92,6 +92,50 @@ def test_a_build_compiles_what_nothing_replaces(tmp_path: Path) -> None:
     )
 
 
+def test_the_first_training_step_of_a_build_prepares_its_backward_pass(tmp_path: Path) -> None:
+    """y has a gradient while its kernels are missing, and one round requests all kernels of a step."""
+    passes(
+        tmp_path,
+        """
+        from ksgen.torch.layer.building import build_runs
+        chain = ["1,6,4,2", "2,3,6,1"]
+        layers = [
+            KSLinear(chain, backend="ksgen"),
+            KSLinear(chain, precision="tf32x3"),
+            KSLinear(chain, fuse="yes"),
+            KSLinear(chain, backend="ksgen", intermediates="recompute"),
+            KSLinear(chain).quantize("int8"),
+            KSLinear(chain[0], dtype=torch.complex64, backend="ksgen"),
+        ]
+        steps, asked = [], []
+        for layer in layers:
+            dtype = torch.complex64 if "complex" in str(layer.bias.dtype) else torch.float32
+            x = torch.randn(64, layer.in_features, dtype=dtype, requires_grad=True)
+            def step(layer=layer, x=x):
+                y = layer(x)
+                trained = [each for each in (x, *layer.parameters()) if each.requires_grad]
+                found = torch.autograd.grad(y, trained, torch.ones_like(y))
+                assert [each.shape for each in found] == [each.shape for each in trained]
+            steps.append(step)
+
+        def first_round():
+            steps[0]()
+            asked.append([job.what for job in background.unfinished()])
+            open_gate()
+
+        build_runs([first_round])
+        wanted = "1x6x4x2", "2x3x6x1", "1x4x6x2", "2x6x3x1", "gradient"
+        assert all(any(each in name for name in asked[0]) for each in wanted), asked
+        build_runs(steps)
+        before = started()
+        os.environ["KSGEN_COMPILE"] = "wait"  # whatever is missing is compiled at once
+        for step in steps:
+            step()
+        assert started() == before > 0
+        """,
+    )
+
+
 def test_kernels_are_compiled_side_by_side(tmp_path: Path) -> None:
     """Every core has a compiler before the first one ends."""
     passes(
