@@ -156,13 +156,15 @@ def render(
     inputs = (f"{kernel.inputs}_inputs", "byte_inputs") if kernel.has_bytes_in else ()
     numbers = (*complexes, *((*inputs, STORED[kernel.weights].variant, "quantized") if kernel.is_quantized else ()))
     kinds = (kernel.precision, kernel.dtype, kernel.arithmetic.of_parts)
+    # some activations have shorter code that is accurate enough for results in 16 bits
+    ends = ("_in_16_bits", "") if dialect == "cuda" and kernel.item_bytes == 2 else ("",)
     of_kernel = (
         *(("residual_first",) if kernel.epilogue.residual_first else ()),
-        f"between_{kernel.between}",
+        *(f"between_{kernel.between}{end}" for end in ends),
         template.partition(".")[0],
         chosen.name,
         kernel.layout,
-        kernel.epilogue.activation,
+        *(f"{kernel.epilogue.activation}{end}" for end in ends),
         *kinds,
     )
     variants = (*variables["variants"], *numbers, *of_kernel)

@@ -163,6 +163,21 @@ def test_all_precisions_and_epilogues_render_in_both_dialects() -> None:
                 assert source.text.endswith("}\n")
 
 
+@pytest.mark.parametrize(("activation", "function"), [("gelu", "erf("), ("gelu_tanh", "tanh(")])
+def test_gelu_is_short_in_cuda_sources_with_results_in_16_bits(activation: Any, function: str) -> None:
+    """Each is the last activation, and the one between two factors."""
+    for precision in ("float16", "bfloat16", "float32", "tf32x3"):
+        plain = KernelSpec(KERNEL.chains, precision, epilogue=Epilogue(activation=activation))
+        chain = KernelSpec((Pattern(2, 64, 64, 1), Pattern(1, 96, 64, 2)), precision, between=activation)
+        for kernel, family in ((plain, "simt"), (chain, "mma")):
+            is_short = precision in ("float16", "bfloat16")
+            if family == "simt" or precision != "float32":
+                text = render(kernel, family=family).text
+                assert ("share_of_tail(value, power)" in text, function in text) == (is_short, not is_short)
+    text = render(replace(KERNEL, precision="float16", epilogue=Epilogue(activation=activation)), dialect="opencl").text
+    assert function in text
+
+
 def test_a_text_says_what_it_is_and_nothing_of_where_it_was_made() -> None:
     source = render(KERNEL)
     first, second, *_ = source.text.splitlines()

@@ -59,6 +59,7 @@ def _instructions() -> Iterator[tuple[str, Instruction]]:
     yield pure("cvt.rn.bf16x2.f32", "=r,f,f", "narrow_bf16x2")
     yield pure("cvt.rn.f16x2.e4m3x2", "=r,h", "widen_e4m3x2")
     yield pure("cvt.rna.tf32.f32", "=r,f", "narrow_tf32")
+    yield pure("ex2.approx.ftz.f32", "=f,f", "exp2_approximated")
     yield pure("fma.rn.f32x2", "=l,l,l,l", "multiply_add_f32x2")
     yield pure("setp.ne.b32", "=p,r,r", "set_if_not_equal")
     yield pure("mov.u32", "=r,%laneid", "lane")

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES, check, cuda_limits, family_for, family_named, faster_family
 from ksgen.families.expected import LARGE, default_us
+from ksgen.launch.memory import numpy_dtype
 from ksgen.measure.verify import make_problem
 from ksgen.pattern import Pattern
+from ksgen.reference import Activation, multiply
 from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.support import kernels
 from tests.support.kernels import (
@@ -118,14 +120,35 @@ def test_simt_packs_tied_weights_once(layout: str, tie: str) -> None:
         kernels.check_exact(source, 17, in_emulator())
 
 
+def activated(values: kernels.Array, precision: str, activation: Activation) -> kernels.Array:
+    """Y of values that a kernel multiplies by 1."""
+    kernel = kernel_of((1, 1, 1, 1), precision, "bsf", Epilogue(activation=activation))
+    x, one = (np.asarray(each, numpy_dtype(kernel.dtype)) for each in (values, np.ones((1, 1, 1, 1))))
+    problem = replace(make_problem(kernel, x.size), x=x[:, None], weights=one)
+    return np.asarray(kernels.multiply(problem, source_of("simt", kernel), in_emulator())[:, 0])
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_an_activation_of_nan_is_nan(activation: str) -> None:
-    kernel = kernel_of((1, 1, 1, 1), "float32", "bsf", Epilogue(activation=activation))
-    x = np.array([[np.nan], [2], [np.inf]], np.float32)
-    problem = replace(make_problem(kernel, 3), x=x, weights=np.ones((1, 1, 1, 1), np.float32))
-    y = kernels.multiply(problem, source_of("simt", kernel), in_emulator())[:, 0]
+def test_an_activation_of_nan_is_nan(activation: str, precision: str) -> None:
+    y = activated(np.array([np.nan, 2, np.inf]), precision, activation).astype(np.float32)
     np.testing.assert_array_equal(np.isnan(y), [True, False, False])
     assert y[2] == np.inf
+
+
+@pytest.mark.parametrize(("precision", "digits"), [("float16", 10), ("bfloat16", 7)])
+@pytest.mark.parametrize(("activation", "most"), [("gelu", 1.06e-4), ("gelu_tanh", 7.8e-5)])
+def test_short_activations_add_little_to_the_rounding_to_16_bits(
+    activation: Activation, most: float, precision: str, digits: int
+) -> None:
+    """Every 13th number up to 16 of the type, of both signs; the error is that beyond rounding the exact result."""
+    kind = numpy_dtype(precision)
+    patterns = np.arange(0, int(np.array(16, kind).view(np.uint16)), 13, np.uint16)
+    values = np.concatenate([patterns, patterns | 0x8000]).view(kind)
+    exact = multiply(Pattern(1, 1, 1, 1), values[:, None], np.ones((1, 1, 1, 1)), "bsf", activation=activation)[:, 0]
+    rounding = np.exp2(np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-14))) - digits - 1)
+    error = np.abs(activated(values, precision, activation).astype(np.float64) - exact)
+    assert (error <= rounding + most * np.abs(exact) + 1e-8).all()
 
 
 @pytest.mark.exhaustive

@@ -51,6 +51,10 @@ __forceinline__ void narrow_tf32(unsigned& to, float value) {  // to nearest, ti
   const bool is_number = (bits & 0x7f800000u) != 0x7f800000u;
   to = is_number ? (bits + 0x1000u) & 0xffffe000u : bits & 0x007fffffu ? 0x7fffffffu : bits;
 }
+__forceinline__ void exp2_approximated(float& to, float value) {  // the exact result; subnormal numbers become zeros
+  const float power = exp2f(value);
+  to = power < 0x1p-126f ? 0.0f : power;
+}
 __forceinline__ void pair(unsigned long long& to, const float (&from)[2]) { __builtin_memcpy(&to, from, sizeof(to)); }
 __forceinline__ void split(float* const (&to)[2], unsigned long long from) {
   *to[0] = __uint_as_float(from);
