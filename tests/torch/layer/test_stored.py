@@ -463,7 +463,7 @@ def test_what_is_refused() -> None:
         ),
         (made, (torch.randn(2, 48).half(),), "got x of float16 and bias of float32; give both in one precision"),
         (made, (torch.randn(2, 36),), r"QuantizedKSLinear.*got x of shape \(2, 36\); layout bsf wants \(..., 48\)"),
-        (made, (torch.randn(2, 48), torch.randn(3, 36)), r"got residual of shape \(3, 36\) with x"),
+        (made, (torch.randn(2, 48), torch.randn(3, 36)), r"got residual of shape \(3, 36\); \(2, 36\) is needed"),
         (made, ("x",), "x is str; accepted: a torch.Tensor"),
         (layer.quantize, ("int4",), "storage='int4'"),
         (layer.quantize, (["int8"],), r"storage=\['int8'\]"),
