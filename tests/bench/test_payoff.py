@@ -182,8 +182,8 @@ def test_two_kinds_of_processors_must_agree() -> None:
 
 def test_the_rule_for_processors_is_that_of_the_results() -> None:
     """Classes of its values have the gains that `ksgen show` prints, on every kind with enough patterns to judge it."""
-    folders = (Path(__file__).parents[2] / "benchmarks" / "results").glob("*-cores")
-    kinds = {folder.name: read_rows(folder / "paper.csv") for folder in folders}
+    files = (Path(__file__).parents[2] / "benchmarks" / "results").glob("*-cores/paper.csv")
+    kinds = {path.parent.name: read_rows(path) for path in files}
     found = {cells[:3]: cells[5] for cells in agreement(kinds).rows if cells[5] != "-"}
     assert found == {(str(BATCH_ON_PROCESSORS), *job): rule for job, (rule, _) in ON_PROCESSORS.items()}
     for (precision, layout), (rule, classes) in ON_PROCESSORS.items():
