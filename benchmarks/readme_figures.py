@@ -2,9 +2,11 @@
 
     python benchmarks/readme_figures.py [--check]
 
-README shows known layers of one machine, a GPU's if there is one. docs/benchmarks.md has a part per GPU and processor,
-whose heading is the line in `machine.txt`. docs/structures.md has the layers of `ksgen bench layers structures`: the
-file `structures` of a folder has their times. Never edit the figures by hand: `--check` exits with 1 if a file differs.
+README shows known layers of one machine: a GPU's if there is one, else that of a file `table` with enough layers.
+docs/benchmarks.md has a part per GPU and processor, whose heading is the line in `machine.txt`. A folder's `table`, of
+`ksgen bench table`, takes the place of its `paper` and `layers`. docs/structures.md has the layers of
+`ksgen bench layers structures`: the file `structures` of a folder has their times. Never edit the figures by hand:
+`--check` exits with 1 if a file differs, or if docs/benchmarks.md does not explain losses to a contender.
 """
 
 import os
@@ -15,7 +17,7 @@ from functools import cache
 from itertools import product
 from math import prod
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import median
 from textwrap import fill
 
 import click
@@ -24,21 +26,24 @@ from ksgen.bench.chains import MeasuredLayer, structured
 from ksgen.bench.comparison import Results, comparisons
 from ksgen.bench.payoff import LEAST_GAIN, LEAST_KINDS, LEAST_PATTERNS, Judged, by_density, conversions, judge
 from ksgen.bench.report import machine_of, picture
-from ksgen.bench.roster import AND, LAYER, OTHERS, OTHERS_OF_LAYERS, OURS, STEP_TITLES, STEPS_OF_LAYERS
-from ksgen.bench.rows import ResultRow, read_rows
+from ksgen.bench.roster import AND, EVERYONE, LAYER, OTHERS, OURS, STEP_TITLES, STEPS_OF_LAYERS
+from ksgen.bench.rows import ResultRow, kinds_of, read_rows
 from ksgen.bench.tables import (
     NONE,
     ResultTable,
     headlines,
     layers_by_kind,
-    layers_summary,
     markdown,
     measured_names,
     number,
     overview,
     percent,
     processors,
+    spread,
+    standings,
     times,
+    versions,
+    wholes,
 )
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.figures.charts import Bars
@@ -51,7 +56,12 @@ from ksgen.values import counted, spanned
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python benchmarks/readme_figures.py -->\n", "<!-- end of figures -->\n"
 NOTHING = "Nothing has been measured on a GPU yet.\n"
-LOST = 0.95  # ratios below count as losses
+TABLE = "table"  # name of the files of `ksgen bench table`
+LEAST_LAYERS = 8  # for which README prefers such a file
+LOST = 0.95  # ratios below count as losses: two reliable times may differ by 5 % by chance
+MOST_LOSSES = 40  # of a file that the page lists, the worst ones
+LOSSES = "Where ksgen loses on processors"
+WHY = "Why does ksgen lose there?"  # section that explains them
 PRECISION, LAYOUT, BATCH = "float32", "bsf", 1568  # of README's layers: 8 images of ViT-S/16
 FAMILIES = {
     "vit": "ViT-S/16",
@@ -59,6 +69,7 @@ FAMILIES = {
     "monarch": "Monarch",
     "low rank": "low rank",
     "butterfly": "block butterfly",
+    **{name: name for name in ("ViT-S", "ViT-B", "ViT-L", "GPT-2", "Llama 1B", "Llama 7B")},  # of `bench table`
 }
 DRAWN = (
     "vit attention",
@@ -69,16 +80,24 @@ DRAWN = (
     "gpt2 up",
     "gpt2 down",
     "monarch 1024 to 1024",
+    # of `bench table`
+    "ViT-S attention, monarch",
+    "ViT-S up, monarch",
+    "ViT-S down, monarch",
+    "ViT-B up, monarch",
+    "ViT-B up, low rank",
+    "ViT-B up, btt",
+    "ViT-B up, blast",
+    "GPT-2 qkv, monarch",
 )
 PICTURE = "docs/layers.svg"
 
 
-def results(folder: Path, name: str) -> Iterator[tuple[Path, list[ResultRow]]]:
-    """Result file of each device, in its newest form: the log, or the table exported from it."""
+def results(folder: Path, *names: str) -> Iterator[tuple[Path, list[ResultRow]]]:
+    """The first of these files of each device, in its newest form: the log, or the table exported from it."""
     for place in sorted(folder.glob("*/")):
-        path = next(
-            (place / f"{name}.{ending}" for ending in ("jsonl", "csv") if (place / f"{name}.{ending}").exists()), None
-        )
+        paths = (place / f"{name}.{ending}" for name, ending in product(names, ("jsonl", "csv")))
+        path = next((path for path in paths if path.exists()), None)
         if path and (rows := _rows(path, path.stat().st_mtime_ns, path.stat().st_size)):
             yield path, rows
 
@@ -97,26 +116,45 @@ def on_gpu(rows: Sequence[ResultRow]) -> bool:
 
 def readme_figures(folder: Path) -> tuple[str, str]:
     """README's part, and its picture; empty without measured layers."""
-    measured = sorted(results(folder, "layers"), key=lambda found: not on_gpu(found[1]))
+    measured = []
+    for path, rows in results(folder, TABLE, "layers"):
+        compared = Results([row for row in kinds_of(rows).layers if AND not in row.pattern], PRECISION, BATCH)
+        if (table := _families(compared)).rows:
+            is_preferred = path.stem == TABLE and int(table.rows[-1][1]) >= LEAST_LAYERS
+            measured.append(((on_gpu(rows), is_preferred), path, rows, compared, table))
     if not measured:
         return NOTHING, ""
-    path, rows = measured[0]
-    compared = Results([row for row in rows if AND not in row.pattern], PRECISION, BATCH)
+    _, path, rows, compared, table = max(measured, key=lambda found: found[0])
     machine = machine_of(path) or rows[0].device
     panels = [panel for name in DRAWN for panel in _bars(compared, name)]
-    table = markdown(replace(_families(compared), title="")).partition("\n\n")[2]
     state = "" if on_gpu(rows) else f"{_on_gpus(folder) or f'**{NOTHING.strip()}**'}\n\n"
     lead = f"**{machine}** ran layers in {PRECISION} at batch {BATCH} ({max(row.date for row in rows)}):"
     note = (
         "A `KSLinear`, frozen for inference (weights packed once), is compared with the dense layer, and with the "
-        f"fastest of PyTorch's [{measured_names(rows, OTHERS_OF_LAYERS)}](docs/benchmarks.md#whole-layers). "
-        "Speed-ups are geometric means; *the least* and *the most* are extremes of the speed-up over the best of "
-        "PyTorch. The floor is the time of memory traffic or of arithmetic at peak rates, whichever is longer. "
+        f"fastest of [{measured_names(compared.rows, EVERYONE)}](docs/benchmarks.md#whole-layers). "
+        "Speed-ups are geometric means; *the least* and *the most* are extremes of the speed-up over the best other. "
+        "The floor is the time of memory traffic or of arithmetic at peak rates, whichever is longer. "
         "The last column is the median of floor / time."
     )
-    picture = f"![microseconds of eight layers: dense, PyTorch's fastest method, ksgen]({PICTURE})"
+    picture = f"![microseconds of eight layers: dense, the fastest other method, ksgen]({PICTURE})"
     drawn = draw(f"Layers on {machine}, {PRECISION}, batch {BATCH}", panels)
-    return f"{state}{lead}\n\n{picture}\n\n{table.strip()}\n\n{note}\n", drawn
+    parts = (f"{state}{lead}", picture, markdown(table).partition("\n\n")[2].strip(), note, _all_in_all(rows))
+    return "\n\n".join(filter(None, parts)) + "\n", drawn
+
+
+def _all_in_all(rows: Sequence[ResultRow]) -> str:
+    """A sentence on all work of a file but whole models, forward and in training."""
+    kinds = layers_by_kind(kinds_of(rows).without_models)
+    ratios = [ratio for found, layout, _ in kinds for ratio in found.over(LAYER, EVERYONE, layout).values()]
+    if not ratios:
+        return ""
+    mean, least, most = spread(ratios)
+    share = percent(sum(ratio > 1 for ratio in ratios) / len(ratios))
+    return (
+        f"All batches, precisions and steps there make {counted(len(ratios), 'comparison')} with the best other. A "
+        f"`KSLinear` is faster in {share}: {mean} on average, {least} to {most} "
+        "([where it loses](docs/benchmarks.md#where-ksgen-loses-on-processors))."
+    )
 
 
 def _on_gpus(folder: Path) -> str:
@@ -139,8 +177,8 @@ def _bars(compared: Results, name: str) -> Iterator[Bars]:
     for job, best in compared.best[LAYOUT].items():
         if job.partition(": ")[0] == name and LAYER in best and "dense" in best:
             chain = Chain(tuple(map(Pattern.parse, best[LAYER].pattern.split(" then "))))
-            fastest = min(best[each].us for each in OTHERS_OF_LAYERS if each in best)
-            bars = (("dense", best["dense"].us), ("best of PyTorch", fastest), ("ksgen", best[LAYER].us))
+            fastest = best[compared.fastest(EVERYONE, LAYOUT, job)].us
+            bars = (("dense", best["dense"].us), ("best other", fastest), ("ksgen", best[LAYER].us))
             title = (
                 f"{_shown(name)}, {chain.in_features} to {chain.out_features}"
                 if "to" not in name.split()
@@ -151,19 +189,18 @@ def _bars(compared: Results, name: str) -> Iterator[Bars]:
 
 def _families(compared: Results) -> ResultTable:
     """One line per family of layers. All columns cover the same layers."""
-    over_best, over_dense = compared.over(LAYER, OTHERS_OF_LAYERS, LAYOUT), compared.over(LAYER, ["dense"], LAYOUT)
+    over_best, over_dense = compared.over(LAYER, EVERYONE, LAYOUT), compared.over(LAYER, ["dense"], LAYOUT)
     shares, lines = compared.shares_of_floor(LAYER, LAYOUT), []
     for family, words in {**FAMILIES, "": "all of them"}.items():
         jobs = [job for job in over_best if job.startswith(family) and job in over_dense and job in shares]
         if jobs:
             best, dense, floor = ([found[job] for job in jobs] for found in (over_best, over_dense, shares))
-            spread = (geometric_mean(dense), geometric_mean(best), min(best), max(best))
-            lines.append((words, len(best), *map(times, spread), percent(median(floor))))
+            lines.append((words, len(best), spread(dense)[0], *spread(best), percent(median(floor))))
     columns = (
         "model or kind",
         "layers",
         "speed-up over dense",
-        "over the best of PyTorch",
+        "over the best other",
         "the least",
         "the most",
         "floor / time",
@@ -182,65 +219,73 @@ def _shown(name: str) -> str:
 def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
     """Tables of every machine for a page, and their pictures."""
     parts, pictures, is_gpu = [], {}, False
-    of_layers = list(results(folder, "layers"))
+    measured = sorted(results(folder, TABLE, "paper"), key=lambda found: not on_gpu(found[1]))
+    of_layers = [(path, rows) for path, rows in results(folder, TABLE, "layers") if path.stem != TABLE]
     layers = {path.parent: rows for path, rows in of_layers}
-    products = sorted(results(folder, "paper"), key=lambda found: not on_gpu(found[1]))
-    for path, rows in products:
+    for path, rows in measured:
         is_gpu |= on_gpu(rows)
         machine = machine_of(path)
         drawn = path.with_suffix(".svg")
         pictures[drawn] = picture(rows, machine)
-        table = (overview if on_gpu(rows) else processors)(rows)
-        table = replace(table, title=machine or table.title)
+        first, *more = _of_table(rows) if path.stem == TABLE else [(overview if on_gpu(rows) else processors)(rows)]
         made = f"{max(rows, key=lambda row: row.date).device}, {_when(rows)}"
-        parts.append(f"{markdown(table)}\n{made}. All results: `ksgen bench report {path.relative_to(ROOT)}`.\n")
+        parts.append(markdown(replace(first, title=machine or first.title)))
+        parts.append(f"{made}. All results: `ksgen bench report {path.relative_to(ROOT)}`.\n")
         parts.append(
             f"![speed-ups and shares of the floor, in ascending order]({os.path.relpath(drawn, page.parent)})\n"
         )
+        for table in filter(lambda table: table.rows, more):
+            title = f"{machine or rows[0].device}: {table.title[0].lower()}{table.title[1:]}"
+            parts.append(markdown(replace(table, title=title)))
         if own := layers.get(path.parent):
             title = f"{machine or own[0].device}: whole layers"
             parts.append(markdown(replace(headlines(own), title=title)))
-            parts.append(markdown(replace(layers_summary(own), title=f"{title}, each contender")))
+            parts.append(markdown(replace(standings(own), title=f"{title}, each contender")))
             converted = conversions(Results(own, PRECISION, BATCH), LAYOUT)
             parts += [markdown(replace(converted, title=f"{title}, conversion of weights"))] if converted.rows else []
             parts.append(
                 f"{_when(own)}. All results: `ksgen bench report {(path.parent / 'layers.csv').relative_to(ROOT)}`.\n"
             )
-    on_processors = [(path, rows) for path, rows in [*products, *of_layers] if not on_gpu(rows)]
-    rules = agreement({str(path): rows for path, rows in on_processors if path.stem == "paper"})
-    for table in (_losses(on_processors), _densities(products), rules):
+    on_processors = [(path, rows) for path, rows in [*measured, *of_layers] if not on_gpu(rows)]
+    papers = {str(path): rows for path, rows in results(folder, "paper") if not on_gpu(rows)}
+    for table in (_losses(on_processors), _densities(measured), agreement(papers)):
         parts += [markdown(table)] if table.rows else []
     return "\n".join(parts if is_gpu else [NOTHING, *parts]), pictures
 
 
+def _of_table(rows: Sequence[ResultRow]) -> list[ResultTable]:
+    """Tables of a file of `ksgen bench table`."""
+    kinds = kinds_of(rows)
+    return [headlines(kinds.without_models), standings(kinds.without_models), wholes(kinds.models), versions(rows)]
+
+
 def _losses(files: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:
-    """Reliable times where another contender is faster, on processors: patterns by kernels, layers by a `KSLinear`."""
+    """Reliable times where another contender is faster, on processors: than a `KSLinear`, or than kernels alone."""
     lines = []
     for path, rows in files:
-        is_layers = path.stem == "layers"
-        kinds = layers_by_kind(rows) if is_layers else product(comparisons(rows), LAYOUTS, [False])
-        own, others = (LAYER, OTHERS_OF_LAYERS) if is_layers else (OURS, OTHERS)
-        for found, layout, _ in kinds:
-            ratios = found.over(own, others, layout)
-            for job in sorted((each for each in ratios if ratios[each] < LOST), key=ratios.__getitem__):
-                best = found.best[layout][job]
-                other = min((name for name in others if name in best), key=lambda name: best[name].us)
-                what = job.partition(": ")[0] + (f", {STEP_TITLES[found.step]}" if is_layers else "")
-                cells = (found.precision, layout, found.batch, other, times(ratios[job]), number(best[own].us))
-                lines.append((machine_of(path) or rows[0].device, what, *cells))
+        own, found = LAYER if any(row.implementation == LAYER for row in rows) else OURS, []
+        for results, layout, _ in layers_by_kind(rows):
+            for job, ratio in results.over(own, EVERYONE, layout).items():
+                best, other = results.best[layout][job], results.fastest(EVERYONE, layout, job)
+                what = job.partition(": ")[0] + (f", {STEP_TITLES[results.step]}" if own == LAYER else "")
+                cells = (results.precision, layout, results.batch, other, times(ratio), number(best[own].us))
+                found.append((ratio, (machine_of(path) or rows[0].device, what, *cells)))
+        lost = sorted((each for each in found if each[0] < LOST), key=lambda each: each[0])
+        lines += [cells for _, cells in lost[:MOST_LOSSES]]
     columns = ("machine", "pattern or layer", "precision", "layout", "batch", "faster", "ratio", "ours, us")
     note = (
-        f"Reliable times of others that are below {LOST} times ksgen's. The ratio is the fastest other's time over "
-        "ksgen's: by the fastest kernel for a pattern, by a `KSLinear` for a layer."
+        f"Reliable times of others that are below {LOST} times ksgen's, the {MOST_LOSSES} worst of a file. The ratio "
+        "is the fastest other's time over ksgen's: by a `KSLinear`, or by the fastest kernel where no `KSLinear` was "
+        "measured for patterns."
     )
-    return ResultTable.of("Where ksgen loses on processors", columns, lines, note)
+    return ResultTable.of(LOSSES, columns, lines, note)
 
 
 def _densities(products: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:
     """Speed against density on every machine, at large batches."""
     lines, table = [], by_density(())
     for path, rows in products:
-        table = by_density([row for row in rows if row.batch >= BATCH])
+        table = by_density([row for row in kinds_of(rows).products if row.batch >= BATCH])
         lines += [(machine_of(path) or rows[0].device, *cells) for cells in table.rows]
     return ResultTable.of(table.title, ("machine", *table.columns), lines, table.note)
 
@@ -353,6 +398,13 @@ def _wrapped(text: str) -> str:
     )
 
 
+def unexplained(page: str) -> list[str]:
+    """Contenders to which ksgen loses on a page, and which its section on the reasons does not name."""
+    lost, reasons = (page.partition(title)[2].partition("\n#")[0] for title in (f"### {LOSSES}\n", f"## {WHY}\n"))
+    names = [line.split(" | ")[5] for line in lost.splitlines() if line.startswith("| ")][2:]
+    return [name for name in dict.fromkeys(names) if f"`{name}`" not in reasons]
+
+
 def written(root: Path) -> dict[Path, str]:
     """Every file that shows figures, with its content."""
     folder, readme, page = root / "benchmarks" / "results", root / "README.md", root / "docs" / "benchmarks.md"
@@ -371,13 +423,16 @@ def written(root: Path) -> dict[Path, str]:
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 where a file differs.")
 def main(check: bool) -> None:
     """Write the figures of README, docs/benchmarks.md and docs/structures.md."""
-    for path, text in written(ROOT).items():
+    files = written(ROOT)
+    for path, text in files.items():
         if check and not (path.exists() and path.read_text(encoding="utf-8") == text):
             raise click.ClickException(
                 f"{path.relative_to(ROOT)} differs; write it again: python benchmarks/readme_figures.py"
             )
         if not check:
             path.write_text(text, encoding="utf-8")
+    if names := unexplained(files[ROOT / "docs" / "benchmarks.md"]):
+        raise click.ClickException(f"docs/benchmarks.md: {WHY!r} names no reason for {', '.join(names)}; add it")
 
 
 if __name__ == "__main__":

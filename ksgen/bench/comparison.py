@@ -100,6 +100,11 @@ class Results:
         }
         return {job: ratio for job, ratio in ratios.items() if job not in uncertain}
 
+    def fastest(self, names: Iterable[str], layout: str, job: str) -> str:
+        """The fastest of some contenders for a job, at least one of which has a time."""
+        best = self.best[layout][job]
+        return min((name for name in names if name in best), key=lambda name: best[name].us)
+
     def ratios(self, one: str, others: Sequence[str], layout: str) -> Pairs:
         """The best other's time over `one`'s, by pattern."""
         return [(Pattern.parse(job), ratio) for job, ratio in self.over(one, others, layout).items()]

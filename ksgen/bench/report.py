@@ -306,13 +306,14 @@ def _devices(rows: Sequence[ResultRow]) -> str:
 
 def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_figures: bool) -> list[PageSection]:
     """Sections of the page: charts, overview, products, layers, energy, models, the authors' times, and errors."""
-    products, trained, layers, models = kinds_of(rows)
+    products, trained, layers, models = kinds = kinds_of(rows)
     drawn = charts(rows) if with_figures else []
     shown = (
         tables.overview(products),
         tables.processors(products),
         by_density(products),
-        tables.headlines([*layers, *trained]),
+        tables.headlines(kinds.without_models),
+        tables.standings(kinds.without_models),
         tables.layers_summary(layers),
         tables.wholes(models),
         tables.versions(rows),

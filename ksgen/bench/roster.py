@@ -25,6 +25,7 @@ AND, PLUS = " and ", " plus "  # separate the chains of a group, and of a sum, i
 OTHER_METHODS = ("bmm", "views", "einsum", "pieces", "grouped", "onednn", "compiled", "authors", "dense")
 LIBRARY_METHODS = ("torch_structured", "blr")  # for layers, where they are installed
 OTHERS_OF_LAYERS = OTHER_METHODS + LIBRARY_METHODS  # the best of them is what our layers are compared with
+EVERYONE = tuple(dict.fromkeys((*OTHERS, *OTHERS_OF_LAYERS)))  # all contenders that are not ksgen's
 METHODS = (*OUR_METHODS, LAYER, *OTHERS_OF_LAYERS)  # contenders for layers
 METHODS_OF_MODELS = (LAYER, "bmm", "einsum", "dense")  # contenders for whole models
 WHOLE = "whole model"  # in the place of a row's pattern

@@ -230,6 +230,10 @@ class RowKinds(NamedTuple):
     layers: list[ResultRow]
     models: list[ResultRow]
 
+    @property
+    def without_models(self) -> list[ResultRow]:
+        return [*self.products, *self.layers, *self.trained]
+
 
 def kinds_of(rows: Iterable[ResultRow]) -> RowKinds:
     """Split rows by what they time."""

@@ -19,6 +19,7 @@ import yaml
 from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, group_by
 from ksgen.bench.roster import (
     AND,
+    EVERYONE,
     EXPERTS,
     FORWARD,
     LAYER,
@@ -28,7 +29,7 @@ from ksgen.bench.roster import (
     ONE_LAUNCH,
     OTHER_METHODS,
     OTHERS,
-    OTHERS_OF_LAYERS,
+    OUR_METHODS,
     OURS,
     PAPERS,
     PYTORCH,
@@ -116,6 +117,12 @@ def times(factor: float | None) -> str:
     return NONE if factor is None else f"x{factor:.2f}"
 
 
+def spread(ratios: Iterable[float]) -> tuple[str, str, str]:
+    """Geometric mean, least and most of ratios, if there are any."""
+    found = list(ratios)
+    return (times(geometric_mean(found)), times(min(found)), times(max(found))) if found else (NONE, NONE, NONE)
+
+
 # ---- products
 
 
@@ -170,10 +177,9 @@ def processors(rows: Sequence[ResultRow]) -> ResultTable:
         if ratios := results.over(OURS, PYTORCH, layout):
             duel, reached = Duel(tuple(ratios.values())), results.shares_of_floor(OURS, layout)
             shares = [reached[job] for job in ratios if job in reached]
-            speeds = map(times, (geometric_mean(duel.ratios), min(duel.ratios), max(duel.ratios)))
             floor = (percent(median(shares)), percent(min(shares))) if shares else (None, None)
             layers = results.over(LAYER, PYTORCH, layout).values()
-            cells = (duel.patterns, *speeds, percent(duel.share), times(geometric_mean(layers)) if layers else None)
+            cells = (duel.patterns, *spread(duel.ratios), percent(duel.share), spread(layers)[0])
             lines.append((results.batch, results.precision, layout, *cells, *floor))
     columns = (
         "batch", "precision", "layout", "patterns", "mean", "least", "most", "faster in", "layer",
@@ -207,15 +213,16 @@ def setting(rows: Sequence[ResultRow]) -> ResultTable:
 
 
 def versions(rows: Sequence[ResultRow]) -> ResultTable:
-    """Table of all contenders with their versions. Those without a time have the reason."""
+    """Table of all contenders with their versions, and how many rows have no time for which reasons."""
     lines = []
     for name, some in _by_contender(rows).items():
         identity = "; ".join(dict.fromkeys(row.identity for row in some if row.identity))
-        measured = [row for row in some if row.status == OK]
-        why = "" if measured else Counter(f"{row.status}: {row.reason}" for row in some).most_common(1)[0][0]
-        lines.append((name, identity or None, f"{len(measured)} of {counted(len(some), 'row')}", why))
-    note = "A contender without a time has the most frequent reason. ksgen's versions end with digests of templates."
-    return ResultTable.of("Contenders and their versions", ("contender", "version", "measured", "why not"), lines, note)
+        missing = [row for row in some if row.status != OK]
+        count = f"{len(some) - len(missing)} of {counted(len(some), 'row')}"
+        lines.append((name, identity or None, count, _reasons(missing)))
+    note = "Rows without a time have the most frequent reason. ksgen's versions end with digests of templates."
+    columns = ("contender", "version", "measured", "without a time")
+    return ResultTable.of("Contenders and their versions", columns, lines, note)
 
 
 def _by_contender(rows: Iterable[ResultRow]) -> dict[str, list[ResultRow]]:
@@ -223,6 +230,14 @@ def _by_contender(rows: Iterable[ResultRow]) -> dict[str, list[ResultRow]]:
     for row in rows:
         found.setdefault(row.implementation, []).append(row)
     return found
+
+
+def _reasons(rows: Iterable[ResultRow]) -> str:
+    """Number of rows without a time by status, each with its most frequent reason."""
+    found: dict[str, Counter[str]] = {}
+    for row in rows:
+        found.setdefault(row.status, Counter())[row.reason] += 1
+    return "; ".join(f"{each.total()} {status}: {each.most_common(1)[0][0]}" for status, each in found.items())
 
 
 def table3(results: Results) -> ResultTable:
@@ -333,10 +348,7 @@ def families(results: Results) -> ResultTable:
         line, floor = [layout, name.removeprefix(f"{OURS}: ")], results.shares_of_floor(name, layout).values()
         for others in (PYTORCH, [each for each in names if each != name]):
             ratios = results.over(name, others, layout).values()
-            line += [
-                str(len(ratios)),
-                *(times(statistic(ratios) if ratios else None) for statistic in (geometric_mean, min)),
-            ]
+            line += [str(len(ratios)), *spread(ratios)[:2]]
         if any(name in best for best in results.best[layout].values()):
             lines.append((*line, percent(median(floor)) if floor else NONE))
     columns = (
@@ -464,30 +476,56 @@ def layers_by_kind(rows: Sequence[ResultRow]) -> Iterator[tuple[Results, str, bo
 def headlines(rows: Sequence[ResultRow]) -> ResultTable:
     """Summary of a `KSLinear` compared with the best of all others, per step, precision, layout and batch.
 
-    Rows are of layers, or of products, which are layers of one factor.
-
-    Layers where an unreliable time may be the best are left out.
+    Rows are of layers, or of products, which are layers of one factor. Those where an unreliable time may be the best
+    are left out.
     """
     lines = []
     for results, layout, is_group in layers_by_kind(rows):
-        if ratios := results.over(LAYER, OTHERS_OF_LAYERS, layout):
-            least, values = min(ratios, key=ratios.__getitem__), ratios.values()
-            spread = map(times, (geometric_mean(values), min(values), max(values)))
-            is_product = not results.rows[0].layer
+        if ratios := results.over(LAYER, EVERYONE, layout):
+            least, is_product = min(ratios, key=ratios.__getitem__), not results.rows[0].layer
+            kernels = results.over(OURS if is_product else ONE_LAUNCH, EVERYONE, layout)
             words = f"{STEP_TITLES[results.step]}{', groups' * is_group}{', patterns' * is_product}"
-            kind = (words, results.precision, layout, results.batch)
-            wins = percent(Duel(tuple(values)).share)
-            lines.append(
-                (*kind, f"{len(ratios)} of {len(results.best[layout])}", *spread, wins, least.partition(": ")[0])
-            )
+            kind = (words, results.precision, layout, results.batch, f"{len(ratios)} of {len(results.best[layout])}")
+            wins = percent(Duel(tuple(ratios.values())).share)
+            lines.append((*kind, *spread(ratios.values()), wins, least.partition(": ")[0], *spread(kernels.values())))
     note = (
         "The fastest reliable time of the contenders that are not ksgen's over that of a `KSLinear`: above x1 ksgen is "
         "faster. Layers are left out where an unreliable time may be below it. Forward, the `KSLinear` is frozen; a "
-        "training step includes the gradients of x, of all weights and of the bias."
+        "training step includes the gradients of x, of all weights and of the bias. The last columns compare ksgen's "
+        "fastest kernel for a pattern, or one launch for a layer."
     )
-    columns = ("step", "precision", "layout", "batch", "layers", "mean", "least", "most", "faster in", "least of")
-    others = measured_note(rows, OTHERS_OF_LAYERS)
-    return ResultTable.of("KSLinear compared with the best of all others", columns, lines, note, others)
+    columns = (
+        "step", "precision", "layout", "batch", "layers", "mean", "least", "most", "faster in", "least of",
+        "kernel, mean", "least", "most",
+    )  # fmt: skip
+    others, doubts = measured_note(rows, EVERYONE), unreliable_note(rows)
+    return ResultTable.of("KSLinear compared with the best of all others", columns, lines, note, others, doubts)
+
+
+def standings(rows: Sequence[ResultRow]) -> ResultTable:
+    """Summary of all contenders: times over those of a `KSLinear`, and jobs in which each is the fastest of all."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    firsts: Counter[tuple[str, str]] = Counter()
+    names, parts = (OURS, *OUR_METHODS, LAYER, *EVERYONE), dict[str, None]()
+    for results, layout, _ in layers_by_kind(rows):
+        work = "layers" if results.rows[0].layer else "patterns"
+        part = f"{work}, {STEP_TITLES[results.step]}, {results.precision}"
+        for name in names:
+            ratios.setdefault((name, part), []).extend(results.over(LAYER, [name], layout).values())
+        for job in results.over(LAYER, EVERYONE, layout):
+            firsts[results.fastest(names, layout, job), part] += 1
+            parts[part] = None
+    lines = []
+    for name in names:
+        cells = ((ratios[name, part], firsts[name, part]) for part in parts)
+        shown = [f"{spread(found)[0]} ({first} of {len(found)})" if found else None for found, first in cells]
+        if any(shown):
+            lines.append((name, *shown))
+    note = (
+        "Times as long as a `KSLinear` takes: the geometric mean over all layouts and batches. In brackets: the jobs "
+        "in which the contender is the fastest of all, of those in which both times are reliable."
+    )
+    return ResultTable.of("Each contender compared with a KSLinear", ("", *parts), lines, note)
 
 
 def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
@@ -499,8 +537,7 @@ def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
         title += "" if results.step == FORWARD else f" {results.step}"
         for name in compared_with(reference):
             if ratios := results.over(reference, [name], layout).values():
-                spread = map(times, (geometric_mean(ratios), min(ratios), max(ratios)))
-                lines.append((title, name, f"{len(ratios)} of {len(results.best[layout])}", *spread))
+                lines.append((title, name, f"{len(ratios)} of {len(results.best[layout])}", *spread(ratios)))
                 title = ""
     note = (
         "Times as long as one launch takes, or in training as long as a `KSLinear` takes. The mean is geometric, over "

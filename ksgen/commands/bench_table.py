@@ -142,5 +142,4 @@ def _summaries(rows: "Sequence[ResultRow]") -> "list[ResultTable]":
     from ksgen.bench.rows import kinds_of
 
     found = kinds_of(rows)
-    layers = [*found.layers, *found.trained]
-    return [tables.overview(found.products), tables.headlines(layers), tables.wholes(found.models)]
+    return [tables.overview(found.products), tables.headlines(found.without_models), tables.wholes(found.models)]

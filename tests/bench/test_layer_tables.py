@@ -4,7 +4,7 @@ import pytest
 
 from ksgen.bench.roster import LIBRARY_METHODS, OTHER_METHODS, WHOLE
 from ksgen.bench.rows import ResultRow, kinds_of
-from ksgen.bench.tables import each_layer, headlines, layers_summary, unreliable, wholes
+from ksgen.bench.tables import each_layer, headlines, layers_summary, standings, unreliable, wholes
 from tests.support.bench_rows import row
 
 
@@ -63,10 +63,50 @@ def test_headlines_are_of_a_layer_over_the_best_of_all_others() -> None:
         "x1.50",
         "100 %",
         "up, 2 side by side",
+        *3 * ("x1.80",),
     )
     assert headlines(ROWS).rows == (group,)
-    steps = ("training steps", "float32", "bsl", "16", "2 of 2", "x1.00", "x0.50", "x2.00", "50 %", "down")
+    steps = (
+        "training steps", "float32", "bsl", "16", "2 of 2", "x1.00", "x0.50", "x2.00", "50 %", "down", *3 * ("-",),
+    )  # fmt: skip
     assert headlines([*TRAINING, *ROWS]).rows == (group, steps)  # forward first
+
+
+def test_headlines_of_products_have_all_contenders_and_the_kernel() -> None:
+    times = (("ksgen", 8.0), ("layer", 10.0), ("bmm", 50.0), ("scipy", 20.0))
+    (line,) = headlines([row("1,8,8,2", name, median_us=us, batch=16) for name, us in times]).rows
+    assert line[:6] == ("forward, patterns", "float32", "bsl", "16", "1 of 1", "x2.00")
+    assert line[9:] == ("1,8,8,2", "x2.50", "x2.50", "x2.50")
+
+
+def test_a_contenders_times_are_compared_with_a_layers_and_it_is_counted_where_it_is_the_fastest() -> None:
+    products = [
+        row(pattern, name, median_us=us, batch=batch, layout=layout)
+        for pattern, batch, layout, times in (
+            ("1,8,8,2", 16, "bsl", (("ksgen", 8.0), ("layer", 10.0), ("bmm", 40.0), ("scipy", 20.0))),
+            ("1,8,8,2", 1, "bsf", (("layer", 10.0), ("bmm", 5.0), ("rewriting", 1.0))),
+            ("1,4,4,2", 1, "bsf", (("layer", 10.0), ("bmm", 20.0))),
+        )
+        for name, us in times
+    ]
+    products.append(row("1,4,4,2", "scipy", median_us=19.0, quartile1_us=9.0, batch=1, layout="bsf", doubt="noise"))
+    table = standings([*products, *TRAINING, *ROWS])
+    # the last pattern counts for `bmm` alone: an unreliable time may be the fastest
+    assert table.columns == (
+        "", "patterns, forward, float32", "layers, forward, float32", "layers, training steps, float32",
+    )  # fmt: skip
+    assert table.rows == (
+        ("ksgen", "x0.80 (1 of 1)", "-", "-"),
+        ("one_launch", "-", "x0.83 (1 of 1)", "-"),
+        ("each_layer", "-", "x1.25 (0 of 1)", "-"),
+        ("layer", "x1.00 (0 of 3)", "x1.00 (0 of 1)", "x1.00 (1 of 2)"),
+        ("bmm", "x1.59 (1 of 3)", "-", "x2.50 (0 of 1)"),
+        ("einsum", "-", "x3.00 (0 of 1)", "-"),
+        ("dense", "-", "-", "x2.00 (0 of 1)"),
+        ("pieces", "-", "x1.50 (0 of 1)", "-"),
+        ("scipy", "x2.00 (0 of 1)", "-", "-"),
+        ("authors", "-", "-", "x0.50 (1 of 1)"),
+    )
 
 
 def test_headlines_leave_out_layers_where_an_unreliable_time_may_be_the_best() -> None:
@@ -80,7 +120,7 @@ def test_headlines_leave_out_layers_where_an_unreliable_time_may_be_the_best() -
         layer_row("bmm", 20.0, "down"),
         layer_row("views", 25.0, "down", quartile1_us=19.0, doubt="noise"),
     ]
-    ((*_, count, mean, least, most, share, name),) = headlines(rows).rows
+    ((*_, count, mean, least, most, share, name, _, _, _),) = headlines(rows).rows
     assert (count, mean, least, most, share, name) == ("1 of 2", "x3.00", "x3.00", "x3.00", "100 %", "up")
     assert headlines(rows[5:]).rows == ()
 
@@ -126,7 +166,10 @@ def test_a_report_has_products_and_layers_apart() -> None:
     pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install -e '.[bench]'")
     from ksgen.bench import report
 
-    text = report.markdown([*ROWS, row("1,48,48,2", median_us=3.0), row("1,48,48,2", "bmm", median_us=6.0)])
+    times = (("ksgen", 3.0), ("layer", 4.0), ("bmm", 6.0))
+    text = report.markdown([*ROWS, *(row("1,48,48,2", name, median_us=us) for name, us in times)])
+    assert "| forward, patterns | float32 | bsl | 25088 | 1 of 1 | x1.50 |" in text
+    assert "| bmm | x1.50 (0 of 1) | - |" in text
     assert "## Layers" in text
     assert "| up: 2,4,8,1 then 1,8,8,1 | 8 | 40 % |" in text
     assert "| 25088 | float32 | bsl | 1 | 100 % | x2.00 |" in text  # of the product alone

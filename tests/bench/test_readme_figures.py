@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,96 @@ def test_the_page_of_benchmarks_has_losses_of_processors_and_conversions(tmp_pat
     assert "| bsf | grouped | 1 | 0.005 | 0.0025 | 0.5 | - |" in shown
 
 
+def write_table(folder: Path, layers: int, us: float = 10.0) -> None:
+    """Write a table's file: two patterns, as many layers as named, and a model; some are trained."""
+    common = {"runtime": "native", "layout": "bsf", "batch": 1568, "floor_us": 5.0}
+    rows = []
+    for name, layer_us, other, other_us in (("1,4,4,2", 4.0, "scipy", 2.0), ("1,8,8,2", 4.0, "bmm", 8.0)):
+        each_us = (("ksgen", 4.0), ("layer", layer_us), (other, other_us))
+        rows += [row(name, way, median_us=each, **common) for way, each in each_us]
+    for way, each in (("layer", 4.0), ("bmm", 8.0)):
+        rows.append(row("1,4,4,2", way, median_us=each, step="training", **common))
+    named = [f"ViT-S up, monarch {number}" for number in range(layers)]
+    for layer, step in product(named, ("forward", "training")):
+        times = (("layer", us), ("authors", 20.0), ("dense", 30.0))
+        chain = "6,64,64,1 then 1,768,192,2"
+        rows += [row(chain, way, median_us=each, layer=layer, step=step, **common) for way, each in times]
+    model = {**common, "layer": "vit-s16", "batch": 8, "floor_us": None, "step": "training"}
+    rows += [row("whole model", way, median_us=each, **model) for way, each in (("layer", 2e6), ("dense", 1e6))]
+    rows.append(row("1,8,8,2", "lazylinop", status="unsupported", reason="no bsf", median_us=None, **common))
+    folder.mkdir(exist_ok=True)
+    write_csv(rows, folder / "table.csv")
+
+
+def test_a_table_takes_the_place_of_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures, page, folder = script(), tmp_path / "docs" / "benchmarks.md", tmp_path / "abacus"
+    machine(folder, "native", row("1,16,16,2", median_us=9.0), row("1,16,16,2", "einsum", median_us=8.0))
+    shutil.copy(folder / "paper.csv", folder / "layers.csv")
+    write_table(folder, 2, us=25.0)
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    shown, pictures = figures.benchmarks_figures(tmp_path, page)
+    assert list(pictures) == [folder / "table.svg"]
+    assert "All results: `ksgen bench report abacus/table.csv`." in shown
+    assert "paper.csv" not in shown
+    assert "whole layers" not in shown
+    for line in (
+        "| forward, patterns | float32 | bsf | 1568 | 2 of 2 | x1.00 | x0.50 | x2.00 | 50 % | 1,4,4,2 | x1.00 |",
+        "| training steps | float32 | bsf | 1568 | 2 of 2 | x0.80 | x0.80 | x0.80 | 0 % | ViT-S up, monarch 0 | - |",
+        "### Abacus: each contender compared with a KSLinear",
+        "| scipy | x0.50 (1 of 1) | - | - |",
+        "| authors | - | x0.80 (2 of 2) | x0.80 (2 of 2) |",
+        "### Abacus: whole models",
+        "| vit-s16 | training steps | float32 | 8 | 2000 | - | - | x0.50 |",
+        "### Abacus: contenders and their versions",
+        "| lazylinop | - | 0 of 1 row | 1 unsupported: no bsf |",
+    ):
+        assert line in shown
+    losses = shown.partition("### Where ksgen loses on processors")[2].partition("###")[0]
+    for line in (
+        "| Abacus | vit-s16, training steps | float32 | bsf | 8 | dense | x0.50 | 2000000 |",
+        "| Abacus | 1,4,4,2, forward | float32 | bsf | 1568 | scipy | x0.50 | 4 |",
+        "| Abacus | ViT-S up, monarch 1, training steps | float32 | bsf | 1568 | authors | x0.80 | 25 |",
+    ):
+        assert line in losses
+    assert losses.count("| Abacus |") == 6
+    monkeypatch.setattr(figures, "MOST_LOSSES", 2)  # the worst ones
+    losses = figures.benchmarks_figures(tmp_path, page)[0].partition("### Where ksgen loses on processors")[2]
+    assert losses.count("| Abacus |") == losses.partition("###")[0].count("| x0.50 |") == 2
+
+
+def test_readme_prefers_a_table_with_enough_layers(tmp_path: Path) -> None:
+    figures = script()
+    common = {"layer": "vit up", "layout": "bsf", "batch": 1568, "floor_us": 5.0, "runtime": "native"}
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        rows = [row("6,64,64,1 then 1,768,192,2", way, **common) for way in ("layer", "dense")]
+        write_csv(rows, tmp_path / name / "layers.csv")
+    write_table(tmp_path / "b", figures.LEAST_LAYERS - 1)
+    assert "| all of them | 1 | x1.00 |" in figures.readme_figures(tmp_path)[0]
+    write_table(tmp_path / "b", figures.LEAST_LAYERS)
+    shown, _ = figures.readme_figures(tmp_path)
+    assert "| ViT-S | 8 | x3.00 | x2.00 | x2.00 | x2.00 | 50 % |" in shown
+    assert "the fastest of [dense and authors](docs/benchmarks.md#whole-layers)." in shown  # not those of patterns
+    assert "All batches, precisions and steps there make 19 comparisons with the best other." in shown
+    assert "in 95 %: x1.86 on average, x0.50 to x2.00" in shown
+
+
+def test_losses_without_a_reason_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = script()
+    page = ROOT / "docs" / "benchmarks.md"
+    text = page.read_text(encoding="utf-8")
+    assert figures.unexplained(text) == []
+    before, title, rest = text.partition(f"## {figures.WHY}\n")
+    reasons, *others = rest.partition("\n## ")
+    assert "`dense`" in "".join(others)  # another section does not count
+    assert figures.unexplained("".join((before, title, reasons.replace("`dense`", ""), *others))) == ["dense"]
+    monkeypatch.setattr(figures, "written", lambda root: {page: text})
+    monkeypatch.setattr(figures, "unexplained", lambda text: ["dense", "bmm"])
+    done = CliRunner().invoke(figures.main, ["--check"])
+    message = "docs/benchmarks.md: 'Why does ksgen lose there?' names no reason for dense, bmm; add it"
+    assert (done.exit_code, message in done.output) == (1, True)
+
+
 def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None:
     figures = script()
     assert figures.readme_figures(tmp_path) == (figures.NOTHING, "")
@@ -94,13 +185,14 @@ def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None
         write_csv(rows, tmp_path / name / "layers.csv")
     shown, picture = figures.readme_figures(tmp_path)
     assert "| ViT-S/16 | 1 | x8.00 | x3.00 | x3.00 | x3.00 | 100 % |" in shown
-    assert "PyTorch's [bmm, views and dense](docs/benchmarks.md#whole-layers)." in shown.replace("\n", " ")
+    assert "the fastest of [bmm, dense and views](docs/benchmarks.md#whole-layers)." in shown.replace("\n", " ")
+    assert "All batches, precisions and steps there make 1 comparison with the best other. A `KSLinear`" in shown
     assert figures.NOTHING.strip() not in shown
     for words in (
         "ViT-S/16 up, 384 to 1536",
         "dense",
         "40 us, x8.00",
-        "best of PyTorch",
+        "best other",
         "15 us, x3.00",
         "5 us",
         "floor 5 us",

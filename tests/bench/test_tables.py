@@ -44,11 +44,12 @@ def test_every_contender_has_its_version_or_its_reason() -> None:
         row("1,48,48,2", "blr", status="unsupported", reason="processors", median_us=None),
         row("2,48,192,1", "blr", status="unsupported", reason="not installed", median_us=None),
         row("1,48,192,1", "blr", status="unsupported", reason="not installed", median_us=None),
+        row("1,192,48,1", "blr", status="too slow", reason="a second", median_us=None),
     ]
     assert lines(tables.versions(found)) == {
         OURS: ("ksgen 1 aa; ksgen 1 bb", "2 of 2 rows", ""),
-        "onednn": ("torch 2, oneDNN 3", "1 of 2 rows", ""),
-        "blr": ("-", "0 of 3 rows", "unsupported: not installed"),
+        "onednn": ("torch 2, oneDNN 3", "1 of 2 rows", "1 unsupported: bsl"),
+        "blr": ("-", "0 of 4 rows", "3 unsupported: not installed; 1 too slow: a second"),
     }
     assert "### Contenders and their versions" in report.markdown(found)
 

@@ -12,11 +12,12 @@ from click.testing import CliRunner
 from ksgen.bench.chains import named_layers
 from ksgen.bench.roster import METHODS, METHODS_OF_MODELS, NAMES, WHOLE
 from ksgen.bench.rows import OK, kinds_of, read_rows
-from ksgen.commands import bench
+from ksgen.commands import bench, bench_table
 from ksgen.commands.bench_common import Done, Part, measure_by
 from ksgen.install import install_line
 from ksgen.spec import stratified
 from tests.support import program
+from tests.support.bench_rows import row
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
@@ -164,6 +165,12 @@ def test_a_run_is_reported_and_continued(tmp_path: Path, monkeypatch: pytest.Mon
     assert "| training steps, patterns | float32 | bsf | 16 |" in page
     ksgen("report", "table.csv")
     assert "Whole models" in (tmp_path / "table.html").read_text()
+
+
+def test_a_run_ends_with_what_a_layer_gains_in_patterns_and_layers() -> None:
+    rows = [row("1,8,8,2", name, layer=layer) for name in ("layer", "bmm") for layer in ("", "up")]
+    _, gains, _ = bench_table._summaries(rows)
+    assert [line[0] for line in gains.rows] == ["forward, patterns", "forward"]
 
 
 def test_layers_and_products_refuse_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
