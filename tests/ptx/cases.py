@@ -201,6 +201,19 @@ def halves() -> Case:
     return Case("halves", kernels.HALVES, "halves", "sm_75", 32, 0, [x, y], _equal(y, expected))
 
 
+def powers() -> Case:
+    """2 to the powers of 0 to -140, of -Inf and of NaN: results below 2^-126 are zeros."""
+    x = np.concatenate([-np.linspace(0, 140, 254), [-np.inf, np.nan]]).astype(np.float32)
+    y = np.zeros(256, np.float32)
+
+    def check() -> None:
+        exact = np.exp2(x.astype(np.float64))
+        exact[x < -126] = 0
+        np.testing.assert_allclose(y, exact, rtol=2.0**-22)
+
+    return Case("powers", kernels.POWERS, "powers", "sm_75", 256, 0, [x, y], check)
+
+
 def pairs() -> Case:
     """Two sums at once, each rounded once."""
     x, w, y = normal((32, 2), seed=1), normal((32,), seed=2), normal((32, 2), seed=3)
@@ -391,6 +404,7 @@ def all_cases() -> Iterator[Case]:
     yield from (mma_bytes(operand) for operand in BYTES)
     yield from (
         halves(),
+        powers(),
         pairs(),
         copies(),
         narrow(),

@@ -47,6 +47,13 @@ extern "C" __global__ void halves(const float* x, float* y) {
 }
 """
 
+POWERS = """
+extern "C" __global__ void powers(const float* x, float* y) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[i] = exp2_of_negative(x[i]);
+}
+"""
+
 PAIRS = """
 extern "C" __global__ void pairs(const float* x, const float* w, float* y) {
     float sums[2] = {y[2 * threadIdx.x], y[2 * threadIdx.x + 1]};
