@@ -31,7 +31,7 @@ COMMANDS = {
     "wisdom": "Show, merge and exchange the results of searches.",
     "cache": "Manage the cache of compiled kernels.",
 }
-_PLACES = {"bundle": "build.bundle", "spec": "emit.spec_command"}  # the others are `command` in modules of their names
+_PLACES = {"bundle": "build.bundle", "spec": "emit.spec_command"}  # others: `command` in the module of that name
 
 
 class _Lazy(click.Group):
@@ -85,7 +85,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without ⊗, and file names that are not text
     _print_own_warnings()
-    os.environ["KSGEN_COMPILE"] = "wait"  # else commands would time PyTorch's products until kernels are compiled
+    os.environ["KSGEN_COMPILE"] = "wait"  # otherwise PyTorch's products run, and are timed, until kernels are compiled
     try:
         cli.main(prog_name="ksgen", standalone_mode=False)
     except click.exceptions.Abort:
@@ -114,7 +114,7 @@ def main() -> None:
         _complain(f"ksgen: {error}")
         sys.exit(2)
     except MemoryError as error:
-        _complain(f"ksgen: this machine has not enough memory for that ({error})")
+        _complain(f"ksgen: this machine has not enough memory for this command ({error})")
         sys.exit(2)
 
 

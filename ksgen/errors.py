@@ -13,11 +13,14 @@ class KsgenWarning(UserWarning):
 
 
 class KsgenDeprecationWarning(KsgenWarning, DeprecationWarning):
-    """Category of warnings of names that will be removed."""
+    """Category of warnings about names that will be removed."""
 
 
 def warn(message: str, place: tuple[str, int] | None = None) -> None:
-    """Warn, and point to the user's line that led to the warning: the current one, or one that `cause` returned."""
+    """Warn, and point to the user's line that led to the warning.
+
+    `place` is a line that `cause` returned earlier. None: the line whose call led here.
+    """
     if place is None:
         warnings.warn(message, KsgenWarning, stacklevel=_level() + 1)
     else:
@@ -37,7 +40,7 @@ def cause() -> tuple[str, int]:
 
 
 def _level() -> int:
-    """Number of the caller's frame that is outside ksgen and PyTorch; 1 is the caller's caller."""
+    """Stack level of the nearest frame outside ksgen and PyTorch; 1 is the frame that called this function's caller."""
     packages = [sys.modules.get(name) for name in (__package__, "torch")]  # PyTorch calls ksgen's modules and hooks
     passed_over = tuple(f"{os.path.dirname(each.__file__)}{os.sep}" for each in packages if each and each.__file__)
     frame, level = sys._getframe(2), 1

@@ -28,7 +28,8 @@
     patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults
 
 A list of values asks for one kernel per value. Layers share kernels, but `kernels` may list a kernel only once. The
-families and their arguments are the functions of `ksgen.pattern`. `schema` returns the JSON schema of specs.
+values of `family` name functions of `ksgen.pattern`, those of `structure` functions of `ksgen.structures`. The other
+keys of such a mapping are the function's arguments. `schema` returns the JSON schema of specs.
 """
 
 import re

@@ -133,9 +133,10 @@ class ListOf:
 
 @dataclass(frozen=True)
 class ChainForm:
-    """A list of patterns, or a function that makes a chain, a structure or those of a sum, with its arguments.
+    """A list of patterns, or a mapping with the name of a function and its arguments.
 
-    `functions` holds them by name, for each key that may give the name. One chain or structure, or more, are read.
+    The function makes a chain, a structure, or the structures of a sum. `functions` maps each key that may name a
+    function to the functions by name. `read` returns one chain or structure, or those of a sum.
     """
 
     functions: Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -191,7 +192,7 @@ class Group(ListOf):
 class Sum(Group):
     """Two chains or more that take the same x and give the same number of features.
 
-    An item may be one of the `sums`: then its chains are added.
+    An item may name a structure in `sums`, which makes several chains.
     """
 
     sums: Collection[str] = ()
@@ -354,8 +355,11 @@ def _schema_of_function(key: str, name: str, function: Callable[..., Any]) -> Sc
 
 
 def _schema_of(annotation: Any) -> Schema:
-    """The schema of an argument: a whole number, a list of them, nested to any depth, one of both, a word, or true or
-    false."""
+    """The schema of an argument.
+
+    An argument is a whole number, true or false, a word, or a list of whole numbers, nested to any depth. A union gives
+    the schemas of its members.
+    """
     if annotation in (int, bool):
         return _COUNT if annotation is int else {"type": "boolean"}
     if get_origin(annotation) is Literal:

@@ -28,10 +28,12 @@ from ksgen.values import cached_property, excerpt, whole_number
 
 Layout = Literal["bsf", "bsl"]  # batch-size-first: (batch, features); batch-size-last: (features, batch)
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
-# dense: rows of X, Y and the residual are contiguous; any: calls pass their distance, so that they may be slices
+# dense: rows of X, Y and the residual are contiguous; any: calls pass the distance between rows, so that arrays may be
+# slices
 Stride = Literal["dense", "any"]
 Job = Literal["multiply", "gradient"]  # Y = X K^T; the gradient of the weights, from X and dY
-Fuse = Literal["auto", "yes", "no"]  # one launch for all factors: if faster; always, or an error; never
+# one launch for all factors. auto: if it is faster; yes: always, or an error; no: never
+Fuse = Literal["auto", "yes", "no"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 STRIDES: tuple[Stride, ...] = get_args(Stride)
@@ -82,7 +84,7 @@ class Epilogue:
     bias: bool = False
     activation: str = "none"
     residual: bool = False
-    residual_first: bool = False  # whether the activation follows the residual; False unless there are both
+    residual_first: bool = False  # whether the activation follows the residual; False unless the epilogue has both
 
     def __post_init__(self) -> None:
         for name in ("bias", "residual", "residual_first"):
@@ -105,9 +107,10 @@ class Epilogue:
 
 
 def sum_steps(chains: int) -> list[dict[str, Any]]:
-    """Fields of `Epilogue` that differ per chain of a sum: each but the first adds the sum of the earlier ones.
+    """Fields of `Epilogue` that differ per chain of a sum.
 
-    That sum is its residual. Only the last chain applies the activation.
+    Each chain after the first adds the sum of the earlier chains as its residual. Only the first chain adds the bias,
+    and only the last one applies the activation.
     """
     is_early, adds = {"activation": "none"}, {"bias": False, "residual": True, "residual_first": True}
     return [is_early, *[adds | is_early] * (chains - 2), adds]
@@ -149,7 +152,7 @@ class StatedOptions(_DescribesChanges):
     """Default options of a launcher's calls, and operands that every call must pass; a call may name other options."""
 
     layout: Layout = "bsf"
-    precision: PrecisionName | None = None  # None: that of the arrays
+    precision: PrecisionName | None = None  # None: the arrays' dtype decides
     activation: Activation = "none"
     bias: bool = False
     residual: bool = False

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 K_BYTES = 32  # bytes of one row of A or column of B that one matrix instruction takes
-SUMS_ROUNDOFF = 2.0**-24  # roundoff of float32, in which everything but float64 is summed
+SUMS_ROUNDOFF = 2.0**-24  # roundoff of float32, the accumulator of all precisions but float64 and complex128
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class TileProducts:
 class Promotion:
     """Intervals at which tensor-core accumulators, which truncate, are added to float32 registers.
 
-    Products of operands in parts then err at most twice as much as a sequential float32 sum.
+    Products of operands that are split into parts then err at most twice as much as a sequential float32 sum.
     """
 
-    least_in: int = 1  # fewest inputs for which that holds; with fewer, even one instruction's sum errs more
-    few: int = 0  # interval for at most `few_in` inputs; 0: never
-    many: int = 0  # interval for more inputs
+    least_in: int = 1  # fewest inputs for which this bound holds; with fewer, even one instruction's sum errs more
+    few: int = 0  # inputs between two promotions if a sum has at most `few_in` inputs; 0: no promotion
+    many: int = 0  # inputs between two promotions if a sum has more inputs; 0: no promotion
     few_in: int = 0
     batch: int = 1024  # rows of the batch between two promotions of gradients
 
@@ -65,7 +65,7 @@ class Precision:
     operand: Operand | None = None  # type that tensor cores multiply; None: they do not support this precision
     parts: int = 1  # parts into which each operand is split
     products: int = 1  # tensor-core products of these parts that replace one product
-    # if tensor cores add 8 products of 16 bits (4 of tf32) at a time, and keep one bit below float32's last
+    # promotion on tensor cores that add 8 products of 16 bits (4 of tf32) at a time, and keep one bit below float32's last
     coarse: Promotion = Promotion()
     fine: Promotion = Promotion()  # if they add twice as many, and keep two bits
     gradient: str = ""  # the precision of gradients; empty: the same

@@ -114,7 +114,7 @@ class KernelOptions:
                 )
             if self.tie:
                 raise SpecError(
-                    f"gradients=true with tied={self.tie}; accepted: tied: none, since gradients of weights are whole"
+                    f"gradients=true with tied={self.tie}; accepted: tied: none, since all weights get gradients"
                 )
             for precision, layout, batch in product(self.precision, self.layout, self.batch):
                 yield KernelSpec(pattern, precision, layout, batch=batch, job="gradient")
@@ -230,7 +230,8 @@ def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
     if layer_options.between != "none" and all(len(chain) == 1 for chain in chains):
         raise places["between"].error(f"got {layer_options.between} with one factor; accepted: none")
     if layer_options.out_layout and kind != "chain":
-        raise places["out_layout"].error(f"got {layer_options.out_layout} of a {kind}; accepted: of a chain")
+        asked = layer_options.out_layout
+        raise places["out_layout"].error(f"got {asked} for a {kind}; accepted: out_layout for a chain")
     ties = values.get("tied", ())
     if ties and (kind != "chain" or len(ties) != len(chains[0])):
         given = f"a {kind}" if kind != "chain" else counted(len(chains[0]), "factor")
@@ -264,11 +265,12 @@ def _parts(name: str, layer: _Layer) -> dict[str, _Layer]:
 def _factors(layer: _Layer, chain: Chain) -> Iterator[SpecRequest]:
     """Requests for the factors of a chain. Only the last factor has the layer's epilogue.
 
-    Slices and X in eight bits are options of the first factor, and slices of Y those of the last one.
+    The first factor keeps the storage of X and the stride, because it reads X. The last factor keeps the stride,
+    because it writes Y.
     """
     *before, last = chain
     place, out_layout = layer.place, layer.layer_options.out_layout
-    transposing = chain.transposing_factor  # looks at all factors
+    transposing = chain.transposing_factor  # computed once, because it reads all factors
     for number, pattern in enumerate(before):
         factor_options = layer.options_of(number).without_epilogue()
         if number:  # X is an intermediate

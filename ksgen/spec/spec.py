@@ -27,12 +27,12 @@ class Spec:
     wanted: Mapping[str, tuple[KernelSpec, ...]] = field(default_factory=dict)
     # options of calls, by name of a layer or group, or by pattern
     stated: Mapping[str | Pattern, StatedOptions] = field(default_factory=dict)
-    # places in the text of the batches of kernels and launches
+    # by kernel or launch with a batch: where the text names the batch
     batch_places: "Mapping[KernelSpec, SourcePlace]" = field(default_factory=dict)
     sums: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # chains on one x whose outputs are added
     title: str = ""  # stem of the spec's file; empty without a file
-    ties: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each factor, by layer with `tied`
-    # structure of each chain, by layer, group or sum; specs of equal chains are equal
+    ties: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by layer with `tied`: one per factor
+    # by layer, group or sum: the structure of each chain; not compared, because equal chains have equal kernels
     structures: "Mapping[str, tuple[Structure, ...]]" = field(default_factory=dict, compare=False)
 
     @property

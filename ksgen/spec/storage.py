@@ -79,7 +79,10 @@ _X_OF_BYTES = tuple(
 
 
 def x_precisions(storage: str | None = None) -> tuple[str, ...]:
-    """Precisions of X for weights in this storage: with float32 sums. bfloat16 weights take float32 alone."""
+    """Precisions of X for weights in this storage. None stands for any storage in eight bits.
+
+    Weights in eight bits support every precision that is summed in float32. Weights in bfloat16 support float32 alone.
+    """
     return _X_OF_BYTES if storage is None or STORED[storage].is_scaled else ("float32",)
 
 
@@ -87,7 +90,8 @@ def refused_x_precision(storage: str, precision: str) -> str | None:
     """Accepted precisions of X for weights in this storage, in words; None if the given one is accepted."""
     if precision in (accepted := x_precisions(storage)):
         return None
-    return ", ".join(accepted) + (f", or weights that are {precision} as x is" if storage == precision else "")
+    unconverted = f", or weights in {precision} that are not converted (weights=same)"
+    return f"{', '.join(accepted)}{unconverted if storage == precision else ''}"
 
 
 def scales_begin(weight_count: int, item_bytes: int = 1) -> int:

@@ -197,7 +197,8 @@ def test_what_serves_them(layout: str) -> None:
 def test_what_is_refused() -> None:
     kernel, weights = kernel_of((6, 64, 64, 1)), np.ones((2, 6, 8, 3), np.float32)
     words = (
-        r"precision=bfloat16 with weights=bfloat16; accepted: precision=float32, or weights that are bfloat16 as x is"
+        r"precision=bfloat16 with weights=bfloat16; accepted: precision=float32, or weights in bfloat16 that are not "
+        r"converted \(weights=same\)"
     )
     with pytest.raises(SpecError, match=words):
         replace(kernel, precision="bfloat16")

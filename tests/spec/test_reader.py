@@ -590,7 +590,7 @@ WRONG = [
     ("layers:\n  q: {chain: [[1,2,3,4]], fuse: never}", "2: layers.q.fuse: got 'never'; accepted: auto, yes, no"),
     (
         "layers:\n  q: {group: [[[1,2,3,4]]], out_layout: bsl}",
-        "2: layers.q.out_layout: got bsl of a group; accepted: of a chain",
+        "2: layers.q.out_layout: got bsl for a group; accepted: out_layout for a chain",
     ),
     ("layers:\n  q: {sum: [[[1,2,3,4]]]}", "2: layers.q.sum: got one chain, 1,2,3,4; accepted: two or more"),
     (
@@ -706,7 +706,7 @@ WRONG = [
     ),
     (
         "kernels:\n- {pattern: [3,5,4,2], tied: d, gradients: true}",
-        "2: kernels[0]: gradients=true with tied=d; accepted: tied: none, since gradients of weights are whole",
+        "2: kernels[0]: gradients=true with tied=d; accepted: tied: none, since all weights get gradients",
     ),
     (
         "kernels:\n- {pattern: [3,5,4,2], tied: d, weights: int8}",
