@@ -2,9 +2,9 @@
 
 One JSON file per device name, one line per entry, sorted, so that files merge in git. The user's own file takes
 precedence over the one that ksgen ships. An entry of another template version is stale: a first guess, which never wins
-over a fresh one. Of entries that are equally fresh, that of a trial of a few candidates never wins over that of a
-search. An entry whose time is unreliable never wins over a reliable one of its kind. If an entry cannot be read,
-launchers use the other entries, with a warning. Commands that write or list wisdom stop with an error.
+over a fresh one. Among equally fresh entries, the result of a trial (of a few candidates) never wins over that of a
+search. After these criteria, an unreliable time never wins over a reliable one. If an entry cannot be read, launchers
+use the other entries, with a warning. Commands that write or list wisdom stop with an error.
 
 Files of several machines are merged and compared; times are compared only within one job, a kernel at a batch. Renders
 and measures nothing.
@@ -176,12 +176,12 @@ class Wisdom:
         None if there is none in the batch's class (`are_alike`). Entries that are neither unreliable nor
         stale precede all others, even if another batch is nearer.
 
-        A kernel specialised for one batch, without entries of its own, uses those of the kernel that takes every batch.
-        A kernel for strided arrays uses the entry of the kernel for contiguous arrays. A chain with an epilogue or an
-        activation in between uses that of the plain chain, if it has none of its own. A gradient with a bias uses that
-        of the gradient without one.
+        A kernel for strided arrays uses the entries of the kernel for contiguous arrays. Some kernels without entries
+        of their own use those of another kernel. A kernel specialised for one batch uses those of the kernel for every
+        batch. A chain with an epilogue or an activation in between uses those of the plain chain. A gradient with a
+        bias uses those of the gradient without one.
         """
-        # a copy takes as long as several choices of constants
+        # `replace` is called only if necessary, because it takes as long as several choices of constants
         dense = replace(kernel, stride="dense") if kernel.is_strided else kernel
         found = self._by_kernel.get(dense)
         if not found and dense.batch is not None:
@@ -435,7 +435,8 @@ def only_device(devices: Mapping[str, Wisdom], part: str | None, source: str) ->
 def better(first: Entry, second: Entry) -> Entry:
     """The better of two entries of a job: by rank, then by time.
 
-    Times of stale entries compare only within a template; else the later entry is the better one.
+    Times of two stale entries are compared only if both are of one template version. Otherwise the later entry is the
+    better one.
     """
     if first.rank != second.rank:
         return min(first, second, key=lambda entry: entry.rank)

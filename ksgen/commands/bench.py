@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from ksgen.bench.timing import Quantity
     from ksgen.devices.base import Device
 
-MOST_SECONDS = 600  # limit of `ksgen bench energy` per contender and job
-MOST_D = 64  # largest d of its patterns, unless some are named: the limit of the paper's Figure 7
+MOST_SECONDS = 600  # limit of `ksgen bench energy` in seconds per contender and job
+# largest d of the paper's patterns in `ksgen bench energy`, as in the paper's Figure 7
+MOST_D = 64
 
 
 @click.command("paper", short_help="Time ksgen's kernels against every baseline, as the paper does.")
@@ -47,8 +48,9 @@ def paper(
 ) -> None:
     """Time ksgen's kernels and PyTorch's methods for the same product, alternately.
 
-    The results include errors and floors. A floor is the least time that the device's memory and arithmetic permit. A
-    run that was stopped or killed continues when the same command is run again.
+    A job is one pattern in one precision and layout. The results include errors and floors. A floor is the least time
+    that the device's memory and arithmetic permit. A run that was stopped or killed continues when the same command is
+    run again.
 
     \b
     Examples:
@@ -74,8 +76,9 @@ def energy(selection: Selection, measurements: int, length_s: float, as_json: bo
     """Measure the energy per run of each contender on an NVIDIA GPU. The idle GPU's power is measured first, and its
     energy is subtracted.
 
-    If -o names the log of `ksgen bench paper`, its rows hold both times and joules. Use the GPU for nothing else
-    meanwhile.
+    A job is one pattern in one precision and layout. By default, the patterns are the paper's with d up to 64. If -o
+    names the log of `ksgen bench paper`, the rows of that log get joules in addition to times. Use the GPU for nothing
+    else meanwhile.
 
     \b
     Examples:

@@ -89,7 +89,7 @@ def log_option(log: Path) -> Callable[[Any], Any]:
 
 
 def seconds_option(usual: float) -> Callable[[Any], Any]:
-    help_text = "Most seconds per contender and job. Slow contenders are run less often."
+    help_text = "Time limit in seconds per contender and job. Slow contenders get fewer runs."
     return number_option("--most-seconds", help_text=help_text, usual=usual, least=0.001)
 
 
@@ -116,7 +116,10 @@ _OPTIONS = (
         "--most-gflop", type=click.FloatRange(min=0, min_open=True), help="Leave out patterns with more GFLOP per run."
     ),
     click.option(
-        "--patterns", "named", help='paper (the default), published, a spec, or patterns: "1,192,48,2 2,48,192,1".'
+        "--patterns",
+        "named",
+        help="paper (the default), published (with times by the paper's authors), a spec, or patterns such as "
+        '"1,192,48,2 2,48,192,1".',
     ),
     batch_option,
     words_option(
@@ -128,7 +131,11 @@ _OPTIONS = (
     ),
     words_option("--layout", "layouts", LAYOUTS, "Layouts.", ",".join(LAYOUTS), "layout"),
     words_option(
-        "--contenders", "names", NAMES, "Contenders, such as ksgen,bmm,strided.  [default: all]", what="contender"
+        "--contenders",
+        "names",
+        NAMES,
+        "Contenders, such as ksgen,bmm,strided.  [default: all; for energy, all but layer and rewriting]",
+        what="contender",
     ),
     words_option("--without", "without", NAMES, "Contenders to leave out, such as compiled.", what="contender"),
     time_limit_option,

@@ -102,18 +102,18 @@ def command(
     seconds: float | None, output: Path, page: bool, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Time layers with several contenders, alternately. ksgen's contenders are one launch of all factors, one launch
-    per factor, and KSLinear. Others are PyTorch's products per factor, also compiled or for some rows at a time, and
-    installed libraries. They include the published form of a structure, and a dense layer of the same size. Every
-    result is checked against float64.
+    per factor, and KSLinear. PyTorch's contenders multiply factor by factor, by a dense matrix of the same size, or by
+    the published form of a structure. Libraries take part where they are installed. Every result is checked against
+    float64. A job is one layer in one precision, layout, batch size and step.
 
     A training step computes y, and then the gradients of x, of all weights and of the bias, without an optimizer. Its
     KSLinear is not frozen. Contenders that record no gradients are reported as unsupported.
 
-    transformers (the default) names 24 chains with the sizes of layers in transformers. structures names a layer of
-    each structure, and then further ones, which are compared with their authors' forms, too. random names 24 random
-    pairs of the paper's patterns, from every class of size. named stands for layers of ViT, GPT-2 and Llama as
-    structures with published numbers of blocks and ranks. A spec names its layers, groups and sums, with its options. A
-    run that was stopped or killed continues when the same command is run again.
+    transformers (the default) names 24 chains with the sizes of layers in transformers. structures names layers of
+    ksgen.structures, at least one per structure. random names 24 random pairs of the paper's patterns, from every class
+    of size. named stands for layers of ViT, GPT-2 and Llama as structures with published numbers of blocks and ranks. A
+    spec names its layers, groups and sums, with its options. A run that was stopped or killed continues when the same
+    command is run again.
 
     \b
     Examples:

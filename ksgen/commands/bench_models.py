@@ -48,7 +48,7 @@ SHARE_GPU_REPEATS, SHARE_CPU_REPEATS = 20, 5
     "--layout",
     "layouts",
     LAYOUTS,
-    "Layout of the sparse model's blocks: bsf, bsl (of vit-s16), or both, separated by commas.",
+    "Layout of the sparse model's blocks: bsf, bsl (vit-s16 only), or both, separated by commas.",
     "bsf",
 )
 @click.option("--device", help="cpu, cuda or cuda:1.  [default: a GPU if there is one]")
@@ -84,7 +84,7 @@ def model_command(
     if "decode" in job.steps and model.startswith("vit"):
         raise SpecError(f"--steps decode of {model}, which processes whole images; accepted: forward, training")
     if "bsl" in job.layouts and (not model.startswith("vit") or set(job.layers) != set(LAYERS)):
-        raise SpecError("--layout bsl; accepted: with vit-s16, all of whose layers are sparse (no --layers), or bsf")
+        raise SpecError("--layout bsl; accepted: bsl only with vit-s16 and without --layers; bsf with every model")
     warn_if_busy()
     rows = []
     for row in _measured(job):

@@ -48,7 +48,7 @@ PRECISIONS = ("float32", "bfloat16")
 BATCHES = "1568,16,1,25088"  # in this order, so that a short run has rows of one batch size
 TOKENS = GPU_TOKENS  # rows of a batch per sequence of a model
 LIMITS = {"patterns": 1.0, "layers": 1.0, "models": 20.0}  # seconds per contender and forward job
-TRAINING_LIMIT = 3  # multiple of that in training, whose steps multiply three times as often
+TRAINING_LIMIT = 3  # factor of these limits for training jobs, since a step computes three products per forward product
 
 
 @click.command("table", short_help="Measure every contender on patterns, layers and whole models, in one file.")
@@ -57,8 +57,8 @@ TRAINING_LIMIT = 3  # multiple of that in training, whose steps multiply three t
 @words_option("--precision", "precisions", COMPARISONS, "Precisions.", ",".join(PRECISIONS), "precision")
 @click.option(
     "--batch", "batches", type=batches_in, metavar="NUMBERS", default=BATCHES, show_default=True,
-    help=f"Rows of the batch, in the order in which they are measured. Models take a sequence per {TOKENS} rows, at "
-         f"most {CPU_SEQUENCES} on processors and {GPU_SEQUENCES} on GPUs.",
+    help=f"Batch sizes in rows, in the order of measurement. Models take one sequence per {TOKENS} rows, at most "
+         f"{CPU_SEQUENCES} on processors and {GPU_SEQUENCES} on GPUs.",
 )  # fmt: skip
 @number_option("--subset", help_text="Measure only this many patterns, layers and models, the first ones.")
 @words_option(
@@ -84,12 +84,12 @@ def command(
     subset: int | None, names: tuple[str, ...] | None, without: tuple[str, ...] | None, measurements: int, runs: int,
     seconds: float, output: Path, device: str | None, seed: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Time all contenders on the same work, in one log. The work consists of 60 patterns of the paper, the
-    layers of `ksgen bench layers named`, and ViT-S and GPT-2 medium as whole models.
+    """Time all contenders on the same work, in one log. The work consists of 60 patterns of the paper, the layers of
+    `ksgen bench layers named`, and ViT-S and GPT-2 medium as whole models.
 
-    Forward passes of patterns, layers and models are measured first, then training steps of the three. These six share
-    the time equally, and time that one leaves goes to the others. After the time limit or a kill, the same command
-    continues the log, and skips what is measured. `ksgen bench report` shows the results.
+    Forward passes of patterns, layers and models are measured first, then their training steps. Each of these parts
+    gets an equal share of the time limit. Time that a part does not use goes to the others. If the command is stopped
+    by the limit or killed, run it again: it continues with what the log lacks. `ksgen bench report` shows the results.
 
     \b
     Examples:

@@ -234,8 +234,8 @@ def _setups(arch: str) -> list[_Setup]:
     gpus = [word for word in words if word not in processors]
     if unknown := next((word for word in gpus if not word.startswith("sm_")), None):
         raise ToolchainError(
-            f"{excerpt(unknown)} is no target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and GPUs' such as "
-            "sm_90a"
+            f"{excerpt(unknown)} is no target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and targets of "
+            "GPUs, such as sm_90a"
         )
     setups = [_processor_setup(word) for word in processors]
     if gpus or not processors:
@@ -319,7 +319,7 @@ def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom
             dense = replace(asked.untied, batch=None, stride="dense")
             known = wisdom.batches(dense)
             for batch in sorted({*known, *([asked.batch] if asked.batch else classes)}):
-                # a batch so small that even one core runs factor by factor
+                # whether processors of every number of cores, even one, divide the factors' outputs at this batch
                 is_small = limits.is_cpu and bool(shared_out(dense, 1, batch))
                 if not verdict_for(dense, limits, kind, batch, "yes").is_one or (fuse == "auto" and is_small):
                     continue

@@ -107,7 +107,7 @@ def verify(folder: Path | None, as_json: bool) -> None:
 @folder_option
 @click.option("--max-bytes", help="Size to shrink to, such as 500M.  [default: KSGEN_CACHE_MAX_BYTES]")
 def gc(folder: Path | None, max_bytes: str | None) -> None:
-    """Remove leftovers of killed processes, then the least recently used entries.
+    """Remove leftovers of killed processes. If the cache is still too large, remove the least recently used entries.
 
     \b
     Examples:

@@ -96,8 +96,9 @@ def command(
 ) -> None:  # fmt: skip
     """Determine which kernels are correct on this machine's device, and which are the fastest.
 
-    A GPU gets a passport first: each kernel family is proven there in a child process. Then each kernel without wisdom
-    is tried. Candidates are the defaults of the families and the best ones of the cost model, four at most. Each is
+    First, a child process proves each kernel family on the GPU, and the results are stored as the GPU's passport.
+    Processors need none. Then each kernel that has no wisdom (results of earlier runs) is tried. Candidates are the
+    defaults of the families, and the constants that the cost model expects to be fastest, four at most. Each is
     compiled, checked against float64 and timed. Launchers take the winners. `ksgen tune` searches further.
 
     A second run does only what is missing. --fresh repeats everything except the searches of `ksgen tune`. The exit
@@ -256,7 +257,9 @@ def _check_model(name: str, precision: str) -> None:
 def _of_model(
     name: str, precision: str, batches: tuple[int, ...] | None, device: str | None, fresh: bool
 ) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
-    """Try the kernels of a transformer's forward pass and training step; then time the methods of its layers."""
+    """Try the kernels of a transformer's forward pass and training step; then time the methods of its
+    layers, such as one launch, or one per factor.
+    """
     if device:
         os.environ["KSGEN_DEVICE"] = device
     import torch

@@ -172,7 +172,7 @@ pattern_option = click.option(
     type=PATTERN,
     metavar="A,B,C,D",
     multiple=True,
-    help="A pattern, like the argument. May be repeated.",
+    help="A pattern, the same as an argument A,B,C,D. May be repeated.",
 )
 folder_option = click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: generated/<spec name>]"
@@ -181,7 +181,8 @@ arch_option = click.option(
     "--arch",
     default="sm_80,sm_90a",
     show_default=True,
-    help="Targets, separated by commas: of GPUs such as sm_90a, of processors such as x86-64-v3, aarch64 and host.",
+    help="Targets, separated by commas: sm_90a and others for GPUs; x86-64-v3, aarch64 and others for processors; host "
+    "for this processor.",
 )
 
 

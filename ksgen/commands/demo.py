@@ -213,7 +213,8 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
 def _in_turns_with_numpy(device: "Device", problem: "Problem", on_host_arrays: bool) -> "list[Blocks]":
     """Measure the seconds of NumPy's product.
 
-    With `on_host_arrays`, measure ksgen's product alternately with it, called on host arrays as by users. It is first.
+    With `on_host_arrays`, also measure ksgen's product on host arrays, alternately with NumPy's. Then ksgen's blocks
+    are the first result, and NumPy's the second.
     """
     from ksgen.measure.trust import block_of, host_clock, take_blocks
     from ksgen.measure.verify import host_call, numpy_product

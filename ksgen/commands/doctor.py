@@ -290,7 +290,7 @@ def _settled() -> list[Finding]:
 
 
 def _access(folder: Path) -> str:
-    """Words for a folder that cannot be written, by its nearest parent if it does not exist; else empty."""
+    """Words for a folder that cannot be written, else empty. If it does not exist, its nearest parent is checked."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
     return "" if os.access(existing, os.W_OK) else ", read-only"
 

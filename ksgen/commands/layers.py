@@ -87,7 +87,9 @@ def epilogue_of(bias: bool, activation: str, residual: bool, residual_first: boo
     """
     epilogue = Epilogue(bias, activation, residual, residual_first)
     if residual_first and not epilogue.residual_first:
-        raise SpecError("--residual-first without a residual or an activation; accepted: --residual and --activation")
+        raise SpecError(
+            "--residual-first without a residual or an activation; accepted: with --residual and --activation"
+        )
     return epilogue
 
 
@@ -146,7 +148,7 @@ class Layer:
         return layer_launch(self.chains, precision, layout, epilogue, **more)
 
     def kernels(self, wanted: Wanted, epilogue: Epilogue, refusal: str) -> list[KernelSpec]:
-        """Kernels of a layer's or group's one launch, and of the launches compared with it.
+        """Kernel of a layer or group in one launch, then the kernels of the separate launches to compare with it.
 
         Raise `SpecError` with the text `refusal` if the patterns form no layer, or if gradients are wanted.
         """
@@ -193,8 +195,16 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
 _OPTIONS = (  # name, values, help
     ("precision", PRECISIONS, "Precision (default float32)."),
     ("layout", LAYOUTS, "bsf (default): X is (batch, features); bsl: (features, batch)."),
-    ("weights", WEIGHTS, "Storage of weights: same (default) means that of Y; else eight bits, or bfloat16."),
-    ("inputs", INPUTS, "Storage of X: same (default) means that of Y; else the eight bits of the weights."),
+    (
+        "weights",
+        WEIGHTS,
+        "Storage of weights. same (default): that of Y; int8, e4m3, e5m2: eight bits; bfloat16: for X in float32.",
+    ),
+    (
+        "inputs",
+        INPUTS,
+        "Storage of X. same (default): that of Y; int8, e4m3, e5m2: eight bits, if --weights is the same.",
+    ),
     ("job", JOBS, "The product (default) or the weights' gradient."),
 )
 

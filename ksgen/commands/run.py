@@ -50,7 +50,7 @@ from ksgen.values import excerpt
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
 @click.option("--residual-first", is_flag=True, help="Add the residual before the activation.")
 @device_option
-@number_option("--runs", help_text="Minimum number of timed runs per block.", usual=1)
+@number_option("--runs", help_text="Minimum number of consecutive runs that are timed together, as one block.", usual=1)
 @number_option("--seed", help_text="Seed of the random arrays.", usual=0, least=0)
 @json_option
 def command(
@@ -62,7 +62,8 @@ def command(
 
     Several patterns are the factors of a layer, in the order in which they multiply x. They are launched as one kernel,
     and compared with one launch per factor. With --group-with, the kernel computes a group: this layer and others on
-    the same x. With --spec, the kernel is the first one of a layer or group in the spec that matches the options.
+    the same x. With --spec, the kernel computes a layer or group of the spec, by default its only one. If several
+    kernels of it match the options, such as --precision, the first one is taken.
 
     \b
     Examples:
@@ -197,8 +198,8 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         ),
         (
             "time",
-            f"{marked('{median_us:.1f}', why)} us median of {{blocks}} blocks, between {{low_us:.1f}} and "
-            f"{{high_us:.1f}}",
+            f"{marked('{median_us:.1f}', why)} us median of {{blocks}} blocks, interval of the median {{low_us:.1f}} "
+            f"to {{high_us:.1f}}",
         ),
         ("rate", f"{marked('{gflop_per_s:.1f}', why)} GFLOP/s, {marked('{gbyte_per_s:.1f}', why)} GB/s"),
         (

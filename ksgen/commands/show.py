@@ -44,11 +44,12 @@ _USUAL = "sm_80"  # target whose kernel is shown without a device
 @takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Describe all patterns and layers of this spec.")
-@number_option("--batch", help_text="Batch size, to count bytes and operations.", usual=25088)
+@number_option("--batch", help_text="Batch size, to choose kernels and count bytes and operations.", usual=25088)
 @takes_wanted(has_job=False)
 @click.option(
     "--device",
-    help="Show the kernel chosen on this device, also by its wisdom. Values are those of KSGEN_DEVICE, such as cuda.",
+    help="Show the kernel that launchers choose on this device, from its wisdom if there is any. Values are those of "
+    "KSGEN_DEVICE, such as cuda.",
 )
 @file_option("--png", help_text="Draw the pattern (only one) to this file", metavar="PATH")
 @json_option
@@ -177,9 +178,9 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
 
 
 def _on_processors(kernel: KernelSpec) -> dict[str, Any]:
-    """Return what results of processors predict for a pattern, if their rule is better than the paper's.
+    """Gain over other contenders that benchmarks on processors suggest, if they support a better rule than the paper's.
 
-    They are results of plain products.
+    The benchmarks measured plain products, so other kernels give no facts.
     """
     from ksgen.measure.gains import gain_on_processors
 
@@ -320,7 +321,7 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
     rows = [
         (
             "pattern",
-            "{pattern}: {rows} x {columns}, {weights} weights in {blocks} blocks once permuted, {density:.2%} of dense",
+            "{pattern}: {rows} x {columns}, {weights} weights, {density:.2%} of dense, in {blocks} permuted blocks",
         ),
         (
             "batch {batch}",
@@ -338,11 +339,11 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
             (
                 "{on_processors[rule]}",
                 "{on_processors[value]:.2g}: the fastest other contender took {on_processors[gain]:.1f} times as long "
-                "at batch {on_processors[batch]}, at the mean of such patterns on processors",
+                "at batch {on_processors[batch]}, on average over such patterns on processors",
             )
         ]
         on_gpu = [
-            ("traffic", "{cache_mbyte:.3g} MB between cache and blocks, {shared_mbyte:.3g} MB of shared memory"),
+            ("traffic", "{cache_mbyte:.3g} MB between cache and blocks, {shared_mbyte:.3g} MB through shared memory"),
             (
                 "resources",
                 "{threads} threads and {shared_bytes} bytes of shared memory per block, about {registers} registers "

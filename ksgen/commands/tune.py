@@ -76,8 +76,8 @@ def command(
     family: str | None, budget: str | None, strategy: str, device: str | None, scheduler: str | None, fresh: bool,
     noise: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find the fastest constants of kernels on this machine's device. They go into the user's wisdom, where launchers
-    find them.
+    """Find the fastest constants of kernels on this machine's device. Results are stored as wisdom, in the user's files
+    that launchers read.
 
     A stopped search resumes when the same command is run again. Exit code 1 if a kernel could not be measured.
 
@@ -228,7 +228,7 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
 
 
 PIPED_COLUMNS = 1000  # width without a terminal: each row is one line
-MOST_ROWS = 12  # rows of the live table: running searches, then those that ended last
+MOST_ROWS = 12  # rows of the live table: all running searches, below as many of the last finished ones as fit
 
 
 class TuneTable:
@@ -333,7 +333,8 @@ def outcome_of(tuned: "Tuned") -> str:
         return "the finals were not finished: launchers take the fastest constants so far, until the search is resumed."
     if tuned.best.note or (tuned.default and tuned.default.note):
         return (
-            "no winner, because times are unreliable: launchers take these constants until a search on a quiet machine."
+            "no winner, because times are unreliable: launchers take the fastest constants until a search on a quiet "
+            "machine."
         )
     if tuned.default is None:
         return "the default could not be measured: launchers take the fastest constants from now on."

@@ -25,7 +25,7 @@ def command() -> None:
     """Show, merge and exchange wisdom: the fastest constants that searches found, per device and kernel.
 
     An entry is stale if the kernel's template has changed since. It is still used, until a search runs again. An entry
-    of `ksgen calibrate` is marked as a trial: it looked at a few candidates, and any search replaces it.
+    of `ksgen calibrate` is marked as a trial, because only a few candidates were timed. Any search replaces it.
 
     \b
     Examples:
@@ -68,8 +68,8 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
 @click.argument("second", type=FILE)
 @output_option
 def merge(first: Path, second: Path, output: Path | None) -> None:
-    """Merge two wisdom files or exports into one. For each job the better entry wins: fresh before stale, then the
-    faster one.
+    """Merge two wisdom files or exports into one. For each kernel and batch size, the better entry wins: fresh before
+    stale, a search before a trial, a reliable time before an unreliable one, then the faster one.
 
     \b
     Examples:
@@ -86,7 +86,8 @@ def merge(first: Path, second: Path, output: Path | None) -> None:
 @click.argument("second", type=FILE)
 @json_option
 def diff(first: Path, second: Path, as_json: bool) -> None:
-    """List the jobs on which two wisdom files or exports differ. The ratio is the second time over the first.
+    """List the kernels and batch sizes for which two wisdom files or exports differ. The ratio is the time in the
+    second file divided by the time in the first.
 
     \b
     Examples:
@@ -126,8 +127,8 @@ def export(device: str | None, output: Path | None) -> None:
 @click.argument("file", type=FILE)
 @device_option
 def import_(file: Path, device: str | None) -> None:
-    """Add the entries of a wisdom file or export that are new, or better than this machine's. All others stay
-    unchanged.
+    """Add the entries of a wisdom file or export that are new, or better than this machine's. This machine's other
+    entries stay unchanged.
 
     \b
     Examples:
@@ -214,7 +215,8 @@ def _print_difference(each: "Difference") -> None:
         if entry
     ]
     ratio = f", {each.ratio:.3f} times" if each.ratio else ""
-    click.echo(f"{each.device}, {each.kernel.name} batch {each.batch}: {each.what}, {' and '.join(times)}{ratio}")
+    what = {"measured": "same constants", "constants": "different constants"}.get(each.what, each.what)
+    click.echo(f"{each.device}, {each.kernel.name} batch {each.batch}: {what}, {' and '.join(times)}{ratio}")
     for name, entry in (("first", each.first), ("second", each.second)):
         if entry and each.what != "measured":
             click.echo(f"  {name}: {entry.family}: {entry.constants}{' (stale)' if entry.is_stale else ''}")

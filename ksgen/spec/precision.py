@@ -65,7 +65,7 @@ class Precision:
     operand: Operand | None = None  # type that tensor cores multiply; None: they do not support this precision
     parts: int = 1  # parts into which each operand is split
     products: int = 1  # tensor-core products of these parts that replace one product
-    # promotion on tensor cores that add 8 products of 16 bits (4 of tf32) at a time, and keep one bit below float32's last
+    # promotion on tensor cores that add 8 products (4 of tf32) at a time, and keep one bit below float32's last
     coarse: Promotion = Promotion()
     fine: Promotion = Promotion()  # if they add twice as many, and keep two bits
     gradient: str = ""  # the precision of gradients; empty: the same

@@ -120,7 +120,7 @@ def test_nothing_is_concluded_from_unreliable_times(
         for line in capsys.readouterr().out.replace("\n  ", " ").splitlines()
         if line
     }
-    assert lines["time"] == f"40.0{'?' if why else ''} us median of 8 blocks, between 39.0 and 41.0"
+    assert lines["time"] == f"40.0{'?' if why else ''} us median of 8 blocks, interval of the median 39.0 to 41.0"
     assert lines["rate"] == ("3.0? GFLOP/s, 4.0? GB/s" if why else "3.0 GFLOP/s, 4.0 GB/s")
     untrusted = "omitted, because the time is unreliable: other processes took 50% of the CPU time"
     assert lines["share"] == (untrusted if why else "50% of the floor")

@@ -121,7 +121,7 @@ def test_a_processors_kernel_is_described_in_its_own_words() -> None:
 @needs_device
 def test_a_processor_has_the_gain_that_results_of_processors_suggest() -> None:
     asked = ("show", "1,64,64,16", "--device", "native")
-    words = "a d / (bc) 0.0039: the fastest other contender took 4.3 times as long at batch 6272, at the mean of such"
+    words = "a d / (bc) 0.0039: the fastest other contender took 4.3 times as long at batch 6272, on average over such"
     told = {layout: run(*asked, "--layout", layout, COLUMNS="200").stdout for layout in ("bsf", "bsl")}
     assert {layout: words in " ".join(each.split()) for layout, each in told.items()} == {
         "bsf": True, "bsl": False

@@ -98,7 +98,7 @@ def test_each_outcome_is_reported_and_counted(
             "faster than the default: launchers take the new constants from now on.",
             "the default won: launchers keep it.",
             "the earlier entry of wisdom stays, because its time is reliable or shorter.",
-            "no winner, because times are unreliable: launchers take these constants until a search on a quiet "
+            "no winner, because times are unreliable: launchers take the fastest constants until a search on a quiet "
             "machine.",
             "the finals were not finished: launchers take the fastest constants so far, until the search is resumed.",
         )

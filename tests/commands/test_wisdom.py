@@ -151,8 +151,8 @@ def test_diff_says_what_differs_and_by_how_much(tmp_path: Path) -> None:
         f"NVIDIA H200, {KERNEL.name} batch 128: constants, 2.0 us and 1.0 us, 0.500 times",
         f"  first: simt: {CONSTANTS}",
         f"  second: simt: {changed.constants}",
-        f"NVIDIA H200, {KERNEL.name} batch 256: measured, 2.0 us and 3.0 us, 1.500 times",
-        f"NVIDIA H200, {KERNEL.name} batch 512: measured, unknown and 2.0 us",
+        f"NVIDIA H200, {KERNEL.name} batch 256: same constants, 2.0 us and 3.0 us, 1.500 times",
+        f"NVIDIA H200, {KERNEL.name} batch 512: same constants, unknown and 2.0 us",
         f"NVIDIA H200, {OTHER.name} batch 64: only in the second, 4.0 us",
         f"  second: simt: {CONSTANTS}",
         "the same: 1 entry; different: 4",
@@ -281,5 +281,5 @@ def test_an_unreliable_time_is_marked_with_its_reason(folders: tuple[Path, Path]
     assert lines[at].endswith("      8.0 us?")
     assert lines[at + 1] == "    ? its time is unreliable: clocks moved"
     assert [row["doubt"] for row in json.loads(said("show", "--json")) if row["batch"] == 2000] == ["clocks moved"]
-    assert said("diff", first, second).splitlines()[0].endswith(": measured, 8.0 us and 8.0 us?")
+    assert said("diff", first, second).splitlines()[0].endswith(": same constants, 8.0 us and 8.0 us?")
     assert said("import", first) == "NVIDIA H200: 0 new, 1 better, 0 not better than what is known here\n"
