@@ -208,10 +208,10 @@ def haar(n: int) -> Transform:
 def daubechies(
     n: int, *, taps: int = 4, levels: int | None = None, inverse: bool = False, radix: int = RADIX
 ) -> Transform:
-    """Create a Daubechies wavelet transform: `pywt.wavedec(x, f"db{taps // 2}", "periodization", levels)`, joined.
+    """Create a Daubechies wavelet transform: `pywt.wavedec(x, f"db{taps // 2}", "periodization", levels)`.
 
-    Outputs are the means, then the levels, the coarsest first. The chain is one factor for the finest levels. Coarser
-    levels are a further transform of the means.
+    Outputs are PyWavelets' arrays, concatenated: the means, then the levels, the coarsest first. The chain is one
+    factor for the finest levels. Coarser levels are a further transform of the means.
 
     Args:
         n: Number of points, which each level halves: an even number up to 2^24.

@@ -1,7 +1,7 @@
-"""Radices of a size, and the chain of their butterfly with its exact weights, (a, b, c, d) each.
+"""Computes the radices of a size, and the chain of the mixed-radix butterfly with its exact weights.
 
-Radices are few: products of the primes 2, 3, 5 and 7 up to a largest radix. Weights are float64 or complex128. Knows no
-devices.
+Radices are products of the primes 2, 3, 5 and 7, up to a limit. Weights are one array (a, b, c, d) per factor, in
+float64 or complex128. Knows no devices.
 """
 
 from itertools import count
@@ -30,7 +30,7 @@ def checked_size(n: object, primes: tuple[int, ...] = PRIMES) -> int:
 
 
 def checked_radix(radix: object) -> int:
-    """The largest radix as an int; `PatternError` if a prime would exceed it."""
+    """The largest radix as an int; `PatternError` if it is below the largest prime, or above 1024."""
     most = whole_number(radix)
     if most is None or not PRIMES[-1] <= most <= 1024:
         raise PatternError(f"radix={excerpt(radix)}; accepted: a whole number from {PRIMES[-1]} to 1024")
@@ -47,7 +47,8 @@ def checked_inverse(inverse: object) -> bool:
 def radices(n: int, most: int) -> tuple[int, ...]:
     """Radices of at most `most`, in descending order. A size of 1 has the radix 1.
 
-    A greedy distribution of the primes makes them few and similar, not always the fewest or with the least maximum.
+    A greedy distribution of the primes makes the radices few and similar. It does not always find the fewest radices,
+    nor the smallest maximum.
     """
     primes = [prime for prime in reversed(PRIMES) for _ in range(_power(n, prime))]
     for parts in count(1):
@@ -80,7 +81,7 @@ def _power(n: int, prime: int) -> int:
 
 
 def fourier(radices: tuple[int, ...], is_inverse: bool) -> Weights:
-    """Fourier matrices per digit, times the roots of unity (twiddle factors) between it and the remaining digits."""
+    """One Fourier matrix per digit, times the twiddle factors (roots of unity) of that digit and the remaining ones."""
     found, done, left = [], 1, prod(radices)
     for radix in radices:
         whole, left = left, left // radix

@@ -69,7 +69,7 @@ class Library:
     def pairs(self, x: Any) -> Any:
         """Pairs of neighbouring real numbers as complex numbers."""
         x = self.contiguous(x)
-        # CuPy needs complex numbers at multiples of their size
+        # CuPy needs complex numbers at addresses that are multiples of their size
         if self.name == "cupy" and x.data.ptr % (2 * x.itemsize):
             x = x.copy()
         return x.view("complex64" if self.dtype_of(x) == "float32" else "complex128")
@@ -112,7 +112,7 @@ class PyTorch(Library):
 
     def pairs(self, x: Any) -> Any:
         x = self.contiguous(x)
-        x = x.clone() if x.storage_offset() % 2 else x  # PyTorch needs complex numbers at multiples of their size
+        x = x.clone() if x.storage_offset() % 2 else x  # PyTorch needs complex numbers at even offsets
         return self.module.view_as_complex(x.unflatten(1, (-1, 2)))
 
     def parts(self, x: Any) -> Any:

@@ -69,8 +69,8 @@ class Transform:
         """Transform the last axis of x in layout "bsf", or the first one in "bsl".
 
         Args:
-            x: Array of NumPy, CuPy or PyTorch. Its dtype decides the precision: complex64 or float32 for float32,
-                complex128 or float64 for float64 and whole numbers.
+            x: Array of NumPy, CuPy or PyTorch. Its dtype decides the precision. Whole numbers count as float64.
+                Fourier, cosine and Hartley transforms compute float16 and bfloat16 in float32.
             layout: "bsf": x is (..., n). "bsl": x is (n, ...).
 
         Returns:

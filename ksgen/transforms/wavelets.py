@@ -38,7 +38,8 @@ def checked_taps(taps: object) -> int:
 def checked_levels(n: object, taps: int, levels: object) -> tuple[int, int]:
     """Check and return the size and the number of levels.
 
-    By default, there are as many levels as halve an even number and leave at least taps - 1 means; at least one.
+    By default, each level must halve an even number, and the last one must leave at least taps - 1 means. There is at
+    least one level.
     """
     size = whole_number(n)
     if size is None or size % 2 or not 2 <= size <= MOST_FEATURES:
@@ -50,7 +51,7 @@ def checked_levels(n: object, taps: int, levels: object) -> tuple[int, int]:
     count = whole_number(levels)
     if count is None or not 1 <= count <= halvings:
         raise PatternError(
-            f"levels={excerpt(levels)} of n={size}; accepted: from 1 to {halvings}, as often as 2 divides n"
+            f"levels={excerpt(levels)} of n={size}; accepted: from 1 to {halvings}, because n has {halvings} factors 2"
         )
     return size, count
 

@@ -47,7 +47,7 @@ def test_chains_are_of_the_finest_levels() -> None:
         ({"n": 7}, "n=7; accepted: an even number up to 16777216"),
         ({"n": 8, "taps": 5}, "taps=5; accepted: an even number from 2 to 20"),
         ({"n": 8, "taps": 22}, "taps=22; accepted: an even number from 2 to 20"),
-        ({"n": 24, "levels": 4}, "levels=4 of n=24; accepted: from 1 to 3, as often as 2 divides n"),
+        ({"n": 24, "levels": 4}, "levels=4 of n=24; accepted: from 1 to 3, because n has 3 factors 2"),
         ({"n": 24, "levels": 0}, "levels=0 of n=24; accepted: from 1 to 3"),
         ({"n": 24, "radix": 6}, "radix=6; accepted: a whole number from 7 to 1024"),
     ],
