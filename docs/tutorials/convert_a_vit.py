@@ -108,7 +108,7 @@ for layer in model.modules():
 with torch.no_grad():
     print("frozen layers give the same:", torch.allclose(model(images), expected, atol=1e-4))
 
-# A real model goes the same way: `convert(model, budget=0.3)` proposes a chain for each layer.
+# A real model is converted by the same function: `convert(model, budget=0.3)` proposes a chain for each layer.
 # [Factorisation](../factorize.md) says how near the factors are, and `examples/fine_tune.py` converts a model of
 # transformers. `ksgen bench model vit-s16` times ViT-S/16, dense and sparse.
 #

@@ -21,11 +21,11 @@ multiply = ksgen.Launcher(2, 4, 3, 2)
 y = multiply(x, weights)
 print(y.shape, y.dtype)
 
-# The first call writes a kernel for this pattern, compiles it and keeps it. Later calls launch it. The result equals
-# that of the dense matrix:
+# The first call writes a kernel for this pattern, compiles it and stores the binary in a cache. Later calls only launch
+# it. The result equals that of the dense matrix:
 
 dense = to_dense(ksgen.Pattern(2, 4, 3, 2), weights)
-print(dense.shape, "matrix,", np.count_nonzero(dense), "free entries")
+print(dense.shape, "matrix,", np.count_nonzero(dense), "non-zero entries")
 difference = np.abs(y - x @ dense.T).max()
 print("the largest difference is below 1e-5:", bool(difference < 1e-5))
 
@@ -36,7 +36,8 @@ z = multiply(x, weights, bias=bias, activation="relu")
 separate = np.maximum(x @ dense.T + bias, 0)
 print("the same as separate steps:", np.allclose(z, separate, atol=1e-5))
 
-# A chain of patterns is a layer. The named chains make them from sizes; this one is a Monarch matrix:
+# A chain of patterns is a layer. Functions such as `ksgen.monarch` make chains of known matrix families from their
+# sizes. This one is a Monarch matrix:
 
 monarch = ksgen.monarch(16, 16, 4, 4)
 print(monarch, "with", monarch.weight_count, "weights instead of", 16 * 16)

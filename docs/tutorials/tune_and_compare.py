@@ -18,9 +18,9 @@ from ksgen.figures.charts import Bars, picture
 pattern = ksgen.Pattern(1, 192, 48, 2)
 print(ksgen.Launcher(pattern).explain(392))
 
-# The search looks at eight candidates here. Without a budget it ends when no candidate promises more. On the
-# command line: `ksgen tune 1,192,48,2 --batch 392`. Ctrl-C saves the best so far, and the same command goes on from
-# there.
+# The search looks at eight candidates here. Without a budget, it ends when its model expects no candidate to be faster.
+# On the command line: `ksgen tune 1,192,48,2 --batch 392`. Ctrl-C saves the best candidate so far, and the same command
+# resumes the search.
 
 found = ksgen.tune(pattern, batch=392, budget=8)
 print("candidates:", found.looked)
@@ -68,5 +68,5 @@ print(picture("ksgen compared with NumPy", [bars]))
 #
 #     ksgen bench mine.yaml
 #
-# and writes `mine.html`, with a bar chart for each of up to ten layers, or with speed-ups in ascending order.
-# [Tuning](../tuning.md) and [benchmarks](../benchmarks.md) say how both are measured.
+# and writes `mine.html`. Up to ten layers have a bar chart each. For more layers, the page shows the speed-ups in
+# ascending order. [Tuning](../tuning.md) describes the search, and [benchmarks](../benchmarks.md) the comparison.
