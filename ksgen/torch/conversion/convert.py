@@ -32,7 +32,8 @@ from ksgen.torch.conversion.propose import (
     offers,
     table_of,
 )
-from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, text_of, write_config
+from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, write_config
+from ksgen.torch.conversion.sums import text_of
 from ksgen.torch.layer.group import group
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.sum import KSSum, of_structures, summands
@@ -65,7 +66,7 @@ def convert(
     Args:
         model: Module whose layers are replaced.
         rule: Mapping of names to chains or structures of `ksgen.structures`, a spec or its path, or the path of a .json
-            file of `save_rule`. A tuple of structures, such as `structures.dyad`, becomes a `KSSum`. A name with a dot
+            file of `save_rule`. A tuple of structures becomes a `KSSum` of them. A name with a dot
             or one of *?[ is a shell pattern for the full name, such as `blocks.*.up`. Any other name is one component,
             such as `up`. The first match counts. A spec gives its `layers`, with their `between`, `fuse`, `out_layout`
             and ties. With a `budget`: a list of such names, or None for all layers except tied ones, heads, embeddings,
@@ -238,19 +239,15 @@ def _choices(weight: Tensor, offered: Callable[..., tuple[Proposal, ...]]) -> li
 
     Candidates are the chains whose expected training step is faster than the lower bound on the dense layer's. If there
     are none, or times are unknown, all chains are candidates. A layer with three times as many outputs as inputs, such
-    as fused q, k and v, may also become three chains side by side. One chain is nearer if the parts use the same
-    components of x, three chains if they do not.
+    as fused q, k and v, may also become three chains or sums side by side. One chain is nearer if the parts use the
+    same components of x, three chains if they do not.
     """
     rows, columns = weight.shape
     found: list[tuple[float, RuleEntry]] = []
     dense_us = inf
     for count in (1, 3) if rows == 3 * columns else (1,):
         whole, *others = offered(columns, rows // count, device=weight.device, precision=dtype_name(weight.dtype))
-        found += [
-            (_step_us(count, each), RuleEntry.of(*each.structures, count=count))
-            for each in others
-            if count == 1 or len(each.structures) == 1
-        ]
+        found += [(_step_us(count, each), RuleEntry.of(*each.structures, count=count)) for each in others]
         dense_us = min(dense_us, _step_us(count, whole))
     return [each for each in found if each[0] < dense_us] or found
 

@@ -5,9 +5,9 @@ Chooses the method, and reports error and time.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from math import frexp, inf, sqrt
+from math import sqrt
 from time import perf_counter
 from typing import overload
 
@@ -20,27 +20,31 @@ from ksgen.errors import LaunchError
 from ksgen.measure.trust import Watch, why_unreliable, with_reason
 from ksgen.pattern import Chain, Patterns
 from ksgen.structures import Structure, of_chain, renamed, shared_names
-from ksgen.torch.conversion.projection import (
-    balanced,
-    block_ranks,
-    drawn,
-    least_squared_error,
-    on_support,
-    one_thread_each,
-    project,
-    refined,
-    relative_error,
-    squared_errors,
-    stored_features,
+from ksgen.torch.conversion.nearest import (
+    LEAST_STEPS,
+    STARTS,
+    checked,
+    in_natural_order,
+    method_of,
+    scaled_by_power,
+    starting_points,
+    times_power,
 )
-from ksgen.torch.conversion.relabelling import relabelled
+from ksgen.torch.conversion.projection import one_thread_each, refined, relative_error, squared_errors
 from ksgen.torch.conversion.structured import closed_form
-from ksgen.torch.operators.checks import check_flags, check_tensors
-from ksgen.torch.operators.products import chain_to_dense
-from ksgen.values import excerpt, whole_number
-
-LEAST_STEPS = 100  # least steps of refinement, if SVDs give no bound
-STARTS = 3  # starting points of that refinement: the factors from SVDs, and random ones
+from ksgen.torch.conversion.sums import (
+    ALTERNATION,
+    LEAST_SQUARES,
+    ROUNDS,
+    alternated,
+    closed_forms,
+    is_nearest,
+    least_squares,
+    most_steps,
+    text_of,
+)
+from ksgen.torch.operators.checks import check_flags
+from ksgen.values import excerpt
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,17 @@ class Factorization:
 
 @dataclass(frozen=True)
 class SumFactorization:
-    """Weights (a, b, c, d) of a sum of chains of one factor each, and the error of the sum, which is the nearest."""
+    """Weights (a, b, c, d) of a sum of chains, and the error of the sum."""
 
     chains: tuple[Chain, ...]
-    weights: tuple[Tensor, ...] = field(repr=False)  # one per chain
+    weights: tuple[Tensor, ...] = field(repr=False)  # of all factors of the first chain, then of the next ones
     relative_error: float  # Frobenius norm of the difference, over that of the matrix
     state: Mapping[str, Tensor] = field(repr=False)  # parameters of all structures, by name
+    method: str = LEAST_SQUARES[0]  # or alternation
+    guarantee: str = LEAST_SQUARES[1]  # what is proven about the error, in words
+
+    def __str__(self) -> str:
+        return f"{text_of(self.chains)}: relative error {self.relative_error:.3g} by {self.method}; {self.guarantee}"
 
 
 @overload
@@ -92,8 +101,11 @@ def factorize(
     three starts, at least 100 steps each. Its only guarantee is `least_error`.
 
     A structure of `ksgen.structures` also gives its authors' parameters. Kronecker products and blocks of OFT are the
-    nearest ones. Other structures are factorized as their chain. A tuple of structures of one factor each, such as
-    `dyad`, gives the nearest sum.
+    nearest ones. Other structures are factorized as their chain.
+
+    A tuple of structures is a sum. If each has one factor, as in `dyad`, the result is the nearest sum. In other sums,
+    the chains are factorized in turn, each for what the others leave of the matrix, until that gains little. `refine`
+    steps of L-BFGS then move all chains together. That has no guarantee.
 
     The computation runs on the tensor's device, in float64 for float64 and in float32 otherwise.
 
@@ -101,7 +113,7 @@ def factorize(
         weight: Matrix (out_features, in_features), as in an `nn.Linear`.
         chain: Factors of the product: a `ksgen.Chain`, a list of patterns, one pattern, or a structure. Or the tuple of
             structures of a sum.
-        refine: Steps of L-BFGS, from 0 up. Chains of one or two factors ignore them.
+        refine: Steps of L-BFGS, from 0 up. Chains of one or two factors ignore them, and so does the nearest sum.
         progress: True shows a progress bar on a terminal.
 
     Returns:
@@ -112,7 +124,7 @@ def factorize(
         PatternError: The chain is invalid.
         SpecError: `progress` is neither True nor False.
         LaunchError: The weight is no dense real matrix of finite numbers, or has another shape, or `refine` is not
-            accepted. Also if a structure has no method: GSOFT's rotations, most tied weights, and sums of products.
+            accepted. Also if a structure has no method: GSOFT's rotations and most tied weights.
 
     Examples:
         >>> import torch
@@ -128,25 +140,25 @@ def factorize(
         {'B': (2, 2), 'A': (2, 2)}
     """
     if isinstance(chain, tuple) and any(isinstance(each, Structure) for each in chain):
-        return _sum(weight, chain, refine)
+        return _sum(weight, chain, refine, progress)
     names_parameters = isinstance(chain, Structure)
     structure = chain if isinstance(chain, Structure) else of_chain(Chain.read(chain))
     given = structure.chain
-    matrix, chain, to_given = _in_natural_order(_checked(weight, given, refine), given)
+    matrix, chain, to_given = in_natural_order(checked(weight, given, refine), given)
     check_flags(progress=progress)
     closed = closed_form(structure, chain)
-    method, guarantee, bound = (closed.method, closed.guarantee, 1.0) if closed else _method(chain)
+    method, guarantee, bound = (closed.method, closed.guarantee, 1.0) if closed else method_of(chain)
     steps = {"hierarchical": refine, "refinement": max(refine, LEAST_STEPS)}.get(method, 0)
     starts = STARTS if method == "refinement" else 1
     with torch.no_grad(), progress_bar(progress, str(given), len(chain) - 1 + starts * steps) as advance:
         begin, watch = perf_counter(), Watch()
-        scaled, exponent = (matrix, 0) if closed and not closed.is_linear else _scaled(matrix)
-        begun, squares = ([closed.weights(scaled)], []) if closed else _begin(scaled, chain, method, advance)
+        scaled, exponent = (matrix, 0) if closed and not closed.is_linear else scaled_by_power(matrix)
+        begun, squares = ([closed.weights(scaled)], []) if closed else starting_points(scaled, chain, method, advance)
         found = [refined(scaled, each, steps, advance, chain) for each in begun]
         nearest = min(found, key=partial(relative_error, scaled, chain=chain)) if len(found) > 1 else found[0]
-        weights = [_times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
+        weights = [times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
         seconds, share = perf_counter() - begin, watch.others_share() if matrix.device.type == "cpu" else None
-        error = relative_error(scaled, [_times_power(weights[0].double(), -exponent), *weights[1:]], chain)
+        error = relative_error(scaled, [times_power(weights[0].double(), -exponent), *weights[1:]], chain)
         least = error
         if len(chain) > 2:
             least = min(error, sqrt(max(squares)) / (float(vector_norm(scaled, dtype=torch.float64)) or 1))
@@ -170,35 +182,35 @@ def factorized(weight: Tensor, structures: tuple[Structure, ...], refine: int = 
     return factorize(weight, structures, refine=refine)
 
 
-def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int) -> SumFactorization:
-    """The nearest sum of chains of one factor each. Chains that share an entry of the matrix have equal parts of it."""
+def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int, progress: bool) -> SumFactorization:
+    """A sum of chains near a matrix: the nearest one if least squares give it, else by alternating projections."""
     for each in structures:
         if not isinstance(each, Structure):
             raise LaunchError(f"factorize: {excerpt(each)} in a sum; accepted: structures of `ksgen.structures`")
-        if len(each.chain) > 1 or any(each.ties) or each.are_rotations or each.has_rotations:
-            raise LaunchError(
-                f"factorize: {each.chain} in a sum; accepted: chains of one factor whose weights are free, as in dyad"
-            )
     if twice := shared_names(structures):
         raise LaunchError(
             f"factorize: several structures of a sum have the parameters {', '.join(twice)}; accepted: structures with "
             "different names, as in dyad"
         )
-    with torch.no_grad():
-        matrices = [_checked(weight, each.chain, refine) for each in structures]
-        supports = [chain_to_dense(each.chain, [matrices[0].new_ones(each.chain[0].shape)]) for each in structures]
-        share = matrices[0] / sum(supports).clamp_min(1)
-        weights = []
-        for each in structures:
-            natural, chain, _ = _in_natural_order(share, each.chain)
-            weights.append(on_support(natural, chain[0]))
-        total = sum(chain_to_dense(each.chain, [own.double()]) for each, own in zip(structures, weights, strict=True))
-        norm = float(vector_norm(matrices[0], dtype=torch.float64))
-        error = float(vector_norm(total - matrices[0])) / (norm or 1)
-        state: dict[str, Tensor] = {}
-        for each, own in zip(structures, weights, strict=True):
-            state |= each.to_state([own])
-    return SumFactorization(tuple(each.chain for each in structures), tuple(weights), error, state)
+    chains, closed = tuple(each.chain for each in structures), closed_forms(structures)
+    matrix, *_ = (checked(weight, each, refine) for each in chains)
+    check_flags(progress=progress)
+    has_least_squares = is_nearest(structures)
+    method, guarantee = LEAST_SQUARES if has_least_squares else ALTERNATION
+    steps = 0 if has_least_squares else ROUNDS + most_steps(chains, closed, refine)
+    with torch.no_grad(), progress_bar(progress, text_of(chains), steps) as advance:
+        is_linear = all(form is None or form.is_linear for form in closed)
+        scaled, exponent = scaled_by_power(matrix) if is_linear else (matrix, 0)
+        found = (
+            least_squares(scaled, chains) if has_least_squares else alternated(scaled, chains, closed, refine, advance)
+        )
+        parts = [[times_power(each.double(), exponent / len(own)).to(matrix.dtype) for each in own] for own in found]
+        again = [[times_power(own[0].double(), -exponent), *own[1:]] for own in parts]
+        error = relative_error(scaled, [each for own in again for each in own], chains)
+    state: dict[str, Tensor] = {}
+    for each, own in zip(structures, parts, strict=True):
+        state |= each.to_state(own)
+    return SumFactorization(chains, tuple(each for own in parts for each in own), error, state, method, guarantee)
 
 
 def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], None] = lambda: None) -> list[float]:
@@ -207,13 +219,13 @@ def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], Non
     All chains have the features of the weight. On a processor, each thread computes one chain at a time. `advance` is
     called after each chain.
     """
-    scaled, _ = _scaled(_checked(weight, chains[0], 0))
+    scaled, _ = scaled_by_power(checked(weight, chains[0], 0))
     norm = float(vector_norm(scaled, dtype=torch.float64)) or 1
 
     def error_of(chain: Chain) -> float:
         with torch.no_grad():
-            matrix, inner, _ = _in_natural_order(scaled, chain)
-            if _method(inner)[0] == "refinement":
+            matrix, inner, _ = in_natural_order(scaled, chain)
+            if method_of(inner)[0] == "refinement":
                 error = factorize(weight, chain).relative_error
             else:
                 error = sqrt(sum(squared_errors(matrix, inner))) / norm
@@ -225,90 +237,3 @@ def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], Non
         return list(map(error_of, chains))
     with one_thread_each(), ThreadPoolExecutor(workers) as pool:
         return list(pool.map(error_of, chains))
-
-
-def _in_natural_order(
-    matrix: Tensor, chain: Chain
-) -> tuple[Tensor, Chain, Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
-    """Permute a matrix as if the chain exchanged no features of x and y.
-
-    Also returns that chain, and the function from its weights to those of the given chain. Features between factors
-    are still exchanged if there are only two factors, or if `relabelled` finds no chain without exchanges.
-    """
-    if not chain.is_exchanged:
-        return matrix, chain, list
-    *others, last = chain
-    rows, columns = (stored_features(order, matrix.device).argsort() for order in (last.outputs, chain[0].inputs))
-    patterns = [*(replace(each, load="") for each in others), replace(last, store="", load="")]
-    matrix, chain = matrix[rows][:, columns], Chain(tuple(patterns), chain.name)
-    found = relabelled(chain) if chain.is_exchanged and len(chain) > 2 else None
-    return (found.of_matrix(matrix), found.chain, found.to_given) if found else (matrix, chain, list)
-
-
-def _scaled(matrix: Tensor) -> tuple[Tensor, int]:
-    """Scale a matrix by 2^-exponent, so that no square overflows. Also returns the exponent."""
-    exponent = frexp(float(vector_norm(matrix, inf)))[1]
-    return _times_power(matrix, -exponent), exponent
-
-
-def _begin(
-    matrix: Tensor, chain: Chain, method: str, advance: Callable[[], None]
-) -> tuple[list[list[Tensor]], list[float]]:
-    """Compute the weights of each starting point, and lower bounds on the squared error of any product.
-
-    If SVDs give a guarantee, there is one starting point, which needs no refinement.
-    """
-    if method == "support":
-        return [[on_support(matrix, chain[0])]], []
-    weights, squares = project(matrix, chain, advance)
-    if method != "refinement":
-        return [balanced(weights, chain)], squares
-    return [balanced(weights, chain), *(drawn(matrix, chain, seed) for seed in range(STARTS - 1))], [
-        least_squared_error(matrix, chain)
-    ]
-
-
-def _times_power(values: Tensor, exponent: float) -> Tensor:
-    """Multiply the values by 2^exponent, in two steps because 2^exponent itself may overflow."""
-    half = exponent // 2
-    return values * 2.0**half * 2.0 ** (exponent - half)
-
-
-def _method(chain: Chain) -> tuple[str, str, float]:
-    """The method, its guarantee in words, and its error bound."""
-    if len(chain) == 1:
-        return "support", "the nearest product", 1.0
-    if len(chain) == 2:
-        ranks = " and ".join(map(str, block_ranks(chain[1], chain[0])))
-        why = "exchanges features" if chain.is_exchanged else "is not chainable"
-        note = "" if chain.is_chainable else f", though the chain {why}: its blocks have ranks {ranks}"
-        return "projection", f"the nearest product{note}", 1.0
-    if chain.is_chainable:
-        bound = sqrt(len(chain) - 1)
-        return "hierarchical", f"at most {bound:.2f} times the error of the nearest", bound
-    return "refinement", "no guarantee, as the chain is not chainable", inf
-
-
-def _checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
-    """Validate the arguments and return the matrix in the dtype of the computation."""
-    check_tensors("factorize", weight=weight)
-    if not weight.is_floating_point():
-        raise LaunchError(
-            f"factorize: weight is {weight.dtype}; accepted: a torch.Tensor of real floating-point numbers"
-        )
-    wanted = (chain.out_features, chain.in_features)
-    if tuple(weight.shape) != wanted:
-        raise LaunchError(
-            f"weight has shape {tuple(weight.shape)}; {chain} wants (out_features, in_features) = {wanted}"
-        )
-    if (steps := whole_number(refine)) is None or steps < 0:
-        raise LaunchError(f"refine={excerpt(refine)}; accepted: a number of steps, from 0 up")
-    if weight.is_meta:
-        raise LaunchError(
-            "factorize: weight is on the meta device, so that it has no values; accepted: a torch.Tensor with values"
-        )
-    matrix = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
-    if not (finite := matrix.isfinite()).all():
-        row, column = (~finite).nonzero()[0].tolist()
-        raise LaunchError(f"weight[{row}, {column}]={float(matrix[row, column])}; accepted: finite numbers")
-    return matrix

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, partial, reduce
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from math import gcd, sqrt
 
 import torch
@@ -346,8 +346,14 @@ def one_thread_each() -> Iterator[None]:
 _STEPS_REMEMBERED = 20  # latest steps from which L-BFGS estimates the curvature
 
 
-def product_of(weights: Sequence[Tensor], chain: Chain | None = None) -> Tensor:
-    """K as a dense matrix: the factors' product, the first one rightmost. `chain` has orders of features, if any."""
+def product_of(weights: Sequence[Tensor], chain: Chain | tuple[Chain, ...] | None = None) -> Tensor:
+    """K as a dense matrix: the factors' product, the first one rightmost. `chain` has orders of features, if any.
+
+    Of several chains it is the sum of their products; `weights` then are those of all factors.
+    """
+    if isinstance(chain, tuple):
+        parts = iter(weights)
+        return torch.stack([product_of(list(islice(parts, len(each))), each) for each in chain]).sum(0)
     if chain is not None and chain.is_exchanged:
         return chain_to_dense(chain, weights)
     return to_dense(reduce(lambda rest, last: _joined(last, rest), weights))
@@ -365,7 +371,7 @@ def _joined(left: Tensor, right: Tensor) -> Tensor:
     return torch.einsum("ikwrtj,iwrtlj->iktwlj", lefts, rights).reshape(a, b * tall, wide * right_c, right_d)
 
 
-def relative_error(matrix: Tensor, weights: Sequence[Tensor], chain: Chain | None = None) -> float:
+def relative_error(matrix: Tensor, weights: Sequence[Tensor], chain: Chain | tuple[Chain, ...] | None = None) -> float:
     """Frobenius norm of the difference over that of the matrix, in float64; 0 if both are 0."""
     difference = product_of([each.double() for each in weights], chain) - matrix
     distance, whole = vector_norm(difference), vector_norm(matrix, dtype=torch.float64)
@@ -382,12 +388,13 @@ def drawn(matrix: Tensor, chain: Chain, seed: int) -> list[Tensor]:
 
 
 def refined(
-    matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable[[], None], chain: Chain | None = None
-) -> list[Tensor]:
+    matrix: Tensor, weights: list[Tensor], steps: int, advance: Callable[[], None],
+    chain: Chain | tuple[Chain, ...] | None = None,
+) -> list[Tensor]:  # fmt: skip
     """Improve the weights by L-BFGS steps in the matrix's dtype.
 
     Returns the given weights if the steps do not reduce the error. `advance` is called after each step. `chain` has
-    orders of features, if any.
+    orders of features, if any, or is a sum of chains.
     """
     energy = matrix.square().sum()
     if not steps or not energy:

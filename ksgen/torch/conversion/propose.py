@@ -20,7 +20,7 @@ from ksgen.spec.kernel import check_word, checked_count
 from ksgen.structures import Structure, dyad, kronecker, of_chain
 from ksgen.torch.conversion.factorize import Factorization, SumFactorization, factorized
 from ksgen.torch.conversion.merge import merged_chains
-from ksgen.torch.conversion.rule import text_of
+from ksgen.torch.conversion.sums import text_of
 from ksgen.torch.conversion.times import Clock, Us, clock_of, measured_us
 from ksgen.torch.layer.sum import of_structures
 from ksgen.torch.operators.checks import check_flags, check_tensors

@@ -6,7 +6,7 @@ A rule is a small JSON file or, for a transformers model, a part of its config.j
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from glob import escape
 from itertools import islice
 from os import PathLike
@@ -19,6 +19,7 @@ from ksgen import files
 from ksgen.errors import KsgenError, SpecError, warn_deprecated
 from ksgen.pattern import Chain
 from ksgen.structures import Structure, of_chain
+from ksgen.torch.conversion.sums import text_of
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import OPTIONS, KSLinear
 from ksgen.torch.layer.sum import KSSum
@@ -32,9 +33,9 @@ _MOST_BYTES = 2**26  # size of the largest rule file that is read
 
 @dataclass(frozen=True)
 class RuleEntry:
-    """Rule entry for a layer of `count` chains side by side, such as q, k and v, or for a sum of chains.
+    """Rule entry for a layer of `count` chains or sums side by side, such as q, k and v.
 
-    Each chain computes its part of the outputs. `options` are options of every chain's `KSLinear`. The options of
+    Each of them computes its part of the outputs. `options` are options of every chain's `KSLinear`. The options of
     `convert` take precedence. `tied` has the axes along which the weights of each factor of all chains are equal: "a",
     "d", "ad" or "". Structures, one per chain, have ties of their own and also give initial weights.
     """
@@ -50,8 +51,6 @@ class RuleEntry:
         count = whole_number(self.count)
         if count is None or count < 1:
             raise SpecError(f"count={excerpt(self.count)}; accepted: a whole number of at least 1")
-        if count > 1 and self.added:
-            raise SpecError(f"count={count} of a sum; accepted: 1")
         if len({(each.in_features, each.out_features) for each in self.chains}) > 1:
             raise SpecError(f"{self.text} have other features; accepted: a sum of chains with equal features")
         ties = sum((each.ties for each in self.structures), ())
@@ -59,7 +58,7 @@ class RuleEntry:
 
     @classmethod
     def of(cls, *structures: Structure, count: int = 1) -> "RuleEntry":
-        """Rule entry for layers of one structure, or for a sum of several."""
+        """Rule entry for layers of one structure, or for sums of several."""
         first, *added = (each.chain for each in structures)
         return cls(first, count, given=structures, added=tuple(added))
 
@@ -80,11 +79,6 @@ class RuleEntry:
         return self.given or tuple(of_chain(each, tuple(islice(ties, len(each)))) for each in self.chains)
 
 
-def text_of(chains: Iterable[Chain]) -> str:
-    """A chain, or the chains of a sum, in words."""
-    return " plus ".join(map(str, chains))
-
-
 def __getattr__(name: str) -> Any:
     if name == "Beside":  # the earlier name, which pickled rules also have
         warn_deprecated("Beside", "RuleEntry")
@@ -97,7 +91,9 @@ def described(module: nn.Module) -> RuleEntry | None:
 
     None if it has no chains, or stores its weights in another type.
     """
-    parts = list(module) if isinstance(module, KSLinears | KSSum) else [module]
+    if isinstance(module, KSLinears):
+        return _side_by_side(list(module))
+    parts = list(module) if isinstance(module, KSSum) else [module]
     if not parts or not all(isinstance(part, KSLinear) and not part.has_stored_type for part in parts):
         return None
     if isinstance(module, KSSum):
@@ -107,13 +103,21 @@ def described(module: nn.Module) -> RuleEntry | None:
         ties = sum((ties_of(part.weights) for part in parts), ())
         options |= {"activation": module.activation} if module.activation != "none" else {}
         return RuleEntry(parts[0].chain, 1, options, ties, added=tuple(part.chain for part in parts[1:]))
-    first, *others = (RuleEntry(part.chain, len(parts), _options_of(part), ties_of(part.weights)) for part in parts)
+    (layer,) = parts
+    return RuleEntry(layer.chain, 1, _options_of(layer), ties_of(layer.weights))
+
+
+def _side_by_side(parts: list[nn.Module]) -> RuleEntry | None:
+    """Rule entry of a group; None if it is empty, or an entry describes none of its layers."""
+    entries = [entry for part in parts if not isinstance(part, KSLinears) and (entry := described(part))]
+    if not entries or len(entries) < len(parts):
+        return None
+    first, *others = entries
     if any(other != first for other in others):
         raise SpecError(
-            f"the layers side by side differ ({', '.join(str(part.chain) for part in parts)}); only equal ones can be "
-            "saved"
+            f"the layers side by side differ ({', '.join(each.text for each in entries)}); only equal ones can be saved"
         )
-    return first
+    return replace(first, count=len(parts))
 
 
 def rule_of(model: nn.Module) -> dict[str, RuleEntry]:

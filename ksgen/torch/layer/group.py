@@ -4,6 +4,7 @@ One launch computes all of them if that is faster and no gradient is recorded.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -174,7 +175,7 @@ class KSLinears(Layers):
 
         The layers' options are checked again, because they may have been set after grouping.
         """
-        chains = [layer for layer in self if isinstance(layer, ChainLayer)]
+        chains = [layer for part in self for layer in chain_layers(part)]
         splits = [each._parallel for each in chains]
         if len(self) > 1 and any(each is not None and each.gives_own_features for each in splits):
             # Concatenating one process's features of each layer would not give a contiguous shard of the full output.
@@ -292,14 +293,21 @@ def _place_of(tensor: Tensor) -> str:
     return kind
 
 
+def chain_layers(layer: Any) -> list[Any]:
+    """The layer itself, or those of a sum; none for a module of another type."""
+    parts = layer if isinstance(layer, Layers) and not isinstance(layer, KSLinears) else [layer]
+    return [each for each in parts if isinstance(each, ChainLayer)]
+
+
 def group(layers: Sequence[Any]) -> KSLinears:
     """Combine layers that take the same x into one module; `LaunchError` on layers that cannot be combined."""
     given = list(layers)
-    if not given or not all(isinstance(layer, ChainLayer) and not layer.has_stored_type for layer in given):
-        raise LaunchError(f"layers={given!r}; accepted: a list of KSLinear, one or more")
-    if len({layer.in_features for layer in given}) > 1:
-        taken = ", ".join(str(layer.in_features) for layer in given)
+    chains = [chain_layers(layer) for layer in given]
+    if not given or not all(chains) or any(layer.has_stored_type for each in chains for layer in each):
+        raise LaunchError(f"layers={given!r}; accepted: a list of KSLinear, one or more, or of KSSum")
+    if len({first.in_features for first, *_ in chains}) > 1:
+        taken = ", ".join(str(first.in_features) for first, *_ in chains)
         raise LaunchError(f"layers that take {taken} features; accepted: layers that take the same x")
-    for layer in given:
+    for layer in chain.from_iterable(chains):
         layer._refuse_out_layout("a layer of a group")
     return KSLinears(given)

@@ -20,7 +20,7 @@ from ksgen.torch.conversion.factorize import factorize
 from ksgen.torch.layer.base import NOT_COPIED, ChainLayer
 from ksgen.torch.layer.building import build_calls
 from ksgen.torch.layer.explained import explained
-from ksgen.torch.layer.group import KSLinears, group
+from ksgen.torch.layer.group import KSLinears, Layers, group
 from ksgen.torch.layer.initial import INITS, Init, initialize
 from ksgen.torch.layer.stored import StoredWeights
 from ksgen.torch.layer.tied import initialized, keep, packed, retie, stored, tie, untied
@@ -502,13 +502,13 @@ class KSLinear(ChainLayer, nn.Linear):
         return y if y.shape == y_shape else shaped(y, y_shape, activation)
 
     @staticmethod
-    def group(layers: "Sequence[KSLinear]") -> KSLinears:
+    def group(layers: "Sequence[KSLinear | Layers]") -> KSLinears:
         """Combine layers that take the same x, such as q, k and v, into one module with concatenated outputs.
 
         One launch computes all of them if that is faster and no gradient is recorded.
 
         Args:
-            layers: `KSLinear` layers with equal `in_features`. One launch needs equal options.
+            layers: `KSLinear` or `KSSum` layers with equal `in_features`. One launch needs `KSLinear` of equal options.
 
         Returns:
             A `KSLinears` module: a call returns the concatenated outputs, and `parts(x)` a sequence with one output per

@@ -23,6 +23,7 @@ from ksgen import structures  # noqa: E402
 from ksgen.errors import KsgenError, LaunchError, SpecError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.spec import parse  # noqa: E402
+from ksgen.structures import of_chain  # noqa: E402
 from ksgen.torch import KSLinear, KSSum, propose, save_rule  # noqa: E402
 from ksgen.torch.conversion.adapter import adapt  # noqa: E402
 from ksgen.torch.conversion.convert import convert  # noqa: E402
@@ -293,8 +294,13 @@ def test_structures_give_parameters_and_initial_weights() -> None:
     ("rule", "message"),
     [
         (
-            "layers: {up: {sum: [[[4, 24, 6, 1]], [[1, 4, 24, 1], [1, 96, 4, 1]]]}}",
-            "blocks.0.mlp.up: factorize: 1,4,24,1 then 1,96,4,1 in a sum; accepted: chains of one factor",
+            {"up": (of_chain(structures.monarch(24, 96, blocks=4).chain, ("a", "")), *structures.dyad(24, 96, 4))},
+            "blocks.0.mlp.up: factorize: 4,6,6,1 then 1,24,6,4 with weights tied along a, none; accepted: one tied",
+        ),
+        (
+            {"qkv": RuleEntry.of(*structures.dyad(24, 24, blocks=4), count=2)},
+            "blocks.0.qkv takes 24 features and gives 72; 2 side by side of 4,6,6,1 plus 1,6,6,4@j.k would take 24 and "
+            "give 48",
         ),
         (
             {"up": structures.dyad(24, 48, blocks=4)},
@@ -356,6 +362,87 @@ def test_a_sum_of_chains_is_the_nearest_and_saved_with_a_rule(rule: Any, tmp_pat
     adapter = adapted["blocks"][0].mlp["up"]
     assert [float(each.abs().max()) for each in adapter.adapter.parameters()] == [0.0, 0.0]
     torch.testing.assert_close(adapter(x), adapter.base(x))
+
+
+SUMS = {
+    "low rank and a chain": (structures.monarch(24, 24, blocks=4), structures.low_rank(24, 24, rank=1)),
+    "names of equal parameters": (structures.low_rank(24, 24, rank=1), of_chain(Chain(("2,4,12,1", "1,12,4,2")))),
+    "three chains": (*structures.dyad(24, 24, blocks=4), structures.low_rank(24, 24, rank=1)),
+    "one factor each": structures.dyad(24, 24, blocks=4),
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("parts", list(SUMS.values()), ids=list(SUMS))
+def test_sums_side_by_side_are_recovered_saved_and_trained(parts: Any, count: int, tmp_path: Path) -> None:
+    truth = torch.cat([sum(KSLinear(each.chain).to_dense().detach() for each in parts) for _ in range(count)])
+
+    def model_of() -> nn.Module:
+        return nn.Sequential(nn.Linear(24, 24 * count), nn.Tanh())
+
+    model, rule = model_of(), {"[0]": RuleEntry.of(*parts, count=count)}
+    model[0].weight.data.copy_(truth)
+    x, bias = torch.randn(5, 24, requires_grad=True), model[0].bias.detach().clone()
+    wanted = model(x)
+    (wanted_grad,) = torch.autograd.grad(wanted.square().sum(), x)
+    report = convert(model, rule)
+    layer = model[0]
+    assert type(layer) is (KSSum if count == 1 else KSLinears)
+    assert max(report.layers[0].relative_errors) < 1e-6
+    assert len(report.layers[0].relative_errors) == count
+    assert f"plus {parts[-1].chain}{' x 3' if count > 1 else ''}" in str(report)
+    assert report.layers[0].parameters[1] == layer_size(parts, count)
+    torch.testing.assert_close(layer.to_dense().detach(), truth, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(x), wanted, rtol=1e-4, atol=1e-5)
+    grads = torch.autograd.grad(model(x).square().sum(), [x, *layer.parameters()])
+    torch.testing.assert_close(grads[0], wanted_grad, rtol=1e-3, atol=1e-4)
+    through_dense = torch.nn.functional.linear(x, layer.to_dense(), bias).tanh().square().sum()
+    names = [name for name, _ in layer.named_parameters() if not name.endswith("bias")]
+    factors = [layer.get_parameter(name) for name in names]
+    for found, expected in zip(
+        torch.autograd.grad(model(x).square().sum(), factors),
+        torch.autograd.grad(through_dense, factors),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    save_rule(model, tmp_path / "rule.json")
+    again = model_of()
+    convert(again, tmp_path / "rule.json", from_weights=False)
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+    assert "0 layers replaced" in str(convert(model, tmp_path / "rule.json"))
+    adapted = model_of()
+    adapt(adapted, tmp_path / "rule.json")
+    assert not adapted[0].adapter.to_dense().any()
+    torch.testing.assert_close(adapted[0](x), adapted[0].base(x))
+
+
+def layer_size(parts: Any, count: int) -> int:
+    return count * (sum(each.chain.weight_count for each in parts) + 24)
+
+
+def test_sums_side_by_side_are_candidates_for_q_k_and_v(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three parts are sums with other weights; a single sum from 24 to 72 features is farther."""
+    pair = structures.dyad(24, 24, blocks=4)
+    model = nn.Sequential(nn.Linear(24, 72))
+    parts = [KSSum.from_structures(pair).to_dense().detach() for _ in range(3)]
+    model[0].weight.data.copy_(torch.cat(parts))
+    report = convert(model, ["0"], structures=["dyad"], budget=0.5)
+    assert (report.layers[0].count, report.layers[0].chains) == (3, tuple(each.chain for each in pair))
+    assert max(report.layers[0].relative_errors) < 1e-6
+
+
+def test_a_layout_of_y_is_refused_in_a_group_of_sums() -> None:
+    pair = [KSLinear("1,24,24,1", out_layout="bsl") for _ in range(2)]
+    with pytest.raises(LaunchError, match="out_layout='bsl' of a layer of a group; accepted: layers without it"):
+        KSLinear.group([KSSum(pair)])
+    sums = [KSSum([KSLinear("1,24,24,1", layout=layout) for _ in range(2)]) for layout in ("bsf", "bsl")]
+    with pytest.raises(LaunchError, match="layers of layouts bsf, bsl; accepted: one layout"):
+        KSLinear.group(sums)(torch.ones(24, 24))
+    with pytest.raises(LaunchError, match="layers that take 24, 12 features; accepted: layers that take the same x"):
+        KSLinear.group([sums[0], KSLinear("1,12,12,1")])
+    with pytest.raises(LaunchError, match="accepted: a list of KSLinear, one or more, or of KSSum"):
+        KSLinear.group([KSLinear.group([KSLinear("1,12,12,1")])])
 
 
 def test_ties_and_options_of_a_sum_are_saved_with_a_rule(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ transformers = pytest.importorskip("transformers", reason="pip install -e '.[int
 
 import ksgen.torch.pretrained  # noqa: E402  (after the skips; it registers)
 
+from ksgen import structures  # noqa: E402
 from ksgen.errors import SpecError  # noqa: E402
-from ksgen.torch import KSLinear, convert  # noqa: E402
+from ksgen.torch import KSLinear, KSSum, convert  # noqa: E402
 
 UP, DOWN = [(6, 4, 4, 1), (1, 48, 12, 2)], [(6, 4, 16, 1), (1, 8, 8, 3)]  # 24 -> 96, 96 -> 24
 ROOT = Path(__file__).parents[3]
@@ -132,6 +133,20 @@ def test_a_loaded_model_is_like_any_other(tmp_path: Path) -> None:
         "backend": "bmm",
     }
     torch.testing.assert_close(logits_of(type(model).from_pretrained(tmp_path / "second").eval()), logits_of(model))
+
+
+def test_a_sum_of_longer_chains_is_loaded_again(tmp_path: Path) -> None:
+    model = bert()
+    parts = structures.monarch(24, 96, blocks=4), structures.low_rank(24, 96, rank=2)
+    convert(model, {"*.intermediate.dense": parts})
+    model.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["layers"]
+    assert written == {
+        "bert.encoder.layer.0.intermediate.dense": {"sum": [["4,6,6,1", "1,24,6,4"], ["1,2,24,1", "1,96,2,1"]]}
+    }
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert type(again.bert.encoder.layer[0].intermediate.dense) is KSSum
+    torch.testing.assert_close(logits_of(again), logits_of(model))
 
 
 def test_with_a_head_or_without(tmp_path: Path) -> None:

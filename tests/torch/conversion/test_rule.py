@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402  (after the skip)
 
 from ksgen.errors import KsgenError, SpecError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
-from ksgen.torch import KSLinear, convert, save_rule  # noqa: E402
+from ksgen.torch import KSLinear, KSSum, convert, save_rule  # noqa: E402
 from ksgen.torch.conversion.rule import RuleEntry, exactly, load_rule, rule_of  # noqa: E402
 from ksgen.torch.layer.group import KSLinears  # noqa: E402
 
@@ -139,7 +139,10 @@ def test_a_fresh_process_gives_the_same_back(tmp_path: Path) -> None:
         ('{"layers": {"0": {"chain": ["6,4,4,1"], "sum": []}}}', "a sum has sum in place of chain"),
         ('{"layers": {"0": {"sum": []}}}', r"rule\.json: 0: sum=\[\]; accepted: a list of chains"),
         ('{"layers": {"0": {"sum": 5}}}', r"rule\.json: 0: sum=5; accepted: a list of chains"),
-        ('{"layers": {"0": {"sum": [["6,4,4,1"], ["6,4,4,1"]], "count": 3}}}', "count=3 of a sum; accepted: 1"),
+        (
+            '{"layers": {"0": {"sum": [["6,4,4,1"], ["6,4,4,1"]], "count": 0}}}',
+            r"rule\.json: 0: count=0; accepted: a whole number of at least 1",
+        ),
         (
             '{"layers": {"0": {"sum": [["6,4,4,1"], ["6,4,3,1"]]}}}',
             "6,4,4,1 plus 6,4,3,1 have other features; accepted: a sum of chains with equal features",
@@ -162,6 +165,12 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     mixed = nn.Sequential(KSLinears([KSLinear(SQUARE), KSLinear(SQUARE, layout="bsl")]))
     with pytest.raises(SpecError, match="the layers side by side differ"):
         save_rule(mixed, tmp_path / "rule.json")
+    pair = KSSum([KSLinear(SQUARE), KSLinear(SQUARE)])
+    mixed = nn.Sequential(KSLinears([pair, KSLinear(SQUARE)]))
+    message = r"the layers side by side differ \(2,3,12,1 then 1,12,3,2 plus 2,3,12,1 then 1,12,3,2, 2,3,12,1 then"
+    with pytest.raises(SpecError, match=message):
+        save_rule(mixed, tmp_path / "rule.json")
+    assert rule_of(nn.Sequential(KSLinears([KSLinears([KSLinear(SQUARE)])]), KSLinears([nn.Linear(3, 4)]))) == {}
 
 
 def test_side_by_side_is_once_at_least() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ksgen import structures
 from ksgen.errors import LaunchError, PatternError
 from ksgen.pattern import Chain
-from ksgen.structures import Structure, of_chain
+from ksgen.structures import Structure, of_chain, renamed
 from tests.support.libraries import library
 from tests.test_structures import STRUCTURES, drawn, of_dyad
 
@@ -18,6 +18,7 @@ torch = library("torch")
 
 from ksgen.torch import KSLinear, KSSum, factorize  # noqa: E402  (PyTorch may be missing)
 from ksgen.torch.conversion.factorize import SumFactorization  # noqa: E402
+from ksgen.torch.operators.products import chain_to_dense  # noqa: E402
 
 EXACT = {name: each for name, each in STRUCTURES.items() if "blast" not in name and "oft" not in name}
 each_exact = pytest.mark.parametrize(("structure", "matrix_of"), list(EXACT.values()), ids=list(EXACT))
@@ -145,6 +146,91 @@ def test_the_nearest_sum_of_dyad(variant: Any) -> None:
     assert nearest.relative_error == pytest.approx(error)
 
 
+SUMS = {
+    "monarch and low rank": (structures.monarch(32, 24, blocks=4), structures.low_rank(32, 24, rank=2)),
+    "low rank and butterfly": (structures.low_rank(32, 32, rank=2), structures.butterfly(32)),
+    "boft of four factors and low rank": (
+        of_chain(structures.boft(32, block=4, factors=4).chain),
+        structures.low_rank(32, 32, rank=1),
+    ),
+    "monarch and gralora": (structures.monarch(32, 24, blocks=4), structures.gralora(32, 24, blocks=2, rank=2)),
+    "kronecker and low rank": (
+        structures.kronecker(32, 24, blocks=(3, 4)),
+        renamed(structures.low_rank(32, 24, rank=2), {"A": "down", "B": "up"}),
+    ),
+    "dyad and low rank": (*structures.dyad(32, 24, blocks=8), structures.low_rank(32, 24, rank=1)),
+    "rotations and low rank": (structures.oft(32, block=4), structures.low_rank(32, 32, rank=1)),
+}
+
+
+def sum_of(parts: tuple[Structure, ...]) -> "torch.Tensor":
+    """A matrix that is a sum of these structures, which have norms of 1, in float64."""
+    matrices = [
+        chain_to_dense(each.chain, [torch.from_numpy(weights) for weights in each.from_state(state_of(each))])
+        for each in parts
+    ]
+    return sum(each / each.norm() * (each.shape[0] ** 0.5 if parts[0].has_rotations else 1) for each in matrices)
+
+
+def state_of(structure: Structure) -> dict[str, Any]:
+    if structure.has_rotations:
+        return {name: rotations(*shape[:2]) for name, shape in structure.shapes.items()}
+    return drawn(structure)
+
+
+@pytest.mark.parametrize("parts", list(SUMS.values()), ids=list(SUMS))
+def test_a_sum_of_products_is_recovered(parts: tuple[Structure, ...]) -> None:
+    truth = sum_of(parts)
+    found = factorize(truth, parts)
+    assert found.relative_error < 1e-8
+    assert found.chains == tuple(each.chain for each in parts)
+    assert {name: tuple(each.shape) for name, each in found.state.items()} == {
+        name: shape for each in parts for name, shape in each.shapes.items()
+    }
+    layers = KSSum.from_structures(parts, found.state)
+    torch.testing.assert_close(layers.to_dense().detach(), truth, rtol=1e-6, atol=1e-8)
+    assert (found.method, "no guarantee" in found.guarantee) == ("alternation", True)
+    assert "plus" in str(found)
+    torch.manual_seed(0)
+    noise = torch.randn(truth.shape).double()
+    noisy = factorize(truth + 0.05 * truth.norm() * noise / noise.norm(), parts)
+    assert noisy.relative_error < 0.05  # that of the truth, and the noise on the support is fitted, too
+
+
+def test_a_sum_in_float32_is_scaled() -> None:
+    parts = SUMS["monarch and low rank"]
+    truth = sum_of(parts).float()
+    found, large = factorize(truth, parts), factorize(truth * 2.0**100, parts)
+    assert found.relative_error < 1e-6
+    assert large.relative_error == pytest.approx(found.relative_error)
+    torch.testing.assert_close(large.state["A"], found.state["A"] * 2.0**50)
+    assert factorize(torch.zeros(24, 32), parts).relative_error == 0
+    assert factorize(truth, (parts[0],)).relative_error == pytest.approx(factorize(truth, parts[0]).relative_error)
+
+
+def test_a_sum_is_nearer_than_each_of_its_chains() -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(24, 32)
+    for name in ("monarch and low rank", "dyad and low rank", "kronecker and low rank"):
+        parts = SUMS[name]
+        alone = min(factorize(matrix, each).relative_error for each in parts)
+        assert factorize(matrix, parts).relative_error < 0.95 * alone
+
+
+def test_steps_move_all_chains_of_a_sum_together() -> None:
+    """BLAST has no projection but that of its support's cuts; a Kronecker product stays one."""
+    torch.manual_seed(0)
+    matrix = torch.randn(24, 32).double()
+    pair = SUMS["monarch and gralora"]
+    assert factorize(matrix, pair, refine=20).relative_error < factorize(matrix, pair).relative_error
+    blast = renamed(structures.blast(32, 24, 4, 3), {"C": "c", "D": "d", "B": "b"})
+    with_blast = blast, structures.kronecker(32, 24, blocks=(3, 4))
+    found = factorize(matrix, with_blast)
+    assert found.relative_error < factorize(matrix, blast).relative_error
+    product = KSSum.from_structures(with_blast, found.state).to_dense().detach()
+    assert float((product - matrix).norm() / matrix.norm()) == pytest.approx(found.relative_error)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -158,8 +244,12 @@ def test_the_nearest_sum_of_dyad(variant: Any) -> None:
             "weights tied along a, none; accepted: one tied factor, or a Kronecker product",
         ),
         (
-            lambda: (structures.monarch(24, 24, blocks=4), structures.low_rank(24, 24, rank=2)),
-            "4,6,6,1 then 1,6,6,4 in a sum; accepted: chains of one factor whose weights are free, as in dyad",
+            lambda: (structures.gs(24, 24, blocks=4), structures.low_rank(24, 24, rank=2)),
+            "parameters of gs stand for rotations; accepted: orthogonal=False",
+        ),
+        (
+            lambda: (of_chain(structures.monarch(24, 24, blocks=4).chain, ("a", "")), *structures.dyad(24, 24, 4)),
+            "weights tied along a, none; accepted: one tied factor, or a Kronecker product",
         ),
         (
             lambda: structures.boft(24, block=4, factors=2).published,
