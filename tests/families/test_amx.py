@@ -19,6 +19,7 @@ from ksgen.devices.base import Device
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, family_for
+from ksgen.families.amx.chain import exchange_cycles
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.families.amx.shape import AmxConstants, AmxTiling
 from ksgen.launcher import Launcher
@@ -101,13 +102,26 @@ def test_exchanged_features_are_taken_by_name() -> None:
         work, plain = (FAMILY.work(each, FAMILY.default(each, limits, 512), 512).cycles for each in (kernel, natural))
         assert work > plain
         check(FAMILY, kernel, FAMILY.default(kernel, limits, 64), limits)
-    for text, name in (("l.i@4,64,64,1", "vector"), ("4,64,64,1", "amx")):
-        found = family_for(KernelSpec(Pattern.parse(text), "bfloat16"), limits, 64).name
-        assert found == name, "exchanged features were never timed on tiles"
+    for text, layout, rows, name in (
+        ("l.i@4,64,64,1", "bsf", 1568, "vector"),  # few multiply-adds for features that are moved one by one
+        ("4,64,64,1", "bsf", 64, "amx"),
+        ("l.i@4,64,64,1", "bsl", 64, "amx"),
+        ("4,64,256,1@k1:4.i.k2", "bsf", 64, "amx"),
+        ("4,64,256,1@k1:4.i.k2", "bsf", 4, "vector"),
+    ):
+        assert family_for(KernelSpec(Pattern.parse(text), "bfloat16", layout), limits, rows).name == name
     loaded = Pattern.parse("l.i@4,20,40,1")
     assert family_for(KernelSpec(loaded, "bf16x6"), limits, 64).name == "amx", "the precision asks for tiles"
     with pytest.raises(ConstantsError, match="panel=0 must be 1 or 2, except in bsf for 16-bit types"):
         check(FAMILY, KernelSpec(loaded, "bfloat16"), AmxConstants(32, 32, 1, 0, 0, 1))
+
+
+def test_short_pieces_of_exchanged_features_cost_as_much_as_single_ones() -> None:
+    def cycles(store: str) -> float:
+        shape = AmxTiling(KernelSpec(Pattern(4, 64, 64, 1, store), "bfloat16"), AmxConstants(64, 64, 1, 1, 0, 1))
+        return exchange_cycles(shape, "outputs")
+
+    assert cycles("k.i") == cycles("k1:16.i.k2:4") == 16 * cycles("k1:4.i.k2:16") > cycles("") == 0
 
 
 def test_the_matrix_holds_all_there_is() -> None:

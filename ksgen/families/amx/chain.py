@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ksgen.families.amx.shape import LINE_BYTES, PAIR, ROWS, TILE_ITEMS, AmxConstants, AmxTiling, TilePlanes
+from ksgen.families.amx.shape import LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, AmxConstants, AmxTiling, TilePlanes
 from ksgen.families.chains import listed, numbers_of, own_of_factors, places, tiles_of
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.chain import LaunchTiling
@@ -88,11 +88,15 @@ def copy_cycles(shape: AmxTiling, batch: int) -> float:
 
 
 def exchange_cycles(shape: TilePlanes, features: str) -> float:
-    """Additional cycles per feature of rows in batch-size-first that are exchanged, and moved piece by piece."""
+    """Additional cycles per feature of rows in batch-size-first that are exchanged.
+
+    Whole vectors are moved at once. Features of shorter pieces take as long as if they were moved one by one.
+    """
     order = getattr(shape.kernel.pattern, features)
     if not (shape.is_bsf and order.is_exchanged):
         return 0.0
-    return ELEMENT / (shape.k_run if features == "outputs" else shape.in_run)
+    run = shape.k_run if features == "outputs" else shape.in_run
+    return ELEMENT / LANES if run == LANES else ELEMENT
 
 
 def piece_cycles(shape: AmxTiling, batch: int) -> float:

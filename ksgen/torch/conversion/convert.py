@@ -238,8 +238,8 @@ def _choices(weight: Tensor, offered: Callable[..., tuple[Proposal, ...]]) -> li
     """Time of a training step and rule entry of every candidate for a layer.
 
     Candidates are the chains whose expected training step is faster than the lower bound on the dense layer's. If there
-    are none, or times are unknown, all chains are candidates. A layer with three times as many outputs as inputs, such
-    as fused q, k and v, may also become three chains or sums side by side. One chain is nearer if the parts use the
+    are none, or times are unknown, all chains are candidates. A layer with three times as many outputs as inputs may
+    also become three chains or sums side by side. Such are fused q, k and v. One chain is nearer if the parts use the
     same components of x, three chains if they do not.
     """
     rows, columns = weight.shape
