@@ -62,7 +62,9 @@ def bytes_of_exchanged_row(order: Order, tile: tuple[int, int, int], item_bytes:
     within = np.arange(order.count)[:, np.newaxis] * item_bytes + [*range(0, item_bytes, unit), item_bytes - 1]
     starts = range(0, unit, gcd(order.count * item_bytes, unit))  # of rows within units
     most = order.count * item_bytes // unit + 2  # units of a row
-    moved = sum(np.unique(stored * most + (start + within) // unit).size for start in starts)
+    # sorted here, because `np.unique` imports `numpy.ma`
+    units = (np.sort(stored * most + (start + within) // unit, axis=None) for start in starts)
+    moved = sum(1 + int(np.count_nonzero(np.diff(each))) for each in units)
     return moved * unit / len(starts)
 
 

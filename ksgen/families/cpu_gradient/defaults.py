@@ -1,7 +1,7 @@
 """Default constants of a processor's gradients before any search, chosen by rule."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import takewhile
 
 from ksgen.families.amx.shape import INPUTS, PAIR
 from ksgen.families.base import Limits
@@ -40,8 +40,12 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
             return complex_registers(height, width, kept)
         return height * width + kept + 1
 
-    sizes = product(range(min(c, registers), 0, -1), range(1, min(widest, registers) + 1))
-    return [(height, width) for height, width in sizes if used(height, width) <= registers]
+    widths = range(1, min(widest, registers) + 1)
+    return [
+        (height, width)
+        for height in range(min(c, registers), 0, -1)
+        for width in takewhile(lambda width: used(height, width) <= registers, widths)  # noqa: B023 (used at once)
+    ]
 
 
 def _batch_like(kernel: KernelSpec, batch: int | None) -> int:

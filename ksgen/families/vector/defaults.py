@@ -1,6 +1,7 @@
 """Default constants of the vector family before any search, chosen by rule."""
 
 from dataclasses import replace
+from functools import lru_cache
 from math import lcm
 
 from ksgen.families.base import Limits
@@ -42,6 +43,7 @@ SPREAD_ROW_BYTES, COPIED_ROW_BYTES = 24 * 1024, 12 * 1024
 SPREAD_RUN = 6  # least d for which spreading pays if inputs are copied as pairs
 CHAIN_BYTES = 512 * 1024  # bytes of a block's inputs and outputs of its widest factor
 ALONG = ("outputs", "batch")
+REMEMBERED = 4096  # cached defaults: chains have factors in common
 FEW_LANES = 0.8  # least share of lanes that must hold outputs, for lanes along the outputs
 
 
@@ -108,8 +110,9 @@ def common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> i
     return max(unit, min(held, most) // unit * unit)
 
 
+@lru_cache(REMEMBERED)
 def _default_of_factor(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants:
-    if not pairs_pay(kernel, limits, batch):
+    if multiplies_pairs(kernel, limits) and not pairs_pay(kernel, limits, batch):
         limits = replace(limits, dots=())
     lanes = lanes_of(kernel, limits)
     # exchanged outputs along the lanes are stored one by one
@@ -300,11 +303,13 @@ def streams_outputs(kernel: KernelSpec, constants: VectorConstants, batch: int) 
 
     Memory would have to merge partial lines.
     """
+    if batch * kernel.pattern.out_features * kernel.item_bytes < STREAMING_BYTES:
+        return 0
     # transposed outputs, and those of planes with some j, are stored vector by vector, others by a tile's width
     is_transposed = constants.along == "batch" and kernel.layout == "bsf"
     is_apart = is_transposed or (constants.along == "outputs" and VectorTiling(kernel, constants).planes_j > 1)
     run = constants.lanes * kernel.item_bytes * (1 if is_apart else constants.width)
-    return int(run % LINE_BYTES == 0 and batch * kernel.pattern.out_features * kernel.item_bytes >= STREAMING_BYTES)
+    return int(run % LINE_BYTES == 0)
 
 
 def cost(size: tuple[int, int], vectors: int, batch: int, most: int, far: float = 1.5) -> tuple[float, ...]:

@@ -109,7 +109,7 @@ class VectorTiling(Planes):
 
     # ---- columns: the tiles of all planes
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """Tiles per (i, j), or per plane if lanes are along the outputs."""
         _, b, _, d = self.kernel.pattern.shape
@@ -117,7 +117,7 @@ class VectorTiling(Planes):
             return divide_up(b, self.constants.height)
         return divide_up(b * d, self.tile_lanes) if self.is_short else divide_up(b, self.constants.width)
 
-    @property
+    @cached_property
     def columns(self) -> int:
         a, _, _, d = self.kernel.pattern.shape
         return self.tiles * (a * self.planes_j if self.is_along_outputs else a * d)

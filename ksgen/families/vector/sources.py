@@ -54,29 +54,37 @@ def shared(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants
     own = default_by_rule(kernel, limits, batch)
     if kernel.batch:  # its source serves no other batch
         return own
-    anchors, own_shapes = CHAIN_ANCHORS if kernel.is_chain else ANCHORS, shapes_of(kernel, own)
-    most = (LEAST_GAIN_OF_MANY if batch == MANY else LEAST_GAIN) * expected_cycles(own_shapes, limits, batch)
+    anchors = CHAIN_ANCHORS if kernel.is_chain else ANCHORS
     before = anchors[: anchors.index(batch)] if batch in anchors else anchors
     for anchor in sorted(before, key=lambda anchor: anchor < batch):  # tiles of larger batches first
-        found = fitted(kernel, limits, shared(kernel, limits, anchor), batch)
-        shapes = shapes_of(kernel, found)
-        # low tiles are 1.05 to 1.5 times slower for more rows than they have: they read all weights again
-        if (
-            anchor <= SMALL < batch
-            or found.streaming != own.streaming
-            or not are_comparable(own_shapes, shapes, limits)
-        ):
+        if anchor <= SMALL < batch:  # low tiles are 1.05 to 1.5 times slower for more rows: they read all weights again
             continue
-        pairs = list(zip(own_shapes, shapes, strict=True))
-        if batch < anchor <= SMALL:
-            lacked = ((other, other.tile_rows - max(batch, own.tile_rows)) for own, other in pairs)
-            is_fast = limits.vector_registers == 32 and all(lacks_few_rows(*each, batch) for each in lacked)
-        else:
-            are_filled = all(other.tile_rows <= max(own.tile_rows, batch) for own, other in pairs)
-            is_fast = are_filled and expected_cycles(shapes, limits, batch) <= most
-        if is_fast:
+        found = fitted(kernel, limits, shared(kernel, limits, anchor), batch)
+        if is_about_as_fast(kernel, limits, own, found, batch, by_rule=batch < anchor <= SMALL):
             return found
     return own
+
+
+def is_about_as_fast(
+    kernel: KernelSpec, limits: Limits, own: AnyVectorConstants, found: AnyVectorConstants, batch: int, by_rule: bool
+) -> bool:
+    """Whether constants with the tiles of an anchor are about as fast at a batch as its own.
+
+    `by_rule`: whether a rule for small batches decides, in place of the cost model.
+    """
+    if found == own and not by_rule:
+        return True
+    own_shapes, shapes = shapes_of(kernel, own), shapes_of(kernel, found)
+    if found.streaming != own.streaming or not are_comparable(own_shapes, shapes, limits):
+        return False
+    pairs = list(zip(own_shapes, shapes, strict=True))
+    if by_rule:
+        lacked = ((other, other.tile_rows - max(batch, own.tile_rows)) for own, other in pairs)
+        return limits.vector_registers == 32 and all(lacks_few_rows(*each, batch) for each in lacked)
+    if not all(other.tile_rows <= max(own.tile_rows, batch) for own, other in pairs):
+        return False
+    most = LEAST_GAIN_OF_MANY if batch == MANY else LEAST_GAIN
+    return expected_cycles(shapes, limits, batch) <= most * expected_cycles(own_shapes, limits, batch)
 
 
 def source_constants(kernel: KernelSpec, constants: AnyVectorConstants) -> AnyVectorConstants:
