@@ -125,7 +125,7 @@ class Planner:
         """
         limits, kernel = limits_of(device), kernel.untied  # ties decide no family
         found = choose(kernel, batch, limits, self._wisdom_of(device), aligned)
-        while why := self._refused.get(_key(device, kernel, found)):
+        while self._refused and (why := self._refused.get(_key(device, kernel, found))):
             found, limits = fallback_choice(found, kernel, batch, limits, aligned, why)
         return found
 

@@ -73,11 +73,13 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     `families/expected.py` predicts them on a GPU, the kernel's cycles or operations on a processor.
     """
     ceilings = machine.ceilings_of(family.name, kernel, constants)
-    if family.geometry(kernel, constants, batch).grid > MOST_GRID:
-        return inf
+    if not machine.limits.is_cpu:
+        found = prediction(machine.speed(ceilings), family, kernel, constants, batch)
+        return found.us if found else inf
     work = family.work(kernel, constants, batch)
+    if work.blocks > MOST_GRID:
+        return inf
     memory_s = work.memory_bytes / ceilings.bytes_per_s
-    flops = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds
     if work.cycles:
         lanes = machine.limits.vector_bytes // (kernel.real_bytes // kernel.arithmetic.reals_per_number)
         busy_s = (
@@ -89,11 +91,10 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
         )
         memory_s += work.passed_bytes / ceilings.bytes_per_s
         return (max(memory_s, busy_s) + EXPOSED * min(memory_s, busy_s)) * 1e6
-    if machine.limits.is_cpu:  # shared memory is ordinary memory in its cache, read by the same instructions
-        crowded = max(1.0, family.registers(kernel, constants) / CPU_REGISTERS)
-        return max(memory_s, (flops + work.shared_bytes) / ceilings.flops_per_s * crowded) * 1e6
-    found = prediction(machine.speed(ceilings), family, kernel, constants, batch)
-    return found.us if found else inf
+    # shared memory is ordinary memory in its cache, read by the same instructions
+    flops = 2 * kernel.arithmetic.multiply_adds * work.multiply_adds
+    crowded = max(1.0, family.registers(kernel, constants) / CPU_REGISTERS)
+    return max(memory_s, (flops + work.shared_bytes) / ceilings.flops_per_s * crowded) * 1e6
 
 
 def misfit(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, resources: Resources) -> str:

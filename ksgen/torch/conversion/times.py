@@ -6,7 +6,7 @@ Chooses no chain.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.planner import PLANNER
 from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Timer, Watch, block_of, host_clock, take_blocks, why_unreliable
-from ksgen.pattern import Chain
-from ksgen.spec import Epilogue, KernelSpec
+from ksgen.pattern import Chain, Pattern
+from ksgen.spec import Epilogue, Job, KernelSpec
 from ksgen.spec.precision import gradient_of
 from ksgen.torch.operators import settled
 from ksgen.torch.operators.checks import check_device
@@ -32,6 +32,7 @@ from ksgen.values import excerpt
 
 Us = float | None  # microseconds; None if unknown
 RATES = "bytes_per_s", "flops_per_s", "products"  # stored figures of a processor
+REMEMBERED = 4096  # cached kernels: candidates share many
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,16 @@ class Clock:
         return self.where is not None and self.where.type == "cpu"
 
 
+@lru_cache(REMEMBERED)
+def _kernel(pattern: Pattern, precision: str, adds: bool = False, job: Job = "multiply") -> KernelSpec:
+    """Kernel of a factor. `adds`: whether it reads a residual."""
+    return KernelSpec(pattern, precision, epilogue=Epilogue(residual=adds), job=job)
+
+
 def _kernels(chain: Chain, precision: str, adds: bool = False) -> Iterator[KernelSpec]:
     """Kernel of each factor. `adds`: whether the last one reads a residual."""
     for number, pattern in enumerate(chain, 1):
-        yield KernelSpec(pattern, precision, epilogue=Epilogue(residual=adds and number == len(chain)))
+        yield _kernel(pattern, precision, adds and number == len(chain))
 
 
 def _step_kernels(chain: Chain, precision: str, adds: bool = False) -> Iterator[KernelSpec]:
@@ -99,8 +106,8 @@ def _step_kernels(chain: Chain, precision: str, adds: bool = False) -> Iterator[
     backward = gradient_of(precision)
     yield from _kernels(chain, precision, adds)
     for number, pattern in enumerate(chain):
-        yield KernelSpec(pattern.transpose, backward, epilogue=Epilogue(residual=adds and not number))
-        yield KernelSpec(pattern, backward, job="gradient")
+        yield _kernel(pattern.transpose, backward, adds and not number)
+        yield _kernel(pattern, backward, job="gradient")
 
 
 def _sum(times: Iterable[Us]) -> Us:
