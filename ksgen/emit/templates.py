@@ -290,6 +290,15 @@ def libraries(family: Family[Any], kind: type[Any], dialect: Dialect, in_parts: 
 
 
 @cache
+def digest_of_all() -> str:
+    """Sixteen hex digits over all templates, in a tenth of the time of the digests of all families."""
+    root, digest = resource("templates"), hashlib.sha256()
+    for path in sorted(root.rglob("*.j2")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@cache
 def template_digest(family: str) -> str:
     """Eight hex digits over everything that can be part of the family's sources.
 

@@ -173,7 +173,9 @@ def test_a_template_changes_the_digests_of_the_families_that_use_it_and_no_other
     file: str, families: set[str], copied: Path
 ) -> None:
     before = {name: templates.template_digest.__wrapped__(name) for name in FAMILIES}
+    of_all = templates.digest_of_all.__wrapped__()
     append(copied / file, "// more\n")
+    assert templates.digest_of_all.__wrapped__() != of_all
     assert {name for name in FAMILIES if templates.template_digest.__wrapped__(name) != before[name]} == families
 
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
-from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ import torch
 
 from ksgen import __version__
 from ksgen.devices import find_device
-from ksgen.emit.templates import template_digest
+from ksgen.emit.templates import digest_of_all
 from ksgen.errors import DeviceError, KsgenError, warn
-from ksgen.families import FAMILIES
 from ksgen.files import read, replaced_in_turn
 from ksgen.paths import cache_dir
 from ksgen.wisdom import file_name
@@ -78,14 +76,13 @@ def _stored(asked: str, folder: Path) -> dict[str, Figures]:
 def _stamp() -> dict[str, str]:
     """Everything that figures depend on, other than their keys."""
     device = find_device()
-    digests = ",".join(map(template_digest, FAMILIES))
     return {
         "device": device.name,
         "runtime": device.runtime,
         "driver": device.driver_version,
         "torch": torch.__version__,
         "ksgen": __version__,
-        "templates": sha256(digests.encode()).hexdigest()[:16],
+        "templates": digest_of_all(),
     }
 
 
@@ -94,10 +91,7 @@ def _path(kind: str) -> Path:
 
 
 def stored_figures(kind: str) -> dict[str, Figures]:
-    """Content of the file of a kind by `repr` of the keys, if it has the stamp of this process.
-
-    The stamp takes 50 ms, so that it is made only if there is a file.
-    """
+    """Content of the file of a kind by `repr` of the keys, if it has the stamp of this process."""
     path = _path(kind)
     with suppress(OSError, ValueError, RecursionError):
         content: Any = json.loads(read(path, MOST_BYTES, is_own=True))
