@@ -1,6 +1,6 @@
 """Quantizes weights and X to eight bits with scales.
 
-Scales avoid saturation, or change the products with given inputs least.
+Scales are chosen so that no value saturates. If inputs are given, scales change the products with them least instead.
 
 bfloat16 has no scales: each weight is rounded. Takes arrays of NumPy and tensors of PyTorch, and returns the same kind.
 Never launches a kernel.
@@ -40,7 +40,7 @@ class Quantized:
     Attributes:
         pattern: Pattern of the weights.
         storage: "int8", "e4m3", "e5m2" or "bfloat16".
-        per: What has a scale of its own: "factor", "i" or "output".
+        per: What has a scale of its own: "factor" (all weights), "i" (a diagonal block) or "output" (i, k, j).
         values: Stored values (a, b, c, d): an array of NumPy or a tensor of PyTorch.
         scale: float32 scales (1, 1, 1, 1), (a, 1, 1, 1) or (a, b, 1, d). In bfloat16 there is one, which is 1.
         saturated: Number of weights that exceeded the largest value of `storage` times their scale, and were clipped.
@@ -347,7 +347,8 @@ def quantize(
             both = scales * np.float32(scale_of_x)
         if not (np.isfinite(both).all() and (both >= np.finfo(np.float32).tiny).all()):
             raise LaunchError(
-                f"x_scale={excerpt(x_scale)}, times a scale of the weights, is not a normal float32; accepted: others"
+                f"x_scale={excerpt(x_scale)}, times a scale of the weights, is not a normal float32; accepted: "
+                "another x_scale"
             )
     return Quantized(pattern, storage, per, _like(weights, values, how), _like(weights, scales), saturated, scale_of_x)
 
@@ -380,7 +381,7 @@ def numpy_type(how: Storage) -> Any:
 
 
 def _values(wide: Array, scales: Array, how: Storage) -> tuple[Array, int]:
-    """Values for these scales, and how many were clipped: beyond the largest value by more than a rounding error."""
+    """Values for these scales, and how many exceeded the largest value by more than a rounding error."""
     quotients = wide / scales.astype(np.float64)
     clipped = np.clip(quotients, -how.largest, how.largest)
     return rounded(clipped, how), int(np.count_nonzero(np.abs(quotients) > how.largest * ROUNDED))

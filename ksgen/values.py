@@ -12,7 +12,7 @@ class cached_property(Generic[T]):  # noqa: N801 (named like Python's)
     """Python's `cached_property` without the lock of Python 3.11, which takes longer than most of what the cost model
     computes.
 
-    Threads that meet at the first access compute the same value twice.
+    If two threads first access it at the same time, each of them computes the value.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

@@ -381,7 +381,7 @@ def test_x_in_eight_bits_is_refused_where_nothing_takes_it(monkeypatch: pytest.M
     ):
         GroupLauncher(own, own)(X, [quantize(WEIGHTS, "int8")] * 2)
     told = own.explain(1, precision="bfloat16", weights="e4m3", inputs="e4m3")
-    assert told.endswith("; 552 bytes, with x in bfloat16 600")
+    assert told.endswith("; moves 552 bytes; with x in bfloat16, it would move 600")
 
 
 def test_layers_and_groups_take_x_in_eight_bits_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +403,10 @@ def test_layers_and_groups_take_x_in_eight_bits_in_one_launch(monkeypatch: pytes
     assert whole(given.values, [made, after], bias=bias).dtype == np.float16
     group = GroupLauncher(ChainLauncher(*whole.factors, between="silu"), first)
     told = group.explain(50, weights="e4m3", inputs="e4m3")
-    assert ("one launch, by vector" in told, told.endswith("bytes, with x in float32 18,864")) == (True, True), told
+    assert ("one launch, by vector" in told, told.endswith("bytes; with x in float32, it would move 18,864")) == (
+        True,
+        True,
+    ), told
     for out in (None, [np.empty((50, 5), np.float32), np.empty((50, 36), np.float32)]):
         ys = group(given.values, [[made, after], [made]], out=out)
         np.testing.assert_array_equal(ys[0], y)

@@ -52,7 +52,7 @@ class _Background(Crew):
     def __init__(self) -> None:
         super().__init__(is_background=True)
         self.jobs: dict[Hashable, BackgroundJob] = {}  # unfinished, or finished and not asked for since
-        self.progress = object()  # another one after each job
+        self.progress = object()  # replaced by a new object after each job
 
     def job(self, key: Hashable, make: Callable[[], BackgroundJob]) -> BackgroundJob:
         """Return the job of a key. The first call creates the job and queues it."""
@@ -92,7 +92,7 @@ def deferred(policy: Callable[[], bool]) -> Iterator[None]:
 
 
 def pause_compilers() -> AbstractContextManager[None]:
-    """Stop background compilers for most of the enclosed computation, if it is long or one of many."""
+    """Suspend background compilers for most of the enclosed computation, if it is long or one of many."""
     return _background.children.calls
 
 
@@ -191,7 +191,7 @@ def progress() -> object:
 
 
 def is_pending(since: object) -> bool:
-    """Whether work that was pending when `progress` returned `since` must still be."""
+    """Whether work that was pending when `progress` returned `since` must still be pending."""
     return since is _background.progress and is_busy()
 
 

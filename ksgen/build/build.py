@@ -77,7 +77,7 @@ def default_caches(*bundles: CacheLayer) -> CacheLayers:
 
 
 def put_in_use(bundle: Bundle) -> None:
-    """Search this bundle after every cache from now on, as long as the bundle exists."""
+    """Let `build` search this bundle after every cache from now on, as long as the bundle exists."""
     global _in_use
     with _guard:
         _in_use = (weakref.ref(bundle), *(each for each in _in_use if each()))

@@ -10,9 +10,9 @@ one rename, so a reader sees a complete entry or none. If a crash of the machine
 it is next read. Only content decides whether an entry is valid; times only decide the order of evictions. Files that
 another user could have written are not read.
 
-`gc` and `clear` remove only what is provably the cache's. That is a temporary folder, or one named by digests, that
-holds nothing but an entry's two files. They also remove sources in `failed` whose content still has the digest in the
-file's name, with their logs.
+`gc` and `clear` remove only what is provably the cache's. They remove a temporary folder, or a folder named by digests,
+only if it holds nothing but an entry's two files. They also remove sources in `failed` whose content still has the
+digest in the file's name, with their logs.
 """
 
 import contextlib

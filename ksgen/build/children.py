@@ -31,7 +31,7 @@ from ksgen.paths import variables_for_compilers
 from ksgen.values import excerpt
 
 MOST_SECONDS = 10**6
-COMPILE_SECONDS = 300.0  # a kernel takes about one; minutes mean that the source unrolls far too much
+COMPILE_SECONDS = 300.0  # a kernel takes about one second; minutes mean that the source unrolls far too much
 MOST_WAIT_S = 60  # longest wait for in-process compilers; this process would abort if it ended before they do
 KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
 # Background compilers run in pauses of at least `PAUSE_S` seconds between calls, else for `SHARED_S` seconds of each
@@ -116,7 +116,7 @@ class _Calls:
 class Children:
     """The compilers that are running. `stop` ends them all, and lets no new one start.
 
-    Background compilers are stopped for most of the time in which calls compute.
+    Background compilers are suspended for most of the time in which calls compute.
     """
 
     def __init__(self, is_background: bool = False) -> None:
@@ -169,7 +169,7 @@ class Children:
         return max(0.0, seconds)
 
     def _follow_calls(self) -> None:
-        """Stop or resume background compilers, as calls permit."""
+        """Suspend or resume background compilers, as calls permit."""
         if not self._running:
             return
         with self._guard:
@@ -264,7 +264,7 @@ def working_folder(what: str) -> Iterator[str]:
 
 
 def made_from(source: str, text: str, made: str, command: Iterable[str]) -> tuple[bytes, Finished]:
-    """Run a compiler on a source: the content of the file that it makes, empty if it fails, and its end."""
+    """Run a compiler on a source. Return the file that it writes, empty if it fails, and its status and log."""
     with working_folder(Path(source).stem) as folder:
         Path(folder, source).write_text(text, encoding="utf-8")
         finished, result = current_children.get().run(command, folder), Path(folder, made)
@@ -292,7 +292,7 @@ def _start(
 
 @contextmanager
 def _guarded_group() -> Iterator[int]:
-    """Process group that ends with this process: its guard is a shell that kills it when its input closes.
+    """Process group that ends with this process, because a shell, the guard, kills the group when its pipe closes.
 
     Yields the group's ID, or 0 if no shell starts.
     """
@@ -316,7 +316,7 @@ def _guarded_group() -> Iterator[int]:
 def _pause(group: int, is_paused: bool) -> None:
     with suppress(OSError):  # it has just ended
         os.killpg(group, signal.SIGTSTP if is_paused else signal.SIGCONT)
-        os.kill(group, signal.SIGCONT)  # the group's guard always goes on
+        os.kill(group, signal.SIGCONT)  # the group's guard must not stay suspended
 
 
 def _kill(child: subprocess.Popen[str]) -> None:

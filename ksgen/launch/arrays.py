@@ -88,7 +88,7 @@ def common_device(views: Mapping[str, ArrayView]) -> Place:
 def stream_handle(stream: Any) -> Any:
     """Convert a stream to a CUDA handle or a pyopencl CommandQueue.
 
-    None, the device's own stream, stays None.
+    None, which names no stream, is returned unchanged.
     """
     if stream is None:
         return None

@@ -107,9 +107,9 @@ class BaseLauncher(Explainable):
             x: Input, (batch, in_features) in layout "bsf", or (in_features, batch) in "bsl".
             weights: Values of K on its support, an array (a, b, c, d); or a result of `pack` or `ksgen.quantize`. A
                 chain takes a list with one array per factor. A group takes a list with one entry per layer: a list of
-                arrays, or one array if the layer has one factor. Quantized weights are packed once. Weights with an
-                `x_scale` take x in eight bits: the `values` of `ksgen.quantize_inputs`, or their bits as uint8. The
-                dtype of y is then the `precision`, else that of out, bias or residual, else float32.
+                arrays, or one array if the layer has one factor. Quantized weights are packed once. Quantized
+                weights with an `x_scale` take x in eight bits: the `values` of `ksgen.quantize_inputs`, or their bits
+                as uint8. The dtype of y is then the `precision`, else that of out, bias or residual, else float32.
             layout: Layout of x and y: "bsf" or "bsl". None: the launcher's, "bsf" by default.
             bias: Array (out_features,) that is added before the activation. False omits a required bias.
             activation: "none", "relu", "gelu", "gelu_tanh" or "silu", after the last factor. None: the launcher's,
@@ -122,8 +122,8 @@ class BaseLauncher(Explainable):
                 for PyTorch and CuPy.
             precision: Arithmetic of the products. None: the launcher's, else that of the arrays. float32 arrays accept
                 "tf32x3", "tf32" and "fp16x3" for tensor cores, and "bf16x6" for a processor's matrix tiles. complex64
-                arrays accept "c64_tf32x3" for tensor cores. In "fp16x3", an overflow of float16 gives NaN, and
-                an error for host arrays.
+                arrays accept "c64_tf32x3" for tensor cores. If float16 overflows in "fp16x3", outputs on a device are
+                NaN. For host arrays, an overflow raises `LaunchError`.
             out_layout: Layout of y and the residual. A group accepts only the layout of x. None: the launcher's, else
                 that of x.
 
@@ -421,7 +421,7 @@ class BaseLauncher(Explainable):
         return prepared
 
     def _packed_memory(self, weights: Sequence[Any]) -> Mapping[str, ArrayView]:
-        """Memory of packed weights that some launch of the call may read after another has written an output."""
+        """Memory of packed weights that one launch may read after an earlier launch of the call wrote an output."""
         return {}
 
     def _plan(self, fit: CheckedArguments, device: Device, stream: Any, is_aligned: bool) -> Plan | None:

@@ -35,7 +35,7 @@ _waiting: dict[Device, list[Asked]] = {}
 
 
 def note(device: Device, kernel: KernelSpec, batch: int, choice: Choice | None) -> None:
-    """Begin a trial of a kernel that a call plans by its default, once per process and batch."""
+    """Begin a trial of a kernel that a call plans with default constants, once per process and batch."""
     if choice is None or choice.from_wisdom or trial() != "background" or not may_change():
         return
     key = device, (kernel, batch)

@@ -61,7 +61,7 @@ class ChainLauncher(BaseLauncher):
         self._set_up((self.chain,), launchers, checked(self.chain, StatedOptions(**stated)), options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle of an earlier version, which holds the attributes."""
+        """Restore a pickle that an earlier version of ksgen wrote: it holds the attributes."""
         options = {name: state[name] for name in ("between", "fuse", "out_layout")}
         self.__init__(*state["factors"], **options, **state["stated"].non_defaults)  # type: ignore[misc]
 
@@ -79,7 +79,10 @@ def _factors(given: tuple[Any, ...]) -> list[Launcher]:
 
 
 def _plain(factor: Launcher, pattern: Pattern) -> Launcher:
-    """Launcher of the chain's pattern, without stated options. Only a chain's first factor reads exchanged inputs."""
+    """Launcher of the chain's pattern, without stated options.
+
+    Only a chain's first factor may read its inputs in another order than the natural one, so patterns may differ.
+    """
     if factor.takes_lists or factor.options.non_defaults or factor.stated.non_defaults or factor.pattern != pattern:
         return Launcher(pattern, batches=sorted(factor.batches))
     return factor

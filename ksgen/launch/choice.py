@@ -38,7 +38,7 @@ class Choice:
     why: str
     misfit: bool = False  # wisdom had constants that this device cannot run
     from_wisdom: bool = False  # from a search or trial, at any batch and with any version of the template
-    is_measured: bool = False  # on this device, with the current template, at a batch of this class
+    is_measured: bool = False  # reliably on this device, with the current template, at a batch that `are_alike` accepts
     is_open: bool = False  # from wisdom that the next trial measures again
     is_fallback: bool = False  # replaces a choice that the device has refused, so that no measurement changes it
 
@@ -67,7 +67,10 @@ def built_beforehand(device: Device) -> list[tuple[str, Limits]]:
 
 
 def choose_for_many(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, aligned: bool = True) -> Choice:
-    """Choose like `choose`; on a processor without wisdom, at the next power of two, so that batches share sources."""
+    """Choose like `choose`. Without wisdom, a processor takes the choice of the next power of two as the batch.
+
+    So batches share sources.
+    """
     choice = choose(kernel, batch, limits, wisdom, aligned)
     if choice.from_wisdom or kernel.batch or not limits.is_cpu:
         return choice
@@ -105,7 +108,7 @@ def choose(kernel: KernelSpec, batch: int, limits: Limits, wisdom: Wisdom, align
         try:
             check_fit(found.family, found.constants, kernel, limits)
         except ConstantsError as error:
-            why = f"the family's default: what wisdom has does not fit this device ({error})"
+            why = f"the family's default: the constants in wisdom do not fit this device ({error})"
         else:
             where = f"batch {found.batch}"
             if found.batch != batch:
@@ -132,20 +135,20 @@ def expectation(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits) 
         return ""
     family, factor = found
     bar = limits.bar_of(family.name)
-    by_name = "" if family.is_default(kernel, batch) else ", which launchers take only by wisdom or by name"
-    taken = f", which is {bar.reason}" if bar else by_name
-    return f"; the cost model expects {family.name} to be {factor:.2f} times as fast{taken}"
+    by_name = "" if family.is_default(kernel, batch) else ", which launchers take only by wisdom or by name,"
+    taken = f", which is {bar.reason}," if bar else by_name
+    return f"; the cost model expects {family.name}{taken} to be {factor:.2f} times as fast"
 
 
 def described(choice: Choice, kernel: KernelSpec, batch: int, limits: Limits, device: str | None = None) -> str:
-    """Source of a choice on a device; for a default, also what may be faster, and the command that settles it.
+    """Source of a choice on a device; for a default, also a faster family, and the command that finds the fastest.
 
     `device` is the name by which the user asked for the device; None if it was not named.
     """
     if choice.is_fallback:
         return choice.why
     is_settled = choice.from_wisdom and not choice.is_open
-    settles = "" if is_settled else f"; settled by: {settling_command(kernel, batch, device)}"
+    settles = "" if is_settled else f"; to find the fastest: {settling_command(kernel, batch, device)}"
     return f"{choice.why}{expectation(choice, kernel, batch, limits)}{settles}"
 
 
@@ -167,11 +170,11 @@ def settling_command(kernel: KernelSpec, batch: int, device: str | None = None) 
 
 
 def _passed_over(entry: Entry | None) -> str:
-    """Reason why another batch's entry is preferred to this batch's entry; empty if there is none, or it is sound."""
+    """Reason why another batch's entry precedes this batch's own; empty if this batch has no entry, or a sound one."""
     if entry is None or entry.is_sound:
         return ""
-    why = "'s time is unreliable" if entry.why_unreliable else " is of another template version"
-    return f", because that one{why}"
+    why = "time is unreliable" if entry.why_unreliable else "entry is of another template version"
+    return f", whose own {why}"
 
 
 def choice_by_name(name: str, kernel: KernelSpec, batch: int, limits: Limits) -> Choice:

@@ -62,7 +62,10 @@ def bytes_saved(kernel: KernelSpec, batch: int) -> str:
     """Remark on memory traffic with X in eight bits and in its dtype; empty if X is not in eight bits."""
     if not kernel.has_bytes_in:
         return ""
-    return f"; {kernel.bytes(batch):,} bytes, with x in {kernel.dtype} {replace(kernel, inputs=SAME).bytes(batch):,}"
+    return (
+        f"; moves {kernel.bytes(batch):,} bytes; with x in {kernel.dtype}, it would move "
+        f"{replace(kernel, inputs=SAME).bytes(batch):,}"
+    )
 
 
 def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOptions, is_sum: bool = False) -> str:
@@ -87,7 +90,7 @@ def docstring(chains: Sequence[Chain], stated: StatedOptions, of_layer: LayerOpt
         f"A call takes {', '.join(operands)}.",
         f"Unless it names others, its options are: {_listed(words)}.",
     ]
-    return "\n".join(lines + ([f"The layer has {_listed(layer)}."] if layer else []))
+    return "\n".join(lines + ([f"The layer's own options are: {_listed(layer)}."] if layer else []))
 
 
 def _listed(options: Mapping[str, Any]) -> str:
@@ -127,7 +130,7 @@ class Explainable(Multiplier):
         weights: WeightStorage | Same | None = None,
         inputs: ByteStorage | Same | None = None,
     ) -> str:
-        """Describe which family and constants a call uses on a device, whether in one launch, and why.
+        """Describe which kernel family and constants a call uses on a device, whether it is one launch, and why.
 
         None means the stated option; if there is none, float32, "bsf" and unquantized arrays.
 
@@ -135,7 +138,7 @@ class Explainable(Multiplier):
             batch: Batch size of the call.
             precision: Arithmetic, such as "float16".
             layout: Layout of x: "bsf" or "bsl".
-            epilogue: `ksgen.spec.Epilogue` with bias, activation and residual, of the last factors.
+            epilogue: `ksgen.spec.Epilogue` with bias, activation and residual, for the last factor of each chain.
             device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
             job: "multiply" for calls, or "gradient" for calls of `Launcher.gradient`.
             out_layout: Layout of y. None: that of the launcher, else that of x.

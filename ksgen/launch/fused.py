@@ -29,8 +29,8 @@ from ksgen.values import counted
 _UNKNOWN = object()
 LEAST_ROWS = 8  # rows of the batch per core: below, each factor's outputs are divided among the cores
 LEAST_COLUMNS = 16  # the same in batch-size-last, where vectors run along the batch
-SMALL_BYTES = 2**19  # bytes of weights in bsf that one core reads faster than two synchronise (measured on two cores)
-NO_FAMILY = "no family does that on such a device"
+SMALL_BYTES = 2**19  # bytes of weights in bsf: one core reads fewer in less time than two cores synchronise (measured)
+NO_FAMILY = "no family runs several factors in one launch on such a device"
 NO_ROOM = "no family has room for all factors in one launch, in this precision"
 CONTIGUOUS_READS = "in batch-size-last each separate factor reads its rows and weights contiguously"
 BEFORE_A_CAPTURE = "call it once before the capture, or build(batch) of the launcher or layer"
@@ -52,7 +52,7 @@ def plan_for(fit: CheckedArguments, device: Device, stream: Stream, aligned: boo
     """
     assert fit.kernel is not None
     key, kernel = (device, PLANNER.generation, aligned), fit.kernel
-    once = BEFORE_A_CAPTURE if kernel.job == "gradient" else ""  # gradients have no prepare
+    once = BEFORE_A_CAPTURE if kernel.job == "gradient" else ""  # `prepare` takes no gradients
     refuse = partial(refuse_capture, device, stream, "builds and loads its kernel", once)
 
     def plan_of(kernel: KernelSpec) -> Plan | None:
@@ -106,9 +106,9 @@ def fused_plan(
 def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") -> Verdict:
     """Whether a chain's fused kernel is faster at a batch, and why.
 
-    On a processor, batches that are too small for one launch are decided first (`shared_out`). Then measured times of
-    searches decide, else a rule on a processor, or expected times on a GPU. With `fuse` "yes", the verdict is whether
-    the kernel is available.
+    On a processor, batches that are too small for one launch are decided first (`shared_out`). Then the
+    times that searches measured decide. Without such times, a rule decides on a processor, and expected times on a GPU.
+    With `fuse` "yes", the verdict is whether the kernel is available.
     """
     kernel = kernel.untied
     if fuse == "auto":
@@ -177,9 +177,11 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
         one = PLANNER.measured(device, fused, batch)
         if one is None or (apart := _measured_apart(device, fused, batch, one.batch)) is None:
             continue
-        description = f"searches measured {one.median_us:.3g} us of one launch at batch {one.batch}, and {apart:.3g} us"
+        description = (
+            f"searches measured {one.median_us:.3g} us for one launch at batch {one.batch}, and {apart:.3g} us"
+        )
         copy = ", with the copy that transposes an intermediate" if kernel.out_layout else ""
-        others = "of the layers one by one" if kernel.is_group else f"of one for each factor{copy}"
+        others = "for the layers one by one" if kernel.is_group else f"for one launch per factor{copy}"
         return Verdict((one.median_us or 0.0) < apart, f"{description} {others}")
     return None
 
@@ -214,7 +216,7 @@ def shared_out(kernel: KernelSpec, cores: int, batch: int) -> str:
     least = least_rows(cores, kernel.layout)
     if batch >= least or (kernel.layout == "bsf" and kernel.weight_bytes <= SMALL_BYTES):
         return ""
-    large = f", as all weights have more than {SMALL_BYTES // 1024} KB" if kernel.layout == "bsf" else ""
+    large = f", as all weights together have more than {SMALL_BYTES // 1024} KB" if kernel.layout == "bsf" else ""
     return f"below {counted(least, 'row')} of the batch each factor's outputs are divided among cores{large}"
 
 
@@ -268,9 +270,9 @@ def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
         return Verdict(False, f"the speed of {limits.target} is unknown")
     if others_us == inf:
         return Verdict(True, "no family runs the factors one by one")
-    others = "of the layers one by one" if kernel.is_group else "of one for each factor"
+    others = "for the layers one by one" if kernel.is_group else "for one launch per factor"
     description = (
-        f"the cost model expects {one_us:.3g} us of one launch at batch {batch}, and {others_us:.3g} us {others}"
+        f"the cost model expects {one_us:.3g} us for one launch at batch {batch}, and {others_us:.3g} us {others}"
     )
     return Verdict(one_us < others_us, description)
 

@@ -87,7 +87,7 @@ class GroupLauncher(BaseLauncher):
         return self._given, {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle of an earlier version, which holds the attributes."""
+        """Restore a pickle that an earlier version of ksgen wrote: it holds the attributes."""
         stated = state["stated"].non_defaults
         layers = (ChainLauncher(*each.factors, **each.options.non_defaults, **stated) for each in state["layers"])
         self.__init__(*layers)  # type: ignore[misc]

@@ -127,8 +127,8 @@ class Launcher(BaseLauncher):
     def _check_is_factor(self, what: str) -> None:
         if self._factors:
             raise LaunchError(
-                f"{self!r}: {what} belong to one factor, and this has {len(self._factors)}; accepted: one of "
-                "launcher.factors"
+                f"{self!r}: {what} belong to one factor, and this launcher has {len(self._factors)}; accepted: "
+                "one of launcher.factors"
             )
 
     def gradient(
@@ -177,8 +177,8 @@ class Launcher(BaseLauncher):
     ) -> Call:
         """Do everything for a gradient but the launch.
 
-        On processors, `bias` may be an array for the gradient of a bias. That is the sum of `grad_y` over the batch,
-        in the order of its features.
+        On processors, `bias` may be an array for the gradient of a bias: the sum of `grad_y` over the batch. The
+        features of both have the same order.
         """
         self._check_is_factor("gradients of weights")
         outputs = {"out": out, "bias": bias}
@@ -233,7 +233,7 @@ class Launcher(BaseLauncher):
     def _pack_quantized(self, weights: Quantized, device: str | None, stream: Any) -> Weights:
         if weights.pattern.natural != self.pattern.natural:
             raise LaunchError(f"{self!r}: got {weights!r}; weights of {self.pattern} are needed")
-        weights = replace(weights, pattern=self.pattern)  # quantized weights know no order of features
+        weights = replace(weights, pattern=self.pattern)  # quantized weights do not store an order of features
         found = view(weights.scale, "weights.scale", stream_handle(stream))
         if found.device == "host":
             return pack_quantized(weights, find_device(device))

@@ -1,7 +1,7 @@
 """Host memory of any library as NumPy arrays, and new arrays of an argument's library.
 
-Two arrays are copied. Separate launches of a layer transpose a matrix if its layouts of X and Y differ. Weights are
-copied if they repeat a slice by strides of zero.
+Arrays are copied in two cases. Separate launches of a layer transpose x or an intermediate if the layouts of X and Y
+differ. Weights are copied if they repeat a slice by strides of zero.
 """
 
 import ctypes
@@ -80,13 +80,13 @@ def tie_of(found: ArrayView | None) -> str:
 
 
 def repetition(found: ArrayView, stream: Any) -> tuple[Any, Callable[[], None]]:
-    """Allocate an array for all values of one that `is_repeated`; also return the function that copies them into it.
+    """Allocate an array for all values of an array that `is_repeated`, and make the function that copies them into it.
 
     The copies run on `stream`, or else on the stream that was current when the array was viewed.
     """
     handle = found.stream if stream is None else stream_handle(stream)
     with sys.modules["torch"].inference_mode(False) if found.kind == "torch" else nullcontext():
-        whole = new_array(found, found.shape, handle)  # prepared calls write to it in any mode
+        whole = new_array(found, found.shape, handle)  # prepared calls write to it outside inference mode, too
     later = found._replace(stream=None)  # another stream may be current when a prepared call runs
 
     def copy() -> None:

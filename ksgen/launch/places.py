@@ -149,9 +149,9 @@ def new_workspace(plan: Plan, x: ArrayView, stream: Stream) -> tuple[Any, Any]:
     if not plan.workspace_bytes:
         return None, None
     if x.kind != "torch":  # PyTorch can allocate while a graph is recorded
-        prepared = "record the call that launcher.prepare(...) gave before the capture"
+        prepared = "before the capture, prepare the call by launcher.prepare(...), and record the prepared call"
         remedy = "give PyTorch's tensors" if plan.kernel.job == "gradient" else prepared
-        refuse_capture(plan.device, stream, "allocates memory to work in", remedy)
+        refuse_capture(plan.device, stream, "allocates its workspace", remedy)
     if x.kind in STREAM_ORDERED:
         array = new_array(x, (plan.workspace_bytes // plan.kernel.item_bytes,), stream_handle(stream))
         return view(array).pointer, array

@@ -250,7 +250,7 @@ class Call:
         return self.out
 
     def keep_output(self) -> None:
-        """Let later launches store the output through the caches if it fits them, because the next launch reads it."""
+        """Let later launches store an output that fits the caches into them, because the next launch reads it."""
         self.arguments = self.plan.without_streaming(self.arguments)
 
     def _become(self, other: "Call") -> None:
@@ -447,8 +447,8 @@ def load(device: Device, source: Source, binary: Binary, early: bool = True) -> 
 def check_launchable(device: Device, loaded: Loaded) -> None:
     """Raise `RefusedError` if the driver refuses the tensor maps of a source, or the GPU cannot run its clusters.
 
-    Otherwise, note how many clusters run at the same time. A MIG instance may have few multiprocessors per GPC. Only
-    NVIDIA GPUs have tensor maps and clusters.
+    Otherwise, note how many clusters run at the same time. A MIG instance may have too few multiprocessors per GPC for
+    a cluster. Only NVIDIA GPUs have tensor maps and clusters.
     """
     source, family = loaded.source, family_named(loaded.source.family)
     batch = source.kernel.batch or TRIED_BATCH

@@ -61,7 +61,7 @@ class Planner:
         bundle = Bundle(path)
         with self._guard:
             self._bundles.insert(0, bundle)
-            put_in_use(bundle)  # binaries that the device itself needs
+            put_in_use(bundle)  # for binaries that the device itself builds; caches precede bundles there
             self.forget()
 
     def forget(self) -> None:
@@ -170,7 +170,8 @@ class Planner:
         """Plan of a choice, or of another one if its kernel cannot be built or launched.
 
         If the build fails, prebuilt kernels are tried. They are for the target's usual card, or for any processor with
-        a subset of this one's instructions. Kernels that read all weights follow those that read tied weights once.
+        a subset of this one's instructions. If weights are tied, kernels that read a slice once are tried before those
+        that read all weights.
         """
         while True:
             try:
@@ -199,7 +200,7 @@ class Planner:
             if device.name not in self._wisdom:
                 name = file_name(device.name)
                 packed = [text for bundle in self._bundles for each, text in bundle.wisdom().items() if each == name]
-                # The newest bundle wins: it comes last.
+                # Later texts take precedence, so the newest bundle comes last.
                 texts = [text.decode(errors="replace") for text in reversed(packed)]
                 self._wisdom[device.name] = load_wisdom(device.name, texts, target=device.target)
             return self._wisdom[device.name]

@@ -22,7 +22,7 @@ def where_to_work(
     stream: Any,
     packed_on: Device | None = None,
 ) -> tuple[Device, Stream, dict[str, ArrayView]]:
-    """Device and stream of a call, and the arrays, ready for it.
+    """Device and stream of a call, and its arrays. Work on the arrays precedes later work on the stream.
 
     The stream is the given one, else that of the arrays. A call on host arrays runs on the device of its packed
     weights, if there are any.
@@ -143,7 +143,8 @@ def in_their_context(caller: object, device: Device, stream: Stream, views: View
         return device
     contexts = {name: context_of(found.pointer) for name, found in views.items() if found.device != "host"}
     for name, held in contexts.items():
-        if held is None and views[name].kind not in STREAM_ORDERED:  # these cache freed memory, and may use the host's
+        # PyTorch and CuPy cache freed memory, and their arrays may lie in host memory
+        if held is None and views[name].kind not in STREAM_ORDERED:
             address = f"{views[name].pointer:#x}"
             raise LaunchError(
                 f"{caller!r}: {name} lies at {address}, which is no memory of CUDA and may have been freed; give an "

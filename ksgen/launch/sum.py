@@ -16,7 +16,7 @@ from ksgen.launch.streams import device_and_stream
 from ksgen.spec import Epilogue, Layout
 from ksgen.spec.kernel import sum_steps
 
-WHY_SEVERAL = "each adds the sum of the earlier ones as its residual"
+WHY_SEVERAL = "each chain adds the sum of the earlier ones as its residual"
 
 
 class SumLauncher(GroupLauncher):
@@ -25,7 +25,7 @@ class SumLauncher(GroupLauncher):
     The first chain writes y, with the bias and the residual. Each further chain adds y in its own last kernel, so the
     sum takes no pass of its own. The last kernel applies the activation. So an activation with a residual needs
     `residual_first=True`. In 16 bits, each partial sum is rounded. Arguments that any chain would refuse are refused
-    before the first launch, and so is a `fuse="yes"` that no kernel can serve.
+    before the first launch. A chain with `fuse="yes"` is refused, too, if no kernel runs it in one launch.
 
     Args:
         *layers: Two or more `ChainLauncher`s, `Launcher`s, chains or patterns, one per argument. All must take and give

@@ -150,7 +150,7 @@ class Weights:
 
 
 def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
-    """Copy host weights to the device; of tied ones, their slice."""
+    """Copy host weights to the device; of tied weights, copy only one slice."""
     if tie := tie_of(found):
         part = host_array(found)[SLICES[tie]].copy()
 
@@ -171,7 +171,7 @@ def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: St
     given, seen, tie = found, _seen(found), tie_of(found)
     found = found if tie else _whole(found, stream)
     device.synchronize(stream)
-    place = found._replace(kind="packed", owner=None)  # the address alone: `Launcher.pack` has checked for gradients
+    place = found._replace(kind="packed", owner=None)  # no tensor: later checks compare addresses only
 
     def repeat(later: Stream) -> tuple[Buffer, Any]:
         whole = _whole(given, later)

@@ -79,7 +79,7 @@ def tune(
         if job != "multiply":
             raise SpecError(f"job={excerpt(job)} of a chain; accepted: multiply")
         if len(chains) > 1 and out_layout:
-            raise SpecError(f"out_layout={excerpt(out_layout)} of a group of chains; accepted: of one chain")
+            raise SpecError(f"out_layout={excerpt(out_layout)} of a group of chains; accepted: out_layout of one chain")
     kernel = layer_launch(
         chains, precision, layout, epilogue, job=job, between=between, out_layout=out_layout, weights=weights,
         inputs=inputs,

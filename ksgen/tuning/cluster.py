@@ -179,7 +179,7 @@ def _check_version(address: str, facts: Facts) -> None:
     if (facts.ksgen, facts.templates) != here:
         raise KsgenError(
             f"{address} has ksgen {facts.ksgen} with other templates than this machine's ksgen {__version__}; install "
-            "the same"
+            "the same ksgen on both"
         )
 
 

@@ -99,7 +99,10 @@ def chains_of(layer: object) -> tuple[Chain, ...]:
 
 
 def kernels_of_spec(spec: Spec) -> "dict[KernelSpec, SourcePlace | None]":
-    """Kernels of a spec as launchers look them up, for layers, groups and factors, each with the place of its batch."""
+    """Kernels of a spec as launchers look them up, for layers, groups and factors.
+
+    Each has the place in the spec's file that states its batch, or None.
+    """
     found: dict[KernelSpec, SourcePlace | None] = {}
     for kernel in (kernel for launches in spec.launches.values() for kernel in launches):
         found |= dict.fromkeys(with_layers(kernel.untied), spec.batch_places.get(kernel))

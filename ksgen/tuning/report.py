@@ -79,7 +79,7 @@ class Section:
         """Sentences about the winner, and about the outcomes of the candidates."""
         lines = [f"{counted(len(self.trials), 'candidate')}: {by_state(self.trials)}."]
         if self.left_out:
-            lines.append(f"{self.left_out} of earlier templates or drivers are left out.")
+            lines.append(f"{counted(self.left_out, 'trial')} of earlier templates or drivers left out.")
         if not (winner := self.winner):
             return ["No candidate was measured.", *lines]
         spread = "" if winner.spread is None else f", uncertain by {winner.spread:.1%}"
@@ -87,7 +87,7 @@ class Section:
         if winner.floor_us and (part := share(winner.floor_us, winner.median_us)):
             first.append(f"{part} of the floor, which is {microseconds(winner.floor_us)} µs.")
         if min(map(time_us, self.measured)) < time_us(winner):
-            first.append("Shorter times were seen, but not in the finals, where candidates are measured side by side.")
+            first.append("Shorter times were seen, but not in the finals, where candidates are measured alternately.")
         if winner.note:
             first.append(f"Its time is unreliable: {winner.note}.")
         return [*first, *lines]

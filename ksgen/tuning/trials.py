@@ -48,7 +48,7 @@ class Trial:
     flops_per_s: float | None = None  # rate at which it computed with the family's instructions
     registers: int | None = None  # per thread; None if the compiler does not say
     shared_bytes: int | None = None  # per block
-    note: str = ""  # remark about the figure, such as "clocks moved"
+    note: str = ""  # remark about the time, such as "clocks moved"
     driver: str = ""
     compiler: str = ""  # name and version
     measured_at: str = ""  # ISO 8601, UTC
@@ -91,8 +91,9 @@ class TrialStore:
     def trials(
         self, kernel: KernelSpec | None = None, batch: int | None = None, device: str | None = None, newest: int = -1
     ) -> list[Trial]:
-        """Trials, in the order in which they were first tried. A kernel, batch or device restricts them if named. Only
-        the `newest` ones are returned, unless that is -1.
+        """Trials of the given kernel, batch and device, in the order in which they were first tried.
+
+        None means any. At most the `newest` trials are returned; -1 means all.
 
         Trials of another version of ksgen, with constants unknown to this one, are skipped.
         """
@@ -142,7 +143,7 @@ def _open(path: Path) -> sqlite3.Connection:
     _check(path)
     database = _connect(str(path))
     try:
-        # No write-ahead log, whose shared memory no network file system has: a home folder may be on one.
+        # A write-ahead log needs shared memory, which network file systems lack. A home folder may be on such a system.
         database.execute("pragma journal_mode = delete")
         database.execute(_SCHEMA)
         database.execute("begin immediate")  # if nothing can be written, this fails now, not at the first trial

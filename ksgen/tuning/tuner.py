@@ -159,8 +159,8 @@ class Tuner:
     def _guesses(self, job: Job, machine: Machine, incumbent: Entry | None) -> list[Candidate]:
         """Candidates to measure first: the known entry, the launchers' default, and the families' defaults.
 
-        A trial measures few candidates. So of the rest, one default per family comes first, in the order of predicted
-        times.
+        A trial measures few candidates. So `default` of each family precedes the other `defaults`, both in the order of
+        predicted times.
         """
         first = [Candidate(incumbent.family, incumbent.constants)] if incumbent else []
         only, others = self.options.family, list[Candidate]()  # an alias may mean one kind of a family's constants
@@ -239,8 +239,8 @@ class Tuner:
     def _known(self, job: Job) -> dict[Candidate, Trial]:
         """The job's trials with this template and driver that need not be repeated.
 
-        Failed candidates are tried again, because disk or memory may have been full, and so are those with unreliable
-        times.
+        Failed candidates are tried again, because disk or memory may have been full. Candidates with unreliable times
+        are tried again, too.
         """
         if self.options.fresh:
             return {}
@@ -262,7 +262,7 @@ def _is_current(trial: Trial) -> bool:
 def _is_better(tuned: Tuned, incumbent: Entry | None) -> bool:
     """Whether the winner replaces the incumbent: the better rank wins.
 
-    With equal ranks, the winner of a complete search does, and after a stopped search, the shorter time decides.
+    With equal ranks, the winner of a complete search replaces it. After a stopped search, the shorter time decides.
     """
     entry = tuned.entry()
     if incumbent is None or (incumbent.kernel, incumbent.batch) != (entry.kernel, entry.batch):

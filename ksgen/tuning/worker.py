@@ -269,14 +269,14 @@ class Clocks:
             return cls()
 
     def moved_since(self, before: "Clocks") -> set[str]:
-        """Notes for a figure that was measured between the two readings."""
+        """Notes for a time that was measured between the earlier reading and this one."""
         notes = set()
         if self.megahertz and before.megahertz and abs(self.megahertz / before.megahertz - 1) > CLOCK_SHARE:
             notes.add("clocks moved")
         if self.degrees and before.degrees and abs(self.degrees - before.degrees) > DEGREES:
             notes.add("temperature moved")
         if self.slowed or before.slowed:
-            notes.add("clocks were held down")
+            notes.add("clocks were throttled")
         return notes
 
 

@@ -165,7 +165,7 @@ def test_a_specs_layers_and_groups_are_tuned_and_taken_by_launchers(home: Path) 
     without_notes(find_device("opencl:0").name)
     factor, pair = Launcher(2, 9, 5, 3), (Launcher(2, 9, 5, 3), Launcher(1, 4, 18, 3))
     group, transposed = GroupLauncher(factor, ChainLauncher(*pair, between="relu")), ChainLauncher(*pair)
-    assert "us of the layers one by one" in group.explain(70, device="opencl:0")
+    assert "us for the layers one by one" in group.explain(70, device="opencl:0")
     assert "with the copy that transposes an intermediate" in transposed.explain(
         70, device="opencl:0", out_layout="bsl"
     )

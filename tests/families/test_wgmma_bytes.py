@@ -228,7 +228,7 @@ def test_wisdom_selects_it_and_a_search_looks_at_it() -> None:
     found = choose(kernel, 500, GPU, known)
     assert (found.family, found.constants, found.is_measured) == ("wgmma", entry.constants, True)
     assert choose(kernel, 500, GPU, known, aligned=False).family != "wgmma"
-    assert "what wisdom has does not fit this device" in choose(kernel, 500, cuda_limits("sm_89"), known).why
+    assert "the constants in wisdom do not fit this device" in choose(kernel, 500, cuda_limits("sm_89"), known).why
     assert supported_families(Job(kernel, 512), GPU) == ["wgmma", "mma", "simt"]
 
 

@@ -392,7 +392,7 @@ def test_a_launcher_of_several_factors_is_flat_in_a_chain_and_a_group() -> None:
 
 def test_what_belongs_to_one_factor_is_refused_of_several() -> None:
     own = Launcher(PAIR)
-    remedy = "and this has 2; accepted: one of launcher.factors"
+    remedy = "and this launcher has 2; accepted: one of launcher.factors"
     with pytest.raises(LaunchError, match=f"gradients of weights belong to one factor, {remedy}"):
         own.gradient(draw(3, 30), draw(3, 12))
     with pytest.raises(LaunchError, match=f"packed weights belong to one factor, {remedy}"):

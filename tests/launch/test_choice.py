@@ -64,7 +64,7 @@ def test_ties_decide_neither_family_nor_constants() -> None:
 def test_a_kernel_that_is_to_be_tried_again_comes_with_the_command(measured: dict[str, object], is_open: bool) -> None:
     constants = FAMILIES["simt"].default(KERNEL, HOPPER, 40)
     found = choose(KERNEL, 40, HOPPER, Wisdom([Entry(KERNEL, 40, "simt", constants, measured)]))
-    command = "; settled by: ksgen calibrate 2,64,48,4 --batch 40"
+    command = "; to find the fastest: ksgen calibrate 2,64,48,4 --batch 40"
     assert described(found, KERNEL, 40, HOPPER) == f"{found.why}{command if is_open else ''}"
 
 
@@ -85,8 +85,8 @@ def test_a_default_that_the_model_expects_to_be_slower_is_named_in_words(monkeyp
     assert found.family == "mma"
     assert factor > 1.5
     said = (
-        f"; the cost model expects {family} to be {factor:.2f} times as fast, which launchers take only by wisdom "
-        "or by name"
+        f"; the cost model expects {family}, which launchers take only by wisdom or by name, to be {factor:.2f} times "
+        "as fast"
     )
     assert expectation(found, kernel, LARGE, HOPPER) == said
     assert expectation(replace(found, from_wisdom=True), kernel, LARGE, HOPPER) == ""  # its time was measured
@@ -94,7 +94,8 @@ def test_a_default_that_the_model_expects_to_be_slower_is_named_in_words(monkeyp
     # a default of the same family that is not the fastest
     slow = choice_by_name("wgmma_permuted", kernel, LARGE, HOPPER)
     assert re.match(
-        r"; the cost model expects wgmma to be \d\.\d\d times as fast", expectation(slow, kernel, LARGE, HOPPER)
+        r"; the cost model expects wgmma, which launchers take .*, to be \d\.\d\d times as fast",
+        expectation(slow, kernel, LARGE, HOPPER),
     )
     plain = choice_by_name("simt", kernel, LARGE, cuda_limits("sm_80"))
     assert expectation(plain, kernel, LARGE, cuda_limits("sm_80")).endswith(" times as fast")  # mma, which is a default

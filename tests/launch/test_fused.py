@@ -48,8 +48,8 @@ def test_a_processor_takes_one_launch_of_small_weights_or_large_batches(
     found = fused.verdict(device, KernelSpec((chain.factors,), "float32", layout, Epilogue()), batch)
     assert found.is_one == is_one
     least = {
-        "bsf": "32 rows of the batch each factor's outputs are divided among cores, as all weights have more than 512 "
-        "KB",
+        "bsf": "32 rows of the batch each factor's outputs are divided among cores, as all weights together "
+        "have more than 512 KB",
         "bsl": "64 rows of the batch each factor's outputs are divided among cores",
     }
     if layout == "bsl" and batch >= 64:
@@ -104,15 +104,17 @@ def test_what_searches_measured_decides(
     assert verdict.is_one == is_one
     assert (
         verdict.why
-        == f"searches measured {times[0]:.3g} us of one launch at batch 5000, and 5.5 us of one for each factor"
+        == f"searches measured {times[0]:.3g} us for one launch at batch 5000, and 5.5 us for one launch per factor"
     )
     transposed = fused.verdict(device, replace(kernel, out_layout="bsl"), 6272)
     assert transposed.is_one
-    assert transposed.why.endswith("and 7.5 us of one for each factor, with the copy that transposes an intermediate")
+    assert transposed.why.endswith(
+        "and 7.5 us for one launch per factor, with the copy that transposes an intermediate"
+    )
     group = KernelSpec((PAIR.factors, PAIR.factors), "float32", "bsf", Epilogue())
     apart_us = 2 * min(times[0], 5.5)  # the faster way for each layer
     assert fused.verdict(device, group, 6272).why.endswith(
-        f"at batch 5000, and {apart_us:.3g} us of the layers one by one"
+        f"at batch 5000, and {apart_us:.3g} us for the layers one by one"
     )
     monkeypatch.setattr(fused, "limits_of", lambda _device: None)
     found[PAIR.factors].batch = 6000  # at another batch than its factors
@@ -134,7 +136,7 @@ def test_unreliable_times_decide_nothing(monkeypatch: pytest.MonkeyPatch, noisy:
     monkeypatch.setattr(fused.PLANNER, "_wisdom_of", lambda _device: Wisdom(entries))
     found = fused.verdict(device, kernel, 5000)
     assert found.is_one == bool(noisy)
-    says = "searches measured 6 us of one launch at batch 5000, and 5.5 us of one for each factor"
+    says = "searches measured 6 us for one launch at batch 5000, and 5.5 us for one launch per factor"
     assert found.why == ("intermediates stay in the cache" if noisy else says)
 
 
@@ -201,7 +203,7 @@ GPU: Any = Imagined(
             LAYER,
             "float16",
             "sm_80",
-            r"expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of one for each factor",
+            r"expects [\d.]+ us for one launch at batch 25088, and [\d.]+ us for one launch per factor",
         ),
         (LAYER, "float16", "sm_75", "no family has room for all factors in one launch, in this precision"),
         (Chain((Pattern(1, 8192, 8192, 1),) * 2), "float16", "sm_80", "no family has room"),
@@ -230,4 +232,4 @@ def test_other_devices_have_no_chains() -> None:
     limits = DeviceLimits(shared_bytes_per_block=2**15, threads_per_block=256, multiprocessors=CORES)
     device: Any = Imagined(shares_host=False, name="unnamed", kind="opencl", target="", limits=limits)
     found = fused.verdict(device, KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
-    assert found == fused.Verdict(False, "no family does that on such a device")
+    assert found == fused.Verdict(False, "no family runs several factors in one launch on such a device")

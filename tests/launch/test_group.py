@@ -449,7 +449,7 @@ def test_what_a_search_found_for_small_batches_is_launched(
     gpu.synchronize()
     are_right(own, given, "bsf", "float16")
     told = of_gpu().explain(3, precision="float16")
-    says = f"searches measured {group_us:.3g} us of one launch at batch 3, and 4.5 us of the layers one by one"
+    says = f"searches measured {group_us:.3g} us for one launch at batch 3, and 4.5 us for the layers one by one"
     if is_one:
         assert [(each.family, each.constants, each.why) for each in chosen] == [
             ("gemv", fastest, "wisdom, measured at batch 3; 2.00 times as fast as the default")
@@ -476,18 +476,18 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
         r"2,48,64,1 then 1,64,48,2, and 2,24,64,1, and 2,48,64,1 then .* on Fake GPU: one launch, by mma, ", told
     )
     assert re.search(
-        r"the cost model expects [\d.]+ us of one launch at batch 25088, and [\d.]+ us of the layers one by one; "
-        r"the family's default: no search has been run for this kernel on this device; settled by: ksgen calibrate "
-        r'2,48,64,1 1,64,48,2 --precision float16 --group-with "2,24,64,1" --group-with "2,48,64,1 1,64,48,2" '
-        "--batch 25088$",
+        r"the cost model expects [\d.]+ us for one launch at batch 25088, and [\d.]+ us for the layers one by one; "
+        r"the family's default: no search has been run for this kernel on this device; to find the fastest: ksgen "
+        r'calibrate 2,48,64,1 1,64,48,2 --precision float16 --group-with "2,24,64,1" '
+        r'--group-with "2,48,64,1 1,64,48,2" --batch 25088$',
         told,
     )
     told = of_gpu().explain(3, precision="bfloat16", layout="bsl")
     assert ": one launch, by gemv, tile_batch=" in told
     assert re.search(
-        r"the cost model expects [\d.]+ us of one launch at batch 4, and [\d.]+ us of the layers one by one; "
-        r"the family's default: no search has been run for this kernel on this device; settled by: ksgen calibrate "
-        r'2,48,64,1 1,64,48,2 --precision bfloat16 --layout bsl --group-with "2,24,64,1" '
+        r"the cost model expects [\d.]+ us for one launch at batch 4, and [\d.]+ us for the layers one by one; "
+        r"the family's default: no search has been run for this kernel on this device; to find the fastest: ksgen "
+        r'calibrate 2,48,64,1 1,64,48,2 --precision bfloat16 --layout bsl --group-with "2,24,64,1" '
         r'--group-with "2,48,64,1 1,64,48,2" --batch 3$',
         told,
     )

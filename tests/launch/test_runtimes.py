@@ -272,7 +272,7 @@ def test_several_launches_of_one_call(device: Any, permuting: Launcher) -> None:
         call = permuting.prepare(given, kept, out=out, stream=stream)
         device.upload(given.memory, 2 * x)
         with captured(device, handle_of(stream)) as replay:
-            with pytest.raises(LaunchError, match="allocates memory to work in"):
+            with pytest.raises(LaunchError, match="allocates its workspace"):
                 permuting(given, kept, out=out, stream=stream)
             call()
         replay()

@@ -179,7 +179,7 @@ def test_docstrings_say_what_is_taken(emitted: ModuleType) -> None:
     assert "precision that of the arrays" in emitted.ks_1_9_3_1.__doc__
     deep = ChainLauncher(FIRST, THEN, between="relu", fuse="no", out_layout="bsl").__doc__ or ""
     assert "options are: layout bsf, activation none, precision that of the arrays, out_layout bsl." in deep
-    assert "The layer has between relu, fuse no." in deep
+    assert "The layer's own options are: between relu, fuse no." in deep
 
 
 def test_only_what_every_entry_states_alike_counts() -> None:

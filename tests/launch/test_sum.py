@@ -267,7 +267,9 @@ def test_dyad_is_the_sum_of_its_structures() -> None:
 def test_an_explanation_has_each_chain_with_what_it_adds() -> None:
     processor()
     text = total().explain(batch=33, epilogue=Epilogue(bias=True))
-    assert text.startswith(f"{' plus '.join(map(str, CHAINS))}: layer by layer; each adds the sum of the earlier ones")
+    assert text.startswith(
+        f"{' plus '.join(map(str, CHAINS))}: layer by layer; each chain adds the sum of the earlier ones"
+    )
     assert "2x5x4x3_float32_bsf_residual at batch 33" in text
     text = str(total(bias=True).__doc__)
     assert text.startswith(f"Multiply x by {' plus '.join(map(str, CHAINS))} (24 to 30 features).")
@@ -289,7 +291,7 @@ def test_what_does_not_fit_is_refused_before_any_launch(monkeypatch: pytest.Monk
         with pytest.raises(LaunchError, match=message):
             made(given.pop("x", x), given.pop("weights", weights), **given)
 
-    after = "accepted: residual_first=True, because each adds the sum of the earlier ones as its residual"
+    after = "accepted: residual_first=True, because each chain adds the sum of the earlier ones as its residual"
     refused(f"a residual after activation='relu'; {after}", activation="relu", residual=draw(33, 30))
     with pytest.raises(SpecError, match="residual_first='no'; accepted: True or False"):
         own(x, weights, residual_first="no")

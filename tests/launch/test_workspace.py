@@ -73,7 +73,7 @@ def test_a_graph_records_tensors_and_prepared_calls_but_no_workspace_of_ksgens_o
     gpu.begin_capture()
     y = permuting(*tensors)
     call()
-    with pytest.raises(LaunchError, match=r"allocates memory to work in.*record the call that launcher.prepare"):
+    with pytest.raises(LaunchError, match=r"allocates its workspace.*prepare the call by launcher.prepare"):
         permuting(*others, out=outs[1])
     gpu.end_capture()()
     check(y.data.content, x, weights, precision="float16")

@@ -25,6 +25,6 @@ def test_a_section_is_one_job_of_the_last_template_version() -> None:
         "1.87 times as fast as the first candidate; the median of 20 blocks, uncertain by 2.1%.",
         "39% of the floor, which is 9 µs.",
         "36 candidates: 30 measured, 6 pruned.",
-        "4 of earlier templates or drivers are left out.",
+        "4 trials of earlier templates or drivers left out.",
     ]
     assert first.summary == ("23.1", "39%", "1.87", "36", f"mma: {first.winner.constants}")

@@ -262,7 +262,7 @@ def test_a_reliable_time_near_by_wins_over_a_nearer_unreliable_one() -> None:
         2049: None,
     }
     assert Wisdom([unreliable, stale]).lookup(KERNEL, 1500) == unreliable
-    told = "wisdom, measured at batch 1100, the nearest to 1500, because that one's time is unreliable"
+    told = "wisdom, measured at batch 1100, the nearest to 1500, whose own time is unreliable"
     assert choose(KERNEL, 1500, GPU, known).why == told
     of_another_text = told.replace("1500", "1600").replace(
         "that one's time is unreliable", "that one is of another template version"
@@ -289,7 +289,7 @@ def test_entries_of_families_that_do_not_take_a_batch_are_passed_over() -> None:
 def test_wisdom_that_does_not_fit_the_device_is_skipped_and_reported() -> None:
     small = Limits(16 * 1024)
     chosen = choose(KERNEL, 1000, small, Wisdom([entry(1000, 4)]))
-    assert "what wisdom has does not fit this device" in chosen.why
+    assert "the constants in wisdom do not fit this device" in chosen.why
     assert FAMILIES["simt"].shared_bytes(KERNEL, chosen.constants) <= small.shared_bytes
 
 

@@ -70,7 +70,7 @@ class ChainLayer:
             raise LaunchError(f"{self._name()}: out_layout={self.out_layout!r} of {what}; accepted: layers without it")
 
     def _name(self) -> str:
-        return f"{self._kind}({self.chain}{'' if self.split is None else f'; here {self.own_chain}'})"
+        return f"{self._kind}({self.chain}{'' if self.split is None else f'; on this process {self.own_chain}'})"
 
     def forward(self, x: Tensor, residual: Tensor | None = None, *, after: Activation = "none") -> Tensor:
         """Compute y = activation(x K^T + bias) + residual.
@@ -152,7 +152,7 @@ class ChainLayer:
             return x.new_zeros(self._y_shape(x))
 
     def _needs_kernels(self) -> bool:
-        """Whether the layer waits for its kernels, because PyTorch has no such product or its user asked for them."""
+        """Whether the layer waits for its kernels, because PyTorch has no such product or the user asked for them."""
         layer: Any = self
         if layer.has_stored_type or layer.backend == "ksgen" or layer.fuse == "yes":
             return True
@@ -217,8 +217,8 @@ def activated(y: Tensor, **named: Any) -> Tensor:
 def freeze(model: nn.Module) -> list[str]:
     """Declare that the weights of a model's layers stay unchanged: packed forms are cached until the layers thaw.
 
-    A detected change thaws a layer, with a warning. Moves of a layer, loads of its state and optimizer steps are
-    detected. So are in-place writes that increment the version counter of a tensor. `train()` thaws silently. Writes
+    A detected change thaws a layer, with a warning. Moves of a layer, loads of its state, optimizer steps,
+    and in-place writes that increment a tensor's version counter are detected. `train()` thaws silently. Writes
     through `.data`, NumPy, a collective or a CUDA graph's replay are not detected: thaw first. Copies of a frozen layer
     are not frozen.
 
@@ -230,7 +230,7 @@ def freeze(model: nn.Module) -> list[str]:
 
     Raises:
         LaunchError: A layer cannot be frozen, such as one whose weights a parametrization other than `Tied` computes at
-            each use. Then no layer is frozen that was not before.
+            each use. The call then freezes none of the layers.
 
     Examples:
         >>> from torch import nn

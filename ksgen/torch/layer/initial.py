@@ -69,7 +69,9 @@ def _identity(what: str, chain: Chain, like: Tensor) -> Sequence[Tensor]:
     if all(pattern.b == pattern.c for pattern in chain):
         return [torch.eye(pattern.b, device=like.device)[None, :, :, None].expand(pattern.shape) for pattern in chain]
     if len(chain) > 2 and not chain.is_chainable:
-        raise LaunchError(f"{what} for a chain that is not chainable; accepted: chainable ones, or two factors")
+        raise LaunchError(
+            f"{what} for a chain that is not chainable; accepted: a `Chain` that is_chainable, or two factors"
+        )
     if like.is_meta:
         return [like.new_empty(pattern.shape) for pattern in chain]
     found = factorize(torch.eye(chain.out_features, chain.in_features, dtype=torch.float64, device=like.device), chain)

@@ -227,10 +227,11 @@ class KSLinear(ChainLayer, nn.Linear):
 
         Args:
             structure: A structure such as `ksgen.structures.blast(...)`.
-            state: Parameters to copy, with the names and shapes of `structure.shapes` or of
-                `structure.published.shapes`, and perhaps a bias. If a factor's weights are tied along a, d or both, its
-                parameter is one slice. None: the parameters are drawn. A structure's own `init` or `scales` then apply
-                unless `init` is given. If the structure has neither, weights are drawn as for any `KSLinear`.
+            state: Parameters to copy, and perhaps a bias. Names and shapes are those of `structure.shapes`, or of
+                `structure.published.shapes` as in the state dict of the structure's authors. If a factor's weights are
+                tied along a, d or both, its parameter is one slice. None: the parameters are drawn. A structure's own
+                `init` or `scales` then apply unless `init` is given. If the structure has neither, weights are drawn as
+                for any `KSLinear`.
             bias: Whether the layer has a bias. None: whether the state has one; without a state, it has one.
             **options: Options of `KSLinear`. Device and dtype are those of the first parameter by default.
 
@@ -529,9 +530,9 @@ class KSLinear(ChainLayer, nn.Linear):
     def build(self, batch: int | Sequence[int]) -> Self:
         """Compile all kernels of calls at some batch sizes now, in parallel, and time them for `backend="auto"`.
 
-        Later calls at these sizes use the fastest method at once. In training mode, kernels of the gradients are
-        included, that of x among them. A terminal shows a progress bar. For x of another dtype, or under autocast, use
-        `ksgen.torch.build`.
+        Later calls at these sizes use the fastest method from the start. In training mode, kernels of all gradients
+        are included, also of the gradient of x. A terminal shows a progress bar. For x of another dtype, or under
+        autocast, use `ksgen.torch.build`.
 
         Args:
             batch: Batch size, or a list of them: all dimensions of x except the features, multiplied.
@@ -559,8 +560,8 @@ class KSLinear(ChainLayer, nn.Linear):
     def freeze(self) -> Self:
         """Declare that the weights stay unchanged, so that packed forms are cached until the layer thaws.
 
-        A detected change thaws it, with a warning. Moves of the layer, loads of its state and optimizer steps are
-        detected. So are in-place writes that increment the version counter of a tensor. `train()` thaws it
+        A detected change thaws the layer, with a warning. Moves of the layer, loads of its state, optimizer steps, and
+        in-place writes that increment a tensor's version counter are detected. `train()` thaws the layer
         silently. A write through `.data`, NumPy, a collective or a CUDA graph's replay is not detected: thaw first.
         Copies of a frozen layer are not frozen.
 
@@ -684,7 +685,7 @@ class KSLinear(ChainLayer, nn.Linear):
     def _calibration_rows(self, x: Tensor) -> Tensor:
         """At most `CALIBRATED_ROWS` rows of x for the calibration of scales, as a matrix."""
         check_tensors(self._name(), x=x)
-        self._y_shape(x)  # refuses other features
+        self._y_shape(x)  # refuses x with another number of features
         rows = self._as_matrix(x.detach())
         return rows[:CALIBRATED_ROWS] if self.layout == "bsf" else rows[:, :CALIBRATED_ROWS]
 
@@ -740,7 +741,7 @@ class KSLinear(ChainLayer, nn.Linear):
         ]
         words += self._stored_words()
         words += [f"{name}={getattr(self, name)}" for name in self._settable if getattr(self, name) != OPTIONS[name]]
-        words += [] if self.split is None else [f"here {self.own_chain}"]
+        words += [] if self.split is None else [f"on this process {self.own_chain}"]
         return ", ".join(words)
 
     def _stored_words(self) -> list[str]:

@@ -38,7 +38,7 @@ class CachedOperand:
 
     seen: tuple[tuple[int, object], ...]  # fingerprints of the buffers
     parts: list[Quantized] = field(default_factory=list)  # one operand per factor
-    calls: dict[Hashable, Any] = field(default_factory=dict)  # prepared calls, or the state of a shape without one
+    calls: dict[Hashable, Any] = field(default_factory=dict)  # prepared calls; `Unprepared` for shapes without one
 
 
 def fingerprint_of(tensor: Tensor) -> tuple[int, object]:

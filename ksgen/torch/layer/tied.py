@@ -121,7 +121,7 @@ class Tied(nn.Module):
         repeated = kept()
         if repeated is None or part is not seen.tensor or seen.what_happened():
             return None
-        # once written to, it is returned only until the layer thaws, which reports the write
+        # if another write changed the repetition, the layer uses it until it thaws, and the thaw reports the write
         return repeated if repeated._version == version or is_cached(repeated) else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class Tied(nn.Module):
         return {name: each for name, each in vars(self).items() if name != "_kept"}
 
     def right_inverse(self, weights: Tensor) -> Tensor:
-        """Take the first slice, as PyTorch does when it registers the parametrization, or sets the weights.
+        """Take the first slice. PyTorch calls this when it registers the parametrization or sets the weights.
 
         Args:
             weights: Weights of all slices.

@@ -36,7 +36,7 @@ def test_a_split_layer_explains_what_this_process_has(
         f"ks_{pattern.replace(',', 'x')}_float32_bsf{end} at" in line
         for pattern, line, end in zip(patterns, lines, ("", last), strict=True)
     )
-    assert f", here {' then '.join(patterns)}" in repr(layer)
+    assert f", on this process {' then '.join(patterns)}" in repr(layer)
     assert [line.partition(": ")[0] for line in whole.splitlines()] == ["6,64,64,1", "1,768,192,2"]
     assert "_bias_gelu at batch 10" in whole
 

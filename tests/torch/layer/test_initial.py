@@ -125,7 +125,7 @@ def test_it_is_drawn_again_after_the_meta_device_and_in_converted_models() -> No
         (
             ["6,4,4,1", "1,8,8,3", "4,12,6,1"],
             "identity",
-            "for a chain that is not chainable; accepted: chainable ones, or two factors",
+            "for a chain that is not chainable; accepted: a `Chain` that is_chainable, or two factors",
         ),
         (square_dyadic(16), "fourier", r"with torch.float32; accepted: dtype=torch.complex64 or torch.complex128$"),
     ],

@@ -600,7 +600,8 @@ def test_a_layer_whose_x_is_in_eight_bits_is_one_launch_where_that_is_asked_for(
     with torch.no_grad():
         torch.testing.assert_close(whole(x), apart(x), rtol=1e-6, atol=1e-6)
     one, *each = whole.explain(40).splitlines()
-    assert ("one launch, by vector" in one, " bytes, with x in float32 " in one, len(each)) == (True, True, len(CHAIN))
+    assert ("one launch, by vector" in one, len(each)) == (True, len(CHAIN))
+    assert " bytes; with x in float32, it would move " in one
     assert "one launch per factor; fuse='no'" in apart.explain(40)
 
 

@@ -370,13 +370,14 @@ def test_mistakes_are_reported(four: Processes) -> None:
         "KSRowwise: output_layouts='whole'; accepted: Replicate() or Shard(dimension)",
         "KSRowwise: output_layouts=Partial(sum); accepted: Replicate() or Shard(dimension)",
         "KSColwise: got Linear; accepted: a KSLinear, or a group of them",
-        "KSColwise: KSLinear(3,4,2,2 then 1,8,6,4; here 3,4,2,2 then 1,2,6,4) is sharded already",
+        "KSColwise: KSLinear(3,4,2,2 then 1,8,6,4; on this process 3,4,2,2 then 1,2,6,4) is sharded already",
         "KSColwise: KSLinear(3,4,2,2 then 1,8,6,4) is sharded already; accepted: plain weights, to which fully_shard "
         "comes later",
         "KSColwise over 4 processes splits factor 1, 1,6,6,4, along k, and 4 does not divide b=6; accepted: 2, 3, 6 "
         "processes",
         "KSColwise: a mesh of 2 dimensions; accepted: one dimension, such as mesh['tp']",
-        "KSLinear(3,4,2,2 then 1,8,6,4; here 3,4,2,2 then 1,2,6,4): got x of shape (3, 13); layout bsf wants (..., 12)",
+        "KSLinear(3,4,2,2 then 1,8,6,4; on this process 3,4,2,2 then 1,2,6,4): got x of shape (3, 13); layout bsf "
+        "wants (..., 12)",
         "got x of shape (3, 40); layout bsf wants (..., 10)",
         "got x of shape (); layout bsf wants (..., 12)",
         "S(1) of 2 dimensions shards the features; accepted: S(-1)",
