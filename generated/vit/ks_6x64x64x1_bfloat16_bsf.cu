@@ -75,7 +75,7 @@ constexpr int SHARED_BYTES     =    40960;  // bytes of shared memory per block
 constexpr int PACK_THREADS     =      256;  // threads per block of the packing kernel
 constexpr int GROUP_CHUNKS     =        1;  // neighbouring chunks that a lane reads per row of the batch
 constexpr int GROUP_INPUTS     =        8;  // inputs per group of chunks, each with the WARP_D j of a warp
-constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane reads until its order repeats
+constexpr int SUPER_GROUPS     =        1;  // groups of chunks that a lane reads for SUPER_IN inputs
 
 // ---- definitions that the kernel uses
 #define ENTRY(THREADS_PER_BLOCK, BLOCKS_PER_SM) \
