@@ -68,8 +68,8 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
 @click.argument("second", type=FILE)
 @output_option
 def merge(first: Path, second: Path, output: Path | None) -> None:
-    """Merge two wisdom files or exports into one. For each kernel and batch size, the better entry wins: fresh before
-    stale, a search before a trial, a reliable time before an unreliable one, then the faster one.
+    """Merge two wisdom files or exports into one. For each kernel and batch size, the better entry wins. Fresh
+    entries win over stale ones, then searches over trials, then reliable times over unreliable ones, then the faster.
 
     \b
     Examples:

@@ -17,8 +17,8 @@ from ksgen.families.expected import LARGE, default_us
 from ksgen.launch.memory import numpy_dtype
 from ksgen.measure.verify import make_problem
 from ksgen.pattern import Pattern
-from ksgen.reference import Activation, multiply
-from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Epilogue, KernelSpec
+from ksgen.reference import multiply
+from ksgen.spec import ACTIVATIONS, LAYOUTS, PRECISIONS, Activation, Epilogue, KernelSpec
 from tests.support import kernels
 from tests.support.kernels import (
     ALIGNED,
@@ -130,7 +130,7 @@ def activated(values: kernels.Array, precision: str, activation: Activation) -> 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_an_activation_of_nan_is_nan(activation: str, precision: str) -> None:
+def test_an_activation_of_nan_is_nan(activation: Activation, precision: str) -> None:
     y = activated(np.array([np.nan, 2, np.inf]), precision, activation).astype(np.float32)
     np.testing.assert_array_equal(np.isnan(y), [True, False, False])
     assert y[2] == np.inf
@@ -143,7 +143,7 @@ def test_short_activations_add_little_to_the_rounding_to_16_bits(
 ) -> None:
     """Every 13th number up to 16 of the type, of both signs; the error is that beyond rounding the exact result."""
     kind = numpy_dtype(precision)
-    patterns = np.arange(0, int(np.array(16, kind).view(np.uint16)), 13, np.uint16)
+    patterns = np.arange(0, int(np.array(16, kind).view(np.uint16)), 13).astype(np.uint16)
     values = np.concatenate([patterns, patterns | 0x8000]).view(kind)
     exact = multiply(Pattern(1, 1, 1, 1), values[:, None], np.ones((1, 1, 1, 1)), "bsf", activation=activation)[:, 0]
     rounding = np.exp2(np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-14))) - digits - 1)
