@@ -265,7 +265,7 @@ def test_a_reliable_time_near_by_wins_over_a_nearer_unreliable_one() -> None:
     told = "wisdom, measured at batch 1100, the nearest to 1500, whose own time is unreliable"
     assert choose(KERNEL, 1500, GPU, known).why == told
     of_another_text = told.replace("1500", "1600").replace(
-        "that one's time is unreliable", "that one is of another template version"
+        "own time is unreliable", "own entry is of another template version"
     )
     assert choose(KERNEL, 1600, GPU, known).why == of_another_text
     assert Wisdom([unreliable, entry(2048, 3)]).lookup(KERNEL, 1500).batch == 2048
