@@ -94,7 +94,7 @@ static inline __m512d _mm512_broadcast_f64x4(const __m256d four) {
     return __builtin_ia32_broadcastf64x4_512(four, anything<__m512d>(), -1);
 }
 static inline __m512 _mm512_cvtph_ps(const __m256i halves) {
-    return __builtin_ia32_vcvtph2ps512_mask((Shorts16)halves, anything<__m512>(), -1, 4);  // 4: the thread's mode
+    return __builtin_ia32_vcvtph2ps512_mask((Shorts16)halves, anything<__m512>(), -1, 4);  // 4: current rounding
 }
 #define _mm512_cvtps_ph(value, rounding) \
     ((__m256i)__builtin_ia32_vcvtps2ph512_mask(value, rounding, anything<Shorts16>(), -1))
@@ -207,8 +207,8 @@ static inline host::Vector<T, N> fma(const host::Vector<T, N> a, const host::Vec
     return a.raw * b.raw + c.raw;
 }
 #if defined(__FMA__) && !defined(__AVX512F__) && !defined(__clang__)
-// For sums that fill 16 registers. Otherwise GCC would move some of them, and load an operand again for each product:
-// more loads than a core can do. With `asm`, GCC chooses registers, but no other form of the instruction.
+// This is for sums that fill 16 registers. Otherwise GCC would move some sums, and load an operand again for each
+// product: more loads than a core can do. With `asm`, GCC chooses only the registers, not the form of the instruction.
 static inline host::Vector<float, 8> fma(const host::Vector<float, 8> a, const host::Vector<float, 8> b,
                                          host::Vector<float, 8> sum) {
     asm("vfmadd231ps %2, %1, %0" : "+x"(sum.raw) : "x"(a.raw), "x"(b.raw));
@@ -222,7 +222,7 @@ static inline host::Vector<double, 4> fma(const host::Vector<double, 4> a, const
 #endif
 #if defined(__AVX512F__) && !defined(__clang__)
 // Without this, GCC would load a vector again for each product that uses it. That is as many loads as multiply-adds,
-// although a core can do half as many.
+// although a core can do only half as many loads as multiply-adds.
 #define IN_REGISTER host::in_register
 namespace host {
 template <class T, int N>
@@ -343,7 +343,7 @@ static inline half to_half(const float value) {
     const unsigned bits = same_bits<unsigned>(value), size = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
     if (size > 0x7f800000u) return sign | 0x7e00u;   // a NaN
     if (size >= 0x47800000u) return sign | 0x7c00u;  // 65536 and more are infinite
-    // adding 0.5 rounds to multiples of 2^-24, the distance of subnormal halves and of floats from 0.5 to 1
+    // adding 0.5 rounds to multiples of 2^-24: the spacing of subnormal halves, and of floats in [0.5, 1)
     if (size < 0x38800000u) return sign | (same_bits<unsigned>(same_bits<float>(size) + 0.5f) - 0x3f000000u);
     return sign | ((size + 0xfffu + (size >> 13 & 1u) - (112u << 23)) >> 13);
 }
