@@ -100,7 +100,7 @@ _CHAIN_RULES: tuple[Rule[AmxChainConstants], ...] = (
 # multiply-adds per input or output
 FEW_ROWS, SOME_ROWS = 4, 256
 INTENSITY, INTENSITY_OF_MANY = 32, 16
-INTENSITY_OF_EXCHANGED = 48  # in batch-size-first, if features are exchanged; measured: 26 and 32 lose, 51 wins
+INTENSITY_OF_EXCHANGED = 48  # in batch-size-first, if features are exchanged: 26 and 32 lost, 51 won
 
 
 class Amx(ProcessorProduct[AnyAmxConstants]):
