@@ -257,8 +257,9 @@ def _check_model(name: str, precision: str) -> None:
 def _of_model(
     name: str, precision: str, batches: tuple[int, ...] | None, device: str | None, fresh: bool
 ) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
-    """Try the kernels of a transformer's forward pass and training step. Then time the methods of its
-    layers, such as one launch, or one per factor.
+    """Try the kernels of a transformer's forward pass and training step.
+
+    Then time the methods of its layers, such as one launch, or one per factor.
     """
     if device:
         os.environ["KSGEN_DEVICE"] = device

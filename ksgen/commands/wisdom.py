@@ -63,13 +63,13 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
         click.echo(f"no wisdom yet in {' or '.join(map(str, folders()))}")
 
 
-@command.command("merge")
+@command.command("merge", short_help="Merge two wisdom files or exports into one.")
 @click.argument("first", type=FILE)
 @click.argument("second", type=FILE)
 @output_option
 def merge(first: Path, second: Path, output: Path | None) -> None:
-    """Merge two wisdom files or exports into one. For each kernel and batch size, the better entry wins. Fresh
-    entries win over stale ones, then searches over trials, then reliable times over unreliable ones, then the faster.
+    """Merge two wisdom files or exports into one. For each kernel and batch size, the better entry wins. Fresh entries
+    precede stale ones, then searches precede trials, reliable times unreliable ones, and faster entries slower ones.
 
     \b
     Examples:
@@ -81,7 +81,7 @@ def merge(first: Path, second: Path, output: Path | None) -> None:
     _write(merge_devices(read_wisdom(first), read_wisdom(second)), output)
 
 
-@command.command("diff")
+@command.command("diff", short_help="List the differences of two wisdom files or exports.")
 @click.argument("first", type=FILE)
 @click.argument("second", type=FILE)
 @json_option

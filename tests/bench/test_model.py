@@ -395,7 +395,7 @@ def test_spread_is_the_quartiles() -> None:
         ),
         (["vit-s16", "--layout", "bls"], "--layout 'bls'; did you mean bsl? accepted: bsf, bsl"),
         (["gpt2-medium", "--layout", "bsl"], "--layout bsl; accepted: bsl only with vit-s16 and without --layers"),
-        (["vit-s16", "--layout", "bsf,bsl", "--layers", "down"], "--layout bsl; accepted: with vit-s16, all of"),
+        (["vit-s16", "--layout", "bsf,bsl", "--layers", "down"], "--layout bsl; accepted: bsl only with vit-s16"),
         (["vit-s16", "--device", "tpu9"], "--device 'tpu9'; accepted: cpu, cuda, cuda:1"),
         (["vit-s16", "--device", "meta"], "--device meta: PyTorch sees"),
         (["vit-s16", "--device", "cuda:99"], "--device cuda:99: PyTorch sees"),

@@ -232,7 +232,7 @@ def test_only_a_residual_and_an_activation_have_an_order() -> None:
     assert epilogue_of(False, "relu", True, True).words == ("residual", "relu")
     for given in ((True, "none", True), (True, "gelu", False)):
         assert not epilogue_of(*given, False).residual_first
-        with pytest.raises(SpecError, match=r"--residual-first without .*; accepted: --residual and --activation"):
+        with pytest.raises(SpecError, match=r"--residual-first without .*; accepted: with --residual and --activation"):
             epilogue_of(*given, True)
 
 

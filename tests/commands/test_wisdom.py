@@ -148,7 +148,7 @@ def test_diff_says_what_differs_and_by_how_much(tmp_path: Path) -> None:
         tmp_path, "b.json", entry(2.0), changed, entry(3.0, 256), entry(2.0, 512), entry(4.0, kernel=OTHER)
     )
     assert said("diff", first, second).splitlines() == [
-        f"NVIDIA H200, {KERNEL.name} batch 128: constants, 2.0 us and 1.0 us, 0.500 times",
+        f"NVIDIA H200, {KERNEL.name} batch 128: different constants, 2.0 us and 1.0 us, 0.500 times",
         f"  first: simt: {CONSTANTS}",
         f"  second: simt: {changed.constants}",
         f"NVIDIA H200, {KERNEL.name} batch 256: same constants, 2.0 us and 3.0 us, 1.500 times",

@@ -28,7 +28,7 @@ BEYOND = (  # messages on specs that no schema refuses: they are no YAML, or sev
     "and the first chain",
     "with one factor",
     "of complex numbers",
-    "out_layout: got bsl of a",
+    "out_layout: got bsl for a",
     "of a sum; accepted: residual_first",
     "features=12; accepted: a power of two",
     "accepted: a divisor of ",

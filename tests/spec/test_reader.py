@@ -603,7 +603,7 @@ WRONG = [
     ),
     (
         "layers:\n  q: {sum: [[[1,2,3,4]], [[1,2,3,4]]], out_layout: bsl}",
-        "2: layers.q.out_layout: got bsl of a sum; accepted: of a chain",
+        "2: layers.q.out_layout: got bsl for a sum; accepted: out_layout for a chain",
     ),
     (
         "layers:\n  q:\n    sum: [[[1,2,3,4]], [[1,2,3,4]]]\n    activation: [none, gelu]\n    residual: [true, false]",
@@ -644,7 +644,7 @@ WRONG = [
     ),
     (
         "layers:\n  q: {chain: {structure: dyad, in_features: 4, out_features: 4, blocks: 2}, out_layout: bsl}",
-        "2: layers.q.out_layout: got bsl of a sum; accepted: of a chain",
+        "2: layers.q.out_layout: got bsl for a sum; accepted: out_layout for a chain",
     ),
     (
         "layers:\n  q: {sum: [{structure: dyad, in_features: 4, out_features: 4, blocks: 2}, [[1,5,4,1]]]}",
