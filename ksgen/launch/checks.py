@@ -102,7 +102,8 @@ def refused_precision(precision: str | None, dtype: str) -> str:
     accepted = [name for name, known in PRECISIONS.items() if known.dtype == dtype]
     if precision is None or is_word(precision, accepted):
         return ""
-    return f"precision={excerpt(precision)} for x of {dtype}; {hint(precision, accepted)}"
+    wanted = f"accepted: {', '.join(accepted)}" if is_word(precision, PRECISIONS) else hint(precision, accepted)
+    return f"precision={excerpt(precision)} for x of {dtype}; {wanted}"
 
 
 def type_of_call(caller: object, x: str, others: Iterable[ArrayView], precision: str | None, inputs: str) -> str:

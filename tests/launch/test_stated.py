@@ -68,9 +68,7 @@ def test_a_layer_does_what_its_spec_states(emitted: ModuleType) -> None:
         emitted.layer_up(x, weights)
     with pytest.raises(LaunchError, match="bias is missing"):
         emitted.layer_up.prepare(x, weights)
-    with pytest.raises(
-        LaunchError, match=r"precision='float32' for x of float64; did you mean float64\? accepted: float64"
-    ):
+    with pytest.raises(LaunchError, match=r"precision='float32' for x of float64; accepted: float64"):
         emitted.layer_up(x.astype("f8"), [each.astype("f8") for each in weights], bias=bias.astype("f8"))
     assert "bsl_bias_gelu at batch 11" in emitted.ks_1_5_12_1.explain(11)
     assert "6,4,1 then" in emitted.layer_up.explain(11) or "ks_" in emitted.layer_up.explain(11)

@@ -52,7 +52,7 @@ def mistakes() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
             "precision",
             {"precision": "float16"},
             LaunchError,
-            "precision='float16' for x of float32; did you mean float32",
+            "precision='float16' for x of float32; accepted: float32",
         ),
         (
             "strided",
