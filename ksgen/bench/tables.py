@@ -466,7 +466,9 @@ def compared_with(reference: str) -> tuple[str, ...]:
 def layers_by_kind(rows: Sequence[ResultRow]) -> Iterator[tuple[Results, str, bool]]:
     """Results of comparable layers or products, with their layout and whether they are groups. Forward is first."""
     kinds = dict.fromkeys(
-        (row.precision, row.layout, row.batch, AND in row.pattern, bool(row.layer), row.step) for row in rows
+        (row.precision, row.layout, row.batch, AND in row.pattern, bool(row.layer), row.step)
+        for row in rows
+        if row.layout in LAYOUTS  # an incomplete row has none
     )
     for precision, layout, batch, is_group, is_layer, step in sorted(kinds, key=lambda kind: kind[-1] != FORWARD):
         some = [row for row in rows if (is_group, is_layer) == (AND in row.pattern, bool(row.layer))]
