@@ -36,7 +36,7 @@ def test_show_of_a_chain_and_of_a_spec() -> None:
     assert "chain: 2,48,192,1 then 1,192,48,2, 384 -> 384, 25.0% of dense" in chain.stdout
     spec = run("show", "--spec", "specs/vit.yaml")
     assert "attention: 2,48,192,1 then 1,192,48,2" in spec.stdout
-    assert spec.stdout.count("weights in") == 6
+    assert spec.stdout.count(" weights, ") == 6
 
 
 @pytest.mark.slow

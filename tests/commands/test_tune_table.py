@@ -26,7 +26,7 @@ def test_a_search_decides_who_won() -> None:
     assert second.winner == sections_of(trials)[1].winner
     assert (
         first.sentences[2]
-        == "Shorter times were seen, but not in the finals, where candidates are measured side by side."
+        == "Shorter times were seen, but not in the finals, where candidates are measured alternately."
     )
     assert first.summary[4] == f"{decided.family}: {decided.constants}"
 

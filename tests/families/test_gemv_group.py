@@ -311,7 +311,7 @@ def test_it_is_chosen_for_small_batches_alone_where_the_model_expects_it_to_be_f
     chosen_for_many = family_of_chain(kernel, LIMITS, 25088)
     assert chosen_for_many is None or chosen_for_many.name != "gemv"
     apart = verdict_for(group_of((WIDE, WIDE), "float64", "bsf"), LIMITS, "cuda", 1)
-    assert (apart.is_one, "us of one launch" in apart.why or "no family has room" in apart.why) == (False, True)
+    assert (apart.is_one, "us for one launch" in apart.why or "no family has room" in apart.why) == (False, True)
 
 
 def test_constants_are_read_again_and_spell_those_of_each_layer() -> None:
