@@ -67,7 +67,7 @@ def test_a_table_compares_with_the_better_number_of_threads(tmp_path: Path) -> N
 
 
 def test_first_calls_of_a_layer_in_another_process(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    run("first-calls", "--processes", "1", "--only", "layer", "--idle-ms", "1")
+    run("first-calls", "--processes", "1", "--only", "layer")
     row = json.loads(capfd.readouterr().out)
     assert (row["model"], row["is_served"]) == ("one layer", True)
     assert row["calls"] >= row["at_call"] >= 1
