@@ -23,7 +23,7 @@ from textwrap import fill
 import click
 
 from ksgen.bench.chains import MeasuredLayer, structured
-from ksgen.bench.comparison import Results, comparisons
+from ksgen.bench.comparison import Duel, Results, comparisons
 from ksgen.bench.payoff import LEAST_GAIN, LEAST_KINDS, LEAST_PATTERNS, Judged, by_density, conversions, judge
 from ksgen.bench.report import machine_of, picture
 from ksgen.bench.roster import AND, EVERYONE, LAYER, OTHERS, OURS, STEP_TITLES, STEPS_OF_LAYERS
@@ -149,7 +149,7 @@ def _all_in_all(rows: Sequence[ResultRow]) -> str:
     if not ratios:
         return ""
     mean, least, most = spread(ratios)
-    share = percent(sum(ratio > 1 for ratio in ratios) / len(ratios))
+    share = percent(Duel(tuple(ratios)).share)
     return (
         f"All batches, precisions and steps there make {counted(len(ratios), 'comparison')} with the best other. A "
         f"`KSLinear` is faster in {share}: {mean} on average, {least} to {most} "
