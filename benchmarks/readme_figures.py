@@ -151,7 +151,8 @@ def _all_in_all(rows: Sequence[ResultRow]) -> str:
     mean, least, most = spread(ratios)
     share = percent(Duel(tuple(ratios)).share)
     return (
-        f"All batches, precisions and steps there make {counted(len(ratios), 'comparison')} with the best other. A "
+        "On that machine, all batches and precisions, forward and in training, make "
+        f"{counted(len(ratios), 'comparison')} with the best other. A "
         f"`KSLinear` is faster in {share}: {mean} on average, {least} to {most} "
         "([where it loses](docs/benchmarks.md#where-ksgen-loses-on-processors))."
     )
