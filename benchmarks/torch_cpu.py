@@ -213,8 +213,8 @@ def main(
 
 
 def print_summary(rows: list[dict[str, Any]]) -> None:
-    """Print a table of the times of other ways, divided by those of `auto`: geometric mean and least of all rows."""
-    click.echo("| step | precision | layout | batch | rows | best other way | least | in | linear | least | in |")
+    """Print a table of the times of other methods, divided by those of `auto`: geometric mean and least of all rows."""
+    click.echo("| step | precision | layout | batch | rows | best other method | least | in | linear | least | in |")
     click.echo("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
