@@ -275,9 +275,9 @@ def _losses(files: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:
         lines += [cells for _, cells in lost[:MOST_LOSSES]]
     columns = ("machine", "pattern or layer", "precision", "layout", "batch", "faster", "ratio", "ours, us")
     note = (
-        f"Reliable times of others that are below {LOST} times ksgen's, the {MOST_LOSSES} worst of a file. The ratio "
-        "is the fastest other's time over ksgen's: by a `KSLinear`, or by the fastest kernel where no `KSLinear` was "
-        "measured for patterns."
+        f"The table has the reliable times of others below {LOST} times ksgen's, at most the {MOST_LOSSES} worst of a "
+        "file. The ratio is the fastest other's time over ksgen's. ksgen's time is that of a `KSLinear`, or of the "
+        "fastest kernel if the patterns were measured without a `KSLinear`."
     )
     return ResultTable.of(LOSSES, columns, lines, note)
 
@@ -349,7 +349,7 @@ def agreement(kinds: Mapping[str, Sequence[ResultRow]]) -> ResultTable:
             lines.append((*job, len(each_kind), next(shown), rule, next(shown)))
     columns = ("batch", "precision", "layout", "kinds", PAPERS, "better rule", "its rank correlation")
     note = (
-        "Rank correlations with the gain over the fastest of the others, on kinds with "
+        "Rank correlations with the gain over the fastest of the others, on kinds of processors with "
         f"{counted(LEAST_PATTERNS, 'pattern')} or more. "
         f"A better rule exceeds the paper's by {LEAST_GAIN} on each half of the patterns, on {LEAST_KINDS} kinds."
     )

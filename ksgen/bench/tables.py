@@ -142,9 +142,10 @@ def overview(rows: Sequence[ResultRow]) -> ResultTable:
         "of the floor",
     )  # fmt: skip
     note = (
-        "ksgen compared with the fastest of the paper's methods, and of all others. Medians are over all "
-        "patterns: above x1 ksgen is faster. A layer is a frozen `KSLinear`, which chooses by itself: its median over "
-        "all others."
+        "ksgen is compared with the fastest of the paper's methods, and with the fastest of all others. Beaten: the "
+        "share of patterns in which ksgen is faster. Medians of the speed-up are over all patterns: above x1 ksgen is "
+        "faster. The column layer has the median speed-up of a frozen `KSLinear` over all others. It chooses among "
+        "ksgen's kernels and PyTorch's products by itself."
     )
     return ResultTable.of(
         "Ours compared with the others", columns, lines, note, measured_note(rows, OTHERS), unreliable_note(rows),
@@ -186,9 +187,9 @@ def processors(rows: Sequence[ResultRow]) -> ResultTable:
         "of the floor", "least share",
     )  # fmt: skip
     note = (
-        "ksgen compared with the fastest of PyTorch's methods, pattern by pattern: geometric mean, least and most. "
-        "The share is the median. A layer is a frozen `KSLinear`, which chooses by itself, with the cost of PyTorch's "
-        "call."
+        "ksgen is compared with the fastest of PyTorch's methods in each pattern: geometric mean, least and most "
+        "speed-up. The share of the floor is the median. The column layer has the geometric mean for a frozen "
+        "`KSLinear`, with the cost of PyTorch's call. It chooses among ksgen's kernels and PyTorch's products by itself."
     )
     return ResultTable.of(
         "On a processor: ours compared with the best of PyTorch", columns, lines, note, measured_note(rows, PYTORCH),
@@ -491,13 +492,13 @@ def headlines(rows: Sequence[ResultRow]) -> ResultTable:
             wins = percent(Duel(tuple(ratios.values())).share)
             lines.append((*kind, *spread(ratios.values()), wins, least.partition(": ")[0], *spread(kernels.values())))
     note = (
-        "The fastest reliable time of the contenders that are not ksgen's over that of a `KSLinear`: above x1 ksgen is "
-        "faster. Layers are left out where an unreliable time may be below it. Forward, the `KSLinear` is frozen; a "
-        "training step includes the gradients of x, of all weights and of the bias. The last columns compare ksgen's "
-        "fastest kernel for a pattern, or one launch for a layer."
+        "Ratios are the fastest reliable time of the contenders that are not ksgen's, over that of a `KSLinear`: above "
+        "x1 ksgen is faster. Layers in which an unreliable time may be the fastest are left out. In forward rows, the "
+        "`KSLinear` is frozen; a training step includes the gradients of x, of all weights and of the bias. The last "
+        "three columns have such ratios for ksgen's fastest kernel of a pattern, or for one launch of a layer."
     )
     columns = (
-        "step", "precision", "layout", "batch", "layers", "mean", "least", "most", "faster in", "least of",
+        "step", "precision", "layout", "batch", "layers", "mean", "least", "most", "faster in", "layer of the least",
         "kernel, mean", "least", "most",
     )  # fmt: skip
     others, doubts = measured_note(rows, EVERYONE), unreliable_note(rows)
@@ -524,8 +525,9 @@ def standings(rows: Sequence[ResultRow]) -> ResultTable:
         if any(shown):
             lines.append((name, *shown))
     note = (
-        "Times as long as a `KSLinear` takes: the geometric mean over all layouts and batches. In brackets: the jobs "
-        "in which the contender is the fastest of all, of those in which both times are reliable."
+        "Time of each contender over that of a `KSLinear`: the geometric mean over all layouts and batches. In "
+        "brackets: the number of jobs in which the contender is the fastest of all, of those in which both times are "
+        "reliable."
     )
     return ResultTable.of("Each contender compared with a KSLinear", ("", *parts), lines, note)
 
@@ -542,8 +544,8 @@ def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
                 lines.append((title, name, f"{len(ratios)} of {len(results.best[layout])}", *spread(ratios)))
                 title = ""
     note = (
-        "Times as long as one launch takes, or in training as long as a `KSLinear` takes. The mean is geometric, over "
-        "the layers with two reliable times."
+        "Time of each contender over that of one launch, or in training over that of a `KSLinear`. The mean is "
+        "geometric, over the layers with two reliable times."
     )
     title = "Layers: every contender compared with one launch, or in training with a `KSLinear`"
     return ResultTable.of(title, ("", "", "layers", "mean", "least", "most"), lines, note)
