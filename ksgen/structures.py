@@ -814,7 +814,7 @@ def _library(array: Any) -> Any:
 
 
 def _like(wide: Any, array: Any) -> Any:
-    """The values with the type, and on the device, of another array of the same library."""
+    """Convert the values to the type and the device of another array of the same library."""
     return wide.to(array.device, array.dtype) if hasattr(array, "permute") else wide.astype(array.dtype)
 
 

@@ -134,7 +134,7 @@ def threads_request(target: str) -> Request:
 
 
 def _built_before() -> Binary | None:
-    """Cached binary for `threads_request` by any compiler, for this processor or its best instruction set."""
+    """Cached binary for `threads_request` by any compiler, for this processor or one of its instruction sets."""
     targets = (host_target(), *(each.target for each in instruction_sets_here()))
     caches = default_caches()
     return next((found for target in targets if (found := caches.get(threads_request(target)))), None)

@@ -81,7 +81,8 @@ def _factors(given: tuple[Any, ...]) -> list[Launcher]:
 def _plain(factor: Launcher, pattern: Pattern) -> Launcher:
     """Launcher of the chain's pattern, without stated options.
 
-    Only a chain's first factor may read its inputs in another order than the natural one, so patterns may differ.
+    A chain turns a later factor's `load` order into the previous factor's `store` order. So its patterns may differ
+    from the launchers' own.
     """
     if factor.takes_lists or factor.options.non_defaults or factor.stated.non_defaults or factor.pattern != pattern:
         return Launcher(pattern, batches=sorted(factor.batches))

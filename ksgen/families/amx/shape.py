@@ -160,7 +160,7 @@ class AmxTiling(TilePlanes):
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of the tiles of one step, with all its parts."""
+        """Bytes of one tile of an operand, with all parts into which the operand is split."""
         return 2 * self.step_items
 
     @property

@@ -121,9 +121,9 @@ class MmaChainTiling(GpuChainShape[MmaFactor]):
 
     @cached_property
     def orders(self) -> dict[XOrder, tuple[int, int]]:
-        """Offset of X in each order, and the factor that copies it.
+        """Offset of X in shared memory for each order of its inputs, and the number of the factor that copies it.
 
-        A group's X stays there until all chains are done.
+        X of a group stays in shared memory until all chains are done.
         """
         found: dict[XOrder, tuple[int, int]] = {}
         begin = 0

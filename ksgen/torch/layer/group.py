@@ -294,7 +294,7 @@ def _place_of(tensor: Tensor) -> str:
 
 
 def chain_layers(layer: Any) -> list[Any]:
-    """The layer itself, or those of a sum; none for a module of another type."""
+    """List the layer itself, or the layers of a `KSSum`; the list is empty for a module of another type."""
     parts = layer if isinstance(layer, Layers) and not isinstance(layer, KSLinears) else [layer]
     return [each for each in parts if isinstance(each, ChainLayer)]
 

@@ -425,7 +425,7 @@ class KSLinear(ChainLayer, nn.Linear):
     def __setstate__(self, state: dict[str, Any]) -> None:
         ties = state.pop("_ties", {})
         super().__setstate__(state)
-        if self._exchanges:  # a pickle of an earlier version has other fields
+        if self._exchanges:  # exchanges in a pickle of an earlier version have other fields
             self._exchanges = tuple(map(exchange_of, self.chain))
         if ties:
             retie(self.weights, ties)

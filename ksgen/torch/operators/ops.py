@@ -489,7 +489,7 @@ def _weight_gradient_batched(
     layout: str,
     *options: Any,
 ) -> tuple[Tensor, int]:
-    """Rule for `vmap`: fold the mapped dimension into a, for instance the samples of per-sample gradients."""
+    """Rule for `vmap`: fold the mapped dimension, such as samples of per-sample gradients, into that of size `a`."""
     axis = 1 if layout == "bsf" else 0
     if not info.batch_size:
         each_x, each_y = (_empty_slice(given, dim) for given, dim in zip((x, y_gradient), in_dims[:2], strict=True))
