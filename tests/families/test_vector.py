@@ -5,6 +5,7 @@ written.
 import math
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -38,10 +39,12 @@ from tests.support.host_launches import agrees_between_fences, launch, planned
 from tests.support.host_memory import (
     NOTHING,
     Array,
+    nothing,
     placed,
     processor,
     stay_within_their_arrays,
 )
+from tests.support.native import chosen_native
 
 FAMILY = Vector()
 CPU = Limits(2**18, registers=0, is_cpu=True, vector_bytes=64, multiprocessors=2, async_copies=False)
@@ -166,7 +169,7 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> 
 def test_whole_squares_of_weights_are_transposed(
     along: str, size: tuple[int, int], shape: tuple[int, ...], square: int
 ) -> None:
-    """Tiles are lower or taller than a square, and the last squares end before the weights of a tile do."""
+    """Tiles are lower or taller than a square."""
     for precision in ("float32", "bfloat16"):
         kernel = kernel_of(shape, precision)
         constants = constants_of(kernel, along, 8, size)
@@ -176,6 +179,30 @@ def test_whole_squares_of_weights_are_transposed(
     has_squares = shape[2] % 2 == 0 and (along == "outputs" or square == 8)
     assert VectorTiling(kernel, pairs).square == (square if has_squares else 0)
     agrees(kernel, pairs, 5)
+
+
+def test_packing_again_writes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls on one array share its packed weights, so another thread may multiply by them meanwhile."""
+    device = chosen_native(monkeypatch)
+    monkeypatch.setenv("KSGEN_THREADS", "1")
+    kernel = kernel_of((1, 192, 512, 1), layout="bsl")
+    plan = planned(device, kernel, constants_of(kernel, "batch", 16, (2, 2)), 32)  # tiles are lower than a square
+    weights, packed = make_problem(kernel, 1).weights, nothing(plan.packed_bytes)
+    given, into = (device.shared(each.ctypes.data) for each in (weights, packed))
+    plan.pack(given, None, into=into)
+    kept, is_done, seen = packed.copy(), threading.Event(), 0
+
+    def pack_again() -> None:
+        for _ in range(2000):
+            plan.pack(given, None, into=into)
+        is_done.set()
+
+    thread = threading.Thread(target=pack_again)
+    thread.start()
+    while not is_done.is_set():
+        seen += not np.array_equal(packed.view(np.uint64), kept.view(np.uint64))
+    thread.join()
+    assert seen == 0
 
 
 @needs_opencl
