@@ -77,7 +77,7 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: AmxConstants) -> Non
 
 EXCHANGED = (
     "4,32,16,1@k1:8.i.k2", "3,40,33,1@k.i", "l.i@4,20,40,1", "l1:2.i.l2@2,16,64,1@k1:2.i.k2", "j.l.i@3,9,35,4@i.j.k",
-    "l.j.i@2,20,33,18@j.i.k",
+    "l.j.i@2,20,33,18@j.i.k", "i2:2.i1:2.i3:4@16,8,1,1",
 )  # fmt: skip
 
 

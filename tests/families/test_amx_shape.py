@@ -6,6 +6,8 @@ import pytest
 
 from ksgen.errors import ConstantsError
 from ksgen.families.amx.shape import AmxConstants, AmxTiling, products_of
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
 from tests.families.test_vector import kernel_of
 
 CONSTANTS = AmxConstants(64, 32, 1, 1, 0, 2)
@@ -54,6 +56,13 @@ def test_what_comes_next_is_fetched_once() -> None:
         rows = 64 if layout == "bsf" else 98
         fetched = found.ahead_lines * found.squares * found.groups
         assert rows * found.ahead_run <= fetched < rows * found.ahead_run + found.squares * found.groups
+
+
+@pytest.mark.parametrize(
+    ("text", "in_run"), [("l1:2.i.l2@2,16,64,1", 16), ("l.i.j@3,9,7,4", 4), ("i2:2.i1:2.i3:4@16,8,1,1", 1)]
+)
+def test_inputs_that_are_copied_together_are_of_one_i(text: str, in_run: int) -> None:
+    assert AmxTiling(KernelSpec(Pattern.parse(text), "bfloat16"), CONSTANTS).in_run == in_run
 
 
 def test_precisions_without_tiles_are_refused() -> None:

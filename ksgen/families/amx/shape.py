@@ -133,8 +133,9 @@ class TilePlanes:
 
     @property
     def in_run(self) -> int:
-        """Neighbouring inputs of a vector that are contiguous in X if inputs are exchanged."""
-        return gcd(self.kernel.pattern.inputs.run, LANES) if self.is_interleaved else 1
+        """Neighbouring inputs of a vector, all of one i, that are contiguous in X if inputs are exchanged."""
+        _, _, c, d = self.kernel.pattern.shape
+        return gcd(self.kernel.pattern.inputs.run, c * d, LANES) if self.is_interleaved else 1
 
 
 @dataclass(frozen=True)
