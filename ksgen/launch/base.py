@@ -15,7 +15,7 @@ from ksgen.devices import find_device
 from ksgen.devices.base import Device, RefusedError, refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.launch import behind
-from ksgen.launch.arrays import ArrayView, CallOptions, view, views_of
+from ksgen.launch.arrays import ArrayView, CallOptions, stream_handle, view, views_of
 from ksgen.launch.checks import ArgumentChecks, CheckedArguments, are_aligned, check_memory, check_storage, names_of
 from ksgen.launch.explain import Explainable, LaunchOptions, docstring
 from ksgen.launch.fused import fused_plan, plan_for, verdict
@@ -23,7 +23,7 @@ from ksgen.launch.memory import check_transposable, is_whole, transposed
 from ksgen.launch.places import on_device, on_host, on_shared
 from ksgen.launch.plan import Call, Plan
 from ksgen.launch.planner import PLANNER
-from ksgen.launch.streams import device_and_stream, where_to_work
+from ksgen.launch.streams import device_and_stream, keep_for_stream, where_to_work
 from ksgen.launch.weights import PLAIN, WeightForm, Weights, check_device, packed_in, storage_of
 from ksgen.pattern import Chain
 from ksgen.quantized import Quantized
@@ -459,6 +459,8 @@ class BaseLauncher(Explainable):
             self._check_intermediates(found, options.stream)
         for number, (factor, weights) in enumerate(zip(self.factors, factor_weights, strict=True)):
             if number == transposing:
+                if options.stream is not None:
+                    keep_for_stream(stream_handle(options.stream), {"x": view(x, "x")})
                 x = transposed(x, options.stream)
             layout = options.layout if number < transposing else options.out_layout
             more: dict[str, Any] = {"activation": self.between}

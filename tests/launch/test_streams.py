@@ -9,7 +9,7 @@ import pytest
 
 from ksgen.devices.opencl import OpenCLDevice
 from ksgen.errors import DeviceError, LaunchError
-from ksgen.launch import arrays, streams
+from ksgen.launch import arrays, base, streams
 from ksgen.launch.arrays import views_of
 from ksgen.launcher import Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
@@ -72,6 +72,25 @@ def test_pytorch_learns_of_a_stream_that_is_not_its_current_one(gpu: FakeGpu, ks
         ]
         ks(tensors[0], tensors[1], out=tensors[2], stream=stream)
         assert [each.recorded for each in tensors] == [told] * 3
+
+
+@pytest.mark.parametrize(("stream", "told"), [(None, []), (6, []), (5, [(5, 0)])])
+def test_pytorch_learns_of_a_stream_that_transposes_x(
+    stream: int | None, told: list[tuple[int, int]], gpu: FakeGpu, entered: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single factor then reads only the copy."""
+    x, weights = inputs()
+
+    def copied(array: FakeTensor, on: int | None) -> FakeTensor:
+        return FakeTensor(gpu, np.ascontiguousarray(array.data.content.T), stream=6)
+
+    monkeypatch.setattr(base, "transposed", copied)
+    given, out = FakeTensor(gpu, x, stream=6), FakeTensor(gpu, np.zeros((PATTERN.out_features, BATCH), np.float32), 6)
+    own = Launcher(PATTERN, fuse="no", out_layout="bsl")
+    own(given, FakeTensor(gpu, weights, stream=6), out=out, stream=stream)
+    assert given.recorded == told
+    gpu.synchronize(stream or 6)
+    check(out.data.content.T, x, weights)
 
 
 def test_dlpack_arrays_are_made_ready_for_the_stream_of_the_launch(
