@@ -14,7 +14,7 @@ from ksgen.build.host import find_host_compiler
 from ksgen.devices.base import DeviceLimits
 from ksgen.errors import ToolchainError
 from tests.support.emulated_tiles import needs_emulation
-from tests.support.processor_cases import AMX, CHAIN, VECTOR, VECTOR_GRADIENT, Case, passes, tiles
+from tests.support.processor_cases import AMX, CHAIN, VECTOR, VECTOR_GRADIENT, Case, of_vectors, passes, tiles
 from tests.support.program_device import ProgramCompiler, ProgramDevice, ProgramError
 
 LIMITS = DeviceLimits(2**18, 1024, 2, is_cpu=True, vector_bytes=32)
@@ -25,6 +25,7 @@ CASES = [
     replace(VECTOR[2], constants=tiles("outputs", 4, 2, 1, 4, 3, 1)),
     VECTOR[4],
     *VECTOR[8:],  # pairs, and slices
+    of_vectors((1, 50_000, 1, 1), 5, tiles("batch", 8, 1, 1, 8, 1, 1)),  # features times columns exceed 32 bits
     *CHAIN[1:],
     *VECTOR_GRADIENT,
     *AMX,
