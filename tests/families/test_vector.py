@@ -243,6 +243,22 @@ def test_two_inputs_at_a_time_agree_with_float64(kernel: KernelSpec, constants: 
         agrees(kernel, constants, batch)
 
 
+def test_all_outputs_round_subnormals_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instructions for pairs round them to zero: in whole vectors, at ragged edges, and in outputs that are stored one
+    by one.
+    """
+    chosen_native(monkeypatch)
+    found = set[int]()
+    for along, layout in product(WAYS, LAYOUTS):
+        kernel = kernel_of((2, 21, 4, 1), "bfloat16", layout, Epilogue(bias=True))
+        problem = make_problem(kernel, 13)
+        bias = np.full(kernel.pattern.out_features, 1e-39, problem.x.dtype)
+        problem = replace(problem, x=np.zeros_like(problem.x), bias=bias)
+        y = multiplied(problem, constants_of(kernel, along, 8, pairs=1))
+        found.update(np.unique(y.view(np.uint16)).tolist())
+    assert len(found) == 1
+
+
 def test_two_inputs_at_a_time_only_where_the_processor_multiplies_pairs() -> None:
     able = replace(CPU, dots=("bf16",))
     for layout, batch in product(LAYOUTS, (1, 16, 6272)):
