@@ -34,7 +34,7 @@ NO_FAMILY = "no family runs several factors in one launch on such a device"
 NO_ROOM = "no family has room for all factors in one launch, in this precision"
 CONTIGUOUS_READS = "in batch-size-last each separate factor reads its rows and weights contiguously"
 BEFORE_A_CAPTURE = "call it once before the capture, or build(batch) of the launcher or layer"
-REMEMBERED = 1024  # cached plans: one per layer and batch size
+REMEMBERED = 1024  # cached verdicts: one per layer and batch size
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,7 @@ def fused_plan(
     except ToolchainError:  # a bundle holds fused kernels only if they were expected to be faster
         if fuse == "yes" or (not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler)):
             raise
-    if len(PLANNER.derived) >= REMEMBERED:
-        PLANNER.derived.clear()
-    if generation == PLANNER.generation:
-        PLANNER.derived[key] = found
+    PLANNER.derive(generation, key, found)
     return found
 
 

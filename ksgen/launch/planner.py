@@ -31,6 +31,7 @@ from ksgen.wisdom import Entry, Wisdom, file_name, load_wisdom
 
 MOST_PLANS = 4096  # cached plans: one per batch size, and cheap to rebuild
 MOST_LOADED = 1024  # loaded kernels: each takes about ten of the 65,530 memory maps that Linux allows a process
+MOST_DERIVED = 1024  # cached data that callers derive from plans: one per layer and batch size
 
 _Key = tuple[Device, KernelSpec, str, Any]  # identifies a loaded kernel: device, kernel, family, source constants
 
@@ -112,6 +113,15 @@ class Planner:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             return self._plans.setdefault(key, made)
+
+    def derive(self, generation: int, key: Any, found: Any) -> None:
+        """Cache data that a caller derived from plans, unless they are of an earlier generation."""
+        with self._guard:
+            if generation != self.generation:
+                return
+            if len(self.derived) >= MOST_DERIVED:
+                self.derived.clear()
+            self.derived[key] = found
 
     def report(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice | None = None) -> None:
         """Call the watchers with a kernel that a call may use, and with its choice if it is planned."""

@@ -240,6 +240,20 @@ def test_a_refusal_leaves_a_chain_s_plan_to_captures(late: Part) -> None:
     assert (out.content == 24 * 8).all()
 
 
+def test_a_chain_s_plan_is_cached_under_the_guard_of_refusals(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal in another thread iterates over such plans."""
+
+    class Guarded(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            assert base.PLANNER._guard._is_owned()
+            super().__setitem__(key, value)
+
+    monkeypatch.setattr(base, "find_device", lambda name: gpu)
+    monkeypatch.setattr(base.PLANNER, "derived", Guarded())
+    ChainLauncher("2,8,24,1", "1,24,8,2", fuse="yes").build(BATCH)
+    assert len(base.PLANNER.derived) == 1
+
+
 def test_a_call_after_a_refusal_keeps_the_memory_of_its_kernel_alone(late: Part) -> None:
     a, b, c, d = KERNEL.pattern.shape
     x, weights = np.ones((BATCH, a * c * d), np.float32), np.ones((a, b, c, d), np.float32)
