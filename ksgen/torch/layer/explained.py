@@ -10,8 +10,8 @@ from ksgen.spec.kernel import layout_word
 from ksgen.torch.layer.splits import explain as explain_splits
 from ksgen.torch.operators.backends import describe_intermediates, explain
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import chain_launcher, describe_times, has_kernels, is_one_launch, launcher_of
-from ksgen.torch.operators.prepared import BACKENDS, shapes_of
+from ksgen.torch.operators.choice import describe_times, has_kernels, is_one_launch, launcher_of
+from ksgen.torch.operators.prepared import BACKENDS, launcher_of_layers, shapes_of
 
 
 def explained(layer: Any, batch: int, processes: int) -> str:
@@ -36,8 +36,8 @@ def explained(layer: Any, batch: int, processes: int) -> str:
     if (len(chain) > 1 or layer.out_layout) and is_stated and layer.backend in BACKENDS:
         verdict = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
         if first.device.type == "cuda":
-            launch, form = chain_launcher(patterns, layer.between, layer.fuse), (precision, layer.layout, last, batch)
-            verdict = is_one_launch(launch, first.device, *form, out_layout=layer.out_layout)
+            form = first.device, precision, layer.layout, last, batch
+            verdict = is_one_launch(launcher_of_layers([layer]), *form, out_layout=layer.out_layout)
         lines.insert(0, f"{'one launch' if verdict.is_one else 'one launch per factor'}: {verdict.why}")
     if layer.backend in BACKENDS and layer.precision is None:
         layout = layout_word(layer.layout, layer.out_layout)
@@ -61,8 +61,7 @@ def _explained_stored(layer: Any, batch: int) -> str:
     lines, apart = list[str](), [""] * (len(layer.chain) == 1)
     if has_kernels(device) and len(layer.chain) > 1:
         form: dict[str, Any] = {"precision": precision, "layout": layer.layout, "epilogue": last}
-        launch = chain_launcher(layer._shapes, layer.between, layer.fuse)
-        explanation = launch.explain(batch, weights=layer.storage, inputs=layer._inputs, **form)
+        explanation = launcher_of_layers([layer]).explain(batch, weights=layer.storage, inputs=layer._inputs, **form)
         first, *apart = explanation.splitlines()
         lines.append(first)
     scales = describe_scales(layer.storage, layer.per)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.fused import Verdict, least_rows
-from ksgen.launcher import GroupLauncher
 from ksgen.spec import Epilogue
 from ksgen.torch.layer.base import ChainLayer, freeze
 from ksgen.torch.operators import frozen, prepared
@@ -22,8 +21,6 @@ from ksgen.torch.operators.choice import (
     describe_times,
     disable_fusion,
     faster,
-    group_launcher,
-    has_kernels,
     is_one_launch,
     is_ready,
     job_of,
@@ -136,10 +133,8 @@ class KSLinears(Layers):
         layer = self._first
         if _place_of(layer.weights[0]) == "cuda" and len(self) > 1:
             verdict = Verdict(False, "the layers differ in more than their chains")
-            if self._are_alike:
-                verdict = self._verdict(
-                    layer.weights[0].device, layer.precision or dtype_name(layer.weights[0].dtype), batch
-                )
+            if prepared.are_alike(list(self._linears())):
+                verdict = self._verdict(layer.weights[0], batch)
             lines.insert(0, f"{'one launch' if verdict.is_one else 'layer by layer'}: {verdict.why}")
         shapes = list(map(prepared.shapes_of, self._linears()))
         times = describe_times(
@@ -156,11 +151,6 @@ class KSLinears(Layers):
     def _are_plain(self) -> bool:
         """Whether all layers store their weights in the type of x, as one launch requires."""
         return all(isinstance(layer, ChainLayer) and not layer.has_stored_type for layer in self)
-
-    @property
-    def _are_alike(self) -> bool:
-        """Whether the layers differ only in their chains."""
-        return prepared.are_alike(list(self._linears()))
 
     def _linears(self) -> Iterator[Any]:
         """Layers of the group, untyped; callers check that all are plain."""
@@ -210,24 +200,20 @@ class KSLinears(Layers):
         return by_kernels(lambda: self._in_one_launch(x) if self._fastest(x, methods) == "ksgen" else None)
 
     def _on_gpu(self, x: Tensor) -> Tensor | None:
-        layer = self._first
-        wanted = layer.precision or dtype_name(x.dtype)
-        if not self._verdict(x.device, wanted, x.numel() // layer.in_features).is_one:
+        if not self._verdict(x, x.numel() // self._first.in_features).is_one:
             return None
         try:
             return by_kernels(lambda: self._in_one_launch(x))
         except ToolchainError as error:
-            disable_fusion(self._own_launcher(), error)
+            disable_fusion(prepared.launcher_of_layers(list(self)), error)
             return None
 
-    def _verdict(self, device: Any, precision: str, batch: int) -> Verdict:
+    def _verdict(self, like: Tensor, batch: int) -> Verdict:
+        """Whether one launch is used for tensors of such a type and device."""
         layer = self._first
-        epilogue = Epilogue(layer.bias is not None, layer.activation)
-        return is_one_launch(self._own_launcher(), device, precision, layer.layout, epilogue, batch)
-
-    def _own_launcher(self) -> GroupLauncher:
-        chains = tuple(map(prepared.shapes_of, self._linears()))
-        return group_launcher(chains, self._first.between, self._first.fuse)
+        epilogue, wanted = Epilogue(layer.bias is not None, layer.activation), layer.precision or dtype_name(like.dtype)
+        launcher = prepared.launcher_of_layers(list(self))
+        return is_one_launch(launcher, like.device, wanted, layer.layout, epilogue, batch)
 
     def _fastest(self, x: Tensor, methods: Any) -> str:
         layer, shapes = self._first, list(map(prepared.shapes_of, self._linears()))
@@ -250,21 +236,17 @@ class KSLinears(Layers):
         if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least_elements:
             return False
         layers = list(self._linears())
-        if are_watched(layers):
+        if are_watched(layers) or not prepared.are_alike(layers) or torch.is_autocast_enabled(place):
             return False
-        tensors = [tensor for each in layers for tensor in (*each.weights, each.bias)]
-        if not self._are_alike or not is_plain(x, *tensors) or torch.is_autocast_enabled(place):
+        layer, tensors = layers[0], [tensor for each in layers for tensor in (*each.weights, each.bias)]
+        if not is_plain(x, *tensors) or layer.fuse == "no" or not is_ready(x.device):
             return False
-        if not is_ready(x.device) or not has_kernels(x.device):
+        if x.dim() < 2 or x.shape[-1 if layer.layout == "bsf" else 0] != layer.in_features:
             return False
-        layer, features = layers[0], x.shape[-1] if layers[0].layout == "bsf" else x.shape[0]
-        is_usual = layer.fuse != "no" and layer.backend in ("auto", "ksgen") and features == layer.in_features
-        # on CPUs, layers with another precision than x are launched one by one
-        is_usual &= place == "cuda" or layer.precision in (None, dtype_name(x.dtype))
-        if x.dim() < 2 or not is_usual or any(tensor is not None and tensor.dtype != x.dtype for tensor in tensors):
+        if not all(prepared.fits(each, x) for each in layers):
             return False
         if place == "cpu" and layer.fuse == "auto":  # else the launcher may launch each layer
-            return self._verdict(x.device, dtype_name(x.dtype), x.numel() // layer.in_features).is_one
+            return self._verdict(x, x.numel() // layer.in_features).is_one
         return True
 
     def _in_one_launch(self, x: Tensor) -> Tensor:
@@ -277,7 +259,7 @@ class KSLinears(Layers):
         rows = first._as_matrix(x)
         out = rows.new_empty((rows.shape[0], features) if is_bsf else (features, rows.shape[1]))
         options: dict[str, Any] = {"layout": first.layout, "activation": first.activation, "precision": first.precision}
-        self._own_launcher()(rows_of(rows), weights, bias=bias, out=out, **options)
+        prepared.launcher_of_layers(list(self))(rows_of(rows), weights, bias=bias, out=out, **options)
         return out.view((*x.shape[:-1], features) if is_bsf else (features, *x.shape[1:]))
 
 

@@ -18,14 +18,14 @@ from ksgen.launch.weights import WrittenError, writes_to
 from ksgen.pattern import Pattern
 from ksgen.quantized import ROUNDED, Quantized, describe_scales
 from ksgen.spec import STORAGES, Activation, Epilogue, Fuse, Layout
-from ksgen.spec.kernel import pattern_as_list
 from ksgen.spec.storage import SAME, STORED, refused_x_precision, x_precisions
 from ksgen.torch.layer.base import NOT_COPIED, ChainLayer
 from ksgen.torch.operators import ops
 from ksgen.torch.operators.backends import multiply_all_by
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import chain_launcher, disable_fusion, has_kernels, is_one_launch, launcher
+from ksgen.torch.operators.choice import disable_fusion, has_kernels, is_one_launch, launcher
 from ksgen.torch.operators.meanwhile import unless_building
+from ksgen.torch.operators.prepared import launcher_of_layers
 from ksgen.torch.operators.products import finish
 from ksgen.values import unlike
 
@@ -88,7 +88,7 @@ def multiply_stored(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor
         return by_operators(layer, x, bias, residual, ops.needs_gradient(x, bias, residual), precision)
     x, options = ops.rows_of(x), {"layout": layer.layout, "activation": layer.activation, "precision": precision}
     options |= {"bias": ops.contiguous(bias), "residual": ops.rows_of(residual)}
-    launch = chain_launcher(layer._shapes, layer.between, layer.fuse)
+    launch = launcher_of_layers([layer])
     if x.device.type == "cuda" and layer.fuse == "auto" and len(layer.chain) > 1:
         return _despite_writes(lambda: on_gpu(layer, launch, x, layer._ready_parts(), options))
     return _despite_writes(lambda: launch(x, layer._ready_parts(), **options))
@@ -110,7 +110,7 @@ def on_gpu(
             return fused
         except ToolchainError as error:
             disable_fusion(launch, error)
-    y: Tensor = chain_launcher(layer._shapes, layer.between, "no")(x, parts, **options)
+    y: Tensor = launcher_of_layers([layer], "no")(x, parts, **options)
     return y
 
 
@@ -408,10 +408,6 @@ class StoredWeights(ChainLayer, nn.Module):
     def _dtype(self) -> torch.dtype:
         return torch.float32
 
-    @property
-    def _shapes(self) -> tuple[tuple[Any, ...], ...]:
-        return tuple(tuple(pattern_as_list(pattern)) for pattern in self.chain)
-
     def _ready_now(self) -> CachedOperand:
         """Data derived from the buffers' current state, rebuilt after a write, move or replacement.
 
@@ -437,7 +433,7 @@ class StoredWeights(ChainLayer, nn.Module):
 
     def _packed(self) -> list[Any]:
         """Weights per factor in the form that launchers accept."""
-        return list(chain_launcher(self._shapes, self.between, self.fuse)._weights_of_each(self._ready_now().parts))
+        return list(launcher_of_layers([self])._weights_of_each(self._ready_now().parts))
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
         return dtype_name(dtype) in x_precisions(self.storage)

@@ -30,7 +30,7 @@ from ksgen.launch.arrays import current_stream
 from ksgen.launch.plan import Call, Packing, RepeatedCall, RepeatedCalls
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Weights
-from ksgen.spec import Activation, Epilogue, Layout
+from ksgen.spec import Activation, Epilogue, Fuse, Layout
 from ksgen.spec.kernel import layout_word, pattern_as_list
 from ksgen.torch.operators import choice, frozen, ops, products, replay
 from ksgen.torch.operators.backends import BACKENDS as PRODUCTS
@@ -295,8 +295,8 @@ def _prepared(
     try:
         if len(layers) > 1 and not (form_sum if adds else are_alike)(layers):
             raise NotPreparedError
-        for each in layers:
-            _check_fits(each, x)
+        if not all(fits(each, x) for each in layers):
+            raise NotPreparedError
         if (job := _Job.of(layers, x, residual, parameters, after, adds)) is None:
             return seen
         return by_kernels(lambda: Prepared(layers, x, job._replace(slices=slices))) or seen
@@ -318,20 +318,26 @@ def form_sum(layers: Sequence[Any]) -> bool:
     return len({needed(each) for each in layers}) == 1 and layers[0].activation == "none"
 
 
-def _check_fits(layer: Any, x: Tensor) -> None:
-    """Raise `NotPreparedError` if the layer supports no prepared call."""
-    bias, is_usual = layer._parameters["bias"], layer.precision in (None, dtype_name(x.dtype))
-    if layer.backend not in BACKENDS or not (is_usual or x.is_cuda):
-        raise NotPreparedError
-    if bias is not None and bias.shape != (layer.out_features,):
-        raise NotPreparedError
-    if not layer._multiplies(x.dtype) or not has_kernels(x.device):
-        raise NotPreparedError
+def fits(layer: Any, x: Tensor) -> bool:
+    """Whether kernels multiply x by the layer's weights as they are. On processors, only in the precision of x."""
+    if layer.backend not in BACKENDS or not (x.is_cuda or layer.precision in (None, dtype_name(x.dtype))):
+        return False
+    bias = layer.bias
+    if bias is not None and (bias.shape, bias.dtype) != ((layer.out_features,), x.dtype):
+        return False
+    return bool(layer._multiplies(x.dtype) and has_kernels(x.device))
 
 
 def shapes_of(layer: Any) -> tuple[tuple[Any, ...], ...]:
     """Arguments of each factor's `Pattern`."""
     return tuple([tuple(pattern_as_list(pattern)) for pattern in layer.own_chain])
+
+
+def launcher_of_layers(layers: Sequence[Any], fuse: Fuse | None = None) -> Any:
+    """Launcher of a layer, or of several layers on one x. `fuse` replaces the option of the layers."""
+    first, shapes = layers[0], tuple(map(shapes_of, layers))
+    options = first.between, fuse or first.fuse
+    return group_launcher(shapes, *options) if len(layers) > 1 else chain_launcher(shapes[0], *options)
 
 
 class _Job(NamedTuple):
@@ -658,21 +664,13 @@ def _is_one_launch(layers: Sequence[Any], job: _Job) -> bool:
     if job.is_alone:
         more["out_layout"] = job.out_layout
     wanted = first.precision or dtype_name(job.x.dtype)
-    return is_one_launch(
-        _launcher_of(layers, job), job.x.device, wanted, job.layout, epilogue, job.batch, **more
-    ).is_one
+    verdict = is_one_launch(launcher_of_layers(layers), job.x.device, wanted, job.layout, epilogue, job.batch, **more)
+    return verdict.is_one
 
 
 def _steps(job: _Job) -> tuple[bool, str, bool, bool]:
     """Arguments of the epilogue of a job's last factors."""
     return job.parameters[0] is not None, job.activation, job.residual is not None, job.residual_first
-
-
-def _launcher_of(layers: Sequence[Any], job: _Job, fuse: str | None = None) -> Any:
-    first = layers[0]
-    if job.is_alone:
-        return chain_launcher(shapes_of(first), first.between, fuse or first.fuse)
-    return group_launcher(tuple(map(shapes_of, layers)), first.between, first.fuse)
 
 
 def _use_kernels(layer: Any, job: _Job) -> bool:
@@ -752,12 +750,12 @@ def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_La
     options: dict[str, Any] = {"activation": job.activation, "residual": job.residual, "precision": first.precision}
     options["residual_first"] = job.residual_first
     if not job.is_alone:
-        group = _launcher_of(layers, job)
-        found = _call(group.prepare, job, job.x, weights, out=list(job.outs), bias=biases, **options)
+        prepare = launcher_of_layers(layers).prepare
+        found = _call(prepare, job, job.x, weights, out=list(job.outs), bias=biases, **options)
     else:
         is_tried = first.fuse == "auto" and job.layout == "bsl" and not only_kernels
         is_tried &= job.batch >= TRIED_COLUMNS * torch.get_num_threads()
-        chain = _launcher_of(layers, job, "yes" if is_tried else None)
+        chain = launcher_of_layers(layers, "yes" if is_tried else None)
         prepare = partial(chain.prepare, out_layout=job.out_layout)
         bias, numbers = job.parameters[0], [job.first_weight + index for index in range(len(job.weights))]
         try:
@@ -785,7 +783,7 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
     # array numbers of the intermediates, whose memory the layers share
     calls, intermediates = job.calls(), list[int]()
     for number, (layer, out) in enumerate(zip(layers, job.outs, strict=True)):
-        chain, weights = chain_launcher(shapes_of(layer), layer.between, layer.fuse), _packed(layer, job)
+        chain, weights = launcher_of_layers([layer]), _packed(layer, job)
         last: dict[str, Any] = {
             "bias": job.parameters[number],
             "activation": job.activation,
