@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.bench.roster import (
-    COMPARISONS,
-    METHODS,
-    METHODS_OF_MODELS,
-    NAMES,
-    STEPS_OF_LAYERS,
-    TRAINING,
-)
+from ksgen.bench.roster import COMPARISONS, METHODS, METHODS_OF_MODELS, NAMES, STEPS_OF_LAYERS, TRAINING
 from ksgen.commands.bench_common import (
     Part,
     check_library,

@@ -69,10 +69,8 @@ class Gradient(OfKinds):
             if not self.keeps_rules(kernel, tile):
                 continue
             tiling = self.shape(kernel, tile)
-            most, parts = (
-                max((n for n in range(1, MOST_BLOCKS + 1) if fits(tiling, limits, n)), default=0),
-                tiling.parts_for(limits),
-            )
+            most = max((n for n in range(1, MOST_BLOCKS + 1) if fits(tiling, limits, n)), default=0)
+            parts = tiling.parts_for(limits)
             counts = sorted({divide_up(parts, 2), parts, 2 * parts})
             for blocks, count in product(sorted({1, divide_up(most, 2), most} if most else ()), counts):
                 constants = replace(tile, parts=count, min_blocks=blocks)

@@ -26,13 +26,12 @@ from ksgen.families.gradient.parts import (
     SideImage,
     heading,
     lane_runs,
-    planes_of_search,
     registers_taken,
 )
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.operands import CHUNK
 from ksgen.families.rules import Rule, at_most, multiple, positive
-from ksgen.families.simt.defaults import neighbours
+from ksgen.families.simt.defaults import neighbours, planes_of_search
 from ksgen.families.tiles import MOST_THREADS, WARP, Constants, CopyPlan, divide_up, power_of_two_in
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import on_tensor_cores
@@ -254,16 +253,12 @@ class GradientMmaTiling(Parts):
         )
 
     def own_variables(self) -> GradientVariables:
-        operand = {"float16": "f16", "bfloat16": "bf16"}.get(self.operand, self.operand)
-        operand = "tf32" if self.components == 2 else operand
+        is_split, is_complex = self.components == 2, self.kernel.arithmetic.is_complex
+        operand = "tf32" if is_split else {"float16": "f16", "bfloat16": "bf16"}.get(self.operand, self.operand)
         load = "gradient_mma/load_registers" if self.copy == "registers" else "gradient/load_async"
-        split = {"complex_split": self.kernel.arithmetic.is_complex, "split": True} if self.components == 2 else {}
-        variants = (
-            self.operand,
-            *(name for name, is_so in split.items() if is_so),
-            *(["spread"] if self.is_spread else []),
-        )
-        conjugated = ", conjugated" if self.kernel.arithmetic.is_complex else ""
+        has = {"complex_split": is_split and is_complex, "split": is_split, "spread": self.is_spread}
+        variants = (self.operand, *(name for name, is_so in has.items() if is_so))
+        conjugated = ", conjugated" if is_complex else ""
         return {"copy": self.copy, "load": load, "operand": operand, "variants": variants, "conjugated": conjugated}
 
     def own_constexprs(self) -> list[Constexpr]:

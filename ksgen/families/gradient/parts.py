@@ -8,7 +8,6 @@ from typing import ClassVar, TypedDict
 
 from ksgen.families.banks import Image, line_cycles, write_cycles
 from ksgen.families.base import Constexpr, Limits, Variables, named
-from ksgen.families.simt.defaults import neighbours
 from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.families.traffic import SECTOR, array_bytes, bytes_of_row
 from ksgen.order import Order
@@ -278,11 +277,6 @@ def blocks_that_fit(tiling: Parts, limits: Limits) -> int:
     """Blocks of a default that fit a multiprocessor, at least one; processors have no such limit."""
     most = 1 if limits.is_cpu else tiling.most_blocks
     return max(count for count in range(1, most + 1) if count == 1 or fits(tiling, limits, count))
-
-
-def planes_of_search(kernel: KernelSpec) -> list[int]:
-    """Numbers of j per tile that a search tries."""
-    return [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
 
 
 def heading(tiling: Parts) -> str:

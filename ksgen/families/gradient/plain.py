@@ -12,18 +12,9 @@ from math import gcd
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.drawing import DrawnSide, draw
-from ksgen.families.gradient.parts import (
-    MOST_TILE,
-    GradientVariables,
-    Parts,
-    Side,
-    SideImage,
-    heading,
-    lane_runs,
-    planes_of_search,
-)
+from ksgen.families.gradient.parts import MOST_TILE, GradientVariables, Parts, Side, SideImage, heading, lane_runs
 from ksgen.families.rules import Rule, at_most, multiple, positive
-from ksgen.families.simt.defaults import neighbours
+from ksgen.families.simt.defaults import neighbours, planes_of_search
 from ksgen.families.simt.shape import eight_read_cycles, four_read_cycles, is_narrow
 from ksgen.families.tiles import MOST_THREADS, Constants, CopyPlan, divide_up, power_of_two_in
 from ksgen.spec import KernelSpec

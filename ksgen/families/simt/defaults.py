@@ -22,6 +22,11 @@ def neighbours(d: int) -> int:
     return min(range(1, min(d, 8) + 1), key=lambda planes: (divide_up(d, planes) * planes, -planes))
 
 
+def planes_of_search(kernel: KernelSpec) -> list[int]:
+    """Numbers of j per tile that a search tries."""
+    return [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
+
+
 def _outputs(b: int, most: int, threads: tuple[int, ...] = (1, 2, 4, 8, 12)) -> tuple[int, int]:
     """(tile_out, thread_out) with the least work, including padding and loads of operands; then the widest tile."""
     choices = [(LANES_OUT * thread_out * warps, thread_out) for thread_out in threads for warps in (1, 2, 3, 4)]

@@ -17,7 +17,7 @@ from ksgen.families.expected import MIN_CLASS_SAVING, fastest
 from ksgen.families.gpu_chain import FactorVariables, GpuProduct, ProductVariables, ends_of
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.simt.chain import CHAIN_RULES, SimtChainConstants, SimtChainTiling, options
-from ksgen.families.simt.defaults import cpu_default, gpu_default, neighbours, others, smaller, whole_rounds
+from ksgen.families.simt.defaults import cpu_default, gpu_default, others, planes_of_search, smaller, whole_rounds
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, RULES, SimtConstants, SimtTiling, is_narrow, products_of
 from ksgen.families.tiles import (
     MOST_THREADS,
@@ -112,7 +112,7 @@ class Simt(GpuProduct[AnySimtConstants]):
     def _tiles(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
         """Yield combinations whose blocks have whole warps, and no more threads than the device allows."""
         pipelines = [(stages, "async") for stages in (2, 3, 4)] if limits.async_copies and not is_narrow(kernel) else []
-        planes = [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
+        planes = planes_of_search(kernel)
         along_batch = list(product((32, 64, 128, 256), (4, 8, 16)))
         along_outputs = list(product((4, 8, 16, 32, 48, 64, 96, 128), (1, 2, 4, 8, 12)))
         for (tile_batch, thread_batch), (tile_out, thread_out), tile_d in product(along_batch, along_outputs, planes):

@@ -192,11 +192,9 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
         floors = (Ceilings(each.bytes_per_s, each.flops_per_s).floor_s(kernel, batch) for each in speeds)
         return min((1e6 * floor_s for floor_s in floors), default=None)
 
-    by = (
-        f"the cost model, for {rates.card} ({limits.target})"
-        if rates
-        else f"no model: the speed of {limits.target} is unknown"
-    )
+    by = f"no model: the speed of {limits.target} is unknown"
+    if rates:
+        by = f"the cost model, for {rates.card} ({limits.target})"
     return Clock(where, by, kernel_us, floor_us)
 
 
