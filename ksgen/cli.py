@@ -97,11 +97,9 @@ def main() -> None:
         click.echo(error.format_message(), err=True)
         sys.exit(2)
     except click.ClickException as error:
-        where = (
-            f" ({error.ctx.command_path} --help)"
-            if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent
-            else ""
-        )
+        where = ""
+        if isinstance(error, click.UsageError) and error.ctx and error.ctx.parent:
+            where = f" ({error.ctx.command_path} --help)"
         _complain(f"ksgen: {' '.join(error.format_message().split())}{where}")
         sys.exit(2)
     except KsgenError as error:

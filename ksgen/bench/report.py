@@ -339,17 +339,14 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
         if of_layers := [*tables.each_layer(of_step), *(table for table in converted if table.rows)]:
             title = "Layers" if step == FORWARD else f"Layers, {STEP_TITLES[step]}"
             found.append(PageSection(title, "Every factor of a layer, and several layers on one x.", of_layers))
+    of_errors = [tables.unreliable(rows), tables.errors(rows), tables.absent(rows)]
     last = [
         PageSection(f"Patterns, {STEP_TITLES[TRAINING]}", tables=list(tables.each_layer(trained))),
         energy,
         PageSection("Whole models", tables=list(wholes)),
         PageSection("Compared with the authors", tables=[tables.authors(products)]),
+        PageSection("Errors, and what is missing", tables=of_errors),
     ]
-    last.append(
-        PageSection(
-            "Errors, and what is missing", tables=[tables.unreliable(rows), tables.errors(rows), tables.absent(rows)]
-        )
-    )
     return [*found, *(section for section in last if any(table.rows for table in section.tables))]
 
 

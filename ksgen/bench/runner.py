@@ -134,12 +134,8 @@ class Runner:
             return 0
         asked, most = self.protocol.measurements, int(known.facts["most_measurements"])
         done = [each[self.quantity.column] for each in known.measurements if self.quantity.column in each]
-        if (
-            len(done) >= asked
-            and self.quantity.column == Times.column
-            and asked >= LEAST_BLOCKS
-            and why_unreliable(done)
-        ):
+        are_times = self.quantity.column == Times.column
+        if are_times and len(done) >= asked >= LEAST_BLOCKS and why_unreliable(done):
             return int(len(done) < min(MORE * asked, most))
         return max(0, min(asked, most) - len(done))
 

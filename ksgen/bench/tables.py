@@ -242,13 +242,9 @@ def _reasons(rows: Iterable[ResultRow]) -> str:
 
 
 def table3(results: Results) -> ResultTable:
+    of_bmm = results.duel("bmm", ("einsum", "bsr"), BEST)
     lines = [
-        _duel_line(
-            "bmm faster than einsum and bsr",
-            results.duel("bmm", ("einsum", "bsr"), BEST),
-            results,
-            "bmm_beats_einsum_bsr",
-        ),
+        _duel_line("bmm faster than einsum and bsr", of_bmm, results, "bmm_beats_einsum_bsr"),
         _duel_line("ksgen faster than the paper's five", results.duel(OURS, PAPERS, BEST), results, "kernel_beats_all"),
         _duel_line("ksgen's defaults faster than these", results.duel(UNTUNED, PAPERS, BEST)),
         _duel_line("ksgen faster than the expert's", results.duel(OURS, EXPERTS, BEST)),
@@ -387,14 +383,8 @@ def authors(rows: Sequence[ResultRow]) -> ResultTable:
             ours, theirs = best.get(OURS), published_us(pattern, results.precision, layout)
             if theirs and ours:
                 others = min((best[name].us for name in OTHERS if name in best), default=None)
-                figures = (
-                    number(ours.us),
-                    number(others),
-                    number(theirs),
-                    times(theirs / ours.us),
-                    percent(ours.share_of_floor),
-                )
-                lines.append((pattern, results.precision, layout, *figures))
+                figures = (*map(number, (ours.us, others, theirs)), times(theirs / ours.us))
+                lines.append((pattern, results.precision, layout, *figures, percent(ours.share_of_floor)))
     columns = (
         "pattern", "precision", "layout", "ours, us", "best other, us", "the authors', us", "theirs over ours",
         "of the floor",
@@ -561,12 +551,10 @@ def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
         names, ratios, words = tuple(found), list(found.values()), reference.replace("_", " ")
         lines = []
         for layer, best in results.best[layout].items():
-            one = best.get(reference)
-            cells = (
-                (number(one.us), percent(one.share_of_floor), ", ".join(filter(None, (one.family, one.arithmetic))))
-                if one
-                else (NONE, NONE, NONE)
-            )
+            cells = NONE, NONE, NONE
+            if one := best.get(reference):
+                by = ", ".join(filter(None, (one.family, one.arithmetic)))
+                cells = number(one.us), percent(one.share_of_floor), by
             lines.append((layer, *cells, *(times(each.get(layer)) for each in ratios)))
         for title, statistic in (("geometric mean", geometric_mean), ("median", median), ("least", min), ("most", max)):
             lines.append((title, "", "", "", *(times(statistic(each.values())) if each else NONE for each in ratios)))

@@ -48,11 +48,8 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 def duration(text: str) -> float:
     """Parse a time such as 90, 90s, 8m, 1.5h or 1h30m into seconds. A click type."""
     parts = re.findall(r"([0-9]*\.?[0-9]+)([smh]?)", text)
-    if (
-        not parts
-        or "".join(number + unit for number, unit in parts) != text
-        or (len(parts) > 1 and not all(unit for _, unit in parts))
-    ):
+    is_whole = "".join(number + unit for number, unit in parts) == text
+    if not parts or not is_whole or (len(parts) > 1 and not all(unit for _, unit in parts)):
         raise KsgenError(f"time {excerpt(text)}; accepted: 90s, 8m, 1h30m")
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 

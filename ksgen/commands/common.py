@@ -70,13 +70,8 @@ def entry_figures(entry: "Entry") -> dict[str, Any]:
     measured = dict(entry.measured)
     times = {name: measured.pop(name, None) for name in ("median_us", "floor_us")}
     which = kernel_figures(entry.kernel, entry.batch) | {"specialised": entry.kernel.batch is not None}
-    return {
-        **which,
-        **choice_figures(entry.family, entry.constants),
-        **times,
-        "doubt": entry.why_unreliable,
-        "measured": measured,
-    }
+    which |= choice_figures(entry.family, entry.constants)
+    return {**which, **times, "doubt": entry.why_unreliable, "measured": measured}
 
 
 def tidy(content: Any, name: str = "") -> Any:

@@ -48,13 +48,8 @@ def command(spec: Path, output: Path | None, dialect: "Dialect", family: str | N
             err=True,
         )
     if as_json:
-        content = {
-            "spec": loaded.name,
-            "folder": str(folder),
-            "kernels": [source.entry for source in sources],
-            "left_out": left_out,
-        }
-        print_json(content)
+        entries = [source.entry for source in sources]
+        print_json({"spec": loaded.name, "folder": str(folder), "kernels": entries, "left_out": left_out})
     else:
         click.echo(f"{counted(len(sources), 'kernel')} of {loaded.name} in {folder}")
 

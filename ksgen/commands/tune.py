@@ -376,11 +376,9 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
         best, default = tuned.best, tuned.default if tuned.default and tuned.default.median_us else None
         own = [each.note for each in ((best,) if best is default else (best, default)) if each]
         reasons += own
-        gain = (
-            f"{default.median_us / best.median_us:.2f}x"
-            if default and default.median_us and best.median_us and not any(own)
-            else ""
-        )
+        gain = ""
+        if default and default.median_us and best.median_us and not any(own):
+            gain = f"{default.median_us / best.median_us:.2f}x"
         table.add_row(
             name_of(tuned.job), time_us(default) if default else "", time_us(best), gain, f"{best.spread or 0:.1%}",
             share(best),

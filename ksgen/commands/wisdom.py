@@ -167,16 +167,10 @@ def _facts(device: str, entry: "Entry") -> dict[str, Any]:
 
 
 def _difference_facts(each: "Difference") -> dict[str, Any]:
-    sides = {
-        name: entry and _facts(each.device, entry) for name, entry in (("first", each.first), ("second", each.second))
-    }
-    return {
-        "device": each.device,
-        **kernel_figures(each.kernel, each.batch),
-        "what": each.what,
-        "ratio": each.ratio,
-        **sides,
-    }
+    which = {"device": each.device, **kernel_figures(each.kernel, each.batch)}
+    sides = {"first": each.first, "second": each.second}
+    found = {name: entry and _facts(each.device, entry) for name, entry in sides.items()}
+    return {**which, "what": each.what, "ratio": each.ratio, **found}
 
 
 def _print_entries(device: str, entries: "list[Entry]") -> None:

@@ -95,11 +95,8 @@ def _own_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
             continue
         digest = _digest(path)
         if digest not in {*listed.get(name, ()), wanted.get(name)}:
-            what = (
-                "was changed since emit wrote it"
-                if name in listed
-                else "was not written by emit, which writes a file of that name"
-            )
+            foreign = "was not written by emit, which writes a file of that name"
+            what = "was changed since emit wrote it" if name in listed else foreign
             raise KsgenError(f"{shown(path)} {what}; move it away, or {_ELSEWHERE}")
         digests[name] = digest
     return digests

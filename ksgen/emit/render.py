@@ -265,11 +265,7 @@ def emit(spec: Spec, folder: Path, dialect: Dialect = "cuda", family: str | None
     Files of an earlier emit are replaced; other files stay. With a `family`, it writes only the kernels that this
     family supports with the limits `NEWEST`.
     """
-    kernels = (
-        spec.kernels
-        if family is None
-        else [each for each in spec.kernels if family_named(family).supports(each, NEWEST)]
-    )
+    kernels = [each for each in spec.kernels if family is None or family_named(family).supports(each, NEWEST)]
     if family and not kernels:
         why = family_named(family).why
         raise ConstantsError(f"{spec.name}: {family} supports none of its kernels ({why}); accepted: another, or none")

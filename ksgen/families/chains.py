@@ -44,11 +44,9 @@ def transposes(kernel: KernelSpec, at: FactorPlace) -> bool:
 
 def transposed_bytes(kernel: KernelSpec, batch: int) -> int:
     """Bytes that separate launches read and write in addition, to transpose intermediates into the other layout."""
-    return (
-        2 * kernel.item_bytes * batch * sum(chain[chain.transposing_factor].in_features for chain in kernel.chains)
-        if kernel.out_layout
-        else 0
-    )
+    if not kernel.out_layout:
+        return 0
+    return 2 * kernel.item_bytes * batch * sum(chain[chain.transposing_factor].in_features for chain in kernel.chains)
 
 
 def is_single(kernel: KernelSpec) -> bool:

@@ -94,11 +94,8 @@ def refusal(
     comes_to = "" if rule.comes_to is None else str(rule.comes_to(kernel, constants))
     if is_ and subject in _OF_KERNELS:
         return f"{subject}={getattr(kernel, subject)} must be {rest}{f': {comes_to}' if comes_to else ''}"
-    mentioned = (
-        []
-        if subject.startswith("every ")
-        else [name for name in dict.fromkeys(_WORD.findall(rule.says)) if name in values]
-    )
+    named = [name for name in dict.fromkeys(_WORD.findall(rule.says)) if name in values]
+    mentioned = [] if subject.startswith("every ") else named
     repaired, accepted = next(_near(rules, rule, kernel, constants, mentioned or values), ("", []))
     if is_ and subject in values:
         text = (

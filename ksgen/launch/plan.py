@@ -483,27 +483,14 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
     def launched(passes: tuple[Pass, ...]) -> list[tuple[str, Geometry]]:
         return [(source.entry_of(each.name), each.geometry) for each in passes]
 
+    at_once = device.limits.multiprocessors, loaded.clusters
     steps = tuple(
-        Step(
-            loaded.handles[entry],
-            each.launched(device.limits.multiprocessors, loaded.clusters),
-            each.block,
-            each.shared_bytes,
-        )
+        Step(loaded.handles[entry], each.launched(*at_once), each.block, each.shared_bytes)
         for entry, each in (*launched(geometry.before), (source.entry, geometry), *launched(geometry.after))
     )
     multiply = steps[len(geometry.before)]
     packed_for = repr(family.packed_for(kernel, choice.constants))
-    packing_words = (
-        str(kernel.pattern),
-        kernel.precision,
-        kernel.weights,
-        kernel.inputs,
-        kernel.layout,
-        choice.family,
-        packed_for,
-        *kernel.tied,
-    )
+    words = str(kernel.pattern), kernel.precision, kernel.weights, kernel.inputs, kernel.layout, choice.family
     return Plan(
         device=device,
         kernel=kernel,
@@ -519,7 +506,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         pack_block=packing.block,
         adjoint_handle=loaded.handles.get(source.entry_of("pack_adjoint")),
         packed_bytes=family.packed_bytes(kernel, choice.constants),
-        packing=" ".join(packing_words),
+        packing=" ".join((*words, packed_for, *kernel.tied)),
         operands=family.operands(kernel, choice.constants),
         at_launch=choice.constants.launch_values,
         maps=family.maps(kernel, choice.constants, batch),

@@ -56,15 +56,8 @@ class Machine:
         rates = gpu_of(self.target).rates
         cache_bytes_per_s = ceilings.cache_bytes_per_s or ceilings.bytes_per_s * cache_rate(rates)
         flops_per_s = ceilings.flops_per_s * ceilings.products
-        return Speed(
-            self.target,
-            self.limits,
-            self.multiprocessors,
-            ceilings.bytes_per_s,
-            cache_bytes_per_s,
-            shared_rate(rates),
-            flops_per_s,
-        )
+        bytes_per_s = ceilings.bytes_per_s, cache_bytes_per_s, shared_rate(rates)
+        return Speed(self.target, self.limits, self.multiprocessors, *bytes_per_s, flops_per_s)
 
 
 def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
@@ -82,13 +75,8 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     memory_s = work.memory_bytes / ceilings.bytes_per_s
     if work.cycles:
         lanes = machine.limits.vector_bytes // (kernel.real_bytes // kernel.arithmetic.reals_per_number)
-        busy_s = (
-            work.cycles
-            * lanes
-            * FLOPS_PER_CYCLE
-            / ceilings.flops_per_s
-            * unevenness(work.blocks / machine.multiprocessors)
-        )
+        busy_s = work.cycles * lanes * FLOPS_PER_CYCLE / ceilings.flops_per_s
+        busy_s *= unevenness(work.blocks / machine.multiprocessors)
         memory_s += work.passed_bytes / ceilings.bytes_per_s
         return (max(memory_s, busy_s) + EXPOSED * min(memory_s, busy_s)) * 1e6
     # shared memory is ordinary memory in its cache, read by the same instructions

@@ -176,12 +176,8 @@ def _points(rows: Sequence[tuple[Job, Candidate, float]]) -> Points:
         numbers.setdefault(job, len(numbers))
     kinds = features([_kernel_row(job) for job in numbers])
     jobs = np.array([numbers[job] for job, _, _ in rows], int)
-    return Points(
-        features([_constants_row(candidate) for _, candidate, _ in rows]),
-        kinds[jobs],
-        jobs,
-        np.array([log2(us) for _, _, us in rows]),
-    )
+    constants = features([_constants_row(candidate) for _, candidate, _ in rows])
+    return Points(constants, kinds[jobs], jobs, np.array([log2(us) for _, _, us in rows]))
 
 
 def _constants_row(candidate: Candidate) -> dict[str, Any]:

@@ -101,9 +101,8 @@ class Model:
         self._is_over = False
 
     def ask(self) -> int | None:
-        if (
-            guess := next((index for index in range(self._pool.guesses) if index not in self._asked), None)
-        ) is not None:
+        guess = next((index for index in range(self._pool.guesses) if index not in self._asked), None)
+        if guess is not None:
             return self._take(guess)
         if self._is_over or len(self._asked) >= min(MOST, len(self._pool)):
             return self._next_of_rest()

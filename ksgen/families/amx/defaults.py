@@ -36,13 +36,8 @@ TASKS = 4  # work groups per core that parts provide, if there are enough groups
 
 def reads_in_place(kernel: KernelSpec) -> bool:
     """Whether rows of X can be operands in place: they are 16-bit, and contiguous in memory."""
-    return (
-        kernel.layout == "bsf"
-        and not kernel.reads_exchanged
-        and kernel.pattern.d == 1
-        and products_of(kernel).parts == 1
-        and kernel.pattern.c >= INPUTS
-    )
+    is_contiguous = kernel.layout == "bsf" and not kernel.reads_exchanged and kernel.pattern.d == 1
+    return is_contiguous and products_of(kernel).parts == 1 and kernel.pattern.c >= INPUTS
 
 
 def least_of(kernel: KernelSpec) -> AmxTiling:

@@ -112,12 +112,8 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     why = "matrix tiles, of one layer of dense arrays in one layout: processors that have them"
 
     def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return (
-            kernel.job != "gradient"
-            and _is_one_layer(kernel)
-            and not kernel.is_quantized
-            and has_tiles_for(kernel, limits)
-        )
+        is_able = kernel.job != "gradient" and not kernel.is_quantized
+        return is_able and _is_one_layer(kernel) and has_tiles_for(kernel, limits)
 
     def is_default(self, kernel: KernelSpec, batch: int) -> bool:
         """Whether tiles were timed, and are faster than vectors at a batch.

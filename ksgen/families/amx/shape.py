@@ -289,13 +289,8 @@ class AmxTiling(TilePlanes):
     @property
     def plane_shares(self) -> int:
         """Number of shares (see `shares`) in which all products of a plane are computed."""
-        return (
-            self.shares
-            * self.run
-            * divide_up(self.kernel.pattern.b, PAIR)
-            * (self.constants.block // PAIR)
-            * self.steps
-        )
+        pairs = divide_up(self.kernel.pattern.b, PAIR) * (self.constants.block // PAIR)
+        return self.shares * self.run * pairs * self.steps
 
     @property
     def copied_meanwhile(self) -> float:

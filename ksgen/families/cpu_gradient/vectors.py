@@ -100,11 +100,9 @@ class VectorGradientTiling(Planes):
     def tiles(self) -> int:
         """Columns per (i, j), or per plane if lanes are along the outputs."""
         _, b, _, d = self.kernel.pattern.shape
-        return (
-            divide_up(b * d, self.tile_lanes)
-            if self.is_along_outputs and self.is_short
-            else divide_up(b, self.constants.width)
-        )
+        if self.is_along_outputs and self.is_short:
+            return divide_up(b * d, self.tile_lanes)
+        return divide_up(b, self.constants.width)
 
     @property
     def columns(self) -> int:

@@ -131,11 +131,9 @@ def part_cycles(kernel: KernelSpec, constants: GemvConstants) -> int:
     def place(group: int, at: int) -> int:
         k = group // constants.tile_d * constants.thread_out + at // constants.tile_batch
         j, s = group % constants.tile_d, at % constants.tile_batch
-        return (
-            (s * constants.tile_out + k) * constants.tile_d + j
-            if kernel.layout == "bsf"
-            else (k * constants.tile_d + j) * constants.tile_batch + s
-        )
+        if kernel.layout == "bsf":
+            return (s * constants.tile_out + k) * constants.tile_d + j
+        return (k * constants.tile_d + j) * constants.tile_batch + s
 
     cycles = 0
     for first in range(0, tiling.warps_out * tiling.groups, tiling.groups):

@@ -48,11 +48,8 @@ def factor_options(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstant
         if (sharers * steps >= 2 * pieces and sharers * steps > 1) or (warps_in > 1 and lanes_in < WARP):
             continue
         for thread_out, warps_out in product((1, 2, 4, 8), (1, 2, 4, 8, 16)):
-            if (
-                max(thread_out, steps) > max(1, MOST_SUMS // tile_batch)
-                or thread_out >= 2 * b
-                or warps_in * warps_out > MOST_WARPS
-            ):
+            has_many_sums = max(thread_out, steps) > max(1, MOST_SUMS // tile_batch)
+            if has_many_sums or thread_out >= 2 * b or warps_in * warps_out > MOST_WARPS:
                 continue
             groups = warps_out * WARP // lanes_in
             for tile_d in sorted({min(d, groups, most) for most in (1, 2, 4, 8, 16, groups)}):

@@ -65,12 +65,8 @@ CHAIN_RULES: tuple[Rule[GemvChainConstants], ...] = (
 
 def is_group(kernel: KernelSpec) -> bool:
     """Whether layers of one or two factors multiply one X, and none of them changes the layout."""
-    return (
-        kernel.is_chain
-        and kernel.is_group
-        and kernel.out_layout is None
-        and all(len(each) <= 2 for each in kernel.chains)
-    )
+    has_one_layout = kernel.is_chain and kernel.is_group and kernel.out_layout is None
+    return has_one_layout and all(len(each) <= 2 for each in kernel.chains)
 
 
 def _refused_layer(kernel: KernelSpec, constants: GemvGroupConstants) -> str:

@@ -224,12 +224,8 @@ class GemvTiling(Tiled):
         """
         constants, real, size = self.constants, self.kernel.real_bytes // 4, self.kernel.x_item_bytes
         piece = max(1, self.vector * size // 4)
-        weights = (
-            (2 if self.stages > 1 else 1)
-            * constants.steps
-            * constants.thread_out
-            * max(1, self.vector * self.weight_bytes // 4)
-        )
+        words = max(1, self.vector * self.weight_bytes // 4)
+        weights = (2 if self.stages > 1 else 1) * constants.steps * constants.thread_out * words
         is_widened = self.kernel.is_quantized or (size == 2 and constants.tile_batch > 1)
         widened = self.vector * constants.thread_out if is_widened else 0
         copied = rounds * max(1, self.x_vector * size // 4)

@@ -144,11 +144,9 @@ class MmaChainTiling(GpuChainShape[MmaFactor]):
     @property
     def copying(self) -> list[MmaFactor]:
         """Factors that copy X from memory."""
-        return (
-            ends_of(self.kernel, self.factors)[0]
-            if self.constants.stream
-            else [self.factors[at] for _, at in self.orders.values()]
-        )
+        if self.constants.stream:
+            return ends_of(self.kernel, self.factors)[0]
+        return [self.factors[at] for _, at in self.orders.values()]
 
     @property
     def waits(self) -> float:

@@ -107,12 +107,9 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     def space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
         d, vector = kernel.pattern.d, CHUNK // kernel.x_item_bytes
-        runs = (
-            [(1, 1)]
-            if kernel.layout == "bsl"
-            else [(run, 1) for run in sorted({d, *(run for run in (vector, 2 * vector) if run < d)})]
-        )
+        runs = [(1, 1)]
         if kernel.layout == "bsf":
+            runs = [(run, 1) for run in sorted({d, *(run for run in (vector, 2 * vector) if run < d)})]
             runs += [(vector * warps, warps) for warps in (2, 3, 4) if vector * warps <= d]
         promote = promotion(kernel, limits)  # rarer promotion would be faster, but less precise than promised
         sizes = product(runs, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 4), (8, 16, 32, 64), (0, 1))

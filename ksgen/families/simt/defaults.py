@@ -72,11 +72,8 @@ def _gpu_rule(
     warps = 8 if doubles else FEWER_WARPS if copy == "registers" or more else most_warps
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
     tile_out, thread_out = _outputs(pattern.b, most, threads=THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))
-    tile_in = (
-        16
-        if kernel.layout == "bsl" and pattern.c > 8 and tile_out < 128 and (thread_out < 12 or copy == "registers")
-        else short_stage
-    )
+    has_room = tile_out < 128 and (thread_out < 12 or copy == "registers")
+    tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and has_room else short_stage
     stages = 3 if copy == "async" else 2
     chosen = SimtConstants(
         LANES_BATCH * thread_batch * warps_batch, tile_out, tile_in, tile_d, thread_batch, thread_out, stages, 1, copy

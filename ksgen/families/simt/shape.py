@@ -337,11 +337,8 @@ def products_of(kernel: KernelSpec, copy: str) -> str:
 
     Only CUDA has asynchronous copies.
     """
-    return (
-        "pairs"
-        if copy == "async" and kernel.arithmetic.sums == "float32" and not kernel.arithmetic.is_complex
-        else "each"
-    )
+    is_float32 = kernel.arithmetic.sums == "float32" and not kernel.arithmetic.is_complex
+    return "pairs" if copy == "async" and is_float32 else "each"
 
 
 def is_narrow(kernel: KernelSpec) -> bool:

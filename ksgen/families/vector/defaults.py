@@ -195,22 +195,14 @@ def spread_is_faster(kernel: KernelSpec, limits: Limits, lanes: int) -> bool:
     from the L2 cache if they are long. Transposing costs a copy, which many multiply-adds make up for.
     """
     _, b, c, d = kernel.pattern.shape
-    if (
-        kernel.layout == "bsl"
-        or limits.vector_bytes < LINE_BYTES
-        or kernel.is_quantized
-        or not spread_sizes(kernel, limits)
-    ):
+    is_unfit = kernel.layout == "bsl" or limits.vector_bytes < LINE_BYTES or kernel.is_quantized
+    if is_unfit or not spread_sizes(kernel, limits):
         return False
     is_short = d < lanes or kernel.real_bytes == 4
     is_long_enough = d >= SPREAD_RUN or not multiplies_pairs(kernel, limits)
     most_bytes = SPREAD_ROW_BYTES if kernel.x_item_bytes == kernel.real_bytes else COPIED_ROW_BYTES
-    return (
-        is_short
-        and is_long_enough
-        and b * c < MOST_SPREAD_INTENSITY * (b + c)
-        and c * d * kernel.real_bytes <= most_bytes
-    )
+    is_small = b * c < MOST_SPREAD_INTENSITY * (b + c) and c * d * kernel.real_bytes <= most_bytes
+    return is_short and is_long_enough and is_small
 
 
 def spread_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int]]:

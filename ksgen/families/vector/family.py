@@ -199,12 +199,8 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         shape = VectorChainTiling(kernel, constants)
         found = factor_variables(last := shape.factors[-1])  # its activation is that of every last factor
         between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
-        is_shifted = (
-            kernel.layout == "bsl"
-            and last.constants.along == "batch"
-            and bool(constants.streaming)
-            and not shape.is_chain
-        )
+        is_along_batch = kernel.layout == "bsl" and last.constants.along == "batch"
+        is_shifted = is_along_batch and bool(constants.streaming) and not shape.is_chain
         names = [
             f"A tile of factor {number}" if shape.is_chain else "A tile of Y"
             for number in range(1, len(shape.factors) + 1)

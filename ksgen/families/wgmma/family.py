@@ -82,13 +82,10 @@ class Wgmma(OfKinds, PackingFamily[Any]):
     def takes(self, kernel: KernelSpec, batch: int, aligned: bool) -> bool:
         pattern, item_bytes = kernel.pattern, kernel.item_bytes
         extents = (batch, pattern.in_features, pattern.out_features)
-        stride = (
-            max(extents[1:]) * item_bytes
-            if kernel.layout == "bsf"
-            else max(pattern.c, pattern.b) * pattern.d * batch * item_bytes
-        )
+        pitch = max(extents[1:]) if kernel.layout == "bsf" else max(pattern.c, pattern.b) * pattern.d * batch
         if kernel.is_exchanged and kernel.layout == "bsl":
-            stride = max(extents[1:]) * batch * item_bytes  # at most
+            pitch = max(extents[1:]) * batch  # at most
+        stride = pitch * item_bytes
         whole = kernel.layout == "bsf" or batch * item_bytes % MAP_ALIGNMENT == 0
         return aligned and whole and not kernel.is_strided and max(extents) <= MOST_EXTENT and stride <= MOST_STRIDE
 

@@ -63,12 +63,8 @@ class PermutedBlock(SharedBlock):
         _, b, c, d = kernel.pattern.shape
         vector = CHUNK // kernel.item_bytes
         has_chunks = b % vector == c % vector == 0 and (1 < d <= MOST_FLAT or d % vector == 0)
-        return (
-            SharedBlock.is_for(with_blocks_apart(kernel))
-            and not (kernel.is_quantized or kernel.is_exchanged)
-            and kernel.layout == "bsf"
-            and has_chunks
-        )
+        is_usual = kernel.layout == "bsf" and not (kernel.is_quantized or kernel.is_exchanged)
+        return SharedBlock.is_for(with_blocks_apart(kernel)) and is_usual and has_chunks
 
     def with_passes(self, geometry: Geometry, batch: int) -> Geometry:
         pattern, item_bytes = self.whole.pattern, self.whole.item_bytes

@@ -130,13 +130,8 @@ class Proposals:
         titles += [*(["measured, us"] if is_measured else []), *(["error"] if has_error else [])]
         rows = []
         for each in (self.dense, *self):
-            cells = [
-                each.family,
-                each.text,
-                f"{each.parameters:,}",
-                f"{each.parameters / self.dense.parameters:.1%}",
-                f"{each.flops:,}",
-            ]
+            share = f"{each.parameters / self.dense.parameters:.1%}"
+            cells = [each.family, each.text, f"{each.parameters:,}", share, f"{each.flops:,}"]
             cells += [_us(us, "at least " if each is self.dense else "") for us in (each.expected_us, each.step_us)]
             cells += [marked(_us(each.measured_us), each.doubt)] if is_measured else []
             cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []

@@ -733,13 +733,8 @@ class KSLinear(ChainLayer, nn.Linear):
         return explained(self, checked_count("batch", batch), checked_count("processes", processes))
 
     def extra_repr(self) -> str:
-        words = [
-            str(self.chain),
-            f"in_features={self.in_features}",
-            f"out_features={self.out_features}",
-            f"bias={self.bias is not None}",
-        ]
-        words += self._stored_words()
+        words = [str(self.chain), f"in_features={self.in_features}", f"out_features={self.out_features}"]
+        words += [f"bias={self.bias is not None}", *self._stored_words()]
         words += [f"{name}={getattr(self, name)}" for name in self._settable if getattr(self, name) != OPTIONS[name]]
         words += [] if self.split is None else [f"on this process {self.own_chain}"]
         return ", ".join(words)

@@ -184,11 +184,8 @@ def _refuse_writes(function: Any, given: tuple[Any, ...], named: dict[str, Any])
     """Raise `LaunchError` if a function would write to a weight, or to its values."""
     name = getattr(function, "__name__", "")
     written = [named.get("out")]
-    if (
-        name in _WRITES
-        or (name.endswith("_") and not name.startswith("__") and name not in _NO_WRITES)
-        or named.get("inplace")
-    ):
+    is_in_place = name.endswith("_") and not name.startswith("__") and name not in _NO_WRITES
+    if name in _WRITES or is_in_place or named.get("inplace"):
         written += given[:1] or [named.get("tensor")]
     for each in tree_leaves(written):
         if isinstance(each, _Values) and name == "__set__" and function != Tensor.data.__set__:  # such as requires_grad

@@ -1,11 +1,11 @@
 """Prepared training steps of a layer on a processor: one call for all launches forward, and one backward.
 
 The first call at a shape takes the usual path, which reports errors. The second call prepares; under deterministic
-algorithms, the first one does. It times forward and
-backward passes of all methods alternately, and later calls take the fastest method. Method "ksgen" uses the prepared
-calls, "bmm" PyTorch's products without checks, and "each" the usual path. Weights are read at each call. The backward
-call packs the weights of the adjoint factors from the same memory. All other calls take the usual path. Of tied
-weights, a step takes the slices, and most factors multiply by these (`ksgen.torch.operators.factors`).
+algorithms, the first one does. It times forward and backward passes of all methods alternately, and later calls take
+the fastest method. Method "ksgen" uses the prepared calls, "bmm" PyTorch's products without checks, and "each" the
+usual path. Weights are read at each call. The backward call packs the weights of the adjoint factors from the same
+memory. All other calls take the usual path. Of tied weights, a step takes the slices, and most factors multiply by
+these (`ksgen.torch.operators.factors`).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -308,10 +308,8 @@ class Trained:
         calls, y_gradient, y_number = Calls(3 * count + 3), self._outputs[-1], 2 * count
         for number, factor in reversed(list(enumerate(self._launched))):
             x_number = calls.scratch.add(inputs[number].nbytes) if number else 3 * count + 1 if wants_x else None
-            of_x, of_weights = (
-                (inputs[number], number, x_number),
-                (weights[number], count + number, 2 * count + 1 + number),
-            )
+            of_x = inputs[number], number, x_number
+            of_weights = weights[number], count + number, 2 * count + 1 + number
             first, second = _operands(factor, of_x, of_weights)
             of_y, layout = factor.y(y_gradient), factor.layout
             if second.result is not None:
