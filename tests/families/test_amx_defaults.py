@@ -27,8 +27,7 @@ def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision:
         constants = FAMILY.default(kernel, limits, batch)
         check(FAMILY, kernel, constants, limits)
         found = AmxTiling(kernel, constants)
-        fits = found.packed_bytes <= SECOND_LEVEL_BYTES  # else weights come from behind it anyway
-        assert found.slot * 4 <= SECOND_LEVEL_BYTES or constants.block == 32 or not fits
+        assert found.slot * 4 <= SECOND_LEVEL_BYTES or constants.block == 32
         assert constants.panel or reads_in_place(kernel)
         if batch == 25088 and kernel.pattern.weight_count > 10**4:
             assert FAMILY.geometry(kernel, constants, batch).grid >= cores
@@ -39,6 +38,14 @@ def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision:
 def test_rows_that_meet_in_a_cache_are_copied() -> None:
     """Rows of 2 KiB alternate between two sets of an L1 cache. Rows of 96 numbers use all sets."""
     assert [FAMILY.default(kernel_of((1, 256, c, 1), "bfloat16"), CPU, 6272).panel for c in (96, 1024)] == [0, 2]
+
+
+@pytest.mark.parametrize("shape", [(2, 192, 768, 16), (1, 1024, 1024, 6), (2, 384, 384, 64)])
+def test_private_buffers_stay_in_the_second_level_cache(shape: tuple[int, ...]) -> None:
+    """Their weights do not: with longer blocks, each weight would be read less often."""
+    found = AmxTiling(kernel := kernel_of(shape, "bfloat16"), FAMILY.default(kernel, CPU, 1568))
+    assert found.slot * 4 <= SECOND_LEVEL_BYTES < found.packed_bytes
+    assert AmxTiling(kernel, replace(found.constants, block=96)).slot * 4 > SECOND_LEVEL_BYTES
 
 
 def test_planes_are_parts_where_their_weights_are_worth_keeping() -> None:
