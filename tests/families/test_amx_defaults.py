@@ -42,7 +42,7 @@ def test_rows_that_meet_in_a_cache_are_copied() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 192, 768, 16), (1, 1024, 1024, 6), (2, 384, 384, 64)])
 def test_private_buffers_stay_in_the_second_level_cache(shape: tuple[int, ...]) -> None:
-    """Their weights do not: with longer blocks, each weight would be read less often."""
+    """Weights exceed that cache. With longer blocks, each would be read less often."""
     found = AmxTiling(kernel := kernel_of(shape, "bfloat16"), FAMILY.default(kernel, CPU, 1568))
     assert found.slot * 4 <= SECOND_LEVEL_BYTES < found.packed_bytes
     assert AmxTiling(kernel, replace(found.constants, block=96)).slot * 4 > SECOND_LEVEL_BYTES
