@@ -73,11 +73,13 @@ def misfit_of_x(shape: Sequence[int], features: int, layout: str, batch: str = "
     `batch` is "..." if x may have any number of batch dimensions, `least` the smallest batch size of a matrix.
     """
     axis, other, other_layout = (-1, 0, "bsl") if layout == "bsf" else (0, -1, "bsf")
-    if (len(shape) == 2 or (shape and batch == "...")) and shape[axis] == features and (not least or shape[other]):
+    has_dimensions = len(shape) == 2 or (shape and batch == "...")
+    if has_dimensions and shape[axis] == features and (not least or shape[other]):
         return ""
     wanted = f"({batch}, {features})" if layout == "bsf" else f"({features}, {batch})"
     remedy = f", with a batch of at least {least}" if least else ""
-    remedy += f"; that fits layout {other_layout}" if len(shape) > 1 and shape[other] == features else ""
+    fits_other = has_dimensions and shape[other] == features and (not least or shape[axis])
+    remedy += f"; that fits layout {other_layout}" if fits_other else ""
     return f"got x of shape {tuple(shape)}; layout {layout} wants {wanted}{remedy}"
 
 

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ksgen.values import MOST_SHOWN, cached_property, counted, excerpt, listed, shown, spanned, whole_number
+from ksgen.values import (
+    MOST_SHOWN,
+    cached_property,
+    counted,
+    excerpt,
+    listed,
+    misfit_of_x,
+    shown,
+    spanned,
+    whole_number,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,6 +73,35 @@ def test_a_path_is_shown_whole_unless_it_leads_beyond_any_folder() -> None:
     assert shown("a\nb") == r"a\nb"
     assert shown("x" * MOST_SHOWN) == "x" * MOST_SHOWN
     assert shown("a" + "x" * MOST_SHOWN + "z") == f"a{'x' * 56}...{'x' * 56}z"
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "batch", "least", "other"),
+    [
+        ((8, 5), "bsf", "batch", 0, "bsl"),
+        ((8, 5), "bsf", "batch", 1, "bsl"),
+        ((5, 8), "bsl", "batch", 1, "bsf"),
+        ((8, 0), "bsf", "batch", 0, "bsl"),
+        ((8, 0), "bsf", "batch", 1, ""),  # the other layout would refuse an empty batch, too
+        ((8, 0), "bsl", "batch", 1, ""),
+        ((8, 3, 5), "bsf", "batch", 0, ""),  # no matrix in either layout
+        ((5, 3, 8), "bsl", "batch", 0, ""),
+        ((8, 3, 8), "bsl", "batch", 0, ""),
+        ((8, 3, 5), "bsf", "...", 0, "bsl"),
+        ((5, 3, 8), "bsl", "...", 0, "bsf"),
+        ((), "bsf", "...", 0, ""),
+        ((5,), "bsf", "...", 0, ""),
+    ],
+)
+def test_the_other_layout_is_named_if_x_fits_it(
+    shape: tuple[int, ...], layout: str, batch: str, least: int, other: str
+) -> None:
+    hint = f"; that fits layout {other}" if other else ""
+    remedy = ", with a batch of at least 1" if least else ""
+    wanted = f"({batch}, 8)" if layout == "bsf" else f"(8, {batch})"
+    expected = f"got x of shape {shape}; layout {layout} wants {wanted}{remedy}{hint}"
+    assert misfit_of_x(shape, 8, layout, batch, least) == expected
+    assert not other or not misfit_of_x(shape, 8, other, batch, least)
 
 
 def test_a_cached_property_is_computed_once_per_object_even_in_a_frozen_dataclass() -> None:
