@@ -22,7 +22,7 @@ from ksgen.structures import Structure, of_chain
 from ksgen.torch.conversion.sums import text_of
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import OPTIONS, KSLinear
-from ksgen.torch.layer.sum import KSSum
+from ksgen.torch.layer.sum import KSSum, summands
 from ksgen.torch.layer.tied import ties_of
 from ksgen.values import excerpt, listed, shown, whole_number
 
@@ -98,8 +98,11 @@ def described(module: nn.Module) -> RuleEntry | None:
         return None
     if isinstance(module, KSSum):
         options = _options_of(parts[0])
+        text = text_of(part.chain for part in parts)
         if any(_options_of(other) != options for other in parts):
-            raise SpecError(f"the layers of a sum differ in their options ({module}); only equal ones can be saved")
+            raise SpecError(f"the layers of a sum differ in their options ({text}); only equal ones can be saved")
+        if any(other.bias is not None for other in parts[1:]):
+            raise SpecError(f"a later layer of a sum has a bias ({text}); only a bias of the first one can be saved")
         ties = sum((ties_of(part.weights) for part in parts), ())
         options |= {"activation": module.activation} if module.activation != "none" else {}
         return RuleEntry(parts[0].chain, 1, options, ties, added=tuple(part.chain for part in parts[1:]))
@@ -113,10 +116,11 @@ def _side_by_side(parts: list[nn.Module]) -> RuleEntry | None:
     if not entries or len(entries) < len(parts):
         return None
     first, *others = entries
+    text = ", ".join(each.text for each in entries)
     if any(other != first for other in others):
-        raise SpecError(
-            f"the layers side by side differ ({', '.join(each.text for each in entries)}); only equal ones can be saved"
-        )
+        raise SpecError(f"the layers side by side differ ({text}); only equal ones can be saved")
+    if len({summands(part)[0].bias is None for part in parts}) > 1:
+        raise SpecError(f"some layers side by side have no bias ({text}); only a bias of all or none can be saved")
     return replace(first, count=len(parts))
 
 
@@ -195,7 +199,7 @@ def save_rule(model: nn.Module, path: str | PathLike[str]) -> None:
         path: File to write; its name ends in .json.
 
     Raises:
-        SpecError: The name has another ending, or the model has no `KSLinear`.
+        SpecError: The name has another ending, the model has no `KSLinear`, or no rule describes a sum or a group.
 
     Examples:
         >>> from torch import nn
@@ -230,11 +234,14 @@ def load_rule(path: str | PathLike[str]) -> dict[str, RuleEntry]:
 
 
 def check_config(model: nn.Module) -> None:
-    """Raise `SpecError` if the config of a transformers model has no place for the rule."""
-    if (config := _config_of(model)) is not None and (other := _method(config)) not in (None, METHOD):
+    """Raise `SpecError` if the config of a transformers model has no place for the rule, or a layer has no rule."""
+    if (config := _config_of(model)) is None:
+        return
+    if (other := _method(config)) not in (None, METHOD):
         raise SpecError(
             f"the model is quantized by {other}, and its config.json has no place for the rule; convert it first"
         )
+    rule_of(model)
 
 
 def write_config(model: nn.Module) -> None:

@@ -29,6 +29,7 @@ from ksgen.torch.operators.choice import (
 from ksgen.torch.operators.frozen import operand
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
+from ksgen.values import excerpt
 
 
 class Layers(nn.ModuleList):
@@ -286,7 +287,7 @@ def group(layers: Sequence[Any]) -> KSLinears:
     given = list(layers)
     chains = [chain_layers(layer) for layer in given]
     if not given or not all(chains) or any(layer.has_stored_type for each in chains for layer in each):
-        raise LaunchError(f"layers={given!r}; accepted: a list of KSLinear, one or more, or of KSSum")
+        raise LaunchError(f"layers={excerpt(given)}; accepted: a list of KSLinear, one or more, or of KSSum")
     if len({first.in_features for first, *_ in chains}) > 1:
         taken = ", ".join(str(first.in_features) for first, *_ in chains)
         raise LaunchError(f"layers that take {taken} features; accepted: layers that take the same x")

@@ -172,6 +172,14 @@ def test_a_quantized_model_has_no_place_for_the_rule() -> None:
     assert not any(isinstance(module, KSLinear) for module in model.modules())
 
 
+def test_a_layer_that_no_rule_describes_is_refused_before_the_model_changes() -> None:
+    model = bert()
+    model.extra = KSSum([KSLinear("1,24,24,1"), KSLinear("1,24,24,1")])
+    with pytest.raises(SpecError, match=r"^a later layer of a sum has a bias \(1,24,24,1 plus 1,24,24,1\)"):
+        convert(model, BERT_RULE)
+    assert not any(isinstance(module, KSLinear) for module in model.bert.modules())
+
+
 def test_it_trains_in_the_trainer(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="pip install -e '.[interop]'")
     model = bert()

@@ -165,12 +165,33 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     mixed = nn.Sequential(KSLinears([KSLinear(SQUARE), KSLinear(SQUARE, layout="bsl")]))
     with pytest.raises(SpecError, match="the layers side by side differ"):
         save_rule(mixed, tmp_path / "rule.json")
-    pair = KSSum([KSLinear(SQUARE), KSLinear(SQUARE)])
+    pair = KSSum([KSLinear(SQUARE), KSLinear(SQUARE, bias=False)])
     mixed = nn.Sequential(KSLinears([pair, KSLinear(SQUARE)]))
     message = r"the layers side by side differ \(2,3,12,1 then 1,12,3,2 plus 2,3,12,1 then 1,12,3,2, 2,3,12,1 then"
     with pytest.raises(SpecError, match=message):
         save_rule(mixed, tmp_path / "rule.json")
     assert rule_of(nn.Sequential(KSLinears([KSLinears([KSLinear(SQUARE)])]), KSLinears([nn.Linear(3, 4)]))) == {}
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+@pytest.mark.parametrize("biases", [(True, True), (True, False), (False, True), (False, False)], ids=str)
+def test_biases_are_saved_or_refused(is_group: bool, biases: tuple[bool, bool], tmp_path: Path) -> None:
+    """`convert` gives a bias to the first layer of a sum, and to all layers of a group or to none."""
+    layer = (KSLinears if is_group else KSSum)([KSLinear("1,24,24,1", bias=bias) for bias in biases])
+    model, again = nn.Sequential(layer), nn.Sequential(nn.Linear(24, 24 * (1 + is_group), bias=biases[0]))
+    if biases[1] if not is_group else biases[0] != biases[1]:
+        text = "1,24,24,1, 1,24,24,1" if is_group else "1,24,24,1 plus 1,24,24,1"
+        with pytest.raises(SpecError) as caught:
+            save_rule(model, tmp_path / "rule.json")
+        assert str(caught.value) == (
+            f"some layers side by side have no bias ({text}); only a bias of all or none can be saved"
+            if is_group
+            else f"a later layer of a sum has a bias ({text}); only a bias of the first one can be saved"
+        )
+        return
+    save_rule(model, tmp_path / "rule.json")
+    convert(again, tmp_path / "rule.json", from_weights=False)
+    again.load_state_dict(model.state_dict())
 
 
 def test_side_by_side_is_once_at_least() -> None:
