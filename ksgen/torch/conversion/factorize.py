@@ -152,11 +152,12 @@ def factorize(
     starts = STARTS if method == "refinement" else 1
     with torch.no_grad(), progress_bar(progress, str(given), len(chain) - 1 + starts * steps) as advance:
         begin, watch = perf_counter(), Watch()
-        scaled, exponent = (matrix, 0) if closed and not closed.is_linear else scaled_by_power(matrix)
+        scaled, exponent = scaled_by_power(matrix)
         begun, squares = ([closed.weights(scaled)], []) if closed else starting_points(scaled, chain, method, advance)
         found = [refined(scaled, each, steps, advance, chain) for each in begun]
         nearest = min(found, key=partial(relative_error, scaled, chain=chain)) if len(found) > 1 else found[0]
-        weights = [times_power(each.double(), exponent / len(chain)).to(matrix.dtype) for each in nearest]
+        power = 0 if closed and not closed.is_linear else exponent / len(chain)
+        weights = [times_power(each.double(), power).to(matrix.dtype) for each in nearest]
         seconds, share = perf_counter() - begin, watch.others_share() if matrix.device.type == "cpu" else None
         error = relative_error(scaled, [times_power(weights[0].double(), -exponent), *weights[1:]], chain)
         least = error
@@ -199,10 +200,13 @@ def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int, progres
     method, guarantee = LEAST_SQUARES if has_least_squares else ALTERNATION
     steps = 0 if has_least_squares else ROUNDS + most_steps(chains, closed, refine)
     with torch.no_grad(), progress_bar(progress, text_of(chains), steps) as advance:
-        is_linear = all(form is None or form.is_linear for form in closed)
-        scaled, exponent = scaled_by_power(matrix) if is_linear else (matrix, 0)
+        scaled, exponent = scaled_by_power(matrix)
+        if exponent < 0 and any(form and not form.is_linear for form in closed):
+            scaled, exponent = matrix, 0  # rotations that were scaled up might overflow
         found = (
-            least_squares(scaled, chains) if has_least_squares else alternated(scaled, chains, closed, refine, advance)
+            least_squares(scaled, chains)
+            if has_least_squares
+            else alternated(scaled, chains, closed, refine, advance, exponent)
         )
         parts = [[times_power(each.double(), exponent / len(own)).to(matrix.dtype) for each in own] for own in found]
         again = [[times_power(own[0].double(), -exponent), *own[1:]] for own in parts]

@@ -18,7 +18,7 @@ from torch.linalg import vector_norm
 
 from ksgen.pattern import Chain
 from ksgen.structures import Structure
-from ksgen.torch.conversion.nearest import LEAST_STEPS, in_natural_form, in_natural_order, method_of
+from ksgen.torch.conversion.nearest import LEAST_STEPS, in_natural_form, in_natural_order, method_of, times_power
 from ksgen.torch.conversion.projection import balanced, on_support, project, refined
 from ksgen.torch.conversion.structured import ClosedForm, closed_form
 from ksgen.torch.operators.products import chain_to_dense
@@ -64,11 +64,12 @@ def least_squares(matrix: Tensor, chains: Sequence[Chain]) -> list[list[Tensor]]
 
 def alternated(
     matrix: Tensor, chains: Sequence[Chain], closed: Sequence[ClosedForm | None], refine: int,
-    advance: Callable[[], None],
+    advance: Callable[[], None], exponent: int,
 ) -> list[list[Tensor]]:  # fmt: skip
-    """Weights of a sum near a matrix. `advance` is called after each round and each step of L-BFGS.
+    """Weights of a sum near a matrix that was scaled by 2^-exponent, and thus scaled alike.
 
-    L-BFGS finally moves all chains without a closed form together.
+    `advance` is called after each round and each step of L-BFGS. L-BFGS finally moves all chains without a closed form
+    together.
     """
     order = sorted(range(len(chains)), key=lambda at: chains[at].weight_count)
     resolution = torch.finfo(matrix.dtype).eps * float(vector_norm(matrix, dtype=torch.float64))
@@ -81,7 +82,7 @@ def alternated(
         found: list[list[Tensor]] = [[] for _ in chains]
         for at in order:
             rest = matrix - sum(each for other, each in enumerate(trial) if other != at)
-            found[at] = _projected(rest, chains[at], closed[at])
+            found[at] = _projected(rest, chains[at], closed[at], exponent)
             trial[at] = chain_to_dense(chains[at], found[at])
         error = float(vector_norm(matrix - sum(trial), dtype=torch.float64))
         advance()
@@ -103,11 +104,12 @@ def alternated(
     return [list(islice(moved, len(own))) if at in free else own for at, own in enumerate(weights)]
 
 
-def _projected(matrix: Tensor, chain: Chain, form: ClosedForm | None) -> list[Tensor]:
-    """Weights of a chain near a matrix: the nearest ones, or those of hierarchical SVDs."""
+def _projected(matrix: Tensor, chain: Chain, form: ClosedForm | None, exponent: int = 0) -> list[Tensor]:
+    """Weights of a chain near a matrix scaled by 2^-exponent: the nearest ones, or those of hierarchical SVDs."""
     natural, inner, to_given = in_natural_order(matrix, chain)
     if form is not None:
-        weights = form.weights(natural)
+        power = 0 if form.is_linear else -exponent
+        weights = [times_power(each, power) for each in form.weights(natural)]
     elif len(inner) == 1:
         weights = [on_support(natural, inner[0])]
     else:

@@ -208,6 +208,26 @@ def test_a_sum_in_float32_is_scaled() -> None:
     assert factorize(truth, (parts[0],)).relative_error == pytest.approx(factorize(truth, parts[0]).relative_error)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    [(torch.float32, -140), (torch.float32, 100), (torch.float64, 40), (torch.float64, 700), (torch.float64, 1000)],
+    ids=str,
+)
+def test_rotations_are_found_for_any_size_of_values(dtype: "torch.dtype", exponent: int) -> None:
+    """They are small compared with large values, so that the other chain of a sum is as near as alone."""
+    oft, low_rank = parts = SUMS["rotations and low rank"]
+    torch.manual_seed(0)
+    matrix = torch.randn(32, 32).double()
+    scaled, (name,) = (matrix * 2.0**exponent).to(dtype), oft.shapes
+    found, alone = factorize(scaled, parts), factorize(scaled, oft)
+    for blocks in (found.state[name], alone.state[name]):
+        torch.testing.assert_close(blocks @ blocks.mT, torch.eye(4, dtype=dtype).expand_as(blocks))
+    if exponent > 0:
+        torch.testing.assert_close(alone.state[name], factorize(matrix, oft).state[name].to(dtype))
+        assert alone.relative_error == pytest.approx(1, rel=1e-9)
+        assert found.relative_error == pytest.approx(factorize(matrix, low_rank).relative_error, rel=1e-6)
+
+
 def test_a_sum_is_nearer_than_each_of_its_chains() -> None:
     torch.manual_seed(0)
     matrix = torch.randn(24, 32)
