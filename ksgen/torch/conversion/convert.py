@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -18,10 +19,11 @@ from torch.linalg import vector_norm
 
 from ksgen.build.background import progress_bar
 from ksgen.errors import LaunchError, SpecError
-from ksgen.pattern import Chain, Patterns
+from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import Spec, load
 from ksgen.structures import Structure, of_chain
 from ksgen.torch.conversion.factorize import Factorization, SumFactorization, errors_of, factorized
+from ksgen.torch.conversion.nearest import checked
 from ksgen.torch.conversion.propose import (
     BUDGET,
     FAMILIES,
@@ -197,7 +199,7 @@ def _proposed(
     for name, layer in _layers(model):
         if not name or not any(_fits(key, name) for key in keys or ()):
             continue
-        weight = _dense_weight(layer).detach()
+        weight = dense_weight(layer).detach()
         if names is None and (owners[id(layer.weight)] > 1 or not (type(layer) is nn.Linear or _is_conv1d(layer))):
             continue
         if names is None and (len(weight) <= FEW_OUTPUTS or layer is head or HEAD_OR_EMBEDDING.fullmatch(name)):
@@ -224,7 +226,8 @@ def _proposed(
         for name, (weight, candidates) in choices.items():
             errors = [0.0] * len(candidates)
             if from_weights:
-                errors = _errors(weight, [entry for _, entry in candidates], advance)
+                with _factorizing(name, weight):
+                    errors = _errors(weight, [entry for _, entry in candidates], advance)
             near = [
                 (us, error, entry)
                 for (us, entry), error in zip(candidates, errors, strict=True)
@@ -298,13 +301,9 @@ def find_layers(
 
     With `adapted`, the layers stay in the model, so tied weights are allowed.
     """
-    named = list(model.named_modules(remove_duplicate=False))
-    replaced = [(name, entry.chains) for name, module in named if (entry := described(module))]
     layers = _layers(model)
     for key, entry in wanted.items():
-        if not any(_fits(key, name) for name, _ in layers) and not any(
-            _fits(key, name) and entry.chains == chains for name, chains in replaced
-        ):
+        if not any(_fits(key, name) for name, _ in layers) and not _is_replaced(model, key, entry):
             raise SpecError(
                 f"rule {excerpt(key)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}"
             )
@@ -319,6 +318,15 @@ def find_layers(
     return found
 
 
+def _is_replaced(model: nn.Module, key: str, wanted: RuleEntry) -> bool:
+    """Whether a layer that the key names already has the chains of the rule."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        with suppress(SpecError):  # a layer that no rule describes has others
+            if _fits(key, name) and (entry := described(module)) and entry.chains == wanted.chains:
+                return True
+    return False
+
+
 def _check_layer(name: str, layer: nn.Module, wanted: RuleEntry) -> None:
     if not name:
         raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear and factorize")
@@ -326,7 +334,7 @@ def _check_layer(name: str, layer: nn.Module, wanted: RuleEntry) -> None:
         raise SpecError(
             f"{name} is a {type(layer).__name__}, which its owner may not call as a layer; accepted: nn.Linear, Conv1D"
         )
-    chain, (rows, columns) = wanted.chain, _dense_weight(layer).shape
+    chain, (rows, columns) = wanted.chain, dense_weight(layer).shape
     if (rows, columns) != (wanted.count * chain.out_features, chain.in_features):
         several = f"{wanted.count} side by side of " if wanted.count > 1 else ""
         raise SpecError(
@@ -357,16 +365,31 @@ def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
 
 
-def _dense_weight(layer: nn.Module) -> Tensor:
-    weight = layer.get_parameter("weight")
+def dense_weight(layer: nn.Module) -> Tensor:
+    """Weight (out_features, in_features) of a dense layer."""
+    weight: Tensor = layer.weight
     return weight.T if _is_conv1d(layer) else weight
+
+
+@contextmanager
+def _factorizing(name: str, weight: Tensor) -> Iterator[None]:
+    """Check a layer's whole weight, and name the layer in errors of its factorization.
+
+    The parts of the weight, which are factorized one by one, have other rows.
+    """
+    rows, columns = weight.shape
+    try:
+        checked(weight, Chain((Pattern(1, rows, columns, 1),)), 0)
+        yield
+    except LaunchError as error:
+        raise LaunchError(f"{name}: {error}") from None
 
 
 def _sparse(
     name: str, layer: nn.Module, wanted: RuleEntry, from_weights: bool, refine: int, options: dict[str, Any]
 ) -> tuple[nn.Module, tuple[Factorization | SumFactorization, ...]]:
     """Build the layer or group that replaces a dense layer. Also returns the factorizations of the weights."""
-    weight, bias = _dense_weight(layer), layer.bias
+    weight, bias = dense_weight(layer), layer.bias
     if weight.is_meta and from_weights:
         raise SpecError(f"{name} is on the meta device, so that it has no weights; accepted: from_weights=False")
     options = {"device": weight.device, "dtype": weight.dtype, **wanted.options} | options
@@ -382,10 +405,8 @@ def _sparse(
     for rows, added in zip(weight.detach().chunk(wanted.count), biases, strict=True):
         part = of_structures(drawn, bias=added is not None, **options)
         if from_weights:
-            try:
+            with _factorizing(name, weight):
                 factorizations.append(factorized(rows, wanted.structures, refine))
-            except LaunchError as error:
-                raise LaunchError(f"{name}: {error}") from None
             slices = [each for layer in summands(part) for each in initialized(layer.weights)]
             values = (
                 each[tuple(map(slice, part.shape))]

@@ -441,7 +441,7 @@ def test_a_layout_of_y_is_refused_in_a_group_of_sums() -> None:
         KSLinear.group(sums)(torch.ones(24, 24))
     with pytest.raises(LaunchError, match="layers that take 24, 12 features; accepted: layers that take the same x"):
         KSLinear.group([sums[0], KSLinear("1,12,12,1")])
-    with pytest.raises(LaunchError, match="accepted: a list of KSLinear, one or more, or of KSSum"):
+    with pytest.raises(LaunchError, match=r"^layers=\[KSLinears\(.*\.\.\.; accepted: a list of KSLinear, one or"):
         KSLinear.group([KSLinear.group([KSLinear("1,12,12,1")])])
 
 
@@ -457,8 +457,32 @@ def test_ties_and_options_of_a_sum_are_saved_with_a_rule(tmp_path: Path) -> None
     assert sum(each.numel() for each in again[0].parameters()) == 24 + 2 * 48 + 16 + 36
     assert torch.equal(again[0].to_dense(), model[0].to_dense())
     again[0][1].backend = "auto"
-    with pytest.raises(KsgenError, match="the layers of a sum differ in their options"):
+    with pytest.raises(KsgenError, match=r"^the layers of a sum differ in their options \([0-9,a-z ]*\); only equal"):
         save_rule(again, tmp_path / "rule.json")
+
+
+def of_two_backends() -> KSSum:
+    layer = KSSum.from_structures(structures.dyad(24, 24, blocks=4))
+    layer[1].backend = "strided"
+    return layer
+
+
+UNLIKE = {  # modules that no rule describes
+    "unequal layers": lambda: KSLinear.group([KSLinear("2,12,12,1"), KSLinear("2,4,12,1")]),
+    "a sum and a layer": lambda: KSLinear.group([KSSum.from_structures(SUMS["one factor each"]), KSLinear(SQUARE)]),
+    "two backends": of_two_backends,
+    "two biases": lambda: KSSum([KSLinear(SQUARE), KSLinear(SQUARE)]),
+}
+
+
+@pytest.mark.parametrize("change", [convert, adapt])
+@pytest.mark.parametrize("make", list(UNLIKE.values()), ids=list(UNLIKE))
+def test_other_layers_may_have_no_rule(make: Callable[[], nn.Module], change: Callable[..., Any]) -> None:
+    model = nn.ModuleDict({"attention": make(), "up": nn.Linear(24, 24)})
+    change(model, {"up": SQUARE})
+    assert type(model["up"]) is not nn.Linear
+    with pytest.raises(SpecError, match="rule 'attention' names no layer of the model"):
+        change(model, {"attention": "1,24,24,1"})
 
 
 def test_parameters_of_rotations_are_not_factorized() -> None:
@@ -813,6 +837,26 @@ def test_mistakes_with_a_budget_change_nothing(names: Any, budget: float, messag
         convert(model, names, budget=budget)
     assert str(caught.value).startswith(message)
     assert [type(module) for module in model.modules()] == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rule": {"qkv": RuleEntry(SQUARE, 3)}},
+        {"rule": {"qkv": RuleEntry.of(*SUMS["one factor each"], count=3)}},
+        {"rule": ["qkv"], "budget": 0.5},
+    ],
+    ids=["three chains", "three sums", "budget"],
+)
+def test_a_number_that_is_not_finite_is_named_with_its_layer_and_row(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KSGEN_DEVICE", "no such device")  # so that nothing is measured
+    model = blocks()
+    model["blocks"][1].qkv.weight.data[50, 7] = float("nan")
+    with pytest.raises(LaunchError, match=r"^blocks\.1\.qkv: weight\[50, 7\]=nan; accepted: finite numbers$"):
+        convert(model, **options)
+    assert type(model["blocks"][0].qkv) is nn.Linear
 
 
 def test_a_budgets_chain_may_have_merged_factors(monkeypatch: pytest.MonkeyPatch) -> None:
