@@ -1,27 +1,36 @@
 """Kronecker-sparse adapters: trained in parallel with frozen dense layers, and merged into them after training."""
 
+from copy import deepcopy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ksgen.torch.conversion.convert import Rule, find_layers, put, read_rule
+from ksgen.errors import SpecError
+from ksgen.torch.conversion.convert import Rule, dense_weight, find_layers, put, read_rule
 from ksgen.torch.conversion.rule import RuleEntry
 from ksgen.torch.layer.group import KSLinears
-from ksgen.torch.layer.linear import KSLinear, dense_layer
+from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.sum import KSSum, of_structures, summands
 from ksgen.torch.layer.tied import initialized
+from ksgen.values import excerpt
 
 
 class KSAdapter(nn.Module):
-    """Layer that computes y = base(x) + x K^T with a frozen base.
+    """Layer that computes y = base(x) + x K^T with a base that `adapt` freezes.
 
-    K is a product of Kronecker-sparse factors and is initially zero.
+    K is a product of Kronecker-sparse factors and is initially zero. The base is an `nn.Linear` or transformers'
+    `Conv1D`.
     """
 
-    def __init__(self, base: nn.Linear, rule: RuleEntry, **options: Any) -> None:
+    def __init__(self, base: nn.Module, rule: RuleEntry, **options: Any) -> None:
         super().__init__()
         options = {"device": base.weight.device, "dtype": base.weight.dtype, **rule.options} | options
-        self.base = base.requires_grad_(False)
+        if (activation := options.get("activation", "none")) != "none":
+            raise SpecError(
+                f"activation={excerpt(activation)} of an adapter; accepted: 'none', because `merge` adds matrices"
+            )
+        self.base = base
         parts = [of_structures(rule.structures, bias=False, **options) for _ in range(rule.count)]
         for layer in (layer for part in parts for layer in summands(part)):
             nn.init.zeros_(initialized(layer.weights)[-1])
@@ -30,16 +39,16 @@ class KSAdapter(nn.Module):
 
     @property
     def in_features(self) -> int:
-        return int(self.base.in_features)
+        return int(dense_weight(self.base).shape[1])
 
     @property
     def out_features(self) -> int:
-        return int(self.base.out_features)
+        return int(dense_weight(self.base).shape[0])
 
     @property
     def weight(self) -> Tensor:
         """The base's matrix plus the adapter's, computed at each access as a dense tensor."""
-        return self.base.weight + self.adapter.to_dense()
+        return dense_weight(self.base) + self.adapter.to_dense()
 
     @property
     def bias(self) -> Tensor | None:
@@ -49,19 +58,25 @@ class KSAdapter(nn.Module):
         y: Tensor = self.base(x)
         return y + self.adapter(x) if isinstance(self.adapter, KSLinears) else self.adapter(x, y)
 
-    def to_linear(self) -> nn.Linear:
-        """Return the dense layer with the adapter merged into its weight."""
-        return dense_layer(self.weight, self.bias).train(self.training)
+    def to_linear(self) -> nn.Module:
+        """Return a copy of the base with the adapter merged into its weight."""
+        merged = deepcopy(self.base).requires_grad_(True).train(self.training)
+        with torch.no_grad():
+            dense_weight(merged).copy_(self.weight)
+        return merged
 
 
 def adapt(model: nn.Module, rule: Rule, **options: Any) -> list[str]:
-    """Freeze a model and add a trainable adapter to every `nn.Linear` that a rule names.
+    """Freeze a model and add a trainable adapter to every dense layer that a rule names.
 
-    `rule` has the forms that `convert` accepts. `options` are options of the adapters' `KSLinear`. Returns the names of
-    the layers.
+    `rule` has the forms that `convert` accepts. `options` are options of the adapters' `KSLinear`, except an
+    activation. Returns the names of the layers. If anything is wrong, the model stays unchanged.
     """
     wanted = read_rule(rule)
     found = find_layers(model, wanted, adapted=True)
+    for name in (name for names, _ in found.values() for name in names):
+        if isinstance(model.get_submodule(name.rpartition(".")[0]), KSAdapter):
+            raise SpecError(f"{name} is the base of an adapter; `merge` the model first, or leave it out of the rule")
     new = {layer: KSAdapter(layer, wanted[key], **options) for layer, (_, key) in found.items()}
     model.requires_grad_(False)
     for layer, (names, _) in found.items():

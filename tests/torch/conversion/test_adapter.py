@@ -8,13 +8,16 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from torch import nn  # noqa: E402  (after the skip)
 
-from ksgen.errors import SpecError  # noqa: E402
+from ksgen import structures  # noqa: E402
+from ksgen.errors import KsgenError, SpecError  # noqa: E402
 from ksgen.pattern import Chain, Pattern  # noqa: E402
-from ksgen.torch import KSLinear, convert  # noqa: E402
+from ksgen.torch import KSLinear, convert, save_rule  # noqa: E402
 from ksgen.torch.conversion.adapter import KSAdapter, adapt, merge  # noqa: E402
 from ksgen.torch.conversion.rule import RuleEntry  # noqa: E402
+from tests.torch.conversion.test_convert import Conv1D  # noqa: E402
 
 UP, SQUARE = [(6, 4, 4, 1), (1, 48, 12, 2)], Chain((Pattern(2, 3, 12, 1), Pattern(1, 12, 3, 2)))  # 24 -> 96, 24 -> 24
+PAIR = structures.dyad(24, 24, blocks=4)
 
 
 def model_of() -> Any:
@@ -79,6 +82,72 @@ def test_a_tied_layer_may_be_adapted_and_no_other_mistake_changes_anything() -> 
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert adapt(model, {"up": UP}) == ["up"]
     assert model["up"].base.weight is model["embedding"].weight
+
+
+@pytest.mark.parametrize(("rule", "rows"), [(UP, 96), (SQUARE, 24), (structures.dyad(24, 96, blocks=4), 96)])
+def test_conv1d_of_transformers_stays_one(rule: Any, rows: int) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Conv1D(nf=rows, nx=24)).double().eval(), torch.randn(5, 24).double()
+    names, before = list(model.state_dict()), model[0].weight.detach().clone()
+    adapt(model, {"[0]": rule})
+    for parameter in model[0].adapter.parameters():
+        nn.init.normal_(parameter)
+    assert (model[0].in_features, model[0].out_features) == (24, rows)
+    wanted = model(x)
+    torch.testing.assert_close(nn.functional.linear(x, model[0].weight, model[0].bias), wanted)
+    base = model[0].base
+    assert merge(model) == ["0"]
+    assert (type(model[0]), model[0].nf, model[0].training, list(model.state_dict())) == (Conv1D, rows, False, names)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    torch.testing.assert_close(model(x), wanted)
+    assert base.weight.equal(before)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [SQUARE, PAIR, RuleEntry(SQUARE, 2), RuleEntry.of(*PAIR, count=2)],
+    ids=["chain", "sum", "group", "group of sums"],
+)
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_an_activation_of_an_adapter_is_refused(rule: Any, is_saved: bool, tmp_path: Any) -> None:
+    """A sum would apply the activation to the output of the base, too, and a merge would lose it."""
+    rows = 48 if isinstance(rule, RuleEntry) else 24
+    model, options = nn.Sequential(nn.Linear(24, rows)), {"activation": "relu"}
+    given: Any = {"[0]": rule}
+    if is_saved:
+        sparse = nn.Sequential(nn.Linear(24, rows))
+        convert(sparse, given, from_weights=False)
+        for each in sparse[0] if rows == 48 else sparse:
+            each.activation = "relu"
+        save_rule(sparse, tmp_path / "rule.json")
+        given, options = tmp_path / "rule.json", {}
+    with pytest.raises(SpecError) as caught:
+        adapt(model, given, **options)
+    message = "activation='relu' of an adapter; accepted: 'none', because `merge` adds matrices"
+    assert str(caught.value) == message
+    assert (type(model[0]), model[0].weight.requires_grad) == (nn.Linear, True)
+    assert adapt(model, given, activation="none") == ["0"]
+
+
+@pytest.mark.parametrize("options", [{"backend": "nonsense"}, {"activation": "relu"}, {"between": "relu"}], ids=str)
+def test_a_failure_freezes_nothing(options: dict[str, str]) -> None:
+    model = nn.ModuleDict({"a": nn.Linear(24, 24), "b": nn.Linear(24, 24)})
+    with pytest.raises(KsgenError):
+        adapt(model, {"a": SQUARE, "b": "1,24,24,1"}, **options)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert [type(each) for each in model.values()] == [nn.Linear, nn.Linear]
+
+
+@pytest.mark.parametrize("key", ["up", "*.base", "up.base"])
+def test_the_base_of_an_adapter_is_not_adapted_again(key: str) -> None:
+    model = nn.ModuleDict({"up": nn.Linear(24, 24), "down": nn.Linear(24, 24)})
+    names = list(model.state_dict())
+    adapt(model, {"up": SQUARE})
+    with pytest.raises(SpecError, match=r"^up\.base is the base of an adapter; `merge` the model first, or leave it"):
+        adapt(model, {key: SQUARE, "down": SQUARE})
+    assert adapt(model, {"down": SQUARE}) == ["down"]
+    assert merge(model) == ["up", "down"]
+    assert list(model.state_dict()) == names
 
 
 # ---- PEFT's adapters on KSLinear
