@@ -50,7 +50,7 @@ def transposed_bytes(kernel: KernelSpec, batch: int) -> int:
 
 
 def is_single(kernel: KernelSpec) -> bool:
-    """Whether the kernel has only one factor. In a chain, such a factor reads one layout and writes the other."""
+    """Whether the kernel has only one factor. If it is a chain (`is_chain`), that factor changes the layout."""
     return not kernel.is_group and len(kernel.factors) == 1
 
 
@@ -98,12 +98,17 @@ def listed(tiles: str) -> tuple[tuple[str, bool], ...]:
     return tuple((words, at == len(chain)) for chain in chains for at, words in enumerate(chain, 1))
 
 
+def lengths_of(tiles: str) -> list[int]:
+    """Number of factors per chain whose constants are in a text."""
+    return [len(chain.split(", ")) for chain in tiles.split("; ")]
+
+
 def numbers_of(tiles: str, words: str, names: Sequence[str]) -> dict[str, int]:
     """Numbers in the text of a factor's constants, under these names."""
     try:
         return dict(zip(names, map(int, words.split()), strict=True))
     except ValueError:
-        raise ConstantsError(f"tiles={tiles!r}: {words!r} is not {', '.join(names)}") from None
+        raise ConstantsError(f"tiles={tiles!r}: {words!r} must be {len(names)} integers: {', '.join(names)}") from None
 
 
 def tiles_of(kernel: KernelSpec, each: Iterable[str]) -> str:
@@ -127,7 +132,7 @@ def refused_factor(rules: tuple[Rule[Any], ...], each: Iterable[tuple[KernelSpec
 
 
 def own_of_factors(kernel: KernelSpec, constants: Any) -> tuple[tuple[KernelSpec, Any], ...]:
-    """Each factor as a kernel of its own, with its constants; a kernel of one factor is its own."""
+    """Each factor as a kernel of its own, with its constants. A kernel that is not a chain is returned unchanged."""
     return tuple(zip(factor_kernels(kernel) if kernel.is_chain else [kernel], constants.parsed, strict=True))
 
 
@@ -135,16 +140,17 @@ def rule_of_tiles(rules: tuple[Rule[Any], ...]) -> Rule[Any]:
     """Rule that a chain's `tiles` holds what the rules of each factor allow."""
 
     def has_all(kernel: KernelSpec, constants: Any) -> bool:
-        return bool(constants.parsed) and [is_last for _, is_last in listed(constants.tiles)] == [
-            each.is_last for each in places(kernel)
-        ]
+        return bool(constants.parsed) and lengths_of(constants.tiles) == list(map(len, kernel.chains))
 
     def holds(kernel: KernelSpec, constants: Any) -> bool:
         return has_all(kernel, constants) and factors_hold(rules, own_of_factors(kernel, constants))
 
     def why(kernel: KernelSpec, constants: Any) -> str:
         if not has_all(kernel, constants):
-            return f"{len(listed(constants.tiles))} for {len(places(kernel))} factors"
+            found, needed = (
+                ", ".join(map(str, each)) for each in (lengths_of(constants.tiles), map(len, kernel.chains))
+            )
+            return f"factors per chain are {found} in tiles, and {needed} in the kernel"
         return refused_factor(rules, own_of_factors(kernel, constants))
 
     return Rule("tiles holds what each factor's own rules allow", holds, why)

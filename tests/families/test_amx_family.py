@@ -157,9 +157,11 @@ BAD_CHAINS = {
     "= 2; try 2": {"tiles": "32 1 1, 64 1 3"},
     "tiles holds what each factor's own rules allow: of factor 1, panel=0 must be 1 or 2, except in bsf "
     "for 16-bit types": {"tiles": "32 0 1, 64 1 1"},
-    "tiles holds what each factor's own rules allow: 1 for 2 factors": {"tiles": "32 1 1"},
-    "tiles='32 1, 64 1 2': '32 1' is not outputs, panel, depth": {"tiles": "32 1, 64 1 2"},
-    "tiles='32 1 1, 64 1 two': '64 1 two' is not outputs, panel, depth": {"tiles": "32 1 1, 64 1 two"},
+    "tiles holds what each factor's own rules allow: factors per chain are 1 in tiles, and 2 in the kernel": {
+        "tiles": "32 1 1"
+    },
+    "tiles='32 1, 64 1 2': '32 1' must be 3 integers: outputs, panel, depth": {"tiles": "32 1, 64 1 2"},
+    "tiles='32 1 1, 64 1 two': '64 1 two' must be 3 integers: outputs, panel, depth": {"tiles": "32 1 1, 64 1 two"},
     "streaming=2 must be 0 or 1": {"streaming": 2},
 }
 

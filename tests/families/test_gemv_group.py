@@ -258,7 +258,8 @@ GOOD = GemvGroupConstants(1, "4 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1")  # for EVEN an
         ({"early": 2}, "early=2 must be 0 or 1; try 1$"),
         (
             {"tiles": "4 8 1, 32 1 2 8 1 1"},
-            "tiles holds what each factor's own rules allow: 2 for 3 factors; got tiles=",
+            "tiles holds what each factor's own rules allow: factors per chain are 2 in tiles, and 2, 1 in the kernel; "
+            "got tiles=",
         ),
         ({"tiles": "4 8 1, 32 1 2 8 1 1; 16 1 1 12 1 1"}, "of factor 3, lanes_in=12 must be a power of two up to 32"),
         (
@@ -271,7 +272,7 @@ GOOD = GemvGroupConstants(1, "4 8 1, 32 1 2 8 1 1; 16 1 1 8 1 1")  # for EVEN an
         ),
         (
             {"tiles": "4 8 1, 32 1 2 8 1; 16 1 1 8 1 1"},
-            "'32 1 2 8 1' is not tile_out, tile_d, thread_out, lanes_in, warps_in, steps",
+            "'32 1 2 8 1' must be 6 integers: tile_out, tile_d, thread_out, lanes_in, warps_in, steps",
         ),
     ],
 )

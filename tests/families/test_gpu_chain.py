@@ -278,7 +278,7 @@ def test_a_chain_is_its_factors_with_constants_of_their_own(name: str, precision
     # packed for each alone
     assert (family.packed_bytes(kernel, constants), family.pack_geometry(kernel, constants).grid) == (0, 0)
     assert family.geometry(kernel, constants, 3 * constants.tile_batch + 1).grid == 4
-    with pytest.raises(ConstantsError, match=r"tiles='16 x': '16 x' is not tile_out, tile_in"):
+    with pytest.raises(ConstantsError, match=r"tiles='16 x': '16 x' must be \d integers: tile_out, tile_in"):
         _ = replace(constants, tiles="16 x").parsed
 
 

@@ -156,8 +156,14 @@ def test_what_x_in_stages_moves_is_what_the_cost_model_says() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tiles": "48 64 1 2 1 1 0"}, "tiles holds what each factor's own rules allow: 1 for 2 factors"),
-        ({"tiles": "48 64 1 2 1 1 0, 64 16 2 1 2 1"}, "'64 16 2 1 2 1' is not tile_out, tile_in, tile_d, warps_batch"),
+        (
+            {"tiles": "48 64 1 2 1 1 0"},
+            "tiles holds what each factor's own rules allow: factors per chain are 1 in tiles, and 2 in the kernel",
+        ),
+        (
+            {"tiles": "48 64 1 2 1 1 0, 64 16 2 1 2 1"},
+            "'64 16 2 1 2 1' must be 7 integers: tile_out, tile_in, tile_d, warps_batch",
+        ),
         (
             {"tiles": "48 64 1 2 1 1 0, 40 16 2 1 2 1 0"},
             r"of factor 2, tile_out=40 must be a multiple of 16 \* warps_out = 32",

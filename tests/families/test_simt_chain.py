@@ -93,8 +93,14 @@ def test_a_tile_of_j_of_the_first_factor_that_ends_within_d() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tiles": "48 8 1 4 3"}, "tiles holds what each factor's own rules allow: 1 for 2 factors"),
-        ({"tiles": "48 8 1 4 3, 64 8 1 4"}, "'64 8 1 4' is not tile_out, tile_in, tile_d, thread_batch, thread_out"),
+        (
+            {"tiles": "48 8 1 4 3"},
+            "tiles holds what each factor's own rules allow: factors per chain are 1 in tiles, and 2 in the kernel",
+        ),
+        (
+            {"tiles": "48 8 1 4 3, 64 8 1 4"},
+            "'64 8 1 4' must be 5 integers: tile_out, tile_in, tile_d, thread_batch, thread_out",
+        ),
         ({"tiles": "48 8 1 4 3, 60 8 1 4 4"}, r"of factor 2, tile_out=60 must be a multiple of 4 \* thread_out = 16"),
         ({"tiles": "48 8 1 4 3, 32 8 1 4 4"}, "tiles has the same number of warps for all factors"),
         (

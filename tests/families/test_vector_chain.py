@@ -395,7 +395,7 @@ def test_rules() -> None:
             with pytest.raises(ConstantsError, match=says):
                 check(FAMILY, kernel, replace(GOOD, tiles=tiles))
     for tiles in ("", "batch 8 2 1", "batch eight 2 1 1, batch 8 2 1 1", "batch 8 2 1 1,outputs 8 3 2 1"):
-        with pytest.raises(ConstantsError, match="is not along, lanes, height, width and panel"):
+        with pytest.raises(ConstantsError, match="must be along, lanes, height, width and panel"):
             check(FAMILY, kernel, replace(GOOD, tiles=tiles))
 
 

@@ -128,7 +128,7 @@ class VectorChainConstants(Constants):
             )
         except ValueError:
             raise ConstantsError(
-                f"tiles={self.tiles!r}: {words!r} is not along, lanes, height, width and panel"
+                f"tiles={self.tiles!r}: {words!r} must be along, lanes, height, width and panel"
             ) from None
 
 
