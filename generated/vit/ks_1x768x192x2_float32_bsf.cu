@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 456222cd, spec d7bd2296
+// ks_1x768x192x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 423e6c88, spec d7bd2296
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -405,8 +405,8 @@ DEVICE void store_tile(GLOBAL stored* y, real sums[THREAD_OUT][THREAD_BATCH], SH
         wait_for_block();
         const int line = warp / Y_WARPS_RUN * Y_LANE_LINES + thread_index() % 32 / Y_LANE_RUN;
         const extent s = tile.first_batch + line;
-        // Whether all rows that threads store are in the batch, so that none is compared. With `tile.batch_left` here,
-        // ptxas spills, although the copies read it, too.
+        // Whether all rows that threads store are in the batch, so that no row needs a bounds check. With
+        // `tile.batch_left` here, ptxas spills, although the copies read it, too.
         const bool is_whole = Y_LINE_ROUNDS * Y_LINE_STEP == TILE_BATCH && tile.first_batch + TILE_BATCH <= batch;
         UNROLL for (int q = 0; q < Y_RUN_ROUNDS; ++q) {
             const int run = warp % Y_WARPS_RUN * Y_LANE_RUN + thread_index() % Y_LANE_RUN + q * Y_RUN_STEP;

@@ -189,7 +189,8 @@ def processors(rows: Sequence[ResultRow]) -> ResultTable:
     note = (
         "ksgen is compared with the fastest of PyTorch's methods in each pattern: geometric mean, least and most "
         "speed-up. The share of the floor is the median. The column layer has the geometric mean for a frozen "
-        "`KSLinear`, with the cost of PyTorch's call. It chooses among ksgen's kernels and PyTorch's products by itself."
+        "`KSLinear`, with the cost of PyTorch's call. It chooses among ksgen's kernels and PyTorch's products by "
+        "itself."
     )
     return ResultTable.of(
         "On a processor: ours compared with the best of PyTorch", columns, lines, note, measured_note(rows, PYTORCH),

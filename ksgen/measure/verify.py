@@ -321,7 +321,7 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: Array | None) -> Problem
 
 
 def _repeated(weights: tuple[Array, ...], kernel: KernelSpec) -> tuple[Array, ...]:
-    """Weights of a chain's factors, each equal along the axes of its tie; the chain is a group's first."""
+    """Weights of a chain's factors, each repeated along the axes of its tie. Of a group, the chain is the first one."""
     if not kernel.tied:
         return weights
     ties = zip(weights, kernel.tied[: len(weights)], strict=True)
@@ -421,7 +421,10 @@ class Bench:
         return plan.arguments({**arrays, **packed, "workspace": self._workspace_of(plan), **pitches})
 
     def _workspace_of(self, plan: Plan) -> Buffer:
-        """The shared workspace, if the plan needs one, at each launch: a larger plan may have replaced it."""
+        """The shared workspace; None if the plan needs none.
+
+        It is looked up at each launch, because a plan that needs more may have replaced it.
+        """
         if plan.workspace_bytes > self._workspace_bytes:
             # freed first, so that there are never two; this waits for launches that use it
             self._workspace, self._workspace_bytes = None, 0
@@ -498,7 +501,7 @@ def numpy_product(problem: Problem) -> tuple[float, Array]:
     small = problem.kernel.item_bytes == 2
 
     def other_layout(array: Array) -> Array:
-        """Change the layout of an array to rows of features, or back."""
+        """Transpose an array of bsl to (batch, features), or back; return one of bsf unchanged."""
         return array if is_bsf else array.T
 
     x = other_layout(reference.natural(pattern.inputs, other_layout(problem.x)))

@@ -86,7 +86,10 @@ def is_narrow(kernel: KernelSpec) -> bool:
 
 
 def most_alike(kernel: KernelSpec) -> float:
-    """Number of neighbouring elements l of the intermediate that depend on the same X; infinity if all of an i do."""
+    """Number of neighbouring inputs l of the second factor that depend on the same inputs of X.
+
+    It is infinity if all l of an (i, j) do.
+    """
     first, last = kernel.factors
     if first.outputs.is_exchanged:
         mine, read = _least_of_inputs(first.outputs.digits_of(last.inputs))

@@ -208,7 +208,10 @@ def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits:
 
 
 def _depths(kernel: KernelSpec) -> list[int]:
-    """Inputs per stage of a default: units whose boxes hold whole digits of exchanged inputs."""
+    """Candidates for a default's inputs per stage.
+
+    They are multiples of `unit_in` whose boxes hold whole digits of exchanged inputs.
+    """
     unit = SharedBlock(kernel, SharedConstants(ROWS, 16, 64, 1, 2)).unit_in
     depths = range(unit, 2 * STAGE_INPUTS + 1, unit)
     return [each for each in depths if SharedBlock(kernel, SharedConstants(ROWS, 16, each, 1, 2)).x_features]

@@ -80,7 +80,7 @@ def in_natural_form(chain: Chain) -> Chain:
 
 @lru_cache(_REMEMBERED)
 def _without_exchanges(chain: Chain) -> tuple[Chain, Relabelled | None]:
-    """The chain without exchanges of features of x and y. If possible, it is also relabelled."""
+    """The chain without exchanges of features of x and y, and its relabelled form; None if none exists or is needed."""
     *others, last = chain
     inner = Chain((*(replace(each, load="") for each in others), replace(last, store="", load="")), chain.name)
     return inner, relabelled(inner) if inner.is_exchanged and len(inner) > 2 else None

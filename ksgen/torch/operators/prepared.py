@@ -319,7 +319,7 @@ def form_sum(layers: Sequence[Any]) -> bool:
 
 
 def fits(layer: Any, x: Tensor) -> bool:
-    """Whether kernels multiply x by the layer's weights as they are. On processors, only in the precision of x."""
+    """Whether kernels multiply x by the layer's weights directly. On processors, only in the precision of x."""
     if layer.backend not in BACKENDS or not (x.is_cuda or layer.precision in (None, dtype_name(x.dtype))):
         return False
     bias = layer.bias
