@@ -123,7 +123,7 @@ class MmaChainTiling(GpuChainShape[MmaFactor]):
     def orders(self) -> dict[XOrder, tuple[int, int]]:
         """Offset of X in shared memory for each order of its inputs, and the number of the factor that copies it.
 
-        X of a group stays in shared memory until all chains are done.
+        Offsets are in bytes. X of a group stays in shared memory until all chains are done.
         """
         found: dict[XOrder, tuple[int, int]] = {}
         begin = 0

@@ -23,7 +23,7 @@ from ksgen.torch.conversion.projection import balanced, on_support, project, ref
 from ksgen.torch.conversion.structured import ClosedForm, closed_form
 from ksgen.torch.operators.products import chain_to_dense
 
-ROUNDS = 200  # maximum number; a matrix whose sum can be recovered takes 20 to 100 rounds
+ROUNDS = 200  # maximum number; a sum of chains that can be recovered from its matrix takes 20 to 100 rounds
 LEAST_GAIN = 1e-3  # relative decrease of the error below which a round without extrapolation is the last one
 LEAST_SQUARES = "least squares", "the nearest sum"
 ALTERNATION = "alternation", "no guarantee; each product is near what the others leave of the matrix"
@@ -45,7 +45,11 @@ def is_nearest(structures: Sequence[Structure]) -> bool:
 
 
 def most_steps(chains: Sequence[Chain], closed: Sequence[ClosedForm | None], refine: int) -> int:
-    """Number of final steps of L-BFGS: at least `LEAST_STEPS` if `factorize` uses L-BFGS for any chain alone, too."""
+    """Number of final steps of L-BFGS.
+
+    It is 0 if all chains have closed forms, and at least `LEAST_STEPS` if `factorize` would refine one of the chains by
+    L-BFGS without the others.
+    """
     if all(closed):
         return 0
     are_refined = (

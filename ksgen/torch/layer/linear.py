@@ -415,7 +415,10 @@ class KSLinear(ChainLayer, nn.Linear):
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """State of copies and pickles. PyTorch pickles no parametrized modules, so tied weights are saved untied."""
+        """State of copies and pickles.
+
+        PyTorch pickles no parametrized modules, so tied weights are saved as plain slices, with their ties.
+        """
         state = {name: each for name, each in vars(self).items() if name not in NOT_COPIED}
         if "weights" in self._modules and (plain := untied(self.weights)):
             weights, state["_ties"] = plain
