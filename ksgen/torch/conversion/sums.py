@@ -47,8 +47,8 @@ def is_nearest(structures: Sequence[Structure]) -> bool:
 def most_steps(chains: Sequence[Chain], closed: Sequence[ClosedForm | None], refine: int) -> int:
     """Number of final steps of L-BFGS.
 
-    It is 0 if all chains have closed forms, and at least `LEAST_STEPS` if `factorize` would refine one of the chains by
-    L-BFGS without the others.
+    It is 0 if all chains have closed forms. It is at least `LEAST_STEPS` if `factorize` would refine one of the chains
+    by L-BFGS without the others.
     """
     if all(closed):
         return 0
