@@ -91,12 +91,9 @@ def test_the_matrix_holds_all_there_is() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["bfloat16", "bf16x6"])
-@pytest.mark.parametrize(
-    "text",
-    ["l.i@4,20,40,1", "l1:2.i.l2@2,16,64,1", "j.l.i@3,9,35,4", "l.j.i@2,20,33,18", "i2:2.i1:2.i3:4@16,8,1,1"],
-)
+@pytest.mark.parametrize("text", ["l.i@4,20,40,1", "l1:2.i.l2@2,16,64,1", "j.l.i@3,9,35,4", "l.j.i@2,20,33,18"])
 def test_exchanged_inputs(text: str, precision: str, layout: str) -> None:
-    """Single inputs, pieces of sixteen, interleaved j, j apart, and neighbours of other i."""
+    """Single inputs, pieces of sixteen, interleaved j, and j apart."""
     kernel = KernelSpec(Pattern.parse(text), precision, layout, job="gradient")
     for batch in (1, 37):
         agrees(kernel, constants_of(kernel), batch)
