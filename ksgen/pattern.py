@@ -100,11 +100,6 @@ class Pattern:
         object.__setattr__(self, "store", self.outputs.normalized())
         object.__setattr__(self, "load", self.inputs.normalized())
 
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        """Read pickles, including those of versions without orders of features."""
-        for name, value in zip(self.__slots__, (*state, "", ""), strict=False):
-            object.__setattr__(self, name, value)
-
     @classmethod
     def parse(cls, text: str) -> "Pattern":
         """Read a pattern from text.
@@ -324,6 +319,16 @@ class Pattern:
             (0, 3, 1, 4, 2, 5)
         """
         return _shuffle(self.a, self.d, self.b)
+
+
+def _set_state(pattern: Pattern, state: Sequence[Any]) -> None:
+    """Read a pickle, also of a version without orders of features."""
+    for name, value in zip(Pattern.__slots__, (*state, "", ""), strict=False):
+        object.__setattr__(pattern, name, value)
+
+
+# here, because a dataclass with slots replaces such a method of its own in Python 3.11.2
+Pattern.__setstate__ = _set_state  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
