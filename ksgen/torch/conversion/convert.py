@@ -19,11 +19,11 @@ from torch.linalg import vector_norm
 
 from ksgen.build.background import progress_bar
 from ksgen.errors import LaunchError, SpecError
-from ksgen.pattern import Chain, Pattern, Patterns
+from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
 from ksgen.structures import Structure, of_chain
 from ksgen.torch.conversion.factorize import Factorization, SumFactorization, errors_of, factorized
-from ksgen.torch.conversion.nearest import checked
+from ksgen.torch.conversion.nearest import check_values
 from ksgen.torch.conversion.propose import (
     BUDGET,
     FAMILIES,
@@ -373,13 +373,12 @@ def dense_weight(layer: nn.Module) -> Tensor:
 
 @contextmanager
 def _factorizing(name: str, weight: Tensor) -> Iterator[None]:
-    """Check a layer's whole weight, and name the layer in errors of its factorization.
+    """Check the values of a layer's whole weight, and name the layer in errors of its factorization.
 
     The parts of the weight, which are factorized one by one, have other rows.
     """
-    rows, columns = weight.shape
     try:
-        checked(weight, Chain((Pattern(1, rows, columns, 1),)), 0)
+        check_values(weight)
         yield
     except LaunchError as error:
         raise LaunchError(f"{name}: {error}") from None

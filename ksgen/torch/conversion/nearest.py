@@ -43,15 +43,19 @@ def checked(weight: Tensor, chain: Chain, refine: int) -> Tensor:
         )
     if (steps := whole_number(refine)) is None or steps < 0:
         raise LaunchError(f"refine={excerpt(refine)}; accepted: a number of steps, from 0 up")
+    check_values(weight)
+    return weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
+
+
+def check_values(weight: Tensor) -> None:
+    """Raise `LaunchError` if a matrix has no values, or one that is not finite."""
     if weight.is_meta:
         raise LaunchError(
             "factorize: weight is on the meta device, so that it has no values; accepted: a torch.Tensor with values"
         )
-    matrix = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
-    if not (finite := matrix.isfinite()).all():
+    if not (finite := weight.isfinite()).all():
         row, column = (~finite).nonzero()[0].tolist()
-        raise LaunchError(f"weight[{row}, {column}]={float(matrix[row, column])}; accepted: finite numbers")
-    return matrix
+        raise LaunchError(f"weight[{row}, {column}]={weight[row, column].item()}; accepted: finite numbers")
 
 
 def in_natural_order(
