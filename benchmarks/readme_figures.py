@@ -49,6 +49,7 @@ from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.figures.charts import Bars
 from ksgen.figures.charts import picture as draw
 from ksgen.measure.gains import PAPERS
+from ksgen.measure.trust import MARK, marked
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.values import counted, spanned
@@ -269,15 +270,16 @@ def _losses(files: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:
             for job, ratio in results.over(own, EVERYONE, layout).items():
                 best, other = results.best[layout][job], results.fastest(EVERYONE, layout, job)
                 what = job.partition(": ")[0] + (f", {STEP_TITLES[results.step]}" if own == LAYER else "")
-                cells = (results.precision, layout, results.batch, other, times(ratio), number(best[own].us))
+                shown = marked(times(ratio), best[own].doubt or best[other].doubt)
+                cells = (results.precision, layout, results.batch, other, shown, number(best[own].us))
                 found.append((ratio, (machine_of(path) or rows[0].device, what, *cells)))
         lost = sorted((each for each in found if each[0] < LOST), key=lambda each: each[0])
         lines += [cells for _, cells in lost[:MOST_LOSSES]]
     columns = ("machine", "pattern or layer", "precision", "layout", "batch", "faster", "ratio", "ours, us")
     note = (
-        f"The table has the reliable times of others below {LOST} times ksgen's, at most the {MOST_LOSSES} worst of a "
-        "file. The ratio is the fastest other's time over ksgen's. ksgen's time is that of a `KSLinear`, or of the "
-        "fastest kernel if the patterns were measured without a `KSLinear`."
+        f"The table has times of others below {LOST} times ksgen's, at most the {MOST_LOSSES} worst of a file. {MARK}: "
+        "one of the two times is rough. The ratio is the fastest other's time over ksgen's. ksgen's time is that of a "
+        "`KSLinear`, or of the fastest kernel if the patterns were measured without a `KSLinear`."
     )
     return ResultTable.of(LOSSES, columns, lines, note)
 

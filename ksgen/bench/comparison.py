@@ -1,7 +1,7 @@
 """Comparison of contenders: which was faster, by how much, in how many jobs. Only arithmetic over rows.
 
-Only accurate results with reliable times count. A contender's time is that of its best variant: for ksgen, of any
-family and constants.
+Only accurate results count, with times that are reliable, or rough: uncertain by at most 25 %. A contender's time is
+that of its best variant: for ksgen, of any family and constants.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -66,7 +66,7 @@ class Results:
                 continue
             fastest = self.best[layout].setdefault(row.job, {})
             is_part = row.status == OK and row.error is None  # part of a product: it has no result to check
-            if row.median_us is None or row.doubt or not (row.counts or is_part):
+            if not row.has_time or not (row.counts or is_part):
                 continue
             for name in {row.implementation, row.by, *([UNTUNED] if row.variant == "default" else [])}:
                 if name not in fastest or row.us < fastest[name].us:
@@ -80,7 +80,7 @@ class Results:
     def over(self, one: str, others: Sequence[str], layout: str) -> dict[str, float]:
         """The best other's time over `one`'s, by job, if `one` and at least one of the others have a time.
 
-        Jobs are left out where an unreliable time of the others may be below their best reliable one.
+        Jobs are left out where a time of the others that does not count may be below their best one that does.
         """
         ratios, least = {}, {}
         for job, best in self.best[layout].items():
@@ -93,7 +93,7 @@ class Results:
             for row in self.rows
             if layout in (row.layout, BEST)
             and row.implementation in others
-            and row.doubt
+            and not row.has_time
             and row.is_accurate
             and row.quartile1_us is not None
             and row.quartile1_us < least.get(row.job, 0.0)

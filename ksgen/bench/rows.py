@@ -26,7 +26,7 @@ from ksgen.errors import KsgenError
 from ksgen.families import present_names
 from ksgen.files import read, reading, replaced
 from ksgen.measure.roofline import share_of_floor
-from ksgen.measure.trust import why_unreliable
+from ksgen.measure.trust import ROUGH_WIDTH, uncertainty, why_disturbed, why_unreliable
 from ksgen.pattern import Pattern
 from ksgen.values import excerpt
 
@@ -189,6 +189,7 @@ class ResultRow:
     layer: str = ""  # name of a layer, whose factors are in `pattern`; empty for a product
     step: str = FORWARD  # what is timed: the product alone, or a training step
     conversion_us: float | None = None  # of the weights, to the contender's format
+    uncertainty: float | None = None  # relative width of the median's interval; None if others disturbed the times
 
     @property
     def job(self) -> str:
@@ -217,9 +218,15 @@ class ResultRow:
         return self.error is not None and self.tolerance is not None and self.error <= self.tolerance
 
     @property
+    def has_time(self) -> bool:
+        """Whether comparisons of many jobs use the time: it is reliable, or uncertain by at most `ROUGH_WIDTH`."""
+        is_rough = self.uncertainty is not None and self.uncertainty <= ROUGH_WIDTH
+        return self.median_us is not None and (is_rough or not self.doubt)
+
+    @property
     def counts(self) -> bool:
-        """Whether comparisons use the row: its result is accurate, and its time reliable."""
-        return self.status == OK and self.median_us is not None and self.is_accurate and not self.doubt
+        """Whether comparisons use the row: its result is accurate, and its time is good enough."""
+        return self.status == OK and self.has_time and self.is_accurate
 
 
 class RowKinds(NamedTuple):
@@ -277,6 +284,7 @@ def row_of(contender: LoggedContender) -> ResultRow:
         "energy_measurements": len(joules),
         "joule": median(joules) if joules else None,
         "idle_watt": median(idle) if idle else None,
+        "uncertainty": uncertainty(times) if times and not (on_processors and why_disturbed(others)) else None,
     }
     return ResultRow(**{name: derived[name] if name in derived else facts.get(name, absent(name)) for name in COLUMNS})
 

@@ -41,7 +41,7 @@ from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.files import read, reading
 from ksgen.measure.roofline import NO_FLOOR
-from ksgen.measure.trust import MARK, marked
+from ksgen.measure.trust import MARK, MOST_WIDTH, ROUGH_WIDTH, marked
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
 from ksgen.values import counted, spanned
@@ -415,15 +415,24 @@ def errors(rows: Sequence[ResultRow]) -> ResultTable:
 
 
 def unreliable_note(rows: Sequence[ResultRow]) -> str:
-    """Note on the rows with unreliable times; empty if there are none."""
-    count, timed = sum(bool(row.doubt) for row in rows), sum(row.median_us is not None for row in rows)
-    return f"{count} of {counted(timed, 'time')} are unreliable and count in no table." if count else ""
+    """Note on the rows with rough and with unreliable times; empty if there are none."""
+    timed, doubtful = [row for row in rows if row.median_us is not None], [row for row in rows if row.doubt]
+    rough, notes = sum(row.has_time for row in doubtful), []
+    if count := len(doubtful) - rough:
+        notes.append(f"{count} of {counted(len(timed), 'time')} are unreliable and count in no table.")
+    if rough:
+        notes.append(
+            f"{rough} of {counted(len(timed), 'time')} are rough: their medians are uncertain by "
+            f"{100 * MOST_WIDTH:.0f} to {percent(ROUGH_WIDTH)}. They count, but single ratios of them may be wrong by "
+            "as much."
+        )
+    return " ".join(notes)
 
 
 def unreliable(rows: Sequence[ResultRow]) -> ResultTable:
-    """Table of unreliable times: they are in the file, but no conclusion uses them."""
+    """Table of unreliable times: they are in the file, but no conclusion uses them. Rough times are not among them."""
     lines = []
-    for row in (row for row in rows if row.doubt):
+    for row in (row for row in rows if row.doubt and not row.has_time):
         figures = (marked(number(row.median_us), row.doubt), number(row.fastest_us), row.doubt)
         job = row.layer if row.pattern == WHOLE else row.pattern
         lines.append((job, row.batch, row.precision, row.layout, row.contender, *figures))
@@ -483,7 +492,7 @@ def headlines(rows: Sequence[ResultRow]) -> ResultTable:
             wins = percent(Duel(tuple(ratios.values())).share)
             lines.append((*kind, *spread(ratios.values()), wins, least.partition(": ")[0], *spread(kernels.values())))
     note = (
-        "Ratios are the fastest reliable time of the contenders that are not ksgen's, over that of a `KSLinear`: above "
+        "Ratios are the fastest time of the contenders that are not ksgen's, over that of a `KSLinear`: above "
         "x1 ksgen is faster. Layers in which an unreliable time may be the fastest are left out. In forward rows, the "
         "`KSLinear` is frozen; a training step includes the gradients of x, of all weights and of the bias. The last "
         "three columns have such ratios for ksgen's fastest kernel of a pattern, or for one launch of a layer."
@@ -517,8 +526,7 @@ def standings(rows: Sequence[ResultRow]) -> ResultTable:
             lines.append((name, *shown))
     note = (
         "Time of each contender over that of a `KSLinear`: the geometric mean over all layouts and batches. In "
-        "brackets: the number of jobs in which the contender is the fastest of all, of those in which both times are "
-        "reliable."
+        "brackets: the number of jobs in which the contender is the fastest of all, of those in which both times count."
     )
     return ResultTable.of("Each contender compared with a KSLinear", ("", *parts), lines, note)
 
@@ -536,7 +544,7 @@ def layers_summary(rows: Sequence[ResultRow]) -> ResultTable:
                 title = ""
     note = (
         "Time of each contender over that of one launch, or in training over that of a `KSLinear`. The mean is "
-        "geometric, over the layers with two reliable times."
+        "geometric, over the layers with two times that count."
     )
     title = "Layers: every contender compared with one launch, or in training with a `KSLinear`"
     return ResultTable.of(title, ("", "", "layers", "mean", "least", "most"), lines, note)
@@ -566,7 +574,7 @@ def each_layer(rows: Sequence[ResultRow]) -> Iterator[ResultTable]:
         columns = (subject, f"{words}, us", "of the floor", "by", *names)
         note = f"{', '.join(names)}: times as long as {words} takes; above 1, {words} is faster." if names else ""
         if any(figure not in ("", NONE) for _, *figures in lines for figure in figures):
-            yield ResultTable.of(title, columns, lines, note, "Only reliable times of right results.")
+            yield ResultTable.of(title, columns, lines, note, "Only times that count, of right results.")
 
 
 def wholes(rows: Sequence[ResultRow]) -> ResultTable:

@@ -26,6 +26,7 @@ from ksgen.values import counted
 MARK = "?"  # after each unreliable figure, wherever it is printed
 ONE_IN = 20  # one of so many intervals misses the median: a confidence of 95 %
 MOST_WIDTH = 0.05  # width of that interval, relative to the median
+ROUGH_WIDTH = 0.25  # the same for a rough time, which counts in comparisons of many jobs
 MOST_OTHERS = 0.1  # largest share of the CPU time that other processes may take
 LEAST_BLOCKS = 6  # for an interval of that confidence
 BLOCK_SECONDS = 0.02  # long compared with a single disturbance
@@ -87,6 +88,12 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[cut], ordered[count - 1 - cut]
 
 
+def uncertainty(values: Sequence[float]) -> float:
+    """Width of the interval that contains the median, relative to the median."""
+    low, high = interval(values)
+    return (high - low) / median(values)
+
+
 def why_unreliable(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
     """Reason why the median of blocks is unreliable, in a few words; empty if it is reliable.
 
@@ -95,13 +102,17 @@ def why_unreliable(values: Sequence[float], others: Sequence[float | None] = ())
     """
     if not values:
         return ""
+    if why := why_disturbed(others):
+        return why
+    width = uncertainty(values)
+    return f"the median is uncertain by {width:.0%}" if width > MOST_WIDTH else ""
+
+
+def why_disturbed(others: Sequence[float | None]) -> str:
+    """Words on the CPU time that other processes took, if that was too much; otherwise empty."""
     known = [share for share in others if share is not None]
-    if 2 * sum(share > MOST_OTHERS for share in known) > len(known):
-        return f"other processes took {median(known):.0%} of the CPU time"
-    low, high = interval(values)
-    if high - low > MOST_WIDTH * median(values):
-        return f"the median is uncertain by {(high - low) / median(values):.0%}"
-    return ""
+    is_disturbed = 2 * sum(share > MOST_OTHERS for share in known) > len(known)
+    return f"other processes took {median(known):.0%} of the CPU time" if is_disturbed else ""
 
 
 def host_clock(call: Callable[[], object]) -> float:

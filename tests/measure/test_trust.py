@@ -343,6 +343,27 @@ def test_an_unreliable_row_is_listed_and_counts_nowhere() -> None:
         assert "Unreliable times" in text
 
 
+@pytest.mark.parametrize(
+    ("times", "others", "counts"),
+    [
+        ([100.0, 110.0, 120.0], 0.0, True),  # uncertain by 18 %
+        ([100.0, 110.0, 128.0], 0.0, False),  # by 25.5 %
+        ([100.0, 110.0, 120.0], 0.5, False),
+        ([100.0, 101.0, 102.0], 0.5, False),
+    ],
+)
+def test_rough_times_count_unless_others_disturbed_them(times: list[float], others: float, counts: bool) -> None:
+    rows = [
+        row_of(_contender(QUIET, 0.0, "opencl")),
+        row_of(_contender(times, others, "opencl", implementation="bmm")),
+    ]
+    assert (bool(rows[1].doubt), rows[1].counts) == (True, counts)
+    assert Results(rows, "float32", 40).duel(OURS, ["bmm"], "bsf").patterns == counts
+    assert bool(tables.unreliable(rows).rows) == (not counts)
+    kind = "are rough: their medians are uncertain by 5 to 25 %" if counts else "are unreliable and count in no table"
+    assert f"1 of 2 times {kind}" in tables.unreliable_note(rows)
+
+
 def test_the_hosts_load_is_no_matter_to_a_gpus_clock() -> None:
     busy = [row_of(_contender(QUIET, 0.6, runtime)) for runtime in ("opencl", "driver", "pycuda")]
     assert [(each.others_share, each.doubt) for each in busy] == [
