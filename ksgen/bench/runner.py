@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import cycle, islice
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -173,13 +173,14 @@ class Runner:
                     self._log_contender(each, ceilings[each.arithmetic], _refusal("out of memory", _one_line(refused)))
                 return True
             ready: list[tuple[Contender, Timed, Facts]] = []
+            turns = cycle(range(len(problem.sets)))
             for each in todo:
                 begin = monotonic()
                 # its check may take as long as the longest one so far, which is seconds if something compiles
                 if begin + self._longest.get(each.implementation, 0.0) >= self.deadline:
                     return False
                 fastest_s = min((timed.once_s for known, timed, _ in ready if not known.is_part), default=inf)
-                timed, facts = self._attempt(each, problem, ceilings[each.arithmetic], fastest_s)
+                timed, facts = self._attempt(each, problem, turns, ceilings[each.arithmetic], fastest_s)
                 self._log_contender(each, ceilings[each.arithmetic], facts)
                 if timed:
                     ready.append((each, timed, facts))
@@ -221,7 +222,12 @@ class Runner:
         return True
 
     def _attempt(
-        self, contender: Contender, problem: LayerArrays, ceilings: Ceilings, fastest_s: float
+        self,
+        contender: Contender,
+        problem: LayerArrays,
+        turns: Iterator[int],
+        ceilings: Ceilings,
+        fastest_s: float,
     ) -> tuple[Timed | None, Facts]:
         """Check and warm up a contender, and set its number of runs.
 
@@ -247,7 +253,7 @@ class Runner:
                 if contender.implementation not in COMPILED:
                     self._check_seconds(contender, monotonic() - begin, DISTURBED)
                 error = None if contender.is_part else problem.error(ready.y(result), ready.gradients(result))
-                timed = Timed(ready, len(problem.sets), self.protocol)
+                timed = Timed(ready, turns, self.protocol)
                 self._check_seconds(contender, timed.once_s)
             conversion_us = self._conversion_us(contender, timed, prepared_s)
         except _TooSlowError as refused:

@@ -3,9 +3,8 @@
 The clock for work on a GPU excludes the time that the host takes to launch it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from math import inf
 from statistics import median
 from typing import Any
@@ -90,10 +89,14 @@ WAKING_S = 0.02  # shorter calls get a warm-up before each measurement: sleeping
 
 
 class Timed:
-    """A warm contender, and its number of runs: the protocol's, or less if that takes too long."""
+    """A warm contender, and its number of runs: the protocol's, or less if that takes too long.
 
-    def __init__(self, ready: ReadyContender, sets: int, protocol: Protocol) -> None:
-        self._ready, self._sets, self._next = ready, sets, count()
+    Each run takes the next set of arrays from `turns`, which all contenders of a job share. So no contender finds in a
+    cache what another one has just read.
+    """
+
+    def __init__(self, ready: ReadyContender, turns: Iterator[int], protocol: Protocol) -> None:
+        self._ready, self._turns = ready, turns
         self.runs, self.once_s = 1, inf
         self.once_s = self.seconds()
         once = self.once_s = self._typical(self.once_s, self.seconds, protocol)
@@ -130,9 +133,9 @@ class Timed:
     def run(self, runs: int) -> None:
         """Execute this number of runs and wait for them, without reading the clock in between."""
         for _ in range(runs):
-            self._ready.run(next(self._next) % self._sets)
+            self._ready.run(next(self._turns))
         self._ready.wait()
 
     def _run(self) -> None:
         for _ in range(self.runs):
-            self._ready.run(next(self._next) % self._sets)
+            self._ready.run(next(self._turns))

@@ -1,6 +1,7 @@
 """How a time is taken: threads at rest, hopeless contenders left out, slow ones measured less often."""
 
 from dataclasses import replace
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def test_before_a_time_is_taken_the_threads_of_others_come_to_rest() -> None:
         lambda number: order.append("run"), lambda y: y, lambda call: (order.append("clock"), call(), 1.0)[2],
         lambda: None, lambda: order.append("rest"),
     )  # fmt: skip
-    Timed(ready, 1, Protocol(())).seconds()
+    Timed(ready, repeat(0), Protocol(())).seconds()
     assert order[:3] == ["rest", "clock", "run"]
     assert order.count("rest") == order.count("clock")
 
@@ -46,9 +47,9 @@ def test_a_conversion_is_timed_alone_warm_if_short_and_once_if_slow(seconds: flo
         lambda number: calls.append("run"), lambda y: y, clock, lambda: None, convert=lambda: calls.append("convert")
     )
     protocol = Protocol((), most_seconds=2.0)
-    assert Timed(ready, 1, protocol).conversion_us(protocol) == pytest.approx(1e6 * seconds)
+    assert Timed(ready, repeat(0), protocol).conversion_us(protocol) == pytest.approx(1e6 * seconds)
     assert calls.count("convert") == conversions
-    assert Timed(replace(ready, convert=None), 1, protocol).conversion_us(protocol) is None
+    assert Timed(replace(ready, convert=None), repeat(0), protocol).conversion_us(protocol) is None
 
 
 def test_before_a_short_conversion_is_timed_threads_come_to_rest_and_wake() -> None:
@@ -57,7 +58,7 @@ def test_before_a_short_conversion_is_timed_threads_come_to_rest_and_wake() -> N
         lambda number: None, lambda y: y, lambda call: (order.append("clock"), call(), 0.001)[2],
         lambda: None, lambda: order.append("rest"), convert=lambda: order.append("convert"),
     )  # fmt: skip
-    timed = Timed(ready, 1, Protocol(()))
+    timed = Timed(ready, repeat(0), Protocol(()))
     order.clear()
     timed.conversion_us(Protocol(()))
     assert order == ["rest", "clock", "convert", *["rest", "convert", "clock", "convert"] * 3]
@@ -97,10 +98,30 @@ def test_a_slow_contender_is_measured_less_often(once_s: float, runs: int, most_
         call()
         return (len(ran) - before) * once_s
 
-    timed = Timed(ReadyContender(ran.append, lambda y: y, clock, lambda: None), 3, Protocol((), most_seconds=2.0))
+    turns = cycle(range(3))
+    timed = Timed(ReadyContender(ran.append, lambda y: y, clock, lambda: None), turns, Protocol((), most_seconds=2.0))
     assert (timed.runs, timed.most_measurements) == (runs, most_measurements)
     assert timed.seconds() == pytest.approx(once_s)
     assert ran == [number % 3 for number in range(len(ran))]  # sets of arrays take turns
+
+
+def test_contenders_share_the_order_of_the_sets() -> None:
+    ran: dict[str, list[int]] = {"a": [], "b": []}
+    turns = cycle(range(4))
+    both = [
+        Timed(
+            ReadyContender(numbers.append, lambda y: y, lambda call: (call(), 1.0)[1], lambda: None),
+            turns,
+            Protocol((), measurements=1, runs=3, most_seconds=9.0),
+        )
+        for numbers in ran.values()
+    ]
+    for numbers in ran.values():
+        numbers.clear()
+    for timed in both * 2:
+        timed.seconds()
+    first, *_ = ran["a"]
+    assert [*ran["a"][:3], *ran["b"][:3], *ran["a"][3:], *ran["b"][3:]] == [(first + each) % 4 for each in range(12)]
 
 
 @pytest.mark.exhaustive
