@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -208,9 +208,14 @@ class Runner:
                 self._log_contender(each, after[each.arithmetic], facts | self._floor(each, after[each.arithmetic]))
 
     def _in_turn(self, ready: list[tuple[Contender, Timed]], ceilings: dict[str, Ceilings]) -> bool:
-        """Measure each contender once, then again, until none is missing a measurement."""
+        """Measure each contender once, then again, until none is missing a measurement.
+
+        Each round begins with the next contender, so that none always follows the same one.
+        """
+        begins = count()
         while left := [each for each in ready if self._missing(each[0])]:
-            for contender, timed in left:
+            first = next(begins) % len(left)
+            for contender, timed in (*left[first:], *left[:first]):
                 if monotonic() + timed.runs * timed.once_s > self.deadline:
                     return False
                 try:

@@ -77,7 +77,8 @@ def test_contenders_take_turns_and_every_row_is_complete(
     assert (part.status, part.error, part.floor_us, part.counts) == (OK, None, None, False)
     assert found["2,4,8,1", "ksgen"].is_accurate
     order = [line["key"].split()[4] for line in lines_of(path, "measurement") if line["key"].startswith("1,8,8,2")]
-    assert order == ["ksgen", "bmm", "rewriting"] * 3
+    one, two, three = "ksgen", "bmm", "rewriting"
+    assert order == [one, two, three, two, three, one, three, one, two], "each round begins with the next contender"
 
 
 def test_a_processors_floor_is_measured_for_every_job(
