@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from ksgen.families.amx.chain import DOT_MULTIPLY_ADDS, AmxChainConstants, AmxChainTiling, dots, multiply_cycles
 from ksgen.families.amx.defaults import BLOCKS, default, least_of, of_block, reads_in_place
 from ksgen.families.amx.shape import (
+    AHEAD_INPUTS,
     INPUTS,
     LANES,
     LINE_BYTES,
@@ -339,6 +340,7 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         ),
         named(shape, "COPY_EVERY", "shares of steps per copy, if panels alternate"),
         named(shape, "COPY_LINES", "cache lines of later inputs that are prefetched with each copy"),
+        Constexpr("AHEAD_INPUTS", AHEAD_INPUTS, "inputs between a copied row of one input and the prefetched one"),
         Constexpr("SUMS", shape.panels, "offset of waiting sums in the private buffer", "long long"),
         Constexpr(
             "GROUP_SUMS", round_up(shape.sums, LINE_BYTES), "elements from one group's sums to the next", "long long"

@@ -24,6 +24,7 @@ LINE_BYTES = 64  # bytes per cache line
 MOST_RUN = 48  # largest d for which a plane holds all j
 FIRST_LEVEL_BYTES = 42 * 1024  # for inputs, weights and sums, out of an L1 cache's 48 KB
 SUMS_BYTES = 4 * PAIR * PAIR  # of two by two tiles
+AHEAD_INPUTS = 16  # in batch-size-last, inputs between a row that is copied and the one that is prefetched meanwhile
 
 
 @dataclass(frozen=True)
@@ -258,9 +259,14 @@ class AmxTiling(TilePlanes):
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes of a plane's inputs that are prefetched before they are copied: 32 rows of the batch, or a block."""
-        rows = PAIR if self.is_bsf and self.constants.panel == 2 else self.constants.block
-        return rows * self.run * self.kernel.pattern.c * self.kernel.item_bytes
+        """Bytes of a plane's inputs that are prefetched before they are copied: 32 rows of the batch, or a block.
+
+        In batch-size-last, only some inputs are prefetched if panels alternate.
+        """
+        rows, inputs = self.constants.block, self.kernel.pattern.c
+        if self.constants.panel == 2:
+            rows, inputs = (PAIR, inputs) if self.is_bsf else (rows, min(AHEAD_INPUTS, inputs))
+        return rows * self.run * inputs * self.kernel.item_bytes
 
     # ---- copies of inputs
 
@@ -304,12 +310,12 @@ class AmxTiling(TilePlanes):
 
     @property
     def copy_lines(self) -> int:
-        """Cache lines that each copy prefetches: 32 rows of the batch ahead, or in batch-size-last one block ahead."""
+        """Cache lines that each copy prefetches: 32 rows of the batch ahead, or in batch-size-last `AHEAD_INPUTS`."""
         line = LINE_BYTES // self.kernel.item_bytes
-        if self.constants.panel < 2:
-            return 0
         if not self.is_bsf:
             return 2 * divide_up(self.copied, line)
+        if self.constants.panel < 2:
+            return 0
         return self.copied if self.run < self.kernel.pattern.d else divide_up(self.copied * self.run, line)
 
     # ---- stores of sums
