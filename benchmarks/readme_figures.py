@@ -178,7 +178,8 @@ def _on_gpus(folder: Path) -> str:
 def _bars(compared: Results, name: str) -> Iterator[Bars]:
     for job, best in compared.best[LAYOUT].items():
         if job.partition(": ")[0] == name and LAYER in best and "dense" in best:
-            chain = Chain(tuple(map(Pattern.parse, best[LAYER].pattern.split(" then "))))
+            factors = best[LAYER].pattern.partition(", ")[0]  # words on the epilogue follow
+            chain = Chain(tuple(map(Pattern.parse, factors.split(" then "))))
             fastest = best[compared.fastest(EVERYONE, LAYOUT, job)].us
             bars = (("dense", best["dense"].us), ("best other", fastest), ("ksgen", best[LAYER].us))
             title = (

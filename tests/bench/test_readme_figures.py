@@ -233,7 +233,7 @@ def test_readme_leaves_an_uncertain_layer_out_of_all_columns(tmp_path: Path) -> 
     rows = [
         row(chain, way, layer=layer, median_us=us, **common)
         for layer, chain, dense_us in (
-            ("vit up", "6,64,64,1 then 1,768,192,2", 40.0),
+            ("vit up", "6,64,64,1 then 1,768,192,2, bias", 40.0),
             ("vit attention", "2,48,192,1 then 1,192,48,2", 80.0),
         )
         for way, us in (("layer", 10.0), ("dense", dense_us))
