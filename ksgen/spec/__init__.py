@@ -21,8 +21,8 @@
       up: {chain: [[6,64,64,1], [1,768,192,2]], bias: true, activation: gelu}
       mix: {chain: {family: monarch, in_features: 1024, out_features: 1024, split_in: 32, split_out: 32}}
       heads: {group: [[[2,48,192,1], [1,192,48,2]], [[6,64,64,1]]], bias: true}  # chains that take the same x
-      deep: {chain: [[6,64,64,1], [1,768,192,2]], between: relu}  # the activation of each factor but the last
-      transposed: {chain: [[6,64,64,1], [1,768,192,2]], out_layout: bsl}  # layout of y, if it is not that of x
+      deep: {chain: [[6,64,64,1], [1,768,192,2]], between: relu}  # activation after each factor but the last
+      transposed: {chain: [[6,64,64,1], [1,768,192,2]], out_layout: bsl}  # layout of y, if it differs from that of x
       whole: {chain: [[6,64,64,1], [1,768,192,2]], fuse: yes}  # one launch: auto (if faster), yes, no
       product: {chain: [[8,8,8,1], [1,8,8,8]], tied: [a, d]}  # axes along which a factor's weights are equal
     patterns: paper                      # the 627 patterns of the paper's benchmark, with the defaults

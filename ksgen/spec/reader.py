@@ -348,12 +348,12 @@ _OPTIONS: dict[str, Form] = {
     "residual_first": About("Whether the residual is added before the activation instead.", OneOrMore(Flag())),
     "gradients": About("Whether training is supported too: the gradients of weights and of x.", OneOrMore(Flag())),
     "stride": About("dense, or any: x, y and residual may be slices of larger arrays.", OneOrMore(Word(STRIDES))),
-    "weights": About("Storage of weights: that of y, eight bits, or bfloat16.", OneOrMore(Word(WEIGHTS))),
-    "inputs": About("How x is stored: as y is, or in eight bits as the weights are.", OneOrMore(Word(INPUTS))),
+    "weights": About("Storage of weights: the type of y, eight bits, or bfloat16.", OneOrMore(Word(WEIGHTS))),
+    "inputs": About("Storage of x: the type of y, or the eight bits of the weights.", OneOrMore(Word(INPUTS))),
 }
 _LAYER_OPTIONS: dict[str, Form] = {  # options of a layer as a whole
-    "between": About("The activation of each factor but the last.", Word(ACTIVATIONS)),
-    "out_layout": About("The layout of y, if it is not that of x.", Word(LAYOUTS)),
+    "between": About("Activation after each factor but the last.", Word(ACTIVATIONS)),
+    "out_layout": About("Layout of y, if it differs from that of x.", Word(LAYOUTS)),
     "fuse": About("Whether the factors are one launch. auto: if that is faster; yes: always; no: never.", Word(FUSES)),
 }
 _LAYERS: dict[str, Form] = {
@@ -376,7 +376,7 @@ _SPEC = Keys(
         "defaults": About("Options of all entries. A list of values asks for one kernel per value.", Keys(_OPTIONS)),
         "kernels": About("Patterns a,b,c,d, alone or with options.", ListOf(_KERNEL, "a list of patterns")),
         "layers": About("Chains by name, alone or with options.", Named(_LAYER, "a mapping of layer names to chains")),
-        "patterns": About("A set of patterns, with the defaults.", Word(_PATTERN_SETS)),
+        "patterns": About("A named set of patterns, with the defaults.", Word(_PATTERN_SETS)),
     },
     one_of=("kernels", "layers", "patterns"),
 )
