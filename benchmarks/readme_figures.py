@@ -278,9 +278,9 @@ def _losses(files: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:
         lines += [cells for _, cells in lost[:MOST_LOSSES]]
     columns = ("machine", "pattern or layer", "precision", "layout", "batch", "faster", "ratio", "ours, us")
     note = (
-        f"The table has times of others below {LOST} times ksgen's, at most the {MOST_LOSSES} worst of a file. {MARK}: "
-        "one of the two times is rough. The ratio is the fastest other's time over ksgen's. ksgen's time is that of a "
-        "`KSLinear`, or of the fastest kernel if the patterns were measured without a `KSLinear`."
+        "The ratio is the fastest other's time over ksgen's. ksgen's time is that of a `KSLinear`, or of the fastest "
+        f"kernel if the patterns were measured without a `KSLinear`. The table has ratios below {LOST}, at most the "
+        f"{MOST_LOSSES} worst of a file. `{MARK}` marks ratios with a rough time."
     )
     return ResultTable.of(LOSSES, columns, lines, note)
 
@@ -352,9 +352,9 @@ def agreement(kinds: Mapping[str, Sequence[ResultRow]]) -> ResultTable:
             lines.append((*job, len(each_kind), next(shown), rule, next(shown)))
     columns = ("batch", "precision", "layout", "kinds", PAPERS, "better rule", "its rank correlation")
     note = (
-        "Rank correlations with the gain over the fastest of the others, on kinds of processors with "
-        f"{counted(LEAST_PATTERNS, 'pattern')} or more. "
-        f"A better rule exceeds the paper's by {LEAST_GAIN} on each half of the patterns, on {LEAST_KINDS} kinds."
+        "Rank correlations of rules with the gain over the fastest of the others, on kinds of processors with "
+        f"{counted(LEAST_PATTERNS, 'pattern')} or more. The rank correlation of a better rule exceeds that of the "
+        f"paper's by {LEAST_GAIN} on each half of the patterns, on {LEAST_KINDS} kinds."
     )
     return ResultTable.of("What predicts the gain on processors", columns, lines, note)
 

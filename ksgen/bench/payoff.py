@@ -54,10 +54,10 @@ def by_density(rows: Sequence[ResultRow]) -> ResultTable:
     columns = ("batch", "precision", "layout", "dense by", *CLASSES, "ours is faster below")
     note = (
         "Time of the dense product over ours: geometric mean, least, and number of patterns. A class includes its "
-        "bound. The last column is the density at which a line crosses 1. The line fits the logarithms of ratio and "
-        "density: its slope is the median of the slopes between all pairs of patterns (Theil-Sen). floor: no dense "
-        "product was measured, and its floor counts. That is the longer of two times, of memory and of multiply-adds, "
-        "at the device's measured rates; libraries take longer."
+        "upper bound. The last column is the density at which a line crosses 1. The line fits the logarithms of ratio "
+        "and density: its slope is the median of the slopes between all pairs of patterns (Theil-Sen). In rows "
+        "with 'floor', no dense product was measured, and its floor counts. That is the longer of two times, of memory "
+        "and of multiply-adds, at the device's measured rates; libraries take longer."
     )
     return ResultTable.of("Speed against density", columns, lines, note)
 
@@ -123,9 +123,9 @@ def conversions(results: Results, layout: str | None = None, is_group: bool = Fa
     columns = ("layout", "contender", "jobs", "product, ms", "conversion, ms", "in products", "paid after")
     note = (
         "Medians over the jobs. Weights (a, b, c, d) are converted to the contender's format: packed, permuted, or "
-        "stored as another matrix. in products: the conversion's time over that of one product. paid after: the number "
-        f"of products after which conversion and products together take less time than {UNCONVERTED}, which converts "
-        "nothing."
+        "stored as another matrix. 'in products' is the conversion's time over that of one product. 'paid "
+        "after' is the number of products after which conversion and products together take less time than "
+        f"{UNCONVERTED}, which converts nothing."
     )
     return ResultTable.of(", ".join(("Conversion of weights", results.title, *words)), columns, lines, note)
 

@@ -142,10 +142,10 @@ def overview(rows: Sequence[ResultRow]) -> ResultTable:
         "of the floor",
     )  # fmt: skip
     note = (
-        "ksgen is compared with the fastest of the paper's methods, and with the fastest of all others. Beaten: the "
-        "share of patterns in which ksgen is faster. Medians of the speed-up are over all patterns: above x1 ksgen is "
-        "faster. The column layer has the median speed-up of a frozen `KSLinear` over all others. It chooses among "
-        "ksgen's kernels and PyTorch's products by itself."
+        "ksgen is compared with the fastest of the paper's methods, and with the fastest of all others. 'paper "
+        "beaten' and 'all beaten' are the shares of patterns in which ksgen is faster. Medians of the speed-up are "
+        "over all patterns: above x1 ksgen is faster. 'layer' is the median speed-up over all others of a frozen "
+        "`KSLinear`, which chooses among ksgen's kernels and PyTorch's products by itself."
     )
     return ResultTable.of(
         "Ours compared with the others", columns, lines, note, measured_note(rows, OTHERS), unreliable_note(rows),
@@ -188,9 +188,8 @@ def processors(rows: Sequence[ResultRow]) -> ResultTable:
     )  # fmt: skip
     note = (
         "ksgen is compared with the fastest of PyTorch's methods in each pattern: geometric mean, least and most "
-        "speed-up. The share of the floor is the median. The column layer has the geometric mean for a frozen "
-        "`KSLinear`, with the cost of PyTorch's call. It chooses among ksgen's kernels and PyTorch's products by "
-        "itself."
+        "speed-up. The share of the floor is the median. 'layer' is the geometric mean for a frozen `KSLinear`, "
+        "which chooses among ksgen's kernels and PyTorch's products by itself. Its times include PyTorch's call."
     )
     return ResultTable.of(
         "On a processor: ours compared with the best of PyTorch", columns, lines, note, measured_note(rows, PYTORCH),
@@ -526,7 +525,8 @@ def standings(rows: Sequence[ResultRow]) -> ResultTable:
             lines.append((name, *shown))
     note = (
         "Time of each contender over that of a `KSLinear`: the geometric mean over all layouts and batches. In "
-        "brackets: the number of jobs in which the contender is the fastest of all, of those in which both times count."
+        "brackets: in how many jobs it is the fastest of all, out of those in which its time and that of the "
+        "`KSLinear` count."
     )
     return ResultTable.of("Each contender compared with a KSLinear", ("", *parts), lines, note)
 
