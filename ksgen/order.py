@@ -17,7 +17,7 @@ from ksgen.errors import PatternError
 from ksgen.values import excerpt
 
 __all__ = ["Digit", "Order", "Place"]
-_PIECE = re.compile(r"([iklj])([0-9]{0,2})(?::([0-9]{1,10}))?", re.ASCII)
+_PIECE = re.compile(r"([iklj])([0-9]{0,2})(?::0*([1-9][0-9]{0,9}))?", re.ASCII)
 
 
 class Digit(NamedTuple):
@@ -461,7 +461,7 @@ def _read_digits(text: str, order: Order) -> tuple[Digit, ...]:
     found = [_PIECE.fullmatch(each) for each in text.split(".")]
     parts: dict[str, dict[int, int | None]] = {index: {} for index in names}  # sizes by number, from the largest unit
     for each in found:
-        if each is None or each[1] not in names or int(each[2] or 0) in parts[each[1]] or each[3] == "0":
+        if each is None or each[1] not in names or int(each[2] or 0) in parts[each[1]]:
             raise order._refused("")
         parts[each[1]][int(each[2] or 0)] = int(each[3]) if each[3] else None
     units: dict[tuple[str, int], Digit] = {}

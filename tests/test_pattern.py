@@ -397,6 +397,7 @@ def test_an_order_has_one_text() -> None:
         ("k1:3.k2.i.j", "store='k1:3.k2.i.j'; accepted for k, which has 8 values"),
         ("i.k:4.j", "store='i.k:4.j'; accepted for k, which has 8 values"),
         ("i.k1:0.k2.j", "store='i.k1:0.k2.j'; accepted: digits such as"),
+        ("i.k1:00.k2.j", "store='i.k1:00.k2.j'; accepted: digits such as"),
     ],
 )
 def test_what_is_no_order_of_outputs(store: Any, message: str) -> None:
