@@ -110,7 +110,7 @@ class Transform:
         """Transform rows of shape (batch, features)."""
         rows = self.before(library, library.as_floats(rows)) if self.before else rows
         rows = library.as_numbers(rows, self.weights[0].dtype.kind == "c")
-        y = self._multiply(library, rows) if rows.shape[0] else rows
+        y = self._multiply(library, rows) if rows.shape[0] else rows.reshape(0, self.chain.out_features)
         y = y if self.places is None else library.taken(y, self._on(library, y, "places", self.places))
         return self.after(library, y) if self.after else y
 

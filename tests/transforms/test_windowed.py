@@ -24,6 +24,14 @@ def test_as_a_bank_of_filters_and_back(n: int, taps: int, levels: int, dtype: st
     agree(forth(x.T, layout="bsl"), y.T.astype(float), dtype)
 
 
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("levels", [1, 3])  # a level per factor
+def test_an_empty_batch_stays_empty(levels: int, inverse: bool) -> None:
+    transform = transforms.daubechies(48, levels=levels, inverse=inverse, radix=7)
+    assert transform(np.zeros((0, 48), np.float32)).shape == (0, 48)
+    assert transform(np.zeros((48, 2, 0)), layout="bsl").shape == (48, 2, 0)
+
+
 @needs_device
 def test_of_complex_numbers_and_by_default() -> None:
     x = drawn(2, 64, dtype="float64")
