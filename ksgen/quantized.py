@@ -486,13 +486,12 @@ def _as_array(given: Any) -> Array:
 
 
 def _like(given: Any, made: Array, how: Storage | None = None) -> Any:
-    """Values or scales in the form of the given array: a tensor on its device, or a read-only NumPy array."""
+    """Contiguous values or scales in the given array's form: a tensor on its device, or a read-only NumPy array."""
+    made = np.asarray(made, order="C")
     if _is_tensor(given):
         torch = sys.modules["torch"]
         if how is None:
-            return torch.from_numpy(np.ascontiguousarray(made)).to(given.device)
-        return (
-            torch.from_numpy(np.ascontiguousarray(made).view(np.uint8)).to(given.device).view(getattr(torch, how.dtype))
-        )
+            return torch.from_numpy(made).to(given.device)
+        return torch.from_numpy(made.view(np.uint8)).to(given.device).view(getattr(torch, how.dtype))
     made.flags.writeable = False
     return made

@@ -115,6 +115,16 @@ def test_tensors_give_tensors_of_the_same_bytes() -> None:
         assert made.error(WEIGHTS, X) == wanted.error(WEIGHTS, X)
 
 
+@pytest.mark.parametrize("storage", STORED)
+def test_weights_and_x_in_any_order_of_axes_become_contiguous(storage: str) -> None:
+    """Kernels read their bytes in the order of the axes."""
+    wanted, made = quantize(WEIGHTS, storage), quantize(np.asfortranarray(WEIGHTS), storage)
+    np.testing.assert_array_equal(made.whole, wanted.whole)
+    assert made.values.flags.c_contiguous
+    if storage in STORAGES:
+        assert quantize_inputs(np.asfortranarray(X), storage).values.flags.c_contiguous
+
+
 def test_packed_arrays_are_read_only() -> None:
     made = quantize(WEIGHTS, "int8")
     for array in (made.values, made.scale):
