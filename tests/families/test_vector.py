@@ -2,9 +2,12 @@
 written.
 """
 
+import ctypes
 import math
+import mmap
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -203,6 +206,24 @@ def test_packing_again_writes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) ->
         seen += not np.array_equal(packed.view(np.uint64), kept.view(np.uint64))
     thread.join()
     assert seen == 0
+
+
+def test_adjoint_weights_beyond_32_bits_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second block's weights begin after more elements than 32 bits count. Hardly any memory is touched."""
+    device, size = chosen_native(monkeypatch), 46_341
+    kernel = kernel_of((2, size, size, 1), "bfloat16", "bsl")
+    plan = planned(device, kernel, VectorConstants("batch", 16, 1, 1, 16, 1, 1, 0), 1)
+    reserved = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: pages take memory once they are written to
+    memory = mmap.mmap(-1, 6 * size**2, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserved)
+    weights, packed = np.frombuffer(memory, np.uint16), np.full(size, np.nan, np.float32)
+    first = size**2  # so that an address before the weights is mapped, too
+    weights[first + size**2 + 7 * size] = 0x4040  # 3, of the first output of the second block and its input 7
+    column = size  # of that output
+    given = weights[first:].ctypes.data, packed.ctypes.data - column * packed.nbytes
+    arguments = (ctypes.c_int64 * 2)(*given)
+    walk = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_long] * 3)(plan.adjoint_handle.walk)
+    walk(ctypes.addressof(arguments), column, column + 1, 2 * size)
+    assert (np.flatnonzero(packed).tolist(), packed[7]) == ([7], 3)
 
 
 @needs_opencl
