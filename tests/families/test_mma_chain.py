@@ -150,6 +150,13 @@ def test_what_x_in_stages_moves_is_what_the_cost_model_says() -> None:
         assert expected == pytest.approx(found, rel=within), (name, source.constants, rows)
 
 
+def test_a_factor_of_few_inputs_is_not_promoted_after_one_that_is() -> None:
+    kernel = chain_of((Pattern(1, 12, 64, 1), Pattern(1, 40, 12, 1)), "fp16x3", "bsf")
+    source = source_of("mma", kernel)
+    assert [each.promote for each in source.constants.parsed] == [32, 0]
+    check_against_factors(source, arrays_of(kernel, 37), in_emulator())
+
+
 # ---- rules, and what is served
 
 

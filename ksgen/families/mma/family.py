@@ -159,7 +159,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             "operand": first.operand,
             "input_storage": "bytes" if kernel.has_bytes_in else "same",
             "resident": bool(first.constants.resident),
-            "variants": variants_of(first),
+            "variants": () if kernel.is_chain else variants_of(first),  # factors of a chain have their own
             "streams_x": bool(getattr(constants, "stream", 0)),
         }
 
