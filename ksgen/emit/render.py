@@ -414,8 +414,11 @@ def _product(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str
         grid = str(geometry.grid)
     first = _launch(f"{entry}_pack", str(packing.grid), packing, "w, packed")
     shape = ", ".join("1" if axis in kernel.tie else axis.upper() for axis in "abcd")
+    of = kernel.dtype
+    if kernel.is_quantized:
+        of = f"{kernel.weights} and, from byte {kernel.scales_begin} on, a float32 scale per output"
     return [
-        f"  {first}: w is ({shape}) of {kernel.dtype}, packed has {packed} bytes",
+        f"  {first}: w is ({shape}) of {of}, packed has {packed} bytes",
         f"  {_launch(entry, grid, geometry, f'{given}, batch')}{rest}",
         *_pitches(kernel),
     ]

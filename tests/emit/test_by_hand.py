@@ -102,6 +102,12 @@ def test_extras_stand_where_the_kernel_takes_them_and_maps_are_mentioned() -> No
     assert "<<<" not in hopper.text.partition("// ---- ")[0]
 
 
+def test_a_head_says_where_the_scales_of_weights_lie() -> None:
+    source = source_of("simt", replace(kernel_of((2, 37, 13, 5), "float32", "bsf"), weights="int8"))
+    told = "w is (A, B, C, D) of int8 and, from byte 4816 on, a float32 scale per output, packed has"
+    assert told in unwrapped(source)
+
+
 @pytest.mark.parametrize("batch", [None, 300])
 @pytest.mark.parametrize(("layout", "row"), [("bsf", "row of the batch"), ("bsl", "feature")])
 @pytest.mark.parametrize("family", ["simt", "mma"])
