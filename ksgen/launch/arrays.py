@@ -45,8 +45,8 @@ class ArrayView(NamedTuple):
     writeable: bool
 
 
-# shape, dtype, strides and device of an ArrayView, which decide whether it fits a call
-form_of = operator.itemgetter(slice(2, 6))
+# kind, shape, dtype, strides and device of an ArrayView, which decide whether it fits a call
+form_of = operator.itemgetter(0, 2, 3, 4, 5)
 
 Reader = Callable[[Any, str, int | None], ArrayView]  # takes an array, its name in messages, and the stream of its use
 

@@ -5,7 +5,7 @@ import pytest
 
 from ksgen.errors import LaunchError
 from ksgen.launch import checks
-from ksgen.launch.arrays import CallOptions, form_of, view
+from ksgen.launch.arrays import ArrayView, CallOptions, form_of, view
 from ksgen.launch.weights import PLAIN
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
 from tests.support.fake_gpu import FakeArray, FakeGpu
@@ -63,8 +63,17 @@ def test_a_chain_and_a_group_check_each_form_once(monkeypatch: pytest.MonkeyPatc
         checked.clear()
 
 
-def test_a_form_is_the_shape_type_order_and_place_of_an_array() -> None:
+def test_a_form_is_the_library_shape_type_order_and_place_of_an_array() -> None:
     found = view(np.ones((2, 3), np.float32))
-    assert (
-        form_of(found) == (found.shape, found.dtype, found.strides, found.device) == ((2, 3), "float32", None, "host")
-    )
+    wanted = found.kind, found.shape, found.dtype, found.strides, found.device
+    assert form_of(found) == wanted == ("numpy", (2, 3), "float32", None, "host")
+
+
+def test_repeated_weights_of_a_library_that_copies_none_are_refused_after_those_of_another(ks: Launcher) -> None:
+    """A GPU's arrays of one form: PyTorch copies the slice, PyCUDA cannot."""
+    x = ArrayView("torch", 64, (5, PATTERN.in_features), "float32", None, ("cuda", 0), None, None, True)
+    weights = x._replace(pointer=2**20, shape=PATTERN.shape, strides=(0, 60, 12, 4))
+    assert ks._checks.find(ks, CallOptions(), {"x": x, "weights": weights}, (PLAIN,)).kernel
+    others = {"x": x, "weights": weights._replace(kind="pycuda")}
+    with pytest.raises(LaunchError, match="weights is not row-major without gaps; give a contiguous copy of it"):
+        ks._checks.find(ks, CallOptions(), others, (PLAIN,))
