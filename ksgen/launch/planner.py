@@ -53,7 +53,7 @@ class Planner:
         self._loaded: dict[_Key, Loaded] = {}  # the least recently used come first
         self._refused: dict[_Key, str] = {}  # kernels that a device cannot launch, each with the reason
         self._loading: dict[_Key, Any] = {}  # a lock per kernel that is being loaded
-        self._wisdom: dict[str, Wisdom] = {}
+        self._wisdom: dict[tuple[str, str], Wisdom] = {}  # by name and target of a device
         self._bundles: list[Bundle] = []
         self._guard = new_reentrant_lock()
 
@@ -207,13 +207,14 @@ class Planner:
 
     def _wisdom_of(self, device: Device) -> Wisdom:
         with self._guard:
-            if device.name not in self._wisdom:
+            key = device.name, device.target  # native and OpenCL may give a processor the same name
+            if key not in self._wisdom:
                 name = file_name(device.name)
                 packed = [text for bundle in self._bundles for each, text in bundle.wisdom().items() if each == name]
                 # Later texts take precedence, so the newest bundle comes last.
                 texts = [text.decode(errors="replace") for text in reversed(packed)]
-                self._wisdom[device.name] = load_wisdom(device.name, texts, target=device.target)
-            return self._wisdom[device.name]
+                self._wisdom[key] = load_wisdom(device.name, texts, target=device.target)
+            return self._wisdom[key]
 
     def plan_of(
         self, device: Device, kernel: KernelSpec, batch: int, choice: Choice, target: str | None = None

@@ -83,7 +83,7 @@ def test_a_measured_time_of_a_family_that_may_not_be_chosen_decides_nothing(gpu:
     measured = {"median_us": 1.0, "template": template_digest("wgmma")}
     planner: Any = Planner()
     own = Entry(KERNEL, BATCH, "wgmma", WGMMA.default(KERNEL, limits_of(gpu), BATCH), measured)
-    planner._wisdom[gpu.name] = Wisdom([own])
+    planner._wisdom[gpu.name, gpu.target] = Wisdom([own])
     assert planner.measured(gpu, KERNEL, BATCH) is None
     record(gpu, {"wgmma": proof()})
     passport.forget()

@@ -249,6 +249,19 @@ def test_an_entry_of_another_processor_of_the_same_name_is_left_out(
         parse(text, "file")
 
 
+def test_devices_of_one_name_have_wisdom_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor may have one name as a native device and as one of OpenCL."""
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    save("AMD EPYC", [entry(1000, target="sm_80")])
+    planner, devices = Planner(), [FakeGpu("AMD EPYC", target=target) for target in ("sm_80", "sm_90a")]
+    for given in (devices, devices[::-1]):
+        planner.forget()
+        assert {each.target: planner.choice(each, KERNEL, 1000).from_wisdom for each in given} == {
+            "sm_80": True,
+            "sm_90a": False,
+        }
+
+
 def test_a_reliable_time_near_by_wins_over_a_nearer_unreliable_one() -> None:
     sound, unreliable, stale = entry(1100, 3), entry(1500, 4, note="clocks moved"), entry(1600, 2, template="0a0b0c0d")
     known = Wisdom([unreliable, stale, sound])
