@@ -420,7 +420,9 @@ def _unload(handle: int) -> None:
 
 def _openmp() -> int | None:
     """Address of the function that begins a parallel region of PyTorch's OpenMP, whose threads are used; else None."""
-    return _parallel_of(sys.modules["torch"].__file__) if "torch" in sys.modules else None
+    torch: Any = sys.modules.get("torch")
+    is_whole = hasattr(torch, "get_num_threads")  # not while another thread imports it
+    return _parallel_of(torch.__file__) if is_whole else None
 
 
 @cache

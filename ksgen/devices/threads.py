@@ -108,8 +108,9 @@ def wanted_threads() -> int | None:
     """Number of threads to use; None for all cores."""
     if number := threads_of_environment():
         return number
-    torch = sys.modules.get("torch")
-    return None if torch is None else int(torch.get_num_threads())
+    # None without PyTorch, and while another thread imports it
+    get_num_threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return None if get_num_threads is None else int(get_num_threads())
 
 
 @cache

@@ -181,7 +181,9 @@ def check_memory(caller: object, views: Views, names: ArrayNames = ONE, unread: 
     `unread` views packed weights that a launch may read after another has written an output. Returns whether all arrays
     begin at multiples of `MAP_ALIGNMENT`.
     """
-    if (torch := sys.modules.get("torch")) is not None and torch.is_grad_enabled():
+    # None without PyTorch, and while another thread imports it
+    is_grad_enabled = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
+    if is_grad_enabled is not None and is_grad_enabled():
         for name, given in views.items():
             if given.kind == "torch" and given.owner.requires_grad:
                 raise LaunchError(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -404,6 +405,17 @@ def test_pytorch_s_threads_do_the_work_where_it_has_them() -> None:
         pytest.skip("this PyTorch has no OpenMP")
     assert native._openmp()
     assert native._parallel_of(None) is None
+
+
+@pytest.mark.parametrize("torch", [None, ModuleType("torch")])
+def test_calls_go_on_while_another_thread_imports_pytorch(
+    torch: ModuleType | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None in the place of the module, which forbids its import, is no obstacle either."""
+    wanted = product()
+    monkeypatch.setattr(threads, "threads_of_environment", lambda: None)
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]  # None, as Python takes it
+    np.testing.assert_array_equal(product(), wanted)
 
 
 # ---- libraries
