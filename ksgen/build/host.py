@@ -228,7 +228,10 @@ def _cross_compiler(wanted: str) -> HostCompiler:
 def _find(named: str | None, path: str | None) -> tuple[HostCompiler, ...] | str:
     """Compilers found, or the reason why there is none."""
     if named:
-        command = tuple(map(_absolute, shlex.split(named)))
+        try:
+            command = tuple(map(_absolute, shlex.split(named)))
+        except ValueError as error:
+            return f"KSGEN_CXX={named} cannot be split into words ({error}); quote it as a shell does, or unset it"
         if command and shutil.which(command[0], path=path):
             return (HostCompiler(command),)
         return f"KSGEN_CXX={named} names nothing that runs; give a C++ compiler's path, or unset it"

@@ -113,6 +113,7 @@ def test_ziglang_serves_where_nothing_else_does(tmp_path: Path, monkeypatch: pyt
     [
         ("gone++", r"KSGEN_CXX=gone\+\+ names nothing that runs; give a C\+\+ compiler's path, or unset it"),
         (" ", r"KSGEN_CXX=  names nothing that runs"),
+        ("g++ '-O2", r"KSGEN_CXX=g\+\+ '-O2 cannot be split into words \(No closing quotation\); quote it"),
         (
             None,
             r"no C\+\+ compiler found \(c\+\+, g\+\+, clang\+\+ on PATH, ziglang\); "
