@@ -131,7 +131,11 @@ def locked(path: Path, on_wait: Callable[[], object] = lambda: None) -> Iterator
             if error.errno not in _NO_LOCKS:
                 raise
             is_locked = False
-        yield is_locked
+        try:
+            yield is_locked
+        finally:
+            if is_locked:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may still have the file open
 
 
 @contextmanager

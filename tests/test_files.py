@@ -1,5 +1,6 @@
 """Users' files: never more is read than can be meant, and what cannot be written whole leaves what was there."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from ksgen.build.cache import Cache
 from ksgen.build.request import Binary, Request, Resources
 from ksgen.cli import cli
 from ksgen.errors import KsgenError
-from ksgen.files import check_writable, read, replaced, write
+from ksgen.files import check_writable, locked, read, replaced, write
 from ksgen.ownership import UntrustedError
 from ksgen.spec import load
 from ksgen.wisdom import load_wisdom, wisdom_dir
@@ -100,6 +101,22 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
     half.__enter__().write_text("half")
     assert not half.__exit__(ZeroDivisionError, ZeroDivisionError(), None)  # it goes on
     assert ((tmp_path / "file").read_text(), os.listdir(tmp_path)) == ("old", ["file"])
+
+
+def test_a_lock_ends_with_its_block_even_if_a_forked_child_has_its_file(tmp_path: Path) -> None:
+    end, write_end = os.pipe()
+    with locked(tmp_path / "lock"):
+        child = os.fork()
+        if not child:
+            os.close(write_end)
+            os.read(end, 1)  # until the parent closes its end
+            os._exit(0)
+    try:
+        with (tmp_path / "lock").open() as again:
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error while somebody holds the lock
+    finally:
+        os.close(write_end)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
