@@ -139,7 +139,9 @@ def temporary_folder(what: str) -> Iterator[str]:
     parent: Path | None = None
     with suppress(OSError):
         sweep(parent := own_temporary())
-    with tempfile.TemporaryDirectory(prefix=f"ksgen-{what}-", dir=parent, ignore_cleanup_errors=True) as folder:
+    # no `TemporaryDirectory`: a forked child that exits would remove those of its parent
+    folder = tempfile.mkdtemp(prefix=f"ksgen-{what}-", dir=parent)
+    try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with suppress(OSError):  # a file system without locks, on which `sweep` removes nothing either
@@ -147,6 +149,8 @@ def temporary_folder(what: str) -> Iterator[str]:
             yield folder
         finally:
             os.close(opened)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(parent: Path) -> None:

@@ -168,6 +168,34 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_uses_is_not(
     assert os.listdir(left.parent) == ["notes"]
 
 
+FORKS = """
+import os, threading
+from ksgen.ownership import temporary_folder
+is_made, is_done, folders = threading.Event(), threading.Event(), []
+def build():
+    with temporary_folder("build") as folder:
+        folders.append(folder)
+        is_made.set()
+        is_done.wait()
+builder = threading.Thread(target=build, daemon=True)
+builder.start()
+is_made.wait()
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.path.isdir(folders[0])
+    is_done.set()
+    builder.join()
+    assert not os.path.exists(folders[0])
+"""
+
+
+def test_a_forked_child_that_exits_leaves_the_folders_of_its_parent(parent: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(parent), "PYTHONPATH": str(ROOT)}
+    command = (sys.executable, "-c", FORKS)
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert finished.returncode == 0, finished.stderr
+
+
 def test_a_lock_that_is_held_or_new_stays(tmp_path: Path) -> None:
     held, new = tmp_path / ("a" * 64), tmp_path / ("b" * 64)
     for each in (held, new):
