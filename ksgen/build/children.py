@@ -33,6 +33,7 @@ from ksgen.values import excerpt
 MOST_SECONDS = 10**6
 COMPILE_SECONDS = 300.0  # a kernel takes about one second; minutes mean that the source unrolls far too much
 MOST_WAIT_S = 60  # longest wait for in-process compilers; this process would abort if it ended before they do
+END_S = 1.0  # longest wait for the output of killed processes
 KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
 # Background compilers run in pauses of at least `PAUSE_S` seconds between calls, else for `SHARED_S` seconds of each
 # period, checked every `POLL_S` seconds.
@@ -143,13 +144,16 @@ class Children:
                 left = self._run_between_calls(child, seconds) if self._is_background and group else seconds
                 log, _ = child.communicate(timeout=left)
             except subprocess.TimeoutExpired:
+                with suppress(OSError):  # the compiler may have ended, but not what it started
+                    os.killpg(group or child.pid, signal.SIGKILL)
                 limit = f"{seconds:g} s (KSGEN_COMPILE_SECONDS); set the variable to more"
                 raise ToolchainError(f"{command[0]} was stopped: it had not finished after {limit}") from None
             finally:
                 with self._guard:
                     del self._running[child]
                     _kill(child)
-                child.communicate()
+                with child, suppress(subprocess.TimeoutExpired):
+                    child.communicate(timeout=END_S)  # a process in another group may hold the pipe of the output
         if child.returncode < 0:
             log = f"{log.rstrip()}\n{KILLED} {-child.returncode}".lstrip()
         return Finished(child.returncode, log)

@@ -1,6 +1,8 @@
 """Compilers as children: a limit in time, an end together with what they start, and no start after a stop."""
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +29,20 @@ def test_compiler_past_its_time_is_ended_with_what_it_started(monkeypatch, tmp_p
     with pytest.raises(ToolchainError, match=r"it had not finished after 0.5 s \(KSGEN_COMPILE_SECONDS\)"):
         compiler.compile(SOURCE, "scale", "sm_90a")
     assert has_ended(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("own", ["", "setsid "])
+def test_output_that_a_process_left_open_is_not_waited_for_beyond_the_limit(monkeypatch, tmp_path, own):
+    """The compiler itself has ended. A process in a group of its own is no child to end."""
+    if own and not shutil.which("setsid"):
+        pytest.skip("no setsid on this system")
+    monkeypatch.setenv("KSGEN_COMPILE_SECONDS", "0.5")
+    with pytest.raises(ToolchainError, match=r"it had not finished after 0.5 s \(KSGEN_COMPILE_SECONDS\)"):
+        Children().run(("sh", "-c", f"{own}sleep 600 & echo $! > {tmp_path}/pid"))
+    process = int((tmp_path / "pid").read_text())
+    assert has_ended(process) == (not own)
+    if own:
+        os.kill(process, signal.SIGKILL)
 
 
 def test_time_limit_must_be_a_number(monkeypatch, tmp_path):
