@@ -159,7 +159,11 @@ class BaseLauncher(Explainable):
         options = layout, activation, precision, out_layout, residual_first, stream
         given = self._read(x, weights, bias, residual, out, options)
         prepared = self._prepared(given, self._checks)
-        return prepared() if isinstance(prepared, Call) else self._one_by_one(given, prepared)
+        if isinstance(prepared, Call):
+            return prepared()
+        for each in given.packed:  # before the first launch writes an output
+            each.check()
+        return self._one_by_one(given, prepared)
 
     def prepare(
         self,

@@ -121,7 +121,7 @@ class SumLauncher(GroupLauncher):
             calls.append(call)
         for call in calls[:-1]:
             call.keep_output()
-        return CallSequence(tuple(calls))
+        return CallSequence(tuple(calls), [each.check for each in given.packed])
 
     def _in_turn(self, given: Given, fit: CheckedArguments, prepares: bool = False) -> Iterator[Any]:
         """Call the chains' launchers sequentially, each on the y of the one before, and yield what they return."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ksgen.errors import LaunchError
-from ksgen.launcher import Launcher, Weights
+from ksgen.launcher import Launcher, SumLauncher, Weights
 from ksgen.spec import LAYOUTS
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeStorage, FakeTensor
 from tests.support.launching import BATCH, PATTERN, check, inputs, needs_opencl, written, zeros
@@ -163,6 +163,21 @@ def test_packed_weights_of_a_tensor_that_changed_are_refused_at_every_use(
     ks(ready, ks.pack(tensor), out=out)
     gpu.synchronize()
     check(out.content, x, 2 * weights)
+
+
+def test_packed_weights_of_a_tensor_that_changed_are_refused_before_the_first_of_several_launches(gpu: FakeGpu) -> None:
+    """The first chain of a sum would already overwrite y."""
+    x, weights = inputs()
+    tensor, total = FakeTensor(gpu, weights), SumLauncher(PATTERN, PATTERN)
+    kept = total.layers[1].factors[0].pack(tensor)
+    given = FakeArray(gpu, x), [[FakeArray(gpu, weights)], [kept]]
+    prepared = total.prepare(*given, out=zeros(gpu))
+    gpu.launches.clear()
+    tensor.write(2 * weights)
+    for call in (prepared, lambda: total(*given, out=zeros(gpu))):
+        with pytest.raises(LaunchError, match="the tensor behind these weights was written to after"):
+            call()
+    assert not gpu.launches
 
 
 def test_two_threads_pack_and_launch_side_by_side(gpu: FakeGpu, ks: Launcher) -> None:
