@@ -246,7 +246,7 @@ class Launcher(BaseLauncher):
             raise LaunchError(
                 f"{self!r}: device={device!r} says where host arrays go; these weights lie on a device already"
             )
-        check_memory(self, {"x": found})
+        check_memory(self, {"weights": found})
         where, launch_stream = device_and_stream(self, found.device, found.stream if stream is None else stream)
         return in_their_context(self, where, launch_stream, {"weights": found}), launch_stream
 

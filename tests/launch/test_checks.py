@@ -72,11 +72,14 @@ def test_what_does_not_fit_is_refused(ks: Launcher, changes: dict[str, Any], mes
 
 
 def test_an_address_inside_a_number_is_refused(gpu: FakeGpu, ks: Launcher) -> None:
-    x, weights = inputs()
-    array = FakeArray(gpu, x)
-    array.__cuda_array_interface__["data"] = (array.__cuda_array_interface__["data"][0] + 2, False)
+    x, weights = (FakeArray(gpu, each) for each in inputs())
+    for array in (x, weights):
+        shown = array.__cuda_array_interface__
+        shown["data"] = (shown["data"][0] + 2, False)
     with pytest.raises(LaunchError, match=r"x starts inside a float32, at 0x.*; give a copy of it"):
-        ks(array, FakeArray(gpu, weights), out=zeros(gpu))
+        ks(x, FakeArray(gpu, weights.content), out=zeros(gpu))
+    with pytest.raises(LaunchError, match=r"weights starts inside a float32, at 0x.*; give a copy of it"):
+        ks.pack(weights)
 
 
 @pytest.mark.libraries
