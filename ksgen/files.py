@@ -56,9 +56,12 @@ def _open_own(path: str, flags: int) -> int:
     return opened
 
 
-def write(path: Path, content: str | bytes) -> None:
-    """Replace a file's content: a reader finds the complete old file or the complete new one."""
-    with replaced(path) as aside:
+def write(path: Path, content: str | bytes, is_own: bool = False) -> None:
+    """Replace a file's content: a reader finds the complete old file or the complete new one.
+
+    `is_own` marks a file that ksgen manages, as for `replaced`.
+    """
+    with replaced(path, is_own) as aside:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)
 
 

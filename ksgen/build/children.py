@@ -365,7 +365,7 @@ def _keep(text: str, name: str, log: str) -> Path | None:
             kept, kept_log = folder / file, folder / file.with_suffix(".log")
             # anything else may be a pipe, and writing to a pipe may block for ever
             if all(each.is_file() or not os.path.lexists(each) for each in (kept, kept_log)):
-                write(kept, text)
-                write(kept_log, log)
+                write(kept, text, is_own=True)
+                write(kept_log, log, is_own=True)
                 return kept
     return None

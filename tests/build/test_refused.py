@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ksgen.build.cache import Cache
 from ksgen.build.children import first_error, refusal
 
 TEXT, LOG = "kernel void k() {", "k.cl:1: note: here\nk.cl:1: error: expected '}'\n"
@@ -66,3 +67,15 @@ def test_a_pipe_in_the_place_of_a_kept_source_is_not_waited_for(
     kept.unlink()
     os.mkfifo(kept)
     assert f"  source: {tmp_path}/ksgen-failed-" in str(refusal("k", "k.cl", TEXT, LOG))
+
+
+def test_a_kept_source_is_this_users_alone_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache removes no file that others can write to."""
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    before = os.umask(0)
+    try:
+        refusal("k", "k.cl", TEXT, LOG)
+    finally:
+        os.umask(before)
+    assert [each.stat().st_mode & 0o022 for each in (tmp_path / "failed").iterdir()] == [0, 0]
+    assert Cache(tmp_path).clear() == len(TEXT) + len(LOG)
