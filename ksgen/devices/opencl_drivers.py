@@ -102,8 +102,10 @@ def _spaceless(folders: set[Path]) -> Path | None:
                     for file in folder.iterdir():
                         if file.is_file() and not (aside / file.name).exists():
                             _link(file, aside / file.name)
-                aside.rename(place)
-            return place
+                with suppress(OSError):  # another process may have been faster
+                    aside.rename(place)
+            if place.is_dir():
+                return place
     raise UnavailableError(
         "OpenCL: the CPU driver does not work from a path with a space",
         "install ksgen's environment elsewhere, or make /tmp writable",

@@ -114,6 +114,24 @@ def test_a_driver_below_a_path_with_a_space_is_used_by_another_path(tmp_path):
     shutil.rmtree(place)
 
 
+def test_a_process_takes_the_path_that_another_has_made_meanwhile(tmp_path, monkeypatch):
+    spaced, link, others = tmp_path / "a b", opencl_drivers._link, []
+    spaced.mkdir()
+    (spaced / "libtbb.so.12").write_bytes(b"code")
+
+    def link_late(file, to):
+        if not others:
+            others.append(None)
+            others[0] = opencl_drivers._spaceless({spaced})  # the other process
+        link(file, to)
+
+    monkeypatch.setattr(opencl_drivers, "_link", link_late)
+    monkeypatch.setattr(opencl_drivers, "temporary_root", lambda: str(tmp_path))
+    place = opencl_drivers._spaceless({spaced})
+    assert [place] == others
+    assert place.is_relative_to(tmp_path)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options", ["size=64k,ro", "size=64k"])
 def test_a_home_that_takes_nothing_costs_one_warning(device, options, tmp_path):
