@@ -185,11 +185,12 @@ def bars(device: Device) -> tuple[Bar, ...]:
     if device.kind != "cuda":
         return ()
     known = _known.get(device) or _known.setdefault(device, _Standing())
-    if known.child is not None and known.child.poll() is not None:
+    # each attribute is read once, because other threads may take the child or forget the bars meanwhile
+    if (child := known.child) is not None and child.poll() is not None:
         _take(device, known)
-    if known.bars is None:
-        known.bars = read_bars(device)
-    return known.bars
+    if (found := known.bars) is None:
+        found = known.bars = read_bars(device)
+    return found
 
 
 def forget() -> None:

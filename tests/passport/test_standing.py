@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,24 @@ def test_processors_and_other_targets_need_no_proof(gpu: FakeGpu) -> None:
     assert permitted(open_device(0)) == set(FAMILIES)
     gpu.target = "sm_80"
     assert permitted(gpu) == set(FAMILIES)
+
+
+class ReadOnce:
+    """Attributes that another thread resets after their first read."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def __getattr__(self, name: str) -> Any:
+        return self.values.pop(name, None)
+
+
+def test_another_thread_may_take_the_child_and_forget_the_bars_at_any_time(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, running = passport.bars(gpu), SimpleNamespace(poll=lambda: None)
+    monkeypatch.setitem(passport._known, gpu, ReadOnce(bars=wanted, child=running))
+    assert passport.bars(gpu) == wanted != ()
 
 
 def test_the_file_is_read_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
