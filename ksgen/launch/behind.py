@@ -35,8 +35,11 @@ _waiting: dict[Device, list[Asked]] = {}
 
 
 def note(device: Device, kernel: KernelSpec, batch: int, choice: Choice | None) -> None:
-    """Begin a trial of a kernel that a call plans with default constants, once per process and batch."""
-    if choice is None or choice.from_wisdom or trial() != "background" or not may_change():
+    """Begin a trial of a kernel that a call plans with default constants, once per process and batch.
+
+    There is none on a device in a context that the user brought, which a child process cannot open.
+    """
+    if choice is None or choice.from_wisdom or trial() != "background" or not may_change() or device.index < 0:
         return
     key = device, (kernel, batch)
     with _guard:

@@ -98,6 +98,16 @@ def test_nothing_is_tried_unless_the_environment_asks(
     assert trials.asked == []
 
 
+def test_no_child_tries_kernels_of_a_context_that_the_user_brought(
+    trials: Trials, call: Callable[[], str], gpu: FakeGpu
+) -> None:
+    """Its device has no number by which the child could open it."""
+    gpu.index = -1
+    call()
+    trials.end()
+    assert trials.asked == []
+
+
 def test_a_capture_keeps_its_kernel_and_takes_the_winner_when_it_is_over(
     trials: Trials, call: Callable[[], str], gpu: FakeGpu
 ) -> None:
