@@ -10,12 +10,13 @@ from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView
 from ksgen.launch.base import BaseLauncher, Given
 from ksgen.launch.chain import ChainLauncher, layer_of
-from ksgen.launch.checks import CheckedArguments, per_chain
+from ksgen.launch.checks import CheckedArguments, check_storage, per_chain
 from ksgen.launch.explain import LaunchOptions
 from ksgen.launch.places import outputs_in
 from ksgen.launch.weights import Weights
 from ksgen.spec import Fuse, Layout
 from ksgen.spec.kernel import LayerOptions
+from ksgen.spec.storage import SAME
 from ksgen.values import counted, excerpt
 
 
@@ -98,7 +99,10 @@ class GroupLauncher(BaseLauncher):
         found: list[Any] = []
         for layer, each in zip(self.layers, self._per_chain("weights", weights), strict=True):
             is_lone = len(layer.chain) == 1 and not isinstance(each, list | tuple)
-            found += layer._weights_of_each([each] if is_lone else each)
+            own = layer._weights_of_each([each] if is_lone else each)
+            if self.stated.weights != SAME:
+                check_storage(layer, self.stated, own)
+            found += own
         return found
 
     def _per_chain(self, name: str, value: Any) -> Sequence[Any]:

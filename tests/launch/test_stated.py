@@ -16,7 +16,7 @@ import ksgen
 from ksgen import reference
 from ksgen.emit.render import emit
 from ksgen.errors import LaunchError, SpecError
-from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher, SumLauncher
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, parse
 from ksgen.spec.kernel import StatedOptions
@@ -155,6 +155,12 @@ def test_stored_weights_are_demanded(emitted: ModuleType) -> None:
         LaunchError, match=r"weights of factor 2 are stored as weights=same .*quantize\(weights, 'int8'\)"
     ):
         layer(draw(4, 8), [ksgen.quantize(draw(*FIRST.shape), "int8"), draw(*THEN.shape)])
+    first = ksgen.quantize(draw(*FIRST.shape), "int8")
+    for group in (GroupLauncher, SumLauncher):
+        layers = group(*[ChainLauncher(FIRST, weights="int8")] * 2)
+        layers(draw(4, 8), [[first], [first]])
+        with pytest.raises(LaunchError, match=r"weights are stored as weights=same .*quantize\(weights, 'int8'\)"):
+            layers(draw(4, 8), [[first], [draw(*FIRST.shape)]])
 
 
 def test_what_only_gradients_ask_for_has_no_epilogue(emitted: ModuleType) -> None:
