@@ -12,6 +12,7 @@ from typing import Any
 
 from ksgen.build.background import all_of
 from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
+from ksgen.build.toolchain import find_compiler
 from ksgen.devices.base import Device, Stream, refuse_capture
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.families import Family, Limits, family_for, meant_for
@@ -94,10 +95,19 @@ def fused_plan(
         plan = PLANNER.plan(device, kernel, batch)
         found = replace(plan, packers=packings(device, plan))
     except ToolchainError:  # a bundle holds fused kernels only if they were expected to be faster
-        if fuse == "yes" or (not compiling_is_forbidden() and not isinstance(device.compiler(), AbsentCompiler)):
+        if fuse == "yes" or _compiles(device):
             raise
     PLANNER.derive(generation, key, found)
     return found
+
+
+def _compiles(device: Device) -> bool:
+    """Whether a kernel that no cache and no bundle holds is compiled for a device here."""
+    try:
+        # a GPU may name no compiler, so that `build` finds one
+        return not compiling_is_forbidden() and not isinstance(device.compiler() or find_compiler(), AbsentCompiler)
+    except ToolchainError:
+        return False
 
 
 def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") -> Verdict:

@@ -9,11 +9,13 @@ import pytest
 
 from ksgen.devices.base import DeviceLimits
 from ksgen.emit.templates import template_digest
+from ksgen.errors import ToolchainError
 from ksgen.families import Limits as FamilyLimits
 from ksgen.families import family_for
 from ksgen.families.chains import factor_kernels
 from ksgen.launch import fused
 from ksgen.launch.checks import CheckedArguments
+from ksgen.launch.planner import Planner
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.wisdom import Entry, Wisdom
@@ -68,6 +70,30 @@ def test_one_launch_that_transposes_y_saves_a_copy_in_batch_size_last_too(
     device: Any = Imagined(shares_host=True, kind="native", target="", name="unnamed", limits=CPU)
     assert fused.verdict(device, kernel, 10_000).is_one == is_one
     assert fused.verdict(device, kernel, 10_000, "yes").is_one
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_gpu_without_a_compiler_launches_factors_whose_fused_kernel_no_bundle_holds(
+    is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a compiler refuses is an error."""
+
+    def fail(*_: Any) -> Any:
+        raise ToolchainError("no CUDA compiler found")
+
+    gpu: Any = Imagined(
+        shares_host=False, kind="cuda", name="unnamed", compiler=lambda: None, is_capturing=lambda stream: False
+    )
+    monkeypatch.delenv("KSGEN_NO_COMPILE", raising=False)
+    monkeypatch.setattr(fused, "PLANNER", Planner())
+    monkeypatch.setattr(fused.PLANNER, "plan", fail)
+    monkeypatch.setattr(fused, "verdict", lambda *_: fused.Verdict(True, "it is faster"))
+    monkeypatch.setattr(fused, "find_compiler", (lambda: "nvcc") if is_found else fail)
+    if is_found:
+        with pytest.raises(ToolchainError, match="no CUDA compiler found"):
+            fused.fused_plan(gpu, KernelSpec((PAIR,)), 64)
+    else:
+        assert fused.fused_plan(gpu, KernelSpec((PAIR,)), 64) is None
 
 
 def test_one_factor_is_no_layer_but_a_group_of_two_is(monkeypatch: pytest.MonkeyPatch) -> None:
