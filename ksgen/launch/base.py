@@ -280,16 +280,17 @@ class BaseLauncher(Explainable):
         """Make the plans of a call's launches; `PendingError` while a background thread still makes some of them."""
         if self._is_factor(options, job, out_layout):
             PLANNER.plan(where, self._kernel_of_factor(batch, options, job), batch)
-        elif (found := self._verdict(where, options, batch, out_layout)).is_one:
-            fused_plan(where, self._kernel(where, options, out_layout), batch, self.fuse)
-        elif self.fuse == "yes":
+            return
+        found = self._verdict(where, options, batch, out_layout)
+        if found.is_one and fused_plan(where, self._kernel(where, options, out_layout), batch, self.fuse):
+            return
+        if self.fuse == "yes":
             raise LaunchError(f"{self!r}: {found.why}; accepted: {self.accepted}")
-        else:
-            parts = self._parts_of(options, out_layout)
-            all_of(
-                partial(part._plan_all, where, batch, part_options, job, part_options.layout)
-                for part, part_options in parts
-            )
+        parts = self._parts_of(options, out_layout)
+        all_of(
+            partial(part._plan_all, where, batch, part_options, job, part_options.layout)
+            for part, part_options in parts
+        )
 
     # ---- arguments
 

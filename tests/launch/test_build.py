@@ -9,7 +9,7 @@ import pytest
 
 from ksgen.build.build import usable_cores
 from ksgen.errors import DeviceError, KsgenError, LaunchError, SpecError, ToolchainError
-from ksgen.launch import base
+from ksgen.launch import base, explain, fused
 from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.fused import plan_for
 from ksgen.launch.planner import Planner
@@ -47,6 +47,32 @@ def test_a_graph_records_a_layer_after_its_build(fuse: Any, gpu: FakeGpu, monkey
     gpu.begin_capture()
     layer(x, weights)
     gpu.end_capture()
+
+
+def test_a_graph_records_the_factors_of_a_layer_without_a_fused_kernel_after_its_build(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One launch would be faster, but no bundle holds its kernel, and there is no compiler."""
+    factors = tuple(f"ks_{'x'.join(map(str, each))}_float16" for each in LAYER)
+    compile_text = gpu.compiles.compile
+
+    def find(text: str, entry: str, target: str) -> Any:
+        if not entry.startswith(factors):
+            raise ToolchainError(f"{entry}: no bundle holds it")
+        return compile_text(text, entry, target)
+
+    monkeypatch.setattr(base, "find_device", lambda name: gpu)
+    monkeypatch.setattr(gpu.compiles, "compile", find)
+    monkeypatch.setattr(fused, "_compiles", lambda device: False)
+    for module in (explain, fused):
+        monkeypatch.setattr(module, "verdict", lambda *_: fused.Verdict(True, "it is faster"))
+    layer = ChainLauncher(*(Launcher(*shape) for shape in LAYER)).build(40, precision="float16")
+    x = FakeTensor(gpu, draw(40, 128, precision="float16"))
+    weights = [FakeTensor(gpu, draw(*each, precision="float16")) for each in LAYER]
+    gpu.begin_capture()
+    layer(x, weights)
+    gpu.end_capture()
+    assert [entry.startswith(factors) for entry, _ in gpu.launches] == [True] * 4  # each packs, and multiplies
 
 
 def test_a_graph_records_repeated_weights_after_a_build(
