@@ -98,12 +98,13 @@ class KernelOptions:
     @property
     def _stored(self) -> list[tuple[str, str]]:
         """Combinations of the storage of weights and of X: X is stored like Y, or in eight bits like the weights."""
-        if lone := [each for each in self.inputs if each not in (SAME, *self.weights)]:
-            raise SpecError(
-                f"inputs={lone[0]} with weights={', '.join(self.weights)}; accepted: inputs as weights are stored, or "
-                "same"
-            )
-        return [(weights, inputs) for weights in self.weights for inputs in self.inputs if inputs in (SAME, weights)]
+        pairs = [(weights, inputs) for weights in self.weights for inputs in self.inputs if inputs in (SAME, weights)]
+        for number, name, other in ((1, "inputs", "weights"), (0, "weights", "inputs")):
+            used = [pair[number] for pair in pairs]
+            if lone := [each for each in getattr(self, name) if each not in used]:
+                given = f"{name}={lone[0]} with {other}={', '.join(getattr(self, other))}"
+                raise SpecError(f"{given}; accepted: inputs as weights are stored, or same")
+        return pairs
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
         """Yield kernels that only training needs: the weights' gradient, and the transposed product for that of X."""

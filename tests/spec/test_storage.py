@@ -73,6 +73,14 @@ def test_a_spec_asks_for_it() -> None:
             "kernels:\n  - {pattern: [6,64,64,1], weights: [same, int8], inputs: e4m3}\n",
             "a.yaml:2: .*inputs=e4m3 with weights=same, int8; accepted: inputs as weights are stored, or same",
         ),
+        (
+            "kernels:\n  - {pattern: [6,64,64,1], weights: [same, int8], inputs: int8}\n",
+            "a.yaml:2: .*weights=same with inputs=int8; accepted: inputs as weights are stored, or same",
+        ),
+        (
+            "layers:\n  up: {chain: [[6,64,64,1], [1,8,384,1]], weights: [int8, e4m3], inputs: [int8]}\n",
+            "a.yaml:2: .*weights=e4m3 with inputs=int8; accepted: inputs as weights are stored, or same",
+        ),
     ],
 )
 def test_errors_name_file_line_and_key(text: str, message: str) -> None:
