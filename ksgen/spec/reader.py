@@ -43,7 +43,7 @@ from ksgen.spec.kernel import (
 )
 from ksgen.spec.nodes import SourcePlace, read_nodes
 from ksgen.spec.paper import paper_patterns
-from ksgen.spec.precision import PRECISIONS
+from ksgen.spec.precision import PRECISIONS, gradient_of
 from ksgen.spec.spec import Spec, parts_of
 from ksgen.spec.storage import INPUTS, SAME, WEIGHTS
 from ksgen.structures import ONE_CHAIN, SUMS, Structure, of_chain
@@ -107,7 +107,10 @@ class KernelOptions:
         return pairs
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:
-        """Yield kernels that only training needs: the weights' gradient, and the transposed product for that of X."""
+        """Yield kernels that only training needs: the weights' gradient, and the transposed product for that of X.
+
+        Layers train in the precision of `gradient_of`, and `Launcher.gradient` multiplies in the one that it is given.
+        """
         if True in self.gradients:
             if quantized := [each for each in self.weights if each != SAME]:
                 raise SpecError(
@@ -118,11 +121,17 @@ class KernelOptions:
                     f"gradients=true with tied={self.tie}; accepted: tied: none, since all weights get gradients"
                 )
             for precision, layout, batch in product(self.precision, self.layout, self.batch):
-                yield KernelSpec(pattern, precision, layout, batch=batch, job="gradient")
-                yield KernelSpec(pattern.transpose, precision, layout, batch=batch)
+                trained = gradient_of(precision)
+                for each in dict.fromkeys((precision, trained)):
+                    yield KernelSpec(pattern, each, layout, batch=batch, job="gradient")
+                yield KernelSpec(pattern.transpose, trained, layout, batch=batch)
 
     def without_epilogue(self) -> "KernelOptions":
         return replace(self, bias=(False,), activation=("none",), residual=(False,))
+
+    def transposed(self) -> "KernelOptions":
+        """Options of the transposed products of `backward`."""
+        return replace(self.without_epilogue(), precision=tuple(map(gradient_of, self.precision)))
 
 
 @dataclass(frozen=True)
@@ -309,7 +318,7 @@ def _stated_of_patterns(requests: list[SpecRequest]) -> dict[str | Pattern, Stat
     for request in requests:
         asked.setdefault(request.pattern, []).append(request.options)
         if True in request.options.gradients:
-            backward.setdefault(request.pattern.transpose, []).append(request.options.without_epilogue())
+            backward.setdefault(request.pattern.transpose, []).append(request.options.transposed())
     return {pattern: _stated(options) for pattern, options in (backward | asked).items()}
 
 

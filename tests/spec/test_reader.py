@@ -364,6 +364,15 @@ def test_gradients_add_what_training_needs_once() -> None:
     ]
 
 
+def test_gradients_are_listed_in_the_precision_in_which_layers_train() -> None:
+    spec = parse("kernels: [{pattern: [1,6,4,2], precision: fp16x3, gradients: true}]")
+    assert [kernel.name.removeprefix("ks_") for kernel in spec.kernels] == [
+        "1x6x4x2_fp16x3_bsf", "1x6x4x2_fp16x3_bsf_gradient", "1x6x4x2_tf32x3_bsf_gradient", "1x4x6x2_tf32x3_bsf",
+    ]  # fmt: skip
+    stated = [spec.stated_of(pattern).precision for pattern in (Pattern(1, 6, 4, 2), Pattern(1, 4, 6, 2))]
+    assert stated == ["fp16x3", "tf32x3"]
+
+
 option_values = {
     "precision": st.sampled_from(list(PRECISIONS)),
     "layout": st.sampled_from(LAYOUTS),
