@@ -51,10 +51,18 @@ class Section:
 
     @property
     def by_family(self) -> dict[str, list[Trial]]:
-        """Trials by family, the winner's family first."""
-        first = [self.winner.family] if self.winner else []
-        names = dict.fromkeys((*first, *(trial.family for trial in self.trials)))
-        return {name: [trial for trial in self.trials if trial.family == name] for name in names}
+        """Trials by family, the winner's family first.
+
+        Several kinds of constants of one family have names of their own.
+        """
+        kinds = Counter(family for family, _ in {(trial.family, type(trial.constants)) for trial in self.trials})
+
+        def name_of(trial: Trial) -> str:
+            own: str = trial.constants.entry_family if kinds[trial.family] > 1 else ""
+            return own or trial.family
+
+        names = dict.fromkeys(map(name_of, (*([self.winner] if self.winner else []), *self.trials)))
+        return {name: [trial for trial in self.trials if name_of(trial) == name] for name in names}
 
     @property
     def title(self) -> str:

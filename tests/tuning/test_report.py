@@ -18,8 +18,11 @@ from click.testing import CliRunner
 
 from ksgen.cli import cli
 from ksgen.errors import KsgenError
+from ksgen.families import FAMILIES
+from ksgen.pattern import Pattern
+from ksgen.spec import KernelSpec
 from ksgen.tuning.report import sections_of
-from tests.support.tuning_trials import some_trials
+from tests.support.tuning_trials import GPU, some_trials, trial
 
 HOSTILE = "</td><script>alert('x')</script><img src=http://example.org/x> & \"quoted\" $\\frac{1}{2}$"
 VOID = {"meta", "wbr", "link", "img", "br", "hr", "input"}
@@ -103,6 +106,23 @@ def test_every_job_its_winner_and_every_constant_are_in_it(text: str) -> None:
     assert text.count('<tr class="measured winner">') == 2
     assert "1,64,48,2 float16 bsl bias gelu, batch 70" in page.text
     assert "6,64,64,1 float32 bsf, batch 70 only" in page.text
+
+
+@needs_matplotlib
+def test_kinds_of_constants_of_one_family_have_figures_and_tables_of_their_own() -> None:
+    from ksgen.tuning.report import page, table_of
+
+    kernel = KernelSpec(Pattern(1, 192, 48, 2), "float16")
+    kinds = FAMILIES["wgmma"].defaults(kernel, GPU)
+    assert len({type(each) for each in kinds}) == len(kinds) > 1
+    trials = [trial(kernel, "wgmma", each, 20.0 + number) for number, each in enumerate(kinds)]
+    (section,) = sections_of(trials)
+    assert list(section.by_family) == [each.entry_family for each in kinds]
+    text = page(trials)
+    for each, (name, of_kind) in zip(kinds, section.by_family.items(), strict=True):
+        values = ", ".join(f"{word}={value}" for word, value in vars(each).items())
+        assert table_of(of_kind, section.winner).throughout == values
+        assert f"<h3>{name} " in text
 
 
 @needs_matplotlib
