@@ -118,6 +118,13 @@ def test_any_png_is_small(pattern: str) -> None:
     assert max(height, width) < 1500
 
 
+@pytest.mark.parametrize(("pattern", "lines"), [("i.j.l@2,8,4,3@i.j.k", 2), ("4,32,16,1@k1:4.i.k2", 1)])
+def test_a_png_names_the_orders_of_exchanged_features(pattern: str, lines: int) -> None:
+    exchanged = Pattern.parse(pattern)
+    added = len(pixels(exchanged)) - len(pixels(exchanged.natural))
+    assert added == 2 * picture.HEIGHT * lines
+
+
 def test_show_draws_and_writes(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["show", "2,3,4,5", "--png", str(tmp_path / "p.png")])
     assert done.exit_code == 0, done.exception
