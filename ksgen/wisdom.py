@@ -105,9 +105,14 @@ class Entry:
     def median_us(self) -> float | None:
         return self.measured.get("median_us") or None
 
+    @property
+    def target(self) -> str:
+        """Target of the processor that it was measured on; empty for other devices, whose names suffice."""
+        return str(self.measured.get("target", ""))
+
     def holds_on(self, target: str) -> bool:
         """Whether a device of this target may use it: always if the entry has no target, or if `target` is empty."""
-        return self.measured.get("target", target) == target or not target
+        return self.target in ("", target) or not target
 
     def as_json(self) -> dict[str, Any]:
         fields = replace(self.kernel, stride="dense").as_json
@@ -158,14 +163,16 @@ class Entry:
 
 
 class Wisdom:
-    """Entries of one device. A later entry replaces an earlier one of its kernel and batch unless its rank is worse."""
+    """Entries of a device's name. A later entry replaces an earlier one of its kernel, batch and target unless its rank
+    is worse.
+    """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self._by_kernel: dict[KernelSpec, dict[int, Entry]] = {}
+        self._by_kernel: dict[KernelSpec, dict[tuple[int, str], Entry]] = {}  # by batch and target
         for entry in entries:
-            known = self._by_kernel.setdefault(entry.kernel, {})
-            if entry.batch not in known or entry.rank <= known[entry.batch].rank:
-                known[entry.batch] = entry
+            known, which = self._by_kernel.setdefault(entry.kernel, {}), (entry.batch, entry.target)
+            if which not in known or entry.rank <= known[which].rank:
+                known[which] = entry
 
     def __repr__(self) -> str:
         return f"Wisdom({counted(sum(map(len, self._by_kernel.values())), 'entry', 'entries')})"
@@ -189,27 +196,35 @@ class Wisdom:
         if not found and (kernel.is_chain or kernel.job == "gradient"):
             found = self._by_kernel.get(replace(dense, batch=None, epilogue=Epilogue(), between="none"))
         known = [
-            have
-            for have, entry in (found or {}).items()
-            if are_alike(have, batch) and family_named(entry.family).takes(kernel, batch, aligned)
+            entry
+            for entry in (found or {}).values()
+            if are_alike(entry.batch, batch) and family_named(entry.family).takes(kernel, batch, aligned)
         ]
-        if not known:
-            return None
-        assert found is not None
-        return found[min(known, key=lambda have: (not found[have].is_sound, max(have, batch) / min(have, batch), have))]
+
+        def preference(entry: Entry) -> tuple[Any, ...]:
+            have = entry.batch
+            return not entry.is_sound, max(have, batch) / min(have, batch), have, *_preference(entry)
+
+        return min(known, key=preference, default=None)
 
     def of(self, kernel: KernelSpec, batch: int) -> Entry | None:
         """The entry of exactly this kernel and batch; None if there is none."""
-        return self._by_kernel.get(kernel, {}).get(batch)
+        found = (entry for entry in self._by_kernel.get(kernel, {}).values() if entry.batch == batch)
+        return min(found, key=_preference, default=None)
 
     def batches(self, kernel: KernelSpec) -> list[int]:
         """The batches at which the kernel was measured."""
-        return sorted(self._by_kernel.get(kernel, {}))
+        return sorted({entry.batch for entry in self._by_kernel.get(kernel, {}).values()})
 
     def entries(self) -> list[Entry]:
-        """All entries, sorted by kernel name and batch."""
+        """All entries, sorted by kernel name, batch and target."""
         found = [entry for known in self._by_kernel.values() for entry in known.values()]
-        return sorted(found, key=lambda entry: (entry.kernel.pattern, entry.kernel.name, entry.batch))
+        return sorted(found, key=lambda entry: (entry.kernel.pattern, entry.kernel.name, entry.batch, entry.target))
+
+
+def _preference(entry: Entry) -> tuple[Any, ...]:
+    """Sort key of entries of one kernel and batch: of equal ranks, one that names its target comes first."""
+    return *entry.rank, not entry.target
 
 
 def are_alike(measured: int, batch: int) -> bool:
@@ -369,7 +384,8 @@ def _text(path: Path) -> str | None:
     return None
 
 
-Job = tuple[KernelSpec, int]  # a kernel, and the batch at which it was measured
+# a kernel, the batch at which it was measured, and the processor's target or ""
+Job = tuple[KernelSpec, int, str]
 
 
 @dataclass(frozen=True)
@@ -449,7 +465,7 @@ def merge(first: Iterable[Entry], second: Iterable[Entry]) -> list[Entry]:
     """Every job of both, with the better entry, or the first's if neither is better."""
     known: dict[Job, Entry] = {}
     for entry in (*first, *second):
-        job = (entry.kernel, entry.batch)
+        job = _job_of(entry)
         known[job] = better(known[job], entry) if job in known else entry
     return list(known.values())
 
@@ -472,15 +488,19 @@ def differences(first: Mapping[str, Wisdom], second: Mapping[str, Wisdom]) -> li
     found = []
     for device in sorted({*first, *second}):
         of_first, of_second = (_by_job(side.get(device, Wisdom())) for side in (first, second))
-        for kernel, batch in {**of_first, **of_second}:
-            pair = of_first.get((kernel, batch)), of_second.get((kernel, batch))
+        for job in {**of_first, **of_second}:
+            pair = of_first.get(job), of_second.get(job)
             if pair[0] != pair[1]:
-                found.append(Difference(device, kernel, batch, *pair))
+                found.append(Difference(device, *job[:2], *pair))
     return found
 
 
 def _by_job(wisdom: Wisdom) -> dict[Job, Entry]:
-    return {(entry.kernel, entry.batch): entry for entry in wisdom.entries()}
+    return {_job_of(entry): entry for entry in wisdom.entries()}
+
+
+def _job_of(entry: Entry) -> Job:
+    return entry.kernel, entry.batch, entry.target
 
 
 def _template(entry: Entry) -> tuple[str, object]:

@@ -280,7 +280,7 @@ def _sources_for(spec: Spec, setup: _Setup, wisdom: Wisdom, adds_tuned: bool) ->
     if bars := unproven(setup.target):
         allowed = replace(setup.limits, bars=bars)
         sources |= {source.digest: source for source in _sources(spec, allowed, setup.dialect, wisdom)}
-    if adds_tuned and setup.device_name and (tuned := load_wisdom(setup.device_name)).entries():
+    if adds_tuned and setup.device_name and (tuned := load_wisdom(setup.device_name, target=setup.target)).entries():
         sources |= {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, tuned)}
     return list(sources.values())
 

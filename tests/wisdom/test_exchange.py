@@ -89,6 +89,14 @@ def test_every_job_on_which_two_files_differ_is_reported() -> None:
     assert differences(first, first) == []
 
 
+def test_entries_of_two_processors_of_one_name_are_never_compared() -> None:
+    here, elsewhere, slower = entry(5.0, target="here"), entry(4.0, target="elsewhere"), entry(6.0, target="here")
+    assert merge([here], [elsewhere, slower]) == [here, elsewhere]
+    assert improvements(Wisdom([here]), Wisdom([elsewhere, slower])) == ([elsewhere], [])
+    found = differences({"A": Wisdom([here])}, {"A": Wisdom([elsewhere, slower])})
+    assert [(each.what, each.ratio) for each in found] == [("measured", 1.2), ("only in the second", None)]
+
+
 def test_a_device_is_found_by_a_part_of_its_name() -> None:
     devices = {"NVIDIA H200": Wisdom(), "NVIDIA A100": Wisdom()}
     assert list(only_device(devices, "h2", "file")) == ["NVIDIA H200"]

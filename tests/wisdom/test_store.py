@@ -262,6 +262,28 @@ def test_devices_of_one_name_have_wisdom_of_their_own(tmp_path: Path, monkeypatc
         }
 
 
+def test_processors_of_one_name_keep_entries_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    searched, tried = entry(1000, 4, target="host here"), entry(1000, 5, target="host elsewhere", trial=True)
+    for each in (searched, tried):
+        save("AMD EPYC", [each])
+    for each, target in ((searched, "host here"), (tried, "host elsewhere")):
+        known = load_wisdom("AMD EPYC", target=target)
+        assert known.lookup(KERNEL, 1000) == known.of(KERNEL, 1000) == each
+        assert (known.entries(), known.batches(KERNEL)) == ([each], [1000])
+    again = entry(1000, 2, target="host here")
+    save("AMD EPYC", [again])
+    both = load_wisdom("AMD EPYC")
+    assert (both.entries(), both.batches(KERNEL)) == ([tried, again], [1000])
+
+
+def test_an_entry_that_names_its_processor_precedes_one_of_equal_rank_that_does_not() -> None:
+    named, unnamed, noisy = entry(1000, 2, target="host"), entry(1000, 3), entry(1000, 4, target="host", note="noisy")
+    for entries, first in (([named, unnamed], named), ([unnamed, named], named), ([noisy, unnamed], unnamed)):
+        known = Wisdom(entries)
+        assert known.lookup(KERNEL, 1000) == known.of(KERNEL, 1000) == first
+
+
 def test_a_reliable_time_near_by_wins_over_a_nearer_unreliable_one() -> None:
     sound, unreliable, stale = entry(1100, 3), entry(1500, 4, note="clocks moved"), entry(1600, 2, template="0a0b0c0d")
     known = Wisdom([unreliable, stale, sound])
