@@ -236,8 +236,11 @@ def renamed_option(earlier: str, present: str, value: OptionT) -> OptionT:
 
 
 def json_text(content: Any) -> str:
-    """JSON by the schema of docs/json.md, with numbers rounded to their meaningful digits."""
-    return json.dumps(tidy(content), indent=1)
+    """JSON by the schema of docs/json.md, with numbers rounded to their meaningful digits.
+
+    NaN and infinite numbers, which JSON lacks, become null.
+    """
+    return json.dumps(json.loads(json.dumps(tidy(content)), parse_constant=lambda _: None), indent=1)
 
 
 def print_json(content: Any) -> None:

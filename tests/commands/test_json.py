@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.cli import COMMANDS, cli
-from ksgen.commands.common import tidy
+from ksgen.commands.common import json_text, tidy
 from ksgen.devices import Found, list_devices
 from ksgen.wisdom import save
 from tests.commands.test_wisdom import entry
@@ -147,3 +147,9 @@ def test_numbers_have_no_more_digits_than_they_are_worth() -> None:
         "list": [0.3],
     }
     assert json.dumps(tidy(float("nan"))) == "NaN"
+
+
+def test_numbers_that_are_not_finite_are_null() -> None:
+    content = {"error": float("nan"), "floor_us": float("inf"), "list": [-float("inf"), 1.5], "text": "NaN é"}
+    found = json.loads(json_text(content), parse_constant=pytest.fail)
+    assert found == {"error": None, "floor_us": None, "list": [None, 1.5], "text": "NaN é"}
