@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, product
+from math import isnan
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -406,7 +407,8 @@ def errors(rows: Sequence[ResultRow]) -> ResultTable:
     for key, some in groups.items():
         if errs := [row.error for row in some if row.error is not None]:
             wrong = sum(not row.is_accurate for row in some if row.error is not None)
-            lines.append((*key, len(errs), f"{max(errs):.1e}", wrong))
+            largest = max(errs, key=lambda error: (isnan(error), error))
+            lines.append((*key, len(errs), f"{largest:.1e}", wrong))
     columns = ("precision", "contender", "multiplies in", "checked", "largest error", "not accurate")
     return ResultTable.of(
         "Errors against float64", columns, lines, "Relative, Frobenius. Inaccurate results count in no other table."
@@ -608,7 +610,7 @@ def tables_of(path: Path) -> list[ResultTable]:
     try:
         content = json.loads(text)
         return [shares(content)] if "shares" in content else models(content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise KsgenError(
             f"{path}: not a file of this kind ({type(error).__name__}: {error}); accepted: {ACCEPTED}"
         ) from error
@@ -619,19 +621,20 @@ def models(content: Mapping[str, Any]) -> list[ResultTable]:
     found = []
     for (precision, step), alike in groupby(content["rows"], lambda row: (row["precision"], row["step"])):
         rows, lines = list(alike), []
+        backends = dict.fromkeys(row["backend"] for row in rows)
         for module, each in groupby(rows, lambda row: row["module"]):
             some = list(each)
-            ratios = (
-                (marked("{median:.2f}", row["doubt"]) + " ({low:.2f}-{high:.2f})").format(**row["ratio"])
-                for row in some
-            )
+            cells: dict[str, str | None] = dict.fromkeys(backends)  # a killed run lacks some
+            for row in some:
+                ratio = marked("{median:.2f}", row["doubt"]) + " ({low:.2f}-{high:.2f})"
+                cells[row["backend"]] = ratio.format(**row["ratio"])
             dense, paper = some[0]["dense_us"]["median"] / 1e3, some[0]["paper_ratio"]
-            lines.append((module, f"{dense:.3f}", *ratios, f"{paper:.2f}" if paper else ""))
+            lines.append((module, f"{dense:.3f}", *cells.values(), f"{paper:.2f}" if paper else ""))
         sparse = content.get("layers", LAYERS)
         only = "" if len(sparse) == len(LAYERS) else f" with sparse {', '.join(sparse)} alone"
         where = f"{content['model']}{only} on {content['device']}, batch {content['batch']}"
         title = f"{where}, {precision}, {STEP_TITLES.get(step, step)}"
-        columns = ("module", "dense, ms", *dict.fromkeys(row["backend"] for row in rows), "the paper")
+        columns = ("module", "dense, ms", *backends, "the paper")
         note = f"Tables 4 and 7: sparse over dense, the median of {content['repeats']} rounds (quartiles)."
         is_papers = any(row["paper_ratio"] for row in rows)
         paper_note = f"The paper: its own kernel, ViT-S/16 in float32 on an A100. {OF_MATRICES}" if is_papers else ""

@@ -35,6 +35,12 @@ def test_the_papers_tables_with_the_papers_numbers() -> None:
     assert tables.absent(FOUR).rows == (("sparse", "failed", "1", "no luck"),)
 
 
+def test_a_result_with_nan_has_the_largest_error_of_its_contender() -> None:
+    found = [row(error=1e-7), row("1,64,64,4", error=float("nan"))]
+    for some in (found, found[::-1]):
+        assert [line[3:] for line in tables.errors(some).rows] == [("2", "nan", "1")]
+
+
 def test_every_contender_has_its_version_or_its_reason() -> None:
     found = [
         row(identity="ksgen 1 aa"),

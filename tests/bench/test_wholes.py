@@ -73,6 +73,13 @@ def tables_of_content(path: Path, content: Any) -> Any:
     return tables_of(path)
 
 
+def test_a_module_of_a_killed_run_has_no_figures_of_other_backends(tmp_path: Path) -> None:
+    rows = [model_row("block", "auto", 0.5), model_row("block", "bmm", 0.9), model_row("whole", "auto", 0.6)]
+    (table,) = tables_of_content(tmp_path / "killed.json", MODEL | {"rows": rows})
+    assert table.columns == ("module", "dense, ms", "auto", "bmm", "the paper")
+    assert table.rows[1] == ("whole", "2.000", "0.60 (0.54-0.66)", "-", "0.78")
+
+
 def test_they_stand_on_the_page(files: list[Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures are matplotlib's: pip install -e '.[bench]'")
     rows = tmp_path / "rows.csv"
@@ -102,6 +109,7 @@ def test_they_stand_on_the_page(files: list[Path], tmp_path: Path) -> None:
         ("[", "not a file of this kind (JSONDecodeError"),
         ('{"rows": [1]}', "not a file of this kind (TypeError"),
         ("[]", "not a file of this kind (TypeError"),
+        ("[" * 10**5, "not a file of this kind (RecursionError"),
     ],
 )
 def test_other_files_are_refused(text: str, message: str, tmp_path: Path) -> None:
