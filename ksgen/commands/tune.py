@@ -196,8 +196,10 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
             click.echo(f"ksgen: {result}", err=True)
     if report:
         trials = [trial for job in jobs for trial in store.trials(job.kernel, job.batch, facts.name)]
-        write_report(trials, report, [tuned.best for tuned in found])
-        click.echo(f"{counted(len(trials), 'trial')} in {report}", err=as_json)
+        if trials:
+            write_report(trials, report, [tuned.best for tuned in found])
+        where = f"in {report}" if trials else f"to report: {report} is not written"
+        click.echo(f"{counted(len(trials), 'trial')} {where}", err=as_json)
     if tuner.stop.is_set():
         click.echo("ksgen: interrupted; results so far are saved, and the same command continues from there", err=True)
         sys.exit(130)

@@ -10,17 +10,24 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from ksgen.cli import cli
+from ksgen.commands import tune as tune_command
 from ksgen.devices import find_device
 from ksgen.errors import KsgenError, SpecError
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.tuning.job import Job
 from ksgen.tuning.trials import TrialStore
+from ksgen.tuning.tuner import NotBegunError, SearchOptions
 from tests.support.tuning_search import own_cache, time_shortly, without_notes
 from tests.tuning.test_worker import HAS_OPENCL
 
@@ -43,6 +50,25 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def tune(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["tune", *arguments], catch_exceptions=True)
+
+
+@pytest.mark.parametrize(("is_stopped", "code"), [(True, 130), (False, 1)])
+def test_a_report_of_no_trial_changes_no_exit_code(
+    is_stopped: bool, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = SimpleNamespace(facts=SimpleNamespace(name="Abacus"), jobs_at_once=1)
+    result = NotBegunError("it was stopped") if is_stopped else KsgenError("no candidate could be measured")
+    tuner: Any = SimpleNamespace(engine=engine, options=SearchOptions(), stop=Event(), run=lambda jobs, say: [result])
+    if is_stopped:
+        tuner.stop.set()
+    job, store = Job(KernelSpec(Pattern(1, 8, 8, 2)), 70), TrialStore(tmp_path / "trials.sqlite")
+    with pytest.raises(SystemExit) as left:
+        tune_command._tune(tuner, [job], store, tmp_path / "out.html", as_json=True)
+    said = capsys.readouterr()
+    assert left.value.code == code
+    assert json.loads(said.out) == {"device": "Abacus", "stopped": is_stopped, "kernels": []}
+    assert f"0 trials to report: {tmp_path / 'out.html'} is not written" in said.err
+    assert not (tmp_path / "out.html").exists()
 
 
 @pytest.mark.slow
