@@ -357,7 +357,8 @@ class Search:
         for trial in self.trials.values():
             states.setdefault(trial.state, trial.reason)
         if not states:
-            return "no family has a candidate for it on this device"
+            lacks = "no family has a candidate for it on this device"
+            return "the budget ended before any candidate was tried; give more" if len(self.pool) else lacks
         return "no candidate could be measured; " + "; ".join(f"{state}: {reason}" for state, reason in states.items())
 
 

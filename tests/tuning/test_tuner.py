@@ -113,6 +113,18 @@ def test_a_budget_of_time_is_used_and_kept(
     assert 16 <= short.seconds <= 20 + 4 * bool(note)
 
 
+def test_a_budget_that_ends_before_any_candidate_is_named(store: TrialStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    space_of(monkeypatch, CONSTANTS)
+    engine = TimedEngine(FakeGpu(), lambda kernel, candidate: 10.0)
+    try:
+        (found,) = Tuner(engine, store, SearchOptions(Budget(seconds=1e-9), family="simt")).run(
+            [Job(KernelSpec(Pattern(1, 192, 48, 2)), 70)]
+        )
+    finally:
+        engine.close()
+    assert str(found).endswith(", batch 70: the budget ended before any candidate was tried; give more")
+
+
 @pytest.mark.parametrize(
     ("text", "budget"),
     [
