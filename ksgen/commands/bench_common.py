@@ -175,7 +175,7 @@ class Selection:
         from ksgen.bench.problem import product_job
 
         batch = self.batch or default_batch(device.limits)
-        most_weights = None if self.most_gflop is None else int(self.most_gflop * 1e9 / (2 * batch))
+        most_weights = None if self.most_gflop is None else self.most_gflop * 1e9 / (2 * batch)
         patterns = patterns_named(self.named, self.subset, most_d, most_weights)
         if not patterns:
             raise SpecError(
@@ -329,7 +329,7 @@ def check_library(name: str, needed_for: str, extra: str) -> None:
 
 
 def patterns_named(
-    named: str | None, subset: int | None, most_d: int | None = None, most_weights: int | None = None
+    named: str | None, subset: int | None, most_d: int | None = None, most_weights: float | None = None
 ) -> list[Pattern]:
     """Return the first `subset` patterns of `named` that have at most `most_weights` weights.
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import wraps
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -136,6 +137,7 @@ def batches_in(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, words)))
 
 
+MOST_REAL = 1e9  # largest value of options for real numbers, which are times in seconds
 REPLACED = "an older one is replaced"  # in the help of every option that names a file to write
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 device_option = click.option(
@@ -143,10 +145,18 @@ device_option = click.option(
 )
 
 
+class _RealRange(click.FloatRange):
+    """Range of numbers without NaN, which click accepts as a number of any range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return self.fail("NaN is not in any range", param, ctx) if isnan(number) else number
+
+
 def number_option(*names: str, help_text: str, usual: float | None = None, least: float = 1) -> Callable[[Any], Any]:
     """Option for a number of at least `least`. It is a whole number, unless the default `usual` is a float."""
-    kind: Any = click.FloatRange if isinstance(usual, float) else click.IntRange
-    return click.option(*names, type=kind(min=least), default=usual, show_default=usual is not None, help=help_text)
+    kind: Any = _RealRange(least, MOST_REAL) if isinstance(usual, float) else click.IntRange(min=int(least))
+    return click.option(*names, type=kind, default=usual, show_default=usual is not None, help=help_text)
 
 
 def sized_option(flag: str, help_text: str, on_gpu: int, on_processor: int) -> Callable[[Any], Any]:

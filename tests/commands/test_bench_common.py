@@ -1,9 +1,13 @@
 """What the commands of `ksgen bench` share: durations, and which patterns."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from ksgen.commands.bench_common import patterns_named
-from ksgen.errors import KsgenError
+from ksgen.commands.bench_common import Selection, patterns_named
+from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from tests.support.libraries import library
 
@@ -16,6 +20,19 @@ def test_large_patterns_can_be_left_out() -> None:
     assert len(few) == 5
     assert all(pattern.weight_count <= 9000 for pattern in few)
     assert patterns_named("1,8,8,2 2,4,8,1", None, most_weights=100) == [Pattern(2, 4, 8, 1)]
+
+
+@pytest.mark.parametrize(("limit", "jobs"), [(float("inf"), 2), (1e308, 2), (1e-3, 1), (float("nan"), 0)])
+def test_any_limit_of_operations_selects_patterns(limit: float, jobs: int) -> None:
+    selection = Selection(
+        Path("paper.jsonl"), None, limit, "1,8,8,2 4,8,16,8", 1024, ("float32",), ("bsf",), None, None, None, None, 0
+    )
+    device: Any = SimpleNamespace()
+    if jobs:
+        assert len(selection.jobs(device)) == jobs
+    else:
+        with pytest.raises(SpecError, match="--most-gflop nan at batch 1024: every pattern needs more"):
+            selection.jobs(device)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,15 @@
 import os
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ksgen.bench.rows import read_rows
 from ksgen.bench.tables import overview
-from ksgen.commands.common import check_memory, column_widths, print_columns
+from ksgen.commands.common import check_memory, column_widths, number_option, print_columns
 from ksgen.errors import SpecError
 from ksgen.families import cuda_limits
 from ksgen.measure.verify import footprint
@@ -41,6 +43,27 @@ def test_no_file_is_called_minus(command: tuple[str, ...], tmp_path: Path) -> No
     assert (
         done.stderr.splitlines()[-1] == "ksgen: file -: accepted: the name of a file, such as ./- for a file called -"
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("nan", "NaN is not in any range"),
+        ("inf", "inf is not in the range 0.1<=x<=1000000000.0"),
+        ("1e300", "1e+300 is not in the range 0.1<=x<=1000000000.0"),
+        ("0", "0.0 is not in the range 0.1<=x<=1000000000.0"),
+    ],
+)
+def test_numbers_of_options_are_finite(word: str, message: str) -> None:
+    @click.command()
+    @number_option("--seconds", help_text="Seconds.", usual=2.5, least=0.1)
+    def command(seconds: float) -> None:
+        click.echo(seconds)
+
+    assert CliRunner().invoke(command, ["--seconds", "1e9"]).output == "1000000000.0\n"
+    done = CliRunner().invoke(command, ["--seconds", word])
+    assert done.exit_code == 2
+    assert message in done.output
 
 
 def test_a_check_may_take_all_of_the_memory_and_no_byte_more(monkeypatch: pytest.MonkeyPatch) -> None:
