@@ -58,7 +58,9 @@ class LayerJob:
         transposed = (f"to {kernel.y_layout}",) if kernel.out_layout else ()
         between = () if self.layer.between == "none" else (f"{self.layer.between} between",)
         chains = (PLUS if self.layer.is_sum else AND).join(map(str, kernel.chains))
-        return ", ".join((chains, *between, *kernel.epilogue.words, *transposed))
+        tied = (f"tied {' '.join(each or 'none' for each in self.layer.tied)}",) if self.layer.tied else ()
+        fuse = () if self.layer.fuse == "auto" else (f"fuse {self.layer.fuse}",)
+        return ", ".join((chains, *between, *kernel.epilogue.words, *transposed, *tied, *fuse))
 
     @property
     def words(self) -> str:

@@ -80,6 +80,8 @@ class Runner:
             keep_freed_memory()
         for name, words, here in (
             ("device", "of {}, and this is {}", device.name),
+            # processors of one name may have different instruction sets
+            ("target", "for {}, and this is {}", facts.get("target") if device.kind == "native" else None),
             ("baselines_on", "on {}, and this is {}", facts.get("baselines_on")),
             ("seed", "with --seed {}, and this has {}", protocol.seed),
         ):

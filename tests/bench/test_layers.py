@@ -122,6 +122,14 @@ def test_ksgens_layer_is_fused_as_a_spec_says(fuse: str, monkeypatch: pytest.Mon
     assert [each.fuse for each in made] == [fuse]
 
 
+def test_options_that_only_ksgens_layer_follows_are_part_of_a_jobs_key() -> None:
+    options: list[dict[str, Any]] = [{}, {"fuse": "no"}, {"tied": ("a", "d")}, {"tied": ("", "d")}]
+    jobs = [LayerJob(MeasuredLayer("own", (PAIR,), **each), "float32", "bsf", 5) for each in options]
+    words = [job.facts["pattern"].removeprefix(str(PAIR)) for job in jobs]
+    assert words == ["", ", fuse no", ", tied a d", ", tied none d"]
+    assert len({job.key for job in jobs}) == len(jobs)
+
+
 def test_wrong_results_are_distinguished_from_right_ones() -> None:
     arrays = LayerArrays(JOBS[3], torch.device("cpu"), seed=0)
     methods = {each.implementation: each for each in contenders(JOBS[3], find_device("native"), ("dense",))}

@@ -2,6 +2,7 @@
 
 import subprocess
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 from ksgen.bench.roster import OURS
 from ksgen.bench.rows import OK, Log, ResultRow, read_rows
-from ksgen.errors import DeviceError
+from ksgen.devices import find_device
+from ksgen.errors import DeviceError, KsgenError
 from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
@@ -43,6 +45,15 @@ def measure_into(device: Any, path: Path, jobs: list[LayerJob], deadline: float)
             lambda done, total, now: None,
         )
         return runs.run(jobs), len(log.content.contenders)
+
+
+def test_a_log_is_of_processors_with_one_instruction_set(tmp_path: Path) -> None:
+    native = find_device("native")
+    with Log(tmp_path / "paper.jsonl") as log:
+        log.append("run", {"device": native.name, "target": "host elsewhere"})
+        facts = FACTS | {"device": native.name, "target": "host here"}
+        with pytest.raises(KsgenError, match="measurements for host elsewhere, and this is host here; name another"):
+            Runner(log, native, Protocol(("bmm",)), Times(), facts, inf, lambda done, total, now: None)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
