@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from math import inf
 from pathlib import Path
 from statistics import median, quantiles
 from types import TracebackType
@@ -302,6 +303,9 @@ def read_rows(path: Path) -> list[ResultRow]:
     if path.suffix not in readers:
         raise KsgenError(f"{path}: not a results file; accepted: {', '.join(readers)}")
     rows = readers[path.suffix](path)
+    if wrong := [row for row in rows if row.median_us is not None and not 0 < row.median_us < inf]:
+        of = f"{wrong[0].implementation}, {wrong[0].job}"
+        raise KsgenError(f"{path}: median_us={wrong[0].median_us} of {of}; accepted: microseconds above 0")
     if not rows:
         raise KsgenError(
             f"{path}: holds no results yet; `ksgen bench paper` or `layers` with -o {path.with_suffix('.jsonl')} adds "
@@ -345,7 +349,7 @@ def write_parquet(rows: Sequence[ResultRow], path: Path) -> bool:
 def _read_log(path: Path) -> list[ResultRow]:
     try:
         return [row_of(contender) for contender in read_log(path).contenders.values()]
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
         raise KsgenError(f"{path}: a line is incomplete or malformed ({excerpt(str(error))}); delete it") from error
 
 

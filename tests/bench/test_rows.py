@@ -1,5 +1,6 @@
 """Rows: the same from a log, from CSV and from Parquet."""
 
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def test_parquet_where_pyarrow_is_there(tmp_path: Path) -> None:
         (lambda text: text.replace("median_us", "median", 1), r"rows\.csv: the column median_us is missing; a table "
                                                               r"of .* has pattern"),
         (lambda text: text.replace("100.0", "fast", 1), r"rows\.csv:2: median_us='fast'; accepted: a number"),
+        (lambda text: text.replace("100.0", "0", 1), r"rows\.csv: median_us=0.0 of ksgen, 1,48,48,2; accepted: micro"),
+        (lambda text: text.replace("100.0", "nan", 1), r"rows\.csv: median_us=nan of ksgen, 1,48,48,2; accepted"),
         (lambda text: text.replace("1,48,48,2", "1,48,48", 1), r"rows\.csv:2: '1,48,48' is not a pattern"),
         (lambda text: text.replace(",25088,", ",,", 1), r"rows\.csv:2: batch is empty; accepted: a number"),
         (lambda text: text.splitlines(keepends=True)[0], r"rows\.csv: holds no results yet; .* or `layers` with -o .* "
@@ -128,6 +131,13 @@ def test_a_damaged_line_is_named(damage: str, log_text: str, tmp_path: Path) -> 
     path.write_bytes("".join([*lines[:3], damage + "\n", *lines[3:]]).encode("latin-1"))
     with pytest.raises(KsgenError, match=r"damaged\.jsonl:4: not a line of `ksgen bench` \(.*\); delete that line"):
         read_log(path)
+
+
+def test_a_log_with_a_time_of_zero_is_refused(log_text: str, tmp_path: Path) -> None:
+    path = tmp_path / "zero.jsonl"
+    path.write_text(re.sub(r'"us":[0-9.e-]+', '"us":0.0', log_text))
+    with pytest.raises(KsgenError, match=r"zero\.jsonl: a line is incomplete or malformed \(.*division by zero"):
+        read_rows(path)
 
 
 def test_a_log_is_one_process_s_and_one_device_s(cpu: Any, tmp_path: Path) -> None:
