@@ -108,9 +108,9 @@ class Log:
             os.ftruncate(self._file, self.content.whole_bytes)
         except OSError as error:
             os.close(self._file)
-            raise KsgenError(
-                f"{path}: another `ksgen bench` writes to it; wait for it, or name another file with -o"
-            ) from error
+            is_held, reason = isinstance(error, BlockingIOError), error.strerror
+            why = "another `ksgen bench` writes to it; wait for it" if is_held else f"it cannot be continued ({reason})"
+            raise KsgenError(f"{path}: {why}, or name another file with -o") from error
         except KsgenError:
             os.close(self._file)
             raise

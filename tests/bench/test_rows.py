@@ -1,5 +1,7 @@
 """Rows: the same from a log, from CSV and from Parquet."""
 
+import errno
+import fcntl
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -138,6 +140,15 @@ def test_a_log_with_a_time_of_zero_is_refused(log_text: str, tmp_path: Path) -> 
     path.write_text(re.sub(r'"us":[0-9.e-]+', '"us":0.0', log_text))
     with pytest.raises(KsgenError, match=r"zero\.jsonl: a line is incomplete or malformed \(.*division by zero"):
         read_rows(path)
+
+
+def test_a_log_that_cannot_be_locked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(KsgenError, match=r"a\.jsonl: it cannot be continued \(No locks available\), or name another"):
+        Log(tmp_path / "a.jsonl")
 
 
 def test_a_log_is_one_process_s_and_one_device_s(cpu: Any, tmp_path: Path) -> None:
