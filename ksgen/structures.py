@@ -544,7 +544,7 @@ def gs(
     """
     if type(orthogonal) is not bool:
         raise PatternError(f"orthogonal={excerpt(orthogonal)}; accepted: True or False")
-    left, right = blocks if isinstance(blocks, tuple) and len(blocks) == 2 else (blocks, blocks)
+    left, right = blocks if isinstance(blocks, tuple | list) and len(blocks) == 2 else (blocks, blocks)
     inner = min(pattern.counts(in_features=in_features, out_features=out_features)) if inner is None else inner
     down = _blocks_of(right, in_features=in_features, inner=inner)
     up = _blocks_of(left, out_features=out_features, inner=inner)

@@ -155,6 +155,7 @@ def test_a_chain_can_be_a_structure() -> None:
           mix: {chain: {structure: btt, in_features: 64, out_features: 32, blocks: [4, 8], rank: 2}}
           even: {chain: {structure: gralora, in_features: 64, out_features: 64, blocks: 4, rank: 8}}
           shuffle: {chain: {structure: gs, in_features: 64, out_features: 32, blocks: 4, orthogonal: false}}
+          unlike: {chain: {structure: gs, in_features: 64, out_features: 32, blocks: [4, 8], orthogonal: false}}
         """
     )
     assert list(spec.layers.values()) == [
@@ -162,6 +163,7 @@ def test_a_chain_can_be_a_structure() -> None:
         structures.btt(64, 32, blocks=(4, 8), rank=2).chain,
         structures.gralora(64, 64, blocks=4, rank=8).chain,
         structures.gs(64, 32, blocks=4, orthogonal=False).chain,
+        structures.gs(64, 32, blocks=(4, 8), orthogonal=False).chain,
     ]
 
 
