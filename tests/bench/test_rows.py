@@ -31,7 +31,7 @@ def test_older_files_lack_conversions(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     write_csv([row(conversion_us=12.5)], path)
     assert read_rows(path) == [row(conversion_us=12.5)]
-    text = path.read_text().replace(",conversion_us\n", "\n").replace(",12.5\n", "\n")
+    text = path.read_text().replace(",conversion_us,uncertainty\n", "\n").replace(",12.5,\n", "\n")
     assert "12.5" not in text
     path.write_text(text)
     assert read_rows(path) == [row()]
@@ -85,7 +85,7 @@ def test_rows_of_older_files_are_of_the_forward_product(tmp_path: Path) -> None:
     write_csv(rows, tmp_path / "rows.csv")
     assert [each.step for each in read_rows(tmp_path / "rows.csv")] == ["forward", "training"]
     lines = (tmp_path / "rows.csv").read_text().splitlines()
-    (tmp_path / "rows.csv").write_text("".join(f"{line.rsplit(',', 2)[0]}\n" for line in lines))
+    (tmp_path / "rows.csv").write_text("".join(f"{line.rsplit(',', 3)[0]}\n" for line in lines))
     assert [each.step for each in read_rows(tmp_path / "rows.csv")] == ["forward", "forward"]
 
 
