@@ -435,8 +435,10 @@ def _by_autograd(
     """Gradients by PyTorch's own operators: for second derivatives, batches of gradients and other thread counts."""
     is_recorded = torch.is_grad_enabled()
     with torch.enable_grad():
-        if not is_recorded:
-            pairs = zip(given, wanted, strict=True)
+        pairs = zip(given, wanted, strict=True)
+        if is_recorded:  # as views, because x may depend on the weights, and because hooks must run once
+            given = [None if each is None else each.view_as(each) for each in given]
+        else:
             given = [None if each is None else each.detach().requires_grad_(wants) for each, wants in pairs]
         y = _by_operators(trained.layout, trained.factors, given)
         sources = [each for each, wants in zip(given, wanted, strict=True) if wants]

@@ -230,6 +230,25 @@ def test_gradients_are_differentiated_again(clock: Clock) -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_recorded_gradients_count_each_use_once(clock: Clock) -> None:
+    """Two factors share a parameter with a hook, and x depends on it."""
+    clock.fastest, found = "ksgen", []
+    x = torch.randn(BATCH, 16)
+    for backend in ("auto", "einsum"):
+        torch.manual_seed(0)
+        layer: Any = KSLinear([(2, 4, 4, 2)] * 2, backend=backend)
+        layer.weights[1] = layer.weights[0]
+        layer.weights[0].register_hook(lambda gradient: 2 * gradient)
+        for _ in range(2):
+            y = layer(layer(x))
+        first = torch.autograd.grad(y.square().sum(), list(layer.parameters()), create_graph=True)
+        second = torch.autograd.grad(sum(each.square().sum() for each in first), list(layer.parameters()))
+        assert backend == "einsum" or "TrainedProduct" in type(y.grad_fn).__name__
+        found.append([*first, *second])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_several_gradients_at_once(clock: Clock) -> None:
     layer, x = prepared_step(clock)
     upstream = torch.randn(3, BATCH, layer.out_features)
