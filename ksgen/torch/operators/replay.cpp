@@ -185,6 +185,7 @@ struct Record : torch::CustomClassHolder {
     bool sums_bias = false;  // whether the backward launches write the bias's gradient
     bool has_residual = false, residual_requires_grad = false;
     int threads = 1;
+    std::vector<Form> read;  // the bias, if there is one, and weights
     std::vector<std::vector<int64_t>> outputs;  // sizes of each output; y is the last one
     std::vector<std::vector<int64_t>> wholes;  // sizes to which weights are repeated, if they are tied; or empty
     std::vector<int64_t> digits, axes;  // sizes of the gradient of y, and their order in the launches; or empty
@@ -302,7 +303,10 @@ struct Step : torch::autograd::Function<Step> {
         if (record.residual_requires_grad) found.back() = gradients[0];
         Form form = record.x;
         form.sizes = record.outputs.back();
-        if (at::GradMode::is_enabled() || !is_direct() || !form.fits(gradients[0]) ||
+        bool is_as_given = record.x.fits_in_place(given[0]);  // no assignment to its `data` replaced its memory
+        for (size_t index = 0; index < record.read.size(); ++index)
+            is_as_given &= record.read[index].fits_in_place(given[1 + index]);
+        if (at::GradMode::is_enabled() || !is_direct() || !form.fits(gradients[0]) || !is_as_given ||
             at::get_num_threads() != record.threads) {
             const variable_list usual = usual_gradients(record, given, gradients[0]);
             std::copy(usual.begin(), usual.end(), found.begin() + 1);
@@ -519,6 +523,7 @@ PyObject* add(PyObject* self, PyObject* arguments) {
     record.bias_requires_grad = has_bias && entry.parameters[0].form.requires_grad;
     record.sums_bias = sums_bias;
     record.is_bsf = is_bsf;
+    for (const Parameter& each : entry.parameters) record.read.push_back(each.form);
     record.has_residual = bool(entry.residual);
     record.residual_requires_grad = entry.residual && entry.residual->requires_grad;
     record.threads = threads;

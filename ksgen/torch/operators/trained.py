@@ -250,6 +250,7 @@ class Trained:
         with torch.no_grad():
             pairs = zip(self.factors, parameters[1:], strict=True)
             weights = [given.new_empty(each.whole) if each.whole else given for each, given in pairs]
+            self._given = [None if each is None else each.shape for each in (rows, parameters[0], *weights)]
             self._outputs = [rows.new_empty(y_shape(each, self.layout, batch)) for each in layer.chain]
             self._forward = PreparedLaunches(self._calls_forward(rows, parameters[0], weights))
             self._backward = PreparedLaunches(self._calls_backward(rows, parameters[0], weights, x.requires_grad))
@@ -335,6 +336,16 @@ class Trained:
             y_gradient, y_number = inputs[number], x_number or 0
         return calls
 
+    def reads(self, given: Sequence[Tensor | None], dtype: torch.dtype) -> bool:
+        """Whether the backward launches can read x, the bias and the weights.
+
+        They cannot if a tensor's `data` was replaced by other memory since. PyTorch does not count that as a write.
+        """
+        return all(
+            each is None or (each.is_cpu and each.dtype == dtype and each.shape == shape and each.is_contiguous())
+            for each, shape in zip(given, self._given, strict=True)
+        )
+
     def forward(
         self, x: Tensor, bias: Tensor | None, residual: Tensor | None, weights: Sequence[Tensor]
     ) -> list[Tensor]:
@@ -403,6 +414,7 @@ class _TrainedProduct(torch.autograd.Function):
         _, wants_x, wants_bias, wants_residual, *wanted = ctx.needs_input_grad
         of_residual = gradient if wants_residual else None
         is_usual = prepared.is_direct(gradient) and torch.get_num_threads() == ctx.threads
+        is_usual = is_usual and trained.reads((x, bias, *weights), gradient.dtype)
         if torch.is_grad_enabled() or not is_usual:
             wanted = [wants_x, wants_bias, *wanted]
             of_x, of_bias, *found = _by_autograd(trained, (x, bias, *weights), gradient, wanted)

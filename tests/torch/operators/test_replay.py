@@ -350,6 +350,20 @@ def test_autograd_reports_what_it_reports_in_python() -> None:
     assert type(replayed(layer, lambda: layer(x))) is torch.Tensor
 
 
+def test_memory_that_is_replaced_before_the_backward_pass() -> None:
+    """Other strides are read in PyTorch's operators, other types are refused there."""
+    layer = layer_of(bias=True)
+    x = x_of(layer, 4, requires_grad=True)
+    wanted = warmed(layer, lambda: step(layer, x))
+    sources, gradient = [x, *layer.parameters()], torch.linspace(-1, 1, 4 * 24).view(4, 24)
+    y, again = (replayed(layer, lambda: layer(x)) for _ in range(2))
+    layer.weights[1].data = layer.weights[1].data.transpose(1, 2).contiguous().transpose(1, 2)
+    torch.testing.assert_close(torch.autograd.grad(y, sources, gradient), wanted[1:], atol=1e-4, rtol=1e-4)
+    layer.double()
+    with pytest.raises(RuntimeError, match=r"dtype|scalar type"):
+        torch.autograd.grad(again, sources, gradient)
+
+
 def test_compiled_backward_passes_and_programs() -> None:
     layer = layer_of()
     x = x_of(layer, 4, requires_grad=True)

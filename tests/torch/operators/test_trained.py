@@ -275,6 +275,34 @@ def test_weights_that_change_before_the_backward_pass_are_refused(clock: Clock) 
         y.sum().backward()
 
 
+REPLACED: dict[str, Callable[[Any, Tensor], object]] = {
+    "x": lambda layer, x: setattr(x, "data", torch.zeros(1)),
+    "weights": lambda layer, x: layer.double(),
+    "bias": lambda layer, x: setattr(layer.bias, "data", torch.zeros(1)),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_memory_that_is_replaced_before_the_backward_pass_is_refused(name: str, clock: Clock) -> None:
+    layer, x = prepared_step(clock)
+    y = layer(x)
+    REPLACED[name](layer, x)
+    with pytest.raises(RuntimeError, match=r"shape|dtype|scalar type"):
+        y.sum().backward()
+
+
+def test_memory_with_other_strides_before_the_backward_pass_is_read(clock: Clock) -> None:
+    layer, x = prepared_step(clock)
+    wanted = gradients(layer, x, upstream := torch.randn(BATCH, layer.out_features))
+    y = layer(x)
+    for each, axes in ((x, (0, 1)), (layer.weights[0], (1, 2))):
+        each.data = each.data.transpose(*axes).contiguous().transpose(*axes)
+        assert not each.is_contiguous()
+    found = torch.autograd.grad(y, [*layer.parameters(), x], upstream)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("fastest", ["bmm", "each"])
 @pytest.mark.parametrize("batch", [(), (2, BATCH)])
 def test_an_output_that_relu_reads_and_that_changes_is_refused(
