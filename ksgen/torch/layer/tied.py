@@ -18,7 +18,7 @@ from ksgen.launch.weights import Seen
 from ksgen.spec.kernel import SLICES
 from ksgen.torch.operators.choice import launcher
 from ksgen.torch.operators.factors import Tie
-from ksgen.torch.operators.frozen import derived, is_cached, operand
+from ksgen.torch.operators.frozen import derived, is_cached, operand, row_major
 from ksgen.values import excerpt, listed, whole_number
 
 
@@ -109,7 +109,7 @@ class Tied(nn.Module):
     def _pack(self, kept: Tensor) -> Any:
         """Pack the slice of a frozen layer, whose repetition is `kept`."""
         assert self._kept is not None
-        return launcher(*kept.shape).pack(self.view(self._kept[0].tensor.detach()))
+        return launcher(*kept.shape).pack(self.view(row_major(self._kept[0].tensor.detach())))
 
     def _found(self, part: Tensor) -> Tensor | None:
         """Repetition of this slice that a frozen layer keeps; None if there is none, or a gradient is recorded."""

@@ -320,8 +320,13 @@ def as_trained(weights: Tensor) -> Tensor:
     return weights.detach() if weights.requires_grad else weights
 
 
+def row_major(weights: Tensor) -> Tensor:
+    """The same values as launchers read them: without gaps, and neither conjugated nor negated lazily."""
+    return weights.resolve_conj().resolve_neg().contiguous()
+
+
 def _pack(weights: Tensor) -> Weights:
-    return launcher(*weights.shape).pack(weights)
+    return launcher(*weights.shape).pack(row_major(weights))
 
 
 def _pack_transposed(weights: Tensor) -> Weights:

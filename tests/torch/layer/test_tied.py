@@ -211,6 +211,19 @@ def test_prepared_calls_of_a_frozen_layer_pack_the_slices() -> None:
             torch.testing.assert_close(layer(x) - layer.bias, 2 * (expected - layer.bias))
 
 
+def test_slices_with_gaps_are_copied_to_be_packed() -> None:
+    layer, x = drawn(backend="ksgen").eval(), torch.randn(5, 24)
+    expected = layer(x).detach()
+    for each in layer.weights.parameters():
+        each.data = each.data.transpose(1, 2).contiguous().transpose(1, 2)
+        assert not each.is_contiguous()
+    layer.freeze()
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(layer(x), expected)
+        assert [each.tie for each in layer._packed()] == ["a", "d"]
+
+
 def is_frozen_no_more(layer: KSLinear, what: str, x: Tensor) -> None:
     with torch.no_grad(), pytest.warns(UserWarning, match=f"KSLinear.* is frozen no more: weights.{what}"):
         layer(x)

@@ -297,6 +297,20 @@ def test_nothing_is_kept_once_thawed() -> None:
     assert np.isfinite(warmed(layer, x_of(layer, 4)).numpy()).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_weights_with_gaps_and_conjugated_ones_are_copied_to_be_packed(dtype: Any, served: list[Any]) -> None:
+    layer, usual = (layer_of(CHAINS[2], dtype=dtype, backend=name).thaw() for name in ("ksgen", "einsum"))
+    for each in (layer, usual):
+        weights = each.weights[0].detach().transpose(1, 2).contiguous().transpose(1, 2).conj()
+        each.weights[0] = nn.Parameter(weights)
+        each.freeze()
+    assert not layer.weights[0].is_contiguous()
+    x = x_of(layer, 4, dtype=dtype)
+    y = warmed(layer, x)
+    assert served[-1] is y
+    assert torch.allclose(y, warmed(usual, x), atol=1e-5)
+
+
 def test_compiled_layers_do_not_see_it(served: list[Any]) -> None:
     layer = layer_of()
     x = x_of(layer, 4)
