@@ -442,6 +442,11 @@ class KSLinear(ChainLayer, nn.Linear):
             copied._modules["weights"] = memo.setdefault(id(weights), copied._modules["weights"])
         return copied
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast like any module. Weights stay row-major, as `to(memory_format=...)` means images."""
+        super()._apply(lambda tensor: fn(tensor).contiguous(), recurse)
+        return self
+
     @property
     def _dtype(self) -> torch.dtype:
         return self.weights[0].dtype

@@ -114,6 +114,14 @@ def test_state_and_copies() -> None:
     assert (layer.in_channels, layer.out_channels) == (8, 6)
 
 
+def test_weights_stay_row_major_where_a_model_takes_channels_last() -> None:
+    layer = KSConv1x1("1,3,2,4", layout="bsf")
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), layer, layer.linear.quantize("int8"))
+    model.to(memory_format=torch.channels_last)
+    assert not model[0].weight.is_contiguous()
+    assert all(each.is_contiguous() for part in model[1:] for each in (*part.parameters(), *part.buffers()))
+
+
 def test_compiled() -> None:
     layer, x = KSConv1x1("1,3,2,4"), images(3, dtype=torch.float32)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
