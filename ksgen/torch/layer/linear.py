@@ -403,10 +403,13 @@ class KSLinear(ChainLayer, nn.Linear):
             # still be set
             checks_weights = name == "precision" or self.precision is None
             checked_dtype(self.chain, self.bias is not None, self._dtype if checks_weights else None, options)
-            if self._parallel is not None and options["out_layout"] not in (None, options["layout"]):
+            if (split := self.split) is not None and (
+                {options["layout"], options["out_layout"] or self.layout} != {self.layout}
+                or (options["between"] != "none" and split.sums_intermediates)
+            ):
                 raise LaunchError(
-                    f"{self._name()}: {name}={value!r} would transpose y of a layer that is split; accepted: y in the "
-                    "layout of x"
+                    f"{self._name()}: {name}={value!r} of a layer that is split over processes; accepted: "
+                    f"{getattr(self, name)!r}"
                 )
             self._set(name, value)
             return

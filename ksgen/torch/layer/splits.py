@@ -78,6 +78,11 @@ class Split:
         return Pattern(a, b, c, d)
 
     @property
+    def sums_intermediates(self) -> bool:
+        """Whether processes hold terms of a sum between two factors, where an activation needs the sum itself."""
+        return 2 in self.axes[:-1]
+
+    @property
     def is_finished_later(self) -> bool:
         """Whether bias, activation and residual follow a sum over processes."""
         return self.style.gives == SUMS

@@ -78,8 +78,7 @@ class _KSParallel(ParallelStyle):
         chain_split = split(
             name, layer.chain, mesh.size(), _placement_name(of_x, layer.layout), _placement_name(of_y, layer.layout)
         )
-        # sums over l are not complete before the next factor
-        if layer.between != "none" and 2 in chain_split.axes[:-1]:
+        if layer.between != "none" and chain_split.sums_intermediates:
             where = f"between={layer.between!r} comes before the sum over processes"
             raise LaunchError(
                 f"{name}: {layer._name()}: {where}; accepted: KSBlockwise or KSColwise, or a layer without it"

@@ -353,7 +353,11 @@ def refusals() -> list[str]:
         lambda: parallel.parallelize_module(KSLinear(LAST), line, parallel.ColwiseParallel()),
         lambda: parallel.parallelize_module(KSLinear(FIRST, between="relu"), line, KSRowwise()),
         lambda: parallel.parallelize_module(tied, line, KSColwise()),
+        lambda: setattr(rows, "between", "relu"),
+        lambda: setattr(split, "layout", "bsl"),
+        lambda: setattr(split, "out_layout", "bsl"),
     ]
+    split.between, split.activation, split.out_layout, rows.layout = "relu", "gelu", "bsf", "bsf"
     told = []
     for mistake in mistakes:
         try:
@@ -388,6 +392,9 @@ def test_mistakes_are_reported(four: Processes) -> None:
         "weights.0 cannot be registered; accepted for tensor parallelism: styles of ksgen.torch.parallel",
         "between='relu' comes before the sum over processes; accepted: KSBlockwise or KSColwise, or a layer without it",
         "KSColwise: KSLinear(3,4,4,1 then 1,3,3,4) has parametrized weights, such as tied ones; accepted: plain ones",
+        "between='relu' of a layer that is split over processes; accepted: 'none'",
+        "layout='bsl' of a layer that is split over processes; accepted: 'bsf'",
+        "out_layout='bsl' of a layer that is split over processes; accepted: None",
     ]
     for told in four.run(refusals):
         for words, message in zip(expected, told, strict=True):
