@@ -121,7 +121,8 @@ class KSLinears(Layers):
 
     def _prepared(self, x: Tensor) -> tuple[prepared.Prepared, prepared.Parameters] | None:
         layers: list[Any] = list(self._modules.values())
-        return None if are_watched(layers) else prepared.of_group(self, layers, x)
+        is_apart = torch.compiler.is_compiling() or are_watched(layers)
+        return None if is_apart else prepared.of_group(self, layers, x)
 
     def explain(self, batch: int = 1024) -> str:
         """Explain each layer, and whether one launch runs all of them.
@@ -266,6 +267,8 @@ class KSLinears(Layers):
 
 def are_watched(layers: Sequence[Any]) -> bool:
     """Whether hooks observe calls of a layer, or a layer overrides the `forward` of `KSLinear`."""
+    if nn.modules.module._has_any_global_hook():
+        return True
     if any(type(each).forward is not ChainLayer.forward or "forward" in vars(each) for each in layers):
         return True
     return any(each._forward_hooks or each._forward_pre_hooks for each in layers)

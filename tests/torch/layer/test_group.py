@@ -205,6 +205,19 @@ def test_layers_that_differ_are_called_one_by_one(launched: list[int], change: A
         assert not together._fits_one_launch(rows(MANY))
 
 
+def test_hooks_of_all_modules_see_each_layer(launched: list[int]) -> None:
+    together, seen, x = KSLinears(layers(backend="ksgen")).eval().freeze(), list[Any](), rows(MANY)
+    with torch.no_grad():
+        handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+        try:
+            for _ in range(3):
+                together(x)
+        finally:
+            handle.remove()
+        assert seen == [*together, together] * 3
+        assert together._fits_one_launch(x)
+
+
 def test_other_modules_in_a_layers_place() -> None:
     """Are explained, and have a matrix where they are an nn.Linear."""
     together, x = KSLinear.group(layers(bias=False)), rows(5)
