@@ -127,7 +127,8 @@ def multiply_factor(
         return _product(x, weights, bias, residual, layout, precision, activation, False, backend, *orders)
 
     by_pytorch = partial(multiply_by_pytorch, layout=layout, activation=activation, exchange=exchange)
-    if _is_traced() or (backend != "strided" and not _is_watched(*operands) and _lacks_kernels(x, precision, backend)):
+    may_be_plain = backend != "strided" and not _is_watched(*operands) and not is_saved_otherwise()
+    if _is_traced() or (may_be_plain and _lacks_kernels(x, precision, backend)):
         return by_pytorch(*operands)
     if backend == "auto" and _is_small_step(*operands, layout, precision):
         methods: dict[str, Product] = {"ksgen": by_functions, "bmm": by_pytorch}
@@ -141,7 +142,10 @@ def multiply_factor(
 
 
 def _lacks_kernels(x: Tensor, precision: str | None, backend: str) -> bool:
-    """Whether no kernels can multiply x; False while the device is still being opened."""
+    """Whether no kernels can multiply x; False while the device is still being opened.
+
+    So the answer may differ in a checkpoint's second pass, which must save what the first one saved.
+    """
     defers = backend == "auto" and precision in (None, dtype_name(x.dtype))
     return not (defers and not is_ready(x.device)) and not has_kernels(x.device)
 
