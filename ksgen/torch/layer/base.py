@@ -17,8 +17,9 @@ from ksgen.torch.operators.meanwhile import building, note_unsettled
 from ksgen.torch.operators.products import ACTIVATIONS, Exchange
 from ksgen.values import misfit, misfit_of_x
 
-# attributes of this process, which copies and pickles of a layer lack
-NOT_COPIED = ("_replay", "_python_calls")
+# attributes of this process or of the very object, which copies and pickles of a layer lack: PyTorch, too, leaves out
+# what `layer.compile()` stores, because that calls the original
+NOT_COPIED = ("_replay", "_python_calls", "_compiled_call_impl")
 
 
 class ChainLayer:

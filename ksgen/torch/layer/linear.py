@@ -8,6 +8,7 @@ from typing import Any, Never, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ksgen.errors import LaunchError, PatternError, SpecError
 from ksgen.pattern import Chain, Patterns
@@ -440,7 +441,8 @@ class KSLinear(ChainLayer, nn.Linear):
         """Copy the layer. If layers share one list of tied weights, their copies share one copy of that list."""
         copied: Self
         copied = memo[id(self)] = type(self).__new__(type(self))
-        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        kind: Any = parametrize.type_before_parametrizations(self)  # with a computed bias, the type refuses its state
+        copied.__setstate__(copy.deepcopy(kind.__getstate__(self), memo))
         if (weights := self._modules.get("weights")) is not None:
             copied._modules["weights"] = memo.setdefault(id(weights), copied._modules["weights"])
         return copied

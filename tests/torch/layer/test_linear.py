@@ -531,17 +531,42 @@ def test_moves() -> None:
     assert KSLinear(CHAIN, precision="bfloat16").weights[0].dtype == torch.bfloat16
 
 
-def test_a_parametrization() -> None:
-    class Half(nn.Module):
-        def forward(self, weights: Any) -> Any:
-            return weights / 2
+class Half(nn.Module):
+    def forward(self, weights: Any) -> Any:
+        return weights / 2
 
+
+def test_a_parametrization() -> None:
     layer, x = make(bias=False), x_of()
     y = layer(x)
     parametrize.register_parametrization(layer.weights, "0", Half())
     torch.testing.assert_close(layer(x), y / 2)
     layer(x).sum().backward()
     assert layer.weights.parametrizations["0"].original.grad is not None
+
+
+@pytest.mark.parametrize("storage", ["", "bfloat16"])
+def test_copies_of_a_compiled_layer_do_not_call_it(storage: str) -> None:
+    layer: Any = make().quantize(storage) if storage else make()
+    layer.compile(backend="eager")
+    y, x = layer(x_of()), x_of()
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        with torch.no_grad():
+            other.bias.add_(1)
+        torch.testing.assert_close(other(x), y + 1)
+
+
+@pytest.mark.parametrize("storage", ["", "bfloat16"])
+def test_layers_whose_parameters_are_computed_are_copied(storage: str) -> None:
+    layer: Any = make().quantize(storage) if storage else make()
+    for module, name in ((layer, "bias"), *([] if storage else [(layer.weights, "0")])):
+        parametrize.register_parametrization(module, name, Half())
+    other, x = copy.deepcopy(layer), x_of()
+    y = layer(x)
+    torch.testing.assert_close(other(x), y)
+    with torch.no_grad():
+        other.parametrizations.bias.original.zero_()
+    torch.testing.assert_close(other(x), y - layer.bias)
 
 
 def test_checkpointing() -> None:
