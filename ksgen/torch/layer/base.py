@@ -125,7 +125,7 @@ class ChainLayer:
         layer: Any = self
         if layer.activation == "none" and (y := prepared.multiply(self, x, residual, after)) is not None:
             return y
-        return activated(self.forward(x, residual), after=after)
+        return activated(ChainLayer.forward(self, x, residual), after=after)  # not that of a subclass, which was called
 
     def __prepare_scriptable__(self) -> Never:
         """Refuse `torch.jit.script`, which calls this method first.
@@ -197,7 +197,8 @@ class ChainLayer:
             getattr(residual, "layout", None) != torch.jagged or residual.shape[:-1] != x.shape[:-1]
         ):
             raise LaunchError(f"{self._name()}: x is a jagged tensor; accepted: a residual with the same offsets")
-        y = self(x.values(), None if residual is None else residual.values())
+        # without hooks, which see x and y themselves
+        y = ChainLayer.forward(self, x.values(), None if residual is None else residual.values())
         extremes = {}
         if hasattr(x, "_maybe_min_seqlen"):  # since PyTorch 2.5
             extremes = {"min_seqlen": x._maybe_min_seqlen, "max_seqlen": x._maybe_max_seqlen}

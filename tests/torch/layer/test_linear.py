@@ -357,6 +357,22 @@ def test_jagged_tensors(compiler: str | None) -> None:
     assert layer.weights[0].grad.any()
 
 
+class Doubled(KSLinear):
+    def forward(self, *given: Any, **options: Any) -> Any:
+        return 2 * super().forward(*given, **options)
+
+
+def test_hooks_and_the_forward_of_a_subclass_run_once() -> None:
+    torch.manual_seed(0)
+    layer, x = Doubled(CHAIN), x_of()
+    usual = make()
+    torch.testing.assert_close(layer(x, after="relu"), 2 * usual(x).relu())
+    layer.register_forward_pre_hook(lambda _, given: (3 * given[0],))
+    layer.register_forward_hook(lambda _, given, y: 5 * y)
+    jagged = torch.nested.nested_tensor([x[0], x[1][:2]], layout=torch.jagged)
+    torch.testing.assert_close(layer(jagged).values(), 10 * usual(3 * jagged.values()))
+
+
 def test_jagged_tensors_that_do_not_fit() -> None:
     x = torch.nested.nested_tensor([torch.randn(3, 24), torch.randn(5, 24)], layout=torch.jagged)
     with pytest.raises(LaunchError, match=r"x is a jagged tensor, whose features come last; accepted: layout='bsf'"):
