@@ -34,6 +34,8 @@ class ChainLayer:
     _kind = "KSLinear"  # class name in messages, because FSDP2 renames the class
     _exchanges: tuple[Exchange | None, ...] = ()  # one per factor; empty if no factor exchanges features
     has_stored_type = False  # whether the weights are stored in another type than that of x
+    # scale of x if the layer quantizes it first; the default is for layers saved before that was possible
+    _x_scale: float | None = None
     _replay: Any = None  # repeats prepared calls without Python code, see `ksgen.torch.operators.replay`
     _python_calls = 0  # prepared calls in Python
     _parallel: Any = None  # split over processes: a `ksgen.torch.parallel.Parallel`

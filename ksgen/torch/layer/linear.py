@@ -566,7 +566,8 @@ class KSLinear(ChainLayer, nn.Linear):
         shapes = sizes if self.layout == "bsf" else [size[::-1] for size in sizes]
         device = next(self.buffers() if self.has_stored_type else self.parameters()).device
         new = partial(torch.zeros, dtype=dtype, device=device)
-        steps = (False, True) if self.training else (False,)  # whether x has a gradient
+        # whether x has a gradient; x in eight bits has none
+        steps = (False, True) if self.training and self._x_scale is None else (False,)
         build_calls(self, [((new(shape, requires_grad=each),), {}) for shape in shapes for each in steps])
         return self
 

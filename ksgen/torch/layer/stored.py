@@ -221,7 +221,6 @@ class StoredWeights(ChainLayer, nn.Module):
     between: Activation
     fuse: Fuse
     bias: nn.Parameter | None
-    _x_scale: float | None = None  # default for layers saved before x could be in eight bits
 
     def _store(self, parts: Sequence[Quantized]) -> None:
         self.storage, self.per = parts[0].storage, parts[0].per

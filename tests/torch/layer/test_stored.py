@@ -619,6 +619,12 @@ def test_compilers_see_x_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert made(x[:0]).shape == (0, 36)
 
 
+def test_a_layer_that_quantizes_x_is_built_in_training_mode() -> None:
+    made = KSLinear(CHAIN).quantize("int8", x=torch.randn(4, 48), x_too=True)
+    assert made.training
+    assert made.build(4) is made
+
+
 def test_what_is_refused_of_x_in_eight_bits() -> None:
     layer, x = KSLinear(CHAIN), torch.randn(4, 48)
     with pytest.raises(LaunchError, match="x_too=True without x; accepted: typical inputs of the layer as x"):
