@@ -83,7 +83,8 @@ def product(
         fuse: Launches: "auto" runs one launch if that is faster, "no" one per factor. "yes" always runs one launch.
 
     Returns:
-        The function. It raises `LaunchError` while it is traced if arguments do not fit.
+        The function. It raises `LaunchError` while it is traced if arguments do not fit, or if `fuse="yes"` asks for a
+        launch that is not available.
 
     Raises:
         PatternError: The factors do not fit each other.
@@ -224,7 +225,10 @@ def _is_one_launch(launcher: ChainLauncher, layer: LayerCall, x: Any, bias: Any,
     epilogue = Epilogue(bias is not None, layer.activation, residual is not None, layer.residual_first)
     precision: Any = layer.precision or str(x.dtype)
     options = LaunchOptions(precision, layer.layout, epilogue)
-    return launcher._verdict(device, options, _batch(layer.layout, x)).is_one
+    found = launcher._verdict(device, options, _batch(layer.layout, x))
+    if layer.fuse == "yes" and not found.is_one:
+        raise LaunchError(f"{launcher!r}: {found.why}; accepted: {launcher.accepted}")
+    return found.is_one
 
 
 # ---- one factor, and the gradient of its weights: both are linear in x and in the other operand

@@ -13,6 +13,7 @@ import pytest
 
 from ksgen import reference
 from ksgen.errors import KsgenError, LaunchError, PatternError, SpecError
+from ksgen.launch.fused import Verdict
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import ACTIVATIONS
@@ -241,6 +242,14 @@ def test_one_launch_and_several(monkeypatch: pytest.MonkeyPatch) -> None:
         called.clear()
         product(TWO, fuse=fuse)(x, weights).block_until_ready()
         assert called == launchers
+
+
+def test_one_launch_that_is_asked_for_but_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ksgen.jax.ChainLauncher, "_verdict", lambda *_: Verdict(False, "no family has room"))
+    x, weights, *_ = problem(TWO)
+    for each in (product(TWO, fuse="yes"), jax.jit(product(TWO, fuse="yes"))):
+        with pytest.raises(LaunchError, match=r"fuse='yes'.*: no family has room; accepted: fuse='auto' or 'no'"):
+            each(x, weights)
 
 
 @pytest.mark.parametrize("chain", [ONE, TWO])
