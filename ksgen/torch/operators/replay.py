@@ -40,6 +40,7 @@ OFTEN = 500  # repeated calls of a process after which the extension is compiled
 APART = 32  # calls in Python between two attempts to add an entry, which takes as long as some calls
 LAST = 3 * APART  # calls in Python after which no replay may replace another method
 TURNS = 9  # calls of a replay, and as many in Python, to compare their times
+LONG_NS = 10**6  # nanoseconds of a call whose times are not compared, since the turns would take too long
 ABSENT = ...  # in place of the value of a dictionary without the key
 # a layer's attributes that determine a prepared call; its class has those that it lacks
 ATTRIBUTES = (
@@ -237,7 +238,9 @@ def add(
             return y
 
         with torch.no_grad() if len(directions) == 1 else torch.enable_grad():
-            if replayed(x, *own.values()) is None:  # such as a weight that repeats a slice by strides of zero
+            begin = perf_counter_ns()
+            # None: such as for a weight that repeats a slice by strides of zero
+            if replayed(x, *own.values()) is None or perf_counter_ns() - begin > LONG_NS:
                 return later
         once = ops._step if len(directions) > 1 else lambda method, given: method(*given)
         if not _is_faster(*(partial(once, each, (x, *own.values())) for each in (replayed, usual))):

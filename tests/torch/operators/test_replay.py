@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import os
 import pickle
 import sysconfig
@@ -617,6 +618,23 @@ def test_a_build_lets_replays_decide_though_calls_wait_for_kernels(
     assert os.environ["KSGEN_COMPILE"] == "wait"
     layer = layer_of(ONE, backend="auto").train(training).build(4)
     assert "_replay" in vars(layer)
+
+
+@pytest.mark.parametrize(("ns", "is_compared"), [(replay.LONG_NS, True), (replay.LONG_NS + 1, False)])
+def test_long_calls_are_not_repeated_to_be_compared(
+    ns: int, is_compared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared, times = list[Any](), itertools.count(0, ns)
+    monkeypatch.setattr(prepared, "faster", lambda job, ways: "bmm")
+    monkeypatch.setattr(prepared, "_calls", {})
+    monkeypatch.setattr(replay, "may_change", lambda: True)
+    monkeypatch.setattr(replay, "perf_counter_ns", lambda: next(times))
+    monkeypatch.setattr(replay, "_is_faster", lambda *methods: compared.append(methods) or True)
+    layer = layer_of(ONE, backend="auto")
+    with torch.no_grad():
+        for _ in range(4):
+            layer(x_of(layer, 4))
+    assert ("_replay" in vars(layer), len(compared)) == (is_compared, is_compared)
 
 
 def test_the_second_of_two_calls_in_a_row_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
