@@ -327,7 +327,8 @@ class KSLinear(ChainLayer, nn.Linear):
     def to_linear(self) -> nn.Linear:
         """Convert to an `nn.Linear` with the same matrix and bias.
 
-        The dense layer takes x with features last, as in layout "bsf".
+        The dense layer takes x with features last, as in layout "bsf". Sharded parameters are gathered, so every
+        process has to call this.
 
         Returns:
             The dense layer, with copies of the values.
@@ -345,7 +346,7 @@ class KSLinear(ChainLayer, nn.Linear):
                 f"{self._name()}: an nn.Linear has no activation={self.activation!r}; apply it separately, and set it "
                 "to 'none' first"
             )
-        return dense_layer(self.to_dense(), self.bias).train(self.training)
+        return dense_layer(self.to_dense(), None if self.bias is None else _gathered(self.bias)).train(self.training)
 
     def to_dense(self) -> Tensor:
         """Compute K differentiably.
@@ -374,7 +375,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
     def _factors(self) -> Sequence[Tensor]:
         """Full weights of all factors, gathered if they are sharded."""
-        return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in self.weights]
+        return [_gathered(each) for each in self.weights]
 
     @property
     def weight(self) -> Tensor:
@@ -827,6 +828,12 @@ def _draw(parameter: Tensor, bound: float) -> None:
     if parameter.is_complex():
         parameter, bound = torch.view_as_real(parameter.detach()), bound / sqrt(2)
     nn.init.uniform_(parameter, -bound, bound)
+
+
+def _gathered(parameter: Any) -> Tensor:
+    """The full parameter, gathered if it is sharded."""
+    full: Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return full
 
 
 def dense_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -102,6 +102,8 @@ def compare(
     with torch.no_grad():  # from where it lies, x is brought to where the split wants it
         torch.testing.assert_close(local(split(distribute_tensor(x.detach(), mesh, [Shard(1)]))), part(alone(x), asked))
     torch.testing.assert_close(split.to_dense(), alone.to_dense())
+    split.activation = alone.activation = "none"
+    torch.testing.assert_close(dict(split.to_linear().named_parameters()), dict(alone.to_linear().named_parameters()))
 
 
 def counts(sent: Any) -> Counter[str]:
