@@ -1,7 +1,7 @@
 """Cached plans: read wisdom, choose constants, render a source, find or build its binary, and load it.
 
-Binaries of bundles come first. Wisdom of bundles precedes the shipped wisdom, but not the user's own. A planner never
-launches. While it compiles or loads a kernel, it holds no lock of another kernel.
+Binaries of bundles precede those of caches and compilers. Wisdom of bundles precedes the shipped wisdom, but not the
+user's own. A planner never launches. While it compiles or loads a kernel, it does not block the planning of others.
 """
 
 import contextlib
@@ -29,14 +29,15 @@ from ksgen.spec import KernelSpec
 from ksgen.values import excerpt
 from ksgen.wisdom import Entry, Wisdom, file_name, load_wisdom
 
-MOST_PLANS = 4096  # cached plans: one per batch size, and cheap to rebuild
+MOST_PLANS = 4096  # cached plans: one per kernel and batch size, and cheap to rebuild
 MOST_LOADED = 1024  # loaded kernels: each takes about ten of the 65,530 memory maps that Linux allows a process
 MOST_DERIVED = 1024  # cached data that callers derive from plans: one per layer and batch size
 
 _Key = tuple[Device, KernelSpec, str, Any]  # identifies a loaded kernel: device, kernel, family, source constants
 
 Watcher = Callable[[Device, KernelSpec, int, Choice | None], None]
-WATCHERS: list[Watcher] = []  # called with each kernel that is planned, or considered for one launch
+# called with each kernel that is planned (with its choice), or considered for a fused launch (with None)
+WATCHERS: list[Watcher] = []
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +46,9 @@ class Planner:
     """Creates and caches plans: a known plan costs one lookup. Devices live as long as the process."""
 
     def __init__(self) -> None:
-        self.generation = 0  # grows when earlier plans become invalid
+        self.generation = 0  # incremented when callers must look up their plans again
         self.earlier: list[int] = []  # earlier generations whose plans some calls may still use
-        self._kept: list[dict[Any, Any]] = []  # keeps the plans of these generations alive
+        self._earlier_plans: list[dict[Any, Any]] = []  # keeps the plans of these generations alive
         self._plans: dict[tuple[Device, KernelSpec, int, bool], Plan] = {}
         self.derived: dict[Any, Any] = {}  # data that callers derive from plans; dropped with them
         self._loaded: dict[_Key, Loaded] = {}  # the least recently used come first
@@ -58,29 +59,30 @@ class Planner:
         self._guard = new_reentrant_lock()
 
     def use_bundle(self, path: str | Path) -> None:
-        """Use binaries of a bundle first, and its wisdom before the shipped wisdom, from now on."""
+        """Search a bundle's binaries first from now on, and its wisdom before the shipped wisdom."""
         bundle = Bundle(path)
         with self._guard:
             self._bundles.insert(0, bundle)
-            put_in_use(bundle)  # for binaries that the device itself builds; caches precede bundles there
+            put_in_use(bundle)  # also for binaries that a runtime builds for itself; `build` searches its caches first
             self.forget()
 
     def forget(self) -> None:
-        """Read wisdom and passports again from now on, because a search or a proof has added to them."""
+        """Drop all plans, and read wisdom and passports again, because a search or a proof has changed them."""
         with self._guard:
             self._plans.clear()
             self.derived.clear()
             self._wisdom.clear()
             passport.forget()
-            self.earlier, self._kept = [], []
+            self.earlier, self._earlier_plans = [], []
             self.generation += 1
 
     def renew(self) -> None:
-        """Read wisdom again like `forget`, but keep earlier plans for calls that may not change kernels."""
+        """Read wisdom again like `forget`, but keep earlier plans alive for calls that must not change kernels."""
         with self._guard:
-            earlier, kept = [*self.earlier, self.generation], [*self._kept, dict(self._plans), dict(self.derived)]
+            earlier = [*self.earlier, self.generation]
+            plans = [*self._earlier_plans, dict(self._plans), dict(self.derived)]
             self.forget()
-            self.earlier, self._kept = earlier, kept
+            self.earlier, self._earlier_plans = earlier, plans
 
     def plan(
         self,
@@ -90,10 +92,10 @@ class Planner:
         aligned: bool = True,
         before_loading: Callable[[], object] | None = None,
     ) -> Plan:
-        """Plan for a kernel at a batch; builds and loads at first use.
+        """Plan for a kernel at a batch size. The first call builds and loads the kernel.
 
         `aligned` says whether arrays begin at a multiple of 16 bytes. `before_loading` is called if the kernel is not
-        on the device yet, and may raise an error.
+        loaded yet, and may raise an error instead.
         """
         key = (device, kernel, batch, aligned)
         if found := self._plans.get(key):
@@ -108,14 +110,14 @@ class Planner:
         must_end = device.runtime == "opencl"
         made: Plan = outcome((generation, *key), kernel.name, make, at_once=is_loaded, must_end=must_end)
         with self._guard:
-            if generation != self.generation:  # derived from outdated wisdom, so only this call uses it
+            if generation != self.generation:  # chosen by outdated wisdom, so only this call uses it
                 return made
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             return self._plans.setdefault(key, made)
 
     def derive(self, generation: int, key: Any, found: Any) -> None:
-        """Cache data that a caller derived from plans, unless they are of an earlier generation."""
+        """Cache data that a caller derived from plans, unless their generation is over."""
         with self._guard:
             if generation != self.generation:
                 return
@@ -124,26 +126,26 @@ class Planner:
             self.derived[key] = found
 
     def report(self, device: Device, kernel: KernelSpec, batch: int, choice: Choice | None = None) -> None:
-        """Call the watchers with a kernel that a call may use, and with its choice if it is planned."""
+        """Call the watchers with a kernel that a call may use; without a choice, it is only considered."""
         for each in tuple(WATCHERS):
             each(device, kernel, batch, choice)
 
     def choice(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool = True) -> Choice:
-        """Family and constants for a kernel at a batch, among those that the device has not refused.
+        """Family and constants for a kernel at a batch size, among those that the device has not refused.
 
-        `DeviceError` if the device has refused all families.
+        Raises `DeviceError` if the device has refused all families.
         """
-        limits, kernel = limits_of(device), kernel.untied  # ties decide no family
+        limits, kernel = limits_of(device), kernel.untied  # the choice does not depend on ties
         found = choose(kernel, batch, limits, self._wisdom_of(device), aligned)
         while self._refused and (why := self._refused.get(_key(device, kernel, found))):
             found, limits = fallback_choice(found, kernel, batch, limits, aligned, why)
         return found
 
     def refuse(self, plan: Plan, why: str, aligned: bool = True) -> None:
-        """Choose another kernel than a plan's from now on, because the device refuses its launches.
+        """Replace a plan's kernel by another one from now on, because the device refuses its launches.
 
-        All other plans stay. `aligned` says whether the refused call's arrays were aligned. `DeviceError` if no kernel
-        is left for such arrays.
+        Plans with other kernels stay. `aligned` says whether the refused call's arrays were aligned. Raises
+        `DeviceError` if no kernel is left for such arrays.
         """
         key = _key(plan.device, plan.kernel.untied, plan.choice)
         with self._guard:
@@ -156,13 +158,13 @@ class Planner:
             for each in [each for each, known in self.derived.items() if getattr(known, "loaded", None) is plan.loaded]:
                 del self.derived[each]
             self.earlier.append(self.generation)
-            self.generation += 1  # callers look up their plans again, and find all others
+            self.generation += 1  # callers look up their plans again, and find all except the removed ones
         _report_refusal(plan.kernel, why, plan.choice, self.choice(plan.device, plan.kernel, plan.batch, aligned))
 
     def measured(self, device: Device, kernel: KernelSpec, batch: int) -> Entry | None:
-        """Entry of the device's wisdom for a kernel at about this batch.
+        """Entry of the device's wisdom for a kernel at this batch size, or at the nearest one that counts as alike.
 
-        None unless its time is reliable and of the current template, and the device may run its choice.
+        None unless its time is reliable and was measured with the current template, and the device may run its choice.
         """
         found = self._wisdom_of(device).lookup(kernel, batch)
         if found is None or not found.is_sound or not found.median_us:
@@ -177,10 +179,10 @@ class Planner:
         return found
 
     def plan_or_fallback(self, device: Device, kernel: KernelSpec, batch: int, aligned: bool, choice: Choice) -> Plan:
-        """Plan of a choice, or of another one if its kernel cannot be built or launched.
+        """Plan of a choice, or of another choice if its kernel cannot be built or launched.
 
-        If the build fails, prebuilt kernels are tried. They are for the target's usual card, or for any processor with
-        a subset of this one's instructions. If weights are tied, kernels that read a slice once are tried before those
+        If the build fails, prebuilt kernels are tried. They were chosen for the target's usual GPU, or for a processor
+        with a subset of this one's instructions. For tied weights, kernels that read one slice are tried before those
         that read all weights.
         """
         while True:
@@ -219,9 +221,9 @@ class Planner:
     def plan_of(
         self, device: Device, kernel: KernelSpec, batch: int, choice: Choice, target: str | None = None
     ) -> Plan:
-        """Plan of a given choice, which the caller caches.
+        """Plan of a given choice. It is not cached here, but its loaded kernel is.
 
-        `target` is the binary's target, if it differs from the device's.
+        `target` is the target of the binary; None: the device's.
         """
         check_grid(kernel, choice.family, choice.constants, batch)
         kernel = as_read(kernel, choice)
@@ -232,9 +234,9 @@ class Planner:
         return make_plan(device, kernel, batch, choice, loaded)
 
     def _load(self, device: Device, kernel: KernelSpec, choice: Choice, target: str) -> Loaded:
-        """Loaded kernel of a choice.
+        """Return the loaded kernel of a choice; build and load it first if needed.
 
-        Threads that want the same kernel wait for the thread that loads it; other threads do not wait.
+        Threads that need the same kernel wait for the thread that loads it. Other threads do not wait.
         """
         key = _key(device, kernel, choice)
         with self._guard:
@@ -243,7 +245,7 @@ class Planner:
             with lock:
                 found = self._loaded.get(key)
                 if found is None:
-                    # no graph is being recorded here, and loading the kernel takes a while anyway
+                    # A good moment to start the passport: no CUDA graph is being recorded, and loading is slow anyway.
                     passport.begin(device)
                     if choice.misfit:
                         _log.warning("%s: %s", kernel.name, choice.why)
@@ -257,20 +259,20 @@ class Planner:
         return found
 
     def _check(self, key: _Key, loaded: Loaded, choice: Choice) -> None:
-        """Raise `RefusedError` if the device cannot launch a source, or `KSGEN_CHECK=first` finds its result wrong."""
+        """Raise `RefusedError` if the device cannot launch a kernel, or `KSGEN_CHECK=first` finds its result wrong."""
         try:
             check_launchable(device := key[0], loaded)
             if checks_first_results():
-                # a layer above this one, loaded only on request
+                # of a higher layer, so it cannot be imported at the top
                 import_module("ksgen.calibration.proof").check_result(device, loaded, choice)
         except RefusedError as error:
             self._refused[device, key[1].untied, *key[2:]] = str(error)
             raise
 
     def _keep(self, key: _Key, loaded: Loaded) -> None:
-        """Cache a kernel, and drop the least recently used ones.
+        """Cache a kernel, and drop the least recently used ones beyond `MOST_LOADED`.
 
-        Calls and graphs that use a dropped kernel keep it loaded.
+        Calls and graphs that still use a dropped kernel keep it loaded.
         """
         self._loaded.pop(key, None)
         self._loaded[key] = loaded
@@ -288,9 +290,8 @@ class Planner:
     def _binary(self, device: Device, source: Source, target: str) -> Binary:
         request = Request(source.text, source.entry, target)
         packed = (found for bundle in self._bundles if (found := bundle.get(request)))
-        compiler = (
-            device.compiler() if target == device.target else AbsentCompiler("only what was built elsewhere is taken")
-        )
+        is_own = target == device.target
+        compiler = device.compiler() if is_own else AbsentCompiler(f"only prebuilt binaries are used for {target}")
         return next(packed, None) or build(source.text, source.entry, target, compiler, default_caches())
 
 
@@ -299,13 +300,13 @@ def _key(device: Device, kernel: KernelSpec, choice: Choice) -> _Key:
 
 
 def as_read(kernel: KernelSpec, choice: Choice) -> KernelSpec:
-    """The kernel with its ties only if the choice reads tied weights once."""
+    """The kernel as a choice reads its weights: with their ties if it reads one slice of tied weights, else untied."""
     return family_named(choice.family).as_read(kernel, choice.constants)
 
 
 def _report_refusal(kernel: KernelSpec, why: str, refused: Choice, instead: Choice) -> None:
-    plainly = " without clusters" if instead.family == refused.family else ""
-    _log.warning("%s: %s; launchers take %s%s", kernel.name, why, instead.family, plainly)
+    remark = " without clusters" if instead.family == refused.family else ""
+    _log.warning("%s: %s; launchers take %s%s", kernel.name, why, instead.family, remark)
 
 
 def checks_first_results() -> bool:
