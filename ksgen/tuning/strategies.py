@@ -1,6 +1,6 @@
-"""Orders candidates, and decides when a search ends. Only numbers go in and out: nothing runs here.
+"""Strategies of a search: they order its candidates, and decide when it ends. They never compile or measure.
 
-A strategy is asked for candidates of a pool and receives their outcomes, in any order.
+A strategy proposes candidates of a pool (`ask`), and receives their times in any order (`tell`).
 """
 
 import random
@@ -11,34 +11,40 @@ import numpy as np
 
 from ksgen.tuning.pool import Array, Pool, expect
 
-WINDOW = 1500  # first candidates in the cost model's order, among which the next one is chosen
+WINDOW = 1500  # the next candidate is one of so many that the cost model ranks first, or a neighbour of the best one
 LEAST = 12  # candidates that are measured before a search may end by itself
 MOST = 96  # candidates after which a search without a budget ends
-MIN_GAIN = 0.005  # relative to the best time: a smaller expected gain is not worth another candidate
+MIN_GAIN = 0.005  # in log2 of the time, about 0.35 %: a search ends if no candidate is expected to gain so much
 MOST_TRIED = 4  # candidates of a trial
-NEAR = 1.3  # a trial leaves out candidates that are predicted to take more than this multiple of the best
+NEAR = 1.3  # a trial omits candidates whose predicted time exceeds the best predicted time by more than this factor
 BOLDNESS = 0.5  # standard deviations subtracted from the expected time, so that uncertain candidates are tried
 
 
 class Strategy(Protocol):
-    """An order of candidates."""
+    """Order in which the candidates of a pool are tried. Candidates are indices into the pool."""
 
     def ask(self) -> int | None:
-        """Index of the next candidate to try; None if no candidate is worth it now, or ever."""
+        """Index of the next candidate to try.
+
+        None if there is none at present. Ask again after the next `tell`; without candidates in progress, the search
+        is over.
+        """
         ...
 
     def tell(self, index: int, us: float | None) -> None:
-        """Record the time of a candidate; None if it has no time. The candidate may be a known one that `ask` never
-        returned."""
+        """Record a candidate's time in microseconds; None if it could not be measured.
+
+        The candidate need not come from `ask`: earlier searches may have measured it.
+        """
         ...
 
     def left(self) -> int:
-        """Estimated number of further candidates."""
+        """Estimated number of candidates that `ask` will still return."""
         ...
 
 
 class Listed:
-    """Candidates in a fixed order, all of them."""
+    """Every candidate of a list, in its order."""
 
     def __init__(self, order: list[int]) -> None:
         self._left = dict.fromkeys(order)
@@ -57,21 +63,21 @@ class Listed:
 
 
 def exhaustive(pool: Pool, has_budget: bool = False) -> Strategy:
-    """Every candidate, the most promising first."""
+    """Every candidate of the pool, in its order: guesses, then the cost model's order."""
     return Listed(list(range(len(pool))))
 
 
 def shuffled(pool: Pool, has_budget: bool = False) -> Strategy:
-    """Guesses, then every other candidate in an order that is random, but equal for equal jobs."""
+    """Guesses, then every other candidate in a random order, which is the same for equal jobs."""
     order = list(range(pool.guesses, len(pool)))
     random.Random(f"{pool.job}").shuffle(order)
     return Listed([*range(pool.guesses), *order])
 
 
 def shortlist(pool: Pool, has_budget: bool = False) -> Strategy:
-    """Guesses, then the cost model's candidates within `NEAR` of the best predicted time: `MOST_TRIED` in all.
+    """Guesses, then candidates whose predicted time is within `NEAR` of the best: at most `MOST_TRIED` in all.
 
-    Candidates that differ from a listed one in a single constant are left out, because they take about as long.
+    Candidates near a listed one (`Pool.are_near`) are omitted, because they take about as long.
     """
     order = list(range(min(pool.guesses, MOST_TRIED)))
     most_us = NEAR * min(pool.predicted_us, default=0.0)
@@ -84,20 +90,20 @@ def shortlist(pool: Pool, has_budget: bool = False) -> Strategy:
 
 
 class Model:
-    """Candidates in the cost model's order, corrected by measurements.
+    """Candidates by expected time: the cost model's prediction, corrected by measurements.
 
-    The next candidate is the one that may be the fastest. It is chosen alternately among all candidates, and among
-    those that differ from the best one in one constant. The strategy ends when no candidate promises a gain. If the
-    search has a budget, it continues with the rest in the cost model's order.
+    The next candidate is the one with the shortest optimistic time (`BOLDNESS`). It is chosen alternately among all
+    candidates, and among neighbours of the best one. The strategy ends when no candidate promises a gain. If the search
+    has a budget, the remaining candidates follow in the pool's order.
     """
 
     def __init__(self, pool: Pool, has_budget: bool = False) -> None:
         self._pool = pool
         self._rest = exhaustive(pool) if has_budget else Listed([])  # candidates to try when none promises a gain
-        self._times: dict[int, float] = {}  # log2
-        self._asked: dict[int, None] = {}
-        self._done: set[int] = set()
-        self._near: tuple[int, list[int]] = (-1, [])  # the best one and its neighbours
+        self._times: dict[int, float] = {}  # log2 of microseconds, by candidate that was measured
+        self._asked: dict[int, None] = {}  # candidates that were returned, or known before
+        self._done: set[int] = set()  # those whose outcome is known
+        self._near: tuple[int, list[int]] = (-1, [])  # the best candidate, and its neighbours
         self._is_over = False
 
     def ask(self) -> int | None:
@@ -138,7 +144,7 @@ class Model:
         if self._times:
             best = min(self._times.values())
             if len(self._done) >= LEAST and _gain(best, mean, spread).max() < MIN_GAIN:
-                self._is_over = len(self._done) == len(self._asked)  # candidates in progress may still change it
+                self._is_over = len(self._done) == len(self._asked)  # candidates in progress may still promise a gain
                 return self._next_of_rest() if self._is_over else None
         value = mean - BOLDNESS * spread
         is_near = np.isin(untried, near)
@@ -155,13 +161,13 @@ class Model:
         return self._near[1]
 
     def _expected(self, asked: Array) -> tuple[Array, Array]:
-        """Mean and deviation of the expected times of candidates, in log2.
+        """Mean and standard deviation of candidates' expected times, in log2.
 
-        A candidate under way counts as if it took its expected time, so that its near copies are not proposed.
+        A candidate in progress counts as if it took its expected time, so that similar ones are not proposed.
         """
         pool = self._pool
         others = np.arange(len(pool), len(pool.points.jobs))
-        # A candidate that cannot run counts as the slowest measured one, because similar ones can hardly run either.
+        # A candidate without a time counts as the slowest measured one, because similar ones probably fail as well.
         useless = [index for index in self._done if self._times and index not in self._times]
         tried = np.array([*self._times, *useless], int)
         worst = max(self._times.values(), default=0.0)
@@ -175,7 +181,7 @@ class Model:
 
 
 def _gain(best: float, mean: Array, spread: Array) -> Array:
-    """The expected gain of each candidate over the best time, in log2."""
+    """Expected improvement of each candidate over the best time, in log2."""
     z = (best - mean) / spread
     below = np.array([0.5 * (1 + erf(value / sqrt(2))) for value in z])
     density = np.array([exp(-value * value / 2) / sqrt(2 * pi) for value in z])
@@ -184,5 +190,5 @@ def _gain(best: float, mean: Array, spread: Array) -> Array:
 
 
 TRIAL = "trial"  # strategy of `ksgen calibrate`
-StrategyName = Literal["model", "random", "exhaustive"]  # that users choose from
+StrategyName = Literal["model", "random", "exhaustive"]  # strategies of `ksgen tune --strategy`
 STRATEGIES = {"model": Model, "random": shuffled, "exhaustive": exhaustive, TRIAL: shortlist}

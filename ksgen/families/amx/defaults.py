@@ -1,4 +1,4 @@
-"""Default constants of the amx family before any search, chosen by its model."""
+"""Default constants of the amx family before any search, chosen by its cost model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,32 +22,32 @@ from ksgen.families.vector.defaults import MANY, STREAMING_BYTES, alike
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 
-# rows of the batch per block: a weight that comes from the L2 cache is multiplied by all of them
+# rows of the batch per block; a weight that is loaded from the L2 cache is multiplied by all of them
 BLOCKS = (256, 192, 128, 96, 64, 32)
-MOST_ROWS = 128  # rows per block of a factor alone in batch-size-first: 256 were slower in all four measured kernels
-MOST_OUTPUTS = 256  # outputs per j whose sums wait
-DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # tiles along the inputs per chunk
-# lines SETS_BYTES apart share a set of an L1 cache; at most WAYS rows that are read in place may share one
+MOST_ROWS = 128  # rows per block of a single factor in batch-size-first: 256 were slower in all four measured kernels
+MOST_OUTPUTS = 256  # largest `outputs`
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # candidates for `depth`
+# cache lines SETS_BYTES apart share a set of the L1 cache; at most WAYS rows that are read in place may share one
 SETS_BYTES, WAYS = 4096, 4
-# multiply-adds per input or output, b * c / (b + c), from which on parts are planes in batch-size-first, so that a
-# plane's weights stay in the cache; counted, not measured
+# multiply-adds per input or output, b * c / (b + c), below which memory bounds a kernel in batch-size-first; counted,
+# not measured
 LEAST_REUSE = 64
-TASKS = 4  # work groups per core that parts provide, if there are enough groups of outputs
+TASKS = 4  # work groups per core, if there are enough groups of outputs
 
 
 def reads_in_place(kernel: KernelSpec) -> bool:
-    """Whether rows of X can be operands in place: they are 16-bit, and contiguous in memory."""
+    """Whether rows of X can be operands without a copy: 16-bit elements, contiguous along the inputs."""
     is_contiguous = kernel.layout == "bsf" and not kernel.reads_exchanged and kernel.pattern.d == 1
     return is_contiguous and products_of(kernel).parts == 1 and kernel.pattern.c >= INPUTS
 
 
 def least_of(kernel: KernelSpec) -> AmxTiling:
-    """Tiling with the least constants, for sizes that do not depend on constants."""
+    """Tiling with the smallest constants, to read sizes that do not depend on the constants."""
     return AmxTiling(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1))
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstants | AmxChainConstants:
-    """Constants with the fewest expected cycles of all cores together."""
+    """Constants with the fewest expected cycles, summed over all cores."""
     batch = kernel.batch or alike(batch or MANY)
 
     def cycles(constants: AmxConstants | AmxChainConstants) -> float:
@@ -56,7 +56,7 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
     if not kernel.is_chain:
         tilings = _fitting([AmxTiling(kernel, each) for each in _options(kernel, batch)])
         return min((_with_parts(each, limits, batch) for each in tilings), key=cycles)
-    # long blocks exceed the L2 cache; with short blocks, all weights are read more often
+    # The data of a large block exceed the L2 cache; with small blocks, all weights are read more often.
     most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has a block
     return min(
         (of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in BLOCKS)), key=cycles
@@ -64,16 +64,17 @@ def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstan
 
 
 def _fitting(tilings: list[AmxTiling]) -> list[AmxTiling]:
-    """Tilings whose private buffers fit an L2 cache, or else the smallest.
+    """Tilings whose private buffers fit the L2 cache; if none does, those with the smallest buffer.
 
-    The model does not know what a larger buffer costs. In eleven kernels, it took 1.06 to 1.98 times as long.
+    The model does not include the cost of larger buffers. With them, eleven kernels took 1.06 to 1.98 times as long.
     """
     most = max(SECOND_LEVEL_BYTES // 4, min(shape.slot for shape in tilings))
     return [shape for shape in tilings if shape.slot <= most]
 
 
 def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
-    """Constants with blocks of `block` rows, and for each factor the tiles with the fewest expected cycles."""
+    """Constants of a chain with blocks of `block` rows, and for each factor the tiles with the fewest expected
+    cycles."""
     factors = factor_kernels(kernel)
     least = [AmxConstants(block, PAIR, 1, 1, 0, 1) for _ in factors]
     shape = AmxChainTiling(kernel, AmxChainConstants.of(kernel, block, least, 0))
@@ -105,9 +106,9 @@ def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
 
 
 def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
-    """Yield every pair of `outputs` and `depth`.
+    """Yield pairs of `outputs` and `depth`.
 
-    They divide the b outputs, and the tiles along the inputs, as equally as possible.
+    `outputs` divides the b outputs as equally as possible, and `depth` the tiles along the inputs.
     """
     b, steps = kernel.pattern.b, divide_up(kernel.pattern.c, INPUTS)
     depths = dict.fromkeys(divide_up(steps, divide_up(steps, depth)) for depth in DEPTHS)
@@ -118,7 +119,7 @@ def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
 
 
 def _are_read_in_place(kernel: KernelSpec, block: int) -> bool:
-    """Whether rows of X can be read in place, and do not evict each other from the L1 cache."""
+    """Whether a block's rows of X can be read in place, and do not evict each other from the L1 cache."""
     row_bytes = kernel.in_features * kernel.item_bytes
     steps = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
     sets = next(SETS_BYTES // step for step in steps if row_bytes % step == 0)  # sets over which rows spread
@@ -126,15 +127,15 @@ def _are_read_in_place(kernel: KernelSpec, block: int) -> bool:
 
 
 def streams_outputs(kernel: KernelSpec, batch: int) -> int:
-    """1 if outputs are many enough for streaming stores, else 0.
+    """1 if outputs take enough bytes for streaming stores, else 0.
 
-    Only whole lines use them, because memory would have to merge partial lines.
+    Only whole cache lines are stored in this way, because memory would have to merge partial lines.
     """
     return int(batch * kernel.pattern.out_features * kernel.item_bytes >= STREAMING_BYTES)
 
 
 def _with_parts(shape: AmxTiling, limits: Limits, batch: int) -> AmxConstants:
-    """Divide groups of outputs among work groups if there are fewer than TASKS blocks per core.
+    """Divide groups of outputs into more parts, one per work group, if there are fewer than TASKS blocks per core.
 
     The number of parts is never reduced.
     """
@@ -146,8 +147,8 @@ def _with_parts(shape: AmxTiling, limits: Limits, batch: int) -> AmxConstants:
 def _parts_of_planes(kernel: KernelSpec) -> int:
     """Number of parts: usually one per plane, so that a plane's weights stay in the cache for the whole batch.
 
-    In batch-size-first it is 1 if memory bounds the kernel, so that memory is read in one direction. It is also 1 there
-    if several planes share cache lines.
+    In batch-size-first it is 1 if memory bounds the kernel, so that a work group reads whole rows. It is also 1 there
+    if planes share cache lines.
     """
     shape, pattern = least_of(kernel), kernel.pattern
     is_bound = pattern.b * pattern.c < LEAST_REUSE * (pattern.b + pattern.c)
