@@ -1,11 +1,17 @@
 """Prepared training steps of a layer on a processor: one call for all launches forward, and one backward.
 
-The first call at a shape takes the usual path, which reports errors. The second call prepares; under deterministic
-algorithms, the first one does. It times forward and backward passes of all methods alternately, and later calls take
-the fastest method. Method "ksgen" uses the prepared calls, "bmm" PyTorch's products without checks, and "each" the
-usual path. Weights are read at each call. The backward call packs the weights of the adjoint factors from the same
-memory. All other calls take the usual path. Of tied weights, a step takes the slices, and most factors multiply by
-these (`ksgen.torch.operators.factors`).
+The first call at a shape takes the usual path, which reports errors. The second call prepares the step; under
+deterministic algorithms, the first one does. It times forward and backward passes of all methods alternately, and later
+calls use the fastest method:
+
+- "ksgen": the prepared calls.
+- "swapped": the prepared calls, with the last factor's operands exchanged (`Factor.is_swapped`).
+- "bmm": PyTorch's products without checks.
+- "each": the usual path.
+
+Weights are read at each call. The backward call packs the weights of the adjoint factors from the same memory. Calls
+that no step supports take the usual path. Of tied weights, a step receives the slices, and most factors multiply by
+these directly (`ksgen.torch.operators.factors`).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -36,14 +42,15 @@ Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and
 
 @dataclass(eq=False)
 class PreparedStep:
-    """A prepared step: its method, and its launches if a replay may repeat them."""
+    """A prepared step: its method, and the launches that a replay may repeat, if there are any."""
 
     run: Method
     trained: "Trained | None"
 
 
 _steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
-_refused: set[Hashable] = set()  # steps whose kernels a compiler could not build; not retried in this generation
+# jobs and methods whose kernels no compiler could build; not retried in this generation of plans
+_refused: set[Hashable] = set()
 
 
 def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
@@ -73,8 +80,8 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
 def multiply_by(make_layer: Callable[[], Any], x: Any, weights: Tensor) -> Tensor | None:
     """Product of x by weights that other operations compute; None if it has to take the usual path.
 
-    `make_layer` returns a layer with one factor and no bias, whose parameters are not read. Compiled programs never
-    call it, so that they do not trace how a layer is created.
+    `make_layer` returns a layer with one factor and no bias, whose parameters are not read. It is not called while
+    `torch.compile` traces, so that no program contains the creation of a layer.
     """
     if not _is_plain_step(x):
         return None
@@ -94,7 +101,10 @@ def _is_plain_step(x: Any, residual: Any = None) -> bool:
 
 
 def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Tensor | None]) -> PreparedStep | None:
-    """Prepared step for these arrays, whose weights are made whole; None if the usual path has to be taken."""
+    """Prepared step for these arrays; None if the usual path has to be taken.
+
+    In `parameters`, views that repeat a slice are replaced by copies.
+    """
     learned = [each is not None and each.requires_grad for each in parameters]
     if False in learned[1:]:
         return None
@@ -121,7 +131,7 @@ def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Te
 def _prepared(
     layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]
 ) -> PreparedStep | Unprepared | str:
-    """The fastest method; `UNFIT` if the usual path is fastest or required, `Unprepared` if it is not known yet."""
+    """Step with the fastest method; `UNFIT` if the usual path is required or fastest, `Unprepared` if not known yet."""
     seen = Unprepared(progress())
     chain, activations = layer.chain, (layer.between, layer.activation)
     is_usual = layer.precision in (None, dtype_name(x.dtype)) and layer.out_layout is None and layer.fuse != "yes"
@@ -143,7 +153,7 @@ def _prepared(
 
 
 def _fastest(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any]) -> PreparedStep | str:
-    """Time the methods, and return the fastest; `UNFIT` if that is the usual path."""
+    """Time the methods, and return a step with the fastest; `UNFIT` if only the usual path can be used."""
     kind = "step" if x.requires_grad else "first step"
     job: tuple[Hashable, ...] = job_of(
         kind, prepared.shapes_of(layer), x.dtype, layer.layout, layer.activation, parameters[0] is not None,
@@ -200,13 +210,14 @@ def _by_operators(
 ) -> Tensor:
     """Multiply by PyTorch's own operators, which autograd differentiates.
 
-    `given`: x as a matrix, the bias and the weights. `activations`: those between factors, and after the last one.
+    `given` holds x as a matrix, the bias and the weights. `activations` are the one between factors, and the one after
+    the last factor.
     """
     (x, bias, *weights), last = given, len(factors) - 1
     for number, (factor, each) in enumerate(zip(factors, weights, strict=True)):
         added, activation = (bias, activations[1]) if number == last else (None, activations[0])
         whole = factor.weights(each)
-        if factor.is_folded:  # a bias then follows in the single row of the whole factor
+        if factor.is_folded:  # with a bias, x has a single row, and the bias has the shape of the folded y
             product = ops.multiply_by_pytorch(factor.x(x), whole, None, None, factor.layout, "none")
             x = ACTIVATIONS[activation].apply(product if added is None else product + factor.y(added))
         else:
@@ -220,15 +231,15 @@ def _by_operators(
 class Trained:
     """`Method` of a layer without activations: one call for all launches forward, and one backward.
 
-    Kernels exchange features between factors: forward, a factor stores them as the next one reads them. Backward, that
-    factor's adjoint stores them as the first one's launches read them. Only the gradient of an exchanged y is copied.
-    It holds no array.
+    Kernels exchange features between two factors. Forward, the first factor stores its outputs in the order in which
+    the second one reads them. Backward, the adjoint of the second one stores their gradients in the order in which the
+    first one's launches read them. Only the gradient of an exchanged y is copied. An instance holds no array.
     """
 
     def __init__(
         self, layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequence[Any], last: Factor | None = None
     ) -> None:
-        """`last`: the swapped last factor, if the launches multiply by that."""
+        """Prepare the launches. `last` is the swapped last factor; None: the operands are not exchanged."""
         self.layout, self.factors = layer.layout, _factors(layer, x, residual, parameters[0])
         self._has_residual = residual is not None
         self._launched = self.factors if last is None else (*self.factors[:-1], last)
@@ -238,12 +249,12 @@ class Trained:
             each.pattern.transpose if each.is_folded or each.is_swapped else adjoint
             for each, adjoint in zip(self._launched, natural.transpose.factors[::-1], strict=True)
         ]
-        # the backward launches read the gradient of y in another order: shape and axes of a copy; empty without one
+        # shape and axes of a copy of y's gradient, if the backward launches read it in another order; else empty
         of_y, batch = exchange_of(stored.transpose), x.numel() // layer.in_features
         self.order = order_of(of_y and of_y.inputs, self.layout, batch)
         if last is not None:
             self.order = (batch, stored.d, stored.b), (2, 0, 1)
-        # whether these launches also write the bias's gradient: they do if they read y's own gradient
+        # whether the backward launches also write the bias's gradient: only if they read y's gradient without a copy
         learns_bias = parameters[0] is not None and parameters[0].requires_grad
         self.sums_bias = learns_bias and not self.order[1] and not self.factors[-1].is_folded
         rows = layer._as_matrix(x.detach()).contiguous()
@@ -257,7 +268,7 @@ class Trained:
         # both directions as a replay launches them
         self.launches = self._forward.launches, self._backward.launches
         self.shapes = [each.shape for each in self._outputs]
-        self._outputs = []  # only the preparation needs arrays
+        self._outputs = []  # arrays are needed only until here
 
     def __call__(self, layer: Any, x: Tensor, residual: Tensor | None, bias: Tensor | None, *weights: Tensor) -> Tensor:
         is_matrix = x.dim() == 2
@@ -274,9 +285,9 @@ class Trained:
         return call
 
     def _calls_forward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor]) -> Calls:
-        """Prepare the calls.
+        """Prepare the forward calls.
 
-        Arrays are numbered: x, the bias, the weights of each factor, each factor's output, and the residual.
+        Arrays are numbered in this order: x, the bias, the weights of each factor, each factor's output, the residual.
         """
         count = len(weights)
         calls, x_number = Calls(2 + 2 * count + self._has_residual), 0
@@ -301,9 +312,10 @@ class Trained:
         return calls
 
     def _calls_backward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor], wants_x: bool) -> Calls:
-        """Prepare the calls, with arrays of the same shape in place of the gradients of each factor's X and Y.
+        """Prepare the backward calls. Each factor's X and Y stand for their gradients, which have the same shapes.
 
-        Arrays are numbered: each factor's input, the weights, the gradients of y, of the weights, of x and of the bias.
+        Arrays are numbered in this order: each factor's input, its weights, and the gradients of y, of the weights, of
+        x and of the bias.
         """
         inputs, count = [x, *self._outputs[:-1]], len(weights)
         calls, y_gradient, y_number = Calls(3 * count + 3), self._outputs[-1], 2 * count
@@ -349,7 +361,7 @@ class Trained:
     def forward(
         self, x: Tensor, bias: Tensor | None, residual: Tensor | None, weights: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Output of each factor."""
+        """Compute and return the output of each factor."""
         ys = [x.new_empty(*shape) for shape in self.shapes]
         added = [] if residual is None else [residual]
         self._forward.run(_addresses([x, bias, *weights, *ys, *added]), x)
@@ -363,7 +375,10 @@ class Trained:
         y_gradient: Tensor,
         wants_x: bool,
     ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
-        """Gradients of x, of the bias and of the weights; None for a bias whose gradient the launches do not write."""
+        """Compute the gradients of x, of the bias and of the weights.
+
+        That of x is None if it is not wanted, and that of the bias if the launches do not write it.
+        """
         found = [each.new_empty(*each.shape) for each in weights]
         of_x = inputs[0].new_empty(*inputs[0].shape) if wants_x else None
         of_bias = bias.new_empty(*bias.shape) if bias is not None and self.sums_bias else None
@@ -374,7 +389,7 @@ class Trained:
 
 
 class _Operand(NamedTuple):
-    """Array of a call, its number, and the number of its gradient; None if that is not wanted."""
+    """Array of a call, its number, and the number of its gradient (None if that is not wanted)."""
 
     array: Tensor
     number: int
@@ -382,7 +397,7 @@ class _Operand(NamedTuple):
 
 
 def _operands(factor: Factor, x: tuple[Any, ...], weights: tuple[Any, ...]) -> tuple[_Operand, _Operand]:
-    """What a factor's kernels take as x and as the weights, given the arrays and numbers of both."""
+    """Operands that a factor's kernels take as x and as the weights: exchanged if the factor is swapped."""
     first, second = _Operand(*x), _Operand(*weights)
     if factor.is_swapped:
         first, second = second, first._replace(array=first.array.reshape(factor.pattern.shape))
@@ -394,7 +409,7 @@ def _addresses(arrays: Sequence[Tensor | None]) -> list[int]:
 
 
 class _TrainedProduct(torch.autograd.Function):
-    """Product of all factors, whose intermediates are stored for the backward pass."""
+    """Product of all factors by prepared launches. It saves the intermediates for the backward pass."""
 
     @staticmethod
     def forward(
@@ -428,14 +443,17 @@ class _TrainedProduct(torch.autograd.Function):
 def _usual_gradients(
     trained: Trained, wanted: Sequence[bool], gradient: Tensor, x: Tensor, *others: Tensor | None
 ) -> list[Tensor | None]:
-    """Gradients of x, the bias and the weights for a replay, whose x and y have any number of dimensions."""
+    """Gradients of x, the bias and the weights by PyTorch's operators, for a replay.
+
+    x and y may have any number of dimensions.
+    """
     rows, of_rows = (_rows(each, trained.layout) for each in (x, gradient))
     of_x, *found = _by_autograd(trained, (rows, *others), of_rows, wanted)
     return [None if of_x is None else of_x.reshape(x.shape), *found]
 
 
 def _rows(tensor: Tensor, layout: str) -> Tensor:
-    """Reshape to a matrix, unlike `ChainLayer._as_matrix` also a batch of gradients, which PyTorch cannot flatten."""
+    """Reshape to a matrix. Unlike `ChainLayer._as_matrix`, this supports batched gradients (`is_grads_batched`)."""
     if tensor.dim() == 2:
         return tensor
     return tensor.reshape(-1, tensor.shape[-1]) if layout == "bsf" else tensor.reshape(tensor.shape[0], -1)
@@ -444,7 +462,7 @@ def _rows(tensor: Tensor, layout: str) -> Tensor:
 def _by_autograd(
     trained: Trained, given: Sequence[Tensor | None], gradient: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients by PyTorch's own operators: for second derivatives, batches of gradients and other thread counts."""
+    """Gradients by PyTorch's own operators, for second derivatives, batched gradients and other numbers of threads."""
     is_recorded = torch.is_grad_enabled()
     with torch.enable_grad():
         pairs = zip(given, wanted, strict=True)
