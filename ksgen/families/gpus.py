@@ -107,7 +107,7 @@ def gpu_of(target: str) -> Gpu:
 
 @cache
 def _parsed(target: str) -> tuple[int, str] | None:
-    """The number and the suffix of a CUDA target."""
+    """Number and suffix of a CUDA target; None if it is none."""
     found = re.fullmatch(r"sm_(\d+)([a-z]?)", target)
     return (int(found[1]), found[2]) if found else None
 
@@ -119,7 +119,7 @@ def begins_early(target: str) -> bool:
 
 
 def target_of(major: int, minor: int) -> str:
-    """The target of a compute capability, with all of the GPU's instructions."""
+    """Target of a compute capability, with the suffix that enables all of the GPU's instructions: `sm_90a` for 9.0."""
     number = 10 * major + minor
     return f"sm_{number}{GPUS[number].suffix if number in GPUS else ''}"
 

@@ -34,9 +34,9 @@ def _pieces(size: int, tile: int) -> list[tuple[int, int]]:
 
 @cache
 def bytes_of_row(features: int, d: int, tile: int, tile_d: int, item_bytes: int) -> float:
-    """Bytes of the sectors of one i in a batch-size-first row, or of W[i, k].
+    """Bytes of the sectors that hold one i of a batch-size-first row, or W[i, k].
 
-    A sector counts once per tile. Tiles have `tile` features of `tile_d` neighbouring j.
+    A sector counts once per tile that has elements in it. Tiles have `tile` features of `tile_d` neighbouring j.
     """
     total = 0.0
     step = gcd(features, tile) * d * item_bytes
@@ -50,7 +50,7 @@ def bytes_of_row(features: int, d: int, tile: int, tile_d: int, item_bytes: int)
 
 @lru_cache(REMEMBERED)
 def bytes_of_exchanged_row(order: Order, tile: tuple[int, int, int], item_bytes: int, unit: int = SECTOR) -> float:
-    """Bytes of one row of exchanged features: whole sectors, or other units such as cache lines.
+    """Bytes of one row of exchanged features, counted in whole sectors, or in other units such as cache lines.
 
     A unit counts once per tile that has features in it. `tile` is (number of i, of inputs l or outputs k, of j).
     """

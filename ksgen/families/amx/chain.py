@@ -1,8 +1,8 @@
 """Constants and sizes of all factors of one launch by matrix tiles, and estimated cycles of a processor's cores.
 
-The factors are applied to a block of the batch while it is in a core's L2 cache. A factor alone is a chain of
-one. The rates were measured on two cores of a Xeon with tiles (docs/kernels/amx-counts.md). The model ranks constants
-of one kernel: launches take one to two times the estimated time.
+The factors are applied to a block of the batch while it is in a core's L2 cache. A single factor is a chain of one. The
+rates were measured on two cores of a Xeon with tiles (docs/kernels/amx-counts.md). The estimates are only for ranking
+the constants of one kernel: launches take one to two times the estimated time.
 """
 
 from collections.abc import Sequence
@@ -88,9 +88,9 @@ def copy_cycles(shape: AmxTiling, batch: int) -> float:
 
 
 def exchange_cycles(shape: TilePlanes, features: str) -> float:
-    """Additional cycles per feature of rows in batch-size-first that are exchanged.
+    """Additional cycles per feature if features are exchanged in batch-size-first, else 0.
 
-    Whole vectors are moved at once. Features of shorter pieces take as long as if they were moved one by one.
+    Runs of a whole vector are moved at once. Features of shorter runs take as long as if they were moved one by one.
     """
     order = getattr(shape.kernel.pattern, features)
     if not (shape.is_bsf and order.is_exchanged):

@@ -93,7 +93,7 @@ class AmxGradientTiling(TilePlanes):
 
     @property
     def x_base(self) -> int:
-        """Offset of X behind dY, in 16-bit operands."""
+        """Offset of X, which follows dY in the buffer, in 16-bit operands."""
         return self.run * self.tiles_out * self.steps * self.step_items
 
     @property

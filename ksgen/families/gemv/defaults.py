@@ -1,6 +1,6 @@
-"""Default constants of one factor, and of two factors, for small batches, before any search.
+"""Default constants of the gemv family (small batches) before any search, for one factor and for two.
 
-A model estimates the cycles of a multiprocessor.
+A cost model estimates the cycles of a multiprocessor.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,10 @@ from ksgen.spec import KernelSpec
 MOST_BATCH = 32  # rows of the batch per block
 MOST_SUMS = 32  # per thread; also the most pieces of X that a thread multiplies per stage
 MOST_WARPS = 16  # per block
-MOST_REGISTERS, MOST_OF_BLOCK = 160, 45000  # per thread and per block, estimated; ptxas may take half as many again
+# estimated registers per thread, and per block; ptxas may take up to 1.5 times as many
+MOST_REGISTERS, MOST_OF_BLOCK = 160, 45000
 ROUNDS = 32  # most rounds in which a block copies one stage of X
-WAIT_CYCLES = 1000  # from the load of weights until they arrive
+WAIT_CYCLES = 1000  # latency of a load of weights
 MEMORY_CYCLE_BYTES = 13  # bytes per cycle from memory, per multiprocessor, if the GPU's rates are unknown
 BLOCK_CYCLE_BYTES = 32  # most bytes per cycle from the L2 cache, per multiprocessor
 BLOCK_CYCLES = 64  # to start a block
@@ -34,12 +35,16 @@ REMEMBERED = 1024  # cached kernels
 
 
 def rows_for(batch: int | None) -> int:
-    """Rows of the batch per block: the smallest power of two that holds it; `MOST_BATCH` if it is large or unknown."""
+    """Rows of the batch per block: the least power of two that is not below `batch`, at most `MOST_BATCH`.
+
+    If the batch size is unknown, it is `MOST_BATCH`.
+    """
     return next((size for size in (1, 2, 4, 8, 16) if batch and batch <= size), MOST_BATCH)
 
 
 def factor_options(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
-    """Yield constants with few idle lanes, except at ragged edges and for patterns with too few rows for a warp."""
+    """Yield constants that leave few lanes idle, except at ragged edges and for patterns with too few rows for a warp.
+    """
     _, b, _, d = kernel.pattern.shape
     pieces = GemvTiling.of(kernel, GemvConstants(1, 1, 1, 1, 1, 1, 1)).pieces
     lanes = [each for each in (32, 16, 8, 4, 2, 1) if each < 2 * pieces]
@@ -102,7 +107,7 @@ def memory_cycle_bytes(rates: Rates | None) -> float:
 
 @lru_cache(maxsize=REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> GemvConstants:
-    """Fastest constants for blocks of `tile_batch` rows of the batch; fewer rows, if no constants have that many."""
+    """Fastest constants for blocks of `tile_batch` rows of the batch, or of fewer rows if no such constants exist."""
 
     def cost(each: GemvConstants) -> tuple[float, int]:
         return expected_cycles(kernel, each, limits, tile_batch), GemvTiling.of(kernel, each).threads

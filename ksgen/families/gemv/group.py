@@ -105,7 +105,8 @@ class GemvGroupTiling:
 
 
 def options(kernel: KernelSpec, limits: Limits) -> Iterator[GemvGroupConstants]:
-    """Yield the best constants of all layers, then the second best and so on, per tile of the batch and threads."""
+    """Yield, for each tile of the batch and number of threads, the best constants of all layers, the second best, ...
+    """
     layers = _with_shares(kernel, limits)
     for size in SIZES[::-1]:
         ranked = [_by_threads(layer, share, size, size) for layer, share in layers]
@@ -117,7 +118,7 @@ def options(kernel: KernelSpec, limits: Limits) -> Iterator[GemvGroupConstants]:
 
 @lru_cache(REMEMBERED)
 def has_any(kernel: KernelSpec, limits: Limits) -> bool:
-    """Whether the layers have a number of threads in common. The first one that fits ends the search."""
+    """Whether all layers have constants with the same number of threads. The first such number ends the search."""
     *others, last = sorted(_with_shares(kernel, limits), key=lambda each: len(each[0].factors))
     common = [{tiling.threads for tiling, _ in _tilings(*each, 1)} for each in others]
     tilings = _tilings(*last, 1, defaults.each_chain_option)

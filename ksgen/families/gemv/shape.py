@@ -123,7 +123,7 @@ class GemvTiling(Tiled):
         return self.x_vector_of(self.kernel.pattern)
 
     def x_vector_of(self, pattern: Pattern) -> int:
-        """The same for inputs of `pattern`."""
+        """Neighbouring l that a thread copies at a time from inputs in the order of `pattern`."""
         is_whole = self.kernel.layout == "bsf" and pattern.d == 1 and pattern.c % self.vector == 0
         return gcd(self.vector, pattern.inputs.run) if is_whole else 1
 
@@ -145,9 +145,9 @@ class GemvTiling(Tiled):
 
     @cached_property
     def x_plane(self) -> int:
-        """Elements from one j to the next, for the same row of the batch.
+        """Elements of shared memory from one j of X to the next, for the same row of the batch.
 
-        Padding spreads the 16-byte reads of eight lanes over different banks, also if they read neighbouring j.
+        Padding spreads the 16-byte reads of eight lanes over different banks, even if the lanes read neighbouring j.
         """
         if self.x_planes == 1:
             return self.x_width

@@ -56,7 +56,7 @@ class GradientMmaConstants(Constants):
     stages: int  # stages of X and dY in shared memory
     promote: int  # rows of the batch after which tensor-core sums are added to plain ones
     parts: int  # parts of the batch, at most; each has its own blocks
-    min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+    min_blocks: int  # blocks that must fit on a multiprocessor: bounds the registers
 
     entry_family: ClassVar[str] = "gradient_mma"
     template: ClassVar[str] = "gradient_mma"

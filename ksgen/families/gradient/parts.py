@@ -68,8 +68,9 @@ class SideImage:
 
 
 def lane_runs(run: int, vector: int, item_bytes: int) -> list[int]:
-    """Numbers of lanes that may copy a line together, the most first. They copy at least a memory sector, if a line has
-    one.
+    """Numbers of lanes that may copy a line together, the largest first.
+
+    They copy at least a memory sector at once. If a line is shorter, only the largest number remains.
     """
     found = sorted({power_of_two_in(run // vector, most) for most in (2, 4, 8, 16, 32)}, reverse=True)
     return [lanes for lanes in found if lanes * vector * item_bytes >= SECTOR] or found[:1]

@@ -37,7 +37,7 @@ class GradientConstants(Constants):
     thread_in: int  # sums per thread, along the inputs
     stages: int  # stages of X and dY in shared memory
     parts: int  # parts of the batch, at most; each has its own blocks
-    min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+    min_blocks: int  # blocks that must fit on a multiprocessor: bounds the registers
     copy: str  # "async": cp.async (sm_80 and later, 32 and 64-bit types); "registers": loads, then stores
 
 

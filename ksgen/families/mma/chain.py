@@ -200,7 +200,10 @@ CHAIN_RULES: tuple[Rule[MmaChainConstants], ...] = (
 
 
 def options(kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
-    """Yield the best tiles per tile of the batch, warps and length of a stage, with all stages and blocks."""
+    """Yield the best tiles of all factors for each `tile_batch`, number of warps and length of a stage.
+
+    They are combined with every number of stages and of blocks.
+    """
     for tile_batch, warps, stretches in product(TILES_BATCH, WARPS_OF_BLOCK, STRETCHES):
         if best := _best_of_all(kernel, limits, tile_batch, warps, stretches):
             tiles = MmaChainConstants.tiles_with(kernel, best)
@@ -211,7 +214,7 @@ def options(kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
 def _best_of_all(kernel: KernelSpec, limits: Limits, tile_batch: int, warps: int, stretches: int) -> list[MmaConstants]:
     """Best tile of each factor; empty if a factor has none.
 
-    Later chains of a group read the X of earlier ones, if they can.
+    The first factors of a group's later chains read X in the order of an earlier chain, if they have such a tile.
     """
     best: list[MmaConstants] = []
     orders: tuple[XOrder, ...] = ()
@@ -247,7 +250,7 @@ def best_of_factor(
 
 @lru_cache(SHARED)
 def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: int) -> list[tuple[int, MmaConstants]]:
-    """All tiles with their stretches per stage, those with the least cost first."""
+    """All tiles, each with its number of stretches per stage, those with the least cost first."""
     chunk, whole = CHUNK // kernel.item_bytes, planes(kernel)
     unit = COLUMNS * (1 if kernel.layout == "bsf" else chunk)
     threads = [each for each in (*WARPS, (1, 8, 1), (2, 4, 1)) if each[0] * each[1] * each[2] == warps]

@@ -48,7 +48,7 @@ class MmaConstants(Constants):
     warps_out: int  # warps along the outputs
     stages: int  # stages of X and W in shared memory; of W alone if X is resident
     promote: int  # inputs after which tensor-core sums are added to plain ones; 0: never
-    min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+    min_blocks: int  # blocks that must fit on a multiprocessor: bounds the registers
     warps_d: int = 1  # warps along j, with 16 bytes of j each; 1: each warp has all j of the tile
     # 1: X stays in shared memory for all outputs of a block; 0: it is read again for each tile of outputs
     resident: int = 0
@@ -70,7 +70,7 @@ def _wavefronts(pitch: int, strides: tuple[int, int, int]) -> int:
 
 @cache
 def padded_chunks(chunks: int, strides: tuple[int, int, int]) -> int:
-    """Chunks per line, with the least padding that gives the fewest bank conflicts between lanes."""
+    """Chunks per line, including the least padding with which lanes have the fewest bank conflicts."""
     return min(
         range(chunks, chunks + CHUNKS_AT_ONCE), key=lambda padded: (_wavefronts(CHUNK * padded, strides), padded)
     )
@@ -220,16 +220,17 @@ class MmaTiling(TensorTile):
 
     @cached_property
     def packed_parts(self) -> int:
-        """Parts in which weights are packed; 1, for lanes to split, if parts would take more bytes than the weights."""
+        """Parts in which weights are packed; 1 if parts would take more bytes than the weights: lanes then split them.
+        """
         return (
             self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
         )
 
     @property
     def widens_bytes(self) -> bool:
-        """Whether X in eight bits is multiplied as float16 on every target.
+        """Whether X in eight bits is widened and multiplied as float16 on every target.
 
-        This holds if Y is float32, because sums of products in eight bits keep fewer bits.
+        This is so if Y is float32, because tensor cores keep fewer bits of sums of eight-bit products.
         """
         return self.kernel.has_bytes_in and self.kernel.item_bytes == 4
 
@@ -333,7 +334,7 @@ def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
 
 
 def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:
-    """Number of rows of the batch that divides `tile_batch`."""
+    """Number of rows of the batch of which `tile_batch` must be a multiple."""
     at_once = 1 if kernel.layout == "bsf" else MmaTiling.of(kernel, constants).vector
     return constants.warps_batch * COLUMNS * at_once
 

@@ -131,7 +131,10 @@ CHAIN_RULES: tuple[Rule[SimtChainConstants], ...] = (
 
 
 def options(kernel: KernelSpec) -> Iterator[SimtChainConstants]:
-    """Yield the best tiles per tile of the batch, warps and size of a stage, with all stages and blocks."""
+    """Yield the best tiles of all factors for each `tile_batch`, number of warps and size of a stage.
+
+    They are combined with every number of stages and of blocks.
+    """
     least, factors = LANES_BATCH * 16 // kernel.real_bytes, factor_kernels(kernel)
     for times, warps, most in product(TILES_BATCH, WARPS, MOST_STAGE):
         best = [

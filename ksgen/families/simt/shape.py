@@ -50,7 +50,7 @@ class SimtConstants(Constants):
     thread_batch: int  # sums per thread, along the batch
     thread_out: int  # sums per thread, along the outputs
     stages: int  # stages of X and W in shared memory
-    min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+    min_blocks: int  # blocks that must fit on a multiprocessor: bounds the registers
     copy: str  # "async": cp.async (sm_80 and later, elements of 4, 8 or 16 bytes); "registers": loads, then stores
 
 

@@ -41,15 +41,16 @@ AnyVectorConstants = VectorConstants | VectorChainConstants
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyVectorConstants:
-    """Default constants at a batch; None stands for a large one."""
+    """Default constants at a batch size; None stands for a large batch."""
     return shared(kernel, limits, kernel.batch or alike(batch or MANY))
 
 
 @lru_cache(REMEMBERED)
 def shared(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants:
-    """Constants with the tiles of the first anchor that are about as fast at a batch as its own; else its own.
+    """Constants of a batch size, with the tiles of the first anchor that are about as fast at it, else with its own.
 
-    An anchor considers only the anchors before it, so the order of calls makes no difference.
+    Anchors are batch sizes whose tiles, and so sources, other batch sizes share. An anchor considers only the anchors
+    before it, so the result does not depend on the order of calls.
     """
     own = default_by_rule(kernel, limits, batch)
     if kernel.batch:  # its source serves no other batch

@@ -105,11 +105,11 @@ def are_free_of_conflicts(reads: Reads) -> bool:
 
 
 class Block(TensorTile):
-    """Sizes of a block, wherever X comes from.
+    """Sizes of a block that all values of `x_from` share.
 
     Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d, stages, cluster_batch, cluster_out and
-    x_from. For each x_from, a subclass says by `is_for` which kernels it supports. It has its instruction, rules,
-    constants to choose from (`options`, `tiles`) and template variables.
+    x_from. Each value of x_from has a subclass, which defines the kernels that it supports (`is_for`), the instruction,
+    the rules, the candidate constants (`options`, `tiles`) and the template variables.
     """
 
     signature: ClassVar[tuple[str, ...]] = PRODUCT
@@ -163,7 +163,7 @@ class Block(TensorTile):
 
     @property
     def registers(self) -> int:
-        """Registers per thread at launch. Two or more warpgroups divide all registers that a block may have."""
+        """Registers per thread at launch. With two or more multiplying warpgroups, threads share all registers."""
         return LAUNCHED[self.groups] if self.groups > 1 else min(LAUNCHED[1], self.held + ADDRESSES)
 
     @property
@@ -202,7 +202,7 @@ class Block(TensorTile):
 
     @property
     def has_short_runs(self) -> bool:
-        """Whether d = 1 and an exchange leaves runs that are shorter than a line. They take the place of a tile's j."""
+        """Whether d = 1 and an exchange leaves runs shorter than a line, which are then loaded like a tile's j."""
         return self.is_bsf and self.kernel.pattern.d == 1 and self.run_bytes in SPANS and not self.is_flat
 
     @cached_property
@@ -314,17 +314,17 @@ class Block(TensorTile):
 
     @property
     def waits(self) -> float:
-        """Least waits per stage in the cost model, however many stages are in flight."""
+        """Least number of waits per stage in the cost model, even if many stages are in flight."""
         return 0.0
 
     @property
     def in_pieces(self) -> float:
-        """Time of a store of Y in the L2 cache, relative to one of whole sectors."""
+        """Time that a store of Y takes in the L2 cache, relative to a store of whole sectors."""
         return 1
 
     @property
     def in_rows(self) -> float:
-        """Time of a box of X in the L2 cache, relative to one with rows of whole sectors."""
+        """Time that a box of X takes in the L2 cache, relative to a box with rows of whole sectors."""
         return 1
 
     # ---- reads of X by lanes

@@ -22,8 +22,8 @@ from ksgen.spec import KernelSpec
 MOST_SUMS = {1: 200, 2: 200, 3: 120}  # per thread, by the number of warpgroups that multiply
 WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)  # outputs per tile that a search tries
 STAGE_INPUTS = 64  # by default, approximately
-# With so few stages, at most two are in flight. Twice as many of half the inputs took 0.92 to 0.95 of the time on an
-# H100.
+# With at most so many stages, at most two are in flight. Twice as many stages of half as many inputs took 0.92 to 0.95
+# of the time on an H100.
 FEW_STAGES = 3
 MOST_STAGES = 6  # by default
 
@@ -102,7 +102,7 @@ class SharedBlock(Block):
 
     @property
     def unit_in(self) -> int:
-        """A stage has a multiple of this number of inputs."""
+        """Inputs of which a stage has a multiple."""
         return LINE // self.kernel.x_item_bytes if self.is_bsf else self.k_step
 
     @property

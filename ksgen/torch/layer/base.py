@@ -59,7 +59,7 @@ class ChainLayer:
 
     @property
     def split(self) -> Split | None:
-        """Split of the layer over processes; None without one."""
+        """How the layer is split over processes; None if it is not split."""
         return None if self._parallel is None else self._parallel.split
 
     @property
@@ -210,7 +210,7 @@ class ChainLayer:
 
 
 def activated(y: Tensor, **named: Any) -> Tensor:
-    """Apply an activation, given as a keyword argument; error messages call it by that keyword."""
+    """Apply an activation, which is given as the only keyword argument. Error messages name it by that keyword."""
     ((name, activation),) = named.items()
     check_words(**{name: (activation, ACTIVATIONS)})
     if not isinstance(y, fx.Proxy):  # a proxy has no dtype yet
@@ -219,12 +219,12 @@ def activated(y: Tensor, **named: Any) -> Tensor:
 
 
 def freeze(model: nn.Module) -> list[str]:
-    """Declare that the weights of a model's layers stay unchanged: packed forms are cached until the layers thaw.
+    """Declare that the weights of a model's layers will not change. Packed weights are then cached until a layer thaws.
 
-    A detected change thaws a layer, with a warning. Moves of a layer, loads of its state, optimizer steps,
-    and in-place writes that increment a tensor's version counter are detected. `train()` thaws silently. Writes
-    through `.data`, NumPy, a collective or a CUDA graph's replay are not detected: thaw first. Copies of a frozen layer
-    are not frozen.
+    A detected change thaws the layer, with a warning. Detected changes are moves of a layer, loads of its state,
+    optimizer steps, and in-place writes that increment a tensor's version counter. `train()` thaws without a warning.
+    Writes through `.data`, NumPy, a collective or a CUDA graph's replay are not detected: thaw before them. Copies of a
+    frozen layer are not frozen.
 
     Args:
         model: Module whose `KSLinear` layers are frozen.

@@ -1,6 +1,6 @@
-"""Prepares a model's calls before the first one: compiles their kernels in parallel, and finds the fastest ones.
+"""Preparation of a model's calls: compiles their kernels in parallel, and finds the fastest ones.
 
-The model's own calls determine which kernels these are.
+The model is called a few times, to find out which kernels its calls need.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from ksgen.torch.operators.meanwhile import building, note_unsettled, times_unse
 from ksgen.tuning.job import Job, job_of, kernels_of_layer, with_layers
 from ksgen.tuning.search import Progress
 
-# consecutive calls that must find nothing missing; two, because a frozen layer prepares at its second call
+# preparation ends after so many consecutive calls without a missing kernel; a frozen layer prepares at its second call
 LAST_CALLS = 2
 
 

@@ -189,8 +189,8 @@ class KSLinears(Layers):
     def _whole(self, x: Tensor) -> Tensor | None:
         """All outputs by one launch; None if that is not supported or not faster.
 
-        On a GPU, times that tuning measured decide; without them, expected times do. On a processor, one launch and a
-        launch per layer are timed here.
+        On a GPU, measured times of a search decide, or else expected times. On a processor, one launch for all layers
+        and separate calls of each layer are timed here.
         """
         if not self._fits_one_launch(x):
             return None
@@ -211,7 +211,7 @@ class KSLinears(Layers):
             return None
 
     def _verdict(self, like: Tensor, batch: int) -> Verdict:
-        """Whether one launch is used for tensors of such a type and device."""
+        """Whether tensors of the type and device of `like` are multiplied by one launch, and why."""
         layer = self._first
         epilogue, wanted = Epilogue(layer.bias is not None, layer.activation), layer.precision or dtype_name(like.dtype)
         launcher = prepared.launcher_of_layers(list(self))

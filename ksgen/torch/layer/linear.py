@@ -349,9 +349,9 @@ class KSLinear(ChainLayer, nn.Linear):
         return dense_layer(self.to_dense(), None if self.bias is None else _gathered(self.bias)).train(self.training)
 
     def to_dense(self) -> Tensor:
-        """Compute K differentiably.
+        """Compute the dense matrix K. Autograd can differentiate it by the weights.
 
-        Sharded weights are gathered, so every process has to call this.
+        Sharded weights are gathered, so every process has to call this method.
 
         Returns:
             K, a tensor (out_features, in_features).

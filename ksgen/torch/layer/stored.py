@@ -65,7 +65,7 @@ def quantized_of(values: Tensor, scale: Tensor, storage: str, per: str, x_scale:
 
 
 def forget(values: Tensor) -> None:
-    """Drop the operand with these values, so that the next call packs them again."""
+    """Drop the cached operand of these values, so that the next call packs them again."""
     _operands.pop(values, None)
 
 
@@ -360,13 +360,13 @@ class StoredWeights(ChainLayer, nn.Module):
         return multiply_all_by("auto", x, self.values, self.bias, residual, **options)
 
     def first_input(self, x: Tensor | None) -> Tensor | None:
-        """Input of the first factor: x unchanged, or the float32 values that x has in eight bits."""
+        """Input of the first factor: x, or if x is quantized, the float32 values of its eight-bit form."""
         if x is None or self._x_scale is None:
             return x
         return self._in_bytes(x, None).float() * self._x_scale
 
     def _in_bytes(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Quantize x like the weights, and count the elements beyond the range, which are clipped.
+        """Quantize x like the weights, and count the clipped elements, which are beyond the range.
 
         NaN is counted, too: floating-point storages keep NaN, and integers store 0. x / scale is rounded to float32
         before it is rounded to eight bits: a single rounding would take one more pass over x.
@@ -431,14 +431,14 @@ class StoredWeights(ChainLayer, nn.Module):
         return self._ready_now().parts
 
     def _packed(self) -> list[Any]:
-        """Weights per factor in the form that launchers accept."""
+        """Weights of each factor as launchers accept them."""
         return list(launcher_of_layers([self])._weights_of_each(self._ready_now().parts))
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
         return dtype_name(dtype) in x_precisions(self.storage)
 
     def _prepared_calls(self) -> dict[Hashable, Any] | None:
-        """Calls that were prepared with these buffers; None if x is quantized first."""
+        """Cache of prepared calls with these buffers; None if x is quantized before it is multiplied."""
         return None if self._x_scale is not None else self._ready_now().calls
 
     # ---- descriptions

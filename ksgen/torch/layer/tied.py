@@ -190,7 +190,7 @@ def keep(weights: nn.ParameterList) -> list[Tensor]:
 
 
 def packed(weights: nn.ParameterList) -> list[Any]:
-    """Weights per factor in the form that launchers accept: if the layer is frozen, packed once, and ties as slices."""
+    """Weights of each factor as launchers accept them. If the layer is frozen, they are packed once, ties as slices."""
     ties = {int(name): tie for name, _, tie in _ties(weights)}
     return [
         derived(each, ties[number]._pack, lambda raw: raw) if number in ties else operand(each, False)
@@ -199,7 +199,7 @@ def packed(weights: nn.ParameterList) -> list[Any]:
 
 
 def stored(weights: nn.ParameterList) -> dict[str, Tensor]:
-    """Parameters of tied weights, and then the weights of all factors, by name.
+    """Parameters of tied weights, followed by the weights of all factors, by name.
 
     While the layer is frozen, these are the same tensors at each call.
     """
@@ -209,9 +209,9 @@ def stored(weights: nn.ParameterList) -> dict[str, Tensor]:
 
 
 def untied(weights: nn.ParameterList) -> tuple[nn.ParameterList, dict[int, tuple[Any, Any]]] | None:
-    """The parameters as a plain list, and the axis and count of each tie by number. PyTorch can pickle these.
+    """The parameters as a plain list, which PyTorch can pickle, and the axis and count of each tie by factor number.
 
-    None if nothing is tied, or there are other parametrizations.
+    None if nothing is tied, or if there are other parametrizations.
     """
     ties = {int(name): (tie.axis, tie.count) for name, _, tie in _ties(weights)}
     if not ties or len(ties) < len(weights._modules["parametrizations"]):
@@ -220,7 +220,7 @@ def untied(weights: nn.ParameterList) -> tuple[nn.ParameterList, dict[int, tuple
 
 
 def retie(parameters: nn.ParameterList, ties: dict[int, tuple[Any, Any]]) -> None:
-    """Tie the weights whose slices are the parameters, as `untied` returned them."""
+    """Restore ties: the inverse of `untied`. Each tied weight's parameter is its slice."""
     for number, tie in ties.items():
         part = parameters[number]
         parameters[number] = nn.Parameter(part.data, part.requires_grad)  # PyTorch writes to what it registers
