@@ -37,7 +37,7 @@ GOOD = MmaConstants(64, 64, 32, 4, 2, 2, 3, 0, 1)
         ({"tile_batch": 24}, r"tile_batch=24 must be a multiple of 8 \* warps_batch .* = 16; try 16 or 32$"),
         (
             {"tile_in": 8},
-            "tile_in=8 must be a multiple of the inputs after which the lanes' order repeats = 16; try 16$",
+            "tile_in=8 must be a multiple of the period of the lanes' order of inputs = 16; try 16$",
         ),
         ({"stages": 1}, "stages=1 must be at least 2; try 2$"),
         ({"min_blocks": 13}, "min_blocks blocks have at most 1536 threads: 1664; got min_blocks=13; try min_blocks=2$"),

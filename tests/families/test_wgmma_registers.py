@@ -26,7 +26,7 @@ FLAT = RegistersConstants(128, 48, 32, 4, 2, 1, 3, 0)
         ({"tile_batch": 320, "groups_batch": 1, "tile_out": 8}, "tile_batch=320 must be at most 256 in bsf; try 256$"),
         ({"tile_out": 44}, "tile_out=44 must be a multiple of 8, up to 256; try 40 or 48$"),
         ({"tile_out": 264}, "tile_out=264 must be a multiple of 8, up to 256; try 96$"),
-        ({"tile_in": 24}, "tile_in=24 must be a multiple of the inputs .* image start again = 16; try 16 or 32$"),
+        ({"tile_in": 24}, "tile_in=24 must be a multiple of the period .* of X's layout = 16; try 16 or 32$"),
         ({"tile_in": 272}, "tile_in=272 must be at most 256; try 256$"),
         ({"stages": 1}, "stages=1 must be 2 to 16; try 2$"),
         ({"stages": 0}, "every constant but promote and resident is at least 1; got stages=0; try stages=2$"),

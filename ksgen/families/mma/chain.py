@@ -33,7 +33,7 @@ from ksgen.values import cached_property
 MOST_SUMS = 128  # accumulators per thread
 TILES_BATCH = (16, 32, 48, 64, 96, 128)  # rows of the batch per block
 WARPS_OF_BLOCK = (4, 8)
-STRETCHES = (1, 2, 4)  # multiples of the inputs after which the lanes' order repeats, per stage at most
+STRETCHES = (1, 2, 4)  # most periods of the lanes' order of inputs per stage
 STAGES = (4, 3, 2)
 # per thread: if X comes in stages, its addresses are computed while the sums are live; ptxas took up to 30
 STREAM_REGISTERS = 32
@@ -240,8 +240,8 @@ def best_of_factor(
 ) -> MmaConstants | None:
     """Tile of a factor with the least padding and the most products per fragment read; None if there is none.
 
-    Tiles have `tile_batch` rows of the batch and `warps` warps. A stage has at most `stretches` times the inputs after
-    which the lanes' order repeats. If `orders` are given, the tile reads X in one of them.
+    Tiles have `tile_batch` rows of the batch and `warps` warps. A stage has at most `stretches` periods of the lanes'
+    order of inputs. If `orders` are given, the tile reads X in one of them.
     """
     tiles = _tiles_of_factor(kernel, promote, tile_batch, warps)
     fitting = (own for count, own in tiles if count <= stretches)
@@ -250,7 +250,7 @@ def best_of_factor(
 
 @lru_cache(SHARED)
 def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: int) -> list[tuple[int, MmaConstants]]:
-    """All tiles, each with its number of stretches per stage, those with the least cost first."""
+    """All tiles, each with the number of periods of the lanes' order per stage, those with the least cost first."""
     chunk, whole = CHUNK // kernel.item_bytes, planes(kernel)
     unit = COLUMNS * (1 if kernel.layout == "bsf" else chunk)
     threads = [each for each in (*WARPS, (1, 8, 1), (2, 4, 1)) if each[0] * each[1] * each[2] == warps]

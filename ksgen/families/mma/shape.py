@@ -363,7 +363,7 @@ RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("resident is 0, or 1 in bsf with tile_out less than b", _resident_rule),
     multiple("tile_out", "16 * warps_out", lambda k, c: ROWS * c.warps_out),
     multiple("tile_batch", "8 * warps_batch (in bsl of as many 16-byte chunks)", _batch_unit),
-    multiple("tile_in", "the inputs after which the lanes' order repeats", lambda k, c: MmaTiling.of(k, c).super_in),
+    multiple("tile_in", "the period of the lanes' order of inputs", lambda k, c: MmaTiling.of(k, c).super_in),
     at_most("a block has at most 1024 threads", MOST_THREADS, lambda k, c: MmaTiling.of(k, c).threads),
     at_most("a thread has at most 192 sums", MOST_SUMS, lambda k, c: MmaTiling.of(k, c).promoted_sums),
     *rules_of_blocks(MmaTiling.of),
