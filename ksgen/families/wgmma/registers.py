@@ -33,7 +33,7 @@ from ksgen.families.wgmma.block import (
 )
 from ksgen.spec import KernelSpec
 
-MOST_FLAT = 12  # j whose sums fit side by side
+MOST_FLAT = 12  # largest d, if it is no multiple of 16 bytes: a tile then has sums of all j
 # registers per thread for sums and fragments, by the number of warpgroups that multiply
 HELD = {1: 208, 2: 220, 3: 132}
 MOST_OUT_OF_THREE = 192  # outputs of an instruction that fit 128 registers as ptxas allocates them
@@ -43,8 +43,8 @@ TOGETHER = [(2, 1), (3, 1), (1, 2), (1, 3)]  # two or three warpgroups that mult
 GROUPS = [(1, 1), *TOGETHER]  # groups that a search tries
 # the cost model's waits per instruction: for its fragments, then for the instruction; fitted to an H100's times
 INSTRUCTION_WAITS = 0.15
-# bytes of whole sectors that take as long as the store of a piece of a sector, and as a box's row. They were fitted to
-# 73 times of kernels, in which a row takes longer than in a test of boxes alone
+# Costs of storing a piece of a sector, and of loading a box's row: the bytes of whole sectors that take as long. They
+# were fitted to 73 times of kernels, in which a row takes longer than in a test of boxes alone.
 PIECE, BOX_ROW = 128, 88
 WANTED_STAGES, MOST_STAGES = 4, 6  # by default
 
@@ -121,7 +121,7 @@ class RegistersBlock(Block):
             ),
             multiple(
                 "tile_in",
-                "the inputs after which the lanes' order and X's image start again",
+                "the period of the lanes' order of inputs and of X's layout",
                 lambda k, c: of(k, c).unit_in,
             ),
             Rule("resident is 0, or in bsf 1 or 2 where outputs take several tiles", _resident_rule),
@@ -153,7 +153,7 @@ class RegistersBlock(Block):
 
     @property
     def fragment(self) -> int:
-        """Registers of the fragments until the lanes' order repeats."""
+        """Registers of one set of fragments: those of one period of the lanes' order."""
         return 4 * self.components * self.planes * self.row_tiles * self.super_steps
 
     @property
@@ -162,7 +162,7 @@ class RegistersBlock(Block):
 
     @property
     def held(self) -> int:
-        """Registers of the sums, one set of fragments, the chunks from which they are made, and addresses."""
+        """Registers of the sums, of one set of fragments, of the chunks that become fragments, and of addresses."""
         chunks = self.own_chunks * self.super_groups * self.row_tiles if self.is_bsf else 2
         return self.promoted_sums + self.fragment + (4 + 1) * chunks
 
@@ -181,7 +181,7 @@ class RegistersBlock(Block):
 
     @property
     def join_bytes(self) -> int:
-        """Bytes in which `join_d` warps join chunks of Y, for one output and all rows of each lane."""
+        """Bytes of the buffer in which `join_d` warps join chunks of Y, for one output and all rows of each lane."""
         return 2 * self.row_tiles * WARP * int(self.constants.join_d) * CHUNK
 
     @property
@@ -197,7 +197,7 @@ class RegistersBlock(Block):
 
     @property
     def x_start(self) -> int:
-        """Offset of resident tiles of X, behind the stages and their barriers."""
+        """Offset of the resident tiles of X, which follow the stages and their barriers."""
         return whole_periods(super().shared_bytes)
 
     @property
@@ -236,7 +236,7 @@ class RegistersBlock(Block):
 
     @property
     def unit_in(self) -> int:
-        """A stage has a multiple of this number of inputs, after which the lanes' order and X's layout repeat."""
+        """Inputs of which a stage has a multiple: the period of the lanes' order and of X's layout."""
         unit = self.super_in
         while self.is_bsf and unit * self.constants.tile_d * self.kernel.item_bytes % self.panel_bytes:
             unit *= 2
@@ -261,7 +261,7 @@ class RegistersBlock(Block):
         found = [
             named(constants, "GROUPS_BATCH", "warpgroups that multiply, along the batch"),
             named(self, "PLANES", "neighbouring j of a warpgroup"),
-            named(self, "SUPER_IN", "inputs after which the order in which lanes hold them repeats"),
+            named(self, "SUPER_IN", "inputs per period of the order in which lanes hold inputs"),
             named(self, "SUPER_STEPS", "instructions for SUPER_IN inputs of one j"),
             named(self, "FRAGMENT_SETS", "sets of fragments of X: 2 are read and multiplied alternately"),
         ]
