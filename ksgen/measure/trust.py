@@ -1,12 +1,12 @@
 """Decides whether a time is reliable, by the uncertainty of its median over blocks of runs, and by the machine's load.
 
-The load is the processor time that other processes took meanwhile. Blocks are spread over time and taken until the
-median is known well enough, or the time is up. An unreliable figure is printed with a mark, and decides nothing. Knows
-nothing of the work that it times.
+A block is a number of consecutive runs, and its value is their median. Blocks are taken until the median over blocks is
+known well enough, or the time is up. The load is the processor time that other processes took meanwhile. An unreliable
+figure is printed with a mark, and no decision depends on it. This module knows nothing of the work that it times.
 
-A pause lasts until threads of the previous contender sleep, so that this process does not disturb its own measurements.
-Contenders are the implementations that a benchmark compares. Settings keep freed memory in the C library, so that no
-contender pays for new pages.
+`rest` waits until the threads of the previous contender sleep, so that this process does not disturb its own
+measurements. Contenders are the implementations that a benchmark compares. `keep_freed_memory` keeps freed memory in
+the C library, so that no contender is slowed by new pages.
 """
 
 import ctypes
@@ -25,19 +25,19 @@ from ksgen.values import counted
 
 MARK = "?"  # after each unreliable figure, wherever it is printed
 ONE_IN = 20  # one of so many intervals misses the median: a confidence of 95 %
-MOST_WIDTH = 0.05  # width of that interval, relative to the median
-ROUGH_WIDTH = 0.25  # the same for a rough time, which counts in comparisons of many jobs
+MOST_WIDTH = 0.05  # largest width of that interval for a reliable time, relative to the median
+ROUGH_WIDTH = 0.25  # the same for a rough time, which counts only in comparisons of many jobs
 MOST_OTHERS = 0.1  # largest share of the CPU time that other processes may take
-LEAST_BLOCKS = 6  # for an interval of that confidence
+LEAST_BLOCKS = 6  # fewer blocks have no interval of that confidence
 BLOCK_SECONDS = 0.02  # long compared with a single disturbance
 MOST_SECONDS = 2.0  # for the blocks of one kernel
 FIRST_RUNS, MOST_RUNS = 3, 1000  # runs that determine the length of a block, and the most runs of a block
-HOPELESS_BLOCKS = 2  # number of blocks that decide, if all are too slow
-# least time between two readings of the system's counts, which advance by hundredths of a second; time of a `look`
+HOPELESS_BLOCKS = 2  # a contender is given up after so many blocks if all are too slow
+# least time between two readings of the system's counts, which advance by hundredths of a second; duration of `look`
 LEAST_SECONDS, LOOK_SECONDS = 0.1, 0.2
 _PROC = Path("/proc")
 
-Runs = Callable[[int], Sequence[float]]  # times a number of runs
+Runs = Callable[[int], Sequence[float]]  # does a number of runs, and returns their times
 Timer = Callable[[], float]  # takes a block, and returns its median
 
 
@@ -79,8 +79,8 @@ class Blocks:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Interval that contains the median with a confidence of 95 %, for any distribution of independent values."""
     ordered, count = sorted(values), len(values)
-    # cut: values omitted at either end. tail: how many of the 2^count outcomes have at most cut + 1 values below the
-    # median
+    # Each value is below or above the true median, with equal probability. cut: values omitted at either end. tail:
+    # how many of these 2^count outcomes have at most cut + 1 values below the median.
     cut, tail = 0, 1 + count
     while 2 * tail * ONE_IN <= 2**count:
         cut += 1
@@ -89,7 +89,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def uncertainty(values: Sequence[float]) -> float:
-    """Width of the interval that contains the median, relative to the median."""
+    """Width of the 95 % interval of the median, relative to the median."""
     low, high = interval(values)
     return (high - low) / median(values)
 
@@ -97,8 +97,8 @@ def uncertainty(values: Sequence[float]) -> float:
 def why_unreliable(values: Sequence[float], others: Sequence[float | None] = ()) -> str:
     """Reason why the median of blocks is unreliable, in a few words; empty if it is reliable.
 
-    Values are times or ratios. `others` holds the shares of the CPU time that other processes took, if processors did
-    the work. A single value is judged by these shares alone.
+    Values are times or ratios. If a processor did the work, `others` holds the shares of the CPU time that other
+    processes took. A single value is judged by these shares alone.
     """
     if not values:
         return ""
@@ -109,7 +109,7 @@ def why_unreliable(values: Sequence[float], others: Sequence[float | None] = ())
 
 
 def why_disturbed(others: Sequence[float | None]) -> str:
-    """Words on the CPU time that other processes took, if that was too much; otherwise empty."""
+    """Reason why other processes disturbed a measurement; empty if they did not take too much CPU time."""
     known = [share for share in others if share is not None]
     is_disturbed = 2 * sum(share > MOST_OTHERS for share in known) > len(known)
     return f"other processes took {median(known):.0%} of the CPU time" if is_disturbed else ""
@@ -136,7 +136,7 @@ def block_of(times: Runs, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -
             once = max(min(end - begin for begin, end in pairwise(marks)), 1e-9)
             runs = max(least_runs, min(MOST_RUNS, int(seconds / once)))
         elif once < BLOCK_SECONDS:
-            times(1)  # threads that slept take up to half a millisecond to wake
+            times(1)  # not counted, because it wakes sleeping threads, which takes up to half a millisecond
         return median(times(runs))
 
     return take
@@ -148,9 +148,9 @@ def take_blocks(
     """Take blocks of all timers alternately, until all medians are known well enough or `most_seconds` per timer have
     passed.
 
-    A timer whose blocks are all slower than `give_up` needs no further ones. On a processor, a block that follows
-    another timer's block first waits until the threads of this process sleep. There, a series ends early only if the
-    load of the machine is known. The clock of a GPU needs neither.
+    A timer whose first blocks are all slower than `give_up` gets no further ones. On a processor, a block that follows
+    another timer's block first waits until the threads of this process sleep. A series on a processor ends early only
+    if the load of the machine is known. With the clock of a GPU, neither is necessary.
     """
     watch = Watch() if on_processor else None
     values: list[list[float]] = [[] for _ in timers]
@@ -174,19 +174,19 @@ def take_blocks(
 
 
 def marked(figure: str, why: str) -> str:
-    """Format a figure, with the mark if it is unreliable."""
+    """Format a figure. An unreliable one, which has a reason `why`, gets the mark."""
     return f"{figure}{MARK}" if why else figure
 
 
 def with_reason(figure: str, why: str) -> str:
-    """Format a figure that stands alone, with the reason if it is unreliable."""
+    """Format a figure outside a table: an unreliable one gets the mark and the reason."""
     return f"{marked(figure, why)} ({why})" if why else figure
 
 
 def describe_unreliable(reasons: Sequence[str], thing: str = "time") -> str:
-    """Format the note below figures; empty if all are reliable.
+    """Format the note below a table of figures; empty if all are reliable.
 
-    `reasons` has the reason why a figure is unreliable, or "", for each figure.
+    `reasons` has one entry per figure: the reason why it is unreliable, or "".
     """
     some = list(filter(None, reasons))
     return f"{MARK} {len(some)} of {counted(len(reasons), thing)} unreliable; the first: {some[0]}." if some else ""
@@ -194,7 +194,7 @@ def describe_unreliable(reasons: Sequence[str], thing: str = "time") -> str:
 
 @dataclass(frozen=True)
 class Counts:
-    """Seconds: on the clock, and of processor time of the machine and of this process with its children."""
+    """Seconds on the clock, and seconds of processor time of the machine and of this process with its children."""
 
     clock: float
     busy: float  # busy time of all processors together
@@ -202,7 +202,10 @@ class Counts:
 
 
 def counts() -> Counts | None:
-    """Present counts of processor time on Linux, else None. Idle time is exact, so all other time counts as busy."""
+    """Present counts of processor time; None if the system is not Linux.
+
+    Linux counts idle time exactly, so busy time is computed from it.
+    """
     try:
         words = (_PROC / "stat").read_text().split("\n", 1)[0].split()
         idle, waiting = map(int, words[4:6])
@@ -214,13 +217,13 @@ def counts() -> Counts | None:
 
 
 def others_between(before: Counts, after: Counts, processors: int) -> float:
-    """The share of the CPU time that other processes used, 0 to 1."""
+    """Share of the CPU time that other processes used between two counts, from 0 to 1."""
     seconds = max(after.clock - before.clock, 1e-9) * processors
     return min(max(((after.busy - before.busy) - (after.own - before.own)) / seconds, 0.0), 1.0)
 
 
 class Watch:
-    """Shares of the CPU time that other processes take, per look; a look lasts at least `LEAST_SECONDS`."""
+    """Shares of the CPU time that other processes take, one per interval of at least `LEAST_SECONDS`."""
 
     def __init__(self) -> None:
         self._before = counts()
@@ -232,7 +235,7 @@ class Watch:
         return bool(self.shares) or self._before is None
 
     def look(self) -> None:
-        """Add a share, unless the last one is less than `LEAST_SECONDS` old."""
+        """Add the share since the last one, unless that is less than `LEAST_SECONDS` old."""
         after = counts()
         if self._before and after and after.clock - self._before.clock >= LEAST_SECONDS:
             self.shares.append(others_between(self._before, after, os.cpu_count() or 1))
@@ -245,7 +248,7 @@ class Watch:
 
 
 def load_warning(share: float | None, processors: int, busiest: Sequence[tuple[str, float]]) -> str:
-    """One line about a machine that others keep busy, with their names and processors; empty if none do."""
+    """Warning that other processes keep the machine busy, with the names of the busiest; empty if they do not."""
     if share is None or share <= MOST_OTHERS:
         return ""
     named = ", ".join(f"{name} {taken:.1f}" for name, taken in busiest[:3] if taken >= 0.1)
@@ -254,7 +257,7 @@ def load_warning(share: float | None, processors: int, busiest: Sequence[tuple[s
 
 
 def look() -> str:
-    """`load_warning` of this machine, measured in a fifth of a second."""
+    """Measure this machine's load for a fifth of a second, and return its `load_warning`."""
     watch, before = Watch(), _by_process()
     sleep(LOOK_SECONDS)
     share, after = watch.others_share(), _by_process()
@@ -279,8 +282,9 @@ def _by_process() -> dict[int, tuple[str, float]]:
     return found
 
 
-NAP_S, MOST_NAPS = 2e-3, 125  # a quarter of a second: OpenBLAS's threads spin for 2^28 cycles, 0.1 s and more
-AWAKE_SHARE = 0.1  # largest share of a nap that threads may work
+# `rest` waits for a quarter of a second at most: OpenBLAS's threads spin for 2^28 cycles, 0.1 s and more
+NAP_S, MOST_NAPS = 2e-3, 125
+AWAKE_SHARE = 0.1  # threads that work for at most this share of a nap count as asleep
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # parameters of mallopt, in glibc's malloc.h
 _NEVER = 2**31 - 1
 _TASKS = Path("/proc/self/task")
@@ -289,15 +293,15 @@ _TASKS = Path("/proc/self/task")
 def rest() -> None:
     """Wait until this process's other threads sleep.
 
-    After an operation, threads of PyTorch and OpenCL spin for milliseconds, NumPy's for a tenth of a second. They wait
-    for the next operation, and take cores from whatever runs then.
+    After an operation, threads of PyTorch and OpenCL spin for milliseconds, and NumPy's for a tenth of a second. They
+    wait for the next operation, and meanwhile take cores from other work.
     """
     for _ in range(MOST_NAPS):
         spent = process_time()
         sleep(NAP_S)
         states = list(_states())
-        # Processor time decides only if the system reports no states of threads: Linux adds other threads' time only
-        # at ticks, which are longer than a nap.
+        # Processor time is used only if the system reports no states of threads, because Linux adds the time of other
+        # threads only at ticks, which are longer than a nap.
         if "R" not in states if states else process_time() - spent < AWAKE_SHARE * NAP_S:
             return
 
@@ -312,7 +316,7 @@ def _states() -> Iterator[str]:
 
 
 def keep_freed_memory() -> None:
-    """Allocate large arrays from freed memory from now on, like a long-running application. Linux with glibc only."""
+    """Reuse freed memory for large arrays from now on, as in a long-running application. Needs Linux with glibc."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_MAX, 0)
