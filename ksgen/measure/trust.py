@@ -252,8 +252,8 @@ def load_warning(share: float | None, processors: int, busiest: Sequence[tuple[s
     if share is None or share <= MOST_OTHERS:
         return ""
     named = ", ".join(f"{name} {taken:.1f}" for name, taken in busiest[:3] if taken >= 0.1)
-    by = f" ({named})" if named else ""
-    return f"others keep {share * processors:.1f} of {processors} processors busy{by}: unreliable times are marked"
+    busy = f"{share * processors:.1f} of {processors} processors busy{f' ({named})' if named else ''}"
+    return f"other processes keep {busy}: unreliable times are marked"
 
 
 def look() -> str:

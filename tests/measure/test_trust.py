@@ -299,7 +299,7 @@ def test_nothing_is_unreliable_where_the_system_says_nothing(monkeypatch: pytest
 
 def test_a_busy_machine_is_reported_once_with_its_busiest_processes() -> None:
     assert load_warning(0.1, 2, [("cc1plus", 0.4)]) == ""
-    said = "others keep 1.4 of 2 processors busy (cc1plus 0.9, python 0.5): unreliable times are marked"
+    said = "other processes keep 1.4 of 2 processors busy (cc1plus 0.9, python 0.5): unreliable times are marked"
     assert load_warning(0.7, 2, [("cc1plus", 0.9), ("python", 0.5), ("sh", 0.01)]) == said
     assert load_warning(None, 2, []) == ""
 
