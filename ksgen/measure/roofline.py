@@ -1,7 +1,8 @@
-"""The least time that a kernel could take on a device: the bytes and operations it needs, divided by measured ceilings.
+"""The floor: the least time that a kernel could take on a device.
 
-A copy measures the rate of memory. Reads of a small array measure the rate of a CUDA GPU's L2 cache. The
-fastest multiply-adds for the kernel's operands measure the rate of arithmetic. On a GPU these are plain ones, or those
+It is the kernel's bytes or its operations, divided by the device's measured rates (ceilings), whichever takes longer. A
+copy measures the rate of memory. Reads of a small array measure the rate of a CUDA GPU's L2 cache. The fastest
+multiply-adds for the kernel's operands measure the rate of arithmetic. On a GPU these are plain multiply-adds, or those
 of tensor cores: by warpgroups if the device has them, else by warps. On a processor they are vector instructions on all
 cores, or matrix tiles if these multiply the stored type.
 """
@@ -32,15 +33,15 @@ from ksgen.spec import PRECISIONS, KernelSpec
 from ksgen.spec.precision import K_BYTES, OPERANDS
 
 THREADS = 256
-# per round of a probe: multiply-adds of a thread; tensor-core products of a warp, with 16 x 8 sums each
+# work per round of a probe: multiply-adds of a thread; tensor-core products of a warp, with 16 x 8 sums each
 PLAIN_PER_ROUND, TENSOR_CHAINS = 128, 16
 WARPGROUP_COLUMNS = 128  # columns of a warpgroup's product
-CACHED_BYTES = 2**19  # less than an L2 cache holds, on every GPU
-# blocks per multiprocessor at a time, and rounds of the probe: about a millisecond
+CACHED_BYTES = 2**19  # bytes that the probe of the L2 cache reads: they fit that cache on every GPU
+# resident blocks per multiprocessor, and rounds of the probe of the L2 cache, which take about a millisecond
 CACHE_BLOCKS, CACHE_ROUNDS = 4, 2400
-COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # more than a last-level cache holds
+COPIED_BYTES, PROCESSOR_COPIED_BYTES = 512 * 2**20, 256 * 2**20  # copied bytes: more than a last-level cache holds
 GROUPS_PER_CORE, PROCESSOR_ROUNDS = 8, 1 << 15  # work groups per core, and rounds of each: a few milliseconds
-TILE_ROUNDS = 1 << 13  # the same of matrix tiles
+TILE_ROUNDS = 1 << 13  # rounds of the probe of matrix tiles
 NO_FLOOR = "No share is shown if the floor depends on arrays that a cache of unknown rate may keep between runs."
 
 
@@ -50,20 +51,20 @@ class Ceilings:
 
     bytes_per_s: float  # rate of a copy: bytes read plus bytes written
     flops_per_s: float  # a multiply-add is two
-    products: int = 1  # products of the device per product of the kernel
+    products: int = 1  # products that the device computes per product of the kernel, such as 3 for tf32x3
     cache_bytes_per_s: float = 0.0  # read from a GPU's L2 cache; 0: not measured
 
     def floor_s(self, kernel: KernelSpec, batch: int) -> float:
-        """Seconds without caches: the longer of moving X, weights and Y once, and of all multiply-adds."""
+        """Floor in seconds, without caches: the time to move X, weights and Y once, or that of all multiply-adds."""
         return max(kernel.bytes(batch) / self.bytes_per_s, kernel.flops(batch) / self.flops_per_s)
 
     def floor_us(self, kernel: KernelSpec, batch: int, sets: int) -> float | None:
         """Floor, in microseconds, of runs that share the weights and alternate between at most `sets` sets of X and Y.
 
-        Between runs, a cache may keep the weights if they fit it. It may also keep all sets of X and Y if those fit it
-        by themselves. The floor is the longest of three times: moving the other arrays from memory, all multiply-adds,
-        and moving all arrays at the cache's rate. Without that rate, the result is None if moving the cached arrays
-        from memory would take longest.
+        Between runs, a cache may keep the weights if they fit in it. It may also keep all sets of X and Y if those fit
+        in it by themselves. The floor is the longest of three times: moving the other arrays from memory, all
+        multiply-adds, and moving all arrays at the cache's rate. If that rate is unknown, its term is omitted. The
+        result is then None if moving the cached arrays from memory would take longest.
         """
         weights, moved = kernel.weight_bytes, kernel.bytes(batch)
         cached = sum(each for each, number in ((weights, 1), (moved - weights, sets)) if each * number < CACHE_BYTES)
@@ -76,12 +77,15 @@ class Ceilings:
 
 
 def share_of_floor(floor_us: float | None, time_us: float | None) -> float | None:
-    """The floor over a time, at most 1. None if either is unknown, or the time is below the floor and so refutes it."""
+    """The floor divided by a time, at most 1.
+
+    None if either is unknown, or if the time is below the floor, which is then wrong.
+    """
     return floor_us / time_us if floor_us and time_us and floor_us <= time_us else None
 
 
 def best_of(one: Ceilings, other: Ceilings) -> Ceilings:
-    """The better rates of two measurements."""
+    """Ceilings with the higher rates of two measurements."""
     return Ceilings(
         max(one.bytes_per_s, other.bytes_per_s), max(one.flops_per_s, other.flops_per_s), one.products,
         max(one.cache_bytes_per_s, other.cache_bytes_per_s),
@@ -89,7 +93,10 @@ def best_of(one: Ceilings, other: Ceilings) -> Ceilings:
 
 
 def measure_ceilings(device: Device, precision: str, operand: str | None = None) -> Ceilings:
-    """Run a copy and a multiply-add probe for about a second; `operand` is the tensor cores' type, if any."""
+    """Measure a device's ceilings in about a second, by probes of copies and of multiply-adds.
+
+    `operand` is the type that tensor cores multiply; None: they are not used.
+    """
     if device.limits.is_cpu:
         return _of_processor(device, precision)
     wgmma = None
@@ -161,17 +168,17 @@ def _by_tiles(device: Device, precision: str, plain: Ceilings, y: Buffer) -> Cei
 
 
 def load_probe(device: Device, probe: Probe) -> tuple[KernelHandle, KernelHandle]:
-    """The probe's two kernels: the copy, and the multiply-adds."""
+    """Build and load a probe's two kernels: the copy, and the multiply-adds."""
     binary = _built(device, probe)
     return device.load(binary, probe.entry, 0), device.load(binary, f"{probe.entry}_multiply_add", 0)
 
 
 def _built(device: Device, probe: Probe) -> Binary:
-    """Build a probe. No bundle holds probes, so if compiling is forbidden, the error has another remedy."""
+    """Build a probe. Bundles hold no probes, so if compiling is forbidden, the error names another remedy."""
     try:
         return build(probe.text, probe.entry, device.target, device.compiler())
     except ToolchainError as error:
         if not compiling_is_forbidden():
             raise
-        lacks = f"no cache holds {probe.entry}, by which the limits of {device.name} are measured"
+        lacks = f"no cache holds {probe.entry}, which measures the rates of {device.name}"
         raise ToolchainError(f"{lacks}, and KSGEN_NO_COMPILE forbids compiling it; unset it for one run") from error

@@ -81,7 +81,7 @@ def test_a_probe_that_may_not_be_compiled_says_what_to_do(tmp_path: Path, monkey
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
     with pytest.raises(ToolchainError) as refused:
         measure_ceilings(device, "float32")
-    lacks = f"no cache holds ks_probe_float32, by which the limits of {device.name} are measured"
+    lacks = f"no cache holds ks_probe_float32, which measures the rates of {device.name}"
     assert str(refused.value) == f"{lacks}, and KSGEN_NO_COMPILE forbids compiling it; unset it for one run"
 
 
