@@ -1,8 +1,8 @@
-"""Runs slow work, such as compilation, in the background while its callers continue. Callers decide what runs and when.
+"""Runs slow work, such as compilation, in background threads while its callers continue.
 
-All work is requested by `outcome`. Inside `deferred`, `outcome` raises `PendingError` until the background has the
-result. Elsewhere it does the work at once. If the background is doing the same work, the locks inside that work make
-the caller wait for it.
+All work is requested by `outcome`. Inside `deferred`, `outcome` queues the work and raises `PendingError` until the
+result is known. Elsewhere, the calling thread does the work itself. If the background is doing the same work at that
+time, locks inside the work make the caller wait for it.
 """
 
 import atexit
@@ -19,18 +19,18 @@ from ksgen.errors import ToolchainError, cause, warn
 from ksgen.values import excerpt
 
 MOST_WORKERS = 16
-# seconds that a fork waits for jobs that import modules: in the child, their import locks would stay taken for ever
+# seconds that a fork waits for jobs that import modules: in the child, their import locks would never be released
 FORK_WAIT_S = 5.0
-NOTICE_S = 2.0  # seconds of waiting after which a caller gets a warning with the reason
+NOTICE_S = 2.0  # seconds after which a waiting caller gets a warning with the reason
 Result = TypeVar("Result")
 
 
 class PendingError(Exception):
-    """The background has not finished the work. Callers that defer work catch this error, so users never see it."""
+    """The background has not finished some work. Callers that defer work catch this error, so users never see it."""
 
 
 class BackgroundJob:
-    """One piece of work. `done` is set once the work has set `result` or `error`."""
+    """One piece of work. `done` is set after `result` or `error`."""
 
     def __init__(self, what: str, work: Callable[[], Any], imports: bool, must_end: bool) -> None:
         self.what, self._work, self.imports, self.must_end = what, work, imports, must_end
@@ -51,7 +51,7 @@ class _Background(Crew):
 
     def __init__(self) -> None:
         super().__init__(is_background=True)
-        self.jobs: dict[Hashable, BackgroundJob] = {}  # unfinished, or finished and not asked for since
+        self.jobs: dict[Hashable, BackgroundJob] = {}  # unfinished jobs, and those whose result is not fetched yet
         self.progress = object()  # replaced by a new object after each job
 
     def job(self, key: Hashable, make: Callable[[], BackgroundJob]) -> BackgroundJob:
@@ -77,13 +77,14 @@ class _Background(Crew):
 
 
 _background = _Background()
-_policy: ContextVar[Callable[[], bool] | None] = ContextVar("_policy", default=None)  # whether missing work is deferred
+# function that says whether missing work is deferred; None: it is not
+_policy: ContextVar[Callable[[], bool] | None] = ContextVar("_policy", default=None)
 _notice: ContextVar["_Notice | None"] = ContextVar("_notice", default=None)
 
 
 @contextmanager
 def deferred(policy: Callable[[], bool]) -> Iterator[None]:
-    """Defer missing work to the background if `policy()`, called when some is missing, returns True."""
+    """Defer missing work to the background if `policy()` returns True. It is called for each missing piece of work."""
     token = _policy.set(policy)
     try:
         yield
@@ -92,13 +93,16 @@ def deferred(policy: Callable[[], bool]) -> Iterator[None]:
 
 
 def pause_compilers() -> AbstractContextManager[None]:
-    """Suspend background compilers for most of the enclosed computation, if it is long or one of many."""
+    """Context of a computation, such as a call of a layer: suspends background compilers for most of its time."""
     return _background.children.calls
 
 
 @contextmanager
 def awaited(caller: str, remedy: str) -> Iterator[None]:
-    """Wait for missing work. After `NOTICE_S` seconds, a warning says who waits for what, and the remedy."""
+    """Do missing work at once, even inside `deferred`.
+
+    After `NOTICE_S` seconds, a warning says which caller waits for which work, and the remedy.
+    """
     notice = _Notice(caller, remedy)
     tokens = _policy.set(None), _notice.set(notice)
     try:
@@ -110,7 +114,7 @@ def awaited(caller: str, remedy: str) -> Iterator[None]:
 
 
 class _Notice:
-    """Warns if a caller waits longer than `NOTICE_S` seconds, counted from its first missing work."""
+    """Warns if a caller waits longer than `NOTICE_S` seconds, counted from the first missing piece of work."""
 
     def __init__(self, caller: str, remedy: str) -> None:
         self._caller, self._remedy, self._what, self._cause = caller, remedy, "", ("", 0)
@@ -119,7 +123,7 @@ class _Notice:
     def begin(self, what: str) -> None:
         self._what = what
         if self._timer is None:
-            self._cause = cause()  # read here, because the timer warns from another thread
+            self._cause = cause()  # determined here, because the timer warns from another thread
             self._timer = threading.Timer(NOTICE_S, self._warn)
             self._timer.daemon = True
             with suppress(RuntimeError):  # no thread can be started: no warning
@@ -145,10 +149,11 @@ def outcome(
 ) -> Any:
     """Return the result of some work, or raise its error.
 
-    Raises `PendingError` while the background does the work for a caller that defers it. `what` names the work in
-    warnings. `at_once` says that the work takes no time, because its slow part is already done. `imports` says that the
-    work may import modules. `must_end` says that the exit of the process waits up to `MOST_WAIT_S` seconds for it. The
-    caller must keep the result: a result of the background is handed out once.
+    Raises `PendingError` while the background does the work for a caller that defers it. The background returns a
+    result only once, so the caller must keep it. Equal keys are for the same work. `what` names the work in warnings.
+    `at_once` says that the work takes no time, because its slow part is already done. `imports` says that the work may
+    import modules. `must_end` says that the process waits for the work before it exits, for at most `MOST_WAIT_S`
+    seconds.
     """
     if at_once:
         _background.drop(key)
@@ -168,7 +173,7 @@ def outcome(
 
 
 def all_of(works: Iterable[Callable[[], Result]]) -> tuple[Result, ...]:
-    """Results of several pieces of work. All missing pieces begin before `PendingError` is raised."""
+    """Results of several pieces of work. All missing pieces are requested before `PendingError` is raised."""
     results, pending = [], None
     for work in works:
         try:
@@ -181,17 +186,17 @@ def all_of(works: Iterable[Callable[[], Result]]) -> tuple[Result, ...]:
 
 
 def is_busy() -> bool:
-    """Whether the background has work, which disturbs measured times."""
+    """Whether the background has unfinished work, which disturbs measured times."""
     return bool(_background.unfinished())
 
 
 def progress() -> object:
-    """Return the same object until the background finishes a job."""
+    """Object that stands for the background's progress: each finished job replaces it by a new one."""
     return _background.progress
 
 
 def is_pending(since: object) -> bool:
-    """Whether work that was pending when `progress` returned `since` must still be pending."""
+    """Whether work that was pending when `progress` returned `since` is certainly still pending."""
     return since is _background.progress and is_busy()
 
 
@@ -202,10 +207,7 @@ def unfinished() -> list[BackgroundJob]:
 
 @contextmanager
 def progress_bar(is_wanted: bool, title: str, total: int) -> Iterator[Callable[[], None]]:
-    """Provide a function to call after each step.
-
-    The bar shows if it is wanted and stderr is a terminal.
-    """
+    """Show a progress bar if it is wanted and stderr is a terminal. The function provided is called after each step."""
     if not is_wanted:
         yield lambda: None
         return
@@ -239,7 +241,7 @@ def finished(works: Sequence[Callable[[], Result]]) -> tuple[Result, ...]:
 
 
 def always_waits() -> bool:
-    """Whether `KSGEN_COMPILE` asks every call to wait for its kernels."""
+    """Whether `KSGEN_COMPILE=wait` asks every call to wait for its kernels."""
     asked = os.environ.get("KSGEN_COMPILE", "")
     if asked not in ("", "background", "wait"):
         raise ToolchainError(f"KSGEN_COMPILE={excerpt(asked)}; accepted: background (the default) or wait")
@@ -253,7 +255,7 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    """Give a forked child its own background. The parent's threads and compilers are not the child's."""
+    """Give a forked child its own background, because it inherits neither the parent's threads nor its compilers."""
     global _background
     _background = _Background()
 

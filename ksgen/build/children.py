@@ -35,25 +35,25 @@ COMPILE_SECONDS = 300.0  # a kernel takes about one second; minutes mean that th
 MOST_WAIT_S = 60  # longest wait for in-process compilers; this process would abort if it ended before they do
 END_S = 1.0  # longest wait for the output of killed processes
 KILLED = "fatal: killed by signal"  # last line of a killed compiler's log
-# Background compilers run in pauses of at least `PAUSE_S` seconds between calls, else for `SHARED_S` seconds of each
-# period, checked every `POLL_S` seconds.
+# Background compilers run while no call has computed for `PAUSE_S` seconds. If there is no such pause, they run for
+# `SHARED_S` of every `PERIOD_S` seconds. The state is checked every `POLL_S` seconds.
 PAUSE_S, SHARED_S, PERIOD_S, POLL_S = 0.003, 0.02, 0.1, 0.003
-LONG_S, LONG_PERIOD_S = 0.25, 1.0  # a call of at least `LONG_S` seconds has this period
-# nvcc's variables with further options, hidden from children because cache keys do not contain them
+LONG_S, LONG_PERIOD_S = 0.25, 1.0  # in a call that has taken `LONG_S` seconds, the period is `LONG_PERIOD_S`
+# environment variables with further options of nvcc, hidden from children because cache keys do not contain them
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
 
 def python_child(code: str, *arguments: str, **variables: str) -> tuple[list[str], dict[str, Any]]:
     """Command and options of `Popen` for Python code in a child that imports modules from the same folders.
 
-    `variables` are added to the environment. The child makes no device passport, which would disturb its measurements.
-    Neither an interrupt nor the end of this process ends the child.
+    `variables` are added to the environment. The child starts no passport and no trials, which would disturb its
+    measurements. Neither an interrupt nor the end of this process ends the child.
     """
     imports = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-    # -P: the child imports from the folder that it starts in only if this process would
+    # -P: the child imports from its working folder only if this process does
     return [sys.executable, "-P", "-c", code, *arguments], {
         "stdin": subprocess.DEVNULL,
-        "cwd": STARTED_IN if os.path.isdir(STARTED_IN) else None,  # relative paths of the environment start there
+        "cwd": STARTED_IN if os.path.isdir(STARTED_IN) else None,  # relative paths in variables are relative to it
         "env": {**os.environ, "KSGEN_TRIAL": "off", **imports, **variables},
         "start_new_session": True,
     }
@@ -66,14 +66,14 @@ class Finished:
 
 
 class _Calls:
-    """Context of each call that computes while compilers run. Says when compilers may use the cores.
+    """Context of each call that computes while compilers run. It decides when compilers may use the cores.
 
-    PyTorch's products take several times as long on cores that other processes share, whatever their priority. Its
-    threads wait for each other after every few microseconds.
+    PyTorch's products take several times as long on cores that other processes share, even at a lower priority. The
+    reason is that PyTorch's threads wait for each other every few microseconds.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        """`changed` is called when the first of several calls begins."""
+        """Create the context; `changed` is called when a call begins and no other one is running."""
         self._changed, self._guard, self._running = changed, new_lock(), 0
         self._began = self._ended = self._permitted = 0.0
 
@@ -93,11 +93,11 @@ class _Calls:
             self._ended = monotonic()
 
     def permit_others(self) -> bool:
-        """Whether others may use the cores now.
+        """Whether compilers may use the cores now.
 
-        They may once no call has run for `PAUSE_S` seconds: a model computes between the calls of its layers, too. If
-        there is no such pause, they may for a part of each period. The part is smaller in a long call. It is never
-        zero, because calls may wait for what others compute.
+        They may if no call has run for `PAUSE_S` seconds; in shorter pauses, a model computes between the calls of its
+        layers. If there is no such pause, they may run for a part of each period, which is smaller in a long call. The
+        part is never zero, because a call may wait for the compilers.
         """
         with self._guard:
             now = monotonic()
@@ -109,20 +109,20 @@ class _Calls:
             return (now - self._permitted) % period > period - SHARED_S
 
     def wait(self) -> None:
-        """Wait until others may use the cores."""
+        """Wait until compilers may use the cores."""
         while not self.permit_others():
             sleep(POLL_S)
 
 
 class Children:
-    """The compilers that are running. `stop` ends them all, and lets no new one start.
+    """Running compilers. `stop` ends them all, and no new one starts afterwards.
 
     Background compilers are suspended for most of the time in which calls compute.
     """
 
     def __init__(self, is_background: bool = False) -> None:
         self._is_background, self.calls = is_background, _Calls(self._follow_calls)
-        self._running: dict[subprocess.Popen[str], int] = {}  # the process group of each
+        self._running: dict[subprocess.Popen[str], int] = {}  # process group by child
         self._are_paused = False
         self._guard = new_lock()
         self.stopped = False
@@ -159,7 +159,10 @@ class Children:
         return Finished(child.returncode, log)
 
     def _run_between_calls(self, child: subprocess.Popen[str], seconds: float) -> float:
-        """Wait until a background compiler ends or has run for `seconds`; return the seconds left."""
+        """Wait until a background compiler ends or has run for `seconds`; return the seconds left of them.
+
+        Seconds in which it is suspended do not count.
+        """
         before = monotonic()
         while seconds > 0:
             self._follow_calls()
@@ -173,7 +176,7 @@ class Children:
         return max(0.0, seconds)
 
     def _follow_calls(self) -> None:
-        """Suspend or resume background compilers, as calls permit."""
+        """Suspend background compilers, or resume them if calls permit it."""
         if not self._running:
             return
         with self._guard:
@@ -190,9 +193,9 @@ class Children:
 
 
 class Crew:
-    """Threads that work through jobs, and the compilers that they start. Threads end when nothing is left to do.
+    """Worker threads for jobs, and the compilers that they start. Threads end when no job is left.
 
-    They are daemons: a worker deep in a library's own compiler must not hold up an interrupted program.
+    They are daemon threads, because a thread inside a library's own compiler must not delay an interrupted program.
     """
 
     def __init__(self, is_background: bool = False) -> None:
@@ -202,7 +205,7 @@ class Crew:
         self._workers: list[threading.Thread] = []
 
     def add(self, job: Callable[[], None], most: int) -> None:
-        """Queue a job for one of at most `most` threads. If the system allows no thread, it runs in this one."""
+        """Queue a job for at most `most` worker threads. If no thread can be started, it runs in the calling thread."""
         with self.guard:
             self._todo.append(job)
             if len(self._workers) < most:
@@ -228,9 +231,9 @@ class Crew:
             job()
 
     def stop(self, must_end: bool = False) -> None:
-        """End compilers, begin nothing more, and wait until temporary folders are removed, which takes milliseconds.
+        """End compilers, begin no further job, and wait until temporary folders are removed, which takes milliseconds.
 
-        `must_end` says that some work cannot be stopped.
+        `must_end` says that some job cannot be stopped, and has to be waited for.
         """
         with self.guard:
             workers = list(self._workers)
@@ -256,7 +259,7 @@ def compile_seconds() -> float:
 
 @contextmanager
 def working_folder(what: str) -> Iterator[str]:
-    """Temporary folder for everything that a compiler reads and writes; a killed compiler leaves nothing behind."""
+    """Temporary folder for all files of a compiler, so that even a killed compiler leaves no files."""
     try:
         with temporary_folder("build") as folder:
             yield folder
@@ -268,7 +271,8 @@ def working_folder(what: str) -> Iterator[str]:
 
 
 def made_from(source: str, text: str, made: str, command: Iterable[str]) -> tuple[bytes, Finished]:
-    """Run a compiler on a source. Return the file that it writes, empty if it fails, and its status and log."""
+    """Run a compiler on a source. Return the bytes of the file that it writes (none if it fails), its status and log.
+    """
     with working_folder(Path(source).stem) as folder:
         Path(folder, source).write_text(text, encoding="utf-8")
         finished, result = current_children.get().run(command, folder), Path(folder, made)
@@ -288,7 +292,7 @@ def _start(
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            process_group=group,  # so that everything that it starts ends with it
+            process_group=group,  # so that all processes that it starts end with it
         )
     except OSError as error:
         raise ToolchainError(f"{command[0]} does not run: {error}") from None
@@ -296,12 +300,12 @@ def _start(
 
 @contextmanager
 def _guarded_group() -> Iterator[int]:
-    """Process group that ends with this process, because a shell, the guard, kills the group when its pipe closes.
+    """Provide a process group that ends with this process: a shell, the guard, kills the group when its pipe closes.
 
-    Yields the group's ID, or 0 if no shell starts.
+    Yields the group's ID, or 0 if no shell can be started.
     """
     guard: subprocess.Popen[bytes] | None = None
-    with suppress(OSError):  # no shell, or no room for another process
+    with suppress(OSError):  # there is no shell, or no further process can be started
         guard = subprocess.Popen(
             ("/bin/sh", "-c", "read -r _; kill -s KILL 0"),
             stdin=subprocess.PIPE,
@@ -318,7 +322,7 @@ def _guarded_group() -> Iterator[int]:
 
 
 def _pause(group: int, is_paused: bool) -> None:
-    with suppress(OSError):  # it has just ended
+    with suppress(OSError):  # the group has just ended
         os.killpg(group, signal.SIGTSTP if is_paused else signal.SIGCONT)
         os.kill(group, signal.SIGCONT)  # the group's guard must not stay suspended
 
@@ -330,15 +334,15 @@ def _kill(child: subprocess.Popen[str]) -> None:
 
 
 class RefusedSourceError(ToolchainError):
-    """A compiler ran to its end and refused a source."""
+    """A compiler ran to its end and rejected a source."""
 
 
 def refusal(
     summary: str, name: str, text: str, log: str, command: Callable[[str], Iterable[str]] | None = None
 ) -> ToolchainError:
-    """Error for a source that does not build: summary, first complaint, kept source, and the command to repeat.
+    """Error for a source that does not build: summary, first error, the path of the kept source, and a command.
 
-    `name` is the source's file name; `command` creates that command from the path of the kept source.
+    The command repeats the compilation; `command` creates it from that path. `name` is the source's file name.
     """
     message = f"{summary}: {first_error(log)}"
     if kept := _keep(text, name, log):
@@ -356,14 +360,17 @@ def first_error(log: str) -> str:
 
 
 def _keep(text: str, name: str, log: str) -> Path | None:
-    """Keep the source in the cache's folder, named by its content, else in a new temporary folder."""
+    """Write the source and the log to the cache's folder, named by the source's hash, else to a temporary folder.
+
+    Returns the path of the source; None if it cannot be written.
+    """
     file = Path(f"{Path(name).stem}-{hashlib.sha256(text.encode()).hexdigest()[:8]}{Path(name).suffix}")
     for folder in (paths.cache_dir() / "failed", None):
         with suppress(OSError, KsgenError):
             folder = folder or Path(tempfile.mkdtemp(prefix="ksgen-failed-"))
             make_folder(folder)
             kept, kept_log = folder / file, folder / file.with_suffix(".log")
-            # anything else may be a pipe, and writing to a pipe may block for ever
+            # any other kind of file may be a pipe, and writing to a pipe may block forever
             if all(each.is_file() or not os.path.lexists(each) for each in (kept, kept_log)):
                 write(kept, text, is_own=True)
                 write(kept_log, log, is_own=True)
