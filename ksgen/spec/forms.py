@@ -1,6 +1,6 @@
-"""Defines the values that a spec accepts: how each is read from YAML nodes, and its JSON schema. Never derives kernels.
+"""Forms: the kinds of values that a spec accepts. Each form reads YAML nodes, and has a JSON schema.
 
-Reader and schema use the same data of a form, such as the accepted words, so that they cannot disagree.
+Reading and schema use the same data, such as the accepted words, so that they cannot disagree. Never derives kernels.
 """
 
 import re
@@ -24,7 +24,7 @@ _COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": MOST_FEATURES}
 
 
 class Form(Protocol):
-    """Accepted values of one kind."""
+    """Values of one kind: `read` returns the value of a node or raises `SpecError`, and `schema` describes them."""
 
     @property
     def schema(self) -> Schema: ...
@@ -50,7 +50,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Flag:
-    """true or false, not quoted."""
+    """`true` or `false`, without quotes."""
 
     schema: ClassVar[Schema] = {"type": "boolean"}
 
@@ -62,7 +62,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Batch:
-    """`any`, or a whole number from 1 up."""
+    """Batch size: a whole number from 1 up, or `any`, which is read as None."""
 
     schema: ClassVar[Schema] = {"anyOf": [{"const": "any"}, {"type": "integer", "minimum": 1}]}
 
@@ -76,7 +76,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class OneOrMore:
-    """One value, or a list of distinct values."""
+    """One value, or a list of distinct values. Both are read as a tuple."""
 
     each: Form
 
@@ -98,7 +98,7 @@ class OneOrMore:
 
 @dataclass(frozen=True)
 class PatternForm:
-    """`a,b,c,d`, or a list of the four."""
+    """Pattern, written as `a,b,c,d` or as a list of the four numbers."""
 
     schema: ClassVar[Schema] = {
         "anyOf": [
@@ -118,7 +118,7 @@ class PatternForm:
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list of at least one value."""
+    """List of one or more values."""
 
     each: Form
     what: str  # description of the list in messages
@@ -133,10 +133,11 @@ class ListOf:
 
 @dataclass(frozen=True)
 class ChainForm:
-    """A list of patterns, or a mapping with the name of a function and its arguments.
+    """Chain: a list of patterns, or a mapping with the name of a function and its arguments.
 
-    The function makes a chain, a structure, or the structures of a sum. `functions` maps each key that may name a
-    function to the functions by name. `read` returns one chain or structure, or those of a sum.
+    The function returns a chain, a structure, or the structures of a sum. `functions` has the accepted functions by
+    name, for each key of the mapping that may hold the name, such as "structure". `read` returns a tuple: one chain or
+    structure, or those of a sum.
     """
 
     functions: Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -178,7 +179,7 @@ class Group(ListOf):
         return tuple(given for _, given in self.each_chain(node))
 
     def each_chain(self, node: Node) -> list[tuple[Node, Chain | Structure]]:
-        """Chains or structures of the list, each with its item; an item may have several."""
+        """Chains or structures of the list, each with the item that gave it. An item may give several."""
         chains = [(item, given) for item in items_of(node, self.what) for given in self.each.read(item)]
         first, *others = (chain_of(given) for _, given in chains)
         for (item, _), chain in zip(chains[1:], others, strict=True):
@@ -216,7 +217,7 @@ class Sum(Group):
 
 @dataclass(frozen=True)
 class SpecEntry:
-    """Values of a mapping, and the place of each in the text."""
+    """Values of a mapping, the place of each in the file, and the place of the mapping."""
 
     place: SourcePlace
     values: Mapping[str, Any]
@@ -225,7 +226,7 @@ class SpecEntry:
 
 @dataclass(frozen=True)
 class Keys:
-    """A mapping with some of these keys: all required ones, and at least one of `one_of`."""
+    """Mapping with keys of `forms`: all of `required`, and at least one of `one_of`."""
 
     forms: Mapping[str, Form]
     required: Collection[str] = ()
@@ -250,9 +251,9 @@ class Keys:
 
 @dataclass(frozen=True)
 class KeysOrValue:
-    """One of several mappings, each identified by its required key.
+    """One of several kinds of mappings, each identified by its required key.
 
-    In place of the first mapping, the value of its required key alone is accepted, too.
+    In place of the first kind, the value of its required key alone is accepted, too.
     """
 
     kinds: Mapping[str, Keys]
@@ -272,7 +273,7 @@ class KeysOrValue:
 
 @dataclass(frozen=True)
 class Named:
-    """A mapping whose keys are names that users choose."""
+    """Mapping from names that users choose to values of one form."""
 
     each: Form
     what: str  # description of the mapping in messages
@@ -294,7 +295,7 @@ class Named:
 
 @dataclass(frozen=True)
 class About:
-    """A form with a description, which editors show."""
+    """A form with a description in its schema, which editors show."""
 
     text: str
     form: Form
@@ -308,7 +309,7 @@ class About:
 
 
 def items_of(node: Node, accepted: str) -> tuple[Node, ...]:
-    """Items of a list that is not empty; `SpecError` on anything else."""
+    """Items of a list that is not empty. Raises `SpecError` for any other node."""
     if not isinstance(node, Items) or not node.items:
         raise node.place.error(f"got {node}; accepted: {accepted}")
     return node.items
@@ -316,7 +317,7 @@ def items_of(node: Node, accepted: str) -> tuple[Node, ...]:
 
 @contextmanager
 def blaming(place: SourcePlace) -> Iterator[None]:
-    """Name the place of an invalid pattern, chain or kernel in the error that the block raises."""
+    """Add the place to errors about an invalid pattern, chain or kernel that the `with` block raises."""
     try:
         yield
     except (PatternError, SpecError) as error:
@@ -335,7 +336,7 @@ def _numbers(node: Node) -> Any:
 
 
 def _argument_of(annotation: Any, node: Node) -> Any:
-    """An argument of a function: true or false, a word, or whole numbers."""
+    """Read an argument of a function, by its annotation: true or false, a word, or whole numbers."""
     if annotation is bool:
         return Flag().read(node)
     return Word(get_args(annotation)).read(node) if get_origin(annotation) is Literal else _numbers(node)
@@ -355,10 +356,10 @@ def _schema_of_function(key: str, name: str, function: Callable[..., Any]) -> Sc
 
 
 def _schema_of(annotation: Any) -> Schema:
-    """The schema of an argument.
+    """Schema of a function's argument, by its annotation.
 
-    An argument is a whole number, true or false, a word, or a list of whole numbers, nested to any depth. A union gives
-    the schemas of its members.
+    An argument is a whole number, true or false, a word, or a list of whole numbers, which may be nested. A union is
+    described by the schemas of its members.
     """
     if annotation in (int, bool):
         return _COUNT if annotation is int else {"type": "boolean"}
