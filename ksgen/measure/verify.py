@@ -1,6 +1,6 @@
 """Checks one kernel on one device against the float64 reference, and times it by the device's own clock.
 
-`footprint` is the memory that this takes.
+A problem is the arrays of one kernel at one batch size. `footprint` estimates the memory of a check.
 """
 
 from collections.abc import Callable
@@ -33,10 +33,10 @@ from ksgen.spec.kernel import SLICES
 from ksgen.values import cached_property
 
 CACHE_BYTES = 256 * 2**20  # more than a last-level cache holds
-GPU_ROTATED, CPU_ROTATED = 256, 8  # most sets of arrays that timed runs use in turn
+GPU_ROTATED, CPU_ROTATED = 256, 8  # largest number of sets of arrays among which timed runs alternate
 GAP = 16  # elements between the rows of slices
 MOST_EXACT_IN = 64  # largest c of a factor whose intermediates, sums of small integers, are exact in every precision
-MOST_REFERENCE_FLOPS = 2e10  # above this, only a sample of the batch is compared
+MOST_REFERENCE_FLOPS = 2e10  # operations above which only a sample of the batch is compared
 
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +45,7 @@ Packed = dict[str, Buffer]  # packed weights, by operand of the launch
 
 @dataclass(frozen=True)
 class Problem:
-    """Random arrays for one kernel and batch. Weights are uniform in +-1/sqrt(c), the others standard normal.
+    """Random arrays for one kernel and batch size. Weights are uniform in +-1/sqrt(c), other arrays standard normal.
 
     Kernels of gradients do not use the weights; other kernels do not use the gradient of Y. In a chain, `weights` are
     those of the last factor.
@@ -58,12 +58,12 @@ class Problem:
     bias: Array | None
     residual: Array | None
     grad_y: Array | None = None
-    most_compared: int | None = None  # rows of the batch; None: what the reference computes in about a second
+    most_compared: int | None = None  # most rows that are compared; None: those computed in about a second
     before: tuple[Array, ...] = ()  # weights of all factors but the last, in the order in which they multiply X
     quantized: tuple[Quantized, ...] = ()  # exact quantized form of all weights, if they are quantized
-    # problems of a group's other chains on the same X; this one is the first chain's
+    # problems of a group's other chains on the same X; this problem is that of the first chain
     others: "tuple[Problem, ...]" = ()
-    is_exact: bool = False  # whether correct results equal the reference, rounded once to their type
+    is_exact: bool = False  # whether correct results equal the reference exactly, rounded once to their type
     inputs: QuantizedInputs | None = None  # exact quantized form of x, if it is stored in eight bits
 
     @property
@@ -73,7 +73,7 @@ class Problem:
 
     @property
     def given(self) -> tuple[Array, ...]:
-        """Weights of each factor in the form that a device takes."""
+        """Weights of each factor as they are copied to a device: quantized, and one slice of tied ones."""
         of_chain = tuple(each.whole for each in self.quantized) or (*self.before, self.weights)
         if self.kernel.tied:
             of_chain = tuple(map(slice_of, of_chain, self.kernel.tied))
@@ -85,7 +85,7 @@ class Problem:
 
     @property
     def given_x(self) -> Array:
-        """X in the form that a device takes."""
+        """X as it is copied to a device: quantized if it is stored in eight bits."""
         return self.x if self.inputs is None else self.inputs.values.view(np.uint8)
 
     @property
@@ -104,7 +104,7 @@ class Problem:
 
     @property
     def tolerance(self) -> float:
-        """Largest relative error that rounding explains, summed over the factors; a group has its worst chain's."""
+        """Largest relative error that rounding explains, summed over the factors. A group has its worst chain's."""
         precision = self.kernel.precision
         of_chain = tolerance(precision, self.terms) + sum(
             tolerance(precision, pattern.c) for pattern in self.kernel.factors.factors[:-1]
@@ -115,7 +115,8 @@ class Problem:
     def chosen(self) -> Any:
         """Index of the rows of the batch that are compared: all, or a sample.
 
-        A gradient sums over the batch, so for gradients, this is the index of the values of j that are compared.
+        A gradient is summed over the batch, so it is compared for all values of j or for a sample of them. The index is
+        then that of the values of j.
         """
         kernel = self.kernel
         if self.grad_y is not None:
@@ -125,7 +126,7 @@ class Problem:
         within = self.most_compared or max(64, int(MOST_REFERENCE_FLOPS / kernel.flops(1)))
         if within >= self.batch:
             return slice(None)
-        # Both ends, where tiles are ragged, and evenly spaced rows between them.
+        # the first and the last rows, at which tiles are ragged, and evenly spaced rows between them
         spread = np.linspace(0, self.batch - 1, within - 32).astype(int)
         return np.unique(np.concatenate([np.arange(16), np.arange(self.batch - 16, self.batch), spread]))
 
@@ -135,7 +136,7 @@ class Problem:
         return self.batch if self.grad_y is not None or isinstance(self.chosen, slice) else len(self.chosen)
 
     def compared(self, result: Array) -> Array:
-        """The part of a result that is compared."""
+        """Part of a result that is compared."""
         return result[..., self.chosen] if self.grad_y is not None else self._rows(result, self.kernel.y_layout)
 
     @cached_property
@@ -160,11 +161,11 @@ class Problem:
         )  # fmt: skip
 
     def _rows(self, array: Array, layout: str) -> Array:
-        """X, Y or the residual with the chosen rows of the batch alone."""
+        """Chosen rows of the batch of X, Y or the residual."""
         return array[self.chosen] if layout == "bsf" else array[:, self.chosen]
 
     def _planes(self, array: Array, rows: int) -> Array:
-        """X or the gradient of Y with the chosen values of j alone."""
+        """X or the gradient of Y at the chosen values of j."""
         a, d = self.kernel.pattern.a, self.kernel.pattern.d
         if self.kernel.layout == "bsf":
             return array.reshape(self.batch, a, rows, d)[..., self.chosen].reshape(self.batch, -1)
@@ -173,7 +174,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of one check and timing."""
+    """Result of one check, and of the timing."""
 
     plan: Plan
     error: float  # Frobenius norm of the difference over that of the reference
@@ -189,7 +190,8 @@ class Measured:
 def tolerance(precision: str, terms: int) -> float:
     """Largest relative error that rounding explains: one rounding (16-bit outputs, tf32), else several.
 
-    Errors of a sum's terms grow like a random walk: 2 sqrt(terms) roundings, at least 4. A complex term counts twice.
+    Rounding errors of a sum grow like a random walk. So 2 sqrt(terms) roundings are allowed, and at least 4. A complex
+    term counts twice.
     """
     known = PRECISIONS[precision]
     roundings = 1.0 if known.rounds_once else max(4.0, 2 * sqrt(known.reals_per_number * terms))
@@ -197,7 +199,7 @@ def tolerance(precision: str, terms: int) -> float:
 
 
 def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
-    """Draw a problem's arrays: equal for equal kernel, batch and seed.
+    """Draw the random arrays of a problem. Equal kernels, batch sizes and seeds give equal arrays.
 
     Equal chains of a group have different weights.
     """
@@ -209,11 +211,10 @@ def make_problem(kernel: KernelSpec, batch: int, seed: int = 0) -> Problem:
 
 
 def exact_problem(kernel: KernelSpec, batch: int) -> Problem:
-    """Problem of small integers, whose sums are exact in every precision and in any order, up to the result's rounding.
+    """Problem of small integers, whose sums are exact in every precision and in any order, until the result is rounded.
 
-    Kernels with quantized x, or with weights stored in another type, get a random problem of another
-    seed. `is_exact` is False for these, for activations that round,
-    and for chains whose intermediates may round.
+    Kernels whose x or weights are stored in another type get a random problem of another seed. `is_exact` is False for
+    these, for activations that round, and for chains whose intermediates may be rounded.
     """
     if not (is_exact := _has_exact_sums(kernel)) and (kernel.is_quantized or kernel.has_bytes_in):
         return make_problem(kernel, batch, seed=1)
@@ -254,7 +255,7 @@ def _has_exact_sums(kernel: KernelSpec) -> bool:
 
 
 def fault_of(problem: Problem, *results: Array) -> str:
-    """Reason why results are wrong; empty if they are right, to the last bit if sums are exact."""
+    """Reason why results are wrong; empty if they are correct. If sums are exact, results must be equal to the bit."""
     error, _ = compare(problem, *results)
     if not error <= problem.tolerance:
         return f"relative error {error:.1e} at batch {problem.batch}, at most {problem.tolerance:.1e} is right"
@@ -321,7 +322,8 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: Array | None) -> Problem
 
 
 def _repeated(weights: tuple[Array, ...], kernel: KernelSpec) -> tuple[Array, ...]:
-    """Weights of a chain's factors, each repeated along the axes of its tie. Of a group, the chain is the first one."""
+    """Weights of a chain's factors, each repeated along the axes of its tie. For a group, these are the first chain's.
+    """
     if not kernel.tied:
         return weights
     ties = zip(weights, kernel.tied[: len(weights)], strict=True)
@@ -329,19 +331,19 @@ def _repeated(weights: tuple[Array, ...], kernel: KernelSpec) -> tuple[Array, ..
 
 
 def slice_of(weights: Array, tie: str) -> Array:
-    """The slice that weights repeat along the axes of a tie."""
+    """Slice that tied weights repeat along the axes of the tie."""
     return np.ascontiguousarray(weights[SLICES[tie]])
 
 
 def most_sets(is_cpu: bool) -> int:
-    """Largest number of sets of X and Y that timed runs take in turn."""
+    """Largest number of sets of X and Y among which timed runs alternate."""
     return CPU_ROTATED if is_cpu else GPU_ROTATED
 
 
 class Bench:
-    """One problem's arrays on one device, for any number of its plans.
+    """One problem's arrays on one device, for any number of plans of its kernel.
 
-    Plans share one workspace: it may be as large as X and Y together, and their launches run in order.
+    Plans share one workspace, which may be as large as X and Y together. They can, because launches run in order.
     """
 
     def __init__(self, device: Device, problem: Problem) -> None:
@@ -365,7 +367,7 @@ class Bench:
         return {name: uploaded(self.device, array) for name, array in self._arrays.items()}
 
     def _rotated(self) -> list[dict[str, Buffer]]:
-        """Sets of arrays, so many that no cache holds them all, up to `most_sets`."""
+        """As many sets of arrays as exceed every cache, at most `most_sets`."""
         wanted = min(
             1 + CACHE_BYTES // sum(array.nbytes for array in self._arrays.values()),
             most_sets(self.device.limits.is_cpu),
@@ -375,24 +377,24 @@ class Bench:
         return self._sets
 
     def pack(self, plan: Plan) -> Packed:
-        """Pack the weights for a plan: one array per factor, and none for a gradient."""
+        """Pack the weights for a plan: one array per factor; none for a gradient."""
         each = packings(self.device, plan) if plan.kernel.is_chain else (plan,)
         pairs = zip(weights_of(plan.kernel), each, self._weights, strict=False)
         return {name: packing.pack(weights, None) for name, packing, weights in pairs}
 
     def check(self, plan: Plan, packed: Packed) -> tuple[float, int]:
-        """Launch once. Returns the relative error and the number of compared rows of the batch."""
+        """Launch once, and return the relative error and the number of compared rows of the batch."""
         return compare(self.problem, *self.results(plan, packed))
 
     def results(self, plan: Plan, packed: Packed | None = None) -> list[Array]:
-        """Launch once on poisoned memory, and download the results.
+        """Launch once, with outputs and workspace full of NaN before, and download the results.
 
-        Without packed weights, the launch follows the packing at once, so that it must wait for the packing by itself.
+        Without packed weights, the launch immediately follows the packing, so that it must itself wait for the packing.
         """
         arrays = self._sets[0]
         for name in self._poison:
             self.device.upload(arrays[name], self._arrays[name])
-        if (workspace := self._workspace_of(plan)) is not None:  # another plan may have left the right values there
+        if (workspace := self._workspace_of(plan)) is not None:  # another plan may have left correct values there
             self.device.upload(workspace, np.full(plan.workspace_bytes, 0xFF, np.uint8))
         plan.launch(self._arguments(plan, self.pack(plan) if packed is None else packed, arrays), None)
         results = []
@@ -411,7 +413,7 @@ class Bench:
         return lambda: plan.launch(next(ready), None)
 
     def timer(self, plan: Plan, packed: Packed, least_runs: int = 1, seconds: float = BLOCK_SECONDS) -> Timer:
-        """Timer that returns blocks of seconds per launch."""
+        """Timer of blocks of launches; each block returns the median of seconds per launch."""
         passport.wait(self.device)
         launch = self.launches(plan, packed)
         return block_of(lambda runs: time_launches(self.device, launch, runs, warmup=0), least_runs, seconds)
@@ -421,9 +423,9 @@ class Bench:
         return plan.arguments({**arrays, **packed, "workspace": self._workspace_of(plan), **pitches})
 
     def _workspace_of(self, plan: Plan) -> Buffer:
-        """The shared workspace; None if the plan needs none.
+        """The shared workspace, or None if the plan needs none.
 
-        It is looked up at each launch, because a plan that needs more may have replaced it.
+        Each launch asks for it, because a plan that needs a larger one may have replaced it.
         """
         if plan.workspace_bytes > self._workspace_bytes:
             # freed first, so that there are never two; this waits for launches that use it
@@ -433,7 +435,7 @@ class Bench:
 
 
 def _spaced(array: Array) -> Array:
-    """Copy an array into a wider one, whose further columns are NaN: kernels of slices read it, or write to it."""
+    """Copy an array into a wider one, whose additional columns are NaN, for kernels of slices."""
     wide = np.full((array.shape[0], array.shape[1] + GAP), np.nan, np.float32).astype(array.dtype)
     wide[:, : array.shape[1]] = array
     return wide
@@ -442,10 +444,10 @@ def _spaced(array: Array) -> Array:
 def measure(
     device: Device, kernel: KernelSpec, batch: int, runs: int = 1, seed: int = 0, family: str | None = None
 ) -> Measured:
-    """Build if needed, launch once and compare, then time launches that take sets of arrays in turn.
+    """Build if needed, launch once and compare, then time launches that alternate between sets of arrays.
 
-    The sets exceed the caches, if their number permits. `family` names the family to use; without it, the one that
-    launchers choose. `runs` is the least number of launches that are timed together; with 0, nothing is timed.
+    The sets exceed the caches, unless this takes too many. `family` names the family to use; None: the one that
+    launchers choose. `runs` is the least number of launches that are timed together; 0: nothing is timed.
     """
     if family:
         plan = PLANNER.plan_of(device, kernel, batch, choice_by_name(family, kernel, batch, limits_of(device)))
@@ -467,7 +469,7 @@ def measure(
 
 
 def host_call(device: Device, problem: Problem) -> Call:
-    """The product as a user calls it on NumPy arrays: prepared, with packed weights and an output of its own."""
+    """Prepare the call by which a user multiplies NumPy arrays: with packed weights, and an output of its own."""
     kernel = problem.kernel
     stated: Any = {"layout": kernel.layout, "precision": kernel.precision, "activation": kernel.epilogue.activation}
     launcher = Launcher(kernel.pattern, residual_first=kernel.epilogue.residual_first, **stated)
@@ -476,9 +478,9 @@ def host_call(device: Device, problem: Problem) -> Call:
 
 
 def compare(problem: Problem, *results: Array) -> tuple[float, int]:
-    """Relative error of a result, NaN if any number is not finite, and the number of compared rows of the batch.
+    """Relative error of a result (NaN if any number is not finite), and the number of compared rows of the batch.
 
-    A group has one result per chain; the largest error counts.
+    A group has one result per chain. Its error is the largest one.
     """
     found = [_compared(each, result) for each, result in zip(problem.each, results, strict=True)]
     return max(found, key=lambda each: (each[0] != each[0], each[0]))
@@ -488,14 +490,14 @@ def _compared(problem: Problem, result: Array) -> tuple[float, int]:
     if not np.isfinite(result).all():
         return float("nan"), problem.batch
     difference = problem.compared(result).astype(reference.wide_type(result)) - problem.truth
-    # for a gradient of few sums, which may all cancel
+    # a gradient may have few sums, whose terms may all cancel, so its norm alone is no scale
     expected = sqrt(problem.terms * problem.truth.size) if problem.grad_y is not None else 0.0
     scale = max(float(np.linalg.norm(problem.truth)), expected) or 1.0
     return float(np.linalg.norm(difference)) / scale, problem.checked
 
 
 def numpy_product(problem: Problem) -> tuple[float, Array]:
-    """Seconds and result in NumPy: permute, batched product, permute back; 16-bit types as float32."""
+    """Seconds and result of NumPy: permute, batched product, permute back. 16-bit types are multiplied in float32."""
     pattern, batch = problem.kernel.pattern, problem.batch
     (a, b, c, d), is_bsf = pattern.shape, problem.kernel.layout == "bsf"
     small = problem.kernel.item_bytes == 2
@@ -533,7 +535,7 @@ def numpy_product(problem: Problem) -> tuple[float, Array]:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Peak bytes of this machine's memory: arrays, the float64 check, and a processor device's own memory."""
+    """Peak bytes of the host's memory: for arrays, for the float64 check, and for a device that is a processor."""
 
     arrays: int
     reference: int
@@ -545,9 +547,9 @@ class Footprint:
 
 
 def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
-    """Compute in advance the memory of checking one kernel at a batch, with default constants for these limits.
+    """Estimate in advance the memory of checking one kernel at a batch size, with default constants for these limits.
 
-    Counts the arrays of this module and of `reference.py`; the tests compare it with traced memory.
+    The arrays of this module and of `reference.py` are counted. Tests compare the estimate with traced memory.
     """
     item, features = kernel.item_bytes, sum(chain.out_features for chain in kernel.chains)
     inputs, outputs = batch * kernel.in_features, batch * features
@@ -562,8 +564,8 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
     # bytes per element; with an activation, erfc converts elements to Python's numbers
     of_part = 16 if kernel.epilogue.activation == "none" else 80
     of_compared = 28  # the truth, the result and their difference in float64, and the result in its own type
-    of_rounding = 48 * weights * kernel.is_quantized  # float64 numbers that are rounded to eight bits
-    of_inputs = 37 * inputs * kernel.has_bytes_in  # the same of x
+    of_rounding = 48 * weights * kernel.is_quantized  # float64 copies of weights that are rounded to eight bits
+    of_inputs = 37 * inputs * kernel.has_bytes_in  # the same for x
     if kernel.is_strided:  # the rows of slices lie apart
         row_counts = {"bsf": batch, "bsl": 0}
         given += GAP * sum(
