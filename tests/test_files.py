@@ -270,7 +270,7 @@ def test_a_cache_entry_without_an_end_is_set_aside(name: str, is_link: bool, tmp
 
 @needs_endless
 def test_no_bundle_is_read_that_says_it_is_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KsgenError, match=r"zero is no ksgen bundle"):
+    with pytest.raises(KsgenError, match=r"zero is not a ksgen bundle"):
         Bundle(ENDLESS)
     write_bundle(tmp_path / "a.ksb", [(REQUEST, BINARY)])
     monkeypatch.setattr("ksgen.build.bundle.MOST_BYTES_OF_MEMBER", 10)

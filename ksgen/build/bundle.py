@@ -3,7 +3,7 @@
 It is a zip archive, so that people can look inside. It holds `index.json` with the record of each binary, `binaries/`
 and `sources/` with files named by the hash of their content, and `wisdom/`. The archive's comment holds the format and
 the hash of the index. The index holds the hashes of all other members, which are checked when a member is read. The
-same input gives the same bytes, because a bundle stores no times. `Bundle.get` answers like a cache, but also with
+same input gives the same bytes, because a bundle stores no times. `Bundle.get` works like `Cache.get`, but also returns
 binaries of other compilers.
 """
 
@@ -36,7 +36,7 @@ from ksgen.ownership import UntrustedError, check_owner
 from ksgen.values import excerpt, shown
 
 BUNDLE_FORMAT = 1
-MOST_BYTES_OF_MEMBER = 2**28  # unpacked: a few hundred packed bytes can claim to be terabytes
+MOST_BYTES_OF_MEMBER = 2**28  # unpacked, because a few hundred packed bytes can unpack to terabytes
 
 _COMMENT = re.compile(rb"ksgen bundle (\d{1,9}) ([!-~]+)")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a zip archive can store
@@ -71,7 +71,7 @@ def write_bundle(
 
 
 class Bundle:
-    """A bundle opened for reading, as a cache layer. Its index is in memory; its members are read on demand."""
+    """A bundle that is open for reading, as a cache layer. Its index is in memory; other members are read on demand."""
 
     def __init__(self, path: str | Path) -> None:
         try:
@@ -89,7 +89,7 @@ class Bundle:
             self._keys.setdefault(record["request"], []).append(key)
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
-        """Return this compiler's binary for the request, else the newest compiler's."""
+        """Return the binary of a request by this compiler, else by the newest compiler; None if there is none."""
         if not (keys := self._keys.get(request.digest)):
             return None
         exact = request.key(compiler) if compiler else ""
@@ -115,7 +115,7 @@ class Bundle:
     def _open(self) -> zipfile.ZipFile:
         try:
             if not self.path.is_file() and self.path.exists():  # zipfile would look for the end of /dev/zero
-                raise OSError("it is no file")
+                raise OSError("it is not a regular file")
             archive = zipfile.ZipFile(self.path)
             if archive.fp:
                 check_owner(self.path, os.fstat(archive.fp.fileno()))
@@ -123,18 +123,18 @@ class Bundle:
         except UntrustedError as error:
             raise KsgenError(str(error)) from None
         except FileNotFoundError:
-            raise KsgenError(f"{shown(self.path)}: there is no such bundle; `ksgen bundle` makes one") from None
+            raise KsgenError(f"{shown(self.path)}: there is no such bundle; `ksgen bundle` writes one") from None
         except _ZIP_ERRORS as error:
             raise KsgenError(
-                f"{shown(self.path)} is no ksgen bundle, or one that was cut short ({shorten(str(error), 400)})"
+                f"{shown(self.path)} is not a ksgen bundle, or is truncated ({shorten(str(error), 400)})"
             ) from None
 
     def _index(self) -> dict[str, Any]:
         if not (found := _COMMENT.match(self._archive.comment)):
-            raise KsgenError(f"{shown(self.path)} is a zip archive, but no ksgen bundle; ksgen bundle writes one")
+            raise KsgenError(f"{shown(self.path)} is a zip archive, but not a ksgen bundle; `ksgen bundle` writes one")
         if int(found[1]) != BUNDLE_FORMAT:
-            written = f"is of bundle format {int(found[1])}, and this ksgen reads {BUNDLE_FORMAT}"
-            raise KsgenError(f"{shown(self.path)} {written}; bundle again, or use the ksgen that wrote it")
+            written = f"has bundle format {int(found[1])}, and this version of ksgen reads {BUNDLE_FORMAT}"
+            raise KsgenError(f"{shown(self.path)} {written}; write it again, or use the version that wrote it")
         data = self._read("index.json", found[2].decode())
         try:
             return _checked(json.loads(data))
@@ -155,11 +155,13 @@ class Bundle:
         return data
 
     def _damaged(self, what: str) -> KsgenError:
-        return KsgenError(f"{shown(self.path)} is damaged ({what}); copy it again, or write it again with ksgen bundle")
+        return KsgenError(
+            f"{shown(self.path)} is damaged ({what}); copy it again, or write it again with `ksgen bundle`"
+        )
 
 
 def _checked(index: Any) -> dict[str, Any]:
-    """Return the index if `write_bundle` can have written it; its hash only shows that it is complete."""
+    """Return the index if `write_bundle` can have written it. Its hash alone shows only that it is complete."""
     parts = index if isinstance(index, dict) else {}
     for name in ("entries", "provenance", "wisdom"):
         if not isinstance(parts.get(name), dict):

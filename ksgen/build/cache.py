@@ -2,17 +2,17 @@
 
     <folder>/<request digest>/<key>/binary, meta.json      one entry
     <folder>/.tmp-<random>/                                 an entry being written or removed
-    <folder>/failed/                                        sources that a compiler refused, and logs, for the user
+    <folder>/failed/                                        sources that a compiler rejected, and logs, for the user
 
-The request digest is over source text, the kernel function's name and target, so that a machine without a compiler
-finds any compiler's binary. The key adds the compiler, its version and its options. An entry appears and disappears by
-one rename, so a reader sees a complete entry or none. If a crash of the machine truncates a file, its hash fails when
-it is next read. Only content decides whether an entry is valid; times only decide the order of evictions. Files that
-another user could have written are not read.
+The request digest covers the source, the kernel function's name and the target. So a machine without a compiler finds
+any compiler's binary. The key also covers the compiler, its version and its options. An entry appears and disappears by
+one rename, so a reader sees a complete entry or none. If a crash of the machine truncates a file, its hash does not
+match when it is next read. Only content decides whether an entry is valid; times only decide the order of evictions.
+Files that another user could have written are not read.
 
-`gc` and `clear` remove only what is provably the cache's. They remove a temporary folder, or a folder named by digests,
-only if it holds nothing but an entry's two files. They also remove sources in `failed` whose content still has the
-digest in the file's name, with their logs.
+`gc` and `clear` remove only files that certainly belong to the cache. They remove a temporary folder, or a folder named
+by digests, only if it holds nothing but an entry's two files. They also remove a source in `failed`, with its log, if
+its content still has the digest in its name.
 """
 
 import contextlib
@@ -50,8 +50,8 @@ from ksgen.values import excerpt
 
 MAX_BYTES = 2 << 30
 MOST_BYTES_OF_META, MOST_BYTES_OF_BINARY, MOST_BYTES_OF_SOURCE = 2**20, 2**28, 2**28  # kernels have kilobytes
-STALE_SECONDS = 3600  # a temporary folder this old belongs to a process that died
-FAILED_SECONDS = 24 * 3600  # `gc` removes refused sources this old
+STALE_SECONDS = 3600  # age from which on a temporary folder belongs to a process that died
+FAILED_SECONDS = 24 * 3600  # age from which on `gc` removes rejected sources
 
 _log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -83,17 +83,20 @@ class BadEntry:
 
 
 class Cache:
-    """One folder of entries. Reading never raises. `put` raises OSError if the folder cannot take an entry."""
+    """One folder of entries. Reading raises no errors. `put` raises OSError if the entry cannot be written."""
 
     def __init__(self, folder: str | Path, read_only: bool = False, max_bytes: int | None = None) -> None:
         self.path = Path(folder)
         self.read_only = read_only
         self.max_bytes = max_bytes_from_environment() if max_bytes is None else max_bytes
         self._has_warned = False
-        self._bytes: int | None = None  # size as this process knows it: counted at its first put, then updated
+        self._bytes: int | None = None  # size that this process knows: counted at its first put, then updated
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
-        """Return the request's binary by exactly this compiler, or by the newest compiler if none is given."""
+        """Return the binary of a request by exactly this compiler, or by the newest compiler if none is given.
+
+        None if there is no such binary.
+        """
         folder = self.path / request.digest
         if not self._may_read(folder):
             return None
@@ -128,7 +131,8 @@ class Cache:
                 yield CacheEntry.of(path.name, record, size, used, path)
 
     def verify(self) -> list[BadEntry]:
-        """Read and hash all entries, and return the bad ones. Removes none: the next use of a bad entry does that."""
+        """Read and hash all entries, and return the bad ones. It removes none: the next use of a bad entry does that.
+        """
         bad = []
         for path in self._paths():
             try:
@@ -154,12 +158,12 @@ class Cache:
         return freed
 
     def clear(self) -> int:
-        """Remove every entry and every refused source, and return the bytes freed."""
+        """Remove every entry and every rejected source, and return the bytes freed."""
         freed = self.gc(max_bytes=-1)
         return freed + _remove_refused(self.path / "failed", older_than=0)
 
     def _may_read(self, folder: Path) -> bool:
-        """Whether a request's folder exists, and no other user can have written to it or to the cache."""
+        """Whether a request's folder exists, and no other user can have written to it or to the cache's folder."""
         try:
             check_folder(self.path)
             check_folder(folder)
@@ -190,7 +194,7 @@ class Cache:
         return binary
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        # An entry is removed by one rename. So an entry that lacks files is damaged: no other process is removing it.
+        # An entry is removed by one rename. So if it lacks files, it is damaged, and not just being removed.
         damaged = isinstance(error, DamagedError) or getattr(error, "errno", 0) == errno.EFBIG or _lacks_files(path)
         if damaged and not self.read_only:
             _log.warning("cache entry %s is ignored, and is built again: %s", path, error)
@@ -208,7 +212,7 @@ class Cache:
         with contextlib.suppress(OSError):  # another process was faster, or the folder is read-only
             path.rename(aside)
             _discard(aside)
-            path.parent.rmdir()  # fails, as it should, while another compiler's entry is there
+            path.parent.rmdir()  # fails if another compiler's entry is there, which is intended
 
     def _sweep(self) -> int:
         freed = _remove_refused(self.path / "failed", older_than=FAILED_SECONDS)
@@ -224,9 +228,9 @@ class Cache:
         return freed
 
     def _grow(self, size: int) -> None:
-        """Add `size` to the known size, and evict if it exceeds the limit.
+        """Add `size` to the known size, and evict entries if the sum exceeds the limit.
 
-        Evictions go down to 90 % of the limit, so that the next put does not evict again.
+        Entries are evicted until they take at most 90 % of the limit, so that the next put does not evict again.
         """
         total = sum(_usage(path)[1] for path in self._paths()) if self._bytes is None else self._bytes + size
         self._bytes = total
@@ -254,7 +258,7 @@ def _read(path: Path) -> Binary:
     record = _unseal(read(path / "meta.json", MOST_BYTES_OF_META, is_own=True))
     binary = restore(record, read(path / "binary", MOST_BYTES_OF_BINARY, is_own=True))
     if (record["request"], key_of(record["request"], binary.provenance)) != (path.parent.name, path.name):
-        raise DamagedError("it lies under another entry's key")
+        raise DamagedError("it is stored under another entry's key")
     return binary
 
 
@@ -266,7 +270,7 @@ def _lacks_files(path: Path) -> bool:
     except NotADirectoryError:
         return os.path.lexists(path)
     except OSError:
-        return False  # the whole entry is gone, which is no damage
+        return False  # the whole entry was removed, so it is not damaged
 
 
 def _seal(record: dict[str, Any]) -> bytes:
@@ -291,7 +295,7 @@ def _canonical(record: dict[str, Any]) -> bytes:
 
 
 def _discard(path: Path) -> None:
-    """Remove a folder, or whatever has its path."""
+    """Remove a folder, or any other file at its path."""
     shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
         path.unlink()
@@ -309,20 +313,20 @@ def _move_into_place(aside: Path, path: Path) -> None:
                 raise
             # An eviction removed the request's folder between `mkdir` and `rename`.
         except NotADirectoryError:
-            # a file at these paths comes from a damaged disk, because only the cache uses such names
+            # only a damaged disk has files at these paths, because only the cache uses such names
             for place in (path.parent, path):
                 if os.path.lexists(place) and not place.is_dir():
                     place.unlink()
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            shutil.rmtree(aside, ignore_errors=True)  # another process stored the same first
+            shutil.rmtree(aside, ignore_errors=True)  # another process has stored the same entry meanwhile
             return
     raise FileNotFoundError(f"{path.parent} was removed each time it was created; try again")
 
 
 def _usage(path: Path) -> tuple[float, int]:
-    """Last use of a folder's files, and their total bytes; zeros if the folder disappears meanwhile."""
+    """Time of the last use of a folder's files, and their total bytes; zeros if the folder is removed meanwhile."""
     with contextlib.suppress(OSError), os.scandir(path) as files:
         found = [file.stat() for file in files]
         return max((file.st_mtime for file in found), default=0.0), sum(file.st_size for file in found)
@@ -338,7 +342,10 @@ def _is_own(path: Path) -> bool:
 
 
 def _remove_refused(folder: Path, older_than: float) -> int:
-    """Remove unchanged refused sources of at least `older_than` seconds, with their logs; return the bytes freed."""
+    """Remove unchanged rejected sources that are at least `older_than` seconds old, with their logs.
+
+    Returns the bytes freed.
+    """
     freed = 0
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):

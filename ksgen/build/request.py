@@ -50,7 +50,7 @@ class Compiler(Protocol):
     def options(self, target: str) -> tuple[str, ...]: ...
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
-        """Compile; `ToolchainError` with the compiler's first complaint if the source is refused."""
+        """Compile a source. Raises `ToolchainError` with the compiler's first error if it rejects the source."""
         ...
 
 
@@ -71,11 +71,11 @@ class Request:
 
 
 class DamagedError(Exception):
-    """An entry's content is not what was put there. Never leaves ksgen's caches."""
+    """An entry's content is not what was stored. ksgen's caches catch this error."""
 
 
 def digest_of(*fields: str | bytes) -> str:
-    """SHA-256 over the fields, each after its length, so that no field can run into the next one."""
+    """SHA-256 of the fields, each after its length, so that different fields never have the same concatenation."""
     digest = hashlib.sha256()
     for each in fields:
         data = each.encode() if isinstance(each, str) else each
@@ -93,13 +93,13 @@ def key_of(request_digest: str, provenance: Mapping[str, str]) -> str:
 
 
 def newness(provenance: Mapping[str, str]) -> tuple[list[int], str, str]:
-    """A sort key: how new a binary's compiler is, with ties broken the same way everywhere."""
+    """Sort key: how new a binary's compiler is. Ties are resolved in the same way on every machine."""
     version = [int(part) for part in re.findall(r"\d+", provenance["compiler_version"])]
     return version, provenance["compiler"], provenance["options"]
 
 
 def describe(request: Request, binary: Binary) -> dict[str, Any]:
-    """Return a binary's record for `meta.json` or a bundle's index: all but its bytes, as values that JSON can hold."""
+    """Return a binary's record for `meta.json` or a bundle's index: all facts except its bytes, as JSON values."""
     return {
         "format": FORMAT,
         "request": request.digest,
@@ -120,7 +120,7 @@ _RECORD = {  # fields that `describe` writes
 
 
 def check_record(record: Any) -> None:
-    """Raise DamagedError unless `describe` can have written the record, whatever hash it has."""
+    """Raise DamagedError unless `describe` can have written the record, even if its hash matches."""
     if not isinstance(record, dict):
         raise DamagedError(f"a record is {excerpt(record)}, not a mapping")
     for name, kind in _RECORD.items():
@@ -150,7 +150,7 @@ _ROUTINE = (_ENTRY, _FUNCTION, _LOCAL, _USED, re.compile(r"bytes gmem"), re.comp
 
 
 def read_resources(log: str, entry: str) -> Resources:
-    """Read the report of `ptxas -v` about one entry. A device function's own frame does not count as the entry's."""
+    """Read the report of `ptxas -v` about one entry. Stack frames of device functions do not count as the entry's."""
     registers = shared_bytes = spill_bytes = stack_bytes = None
     compiling = function = None
     for line in log.splitlines():
@@ -168,7 +168,7 @@ def read_resources(log: str, entry: str) -> Resources:
 
 
 def read_notes(log: str) -> Iterator[str]:
-    """ptxas's advice ("Potential Performance Loss: ..."): every line that is not the routine report."""
+    """Yield ptxas's advice ("Potential Performance Loss: ..."): every line that is not part of its usual report."""
     for line in log.splitlines():
         if line.startswith("ptxas") and not any(routine.search(line) for routine in _ROUTINE):
             yield line.strip()

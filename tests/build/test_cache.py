@@ -153,7 +153,7 @@ def test_entry_under_another_key_is_refused(cache):
     elsewhere = files_of(cache, request(1))
     shutil.copytree(files_of(cache), elsewhere)
     (bad,) = cache.verify()
-    assert (bad.path, bad.reason) == (elsewhere, "it lies under another entry's key")
+    assert (bad.path, bad.reason) == (elsewhere, "it is stored under another entry's key")
     assert cache.get(request(1), COMPILER) is None
 
 
