@@ -4,7 +4,7 @@
       # float32, float64, float16, bfloat16, complex64, complex128, tf32, tf32x3, fp16x3, bf16x6, c64_tf32x3
       precision: float32
       layout: bsf                        # bsf: x is (batch, features); bsl: (features, batch)
-      batch: any                         # any, or a number that the kernel is specialised to
+      batch: any                         # any, or a batch size for which the kernel is specialised
       bias: false                        # the epilogue, in this order: + bias,
       activation: none                   #   none, relu, gelu, gelu_tanh, silu,
       residual: false                    #   + residual

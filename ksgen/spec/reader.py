@@ -351,12 +351,12 @@ _SUMMANDS = ChainForm({"family": NAMED_CHAINS, "structure": ONE_CHAIN | SUMS})
 _OPTIONS: dict[str, Form] = {
     "precision": About("How values are stored and multiplied.", OneOrMore(Word(PRECISIONS))),
     "layout": About("bsf: x is (batch, features); bsl: (features, batch).", OneOrMore(Word(LAYOUTS))),
-    "batch": About("any, or a number that the kernel is specialised to.", OneOrMore(Batch())),
+    "batch": About("any, or a batch size for which the kernel is specialised.", OneOrMore(Batch())),
     "bias": About("Whether a bias is added to the product.", OneOrMore(Flag())),
     "activation": About("Activation after the bias.", OneOrMore(Word(ACTIVATIONS))),
     "residual": About("Whether a residual is added after the activation.", OneOrMore(Flag())),
     "residual_first": About("Whether the residual is added before the activation instead.", OneOrMore(Flag())),
-    "gradients": About("Whether training is supported too: the gradients of weights and of x.", OneOrMore(Flag())),
+    "gradients": About("Whether kernels for training are included: gradients of weights and of x.", OneOrMore(Flag())),
     "stride": About("dense, or any: x, y and residual may be slices of larger arrays.", OneOrMore(Word(STRIDES))),
     "weights": About("Storage of weights: the type of y, eight bits, or bfloat16.", OneOrMore(Word(WEIGHTS))),
     "inputs": About("Storage of x: the type of y, or the eight bits of the weights.", OneOrMore(Word(INPUTS))),
@@ -371,7 +371,7 @@ _LAYERS: dict[str, Form] = {
     "group": About("Chains that take the same x.", Group(_CHAIN, "a list of chains")),
     "sum": About("Chains that take the same x, whose outputs are added.", Sum(_SUMMANDS, "a list of chains", SUMS)),
 }
-_WHAT_IS_TIED = "Axes along which weights are equal: none, a, d, ad. A layer has a list with one of them per factor."
+_WHAT_IS_TIED = "Axes along which weights are equal: none, a, d or ad. A layer has a list of these, one per factor."
 _TIE = About(_WHAT_IS_TIED, Word(TIED))
 _TIE_OF_EACH = About(_WHAT_IS_TIED, ListOf(Word(TIED), f"a list with one of {', '.join(TIED)} per factor"))
 _KERNEL = KeysOrValue({"pattern": Keys({"pattern": PatternForm(), **_OPTIONS, "tied": _TIE}, required=("pattern",))})
