@@ -1,8 +1,8 @@
-"""Builds one source into its `Binary`, from a cache or by a compiler. Calls no GPU, chooses no constants.
+"""Returns the `Binary` of a source, from a cache or by a compiler. Calls no GPU, chooses no constants.
 
-Caches are searched in this order. First come the folders and bundles in `KSGEN_CACHE_PATH` (separated as in PATH;
-missing ones are skipped). The user's folder, bundles in use, and bundles that the caller adds follow. A new binary goes
-to the first folder that accepts it. `KSGEN_NO_COMPILE=1` makes a cache miss an error.
+Folders and bundles in `KSGEN_CACHE_PATH` are searched first (separated as in PATH; missing ones are skipped). The
+user's folder, bundles in use, and bundles that the caller adds follow in this order. A new binary is stored in the
+first folder that accepts it. With `KSGEN_NO_COMPILE=1`, a binary that no cache holds is an error.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from ksgen.ownership import UntrustedError, own_temporary
 
 __all__ = ["Binary", "CacheLayers", "Compiler", "Request", "Resources", "build", "build_many", "default_caches"]
 
-LOCK_SECONDS = 120.0  # longest wait for another process that compiles the same request; then compile here too
+LOCK_SECONDS = 120.0  # longest wait for another process that compiles the same request; then this one compiles it, too
 
 Result = Binary | KsgenError
 CacheLayer = Cache | Bundle
@@ -42,7 +42,8 @@ _guard = new_lock()
 
 
 class CacheLayers:
-    """Several cache layers as one. The first answer counts; a new binary goes to the first folder that accepts it."""
+    """Several cache layers as one. The first binary found is used; a new one goes to the first folder that accepts it.
+    """
 
     def __init__(self, layers: Iterable[CacheLayer]) -> None:
         self.layers = tuple(layers)
@@ -77,7 +78,7 @@ def default_caches(*bundles: CacheLayer) -> CacheLayers:
 
 
 def put_in_use(bundle: Bundle) -> None:
-    """Let `build` search this bundle after every cache from now on, as long as the bundle exists."""
+    """Let `build` search this bundle after all caches, from now on and as long as the `Bundle` object exists."""
     global _in_use
     with _guard:
         _in_use = (weakref.ref(bundle), *(each for each in _in_use if each()))
@@ -89,9 +90,9 @@ def bundles_in_use() -> tuple[Bundle, ...]:
 
 @dataclass(frozen=True)
 class AbsentCompiler:
-    """Placeholder for a compiler that a device needs and this machine lacks.
+    """Placeholder for a compiler that a device needs and this machine lacks. `why` is the reason.
 
-    Cached binaries of any compiler are accepted.
+    With it, cached binaries of any compiler are accepted.
     """
 
     why: str
@@ -151,10 +152,10 @@ def build_many(
     workers: int | None = None,
     on_done: Callable[[Request, Result], None] | None = None,
 ) -> list[Result]:
-    """Build all requests, several at a time. A failed request yields its error in place of its binary.
+    """Build all requests, several at a time. The result of a failed request is its error.
 
-    `on_done` is called in this thread, once per job, in the order in which they finish. An interrupt, or an exception
-    from `on_done`, ends the compilers that run and starts no other.
+    `on_done` is called in this thread, once per job, in the order in which jobs finish. An interrupt, or an exception
+    from `on_done`, ends all running compilers, and no further one is started.
     """
     jobs, caches = tuple(jobs), default_caches()
     done: queue.SimpleQueue[tuple[int, Result | BaseException]] = queue.SimpleQueue()
@@ -205,9 +206,9 @@ def _compile_once(request: Request, compiler: Compiler, caches: CacheLayers) -> 
 
 @contextlib.contextmanager
 def _lock(name: str) -> Iterator[None]:
-    """Hold a lock among this machine's processes and threads, released when its process ends.
+    """Hold a lock among this machine's processes and threads. It is also released when its process ends.
 
-    The lock only saves work: if it cannot be taken in time, or at all, the caller goes on without it.
+    The lock only avoids duplicate work: if it cannot be acquired in time, or at all, the caller continues without it.
     """
     deadline = time.monotonic() + LOCK_SECONDS
     held = None

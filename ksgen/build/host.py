@@ -1,8 +1,8 @@
-"""Builds shared libraries for processors from OpenCL C sources by the host's own C++ compiler. Calls no library.
+"""Builds shared libraries for processors from OpenCL C sources by the host's C++ compiler. Calls no library.
 
-The search order is `KSGEN_CXX`, then c++, g++, clang++ on PATH, GCC before Clang, then the `ziglang` package.
-Before a source comes `host_prelude.hpp`, which defines OpenCL C in C++, then `host_tiles.hpp` if the source uses matrix
-tiles. After the source comes one function per entry that loops over its work groups.
+The search order is `KSGEN_CXX`, then c++, g++, clang++ on PATH, GCC before Clang, then the `ziglang` package. The
+compiler's input begins with `host_prelude.hpp`, which defines OpenCL C in C++, and with `host_tiles.hpp` if the source
+uses matrix tiles. The source follows, and then one function per entry, which loops over the entry's work groups.
 """
 
 import functools
@@ -27,11 +27,12 @@ from ksgen.paths import program, variable
 
 PRELUDE = Path(__file__).with_name("host_prelude.hpp")
 KEEPS_REGISTERS = (
-    # for sums that `asm` instructions accumulate: otherwise GCC moves half of them
+    # for sums that `asm` instructions accumulate: otherwise GCC moves half of them to the stack and back
     '#pragma GCC optimize("no-tree-coalesce-vars")\n'
 )
 TILES = Path(__file__).with_name("host_tiles.hpp")
-# Trial kernel for compilers that may lack a feature that the prelude needs: it shuffles, widens and narrows vectors.
+# Trial kernel, which shows whether a compiler has the features that the prelude needs. It shuffles, widens and narrows
+# vectors.
 TRIAL = """#define ENTRY(...) __kernel __attribute__((reqd_work_group_size(__VA_ARGS__, 1)))
 ENTRY(1, 1)
 void ks_trial(__global const half* x, __global half* y) {
@@ -49,7 +50,8 @@ REMEDY = "install g++ (12 and up) or clang (14 and up), or pip install ziglang, 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A C++ compiler. `command`: its program and fixed options. `builds_for`: the architecture of its binaries."""
+    """A C++ compiler: `command` is its program with fixed options, and `builds_for` the architecture of its binaries.
+    """
 
     command: tuple[str, ...]
     builds_for: str = field(default_factory=machine)
@@ -66,7 +68,7 @@ class HostCompiler:
 
     @property
     def is_proven(self) -> bool:
-        """Whether this is GCC from 12 on, which compiles all sources. Others may be too old, or find no C++ library."""
+        """Whether this is GCC 12 or later, which compiles all sources. Others may be too old, or lack a C++ library."""
         release = re.search(r"^\S+ \(.*\) (\d+)\.", _first_line(self.command))
         return release is not None and int(release[1]) >= 12
 
@@ -121,12 +123,12 @@ def source_of(text: str, entries: Sequence[str]) -> str:
 
 
 def find_host_compiler() -> HostCompiler:
-    """First compiler found; `ToolchainError` if there is none."""
+    """First compiler found. Raises `ToolchainError` if there is none."""
     return host_compilers()[0]
 
 
 def host_compilers() -> tuple[HostCompiler, ...]:
-    """Compilers found here, in search order; `ToolchainError` if there is none."""
+    """Compilers of this machine, in search order. Raises `ToolchainError` if there is none."""
     found = _find(os.environ.get("KSGEN_CXX"), variable("PATH"))
     if isinstance(found, str):
         raise ToolchainError(found)
@@ -134,7 +136,7 @@ def host_compilers() -> tuple[HostCompiler, ...]:
 
 
 def host_target() -> str:
-    """Target of libraries for this machine's instructions; they may not run on another processor."""
+    """Target of libraries that use all of this processor's instructions, and may not run on other processors."""
     return f"host {platform.system()} {instruction_set()}"
 
 
@@ -145,14 +147,14 @@ def instruction_set() -> str:
 
 @functools.cache
 def _makes(compiler: HostCompiler, isa: InstructionSet) -> bool:
-    """Whether the compiler knows the set's added instructions: it then defines a macro for each."""
+    """Whether the compiler supports the set's added instructions, for each of which it then defines a macro."""
     wanted = {f"__{each.replace('-', '_').upper()}__" for each in isa.added}
     return wanted <= compiler.macros(isa.target)
 
 
 @functools.cache
 def _digest_of_snippets() -> str:
-    """Digest of everything that may be put before a source."""
+    """Digest of all text that may precede a source."""
     prelude = PRELUDE.read_bytes() + TILES.read_bytes() + KEEPS_REGISTERS.encode()
     return f"prelude {hashlib.sha256(prelude).hexdigest()[:8]}"
 
@@ -173,8 +175,8 @@ def _level(is_clang: bool, has_few_registers: bool, is_x86: bool) -> tuple[str, 
     """Optimization level, with options that keep sums in vector registers.
 
     With -O3, GCC moves sums out of the 16 vector registers of an x86 without AVX-512. With -O2, it does so too if it
-    shares a register between a sum and its copies. GCC for ARM and Clang for any processor do the same if they reorder
-    instructions before register allocation. Loads then come so early that no registers are left for sums.
+    coalesces a sum with its copies. GCC for ARM and Clang for any processor do the same if they schedule instructions
+    before register allocation. Loads then come so early that no registers are left for sums.
     """
     if is_clang:
         return ("-O3", "-mllvm", "-enable-misched=false")
@@ -193,14 +195,14 @@ def _of_processor(isa: InstructionSet | None, is_x86: bool, is_zig: bool) -> tup
 
 
 def _links(isa: InstructionSet | None, is_zig: bool) -> tuple[str, ...]:
-    """Link options so that a binary for other machines needs only their C library. zig does that by default."""
+    """Link options with which a binary for other machines needs only their C library. zig does this by default."""
     if not isa or is_zig or platform.system() != "Linux":
         return ()
     return ("-static-libstdc++", "-static-libgcc", "-Wl,--as-needed,--exclude-libs,ALL")
 
 
 def compiler_for(target: str) -> HostCompiler:
-    """The host's own compiler, or a cross compiler for another architecture."""
+    """The host's compiler, or a cross compiler if the target has another architecture."""
     isa = set_of(target)
     if isa is None or isa.machine == machine():
         return find_host_compiler()
@@ -235,7 +237,7 @@ def _find(named: str | None, path: str | None) -> tuple[HostCompiler, ...] | str
         if command and shutil.which(command[0], path=path):
             return (HostCompiler(command),)
         return f"KSGEN_CXX={named} names nothing that runs; give a C++ compiler's path, or unset it"
-    programs: dict[str, HostCompiler] = {}  # by real path: each program once, under whatever name
+    programs: dict[str, HostCompiler] = {}  # by real path, so that each program is listed once, even with several names
     for candidate in CANDIDATES:
         if found := shutil.which(candidate, path=path):
             programs.setdefault(os.path.realpath(found), HostCompiler((found,)))

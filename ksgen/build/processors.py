@@ -1,7 +1,7 @@
-"""Describes this machine's processor, and the named instruction sets that binaries are built for. Runs no compiler.
+"""Describes this machine's processor, and the named instruction sets for which binaries are built. Runs no compiler.
 
-A binary for an instruction set runs on every processor that has it. A binary for the host uses all instructions of this
-processor.
+A binary for an instruction set runs on every processor that supports it. A binary for the host may use all instructions
+of this processor.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ class InstructionSet:
 
     name: str
     machine: str
-    features: frozenset[str]  # that a processor must have, by Linux's names
+    features: frozenset[str]  # features that a processor must have, by Linux's names
     vector_bytes: int
     march: str  # value of -march for GCC and Clang, without the instructions in `added`
     added: tuple[str, ...] = ()  # instructions beyond `march`, as compilers name them
@@ -98,9 +98,9 @@ def why_not_here(instruction_set: InstructionSet) -> str:
 
 @functools.cache
 def tiles_are_permitted() -> bool:
-    """Whether Linux permits this process to use matrix tiles, which the first call requests.
+    """Whether Linux permits this process to use matrix tiles. The first call requests the permission.
 
-    The state that Linux saves per thread grows by eight kilobytes with the thread's first tile.
+    When a thread first uses tiles, the state that Linux saves for it grows by eight kilobytes.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
@@ -115,7 +115,7 @@ def set_of(target: str) -> InstructionSet | None:
 
 @functools.cache
 def digest_of_processor() -> str:
-    """Digest of this processor's instructions, equal for processors that have the same ones."""
+    """Digest of this processor's instructions. Processors with the same instructions have equal digests."""
     return hashlib.sha256((_reported_features() or platform.processor()).encode()).hexdigest()[:8]
 
 

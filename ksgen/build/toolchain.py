@@ -1,11 +1,12 @@
 """Finds the compiler of CUDA binaries on this machine, and runs it. Needs no GPU, and never reads a cache.
 
 nvcc is searched in `KSGEN_NVCC`, on PATH, in `CUDA_HOME`, in the usual folders of toolkits, and in the
-`nvidia-cuda-nvcc` package. Then comes NVRTC through `cuda-bindings`, which needs no host compiler. Compilers whose
-binaries this machine's driver can load come before newer ones. If a compiler does not know the target or does not work
-with its host compiler, the next one is tried. A compiler that the user named is not replaced.
+`nvidia-cuda-nvcc` package. NVRTC through `cuda-bindings`, which needs no host compiler, follows. Compilers whose
+binaries this machine's driver can load precede newer ones. If a compiler does not know the target or does not work with
+its host compiler, the next one is tried. A compiler that the user named is not replaced.
 
-Spills are no error, but a number in `Resources`: only a measurement shows whether they cost more than they save.
+Register spills are not an error. `Resources` has their number, because only a measurement shows whether they cost more
+than they save.
 """
 
 import ctypes
@@ -38,7 +39,7 @@ _SURROUNDINGS = ("KSGEN_NVCC", "PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN")  
 
 
 class UnfitError(ToolchainError):
-    """A compiler that does not work on this machine, or not for this target; the source is not to blame."""
+    """A compiler does not work on this machine, or not for this target. The error is not in the source."""
 
     def __init__(self, compiler: "CudaCompiler", target: str, message: str) -> None:
         super().__init__(message)
@@ -367,7 +368,7 @@ def _packaged_toolkits() -> list[Path]:
 
 
 def _include_folders() -> list[Path]:
-    """Folders of CUDA's headers for NVRTC, which has none. Only sources that include a header need them."""
+    """Folders of CUDA's headers, which NVRTC does not contain. Only sources that include a header need them."""
     homes = [variable(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     toolkits = [*(Path(home) for home in homes if home), *_packaged_toolkits()]
     folders = [toolkit / "include" / part for toolkit in toolkits for part in (".", "cccl")]
@@ -376,7 +377,7 @@ def _include_folders() -> list[Path]:
 
 @functools.cache
 def _ask(nvcc: Nvcc, question: str, answer: str) -> list[str]:
-    """Parts of nvcc's answer that match a pattern; `UnfitError` if there are none."""
+    """Parts of nvcc's answer that match a pattern. Raises `UnfitError` if there are none."""
     with working_folder(nvcc.path) as folder:
         log = current_children.get().run((nvcc.path, question), folder).log
     if not (found := re.findall(answer, log)):

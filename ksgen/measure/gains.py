@@ -1,6 +1,7 @@
-"""Rules such as (b+c)/(bc) that predict how much faster our kernel is, and the gain of the better one on processors.
+"""Rules such as (b+c)/(bc), which predict the gain of ksgen's kernel over other methods from a pattern.
 
-`ksgen.bench.payoff` evaluates the rules on results; launchers never use them.
+It also has the gains on processors, by the rule that is better there. `ksgen.bench.payoff` evaluates the rules on
+results; launchers never use them.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from math import log2
 from ksgen.pattern import Pattern
 
 PAPERS = "(b+c)/(bc)"
-RULES: dict[str, Callable[[Pattern], float]] = {  # numbers of a pattern that should grow with our kernel's gain
+RULES: dict[str, Callable[[Pattern], float]] = {  # values of a pattern that should grow with the gain
     PAPERS: lambda pattern: pattern.rewrite_ratio,
     "d (b+c)/(bc)": lambda pattern: pattern.d * pattern.rewrite_ratio,
     "(b+c)/(bc), and 0 where d = 1": lambda pattern: pattern.rewrite_ratio * (pattern.d > 1),
@@ -25,15 +26,15 @@ RULES: dict[str, Callable[[Pattern], float]] = {  # numbers of a pattern that sh
 }
 
 
-BATCH_ON_PROCESSORS = 6272  # of the following gains
-# By precision and layout, the rule on which kinds of processors agree, and the mean gains of patterns with at least
-# such a value. `tests/bench/test_payoff.py` compares both with the results in benchmarks/results.
+BATCH_ON_PROCESSORS = 6272  # batch size of the following gains
+# By precision and layout: the rule that is better on several kinds of processors, and (least value, mean gain) of
+# classes of patterns. `tests/bench/test_payoff.py` compares both with the results in benchmarks/results.
 ON_PROCESSORS = {("float32", "bsf"): ("a d / (bc)", ((1 / 512, 4.3), (1 / 8192, 2.2), (0.0, 1.5)))}
 
 
 @dataclass(frozen=True)
 class ProcessorGain:
-    """Value of a pattern under the rule for processors, and its class's mean gain over the fastest of the others."""
+    """Value of a pattern by the rule for processors, and the mean gain of its class over the fastest other method."""
 
     rule: str
     value: float
@@ -42,7 +43,7 @@ class ProcessorGain:
 
 
 def gain_on_processors(pattern: Pattern, precision: str, layout: str) -> ProcessorGain | None:
-    """Gain that processors' results suggest; None if no rule is better than the paper's there.
+    """Gain that results on processors suggest; None if no rule is better than the paper's for these options.
 
     Examples:
         >>> from ksgen import Pattern

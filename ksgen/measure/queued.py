@@ -1,9 +1,9 @@
 """Times launches by a device's clock. Checks no result and chooses nothing.
 
-The host needs microseconds for a launch, which is longer than a small kernel runs. A GPU that waits for its host would
-show the host's time. So timed launches on a CUDA GPU are queued behind a kernel that keeps the GPU busy until all of
-them are queued. Events resolve half a microsecond, so short launches are timed in sequences, and each launch counts
-as an equal share of its sequence.
+On the host, a launch takes microseconds, which is longer than a small kernel runs. If the GPU waited for the host, the
+host's time would be measured. So timed launches on a CUDA GPU are queued behind a kernel that keeps the GPU busy until
+all of them are queued. Events have a resolution of half a microsecond. So short launches are timed in sequences, and
+the time of a launch is its equal share of the sequence.
 """
 
 from collections.abc import Callable
@@ -18,20 +18,20 @@ from ksgen.emit.render import render_wait
 from ksgen.errors import DeviceError, ToolchainError, warn
 
 SPAN_S = 1e-4  # time between two events: 200 times their resolution
-LEAST_S = 1e-6  # the shortest launch that events can time
-# launches behind the kernel that waits: a queue that is full, at about a thousand entries, makes the host wait
+LEAST_S = 1e-6  # shortest launch that events can time
+# launches behind the waiting kernel; a full queue, with about a thousand entries, would make the host wait
 MOST_QUEUED = 256
 ROUNDS_PER_SECOND = 3e9 / 4  # highest rate of the waiting kernel: a multiply-add takes at least four cycles, at 3 GHz
 FIRST_QUEUE_S = 2e-5  # the host's time per launch, until it is measured
-LEAST_WAIT_S = 1e-4  # the host's time for a few launches, with a wake-up
-SPARE = 1.5  # length of a wait, relative to the host's last time
+LEAST_WAIT_S = 1e-4  # least wait: the host's time for a few launches, with a wake-up
+SPARE = 1.5  # length of a wait, relative to the host's previous time for queueing
 TRIES = 3  # attempts to queue everything in time; other processes may take the processor meanwhile
 
 Launch = Callable[[], None]
 
 
 def time_launches(device: Device, launch: Launch, runs: int, warmup: int = 2) -> list[float]:
-    """Time a launch in seconds, `runs` times; `DeviceError` if the device's clock is wrong."""
+    """Time a launch `runs` times, in seconds. Raises `DeviceError` if the device's clock is wrong."""
     if device.kind == "cuda":
         queue = _Queue.of(device)  # type: ignore[arg-type]  # every device can be hashed
         seconds = queue.times(launch, runs, warmup)
@@ -71,7 +71,10 @@ class _Queue:
         return seconds
 
     def _behind_a_wait(self, launch: Launch, together: int, runs: int) -> list[float]:
-        """Seconds per launch in each of `runs` groups. If the host was delayed at every try, the last try counts."""
+        """Seconds per launch in each of `runs` sequences of `together` launches.
+
+        The wait must last until all launches are queued. If it did not in any of `TRIES` attempts, the last one counts.
+        """
         marks: list[float] = []  # on the host's clock
 
         def begin() -> None:

@@ -21,7 +21,7 @@ _BANDS = (40, 64, 100, 200)  # upper ends of bands of bc/(b + c); the last band 
 def paper_patterns(batch: int = BATCH) -> list[Pattern]:
     """Patterns of two sweeps: over d with a = 1, and over a. Blocks have b = c, b = 4c or c = 4b.
 
-    Patterns are left out if an array exceeds 32-bit indices at this batch size.
+    Patterns are omitted if an array exceeds 32-bit indices at this batch size.
     """
     blocks = [(b, c) for b, c in product(_SIDES, _SIDES) if b == c or b == 4 * c or c == 4 * b]
     kept = [block for block in blocks if block not in _LEFT_OUT]
@@ -37,8 +37,8 @@ def paper_patterns(batch: int = BATCH) -> list[Pattern]:
 def stratified(n: int) -> list[Pattern]:
     """The n patterns that represent all of them best, the most representative first. The order is the same for every n.
 
-    Each pattern is the one whose classes are covered least by the patterns before it. A larger class counts for more,
-    but only as the square root of its size, so that rare classes come early too. The paper's order breaks ties.
+    Each pattern is the one whose classes the earlier patterns cover least. Classes are weighted by the square root of
+    their size, so that rare classes come early too. If several patterns are equal, the paper's order decides.
     """
     return list(_stratified(n))
 
@@ -52,7 +52,7 @@ def _stratified(n: int) -> tuple[Pattern, ...]:
 
     while left and len(chosen) < n:
         gains = {each: sqrt(count) / (1 + covered[each]) for each, count in counts.items()}
-        # fsum: `sum` rounds differently from one Python to the next
+        # fsum, because `sum` rounds differently in different versions of Python
         chosen.append(max(left, key=lambda pattern: fsum(map(gains.__getitem__, _classes(pattern)))))
         left.remove(chosen[-1])
         covered.update(_classes(chosen[-1]))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-K_BYTES = 32  # bytes of one row of A or column of B that one matrix instruction takes
+K_BYTES = 32  # bytes of one row of A or column of B in one matrix instruction
 SUMS_ROUNDOFF = 2.0**-24  # roundoff of float32, the accumulator of all precisions but float64 and complex128
 
 
@@ -11,7 +11,7 @@ SUMS_ROUNDOFF = 2.0**-24  # roundoff of float32, the accumulator of all precisio
 class Operand:
     """Operand type of a matrix instruction."""
 
-    name: str  # in PTX's words
+    name: str  # PTX's name of the type
     item_bytes: int
 
     @property
@@ -39,10 +39,10 @@ class TileProducts:
 class Promotion:
     """Intervals at which tensor-core accumulators, which truncate, are added to float32 registers.
 
-    Products of operands that are split into parts then err at most twice as much as a sequential float32 sum.
+    With operands that are split into parts, the error is then at most twice that of a sequential float32 sum.
     """
 
-    least_in: int = 1  # fewest inputs for which this bound holds; with fewer, even one instruction's sum errs more
+    least_in: int = 1  # fewest inputs for which this bound holds; with fewer, even one instruction's sum exceeds it
     few: int = 0  # inputs between two promotions if a sum has at most `few_in` inputs; 0: no promotion
     many: int = 0  # inputs between two promotions if a sum has more inputs; 0: no promotion
     few_in: int = 0
@@ -61,13 +61,13 @@ class Precision:
     name: str
     dtype: str  # NumPy's name of the stored type of X, Y and the weights; bfloat16 is from ml_dtypes
     item_bytes: int
-    unit_roundoff: float  # roundoff of the stored type, or of the operands if they are rounded more
+    unit_roundoff: float  # roundoff of the stored type, or of the operands if they are rounded to fewer bits
     operand: Operand | None = None  # type that tensor cores multiply; None: they do not support this precision
     parts: int = 1  # parts into which each operand is split
     products: int = 1  # tensor-core products of these parts that replace one product
-    # promotion on tensor cores that add 8 products (4 of tf32) at a time, and keep one bit below float32's last
+    # promotion on tensor cores that add 8 products (4 of tf32) at a time, and keep one bit below float32's last one
     coarse: Promotion = Promotion()
-    fine: Promotion = Promotion()  # if they add twice as many, and keep two bits
+    fine: Promotion = Promotion()  # on tensor cores that add twice as many, and keep two such bits
     gradient: str = ""  # the precision of gradients; empty: the same
     tiles: TileProducts | None = None  # products of a processor's matrix tiles; None: not supported
     families: tuple[str, ...] = ()  # families that are candidates although launchers do not choose them by default

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Spec:
     """Content of one YAML file: each kernel once, and the layers that share them."""
 
-    name: str  # a Python identifier, made from `title`
+    name: str  # a Python identifier, derived from `title`
     kernels: tuple[KernelSpec, ...]
     layers: Mapping[str, Chain]
     groups: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # layers of several chains on one x
@@ -28,7 +28,7 @@ class Spec:
     # options of calls, by name of a layer or group, or by pattern
     stated: Mapping[str | Pattern, StatedOptions] = field(default_factory=dict)
     # by kernel or launch with a batch: where the text names the batch
-    batch_places: "Mapping[KernelSpec, SourcePlace]" = field(default_factory=dict)
+    batch_places: "Mapping[KernelSpec, SourcePlace]" = field(default_factory=dict)  # for messages
     sums: Mapping[str, tuple[Chain, ...]] = field(default_factory=dict)  # chains on one x whose outputs are added
     title: str = ""  # stem of the spec's file; empty without a file
     ties: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by layer with `tied`: one per factor

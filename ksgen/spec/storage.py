@@ -1,4 +1,4 @@
-"""Defines how weights are stored in another type than Y, one record each: in eight bits with scales, or in bfloat16.
+"""Defines the types in which weights may be stored if not in Y's, one record each: eight bits with scales, or bfloat16.
 
 A new storage is one record here, and its blocks in the snippet libraries of templates (`widen_value`, `widen_values`,
 `load_weights`, each for its `variant`).
@@ -11,23 +11,23 @@ from ksgen.spec.precision import PRECISIONS
 
 BITS = "uint8"
 Same = Literal["same"]
-SAME: Same = "same"  # weights, or X, are stored as Y is
+SAME: Same = "same"  # weights, or X, are stored in Y's type
 SCALE_BYTES = 4  # bytes of a scale: float32
-ALIGNMENT = 16  # bytes: scales begin behind the values, at a multiple of this
+ALIGNMENT = 16  # scales follow the values, and begin at a multiple of this number of bytes
 
 
 @dataclass(frozen=True)
 class Storage:
     """Storage of weights as values times scales. Kernels scale the sums, not the weights.
 
-    With weights in eight bits, X may be stored like them; its one scale is multiplied into theirs. In bfloat16, every
-    scale is 1.
+    With weights in eight bits, X may be stored in the same type. The scales of weights then include the only scale of
+    X. In bfloat16, every scale is 1.
     """
 
     name: str
     dtype: str  # dtype of arrays that hold values: NumPy's name, or ml_dtypes'
     largest: float  # largest value
-    mantissa: int | None  # bits behind the leading one; None: values are whole numbers
+    mantissa: int | None  # bits after the leading one; None: values are whole numbers
     least_exponent: int = 0  # exponent of the smallest normal values; subnormal values have the same spacing
     item_bytes: int = 1
 
@@ -87,7 +87,7 @@ def x_precisions(storage: str | None = None) -> tuple[str, ...]:
 
 
 def refused_x_precision(storage: str, precision: str) -> str | None:
-    """Accepted precisions of X for weights in this storage, in words; None if the given one is accepted."""
+    """Text that lists the accepted precisions of X for weights in this storage; None if the given one is accepted."""
     if precision in (accepted := x_precisions(storage)):
         return None
     unconverted = f", or weights in {precision} that are not converted (weights=same)"
@@ -95,5 +95,5 @@ def refused_x_precision(storage: str, precision: str) -> str | None:
 
 
 def scales_begin(weight_count: int, item_bytes: int = 1) -> int:
-    """Offset of the scales behind the values, in bytes, where both share one array."""
+    """Offset in bytes of the scales, which follow the values in the same array."""
     return -(-weight_count * item_bytes // ALIGNMENT) * ALIGNMENT
