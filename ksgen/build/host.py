@@ -236,7 +236,7 @@ def _find(named: str | None, path: str | None) -> tuple[HostCompiler, ...] | str
             return f"KSGEN_CXX={named} cannot be split into words ({error}); quote it as a shell does, or unset it"
         if command and shutil.which(command[0], path=path):
             return (HostCompiler(command),)
-        return f"KSGEN_CXX={named} names nothing that runs; give a C++ compiler's path, or unset it"
+        return f"KSGEN_CXX={named} is not an executable; give a C++ compiler's path, or unset it"
     programs: dict[str, HostCompiler] = {}  # by real path, so that each program is listed once, even with several names
     for candidate in CANDIDATES:
         if found := shutil.which(candidate, path=path):

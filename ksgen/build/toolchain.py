@@ -296,7 +296,7 @@ def _find(name: str | None, *surroundings: str | None) -> CudaCompiler | str:
     """A compiler, or the reason why there is none. The arguments are all that the result depends on."""
     named, path, _, _, host = surroundings
     if named and name != "nvrtc" and not shutil.which(named, path=path):
-        return f"KSGEN_NVCC={named} names nothing that runs; give the path of nvcc, or unset it"
+        return f"KSGEN_NVCC={named} is not an executable; give the path of nvcc, or unset it"
     if found := next(_in_order(name, *surroundings), None):
         return found
     if name != "nvrtc" and not _has_host(path, host) and (nvcc := next(_find_nvccs(surroundings), None)):

@@ -57,7 +57,7 @@ def test_named_nvcc_wins(alone, monkeypatch, tmp_path):
 
 def test_named_nvcc_that_does_not_run(monkeypatch, tmp_path):
     monkeypatch.setenv("KSGEN_NVCC", str(tmp_path / "nowhere"))
-    with pytest.raises(ToolchainError, match=r"KSGEN_NVCC=.*/nowhere names nothing that runs; give the path of nvcc"):
+    with pytest.raises(ToolchainError, match=r"KSGEN_NVCC=.*/nowhere is not an executable; give the path of nvcc"):
         find_compiler()
 
 

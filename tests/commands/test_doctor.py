@@ -115,7 +115,7 @@ def test_a_compiler_that_is_named_and_does_not_serve(machine: tuple[pytest.Monke
     monkeypatch.setenv("KSGEN_NVCC", str(folder / "nowhere"))
     told = found()
     assert told["nvcc"] == Finding(
-        "nvcc", "", f"KSGEN_NVCC={folder / 'nowhere'} names nothing that runs", "give the path of nvcc, or unset it"
+        "nvcc", "", f"KSGEN_NVCC={folder / 'nowhere'} is not an executable", "give the path of nvcc, or unset it"
     )
     assert told["kernels are built by"].remedy == "unset KSGEN_NVCC, or set it to another nvcc"
 
@@ -275,7 +275,7 @@ def test_what_builds_kernels_for_the_processor(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("KSGEN_CXX", "gone++")
     told = doctor._host_compiler()
     assert (told.found, told.remedy) == ("", "give a C++ compiler's path, or unset it")
-    assert told.why.startswith("KSGEN_CXX=gone++ names nothing that runs; this ")
+    assert told.why.startswith("KSGEN_CXX=gone++ is not an executable; this ")
     assert told.why.endswith(" runs bundles for x86-64-v3, x86-64-v2")
 
 
