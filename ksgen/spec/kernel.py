@@ -70,7 +70,7 @@ def check_word(name: str, value: object, accepted: Collection[str], error: type[
 
 
 def checked_count(name: str, value: object, or_else: str = "") -> int:
-    """A whole number of at least 1, which 64 bits hold; `SpecError` on anything else."""
+    """Return a whole number of at least 1 that fits in 64 bits. Raises `SpecError` for any other value."""
     count = whole_number(value)
     if count is None or not 1 <= count <= MOST_BYTES:
         raise SpecError(f"{name}={excerpt(value)}; accepted: a whole number from 1 up{or_else}")
@@ -84,7 +84,7 @@ class Epilogue:
     bias: bool = False
     activation: str = "none"
     residual: bool = False
-    residual_first: bool = False  # whether the activation follows the residual; False unless the epilogue has both
+    residual_first: bool = False  # whether the residual precedes the activation; False unless the epilogue has both
 
     def __post_init__(self) -> None:
         for name in ("bias", "residual", "residual_first"):
@@ -102,7 +102,7 @@ class Epilogue:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """Fields as plain values; the order of the last two steps only if the residual is first."""
+        """Fields as plain values. `residual_first` is included only if it is true."""
         return {name: value for name, value in asdict(self).items() if name != "residual_first" or value}
 
 
@@ -117,7 +117,7 @@ def sum_steps(chains: int) -> list[dict[str, Any]]:
 
 
 class _DescribesChanges:
-    """Options that are described only if they differ from their defaults."""
+    """Base of options that messages name only if they differ from their defaults."""
 
     @property
     def non_defaults(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Stated(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class StatedOptions(_DescribesChanges):
-    """Default options of a launcher's calls, and operands that every call must pass; a call may name other options."""
+    """Default options of a launcher's calls, and operands that calls must pass. A call may override all of them."""
 
     layout: Layout = "bsf"
     precision: PrecisionName | None = None  # None: the arrays' dtype decides
@@ -166,10 +166,10 @@ class StatedOptions(_DescribesChanges):
 
 
 class _Chains:
-    """The field `chains`, which accepts a pattern, a chain, or several chains, and holds chains."""
+    """Descriptor of the field `chains`: it accepts a pattern, a chain, or several chains, and stores chains."""
 
     def __get__(self, spec: "KernelSpec | None", _: type) -> tuple[Chain, ...]:
-        if spec is None:  # dataclasses ask for the default: there is none
+        if spec is None:  # `dataclass` asks for the default, and there is none
             raise AttributeError("chains")
         found: tuple[Chain, ...] = spec.__dict__["chains"]
         return found
@@ -187,9 +187,10 @@ class _Chains:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel; equal specs describe the same kernel. Without a batch, it supports every batch."""
+    """Description of one kernel. Equal descriptions are of the same kernel. Without `batch`, it supports every batch
+    size."""
 
-    # all chains that multiply X, each with an output of its own; given as a pattern, a chain, or several chains
+    # all chains that multiply X, each with its own output; may be given as a pattern, a chain, or several chains
     chains: _Chains = _Chains()
     precision: str = "float32"
     layout: str = "bsf"
@@ -197,12 +198,12 @@ class KernelSpec:
     batch: int | None = None
     job: str = "multiply"
     stride: str = "dense"
-    between: str = "none"  # the activation of every factor of a chain but the last
+    between: str = "none"  # activation of every factor of a chain except the last
     out_layout: str | None = None  # layout of a chain's output, if it differs from X's
     weights: str = SAME  # storage of the weights: that of Y, eight bits with a scale per output, or bfloat16
     # storage of X: that of Y, or that of eight-bit weights, whose scales include the scale of X
     inputs: str = SAME
-    # axes along which a factor's weights are equal and stored once, "", "a", "d" or "ad", per factor; empty: none
+    # per factor, axes along which its weights are equal and stored once: "", "a", "d" or "ad"; empty if none is tied
     tied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -250,7 +251,7 @@ class KernelSpec:
                 raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: another thread may cache a property while this one is pickled."""
+        """State of pickles: only the fields, because another thread may be caching a property meanwhile."""
         return {name: vars(self)[name] for name in type(self).__dataclass_fields__}
 
     def _check_ties(self) -> None:
@@ -258,7 +259,7 @@ class KernelSpec:
         fits = len(self.tied) in (0, sum(map(len, self.chains))) and set(self.tied) <= set(TIES)
         if not fits or (self.tied and (self.job == "gradient" or self.is_quantized)):
             what = "job=gradient" if self.job == "gradient" else f"weights={self.weights}"
-            accepted = f"one of {TIES} per factor, of a product by weights that are stored as y"
+            accepted = f"one of {TIES} per factor, of a product with weights=same"
             raise SpecError(f"tied={excerpt(self.tied)} with {what}; accepted: {accepted}")
 
     def _check_weights(self) -> None:
@@ -286,7 +287,7 @@ class KernelSpec:
 
     @cached_property
     def has_bytes_in(self) -> bool:
-        """Whether X is stored in eight bits too."""
+        """Whether X is stored in eight bits."""
         return self.inputs != SAME
 
     @property
@@ -314,7 +315,7 @@ class KernelSpec:
 
     @cached_property
     def untied(self) -> "KernelSpec":
-        """The kernel that reads every weight."""
+        """The same kernel without ties, which reads all weights."""
         return replace(self, tied=()) if self.tied else self
 
     @property
@@ -338,7 +339,7 @@ class KernelSpec:
 
     @cached_property
     def is_exchanged(self) -> bool:
-        """Whether a factor stores its outputs, or reads X, in another order than the natural one."""
+        """Whether a factor stores its outputs, or the first one reads X, in another order than the natural one."""
         return any(chain.is_exchanged for chain in self.chains)
 
     @cached_property
@@ -391,7 +392,7 @@ class KernelSpec:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Parts of the kernel's name that a plain product lacks: activation in between, epilogue, slices, ties, job."""
+        """Additional parts of the kernel's name: activation between factors, epilogue, slices, ties, gradient."""
         return (*self._steps, self.job) if self.job == "gradient" else self._steps
 
     @property
@@ -415,7 +416,7 @@ class KernelSpec:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """Fields as plain values; fields newer than the first specs are left out while they have their defaults."""
+        """Fields as plain values. Fields that the first versions lacked are omitted if they have their defaults."""
         usual: dict[str, Any] = {"stride": "dense", "between": "none", "out_layout": None, "weights": SAME}
         usual |= {"inputs": SAME, "tied": ()}
         options = {
@@ -427,7 +428,7 @@ class KernelSpec:
 
     @property
     def digest(self) -> str:
-        """Eight hex digits over every field; the default job is left out."""
+        """Eight hex digits that identify all fields. The default job is omitted."""
         fields = {name: value for name, value in self.as_json.items() if (name, value) != ("job", "multiply")}
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
@@ -437,7 +438,7 @@ class KernelSpec:
         return 2 * PRECISIONS[self.precision].multiply_adds * batch * sum(chain.weight_count for chain in self.chains)
 
     def bytes(self, batch: int) -> int:
-        """Least traffic to memory in bytes: X, Y (or its gradient), the weights and the residual, each once."""
+        """Least memory traffic in bytes: X, Y (or its gradient), the weights and the residual, each moved once."""
         outputs = (2 if self.epilogue.residual else 1) * sum(chain.out_features for chain in self.chains)
         return batch * (self.x_item_bytes * self.in_features + self.item_bytes * outputs) + self.weight_bytes
 
@@ -456,12 +457,12 @@ class KernelSpec:
 
     @property
     def scales_begin(self) -> int:
-        """Offset in bytes of a factor's scales behind its values, in the operand that a packing kernel reads."""
+        """Offset in bytes of a factor's scales, which follow its values in the operand of a packing kernel."""
         return scales_begin(self.pattern.weight_count, self.weight_item_bytes)
 
 
 def _pattern_as_json(pattern: Pattern) -> dict[str, Any]:
-    """Fields of a pattern; the orders of its outputs and inputs only if they are exchanged."""
+    """Fields of a pattern. The orders of its outputs and inputs are included only if they are exchanged."""
     return {name: value for name, value in asdict(pattern).items() if name in "abcd" or value}
 
 
@@ -493,19 +494,21 @@ def is_transposed(layout: str, out_layout: str | None) -> bool:
 
 
 def is_layer(chains: Sequence[Chain], layout: str, out_layout: str | None) -> bool:
-    """Whether there are several factors, or one whose Y has another layout than its X."""
+    """Whether there are several factors, or a single one whose Y has another layout than X."""
     return sum(map(len, chains)) > 1 or is_transposed(layout, out_layout)
 
 
 def layout_word(layout: str, out_layout: str | None) -> str:
-    """`bsf`, or `bsf_to_bsl`."""
+    """Layouts in names: `bsf`, or `bsf_to_bsl` if Y has another one than X."""
     return f"{layout}_to_{out_layout}" if is_transposed(layout, out_layout) else layout
 
 
 def layer_launch(
     chains: Sequence[Chain], precision: str, layout: str, epilogue: Epilogue, **options: Any
 ) -> KernelSpec:
-    """Kernel for all chains in one launch, as launchers usually ask for it. A group's outputs share one array, so they
-    are slices."""
+    """Kernel for all chains in one launch, as launchers usually need it.
+
+    Outputs of a group share one array, so they are slices.
+    """
     stride = "any" if len(chains) > 1 else "dense"
     return KernelSpec(tuple(chains), precision, layout, epilogue, stride=stride, **options)

@@ -58,7 +58,7 @@ _PATTERN_SETS = {"paper": paper_patterns}
 
 @dataclass(frozen=True)
 class KernelOptions:
-    """Options whose values combine: each combination is one kernel."""
+    """Lists of options' values. Each combination of values is one kernel."""
 
     precision: tuple[str, ...] = ("float32",)
     layout: tuple[str, ...] = ("bsf",)
@@ -72,8 +72,8 @@ class KernelOptions:
     weights: tuple[str, ...] = (SAME,)
     inputs: tuple[str, ...] = (SAME,)
     tie: str = ""  # axes along which the weights of the pattern are equal
-    batch_place: SourcePlace | None = None  # place of the batches, if any
-    names_precision: bool = False  # whether the text names a precision; else the arrays decide
+    batch_place: SourcePlace | None = None  # place of the batch sizes in the text, if there are any
+    names_precision: bool = False  # whether the text names a precision; if not, the dtype of arrays decides
 
     def kernels(self, pattern: Pattern) -> Iterator[KernelSpec]:
         if idle := [axis for axis in self.tie if getattr(pattern, axis) == 1]:
@@ -89,7 +89,7 @@ class KernelOptions:
             yield KernelSpec(pattern, precision, layout, Epilogue(*steps), batch, **more)
 
     def values(self, name: str) -> tuple[Any, ...]:
-        """Values that an option has in the kernels."""
+        """All values that an option has in these kernels."""
         if name in ("weights", "inputs"):
             return tuple(zip(*self._stored, strict=True))[name == "inputs"]
         found: tuple[Any, ...] = getattr(self, name)
@@ -136,7 +136,7 @@ class KernelOptions:
 
 @dataclass(frozen=True)
 class SpecRequest:
-    """One pattern that an entry of the text asks for, with its options."""
+    """One pattern that an entry of the text requests, with its options."""
 
     place: SourcePlace
     pattern: Pattern
@@ -162,7 +162,7 @@ class _Layer:
 
 
 def read_spec(text: str, file: str, name: str) -> Spec:
-    """Read a spec from the text of a file, under the given name: every kernel once, in the order of the text."""
+    """Read a spec from the text of a file. It has the given name, and every kernel once, in the order of the text."""
     sections = _SPEC.read(read_nodes(text, file))
     defaults = (
         _options(sections.values["defaults"], KernelOptions()) if "defaults" in sections.values else KernelOptions()
@@ -201,7 +201,7 @@ def read_spec(text: str, file: str, name: str) -> Spec:
 
 
 def _collect(requests: list[SpecRequest]) -> tuple[tuple[KernelSpec, ...], dict[KernelSpec, SourcePlace | None]]:
-    """Every kernel once, and the place of its batch in the text."""
+    """All kernels, each once, and the place of each one's batch size in the text."""
     kernels: dict[KernelSpec, SourcePlace | None] = {}
     listed: dict[KernelSpec, SourcePlace] = {}
     for count, (request, kernel) in enumerate(_multiply_out(requests)):
@@ -259,7 +259,7 @@ def _layer(name: str, entry: SpecEntry, defaults: KernelOptions) -> _Layer:
 
 
 def _parts(name: str, layer: _Layer) -> dict[str, _Layer]:
-    """A layer or a group, or the layers of a sum."""
+    """Layers of an entry: the layer or group itself, or one layer per chain of a sum."""
     if layer.kind != "sum":
         return {name: layer}
     found = dict[str, _Layer]()
@@ -312,7 +312,7 @@ def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
 
 
 def _stated_of_patterns(requests: list[SpecRequest]) -> dict[str | Pattern, StatedOptions]:
-    """Options that all entries of a pattern state. A pattern that only gradients need has no epilogue."""
+    """Options that all entries of a pattern state. A pattern that only gradients use has no epilogue."""
     asked: dict[Pattern, list[KernelOptions]] = {}
     backward: dict[Pattern, list[KernelOptions]] = {}
     for request in requests:

@@ -71,7 +71,7 @@ def test_a_spec_asks_for_it() -> None:
         ),
         (
             "kernels:\n  - {pattern: [6,64,64,1], weights: [same, int8], inputs: e4m3}\n",
-            "a.yaml:2: .*inputs=e4m3 with weights=same, int8; accepted: inputs as weights are stored, or same",
+            "a.yaml:2: .*inputs=e4m3 with weights=same, int8; accepted: inputs=same, or the weights' storage",
         ),
         (
             "kernels:\n  - {pattern: [6,64,64,1], weights: [same, int8], inputs: int8}\n",
