@@ -21,7 +21,7 @@ for folder in ("ksgen", "templates", "specs"):
 
 
 def edit(name, old, new):
-    """Replace a piece of a file that it holds once, and show the difference."""
+    """Replace text that occurs once in a file, and show the difference."""
     before = (copy / name).read_text()
     assert before.count(old) == 1, name
     (copy / name).write_text(before.replace(old, new))
@@ -66,7 +66,7 @@ BLOCKS = "".join(
 )
 edit("templates/include/snippets/epilogue.j2", "{% block finish %}", BLOCKS + "{% block finish %}")
 
-# **5. Its function and derivative in PyTorch**, for `KSLinear` and for the backends that are PyTorch's own:
+# **5. Its function and derivative in PyTorch**, for `KSLinear` and the backends that call PyTorch's functions:
 
 LINES = """    "silu": Activation(functional.silu, _aten.silu_backward),
     "quick_gelu": Activation(lambda values: values * torch.sigmoid(1.702 * values), _quick_gelu_backward),
@@ -106,6 +106,6 @@ run("emit", "own.yaml")
 (source,) = (copy / "generated" / "own").glob("*.cu")
 print("\n".join(line for line in source.read_text().splitlines() if "activate(" in line))
 
-# In a checkout, tests list the activations too, and the emulator's tests run the new one as CUDA on a processor:
+# In a checkout, add it to the tests' lists of activations too. Then the emulator's tests run it as CUDA on a processor.
 # [Contributing](../../CONTRIBUTING.md#how-to-add-an-activation) names the files.
 #

@@ -69,26 +69,26 @@ train(model, 150)
 dense_accuracy = accuracy(model)
 print("accuracy of the dense model:", f"{dense_accuracy:.0%}")
 
-# Which chains may take the place of a layer? `propose` lists them with their parameters and expected times. With a
+# Which chains may replace a layer? `propose` lists them with their parameters and expected times. With a
 # budget of 0.4, a chain has at most 40 % of the dense layer's parameters:
 
 proposed = propose(64, 256, budget=0.4)
 print(proposed)
 
 # A rule names the layers, and the chain of each. The factors are computed from the dense weights, so that their
-# product is the nearest one. The patch embedding and the head stay dense.
+# product is as near to them as possible. The patch embedding and the head stay dense.
 
 rule = {"up": [(4, 16, 16, 1), (1, 64, 16, 4)], "down": [(4, 16, 64, 1), (1, 16, 16, 4)]}
 before = sum(each.numel() for each in model.parameters())
 converted = convert(model, {f"blocks.{number}.{name}": chain for number in range(2) for name, chain in rule.items()})
 print(converted)
 
-# The chain of `up`: four blocks, then blocks that mix across them.
+# The chain of `up` has four blocks, then blocks that mix across them:
 
 print(chain_svg(model.blocks[0].up.chain))
 
-# Converted weights are only near the old ones, so the model is trained further. Kernels compute the gradients of
-# `KSLinear` too.
+# The product of the factors only approximates the old weights, so the model is trained further. Kernels compute the
+# gradients of `KSLinear` too.
 
 print("accuracy after the conversion:", f"{accuracy(model):.0%}")
 train(model, 150)
@@ -109,6 +109,6 @@ with torch.no_grad():
     print("frozen layers give the same:", torch.allclose(model(images), expected, atol=1e-4))
 
 # A real model is converted by the same function: `convert(model, budget=0.3)` proposes a chain for each layer.
-# [Factorisation](../factorize.md) says how near the factors are, and `examples/fine_tune.py` converts a model of
+# [Factorisation](../factorize.md) says how near such products are, and `examples/fine_tune.py` converts a model of
 # transformers. `ksgen bench model vit-s16` times ViT-S/16, dense and sparse.
 #

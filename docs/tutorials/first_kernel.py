@@ -11,8 +11,8 @@ from ksgen.reference import to_dense
 
 print(chain_svg(ksgen.Chain([(2, 4, 3, 2)])))
 
-# The weights are the values on the support, an array of shape (a, b, c, d). A launcher multiplies by K without making
-# it:
+# The weights are the values on the support, an array of shape (a, b, c, d). A launcher multiplies by K, but never
+# forms it:
 
 rng = np.random.default_rng(0)
 x = rng.standard_normal((100, 12), dtype=np.float32)  # (batch, a*c*d)

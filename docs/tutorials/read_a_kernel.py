@@ -25,9 +25,9 @@ print(len(lines), "lines")
 constants = [line for line in lines if line.startswith("constexpr int")]
 print("\n".join(constants[:12]))
 
-# How to launch it by hand, in CUDA's notation: one kernel packs the weights, the other multiplies.
+# Comments show how to launch it by hand, in CUDA's notation. One kernel packs the weights, the other multiplies:
 
 print("\n".join(line for line in lines if "<<<" in line))
 
-# The kernel reads in the order place, load, multiply, store. [How it works](../how-it-works.md) walks through this very
-# file.
+# The code of the kernel has the order place, load, multiply, store. [How it works](../how-it-works.md) explains this
+# very file.

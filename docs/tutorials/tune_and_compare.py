@@ -1,7 +1,7 @@
 # # Tutorial: tune and compare
 #
-# ksgen chooses the constants of a kernel, such as the size of a tile, by rule. A search measures other constants on
-# this machine, and keeps the fastest as *wisdom*. On this page, it goes to a temporary folder.
+# ksgen chooses the constants of a kernel, such as the size of a tile, by rules. A search measures other constants on
+# this machine, and stores the fastest as *wisdom*. On this page, wisdom goes to a temporary folder.
 
 import os
 import tempfile
@@ -18,9 +18,9 @@ from ksgen.figures.charts import Bars, picture
 pattern = ksgen.Pattern(1, 192, 48, 2)
 print(ksgen.Launcher(pattern).explain(392))
 
-# The search looks at eight candidates here. Without a budget, it ends when its model expects no candidate to be faster.
-# On the command line: `ksgen tune 1,192,48,2 --batch 392`. Ctrl-C saves the best candidate so far, and the same command
-# resumes the search.
+# This search may look at eight candidates. Without a budget, it ends when its model expects no candidate to be faster.
+# On the command line, `ksgen tune 1,192,48,2 --batch 392` starts a search. Ctrl-C saves the best candidate so far, and
+# the same command resumes it.
 
 found = ksgen.tune(pattern, batch=392, budget=8)
 print("candidates:", found.looked)
@@ -31,7 +31,7 @@ print("the default won" if found.default_won else f"the winner: {found.best.cons
 multiply = ksgen.Launcher(pattern)
 print(multiply.explain(392))
 
-# Is it faster than something else? A fair comparison uses the same arrays, and checks that results agree. The
+# Is it faster than another method? A fair comparison uses the same arrays, and checks that results agree. The
 # contenders take turns, so that other programs on the machine disturb all of them alike. NumPy permutes,
 # multiplies in a batch, and permutes back:
 
