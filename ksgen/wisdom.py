@@ -153,7 +153,7 @@ class Entry:
         if not isinstance(note, str) or not note.isprintable():
             raise ValueError(f"note={excerpt(note)} is no text in one line")
         if not isinstance(target := measured.get("target", ""), str) or not target.isprintable():
-            raise ValueError(f"target={excerpt(target)} is no target of a processor")
+            raise ValueError(f"target={excerpt(target)} is not a target of a processor")
         if not isinstance(trial := measured.get("trial", False), bool):
             raise ValueError(f"trial={excerpt(trial)} is not true or false")
         attempts = measured.get("attempts", 0)

@@ -80,7 +80,7 @@ class Nvcc:
         source = f"{entry}.cu"
         data, finished = made_from(source, text, f"{entry}.cubin", self._started(source, entry, target))
         if not data:
-            log = finished.log or f"exit status {finished.returncode}, and not a word"
+            log = finished.log or f"exit status {finished.returncode}, and no output"
             refused = _refusal(self, text, entry, target, log)
             raise UnfitError(self, target, str(refused)) if is_of_the_machine(log, source) else refused
         return _binary(data, entry, target, finished.log)
@@ -247,7 +247,7 @@ def check_target(target: str, compiler: CudaCompiler) -> None:
     offered = compiler.targets()
     if target not in offered:
         known = ", ".join(offered)
-        message = f"{excerpt(target)} is no target of {compiler.name} {compiler.version}; it offers {known}"
+        message = f"{excerpt(target)} is not a target of {compiler.name} {compiler.version}; it offers {known}"
         raise UnfitError(compiler, target, message)
 
 
@@ -268,7 +268,7 @@ def is_of_the_machine(log: str, source: str) -> bool:
 
 def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
     if f".text.{entry}\0".encode() not in data:
-        raise ToolchainError(f"{entry}: the source compiles, but holds no __global__ function of that name")
+        raise ToolchainError(f"{entry}: the source compiles, but contains no __global__ function of that name")
     notes = "\n".join(read_notes(log))
     return Binary(data, entry, target, read_resources(log, entry), {"notes": notes} if notes else {})
 

@@ -234,7 +234,7 @@ def _setups(arch: str) -> list[_Setup]:
     gpus = [word for word in words if word not in processors]
     if unknown := next((word for word in gpus if not word.startswith("sm_")), None):
         raise ToolchainError(
-            f"{excerpt(unknown)} is no target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and targets of "
+            f"{excerpt(unknown)} is not a target; accepted: {', '.join((HOST, *INSTRUCTION_SETS))}, and targets of "
             "GPUs, such as sm_90a"
         )
     setups = [_processor_setup(word) for word in processors]

@@ -178,11 +178,11 @@ def test_nvcc_that_does_not_work_here_falls_back_to_the_next(two_toolkits, said,
 
 def test_nvcc_too_old_for_the_gpu_is_replaced_for_that_gpu_alone(two_toolkits):
     on_path, usual = two_toolkits(action=MAKE, release="11.5", targets="sm_75\\nsm_86\\n")
-    with pytest.warns(UserWarning, match=rf"^{on_path}: 'sm_90a' is no target of nvcc 11.5.88; .*; {usual} is used"):
+    with pytest.warns(UserWarning, match=rf"^{on_path}: 'sm_90a' is not a target of nvcc 11.5.88; .*; {usual} is used"):
         assert version_of_built() == "12.8.88"
     assert version_of_built("sm_75") == "11.5.88"
     assert parse_targets("sm_90a,sm_86", find_compiler()) == ("sm_90a", "sm_86")
-    with pytest.raises(ToolchainError, match=r"'sm_42' is no target of nvcc 11\.5"):
+    with pytest.raises(ToolchainError, match=r"'sm_42' is not a target of nvcc 11\.5"):
         parse_targets("sm_42", find_compiler())
 
 
@@ -280,7 +280,7 @@ def test_complaints_about_the_machine(said):
         "scale.cu(3): error: expected a ';'",
         "ptxas error   : Entry function 'scale' uses too much shared data (0x10000 bytes, 0xc000 max)",
         "ptxas /tmp/tmpxft_1.ptx, line 28; error   : Unknown modifier",
-        "exit status 3, and not a word",
+        "exit status 3, and no output",
         "fatal: killed by signal 9",
     ],
 )
@@ -327,7 +327,7 @@ def test_targets_and_their_variants(tmp_path):
     assert compiler.targets() == ("sm_75", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f")
     assert parse_targets(" sm_90a,sm_75, sm_90a,", compiler) == ("sm_90a", "sm_75")
     offered = "sm_75, sm_90, sm_90a, sm_100, sm_100a, sm_100f"
-    with pytest.raises(ToolchainError, match=f"'sm_75a' is no target of nvcc 13.0.88; it offers {offered}"):
+    with pytest.raises(ToolchainError, match=f"'sm_75a' is not a target of nvcc 13.0.88; it offers {offered}"):
         parse_targets("sm_90,sm_75a", compiler)
     with pytest.raises(ToolchainError, match="no target in ' ,'; try sm_90a"):
         parse_targets(" ,", compiler)
@@ -369,7 +369,7 @@ def test_refusal_shows_kernel_error_source_and_command(tmp_path):
 
 
 def test_silent_failure_and_killed_compiler(tmp_path):
-    with pytest.raises(ToolchainError, match="exit status 3, and not a word"):
+    with pytest.raises(ToolchainError, match="exit status 3, and no output"):
         Nvcc(str(fake_nvcc(tmp_path / "a", "exit 3"))).compile(SOURCE, "scale", "sm_90a")
     with pytest.raises(ToolchainError, match="fatal: killed by signal 9"):
         Nvcc(str(fake_nvcc(tmp_path / "b", "kill -9 $$"))).compile(SOURCE, "scale", "sm_90a")
@@ -377,7 +377,7 @@ def test_silent_failure_and_killed_compiler(tmp_path):
 
 def test_source_without_the_entry(tmp_path):
     compiler = Nvcc(str(fake_nvcc(tmp_path / "nvcc", 'for last; do :; done; echo "not empty" > "$last"')))
-    with pytest.raises(ToolchainError, match="scale: the source compiles, but holds no __global__ function of that"):
+    with pytest.raises(ToolchainError, match="scale: the source compiles, but contains no __global__ function of that"):
         compiler.compile(SOURCE, "scale", "sm_90a")
 
 

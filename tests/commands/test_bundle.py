@@ -281,10 +281,10 @@ def test_a_bundle_of_another_version_is_reported(sets: list[str], tmp_path: Path
     [
         (
             "x86-64-v9",
-            f"ksgen: 'x86-64-v9' is no target; accepted: host, {', '.join(INSTRUCTION_SETS)}, and targets of "
+            f"ksgen: 'x86-64-v9' is not a target; accepted: host, {', '.join(INSTRUCTION_SETS)}, and targets of "
             "GPUs, such as sm_90a\n",
         ),
-        ("sm_90a,native", "ksgen: 'native' is no target; accepted: host, "),
+        ("sm_90a,native", "ksgen: 'native' is not a target; accepted: host, "),
     ],
 )
 def test_what_is_no_target_is_refused(arch: str, says: str, spec: Path) -> None:

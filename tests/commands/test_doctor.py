@@ -67,7 +67,7 @@ def test_a_compiler_that_does_not_know_the_gpu(machine: tuple[pytest.MonkeyPatch
     with_driver(monkeypatch, 13000)
     nvcc = fake_nvcc(folder / "cuda-11" / "bin", WORKS, "11.5", "sm_75\\nsm_86\\n")
     told = found()
-    why = f"{nvcc} 'sm_90a' is no target of nvcc 11.5.88; it offers sm_75, sm_86"
+    why = f"{nvcc} 'sm_90a' is not a target of nvcc 11.5.88; it offers sm_75, sm_86"
     assert told["nvcc"] == Finding("nvcc", "", why, f"{NVRTC}, or install a newer toolkit")
     assert told["kernels are built by"].why == "no compiler builds binaries that this GPU and its driver can load"
     assert told["kernels are built by"].remedy == "pip install -e '.[cuda]' in ksgen's checkout"
@@ -108,7 +108,7 @@ def test_a_compiler_that_is_named_and_does_not_serve(machine: tuple[pytest.Monke
     named = fake_nvcc(folder / "named", WORKS, "11.5", "sm_75\\nsm_86\\n")
     monkeypatch.setenv("KSGEN_NVCC", str(named))
     told = found()
-    assert told["nvcc"].why == f"{named} 'sm_90a' is no target of nvcc 11.5.88; it offers sm_75, sm_86"
+    assert told["nvcc"].why == f"{named} 'sm_90a' is not a target of nvcc 11.5.88; it offers sm_75, sm_86"
     assert told["nvcc"].remedy == "unset KSGEN_NVCC, or set it to another nvcc"
     why = "the compiler that KSGEN_NVCC names does not work here, and no other is tried"
     assert told["kernels are built by"] == Finding("kernels are built by", "", why, told["nvcc"].remedy)

@@ -245,7 +245,7 @@ def test_an_entry_of_another_processor_of_the_same_name_is_left_out(
     assert load_wisdom("AMD EPYC", target="host here").entries() == [here, anywhere]
     assert load_wisdom("AMD EPYC").entries() == [here, elsewhere, anywhere]
     text = dump("AMD EPYC", Wisdom([here])).replace('"host here"', "1")
-    with pytest.raises(KsgenError, match="entry 1: target=1 is no target of a processor; delete that line"):
+    with pytest.raises(KsgenError, match="entry 1: target=1 is not a target of a processor; delete that line"):
         parse(text, "file")
 
 
