@@ -1,9 +1,9 @@
-"""Convert a Llama, from a config, to Monarch or BLAST layers, train both, and decode: nothing is downloaded.
+"""Convert a Llama, made from a config, to Monarch or BLAST layers, train both, and decode. Nothing is downloaded.
 
     python examples/convert_llama.py
     python examples/convert_llama.py --structure blast --features 1024
 
-The sparse model starts with the nearest product to each of the dense model's matrices.
+The sparse model starts with the products of factors that are nearest to the dense model's matrices.
 """
 
 import argparse
@@ -27,7 +27,7 @@ LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 def chain(structure: str, columns: int, rows: int) -> ksgen.Chain:
-    """Chain with a fifth of the dense weights or so."""
+    """Chain with about a fifth of the dense weights."""
     if structure == "monarch":
         return ksgen.monarch(columns, rows, 8, 8)
     return ksgen.blast(columns, rows, 4, 4, rank=columns * rows // (columns + rows) // 4)
@@ -71,7 +71,7 @@ for name, model in (("dense", dense), (options.structure, sparse)):
     losses, tokens = train(model, steps), sequences(16)
     freeze(model.eval())
     prompt, mask = tokens[:, :PROMPT], torch.ones(16, PROMPT)
-    for inputs in (prompt, prompt[:, :1]):  # of the prefill, and of a step of decoding
+    for inputs in (prompt, prompt[:, :1]):  # for the prefill, and for a step of decoding
         build(model, inputs)
     begin = perf_counter()
     found = model.generate(prompt, attention_mask=mask, max_new_tokens=LENGTH - PROMPT, do_sample=False)

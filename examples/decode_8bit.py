@@ -3,7 +3,7 @@
     python examples/decode_8bit.py                    # eight blocks of GPT-2 medium's size, in half a minute
     python examples/decode_8bit.py --storage e4m3
 
-With one token at a time, reading the weights dominates the time. The weights are drawn, so the generated tokens mean
+With one token at a time, reading the weights dominates the time. The weights are random, so the generated tokens mean
 nothing. The share of equal tokens shows how far the models differ.
 """
 
@@ -29,7 +29,7 @@ def chains(count: int, size: int) -> dict[str, list[tuple[int, int, int, int]]]:
 
 
 def decode(model: nn.Module, tokens: Tensor, count: int) -> tuple[Tensor, str]:
-    """Generate the likeliest next tokens, each from the last one alone, and describe the time per token."""
+    """Generate the likeliest next tokens, each from the previous one alone, and describe the time per token."""
     taken_us, watch = [], Watch()
     with torch.no_grad():
         for _ in range(count + 2):
@@ -41,7 +41,7 @@ def decode(model: nn.Module, tokens: Tensor, count: int) -> tuple[Tensor, str]:
 
 
 def equal(model: nn.Module, tokens: Tensor) -> float:
-    """Share of tokens for which the model predicts the same next one."""
+    """Share of tokens for which the model predicts the given next token."""
     with torch.no_grad():
         found = torch.cat([model(each).argmax(-1) for each in tokens[:, :-1].split(1, 1)], 1)
     return float((found == tokens[:, 1:]).float().mean())
@@ -68,7 +68,7 @@ def main() -> None:
     freeze(model)  # packs once: the weights stay unchanged
     first = torch.zeros(1, 1, dtype=torch.long)
     for each in (model, quantized):
-        build(each, first)  # compiles beforehand: first calls would not wait for kernels
+        build(each, first)  # compiles beforehand, because first calls would not wait for kernels
     wanted, took = decode(model, first, 4 if given.short else given.tokens)
     _, others_took = decode(quantized, first, 4 if given.short else given.tokens)
     print(f"float32: {took}, {megabytes(model.blocks):.2f} MB of blocks")

@@ -3,7 +3,7 @@
     python examples/digits.py                    # and digits.png, if matplotlib is installed
     python examples/digits.py --epochs 30 --width 2048
 
-The masked layers have the free parameters of the sparse ones, in dense matrices full of zeros, as in plain PyTorch.
+The masked layers have the same free parameters as the sparse ones, but store them in dense matrices full of zeros.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ksgen.torch import KSLinear
 
-# One string per digit, one character per row of a digit; its bits are the three dots.
+# One string per digit, one character per row of a digit; its three bits are the dots.
 GLYPHS = ["75557", "26227", "71747", "71717", "55711", "74717", "74757", "71222", "75757", "75717"]
 DOTS = torch.tensor([[[int(row) >> bit & 1 for bit in (2, 1, 0)] for row in glyph] for glyph in GLYPHS])
 

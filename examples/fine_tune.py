@@ -1,10 +1,10 @@
-"""Convert a Hugging Face model from a config, fine-tune it, and compare: nothing is downloaded.
+"""Convert a Hugging Face model, made from a config, fine-tune it, and compare. Nothing is downloaded.
 
     python examples/fine_tune.py
     python examples/fine_tune.py --features 512 --layers 8 --steps 300
 
 A small GPT-2 learns to continue sequences that count by a step. Then its feed-forward layers become Kronecker-sparse,
-with weights nearest to the learned ones, and training continues.
+with products of factors nearest to the learned weights, and training continues.
 """
 
 import argparse

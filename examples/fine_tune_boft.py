@@ -1,9 +1,9 @@
-"""Fine-tune a Llama, from a config, with PEFT's OFT, BOFT or GraLoRA on ksgen's products: nothing is downloaded.
+"""Fine-tune a Llama, made from a config, with PEFT's OFT, BOFT or GraLoRA by ksgen's products. Nothing is downloaded.
 
     python examples/fine_tune_boft.py
     python examples/fine_tune_boft.py --method oft --features 1024
 
-Both models start with the same adapters and see the same sequences: losses agree, and steps differ in time.
+Both models start with the same adapters and see the same sequences, so losses agree. Only times per step differ.
 """
 
 import argparse

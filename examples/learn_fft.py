@@ -1,10 +1,10 @@
-"""Learn a fast Fourier transform from data: a layer of butterfly factors sees vectors and their transforms.
+"""Learn a fast Fourier transform from data: vectors and their transforms train a layer of butterfly factors.
 
     python examples/learn_fft.py                 # 64 points, in a minute
     python examples/learn_fft.py --size 256 --steps 10000
 
-The layer never sees the formula. Outputs have the order of a fast transform, with their digits reversed. The result
-from random weights is compared with the exact transform of `ksgen.transforms`, which may also initialise a layer.
+The layer never sees the formula. Outputs have the order of a fast transform, with their digits reversed. The learned
+layer is compared with the exact transform of `ksgen.transforms`, which may also initialise a layer.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/several_processes.py
 
-It runs on one machine or several, with a GPU per process if available. The model learns the outputs of another one.
+It runs on one machine or several, with a GPU per process if available. The model learns another model's outputs.
 """
 
 import argparse
@@ -27,7 +27,7 @@ if not distributed.is_torchelastic_launched():
     parser.exit(2, "torchrun --nproc-per-node 2 examples/several_processes.py starts it\n")
 options, ROWS = parser.parse_args(), 256  # batch size over all processes
 features, steps = (64, 8) if options.short else (options.features, options.steps)
-UP = [(1, 64, 64, features // 64), (16, features // 4, features // 16, 1)]  # to four times the features
+UP = [(1, 64, 64, features // 64), (16, features // 4, features // 16, 1)]  # outputs four times the features
 DOWN = [(16, features // 16, features // 4, 1), (1, 64, 64, features // 64)]
 
 

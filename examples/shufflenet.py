@@ -2,8 +2,8 @@
 
     python examples/shufflenet.py --channels 240 --groups 3
 
-A convolution with g groups that is followed by a channel shuffle has one Kronecker-sparse matrix, so one product
-replaces both. Both models start with the same weights and see the same images: losses agree, and steps differ in time.
+A convolution with g groups and the channel shuffle after it are one Kronecker-sparse matrix, so one product replaces
+both. Both models start with the same weights and see the same images, so losses agree. Only times per step differ.
 """
 
 import argparse
