@@ -107,7 +107,7 @@ def gpu_of(target: str) -> Gpu:
 
 @cache
 def _parsed(target: str) -> tuple[int, str] | None:
-    """Number and suffix of a CUDA target; None if it is none."""
+    """Number and suffix of a CUDA target; None for any other text."""
     found = re.fullmatch(r"sm_(\d+)([a-z]?)", target)
     return (int(found[1]), found[2]) if found else None
 
