@@ -86,7 +86,7 @@ def _distance(left: Array, right: Array) -> Array:
 
 
 EVERYWHERE = ("simt", "gradient")  # families that support every device
-MOST_OTHERS = 200  # trials of other kernels that are learned from: the newest
+MOST_OTHERS = 200  # a search learns from so many trials of other kernels, the newest ones
 
 
 @dataclass(frozen=True, eq=False)

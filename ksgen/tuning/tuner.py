@@ -94,7 +94,7 @@ class Tuner:
             searches = [threads.submit(self._tune, job, say) for job in jobs]
             try:
                 wait(searches)
-            except BaseException as error:  # whatever it is, the pool must not wait for its searches for ever
+            except BaseException as error:  # even then, the pool must not wait for all of its searches
                 self.stop.set()
                 self.engine.close()
                 if not isinstance(error, KeyboardInterrupt):
@@ -125,7 +125,7 @@ class Tuner:
         return Machine(facts.target, self.limits, facts.limits.multiprocessors, ceilings, plain)
 
     def why_not_one(self, job: Job) -> str:
-        """Reason why a layer cannot be one launch on this device; empty if it can, or if the job is no layer."""
+        """Reason why a layer cannot be one launch on this device; empty if it can, or if the job is not a layer."""
         if not job.kernel.is_chain:
             return ""
         kind = "processor" if self.limits.is_cpu else self.engine.facts.kind

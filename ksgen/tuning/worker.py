@@ -39,8 +39,7 @@ from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Candidate, Facts, Job, Outcome, Runs
 
 RAGGED_BATCHES = (301, 312)  # more than a tile, and no multiple of one; 312 16-bit elements are 39 chunks of 16 bytes
-# most compared rows of the job's own batch; all its rows must be finite
-MOST_COMPARED = 512
+MOST_COMPARED = 512  # largest number of rows of the job's own batch that are compared; all its rows must be finite
 REPEATS = 2  # launches of each kind (early, plain) in a proof, whose results must have equal bits
 MOST_JOBS = 2  # jobs whose arrays stay on the device
 MOST_READY = 16  # candidates per job that stay loaded

@@ -1,12 +1,12 @@
 """Factors as prepared calls launch them: unchanged, or as factors of another size.
 
-**Folded.** Weights (a, b, c, d) that are equal along a are those of (1, b, c, d) on a times as many rows, in
-batch-size-first. Weights that are equal along d are those of (a, b, c, 1) on d times as many columns, in
-batch-size-last. A single row is a column too. X and Y lie in the same memory. Weights that are equal along both axes
-are folded along one of them and repeated along the other. All other tied weights are repeated.
+**Folded.** Weights of shape (a, b, c, d) that are equal along axis a multiply like (1, b, c, d) with `a` times as many
+rows, in batch-size-first. Weights that are equal along axis d multiply like (a, b, c, 1) with `d` times as many
+columns, in batch-size-last. A single row is a column too. X and Y stay in the same memory. Weights that are equal along
+both axes are folded along one of them and repeated along the other. All other tied weights are repeated.
 
-**Swapped.** For a = 1, the weights are also b rows with c * d features. The n rows of x are weights (1, n, c, d) that
-multiply them. Then x is packed in place of the weights, which are larger.
+**Swapped.** For a = 1, the weights can be read as b rows of c * d features, and the n rows of x as weights (1, n, c, d)
+that multiply these rows. Then x is packed instead of the weights, which are larger.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Factor(NamedTuple):
     batch: int
     exchange: Exchange | None
     is_folded: bool = False  # whether it stands for a factor with tied weights and fewer rows
-    is_swapped: bool = False  # whether its x are the weights of the factor for which it stands, and the other way round
+    is_swapped: bool = False  # whether its x are the weights of the factor for which it stands, and vice versa
     whole: tuple[int, ...] = ()  # shape to which each step repeats the weights; empty if it takes the given ones
 
     def x(self, matrix: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Factor(NamedTuple):
         return _shaped(matrix, layout, self.batch, self.pattern.out_features)
 
     def weights(self, given: Tensor) -> Tensor:
-        """Repeat a slice, unless the factor multiplies by it. Plain PyTorch, differentiable."""
+        """Repeat a slice, if the factor needs whole weights. Plain PyTorch, differentiable."""
         return given.expand(self.whole).contiguous() if self.whole else given
 
 
@@ -111,7 +111,7 @@ def tie_of(steps: Any) -> Any:
 
 
 def whole_shapes(weights: Sequence[Tensor | None], ties: Sequence[Tie | None]) -> tuple[Any, ...]:
-    """Shapes of weights, of tied ones those of all slices."""
+    """Shapes of weights; for tied ones, the shape of all slices together."""
     shapes = [None if each is None else each.shape for each in weights]
     if not ties:
         return tuple(shapes)
@@ -120,14 +120,14 @@ def whole_shapes(weights: Sequence[Tensor | None], ties: Sequence[Tie | None]) -
 
 
 def views_of(weights: Sequence[Tensor | None], ties: Sequence[Tie | None]) -> list[Tensor | None]:
-    """Weights of all slices in the memory of one, where they are tied."""
+    """Weights, of which tied ones are views that repeat a slice without a copy."""
     pairs = zip(weights, ties, strict=True)
     return [each.expand(tie.shape(each.shape)) if each is not None and tie else each for each, tie in pairs]
 
 
 @lru_cache(REMEMBERED)
 def factors_of(chain: Chain, ties: Ties, layout: Layout, batch: int, added: tuple[bool, bool]) -> tuple[Factor, ...]:
-    """Factors of a chain at a batch size. `added`: whether a bias and a residual follow."""
+    """Factors of a chain at a batch size. `added` says whether a bias, and whether a residual, is added to Y."""
     found = list[Factor]()
     for pattern, tie in zip(chain, ties or (None,) * len(chain), strict=True):
         is_last = len(found) + 1 == len(chain)

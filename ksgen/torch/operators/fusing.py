@@ -85,7 +85,7 @@ def _fuse(graph: Graph, product: Node) -> None:
         for view in views:
             fused = graph.node_copy(view, lambda node, before=view.args[0], now=fused: now if node is before else node)
     end.replace_all_uses_with(fused)
-    for node in reversed(taken):  # dead code as a whole stays: it may write in place
+    for node in reversed(taken):  # but no other dead code, because it may write in place
         graph.erase_node(node)
 
 
@@ -116,7 +116,7 @@ def _has_effects_between(first: Node, last: Node) -> bool:
 
 
 def _may_have_effects(node: Node) -> bool:
-    """Whether a node is not known to only compute: it writes in place, or changes modes such as `torch.no_grad`."""
+    """Whether a node may do more than compute: write in place, or change a mode such as `torch.no_grad`."""
     if node.op not in ("call_function", "call_method") or node.is_impure():
         return node.op not in ("placeholder", "get_attr")
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")

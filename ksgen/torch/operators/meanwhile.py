@@ -1,4 +1,5 @@
-"""Falls back to PyTorch's products while kernels are missing or methods are not timed yet, and rations timing.
+"""Falls back to PyTorch's products while kernels are missing or methods are not timed yet, and limits the time that
+timing adds to calls.
 
 Kernels run only in the methods that callers pass. If `may_defer()` is False, calls compile and time at once instead.
 """
@@ -21,7 +22,7 @@ Method = Callable[[], Tensor]
 Result = TypeVar("Result")
 ROUNDS = 1 + LEAST_BLOCKS  # rounds of timing; the first also builds
 LONG_ROUNDS = 2  # rounds of timing if one round takes longer than the ration
-MOST_ROUNDS, LONG_S = 100, 1e-2  # most rounds; seconds of all rounds that suffice, after at least ROUNDS
+MOST_ROUNDS, LONG_S = 100, 1e-2  # timing ends after so many rounds, or after ROUNDS that took so many seconds together
 WARM_S = 2e-3  # seconds: a method whose last run was shorter runs once more before it is timed
 MOST_ADDED_S = 0.03  # most seconds that timing adds at once, to one call or to calls in quick succession
 SHARE = 0.2  # largest share of the time that timing takes on average
@@ -34,7 +35,8 @@ _waits: ContextVar[bool] = ContextVar("_waits", default=False)  # calls wait for
 def may_defer() -> bool:
     """Whether PyTorch's products may replace kernels while these are compiled.
 
-    While `building`, they always may. Otherwise results then change in their last bits during the first calls.
+    While `building`, they always may. Otherwise they may if `may_change()`, because results then change in their last
+    bits during the first calls.
     """
     return building.get() or may_change()
 
@@ -43,7 +45,7 @@ def may_change() -> bool:
     """Whether results may change in their last bits during the first calls.
 
     They may not under deterministic algorithms, in compiled programs, in one of several processes, or with
-    KSGEN_COMPILE=wait, except during `build`, whose results are lost.
+    KSGEN_COMPILE=wait, except during `build`, whose results are discarded.
     """
     if (always_waits() and not building.get()) or _waits.get() or torch.are_deterministic_algorithms_enabled():
         return False
@@ -69,9 +71,10 @@ def by_kernels(run: Callable[[], Result]) -> Result | None:
 
 
 def unless_building(run: Callable[[], Result], replacement: Callable[[], Result]) -> Result:
-    """Result of a run by kernels that nothing may replace, except during `build`, whose results are lost.
+    """Result of a run by kernels that nothing may replace, except during `build`, whose results are discarded.
 
-    There the replacement computes a result of the same kind while kernels are missing, so that autograd records it.
+    During `build`, the replacement computes a result of the same kind while kernels are missing, so that autograd
+    records it.
     """
     if not building.get():
         return run()
