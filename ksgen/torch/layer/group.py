@@ -33,7 +33,7 @@ from ksgen.values import excerpt
 
 
 class Layers(nn.ModuleList):
-    """Layers that take the same x. A user may put another module in the place of one later."""
+    """Layers that take the same x. Users may later replace any of them by another module."""
 
     def freeze(self) -> Self:
         """Freeze every layer, like `KSLinear.freeze`.

@@ -1,10 +1,10 @@
-"""Prepared calls of layers while no gradient is recorded. They check little but x.
+"""Prepared calls of layers while no gradient is recorded. They check x, and little else.
 
 `is_direct` checks x, and `parameters_of` the parameters. The first call of a layer at a shape takes the usual path,
 which reports errors. The second call prepares; under deterministic algorithms, the first one does. On a processor, the
 methods are timed alternately; on a GPU, `ksgen.torch.operators.choice` decides. Weights of frozen layers are packed
 once. Other weights are read and packed at each call, because their changes cannot be detected reliably. A single layer
-counts as a group of one. All other calls take the usual path.
+counts as a group of one. Calls that cannot be prepared take the usual path.
 """
 
 import threading
@@ -75,7 +75,7 @@ class Unprepared:
     """State of a shape of x that has no prepared call yet."""
 
     def __init__(self, since: object = None) -> None:
-        """`since`: what `progress` returned before the last attempt to prepare; None before the first one."""
+        """`since` is what `progress` returned before the last attempt to prepare; None before the first one."""
         self._since = since
 
     @property
@@ -176,7 +176,7 @@ def of_group(
 ) -> "tuple[Prepared, Parameters] | None":
     """Prepared call of a group's layers on this x, and the parameters that it reads; None: take the usual path.
 
-    `adds`: the layers form a sum. A residual and the activation `after` belong to sums alone.
+    `adds` says that the layers form a sum. Only sums have a residual, or an activation `after`.
     """
     if torch.is_grad_enabled() or not is_direct(x, residual):
         return None
@@ -194,8 +194,8 @@ def of_group(
 def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | None] | None:
     """Parameters of a layer that a call reads; None if one of them is not plain memory like x.
 
-    Pruning and parametrizations compute a parameter at each access, and remove the stored one of that name. Of tied
-    weights, the parameter is their slice. A pruned layer, or any other computed parameter, takes the usual path.
+    Pruning and parametrizations compute a parameter at each access, and remove the stored one of that name. The
+    parameter of tied weights is their slice. A layer with any other computed parameter takes the usual path.
     """
     stored = layer._parameters
     if "bias" not in stored or layer._parallel is not None:
@@ -209,7 +209,7 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
         weights = layer._modules["weights"]
         stored = weights._parameters
         computed = weights._modules.get("parametrizations")
-        # the usual path evaluates them again: others than repetitions may be costly, or change at each evaluation
+        # other parametrizations are left to the usual path: they may be costly, or change at each evaluation
         is_repeated = (
             computed is not None
             and layer.backend in BACKENDS
@@ -258,7 +258,8 @@ def _found(
 ) -> "Prepared | None":
     """Prepared call for these arrays; None if there is none yet, or if the usual path has to be taken.
 
-    `calls` are those of frozen layers. None: the layers are not frozen. `ties` are those of the weights that are read.
+    `calls` are those of frozen layers; None if the layers are not frozen. `ties` are those of the weights that are
+    read.
     """
     options = options_of(layers[0]) if len(layers) == 1 else tuple(map(options_of, layers))
     shapes = layers[0]._exchanges, ties, *[None if each is None else each.shape for each in parameters]

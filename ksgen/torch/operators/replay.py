@@ -1,8 +1,8 @@
 """Replays of prepared calls without Python code, by an extension of PyTorch that is compiled on this machine.
 
 A layer's replay has an entry per prepared call. An entry lists what the call depends on, and `replay.cpp` checks it
-before each launch. Calls that no entry takes run in Python. The background compiles the extension, once prepared calls
-were repeated often. Without a compiler, all calls run in Python.
+before each launch. Calls that no entry matches run in Python. The background compiles the extension after prepared
+calls have been repeated often (`OFTEN`). Without a compiler, all calls run in Python.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ ATTRIBUTES = (
     "chain", "layout", "out_layout", "precision", "backend", "activation", "between", "fuse", "intermediates",
     "_exchanges", "_parallel", "_parameters", "_modules",
 )  # fmt: skip
-Fact = tuple[dict[Any, Any] | None, Any, Any]  # a dictionary, None for the layer's own; a key, and the value
+Fact = tuple[dict[Any, Any] | None, Any, Any]  # a dictionary (None: the layer's own), a key and its value
 
 _loaded: list[Any] = []  # the extension
 _is_early = False  # whether the extension was there from the first calls on
@@ -96,7 +96,7 @@ class Snapshot(NamedTuple):
         return bool(self.parameters) and self.parameters[0].key == "bias"
 
     def repeating(self, wholes: Sequence[Sequence[int]]) -> "Snapshot":
-        """The same, with these shapes to which calls repeat the weights, one per factor."""
+        """The same snapshot, for calls that repeat the weights to these shapes, one per factor."""
         count = len(self.parameters) - len(wholes)
         pairs = zip(self.parameters[count:], wholes, strict=True)
         return self._replace(parameters=[*self.parameters[:count], *[each._replace(whole=to) for each, to in pairs]])
@@ -105,7 +105,7 @@ class Snapshot(NamedTuple):
 def snapshot(layer: Any) -> Snapshot | None:
     """Count a prepared call in Python, and describe the layer before the call if an entry is to be added after it.
 
-    A change by another thread during the call then makes an entry that takes no call.
+    If another thread changes the layer during the call, the entry matches no call.
     """
     calls = layer.__dict__["_python_calls"] = layer._python_calls + 1
     if not (is_due(calls) or building.get()) or not may_repeat(layer) or _extension(is_new=calls < APART) is None:
@@ -130,8 +130,8 @@ def is_due(calls: int) -> bool:
 def may_repeat(layer: Any) -> bool:
     """Whether a replay can repeat calls of a layer.
 
-    It can if no parametrization but ties computes the weights, and if writes to stored weights are counted. Those to
-    tensors made in inference mode are not.
+    It can if no parametrization other than ties computes the weights, and if writes to stored weights are counted.
+    Writes to tensors made in inference mode are not.
     """
     if layer.has_stored_type:
         return not any(each is not None and each.is_inference() for each in layer._buffers.values())
@@ -168,7 +168,7 @@ def _weights_of(layer: Any) -> Snapshot:
 
 
 def _modules_of(module: Any, name: str) -> list[Fact]:
-    """Facts by which a module holds another one."""
+    """Facts that say which submodule a module has under a name."""
     return [(vars(module), "_modules", module._modules), (module._modules, name, module._modules[name])]
 
 
@@ -203,7 +203,7 @@ def add(
     of y, of this shape, is copied with its axes in that order. `sums_bias`: the launches write the bias's gradient.
 
     Returns:
-        True if an entry was added; None if a later attempt may add one. False if another attempt is of no use, because
+        True if an entry was added; None if a later attempt may add one. False if another attempt is pointless, because
         the entry is not faster, or because results may no longer change.
     """
     extension = _extension()
@@ -289,7 +289,7 @@ def may_decide() -> bool:
 def _extension(at_once: bool = False, is_new: bool = False) -> Any:
     """The extension; None while it is not compiled, or if it cannot be.
 
-    `at_once` waits for the compiler. `is_new`: the caller was hardly called yet, so that its calls do not count.
+    `at_once` waits for the compiler. `is_new` says that the caller has had too few calls to count as an attempt.
     """
     global _attempts, _is_early
     if _loaded or _refused:
