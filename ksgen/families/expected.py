@@ -1,7 +1,7 @@
-"""Expected time of a kernel under given constants: its family's work over the GPU's rates. Chooses the constants with
-the least expected time.
+"""Expected time of a kernel under given constants: its family's work divided by the GPU's rates. Chooses the constants
+with the least expected time.
 
-`gpu_us` orders constants to choose from. `prediction` gives a time with the band in which known times lie, and breaks
+`gpu_us` ranks the constants to choose from. `prediction` gives a time with the band in which known times lie, and breaks
 ties. A table (`slots.py`) has counts of compiled instructions. There are no terms for barriers. Measures nothing.
 """
 
@@ -19,8 +19,8 @@ from ksgen.families.tiles import WARP
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import F16
 
-SHARE_OF_PEAK = 0.9  # share of the peak multiply-adds that a kernel reaches, as it also loads and stores
-CACHE_RATE = 2.0  # rate of a GPU's L2 cache over its memory's, if unknown
+SHARE_OF_PEAK = 0.9  # share of the peak multiply-adds that a kernel reaches, because it also loads and stores
+CACHE_RATE = 2.0  # rate of a GPU's L2 cache relative to its memory's, if unknown
 GHZ = 1.7  # clock of multiprocessors, if unknown
 SHARED_BYTES = 128  # bytes per cycle of one multiprocessor's shared memory
 ENOUGH_WARPS = 8  # per multiprocessor, so that one multiplies while another waits
@@ -81,12 +81,12 @@ def resident_blocks(target: str, limits: Limits, threads: int, registers: int, s
 
 
 def unevenness(waves: float) -> float:
-    """Work of the busiest multiprocessor over that of the average one."""
+    """Work of the busiest multiprocessor divided by that of the average one."""
     return 1 + 0.5 / waves if waves > MANY_WAVES else ceil(waves) / waves
 
 
 def cache_rate(rates: Rates | None) -> float:
-    """Rate of a GPU's L2 cache over its memory's."""
+    """Rate of a GPU's L2 cache relative to its memory's."""
     return rates.cache_gb_s / rates.memory_gb_s if rates else CACHE_RATE
 
 
@@ -341,7 +341,7 @@ def fastest(
         of_large: ConstantsT | None = _found.get(large)  # another thread may clear the cache from here on
         batches = tuple(dict.fromkeys((LARGE, like))) if of_large is None else (like,)
         listed: dict[ConstantsT, list[Terms | None]] = {}
-        for option in options():  # each at all batches in turn, while the sizes that its rules computed are cached
+        for option in options():  # one option at all batches, then the next, because a few options' sizes are cached
             if option not in listed:
                 listed[option] = [terms_of(speed, family, kernel, option, size) for size in batches]
         slow, is_counted = slower(speed, family, kernel), issued_by(row, kernel, speed.target) is not None

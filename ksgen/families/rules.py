@@ -127,7 +127,7 @@ def _near(
 ) -> Iterator[tuple[str, list[int]]]:
     """Yield each constant whose change alone repairs the broken rule, with the nearest accepted numbers on both sides.
 
-    Numbers must keep all rules; if none does, the rules up to the broken one.
+    These numbers keep all rules. If there are none, they keep the rules up to the broken one.
     """
 
     def nearest(name: str, numbers: range, tests: Sequence[Rule[ConstantsT]]) -> list[int]:
