@@ -244,7 +244,7 @@ class Pattern:
     def transpose(self) -> "Pattern":
         """Pattern of the transpose of K, which multiplies the gradient of y to give the gradient of x.
 
-        It reads inputs in the order in which this pattern stores outputs, and the other way round.
+        It reads inputs in the order in which this pattern stores outputs, and vice versa.
         """
         store, load = self.inputs.renamed("outputs"), self.outputs.renamed("inputs")
         return Pattern(self.a, self.c, self.b, self.d, store, load)

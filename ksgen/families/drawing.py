@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from textwrap import wrap
 
-MOST_CHARACTERS = 117  # of a line, behind "// "
+MOST_CHARACTERS = 117  # of a line, after "// "
 MOST_ROWS, MOST_COLUMNS = 4, 6  # limits of a drawing; parts between the last two drawn ones are left out
 
 

@@ -155,7 +155,7 @@ def neighbours(n: int, taps: int, levels: int) -> Numbers:
 
 
 def _before(taps: int, levels: int) -> int:
-    """Number of entries of a window in front of its step."""
+    """Number of entries of a window before its step."""
     return (taps // 2 - 1) * ((1 << levels) - 1)
 
 

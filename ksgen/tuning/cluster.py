@@ -143,7 +143,7 @@ class ClusterEngine(Engine):
             task = self._client.submit(
                 function, *arguments, pure=False, retries=LOSSES, workers=workers, resources=resources
             )
-            # If a worker is lost after its task is done, the client waits for the result for ever. If the client waits
+            # If a worker is lost after its task is done, the client waits for the result forever. If the client waits
             # with a time limit, it cancels what other threads gather. So the client gathers without a limit, and this
             # thread checks whether workers are left.
             gathered = asyncio.run_coroutine_threadsafe(

@@ -78,7 +78,7 @@ class AmxGradientTiling(TilePlanes):
 
     @property
     def bias_base(self) -> int:
-        """Offset of the bias's sums behind those of the weights."""
+        """Offset of the bias's sums, which follow those of the weights."""
         return self.units * self.tiles * TILE_SUMS
 
     @property

@@ -165,7 +165,7 @@ class VectorGradientTiling(Planes):
 
     @property
     def bias_base(self) -> int:
-        """Offset of the bias's sums behind those of the weights."""
+        """Offset of the bias's sums, which follow those of the weights."""
         return self.columns * self.rows * self.tile
 
     @property
@@ -204,7 +204,7 @@ class VectorGradientTiling(Planes):
 
     @property
     def dy_base(self) -> int:
-        """Offset of dY behind X."""
+        """Offset of dY, which follows X."""
         if self.is_along_outputs:
             return self.block_rows * self.x_row
         return self.kernel.pattern.c * (self.scope * self.kernel.pattern.d if self.is_transposed else 1) * self.pitch

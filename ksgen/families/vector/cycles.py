@@ -19,7 +19,7 @@ LATENCY = 4  # cycles until a sum can be added to again
 AT_ONCE = 2  # vector operations, and loads, per cycle
 # an L1 cache: its size, the lines of a set, and the distance of lines that share a set
 FIRST_LEVEL_BYTES, WAYS, SET_BYTES = 32 * 1024, 8, 4096
-SECOND_LEVEL_RATE, BEYOND_RATE = 64, 8  # bytes per cycle, from the L2 cache and from the memory behind it
+SECOND_LEVEL_RATE, BEYOND_RATE = 64, 8  # bytes per cycle, from the L2 cache, and from beyond it
 SECOND_LEVEL = 1024 * 1024  # bytes of inputs that an L2 cache holds, in addition to outputs and weights
 TILE, TASK, LAUNCH = 12, 300, 5000  # additional cycles to begin a tile, a block of the batch, a launch
 COPY, TRANSPOSE = 4, 20  # cycles per vector that is copied in a cache, or transposed with its neighbours

@@ -277,7 +277,7 @@ def spread(d: int, lanes: int, parts: int, vectors: int) -> SpreadInputs:
     """Vectors of a period that hold the inputs at `at`.
 
     A complex number is two neighbours. If d is less than the lanes and does not divide them, loads may read one input
-    per lane. So the memory behind the d inputs must be readable.
+    per lane. So the memory after the d inputs must be readable.
     """
     d, lanes, firsts = d * parts, lanes * parts, [number * lanes % d * parts for number in range(vectors)]
 

@@ -399,12 +399,12 @@ class VectorTiling(Planes):
 
     @property
     def transposed_offset(self) -> int:
-        """Offset of a chunk's outputs that are still to be transposed, behind its inputs."""
+        """Offset of a chunk's outputs that are still to be transposed, which follow its inputs."""
         return self.scope * self.inputs * self.kernel.pattern.d * self.tile_lanes
 
     @property
     def waiting_offset(self) -> int:
-        """Offset of a tile's waiting outputs, behind everything else.
+        """Offset of a tile's waiting outputs, which follow everything else.
 
         With an epilogue, their raw sums are right before them.
         """
@@ -426,7 +426,7 @@ class VectorTiling(Planes):
 
     @property
     def widened_offset(self) -> int:
-        """Offset of a column's weights of eight bits after they are widened, with their scales: behind all else."""
+        """Offset of a column's weights of eight bits after they are widened, with their scales; they follow all else."""
         return self.waiting_offset + (self.kept if self.waits else 0)
 
     @property

@@ -305,7 +305,7 @@ class Block(TensorTile):
 
     @property
     def fits_registers(self) -> bool:
-        """Whether the multiprocessor has all warpgroups' registers; otherwise setmaxnreg would wait for ever."""
+        """Whether the multiprocessor has all warpgroups' registers; otherwise setmaxnreg would wait forever."""
         copying, multiplying = REGISTERS[self.groups]
         most = min(MULTIPROCESSOR_REGISTERS, LAUNCHED[self.groups] * self.threads)
         return WARPGROUP * (copying + self.groups * multiplying) <= most

@@ -20,7 +20,7 @@ from ksgen.spec import Epilogue, KernelSpec
 
 PERMUTE_THREADS = 256  # per block of a permuting launch
 MOST_NEIGHBOURS = 8  # threads with contiguous parts of X: a line of 128 bytes
-WORKSPACE_LINE = 128  # bytes; X in the workspace is padded to a multiple, behind which Y begins
+WORKSPACE_LINE = 128  # bytes; X in the workspace is padded to a multiple, and Y follows
 
 
 @lru_cache(1024)
