@@ -426,7 +426,7 @@ class VectorTiling(Planes):
 
     @property
     def widened_offset(self) -> int:
-        """Offset of a column's weights of eight bits after they are widened, with their scales; they follow all else."""
+        """Offset of a column's widened weights of eight bits, with their scales. They follow everything else."""
         return self.waiting_offset + (self.kept if self.waits else 0)
 
     @property
