@@ -148,17 +148,17 @@ class Entry:
         for name in ("median_us", "floor_us", "transpose_us", "default_us", "predicted_us"):
             time = measured.get(name, 0)
             if type(time) not in (int, float) or not 0 <= time < MOST_US:
-                raise ValueError(f"{name}={excerpt(time)} is no time in microseconds")
+                raise ValueError(f"{name}={excerpt(time)} is not a time in microseconds")
         note = measured.get("note", "")
         if not isinstance(note, str) or not note.isprintable():
-            raise ValueError(f"note={excerpt(note)} is no text in one line")
+            raise ValueError(f"note={excerpt(note)} is not text in one line")
         if not isinstance(target := measured.get("target", ""), str) or not target.isprintable():
             raise ValueError(f"target={excerpt(target)} is not a target of a processor")
         if not isinstance(trial := measured.get("trial", False), bool):
             raise ValueError(f"trial={excerpt(trial)} is not true or false")
         attempts = measured.get("attempts", 0)
         if type(attempts) is not int or not 0 <= attempts <= MOST_CONSTANT:
-            raise ValueError(f"attempts={excerpt(attempts)} is no number of trials")
+            raise ValueError(f"attempts={excerpt(attempts)} is not a number of trials")
         return cls(kernel, batch, family.name, constants, measured)
 
 

@@ -54,7 +54,7 @@ def test_an_earlier_name_of_a_time_is_read() -> None:
     text = dump("NVIDIA H200", Wisdom([entry(64, turn_us=2.5)]))
     (found,) = parse(text, "file")
     assert (found.measured["transpose_us"], "turn_us" in found.measured) == (2.5, False)
-    with pytest.raises(KsgenError, match="transpose_us=-1 is no time in microseconds"):
+    with pytest.raises(KsgenError, match="transpose_us=-1 is not a time in microseconds"):
         parse(text.replace('"turn_us": 2.5', '"turn_us": -1'), "file")
 
 
@@ -377,18 +377,18 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(
         ),
         (lambda text: text.replace('"bias": false', '"a\\nb": 1'), "file: entry 1: "),
         (lambda text: text.replace('"measured": {', '"measured": [], "more": {'), "file: entry 1: {'batch': 64, "),
-        (lambda text: text.replace("1.5", "-1.5"), "file: entry 1: median_us=-1.5 is no time in microseconds; delete"),
+        (lambda text: text.replace("1.5", "-1.5"), "file: entry 1: median_us=-1.5 is not a time in microseconds; delete"),
         (
             lambda text: text.replace('"a day"', '"a day", "note": 5'),
-            "file: entry 1: note=5 is no text in one line; delete",
+            "file: entry 1: note=5 is not text in one line; delete",
         ),
         (
             lambda text: text.replace('"a day"', '"a day", "attempts": -1'),
-            "file: entry 1: attempts=-1 is no number of trials; delete",
+            "file: entry 1: attempts=-1 is not a number of trials; delete",
         ),
         (
             lambda text: text.replace('"a day"', '"a day", "note": "a\\nb"'),
-            "file: entry 1: note='a\\nb' is no text in one line; delete",
+            "file: entry 1: note='a\\nb' is not text in one line; delete",
         ),
         (lambda text: text.replace("1.5", '"soon"'), "file: entry 1: median_us='soon' is no time"),
         (
