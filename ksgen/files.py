@@ -48,7 +48,7 @@ def _open_own(path: str, flags: int) -> int:
     try:
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file", path)
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
         check_owner(Path(path), status)
     except BaseException:
         os.close(opened)

@@ -27,7 +27,7 @@ def use_bundle(path: str) -> None:
         path: File of the bundle, such as "vit.ksb". It must stay in place.
 
     Raises:
-        KsgenError: The file is missing or is no bundle.
+        KsgenError: The file is missing or is not a bundle.
 
     Examples:
         >>> import ksgen

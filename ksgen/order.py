@@ -334,7 +334,7 @@ class Order:
             The text of the order.
 
         Raises:
-            PatternError: The text is no order of the features.
+            PatternError: The text is not an order of the features.
 
         Examples:
             >>> from ksgen.order import Order

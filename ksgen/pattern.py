@@ -113,7 +113,7 @@ class Pattern:
             The pattern.
 
         Raises:
-            PatternError: The text is no pattern.
+            PatternError: The text is not a pattern.
 
         Examples:
             >>> from ksgen import Pattern
@@ -141,7 +141,7 @@ class Pattern:
             The pattern.
 
         Raises:
-            PatternError: The value is no pattern.
+            PatternError: The value is not a pattern.
 
         Examples:
             >>> from ksgen import Pattern
@@ -387,7 +387,7 @@ class Chain:
             The chain.
 
         Raises:
-            PatternError: The value is no chain, or its factors do not fit.
+            PatternError: The value is not a chain, or its factors do not fit.
 
         Examples:
             >>> from ksgen import Chain
@@ -489,7 +489,7 @@ def are_chainable(left: Pattern, right: Pattern) -> bool:
     """Whether K = left @ right is chainable in the sense of the butterfly-factorisation papers.
 
     left.a divides right.a, right.d divides left.d, and left.a*left.c/right.a = right.b*right.d/left.d is whole. Equal
-    sizes are not enough: (1,128,128,3) @ (6,64,256,1) fits, but 128 is no multiple of 6.
+    sizes are not enough: (1,128,128,3) @ (6,64,256,1) fits, but 128 is not a multiple of 6.
     """
     inner, rest = divmod(left.a * left.c, right.a)
     return right.a % left.a == 0 and left.d % right.d == 0 and rest == 0 and inner * left.d == right.b * right.d
@@ -536,7 +536,7 @@ def square_dyadic(features: int) -> Chain:
         The `Chain`.
 
     Raises:
-        PatternError: `features` is no power of two.
+        PatternError: `features` is not a power of two.
 
     Examples:
         >>> import ksgen
@@ -556,7 +556,7 @@ def kaleidoscope(features: int) -> Chain:
         The `Chain`.
 
     Raises:
-        PatternError: `features` is no power of two.
+        PatternError: `features` is not a power of two.
 
     Examples:
         >>> import ksgen
@@ -604,7 +604,7 @@ def monarch(in_features: int, out_features: int, split_in: int, split_out: int) 
         The `Chain`.
 
     Raises:
-        PatternError: A split is no divisor.
+        PatternError: A split is not a divisor.
 
     Examples:
         >>> import ksgen
@@ -637,7 +637,7 @@ def blast(in_features: int, out_features: int, split_in: int, split_out: int, ra
         The `Chain`.
 
     Raises:
-        PatternError: A split is no divisor, or a number is not accepted.
+        PatternError: A split is not a divisor, or a number is not accepted.
 
     Examples:
         >>> import ksgen
@@ -671,7 +671,7 @@ def btt(in_features: int, out_features: int, split_in: int, split_out: int, rank
         The `Chain`.
 
     Raises:
-        PatternError: A split is no divisor, or a number is not accepted.
+        PatternError: A split is not a divisor, or a number is not accepted.
 
     Examples:
         >>> import ksgen
@@ -770,7 +770,7 @@ def _shuffle(groups: int, rows: int, columns: int) -> tuple[int, ...]:
 
 
 def _split_counts(in_features: int, out_features: int, split_in: int, split_out: int, **more: int) -> tuple[int, ...]:
-    """All numbers, converted by `counts`; `PatternError` if a split is no divisor."""
+    """All numbers, converted by `counts`; `PatternError` if a split is not a divisor."""
     given = {"in_features": in_features, "out_features": out_features, "split_in": split_in, "split_out": split_out}
     found = in_features, out_features, split_in, split_out, *_ = counts(**given, **more)
     if in_features % split_in:

@@ -130,7 +130,7 @@ class Entry:
     def from_json(cls, row: Mapping[str, Any]) -> "Entry":
         batch = row["batch"]
         if type(batch) is not int or not 1 <= batch <= MOST_BATCH:
-            raise ValueError(f"batch={excerpt(batch)} is no whole number from 1 to {MOST_BATCH}")
+            raise ValueError(f"batch={excerpt(batch)} is not a whole number from 1 to {MOST_BATCH}")
         specialised = batch if row["specialised"] else None
         chains, epilogue = chains_from_json(row, lambda shape: Pattern(*shape)), Epilogue(**row["epilogue"])
         options = {name: row[name] for name in ("job", "between", "out_layout", "weights", "inputs") if name in row}

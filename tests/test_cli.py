@@ -69,7 +69,7 @@ MISTAKES = [
     (["emit", "x" * 300], "ksgen: xxx"),
     (["emit", "a\tb.yaml"], "ksgen: a\\tb.yaml: cannot be read"),
     (["emit", "\udcff.yaml"], "ksgen: \\udcff.yaml: cannot be read"),
-    (["emit", "small.yaml", "-o", "small.yaml"], "ksgen: small.yaml is no folder; name another folder with -o"),
+    (["emit", "small.yaml", "-o", "small.yaml"], "ksgen: small.yaml is not a folder; name another folder with -o"),
     (["emit", "small.yaml", "-o", "x" * 300], "ksgen: [Errno 36] File name too long"),
 ]
 

@@ -44,7 +44,7 @@ def test_a_file_of_the_most_bytes_is_read_and_one_of_more_is_not(tmp_path: Path)
 
 def test_a_pipe_in_the_place_of_a_file_of_ksgens_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="it is no plain file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         read(tmp_path / "pipe", 4, is_own=True)
     (tmp_path / "file").write_bytes(b"1234")
     assert read(tmp_path / "file", 4, is_own=True) == b"1234"
@@ -213,7 +213,7 @@ def test_a_log_on_a_full_disk_keeps_whole_lines(tmp_path: Path) -> None:
         (["wisdom", "import", "/dev/zero"], "/dev/zero: cannot be read (more than 67108864 bytes)"),
         (["wisdom", "merge", "/dev/zero", "/dev/zero"], "/dev/zero: cannot be read (more than 67108864 bytes)"),
         (["wisdom", "diff", "/dev/zero", "/dev/zero"], "/dev/zero: cannot be read (more than 67108864 bytes)"),
-        (["wisdom", "show"], "shared/nvidia-h200.json: cannot be read (it is no plain file)"),
+        (["wisdom", "show"], "shared/nvidia-h200.json: cannot be read (it is not a regular file)"),
         (["emit", "/dev/zero"], "/dev/zero: cannot be read (more than 4194304 bytes)"),
         (["bench", "report", "endless.jsonl"], "endless.jsonl: cannot be read (more than 268435456 bytes)"),
         (["bench", "report", "endless.csv"], "endless.csv: cannot be read (more than 268435456 bytes)"),
@@ -246,7 +246,7 @@ def test_launchers_pass_wisdom_without_an_end_over(caplog: pytest.LogCaptureFixt
     finally:
         own.unlink()
     assert "nvidia-endless.json: cannot be read (" in caplog.text
-    assert "it is no plain file" in caplog.text
+    assert "it is not a regular file" in caplog.text
 
 
 @pytest.mark.exhaustive

@@ -53,7 +53,7 @@ class ComparedLibrary:
     dtypes: tuple[torch.dtype, ...]
     on_gpus: bool | None  # None: on processors and GPUs
     needs: tuple[str, ...] = ()  # distributions that it needs without declaring them
-    install: str = ""  # if it is no distribution
+    install: str = ""  # if it is not a distribution
 
     def check(self, weights: Tensor) -> None:
         """Raise `UnsupportedError` if the library is not for these weights, or is not installed."""
@@ -239,7 +239,7 @@ def structures_of(arrays: LayerArrays, form: str, names: Collection[str]) -> lis
     """Structure of each chain of a layer that has such a form; else `UnsupportedError`."""
     found = [each for each in arrays.layer.structures if each and each.chain.name in names]
     if len(found) < len(arrays.layer.chains):
-        raise UnsupportedError(f"{arrays.layer.name} is no structure with a {form}: {', '.join(names)}")
+        raise UnsupportedError(f"{arrays.layer.name} is not a structure with a {form}: {', '.join(names)}")
     return found
 
 

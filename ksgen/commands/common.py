@@ -321,7 +321,7 @@ def column_widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
 
 
 def progress(shows_left: bool = False) -> "Progress":
-    """A progress bar on stderr, so that stdout can be piped. Hidden if stderr is no terminal.
+    """A progress bar on stderr, so that stdout can be piped. Hidden if stderr is not a terminal.
 
     With `shows_left` it also estimates the time left.
     """

@@ -135,7 +135,7 @@ def _of_patterns(
     (precision, layout), (weights, inputs) = wanted.precision_and_layout, wanted.stored
     layers = {}
     if len(patterns) > 1 or layer.is_asked_for:
-        whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # raises an error if this is no layer
+        whole = layer.launch(precision, layout, Epilogue(), weights, inputs)  # raises an error if this is not a layer
         layers = {"group" if layer.others else "chain": _Layer(layer.chains, whole)}
     first_factors = [chain[0] for chain in layer.chains]  # they multiply X; intermediates have Y's storage
     named = dict.fromkeys((*patterns, *(pattern for chain in layer.others for pattern in chain)))

@@ -83,7 +83,7 @@ def _find(wanted: str) -> Device:
     if word not in _RUNTIMES:
         return _find_by_name(wanted)
     if colon and not (number.isdecimal() and len(number) < 10):
-        raise DeviceError(f"device {excerpt(wanted)}: {excerpt(number)} is no number; {_ACCEPTED}")
+        raise DeviceError(f"device {excerpt(wanted)}: {excerpt(number)} is not a number; {_ACCEPTED}")
     return next(_opened(_RUNTIMES[word], int(number or 0)))
 
 

@@ -36,7 +36,7 @@ Digests = dict[str, set[str]]  # digests of emit's versions of a file, by name
 def write_folder(folder: Path, files: Mapping[str, str], facts: Mapping[str, Any]) -> None:
     """Write `files`, and a manifest with them and `facts`, to a folder. They replace an earlier emit's files."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise KsgenError(f"{shown(folder)} is no folder; {_ELSEWHERE}")
+        raise KsgenError(f"{shown(folder)} is not a folder; {_ELSEWHERE}")
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -147,7 +147,7 @@ def in_their_context(caller: object, device: Device, stream: Stream, views: View
         if held is None and views[name].kind not in STREAM_ORDERED:
             address = f"{views[name].pointer:#x}"
             raise LaunchError(
-                f"{caller!r}: {name} lies at {address}, which is no memory of CUDA and may have been freed; give an "
+                f"{caller!r}: {name} lies at {address}, which is not memory of CUDA and may have been freed; give an "
                 "array with memory"
             )
     apart = {name: held for name, held in contexts.items() if held}

@@ -490,7 +490,7 @@ def _compared(problem: Problem, result: Array) -> tuple[float, int]:
     if not np.isfinite(result).all():
         return float("nan"), problem.batch
     difference = problem.compared(result).astype(reference.wide_type(result)) - problem.truth
-    # a gradient may have few sums, whose terms may all cancel, so its norm alone is no scale
+    # a gradient may have few sums, whose terms may all cancel, so its norm alone is not a scale
     expected = sqrt(problem.terms * problem.truth.size) if problem.grad_y is not None else 0.0
     scale = max(float(np.linalg.norm(problem.truth)), expected) or 1.0
     return float(np.linalg.norm(difference)) / scale, problem.checked

@@ -162,7 +162,7 @@ def hadamard(n: int, *, radix: int = RADIX) -> Transform:
         `Transform` of n real or complex numbers. The outputs of its chain are in Sylvester's order, too.
 
     Raises:
-        PatternError: `n` is no power of two.
+        PatternError: `n` is not a power of two.
 
     Examples:
         >>> import numpy as np
@@ -187,7 +187,7 @@ def haar(n: int) -> Transform:
         `Transform` of n real or complex numbers.
 
     Raises:
-        PatternError: `n` is no power of two.
+        PatternError: `n` is not a power of two.
 
     Examples:
         >>> import numpy as np

@@ -159,7 +159,7 @@ class ClusterEngine(Engine):
 
 
 def _check_address(scheduler: str) -> None:
-    """Raise `ValueError` if this is no address: a Dask client with a wrong address prints a traceback when it is
+    """Raise `ValueError` if this is not an address: a Dask client with a wrong address prints a traceback when it is
     garbage-collected."""
     from distributed.comm.addressing import parse_address, parse_host_port
     from distributed.comm.registry import get_backend

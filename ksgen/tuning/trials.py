@@ -156,12 +156,12 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _check(path: Path) -> None:
-    """Make the folder; `OSError` if another user can have written to it or to the file, or if it is no plain file."""
+    """Make the folder; `OSError` if others can have written to it or to the file, or if that is not a regular file."""
     make_folder(path.parent)
     if path.exists():
         check_owner(path, path.stat())
         if not path.is_file():
-            raise OSError("it is no plain file")
+            raise OSError("it is not a regular file")
 
 
 def _connect(path: str, uri: bool = False) -> sqlite3.Connection:

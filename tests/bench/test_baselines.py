@@ -122,7 +122,7 @@ def test_baselines_multiply_by_sums(name: str, epilogue: Epilogue) -> None:
 def test_layers_without_a_published_form_say_so() -> None:
     plain, structure = LAYERS["exchanged"], STRUCTURES[0]
     jobs = {
-        "is no structure with a published form: btt, ": LayerJob(plain, "float32", "bsf", 4),
+        "is not a structure with a published form: btt, ": LayerJob(plain, "float32", "bsf", 4),
         "take batch-size-first alone": LayerJob(
             MeasuredLayer("last", (structure.chain,), structure=structure), "float32", "bsl", 4
         ),

@@ -521,7 +521,7 @@ def test_block_low_rank_layers_that_have_no_kernel() -> None:
         (
             structures.btt(24, 12, 3, 2),
             "bsf",
-            "own is no structure with a mem-efficient-blr kernel: blast, monarch, low",
+            "own is not a structure with a mem-efficient-blr kernel: blast, monarch, low",
         ),
         (structures.blast(24, 12, (2, 3), 5), "bsf", "2 blocks along y and 3 along x: mem-efficient-blr accepts equal"),
         (structures.monarch(20, 20, 4), "bsf", "rank 5 in 4 blocks: mem-efficient-blr accepts multiples of the blocks"),

@@ -207,7 +207,7 @@ Damage = Callable[[str], str]
         (lambda text: text.replace('"float32"', '"float8"'), "entry 1 of AMD EPYC: precision='float8'"),
         (
             lambda text: text.replace('"batch": 1000', '"batch": -1'),
-            "entry 2 of NVIDIA H200: batch=-1 is no whole number",
+            "entry 2 of NVIDIA H200: batch=-1 is not a whole number",
         ),
         (lambda text: text.replace('"AMD EPYC"', '""'), "not a wisdom file (device is '', not a name)"),
         (lambda text: text.replace('"AMD EPYC"', '"a\\u001bb"'), "not a wisdom file (device is 'a\\x1bb', not a name)"),

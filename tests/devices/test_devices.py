@@ -103,8 +103,8 @@ def test_the_same_device_comes_back_at_every_call(machine):
     ("asked", "told"),
     [
         ("opencl:2", r"opencl:2: no such device; there is opencl:0 \(Radeon\), opencl:1 \(EPYC\)"),
-        (f"opencl:{'9' * 5000}", "is no number; accepted"),
-        ("opencl:one", "device 'opencl:one': 'one' is no number; accepted, also as KSGEN_DEVICE: cuda, pycuda"),
+        (f"opencl:{'9' * 5000}", "is not a number; accepted"),
+        ("opencl:one", "device 'opencl:one': 'one' is not a number; accepted, also as KSGEN_DEVICE: cuda, pycuda"),
         ("tesla", r"device 'tesla': none is called that; found: opencl:0 \(Radeon\), opencl:1 \(EPYC\); accepted"),
         ("pycuda", "pycuda is not here; pip install pycuda"),
         ("cuda", r"no device: pycuda is not here; pip install pycuda\. driver is not here; pip install driver"),

@@ -258,13 +258,13 @@ def test_a_link_to_a_folder_goes_on_leading_there(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
     assert whole(tmp_path / "there") == SECOND
     (tmp_path / "nowhere").symlink_to("none")
-    with pytest.raises(KsgenError, match=r"nowhere is no folder; name another folder with -o"):
+    with pytest.raises(KsgenError, match=r"nowhere is not a folder; name another folder with -o"):
         write(tmp_path / "nowhere")
 
 
 def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(KsgenError, match=r"file is no folder; name another folder with -o"):
+    with pytest.raises(KsgenError, match=r"file is not a folder; name another folder with -o"):
         write(tmp_path / "file")
     with pytest.raises(
         KsgenError, match=r"cannot write .*file/out: (File exists|Not a directory); name another folder with -o"

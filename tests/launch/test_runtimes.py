@@ -478,7 +478,7 @@ def test_arrays_at_address_0_and_where_cuda_knows_no_memory_are_refused(device: 
     arrays[name].memory = None  # type: ignore[assignment]
     for place, told in (
         (0, "lies at address 0"),
-        (freed, "lies at 0x[0-9a-f]+, which is no memory of CUDA and may have been freed"),
+        (freed, "lies at 0x[0-9a-f]+, which is not memory of CUDA and may have been freed"),
     ):
         arrays[name].place = place  # type: ignore[attr-defined]
         with pytest.raises(LaunchError, match=f"{name} .*{told}.*give an array with memory"):
@@ -497,7 +497,7 @@ def test_a_freed_gpuarray_is_refused(device: Any, ks: Launcher) -> None:
         x.gpudata.free()
         with pytest.raises(
             LaunchError,
-            match=r"x lies at 0x[0-9a-f]+, which is no memory of CUDA and may have been freed; give",
+            match=r"x lies at 0x[0-9a-f]+, which is not memory of CUDA and may have been freed; give",
         ):
             ks(x, weights)
         check(ks(gpuarray.to_gpu(inputs()[0]), weights).get(), *inputs())

@@ -132,7 +132,7 @@ def test_a_pipe_and_an_endless_file_are_not_read(gpu: FakeGpu, caplog: pytest.Lo
     path.unlink()
     path.symlink_to("/dev/zero")
     assert load(gpu) is None
-    assert caplog.text.count("it is no plain file") == 2
+    assert caplog.text.count("it is not a regular file") == 2
 
 
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "read-only"])

@@ -369,7 +369,7 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(
         (lambda text: text.replace('"float32"', '"float8"'), "file: entry 1: "),
         (
             lambda text: text.replace('"batch": 64', '"batch": 1' + "0" * 400),
-            "file: entry 1: batch=a number of 1329 bits is no whole number",
+            "file: entry 1: batch=a number of 1329 bits is not a whole number",
         ),
         (
             lambda text: text.replace('"stages": 3', '"stages": 1' + "0" * 400),
@@ -377,7 +377,10 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(
         ),
         (lambda text: text.replace('"bias": false', '"a\\nb": 1'), "file: entry 1: "),
         (lambda text: text.replace('"measured": {', '"measured": [], "more": {'), "file: entry 1: {'batch': 64, "),
-        (lambda text: text.replace("1.5", "-1.5"), "file: entry 1: median_us=-1.5 is not a time in microseconds; delete"),
+        (
+            lambda text: text.replace("1.5", "-1.5"),
+            "file: entry 1: median_us=-1.5 is not a time in microseconds; delete",
+        ),
         (
             lambda text: text.replace('"a day"', '"a day", "note": 5'),
             "file: entry 1: note=5 is not text in one line; delete",
@@ -390,7 +393,7 @@ def test_the_users_file_wins_over_the_bundles_and_the_shipped_one(
             lambda text: text.replace('"a day"', '"a day", "note": "a\\nb"'),
             "file: entry 1: note='a\\nb' is not text in one line; delete",
         ),
-        (lambda text: text.replace("1.5", '"soon"'), "file: entry 1: median_us='soon' is no time"),
+        (lambda text: text.replace("1.5", '"soon"'), "file: entry 1: median_us='soon' is not a time"),
         (
             lambda text: text.replace('"pattern"', '"job": "chain", "pattern"', 1),
             "file: entry 1: job='chain' of a kernel whose job is multiply; delete",
@@ -559,8 +562,8 @@ def test_a_pipe_in_the_place_of_wisdom_is_passed_over(
     monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
     os.mkfifo(tmp_path / "gpu.json")
     assert load_wisdom("gpu").entries() == []
-    assert "gpu.json: cannot be read (it is no plain file)" in caplog.text
-    with pytest.raises(KsgenError, match=r"gpu\.json: cannot be read \(it is no plain file\)"):
+    assert "gpu.json: cannot be read (it is not a regular file)" in caplog.text
+    with pytest.raises(KsgenError, match=r"gpu\.json: cannot be read \(it is not a regular file\)"):
         save("gpu", [entry(64)])
 
 

@@ -33,7 +33,7 @@ from ksgen.families.wgmma.block import (
 )
 from ksgen.spec import KernelSpec
 
-MOST_FLAT = 12  # largest d, if it is no multiple of 16 bytes: a tile then has sums of all j
+MOST_FLAT = 12  # largest d, if it is not a multiple of 16 bytes: a tile then has sums of all j
 # registers per thread for sums and fragments, by the number of warpgroups that multiply
 HELD = {1: 208, 2: 220, 3: 132}
 MOST_OUT_OF_THREE = 192  # outputs of an instruction that fit 128 registers as ptxas allocates them

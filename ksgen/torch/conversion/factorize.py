@@ -123,7 +123,7 @@ def factorize(
     Raises:
         PatternError: The chain is invalid.
         SpecError: `progress` is neither True nor False.
-        LaunchError: The weight is no dense real matrix of finite numbers, or has another shape, or `refine` is not
+        LaunchError: The weight is not a dense real matrix of finite numbers, or has another shape, or `refine` is not
             accepted. Also if a structure has no method: GSOFT's rotations and most tied weights.
 
     Examples:

@@ -150,7 +150,7 @@ def as_json(rule: Mapping[str, RuleEntry]) -> dict[str, Any]:
 def from_json(written: object, where: str) -> dict[str, RuleEntry]:
     """Read a rule from JSON values, which `as_json` wrote; `where` names their source in messages."""
     if not isinstance(written, dict):
-        raise SpecError(f"{where}: {excerpt(written)} is no rule; accepted: what save_rule writes")
+        raise SpecError(f"{where}: {excerpt(written)} is not a rule; accepted: what save_rule writes")
     rule = {}
     for name, layer in written.items():
         if isinstance(layer, dict) and "weights" in layer:

@@ -137,7 +137,7 @@ def clock_of(device: Any, precision: str) -> Clock:
     try:
         found = device_for(("cuda", where.index) if where.type == "cuda" else "host")
         if where.type == "cpu" and not found.shares_host:
-            raise DeviceError(f"{found.name} is no processor")
+            raise DeviceError(f"{found.name} is not a processor")
         if where.type == "cuda":
             return _of_gpu(where, limits_of(found), lambda kernel, batch: PLANNER.choice(found, kernel, batch))
         return _of_processor(where, found, *_ceilings(found, precision))  # type: ignore[arg-type]  # every device can be hashed

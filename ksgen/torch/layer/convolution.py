@@ -133,7 +133,7 @@ class KSConv1x1(nn.Module):
             The layer.
 
         Raises:
-            LaunchError: The module is no such convolution, or the patterns do not fit it.
+            LaunchError: The module is not such a convolution, or the patterns do not fit it.
 
         Examples:
             >>> from torch import nn
@@ -200,7 +200,7 @@ class KSConv1x1(nn.Module):
 
 
 def _check_conv(conv: nn.Module) -> None:
-    """Raise `LaunchError` if the module is no convolution that multiplies each pixel by one matrix."""
+    """Raise `LaunchError` if the module is not a convolution that multiplies each pixel by one matrix."""
     if not isinstance(conv, nn.Conv2d):
         raise LaunchError(f"KSConv1x1.from_conv: got {type(conv).__name__}; accepted: an nn.Conv2d")
     wanted = {"kernel_size": (1, 1), "stride": (1, 1)}

@@ -188,7 +188,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
         Raises:
             PatternError: No weights are given, or factors do not fit each other.
-            LaunchError: The bias or the patterns do not fit, or an argument is no dense tensor.
+            LaunchError: The bias or the patterns do not fit, or an argument is not a dense tensor.
 
         Examples:
             >>> import torch
@@ -555,7 +555,7 @@ class KSLinear(ChainLayer, nn.Linear):
             The layer itself.
 
         Raises:
-            SpecError: A batch size is no whole number of at least 1.
+            SpecError: A batch size is not a whole number of at least 1.
             ToolchainError: Compilation fails for a kernel that PyTorch's products cannot replace.
 
         Examples:
@@ -738,7 +738,7 @@ class KSLinear(ChainLayer, nn.Linear):
             Text with one line or more per factor.
 
         Raises:
-            SpecError: `batch` or `processes` is no whole number of at least 1.
+            SpecError: `batch` or `processes` is not a whole number of at least 1.
 
         Examples:
             >>> from ksgen.torch import KSLinear

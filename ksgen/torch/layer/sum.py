@@ -205,7 +205,7 @@ class KSSum(Layers):
             Text with one line or more per layer.
 
         Raises:
-            SpecError: `batch` is no whole number of at least 1.
+            SpecError: `batch` is not a whole number of at least 1.
 
         Examples:
             >>> from ksgen.torch import KSLinear, KSSum

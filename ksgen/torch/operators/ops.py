@@ -235,7 +235,7 @@ def is_saved_otherwise() -> bool:
 
 
 def shaped(y: Tensor, shape: Sequence[int], activation: str) -> Tensor:
-    """Reshape the matrix y, to a tensor that is no view for autograd: FSDP2 does not accept views.
+    """Reshape the matrix y, to a tensor that is not a view for autograd: FSDP2 does not accept views.
 
     After relu, the result is a view, so that PyTorch detects writes to y: the gradient reads y.
     """

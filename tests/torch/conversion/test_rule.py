@@ -125,7 +125,7 @@ def test_a_fresh_process_gives_the_same_back(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", r"rule\.json: cannot be read as a rule \(Expecting"),
-        ("[]", r"rule\.json: \[\] is no rule; accepted: what save_rule writes"),
+        ("[]", r"rule\.json: \[\] is not a rule; accepted: what save_rule writes"),
         (
             '{"layers": {"0": {"count": 2}}}',
             r"rule\.json: 0 is {'count': 2}; accepted: chain, and perhaps count, layout, precision",
