@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 423e6c88, spec fa63edf7
+// ks_1x192x48x2_float32_bsf   ksgen 0.1.0, simt.cu.j2 362e49f1, spec fa63edf7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-first.
 // Edit the template, not this file.
 //
@@ -33,7 +33,7 @@ constexpr int B                =      192;  // outputs of each small dense block
 constexpr int C                =       48;  // inputs of each small dense block, index l
 constexpr int D                =        2;  // interleaved dense blocks per diagonal block, index j
 constexpr long long BATCH      =        0;  // rows of the batch, index s; 0: known at the call
-constexpr int HAS_BIAS         =        0;  // whether a bias is added, one per output feature
+constexpr int HAS_BIAS         =        0;  // whether a bias is added, one element per output feature
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
 constexpr int TILE_BATCH       =      128;  // rows of the batch per thread block
 constexpr int TILE_OUT         =       96;  // outputs k per thread block, for each of its j
@@ -42,7 +42,7 @@ constexpr int TILE_D           =        2;  // neighbouring j per thread block: 
 constexpr int THREAD_BATCH     =        8;  // sums per thread, along the batch
 constexpr int THREAD_OUT       =        8;  // sums per thread, along the outputs
 constexpr int STAGES           =        2;  // stages of X and W in shared memory
-constexpr int MIN_BLOCKS       =        1;  // thread blocks that must fit a multiprocessor
+constexpr int MIN_BLOCKS       =        1;  // thread blocks that must fit on a multiprocessor: bounds the registers
 constexpr int GROUP            =        4;  // elements of a 16-byte access to shared memory
 constexpr int GROUP_OUT        =        4;  // elements of one access to weights: at most the outputs of a thread
 constexpr int THREADS          =      384;  // threads per block
@@ -114,8 +114,8 @@ typedef unsigned TileIndex;  // 32 bits suffice for tile counts; a 64-bit divisi
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-// The same tile, computed again from two numbers after the multiplication. So only these two stay in registers during
-// it.
+// Compute the same tile again after the multiplication, from two of its numbers. So only these two stay in registers
+// during the multiplication.
 DEVICE Tile place_again(const Tile tile, const extent batch) {
     const TileIndex weights = opaque((TileIndex)tile.weights), rest = weights / TILES_OUT;
     const extent first_batch = (extent)opaque((TileIndex)(tile.first_batch / TILE_BATCH)) * TILE_BATCH;
@@ -124,7 +124,8 @@ DEVICE Tile place_again(const Tile tile, const extent batch) {
          first_batch, batch_left(batch, first_batch)};
     return same;
 }
-DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // tiles along j vary fastest: they share sectors
+// tiles along j vary fastest: they share memory sectors
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int planes = (int)(block % TILES_D);
     const int out = (int)(block / TILES_D % TILES_OUT);
@@ -281,13 +282,13 @@ DEVICE void copy_x(real* to, const stored* from, const Tile tile, const extent x
                 UNROLL for (int e = 0; e < X_VECTOR; ++e)
                     copy_element(place + x_place(0, e), address + e, x_inside(tile, first_in, line, run + e));
         }
-        // add per round: multiplying `x_pitch` by the round would take twice the instructions
+        // advance in each round: multiplying `x_pitch` by the round's number would take twice the instructions
         from += X_LINE_STEP * x_next_line(x_pitch);
     }
 }
 DEVICE void copy_weights(real* to, const real* from) {
     const int warp = thread_index() / 32;
-    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart: an immediate offset in the instruction
+    UNROLL for (int q = 0; q < W_ROUNDS; ++q) {  // rounds are 512 bytes apart, an immediate offset in the instruction
         const int at = ((warp * W_ROUNDS + q) * 32 + thread_index() % 32) * GROUP;
         if (W_STAGE % (THREADS * GROUP) == 0 || at < W_STAGE) copy_async_16(to + at, from + at, true);
     }

@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 1726d847, spec 35b92d37
+// ks_6x64x256x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 2f26edd2, spec 35b92d37
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -7,13 +7,14 @@
 // Y[s, (i, k, j)] = sum over l < C of X[s, (i, l, j)] * W[i, k, l, j]
 //
 // Every thread block computes a tile on tensor cores: TILE_OUT outputs k by TILE_BATCH rows s of the batch, for each of
-// TILE_D neighbouring j of one i. Packed weights are operand A, X is operand B. The block walks over l in steps of
-// TILE_IN: a stage of X and of packed weights is copied to shared memory while an earlier one is multiplied. If X is
-// resident, its stages stay in shared memory, and the block walks over all PASSES tiles of outputs. Lanes read X in
-// 16-byte chunks, unchanged. Along an instruction's K dimension, inputs may have any order that both operands share.
-// Rows of operand A may be any outputs. Weights are packed accordingly (`input_of`, `out_of`). Below, g and t are PTX's
-// groupID and threadID_in_group of a lane: lane 4g + t of its warp. The kernel comes first. Its functions follow:
-// place and read, load, multiply, store. The packing kernel is last.
+// TILE_D neighbouring j of one i. Packed weights are operand A of the matrix instructions, X is operand B. The block
+// walks over l in steps of TILE_IN inputs: a stage of X and of packed weights is copied to shared memory while an
+// earlier one is multiplied. If X is resident, its stages stay in shared memory, and the block walks over all PASSES
+// tiles of outputs. Lanes read X in 16-byte chunks, without a transposition. This is possible because inputs may have
+// any order along an instruction's K dimension if both operands share it, and rows of operand A may be outputs in any
+// order. Weights are packed in these orders (`input_of`, `out_of`). Below, g and t are PTX's groupID and
+// threadID_in_group of a lane: lane 4g + t of its warp. The kernel comes first. Its functions follow: place and read,
+// load, multiply, store. The packing kernel is last.
 //
 // A tile of Y. Tiles: 1 along k, 1 along j, 6 along i; along s, as many as the batch needs.
 //
@@ -35,7 +36,7 @@ constexpr int B                =       64;  // outputs of each small dense block
 constexpr int C                =      256;  // inputs of each small dense block, index l
 constexpr int D                =        1;  // interleaved dense blocks per diagonal block, index j
 constexpr long long BATCH      =        0;  // rows of the batch, index s; 0: known at the call
-constexpr int HAS_BIAS         =        0;  // whether a bias is added, one per output feature
+constexpr int HAS_BIAS         =        0;  // whether a bias is added, one element per output feature
 constexpr int HAS_RESIDUAL     =        0;  // whether a residual is added, an array like Y
 constexpr int TILE_BATCH       =      256;  // rows of the batch per thread block
 constexpr int TILE_OUT         =       64;  // outputs k per thread block, for each of its j
@@ -45,7 +46,7 @@ constexpr int WARPS_BATCH      =        4;  // warps along the batch
 constexpr int WARPS_OUT        =        1;  // warps along the outputs
 constexpr int WARP_D           =        1;  // neighbouring j per warp
 constexpr int STAGES           =        2;  // stages in shared memory: of X and W, or of W alone if X is resident
-constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit a multiprocessor
+constexpr int MIN_BLOCKS       =        2;  // thread blocks that must fit on a multiprocessor: bounds the registers
 constexpr int THREADS          =      128;  // threads per block
 constexpr int X_VECTOR         =        8;  // contiguous elements that one copy of X moves
 constexpr int Y_VECTOR         =        8;  // contiguous elements that one store of Y moves
@@ -54,10 +55,10 @@ constexpr int LANE_INPUTS      =        4;  // inputs of one instruction that a 
 constexpr int ELEMENT_FLOATS   =        1;  // floats per element: 2 for a complex number
 constexpr int WORD_INPUTS      =        2;  // inputs per word of an operand; a complex number fills two words
 constexpr int COMPONENTS       =        1;  // parts into which an operand is split
-constexpr int PACKED_PARTS     =        1;  // parts of packed weights; fewer than COMPONENTS: lanes split them
+constexpr int PACKED_PARTS     =        1;  // parts of packed weights; if fewer than COMPONENTS, lanes split them
 constexpr int ROW_TILES        =        4;  // matrix instructions of a warp along its outputs, 16 each
 constexpr int COLUMN_TILES     =        8;  // matrix instructions of a warp along its rows of the batch, 8 each
-constexpr int SUPER_IN         =       32;  // inputs after which the order in which lanes hold them repeats
+constexpr int SUPER_IN         =       32;  // inputs per period of the order in which lanes hold inputs
 constexpr int SUPER_STEPS      =        2;  // matrix instructions for SUPER_IN inputs
 constexpr int RUN_OUT          =        8;  // neighbouring outputs per lane
 constexpr int STEPS            =        8;  // stages until all C inputs are read
@@ -108,7 +109,8 @@ typedef extent TileIndex;
 DEVICE int batch_left(const extent batch, const extent first_batch) {
     return batch - first_batch < TILE_BATCH ? (int)(batch - first_batch) : TILE_BATCH;
 }
-DEVICE Tile find_tile(const TileIndex block, const extent batch) {  // tiles along j vary fastest: they share sectors
+// tiles along j vary fastest: they share memory sectors
+DEVICE Tile find_tile(const TileIndex block, const extent batch) {
     const TileIndex batch_tiles = (TileIndex)((batch + TILE_BATCH - 1) / TILE_BATCH);
     const int planes = (int)(block % TILES_D);
     const int out = (int)(block / TILES_D % TILES_OUT);
@@ -163,7 +165,7 @@ void ks_6x64x256x1_float16_bsf(
         if (stage < PASSES * STEPS)
             load_packed(shared_memory + W_BASE + stage % STAGES * W_BYTES,
                         tile_weights + static_cast<extent>(stage) * (W_BYTES / 16));
-        copy_async_commit();  // a group per call, even an empty one, because the wait counts groups
+        copy_async_commit();  // one group per call, possibly empty, because `copy_async_wait` counts groups
     };
 
     // STAGES - 1 stages are in flight while one is multiplied; with several passes, also while a tile is stored.
@@ -260,8 +262,8 @@ DEVICE void write_wide(stored* to, const stored (&values)[Y_VECTOR]) {
     if constexpr (WORDS == 1) *reinterpret_cast<unsigned*>(to) = word(0);
 }
 
-// A word of two elements, each from the lower or the upper half of a word. Words of X hold neighbours of one chunk, but
-// the two elements of an operand's word may come from different words.
+// Join two elements into a word; each is the lower or the upper half of a word of X. Neighbours in X are in one word,
+// but the two elements of an operand's word may come from different words.
 DEVICE unsigned pair(const unsigned first, const bool first_upper, const unsigned second, const bool second_upper) {
     return __byte_perm(first, second, (first_upper ? 0x32 : 0x10) | (second_upper ? 0x7600 : 0x5400));
 }
@@ -292,7 +294,7 @@ DEVICE void multiply_add_tile(float (&sums)[ELEMENT_FLOATS][4], const unsigned (
     mma_f16(sums[0], w[0], x[0][0], x[0][1]);
 }
 
-// A lane's g and t. Then its warp's first row of the batch, first output and first j, within the tile.
+// A lane's g and t; its warp's first row of the batch, first output and first j, as indices within the tile.
 DEVICE int lane_g() { return thread_index() % 32 / 4; }
 DEVICE int lane_t() { return thread_index() % 4; }
 DEVICE int warp_batch() { return thread_index() / 32 % WARPS_BATCH * (TILE_BATCH / WARPS_BATCH); }
@@ -310,7 +312,7 @@ DEVICE constexpr int out_of(const int g, const int row_tile, const int row_half)
 // X[s * x_pitch + (i * C + l) * D + j]: a line of the X tile is one row of the batch. `run` is an offset in a line,
 // along l and the tile's j.
 
-// whether copies can move X_VECTOR elements: X and its rows are aligned
+// Whether one copy can move X_VECTOR elements: only if X and its rows are aligned.
 DEVICE bool x_is_wide(const stored* x, const extent, const extent x_pitch) {
     return X_VECTOR * sizeof(stored) >= 4 && x_pitch % X_VECTOR == 0 &&
         is_aligned(x, X_VECTOR * sizeof(stored));
@@ -378,7 +380,7 @@ DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, c
         const stored* from = x_at(x, tile, x_pitch, first_in, line, run);
         unsigned char* to = stage + line * X_PITCH + run * SIZE;
         const bool inside = run_is_inside(tile, first_in, run);
-        constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // to unroll further would take registers from the sums
+        constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // unrolling further would take registers from the sums
         _Pragma("unroll AT_ONCE") for (; line < X_LINES; line += STEP / X_RUN) {
             copy_x<WIDTH>(to, from, inside && line < lines);
             from += STEP / X_RUN * next_line(x_pitch);

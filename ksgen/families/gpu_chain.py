@@ -75,7 +75,7 @@ class GpuChainConstants(Constants):
     tile_batch: int  # rows of the batch per block
     tiles: str  # constants of each factor, as text
     stages: int  # stages of packed weights in shared memory
-    min_blocks: int  # blocks that must fit a multiprocessor: bounds the registers
+    min_blocks: int  # blocks that must fit on a multiprocessor: bounds the registers
 
     names: ClassVar[tuple[str, ...]]  # of a factor's constants in `tiles`
     of_factor: ClassVar[Callable[..., Any]]  # makes a factor's constants from these and `tile_batch`
@@ -318,7 +318,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
             *epilogue_constexprs(kernel),
             named(constants, "TILE_BATCH", "rows of the batch per thread block"),
             named(constants, "STAGES", "stages of packed weights in shared memory"),
-            named(constants, "MIN_BLOCKS", "thread blocks that must fit a multiprocessor"),
+            named(constants, "MIN_BLOCKS", "thread blocks that must fit on a multiprocessor: bounds the registers"),
             named(shape, "THREADS", "threads per block"),
             *shape.constexprs,
         ]

@@ -41,17 +41,17 @@ class Constants:
 
     @property
     def parsed(self) -> Sequence[Any]:
-        """Constants of each factor by itself: several for a chain, else these constants alone."""
+        """Constants of each factor: for a chain one per factor, else these constants alone."""
         return [self]
 
     @property
     def launch_values(self) -> tuple[int, ...]:
-        """Values of the constants that a launch passes, in order."""
+        """Values of those constants that a launch passes as arguments, in order."""
         return tuple(getattr(self, name) for name in self.at_launch)
 
     @property
     def in_entries(self) -> dict[str, Any]:
-        """Values from which the hash in an entry's name is derived, by the first names of the constants."""
+        """Values from which the hash in an entry point's name is derived, by the earliest name of each constant."""
         return {
             EARLIER_NAMES.get(name, name): value
             for name, value in vars(self).items()
@@ -247,6 +247,6 @@ def row_constexprs(kernel: KernelSpec, result: str = "Y") -> list[Constexpr]:
 
 def epilogue_constexprs(kernel: KernelSpec) -> list[Constexpr]:
     return [
-        Constexpr("HAS_BIAS", kernel.epilogue.bias, "whether a bias is added, one per output feature"),
+        Constexpr("HAS_BIAS", kernel.epilogue.bias, "whether a bias is added, one element per output feature"),
         Constexpr("HAS_RESIDUAL", kernel.epilogue.residual, "whether a residual is added, an array like Y"),
     ]

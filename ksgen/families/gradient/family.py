@@ -134,7 +134,7 @@ class Gradient(OfKinds):
             named(constants, "TILE_BATCH", "rows of the batch per stage"),
             named(constants, "STAGES", "stages of X and dY in shared memory"),
             named(constants, "PARTS", "parts of the batch, at most"),
-            named(constants, "MIN_BLOCKS", "thread blocks that must fit a multiprocessor"),
+            named(constants, "MIN_BLOCKS", "thread blocks that must fit on a multiprocessor: bounds the registers"),
             *tiling.own_constexprs(),
             named(tiling, "THREADS", "threads per block"),
             named(tiling.x, "TOGETHER", "neighbouring lines that a thread copies at once"),

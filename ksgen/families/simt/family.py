@@ -215,7 +215,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             named(constants, "THREAD_BATCH", "sums per thread, along the batch"),
             named(constants, "THREAD_OUT", "sums per thread, along the outputs"),
             named(constants, "STAGES", "stages of X and W in shared memory"),
-            named(constants, "MIN_BLOCKS", "thread blocks that must fit a multiprocessor"),
+            named(constants, "MIN_BLOCKS", "thread blocks that must fit on a multiprocessor: bounds the registers"),
         ]
         derived = [
             named(shape, "GROUP", "elements of a 16-byte access to shared memory"),
