@@ -42,8 +42,7 @@ _guard = new_lock()
 
 
 class CacheLayers:
-    """Several cache layers as one. The first binary found is used; a new one goes to the first folder that accepts it.
-    """
+    """Several cache layers as one. The first binary found is used; a new one goes to the first folder that takes it."""
 
     def __init__(self, layers: Iterable[CacheLayer]) -> None:
         self.layers = tuple(layers)

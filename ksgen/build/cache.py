@@ -131,8 +131,7 @@ class Cache:
                 yield CacheEntry.of(path.name, record, size, used, path)
 
     def verify(self) -> list[BadEntry]:
-        """Read and hash all entries, and return the bad ones. It removes none: the next use of a bad entry does that.
-        """
+        """Read and hash all entries, and return the bad ones. It removes none: the next use of a bad one does that."""
         bad = []
         for path in self._paths():
             try:

@@ -271,8 +271,7 @@ def working_folder(what: str) -> Iterator[str]:
 
 
 def made_from(source: str, text: str, made: str, command: Iterable[str]) -> tuple[bytes, Finished]:
-    """Run a compiler on a source. Return the bytes of the file that it writes (none if it fails), its status and log.
-    """
+    """Run a compiler on a source. Return the bytes of the file that it writes (none if it fails), status and log."""
     with working_folder(Path(source).stem) as folder:
         Path(folder, source).write_text(text, encoding="utf-8")
         finished, result = current_children.get().run(command, folder), Path(folder, made)

@@ -50,8 +50,7 @@ REMEDY = "install g++ (12 and up) or clang (14 and up), or pip install ziglang, 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A C++ compiler: `command` is its program with fixed options, and `builds_for` the architecture of its binaries.
-    """
+    """A C++ compiler: `command` is its program with fixed options, `builds_for` the architecture of its binaries."""
 
     command: tuple[str, ...]
     builds_for: str = field(default_factory=machine)

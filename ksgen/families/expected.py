@@ -1,7 +1,7 @@
 """Expected time of a kernel under given constants: its family's work divided by the GPU's rates. Chooses the constants
 with the least expected time.
 
-`gpu_us` ranks the constants to choose from. `prediction` gives a time with the band in which known times lie, and breaks
+`gpu_us` ranks constants to choose from. `prediction` gives a time with the band in which known times lie, and breaks
 ties. A table (`slots.py`) has counts of compiled instructions. There are no terms for barriers. Measures nothing.
 """
 

@@ -73,7 +73,7 @@ class Problem:
 
     @property
     def given(self) -> tuple[Array, ...]:
-        """Weights of each factor as they are copied to a device: quantized, and one slice of tied ones."""
+        """Weights of each factor in the form that is copied to a device: quantized, and one slice of tied ones."""
         of_chain = tuple(each.whole for each in self.quantized) or (*self.before, self.weights)
         if self.kernel.tied:
             of_chain = tuple(map(slice_of, of_chain, self.kernel.tied))
@@ -85,7 +85,7 @@ class Problem:
 
     @property
     def given_x(self) -> Array:
-        """X as it is copied to a device: quantized if it is stored in eight bits."""
+        """X in the form that is copied to a device: quantized if it is stored in eight bits."""
         return self.x if self.inputs is None else self.inputs.values.view(np.uint8)
 
     @property
@@ -322,8 +322,7 @@ def _made(kernel: KernelSpec, batch: int, seed: int, x: Array | None) -> Problem
 
 
 def _repeated(weights: tuple[Array, ...], kernel: KernelSpec) -> tuple[Array, ...]:
-    """Weights of a chain's factors, each repeated along the axes of its tie. For a group, these are the first chain's.
-    """
+    """Weights of a chain's factors, repeated along the axes of their ties. For a group, these are the first chain's."""
     if not kernel.tied:
         return weights
     ties = zip(weights, kernel.tied[: len(weights)], strict=True)
@@ -367,7 +366,7 @@ class Bench:
         return {name: uploaded(self.device, array) for name, array in self._arrays.items()}
 
     def _rotated(self) -> list[dict[str, Buffer]]:
-        """As many sets of arrays as exceed every cache, at most `most_sets`."""
+        """Sets of arrays, so many that together they exceed every cache, but at most `most_sets`."""
         wanted = min(
             1 + CACHE_BYTES // sum(array.nbytes for array in self._arrays.values()),
             most_sets(self.device.limits.is_cpu),

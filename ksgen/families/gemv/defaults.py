@@ -43,8 +43,7 @@ def rows_for(batch: int | None) -> int:
 
 
 def factor_options(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
-    """Yield constants that leave few lanes idle, except at ragged edges and for patterns with too few rows for a warp.
-    """
+    """Yield constants that leave few lanes idle, except at ragged edges or if a pattern has too few rows for a warp."""
     _, b, _, d = kernel.pattern.shape
     pieces = GemvTiling.of(kernel, GemvConstants(1, 1, 1, 1, 1, 1, 1)).pieces
     lanes = [each for each in (32, 16, 8, 4, 2, 1) if each < 2 * pieces]

@@ -105,8 +105,7 @@ class GemvGroupTiling:
 
 
 def options(kernel: KernelSpec, limits: Limits) -> Iterator[GemvGroupConstants]:
-    """Yield, for each tile of the batch and number of threads, the best constants of all layers, the second best, ...
-    """
+    """Yield, for each tile of the batch and number of threads, all layers' best constants, their second best, ..."""
     layers = _with_shares(kernel, limits)
     for size in SIZES[::-1]:
         ranked = [_by_threads(layer, share, size, size) for layer, share in layers]

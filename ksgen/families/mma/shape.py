@@ -220,8 +220,7 @@ class MmaTiling(TensorTile):
 
     @cached_property
     def packed_parts(self) -> int:
-        """Parts in which weights are packed; 1 if parts would take more bytes than the weights: lanes then split them.
-        """
+        """Parts in which weights are packed; 1 if parts take more bytes than the weights, which lanes then split."""
         return (
             self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
         )

@@ -108,7 +108,7 @@ class Block(TensorTile):
     """Sizes of a block that all values of `x_from` share.
 
     Constants have tile_batch, tile_out, tile_in, tile_d, groups_batch, groups_d, stages, cluster_batch, cluster_out and
-    x_from. Each value of x_from has a subclass, which defines the kernels that it supports (`is_for`), the instruction,
+    x_from. Each value of x_from has a subclass. It defines the kernels that it supports (`is_for`), the instruction,
     the rules, the candidate constants (`options`, `tiles`) and the template variables.
     """
 

@@ -1,12 +1,12 @@
 """Factors as prepared calls launch them: unchanged, or as factors of another size.
 
-**Folded.** Weights of shape (a, b, c, d) that are equal along axis a multiply like (1, b, c, d) with `a` times as many
-rows, in batch-size-first. Weights that are equal along axis d multiply like (a, b, c, 1) with `d` times as many
-columns, in batch-size-last. A single row is a column too. X and Y stay in the same memory. Weights that are equal along
-both axes are folded along one of them and repeated along the other. All other tied weights are repeated.
+**Folded.** In batch-size-first, weights that are equal along a act like weights (1, b, c, d) on `a` times as many rows.
+In batch-size-last, weights that are equal along d act like weights (a, b, c, 1) on `d` times as many columns. A
+single row is a column too. X and Y stay in the same memory. Weights that are equal along both axes are folded along one
+of them and repeated along the other. All other tied weights are repeated.
 
-**Swapped.** For a = 1, the weights can be read as b rows of c * d features, and the n rows of x as weights (1, n, c, d)
-that multiply these rows. Then x is packed instead of the weights, which are larger.
+**Swapped.** For a = 1, the weights can be read as b rows of c * d features. The n rows of x are then weights
+(1, n, c, d) that multiply these rows. So x is packed instead of the weights, which are larger.
 """
 
 from collections.abc import Sequence
