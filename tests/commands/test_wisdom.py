@@ -216,7 +216,7 @@ Damage = Callable[[str], str]
         (lambda text: '{"devices": [5]}', "not a wisdom file ("),
         (
             lambda text: text.replace('"floor_us": 2.5', '"floor_us": NaN'),
-            "entry 1 of NVIDIA H200: floor_us=nan is no time",
+            "entry 1 of NVIDIA H200: floor_us=nan is not a time",
         ),
     ],
 )
