@@ -232,7 +232,7 @@ def test_a_compiler_that_the_user_named_is_not_replaced(two_toolkits, monkeypatc
     monkeypatch.setenv("KSGEN_NVCC", str(on_path))
     for given in (None, Nvcc(str(on_path))):
         with pytest.raises(
-            ToolchainError, match="unsupported GNU version" if target == "sm_90a" else "no target of nvcc"
+            ToolchainError, match="unsupported GNU version" if target == "sm_90a" else "not a target of nvcc"
         ) as caught:
             build(SOURCE, "scale", target, given)
         assert "no compiler here" not in str(caught.value)
