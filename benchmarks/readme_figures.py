@@ -153,8 +153,8 @@ def _all_in_all(rows: Sequence[ResultRow]) -> str:
     share = percent(Duel(tuple(ratios)).share)
     return (
         "On that machine, all batches and precisions, forward and in training, make "
-        f"{counted(len(ratios), 'comparison')} with the best other. A "
-        f"`KSLinear` is faster in {share}: {mean} on average, {least} to {most} "
+        f"{counted(len(ratios), 'comparison')} with the best other method. A "
+        f"`KSLinear` is faster in {share} of them: {mean} on average, {least} to {most} "
         "([where it loses](docs/benchmarks.md#where-ksgen-loses-on-processors))."
     )
 

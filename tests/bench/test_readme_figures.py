@@ -155,8 +155,8 @@ def test_readme_prefers_a_table_with_enough_layers(tmp_path: Path) -> None:
     assert "| ViT-S | 8 | x3.00 | x2.00 | x2.00 | x2.00 | 50 % |" in shown
     assert "the fastest of [dense and authors](docs/benchmarks.md#whole-layers)." in shown  # not those of patterns
     work = "On that machine, all batches and precisions, forward and in training, make"
-    assert f"{work} 19 comparisons with the best other." in shown
-    assert "in 95 %: x1.86 on average, x0.50 to x2.00" in shown
+    assert f"{work} 19 comparisons with the best other method." in shown
+    assert "in 95 % of them: x1.86 on average, x0.50 to x2.00" in shown
 
 
 def test_losses_without_a_reason_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None
     assert "| ViT-S/16 | 1 | x8.00 | x3.00 | x3.00 | x3.00 | 100 % |" in shown
     assert "the fastest of [bmm, dense and views](docs/benchmarks.md#whole-layers)." in shown.replace("\n", " ")
     work = "On that machine, all batches and precisions, forward and in training, make"
-    assert f"{work} 1 comparison with the best other. A `KSLinear`" in shown
+    assert f"{work} 1 comparison with the best other method. A `KSLinear`" in shown
     assert figures.NOTHING.strip() not in shown
     for words in (
         "ViT-S/16 up, 384 to 1536",
