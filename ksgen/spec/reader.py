@@ -103,7 +103,7 @@ class KernelOptions:
             used = [pair[number] for pair in pairs]
             if lone := [each for each in getattr(self, name) if each not in used]:
                 given = f"{name}={lone[0]} with {other}={', '.join(getattr(self, other))}"
-                raise SpecError(f"{given}; accepted: inputs as weights are stored, or same")
+                raise SpecError(f"{given}; accepted: inputs=same, or the weights' storage")
         return pairs
 
     def backward(self, pattern: Pattern) -> Iterator[KernelSpec]:

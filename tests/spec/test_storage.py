@@ -75,11 +75,11 @@ def test_a_spec_asks_for_it() -> None:
         ),
         (
             "kernels:\n  - {pattern: [6,64,64,1], weights: [same, int8], inputs: int8}\n",
-            "a.yaml:2: .*weights=same with inputs=int8; accepted: inputs as weights are stored, or same",
+            "a.yaml:2: .*weights=same with inputs=int8; accepted: inputs=same, or the weights' storage",
         ),
         (
             "layers:\n  up: {chain: [[6,64,64,1], [1,8,384,1]], weights: [int8, e4m3], inputs: [int8]}\n",
-            "a.yaml:2: .*weights=e4m3 with inputs=int8; accepted: inputs as weights are stored, or same",
+            "a.yaml:2: .*weights=e4m3 with inputs=int8; accepted: inputs=same, or the weights' storage",
         ),
     ],
 )
