@@ -153,7 +153,7 @@ class RegistersBlock(Block):
 
     @property
     def fragment(self) -> int:
-        """Registers of one set of fragments: those of one period of the lanes' order."""
+        """Registers of one set of fragments, which covers one period of the lanes' order."""
         return 4 * self.components * self.planes * self.row_tiles * self.super_steps
 
     @property
