@@ -9,7 +9,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/SavedTensorHooks.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -119,7 +118,7 @@ bool is_plain(PyObject* object) {
 bool is_direct() {
     const auto local = c10::impl::tls_local_dispatch_key_set();
     return !(local.included_.raw_repr() & ~c10::default_included_set.raw_repr()) &&
-           !c10::impl::TorchDispatchModeTLS::stack_len() && !at::autocast::is_autocast_enabled(at::kCPU);
+           !c10::impl::TorchDispatchModeTLS::stack_len() && local.excluded_.has(c10::DispatchKey::AutocastCPU);
 }
 
 // ---- launches
