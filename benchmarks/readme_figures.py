@@ -131,7 +131,7 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     state = "" if on_gpu(rows) else f"{_on_gpus(folder) or f'**{NOTHING.strip()}**'}\n\n"
     lead = f"**{machine}** ran layers in {PRECISION} at batch {BATCH} ({max(row.date for row in rows)}):"
     note = (
-        "A `KSLinear`, frozen for inference (weights packed once), is compared with the dense layer, and with the "
+        "A `KSLinear`, ksgen's PyTorch layer, frozen for inference, is compared with the dense layer, and with the "
         f"fastest of [{measured_names(compared.rows, EVERYONE)}](docs/benchmarks.md#whole-layers). "
         "Speed-ups are geometric means; *the least* and *the most* are extremes of the speed-up over the best other. "
         "The floor is the time of memory traffic or of arithmetic at peak rates, whichever is longer. "
@@ -154,7 +154,7 @@ def _all_in_all(rows: Sequence[ResultRow]) -> str:
     return (
         "On that machine, all batches and precisions, forward and in training, make "
         f"{counted(len(ratios), 'comparison')} with the best other method. A "
-        f"`KSLinear` is faster in {share} of them: {mean} on average, {least} to {most} "
+        f"`KSLinear` is faster in {share} of them. The mean speed-up is {mean}, the range {least} to {most} "
         "([where it loses](docs/benchmarks.md#where-ksgen-loses-on-processors))."
     )
 

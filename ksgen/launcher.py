@@ -18,7 +18,7 @@ __all__ = ["Call", "ChainLauncher", "GroupLauncher", "Launcher", "SumLauncher", 
 def use_bundle(path: str) -> None:
     """Use the binaries and wisdom of a bundle in every launcher of this process.
 
-    A bundle holds binaries, and the wisdom that chose their constants: the fastest ones that searches found. A machine
+    A bundle holds binaries. One that was written with `--device-name` also holds that device's wisdom. A machine
     without a compiler can launch these kernels.
     `ksgen bundle specs/vit.yaml --arch sm_90a -o vit.ksb` writes one. The bundle that was added last is searched first.
     The user's own wisdom precedes that of bundles.

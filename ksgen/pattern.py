@@ -507,7 +507,7 @@ def low_rank(in_features: int, out_features: int, rank: int) -> Chain:
     Args:
         in_features: Features of x.
         out_features: Features of y.
-        rank: Features of the intermediate, at most the smaller of both.
+        rank: Features of the intermediate, at most the smaller of `in_features` and `out_features`.
 
     Returns:
         The `Chain`.

@@ -1,6 +1,7 @@
 """Quantizes weights and X to eight bits with scales.
 
-Scales are chosen so that no value saturates. If inputs are given, scales change the products with them least instead.
+Scales are chosen so that no value saturates. If inputs are given, scales are chosen so that the products with them
+change least.
 
 bfloat16 has no scales: each weight is rounded. Takes arrays of NumPy and tensors of PyTorch, and returns the same kind.
 Never launches a kernel.

@@ -127,7 +127,7 @@ def calibrate(
         layout: Layout of the patterns' x: "bsf" or "bsl".
         batches: Batch sizes. None: 25088 on a GPU and 1568 on a processor.
         device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
-        fresh: Try kernels again that have wisdom from a trial. Results of `ksgen tune` stay.
+        fresh: Whether kernels whose wisdom is from a trial are tried again. Results of `ksgen tune` stay.
         progress: Function that is called after each candidate, by a separate thread.
 
     Returns:

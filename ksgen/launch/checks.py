@@ -1,7 +1,7 @@
-"""Checks that the arrays and options of a call fit its pattern and each other. Everything is refused before a launch.
+"""Checks that the arrays and options of a call fit its pattern and each other, and refuses others before any launch.
 
-`ArgumentChecks` caches the result for each combination of shapes, precisions and devices. Never reads devices or
-streams.
+`ArgumentChecks` caches the result for each combination of shapes, precisions and devices. It opens no device and reads
+no stream.
 """
 
 import sys
@@ -176,10 +176,10 @@ def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
 
 
 def check_memory(caller: object, views: Views, names: ArrayNames = ONE, unread: Views = MappingProxyType({})) -> bool:
-    """Raise `LaunchError` on required gradients, bad addresses, read-only outputs and overlaps, at every call.
+    """Check at every call: no array requires gradients, has a bad address, overlaps an output or is a read-only output.
 
-    `unread` views packed weights that a launch may read after another has written an output. Returns whether all arrays
-    begin at multiples of `MAP_ALIGNMENT`.
+    `unread` holds views of packed weights that a launch may read after another has written an output. Returns whether
+    all arrays begin at multiples of `MAP_ALIGNMENT`.
     """
     # None without PyTorch, and while another thread imports it
     is_grad_enabled = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
@@ -246,7 +246,7 @@ def _overlap(one: ArrayView, other: ArrayView) -> bool:
 
 
 class Multiplier:
-    """Base of all launchers: the attributes that checks read, chains on one x and options that decide a kernel."""
+    """Base of all launchers. Its attributes are what checks read: the chains, all on one x, and options of a kernel."""
 
     chains: tuple[Chain, ...]
     names: ArrayNames

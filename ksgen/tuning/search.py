@@ -31,9 +31,10 @@ from ksgen.tuning.trials import Trial, TrialStore
 from ksgen.wisdom import Entry
 
 FIRST = Runs(seconds=1.0)  # limits of the first timing of each candidate
-HOPELESS = 1.5  # a candidate is dropped if its first blocks all take more than this multiple of the best time
+HOPELESS = 1.5  # a candidate is dropped if its first blocks of runs all exceed this multiple of the best time
 FINALISTS = 6
-# a candidate enters the finals if it takes at most this multiple of the best time; guesses always enter
+# One of the FINALISTS fastest candidates enters the finals if it takes at most this multiple of the best time.
+# The known entry and the defaults always enter.
 CLOSE = 1.2
 FINAL = Runs(seconds=1.0)  # limits of the timing of a finalist, per round
 # share of a time budget reserved for the finals, and the most seconds for them: about three rounds
@@ -78,7 +79,7 @@ class Tuned:
     seconds: float
     is_complete: bool  # false if the search was stopped
     is_kept: bool = True  # whether it is stored as wisdom; false if the known entry is better
-    is_trial: bool = False  # whether the search measured only a few candidates
+    is_trial: bool = False  # whether only a few candidates were measured, as in calibration
     attempts: int = 0  # consecutive searches, this one included, whose times were unreliable
     processor: str = ""  # target of the processor that measured; empty for other devices, whose names suffice
 
@@ -213,7 +214,7 @@ class Search:
 
     @property
     def _final_s(self) -> float:
-        """Seconds per finalist and round: enough blocks for an interval of its median, even with a small budget."""
+        """Seconds per finalist and round: enough blocks for a confidence interval of the median."""
         return max(FINAL.seconds * self._finals_s / FINALS_SECONDS, min(FINAL.seconds, LEAST_BLOCKS * BLOCK_SECONDS))
 
     def _is_late(self, needed_s: float = 0.0) -> bool:
@@ -372,6 +373,6 @@ def _together(rounds: Sequence[Outcome]) -> Outcome:
 
 
 def is_faster(one: Outcome, other: Outcome) -> bool:
-    """Whether one candidate is faster than another, measured alternately: the interval of their ratios is below 1."""
+    """Whether one candidate is faster than another, measured alternately: the 95 % interval of the ratio is below 1."""
     _, highest = interval([first / second for first, second in zip(one.microseconds, other.microseconds, strict=True)])
     return highest < 1

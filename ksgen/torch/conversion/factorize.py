@@ -95,10 +95,10 @@ def factorize(
 ) -> Factorization | SumFactorization:
     """Approximate a matrix by a product of Kronecker-sparse factors.
 
-    One or two factors give the nearest product, also if they exchange features. A longer chainable chain uses
-    hierarchical SVDs: the error is at most `bound` times the least one, and `refine` steps of L-BFGS follow. So does a
-    longer chain that exchanges features, if another order makes it chainable. Any other longer chain uses L-BFGS from
-    three starts, at least 100 steps each. Its only guarantee is `least_error`.
+    One or two factors give the nearest product, also if they exchange features (`Pattern.store` and `load`). A longer
+    chainable chain uses hierarchical SVDs: the error is at most `bound` times the least one, and `refine` steps of
+    L-BFGS follow. A longer chain that exchanges features is treated alike, if another order of them makes it chainable.
+    Any other longer chain uses L-BFGS from three starts, at least 100 steps each. Its only guarantee is `least_error`.
 
     A structure of `ksgen.structures` also gives its authors' parameters. Kronecker products and blocks of OFT are the
     nearest ones. Other structures are factorized as their chain.

@@ -349,7 +349,7 @@ class KSLinear(ChainLayer, nn.Linear):
         return dense_layer(self.to_dense(), None if self.bias is None else _gathered(self.bias)).train(self.training)
 
     def to_dense(self) -> Tensor:
-        """Compute the dense matrix K. Autograd can differentiate it by the weights.
+        """Compute the dense matrix K. Autograd can differentiate it with respect to the weights.
 
         Sharded weights are gathered, so every process has to call this method.
 
@@ -442,14 +442,15 @@ class KSLinear(ChainLayer, nn.Linear):
         """Copy the layer. If layers share one list of tied weights, their copies share one copy of that list."""
         copied: Self
         copied = memo[id(self)] = type(self).__new__(type(self))
-        kind: Any = parametrize.type_before_parametrizations(self)  # with a computed bias, the type refuses its state
+        # a parametrized bias changes the layer's type to one whose `__getstate__` raises an error
+        kind: Any = parametrize.type_before_parametrizations(self)
         copied.__setstate__(copy.deepcopy(kind.__getstate__(self), memo))
         if (weights := self._modules.get("weights")) is not None:
             copied._modules["weights"] = memo.setdefault(id(weights), copied._modules["weights"])
         return copied
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or cast like any module. Weights stay row-major, as `to(memory_format=...)` means images."""
+        """Move or cast like any module. Weights stay row-major, because `to(memory_format=...)` is meant for images."""
         super()._apply(lambda tensor: fn(tensor).contiguous(), recurse)
         return self
 
