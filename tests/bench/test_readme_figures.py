@@ -156,7 +156,7 @@ def test_readme_prefers_a_table_with_enough_layers(tmp_path: Path) -> None:
     assert "the fastest of [dense and authors](docs/benchmarks.md#whole-layers)." in shown  # not those of patterns
     work = "On that machine, all batches and precisions, forward and in training, make"
     assert f"{work} 19 comparisons with the best other method." in shown
-    assert "in 95 % of them: x1.86 on average, x0.50 to x2.00" in shown
+    assert "in 95 % of them. The mean speed-up is x1.86, the range x0.50 to x2.00" in shown
 
 
 def test_losses_without_a_reason_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
