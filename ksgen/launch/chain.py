@@ -21,7 +21,7 @@ class ChainLauncher(BaseLauncher):
 
     Args:
         *factors: Patterns or `Launcher`s, one per argument, in the order in which they multiply x; or one `Chain`, or
-            one list of patterns. Options with which a `Launcher` was made are ignored.
+            one list of patterns. Options with which a `Launcher` was made are ignored, except `batches`.
         between: Activation after each factor but the last: "none", "relu", "gelu", "gelu_tanh" or "silu".
         fuse: Launches: "auto" runs one launch if that is faster, "no" one per factor. "yes" always runs one launch, and
             is an error if that is unavailable.

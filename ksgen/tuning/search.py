@@ -33,7 +33,7 @@ from ksgen.wisdom import Entry
 FIRST = Runs(seconds=1.0)  # limits of the first timing of each candidate
 HOPELESS = 1.5  # a candidate is dropped if its first blocks of runs all exceed this multiple of the best time
 FINALISTS = 6
-# One of the FINALISTS fastest candidates enters the finals if it takes at most this multiple of the best time.
+# Each of the FINALISTS fastest candidates enters the finals if it takes at most this multiple of the best time.
 # The known entry and the defaults always enter.
 CLOSE = 1.2
 FINAL = Runs(seconds=1.0)  # limits of the timing of a finalist, per round

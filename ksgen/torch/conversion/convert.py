@@ -78,7 +78,7 @@ def convert(
             the smallest error, the one with the fastest training step is taken. SVDs give the errors of most
             candidates. The other candidates have three or more factors, and `factorize` fits them.
         structures: Families that `propose` gives, such as ["dyad"]. The `budget` is then 0.3 by default. None: all of
-            them, without Kronecker products and BLAST if weights are given.
+            them if `from_weights` is false, else all but Kronecker products and BLAST.
         merge: With a `budget`, whether `propose` also merges neighbouring factors.
         from_weights: False draws the new weights at random. This includes parameters that a structure initialises with
             zeros, such as `gralora_B` of `structures.gralora`.

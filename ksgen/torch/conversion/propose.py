@@ -183,9 +183,10 @@ def propose(
 ) -> Proposals:
     """Propose chains and sums of chains that could replace a dense layer, with their size, time and error.
 
-    Per family of chains, such as "monarch", the `most` with the least expected time are listed. With a `weight`, more
-    chains are factorized, and the nearest ones are listed. With `measure`, more chains are timed, and their measured times decide. With a
-    `weight`, BLAST is proposed only if `structures` name it, because nothing but L-BFGS factorizes it.
+    For each family of chains, such as "monarch", `most` chains are listed: those with the least expected time. With a
+    `weight`, more chains are factorized, and the nearest ones are listed. With `measure`, more chains are timed, and
+    their measured times decide. With a `weight`, BLAST is proposed only if `structures` name it, because nothing but
+    L-BFGS factorizes it.
 
     Args:
         in_features: Features of x.
