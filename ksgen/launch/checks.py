@@ -158,7 +158,7 @@ def check_arrays(
             (slices and rows_are_whole(given)) or (name == "weights" and is_repeated(given))
         ):
             gaps = "with gaps only between rows" if slices else "without gaps"
-            raise LaunchError(f"{caller!r}: {name} is not row-major {gaps}; give a contiguous copy of it")
+            raise LaunchError(f"{caller!r}: {name} must be row-major, {gaps}; give a contiguous copy of it")
     return batch
 
 
@@ -172,7 +172,7 @@ def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
     if wrong := misfit("weights", weights.shape, pattern.shape):
         raise LaunchError(f"{caller!r}: {wrong}")
     if weights.strides is not None and not is_repeated(weights):
-        raise LaunchError(f"{caller!r}: weights is not row-major without gaps; give a contiguous copy of it")
+        raise LaunchError(f"{caller!r}: weights must be row-major, without gaps; give a contiguous copy of it")
 
 
 def check_memory(caller: object, views: Views, names: ArrayNames = ONE, unread: Views = MappingProxyType({})) -> bool:
@@ -424,8 +424,8 @@ def _check_layer(
 ) -> int:  # fmt: skip
     """Return the batch size; `LaunchError` on arguments that any factor of a chain would refuse.
 
-    `unpacked` has the weights of each factor, or None if they are packed. `types` has the dtype, the precision and the
-    storage of x.
+    `unpacked` has the weights of each factor, or None if they are packed. `types` has the dtype of `type_of_call`, the
+    precision, and the storage of x.
     """
     (chain,), (dtype, precision, inputs), x = layer.chains, types, given["x"]
     if layer.between not in (accepted := activations_of(precision)):

@@ -42,7 +42,7 @@ class Promotion:
     With operands that are split into parts, the error is then at most twice that of a sequential float32 sum.
     """
 
-    least_in: int = 1  # fewest inputs for which this bound holds; with fewer, even one instruction's sum exceeds it
+    least_in: int = 1  # fewest inputs for which this bound holds; with fewer, sums that end in one step exceed it
     few: int = 0  # inputs between two promotions if a sum has at most `few_in` inputs; 0: no promotion
     many: int = 0  # inputs between two promotions if a sum has more inputs; 0: no promotion
     few_in: int = 0

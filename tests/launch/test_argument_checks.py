@@ -75,5 +75,5 @@ def test_repeated_weights_of_a_library_that_copies_none_are_refused_after_those_
     weights = x._replace(pointer=2**20, shape=PATTERN.shape, strides=(0, 60, 12, 4))
     assert ks._checks.find(ks, CallOptions(), {"x": x, "weights": weights}, (PLAIN,)).kernel
     others = {"x": x, "weights": weights._replace(kind="pycuda")}
-    with pytest.raises(LaunchError, match="weights is not row-major without gaps; give a contiguous copy of it"):
+    with pytest.raises(LaunchError, match="weights must be row-major, without gaps; give a contiguous copy of it"):
         ks._checks.find(ks, CallOptions(), others, (PLAIN,))

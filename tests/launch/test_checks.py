@@ -45,7 +45,7 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
         (
             "stride",
             {"x": np.asfortranarray(x)},
-            "x is not row-major with gaps only between rows; give a contiguous copy of it",
+            "x must be row-major, with gaps only between rows; give a contiguous copy of it",
         ),
         ("bias", {"bias": y[0, :5].copy()}, r"got bias of shape \(5,\); \(54,\) is needed"),
         ("residual", {"residual": y[:3].copy()}, r"got residual of shape \(3, 54\); \(37, 54\) is needed"),

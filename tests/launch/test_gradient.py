@@ -219,7 +219,7 @@ def mistakes() -> list[tuple[str, dict[str, Any], str]]:
         (
             "stride",
             {"grad_y": np.asfortranarray(grad_y)},
-            "grad_y is not row-major without gaps; give a contiguous copy of it",
+            "grad_y must be row-major, without gaps; give a contiguous copy of it",
         ),
         (
             "precision",

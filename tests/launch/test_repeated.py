@@ -189,7 +189,7 @@ def test_packed_weights_are_repeated_on_the_stream_of_their_use(gpu: FakeGpu, mo
 def test_other_gaps_are_refused() -> None:
     processor()
     own, x = Launcher(*SHAPE), draw(9, 24)
-    message = "weights is not row-major without gaps; give a contiguous copy of it"
+    message = "weights must be row-major, without gaps; give a contiguous copy of it"
     for weights in (
         draw(3, 5, 4, 4)[..., ::2],
         draw(2, 4, 5, 3).T,

@@ -187,13 +187,13 @@ def test_a_launcher_has_sources_of_slices_and_of_dense_arrays() -> None:
 
 
 REFUSED = [
-    ("x", lambda x: x[:, ::2], "x is not row-major with gaps only between rows; give a contiguous copy of it"),
-    ("x", lambda x: x[::-1, :30], "x is not row-major with gaps"),
+    ("x", lambda x: x[:, ::2], "x must be row-major, with gaps only between rows; give a contiguous copy of it"),
+    ("x", lambda x: x[::-1, :30], "x must be row-major, with gaps"),
     # rows over each other
-    ("x", lambda x: np.lib.stride_tricks.as_strided(x, (BATCH, 30), (4, 4)), "x is not row-major with gaps"),
-    ("x", lambda x: np.broadcast_to(x[:1, :30], (BATCH, 30)), "x is not row-major with gaps"),
+    ("x", lambda x: np.lib.stride_tricks.as_strided(x, (BATCH, 30), (4, 4)), "x must be row-major, with gaps"),
+    ("x", lambda x: np.broadcast_to(x[:1, :30], (BATCH, 30)), "x must be row-major, with gaps"),
     # rows that begin within an element
-    ("x", lambda x: np.lib.stride_tricks.as_strided(x, (BATCH, 30), (122, 4)), "x is not row-major with gaps"),
+    ("x", lambda x: np.lib.stride_tricks.as_strided(x, (BATCH, 30), (122, 4)), "x must be row-major, with gaps"),
 ]
 
 
@@ -205,11 +205,11 @@ def test_what_is_no_slice_is_refused(name: str, slice_of: Any, message: str) -> 
 
 def test_other_arrays_have_no_gaps() -> None:
     ks, x = Launcher(*SHAPE), draw(BATCH, PATTERN.in_features)
-    with pytest.raises(LaunchError, match="weights is not row-major without gaps; give a contiguous copy of it"):
+    with pytest.raises(LaunchError, match="weights must be row-major, without gaps; give a contiguous copy of it"):
         ks(x, draw(2, 9, 5, 6)[..., :3])
-    with pytest.raises(LaunchError, match="bias is not row-major without gaps; give a contiguous copy of it"):
+    with pytest.raises(LaunchError, match="bias must be row-major, without gaps; give a contiguous copy of it"):
         ks(x, draw(*SHAPE), bias=draw(2 * PATTERN.out_features)[::2])
-    with pytest.raises(LaunchError, match="grad_y is not row-major without gaps; give a contiguous copy of it"):
+    with pytest.raises(LaunchError, match="grad_y must be row-major, without gaps; give a contiguous copy of it"):
         ks.gradient(x, draw(BATCH, 60)[:, : PATTERN.out_features])
 
 

@@ -63,7 +63,7 @@ def optimize(
         A new `KSLinear` with merged weights or a merged `Chain`; the given layer or chain if no merge is faster.
 
     Raises:
-        LaunchError: The layer has an activation between its factors, quantized weights, or is split over processes.
+        LaunchError: The layer has quantized weights or an activation between its factors, or is split over processes.
         PatternError: The factors are no chain.
         SpecError: An option is not accepted.
 
