@@ -31,6 +31,7 @@ from ksgen.bench.rows import ResultRow, kinds_of, read_rows
 from ksgen.bench.tables import (
     NONE,
     ResultTable,
+    arithmetic_note,
     headlines,
     layers_by_kind,
     markdown,
@@ -131,11 +132,10 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     state = "" if on_gpu(rows) else f"{_on_gpus(folder) or f'**{NOTHING.strip()}**'}\n\n"
     lead = f"**{machine}** ran layers in {PRECISION} at batch {BATCH} ({max(row.date for row in rows)}):"
     note = (
-        "A `KSLinear`, ksgen's PyTorch layer, frozen for inference, is compared with the dense layer, and with the "
+        "A `KSLinear`, ksgen's PyTorch layer, frozen for inference, is compared with the dense layer and the "
         f"fastest of [{measured_names(compared.rows, EVERYONE)}](docs/benchmarks.md#whole-layers). "
-        "Speed-ups are geometric means; *the least* and *the most* are extremes of the speed-up over the best other. "
-        "The floor is the time of memory traffic or of arithmetic at peak rates, whichever is longer. "
-        "The last column is the median of floor / time."
+        "Speed-ups are geometric means; *the least* and *the most* are extremes over the best other. "
+        "The floor is the longer time of memory traffic or arithmetic at peak rates; *floor / time* is a median."
     )
     picture = f"![microseconds of eight layers: dense, the fastest other method, ksgen]({PICTURE})"
     drawn = draw(f"Layers on {machine}, {PRECISION}, batch {BATCH}", panels)
@@ -169,7 +169,8 @@ def _on_gpus(folder: Path) -> str:
                 f"**{machine_of(path) or rows[0].device}** ran products of the patterns of the paper cited below, "
                 f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest of the "
                 f"alternatives [{measured_names(rows, OTHERS)}](docs/benchmarks.md#what-is-measured). "
-                "In layout bsf, X is (batch, features); in bsl, (features, batch). "
+                f"{arithmetic_note(rows)} ".lstrip()
+                + "In layout bsf, X is (batch, features); in bsl, (features, batch). "
                 f"Median speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results))."
             )
     return " ".join(sentences)

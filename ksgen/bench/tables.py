@@ -149,9 +149,16 @@ def overview(rows: Sequence[ResultRow]) -> ResultTable:
         "`KSLinear`, which chooses among ksgen's kernels and PyTorch's products by itself."
     )
     return ResultTable.of(
-        "Ours compared with the others", columns, lines, note, measured_note(rows, OTHERS), unreliable_note(rows),
-        _without_floor(lines),
+        "Ours compared with the others", columns, lines, note, arithmetic_note(rows), measured_note(rows, OTHERS),
+        unreliable_note(rows), _without_floor(lines),
     )  # fmt: skip
+
+
+def arithmetic_note(rows: Iterable[ResultRow]) -> str:
+    """Sentence that names what ksgen's kernels of float32 arrays also multiply in; empty if only in float32."""
+    ours = (row for row in rows if row.implementation == OURS and row.status == OK and row.precision == "float32")
+    found = " and ".join(f"`{each}`" for each in sorted({row.arithmetic for row in ours} - {"float32"}))
+    return f"In float32, ksgen may multiply in {found}, which launchers use only if asked." if found else ""
 
 
 def measured_names(rows: Iterable[ResultRow], among: Sequence[str]) -> str:
@@ -193,7 +200,8 @@ def processors(rows: Sequence[ResultRow]) -> ResultTable:
         "which chooses among ksgen's kernels and PyTorch's products by itself. Its times include PyTorch's call."
     )
     return ResultTable.of(
-        "On a processor: ours compared with the best of PyTorch", columns, lines, note, measured_note(rows, PYTORCH),
+        "On a processor: ours compared with the best of PyTorch", columns, lines, note, arithmetic_note(rows),
+        measured_note(rows, PYTORCH),
         _without_floor(lines),
     )  # fmt: skip
 

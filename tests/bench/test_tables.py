@@ -1,5 +1,7 @@
 """Tables of a report."""
 
+from dataclasses import replace
+
 import pytest
 
 from ksgen.bench import report, tables
@@ -81,6 +83,11 @@ def test_names_of_what_was_measured() -> None:
     assert tables.measured_names(FOUR, OTHERS) == "bmm, einsum and dense"
     assert tables.measured_names(FOUR, ["dense"]) == "dense"
     assert tables.measured_note(FOUR, ["sparse"]) == ""  # it failed
+    assert tables.arithmetic_note(FOUR) == ""
+    split = replace(FOUR[0], implementation="ksgen", precision="float32", arithmetic="tf32x3", status="ok")
+    said = "In float32, ksgen may multiply in `tf32x3`, which launchers use only if asked."
+    assert tables.arithmetic_note([*FOUR, split]) == said
+    assert said in tables.overview([*FOUR, split]).note
 
 
 def test_families_are_compared_with_each_other_and_with_pytorch() -> None:
