@@ -1,12 +1,13 @@
 // Distributes the work groups of a launch over threads. If a library in the process has OpenMP's threads already, these
 // are used, so that one set of threads does everything. Otherwise the launcher starts its own threads, which sleep
 // while idle. Between launches that were recorded together, threads do not sleep: they poll, and yield their cores to
-// other threads.
+// other threads. A launch that took a few microseconds in all runs on its caller's thread from then on.
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #include <atomic>
 #include <new>
@@ -95,6 +96,41 @@ struct Cores {
 };
 #endif
 
+// Nanoseconds per work group, as measured by the last thread that ran some of a kernel's groups in a launch of as many
+// groups. Other processes may delay a thread that is woken by milliseconds, and its launch with it.
+const int64_t ALONE_NS = 5000;  // a launch that takes less than this on one thread wakes no others
+struct Pace {
+    std::atomic<uintptr_t> key{0};
+    std::atomic<int64_t> ns{0};
+
+    static Pace& of(const Step& step) { return all[key_of(step) % COUNT]; }
+    static uintptr_t key_of(const Step& step) { return (uintptr_t)step.walk * 31 + (uintptr_t)step.groups * 2 + 1; }
+
+    // of all groups of a launch on one thread; ALONE_NS if they were not measured
+    static int64_t expected_ns(const Step& step) {
+        const Pace& known = of(step);
+        if (known.key.load(std::memory_order_relaxed) != key_of(step)) return ALONE_NS;
+        return known.ns.load(std::memory_order_relaxed) * step.groups;
+    }
+
+    static void note(const Step& step, const int64_t ns, const long groups) {
+        Pace& own = of(step);
+        own.ns.store(ns / groups, std::memory_order_relaxed);
+        own.key.store(key_of(step), std::memory_order_relaxed);
+    }
+
+    static int64_t now_ns() {
+        timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
+
+private:
+    static const uintptr_t COUNT = 1021;
+    static Pace all[COUNT];
+};
+Pace Pace::all[Pace::COUNT];
+
 struct Launch {
     const Step* steps;
     long count;
@@ -117,8 +153,10 @@ void take_groups(void* data) {
         const Step& step = launch.steps[index];
         Progress& progress = launch.progress[index];
         long taken = 0;
+        const int64_t begin = Pace::now_ns();
         for (long group; (group = progress.next.fetch_add(1, std::memory_order_relaxed)) < step.groups; ++taken)
             step.walk(launch.arguments + step.begin, group, group + 1, step.groups);
+        if (taken) Pace::note(step, Pace::now_ns() - begin, taken);
         if (index + 1 == launch.count) return;
         if (taken) progress.done.fetch_add(taken, std::memory_order_release);
         wait_for_all(step, progress);
@@ -232,9 +270,13 @@ Crew* crew() {
 static void launch_some(const Step* steps, long count, const int64_t* arguments, long threads, Parallel parallel) {
     Launch launch{steps, count, arguments, {}, {}};
     long most = 1;
-    for (long index = 0; index < count; ++index) most = steps[index].groups > most ? steps[index].groups : most;
+    int64_t alone_ns = 0;
+    for (long index = 0; index < count; ++index) {
+        most = steps[index].groups > most ? steps[index].groups : most;
+        alone_ns += Pace::expected_ns(steps[index]);
+    }
     if (threads > most) threads = most;
-    if (threads <= 1) return take_groups(&launch);
+    if (threads <= 1 || alone_ns < ALONE_NS) return take_groups(&launch);
     if (parallel) return parallel(take_groups, &launch, (unsigned)threads, 0);
     if (pthread_mutex_trylock(&crew()->one_launch)) return take_groups(&launch);
     crew()->run(launch, threads);

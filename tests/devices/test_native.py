@@ -202,6 +202,7 @@ SUMS = """
 ENTRY(1, 1)
 void sums(const long* given, long* out, const long count) {
     long sum = (long)get_group_id(0);
+    for (volatile int round = 0; round < 2000; ++round);  // microseconds, for which other threads are woken
     for (long at = 0; at < count; ++at) sum += given[at];
     out[get_group_id(0)] = sum;
 }
@@ -368,8 +369,13 @@ static int wait_until_it_may(pthread_cond_t*, pthread_mutex_t* mutex) {
     return pthread_mutex_lock(mutex);
 }
 
-static void alone(const int64_t*, long, long, long) {}
+static void spend_microseconds() {  // so that a launch wakes other threads
+    const int64_t begin = Pace::now_ns();
+    while (Pace::now_ns() < begin + 2 * ALONE_NS);
+}
+static void alone(const int64_t*, long, long, long) { spend_microseconds(); }
 static void together(const int64_t*, long, long, long) {
+    spend_microseconds();
     joined.fetch_add(1);
     while (joined.load() < 2) sched_yield();
 }
@@ -386,6 +392,44 @@ int main() {
     return 0;
 }
 """
+
+
+SHORT = """
+static long regions = 0;
+static void parallel(void (*function)(void*), void* data, unsigned, unsigned) {
+    ++regions;
+    function(data);
+}
+static void brief(const int64_t*, long, long, long) {}
+static void lengthy(const int64_t*, long, long, long) {
+    const int64_t begin = Pace::now_ns();
+    while (Pace::now_ns() < begin + ALONE_NS);
+}
+static long regions_of(Walk walk, const long groups) {
+    regions = 0;
+    for (int launch = 0; launch < 1000; ++launch) ksgen_launch(walk, nullptr, groups, 2, parallel);
+    return regions;
+}
+
+int main() {
+    const Step both[] = {{lengthy, 0, 2}, {brief, 0, 2}};
+    const Recorded recorded{parallel, both, 2, nullptr, 0, nullptr, 0};
+    const Repeat repeat{&recorded, 2};
+    const long first = regions_of(brief, 2);
+    if (first < 1 || first > 100) return 1;  // the first launch, and those after one that was interrupted
+    if (regions_of(lengthy, 2) != 1000 || regions_of(brief, 1) != 0) return 2;
+    regions = 0;
+    ksgen_launch_all(&repeat);
+    return regions == 1 ? 0 : 3;
+}
+"""
+
+
+def test_launches_of_a_few_microseconds_wake_no_threads(tmp_path: Path) -> None:
+    source, program = tmp_path / "short.cpp", tmp_path / "short"
+    source.write_text(f'#include "{native.THREADS}"\n{SHORT}')
+    subprocess.run([*find_host_compiler().command, "-O2", "-pthread", str(source), "-o", str(program)], check=True)
+    assert subprocess.run([str(program)], check=False, timeout=30).returncode == 0
 
 
 def test_no_launch_waits_for_a_thread_that_sleeps(tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def test_states_copies_and_casts() -> None:
     layer, other = drawn(), KSLinear.from_structure(B_FIRST)
     x = torch.randn(5, 24)
     other.load_state_dict(layer.state_dict())
+    layer(x)  # the first call of a process at a shape may differ in its last bits from later ones
     assert torch.equal(other(x), layer(x))
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
     assert torch.equal(layer.double().weights[1], other.weights[1].double())
