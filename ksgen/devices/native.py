@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 import weakref
 from array import array
@@ -58,7 +57,7 @@ from ksgen.devices.base import (
     check_index,
     host_memory,
 )
-from ksgen.devices.threads import ThreadsByTime, wanted_threads
+from ksgen.devices.threads import ThreadsByTime, of_torch, wanted_threads
 from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.locks import new_lock
 from ksgen.ownership import temporary_folder
@@ -420,9 +419,7 @@ def _unload(handle: int) -> None:
 
 def _openmp() -> int | None:
     """Address of the function that begins a parallel region of PyTorch's OpenMP, whose threads are used; else None."""
-    torch: Any = sys.modules.get("torch")
-    is_whole = hasattr(torch, "get_num_threads")  # not while another thread imports it
-    return _parallel_of(torch.__file__) if is_whole else None
+    return _parallel_of(of_torch("__file__")) if of_torch("get_num_threads") else None
 
 
 @cache

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from time import perf_counter_ns
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ksgen.errors import DeviceError
 from ksgen.values import excerpt
@@ -108,9 +108,13 @@ def wanted_threads() -> int | None:
     """Number of threads to use; None for all cores."""
     if number := threads_of_environment():
         return number
-    # None without PyTorch, and while another thread imports it
-    get_num_threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    get_num_threads = of_torch("get_num_threads")
     return None if get_num_threads is None else int(get_num_threads())
+
+
+def of_torch(name: str) -> Any:
+    """Attribute of PyTorch; None without PyTorch, and while another thread imports it and has not defined it yet."""
+    return getattr(sys.modules.get("torch"), name, None)
 
 
 @cache

@@ -4,7 +4,6 @@
 no stream.
 """
 
-import sys
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import ReferenceType
 
 from ksgen.devices.base import Device
+from ksgen.devices.threads import of_torch
 from ksgen.errors import LaunchError
 from ksgen.families import MAP_ALIGNMENT
 from ksgen.families.signature import numbered
@@ -181,8 +181,7 @@ def check_memory(caller: object, views: Views, names: ArrayNames = ONE, unread: 
     `unread` holds views of packed weights that a launch may read after another has written an output. Returns whether
     all arrays begin at multiples of `MAP_ALIGNMENT`.
     """
-    # None without PyTorch, and while another thread imports it
-    is_grad_enabled = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
+    is_grad_enabled = of_torch("is_grad_enabled")
     if is_grad_enabled is not None and is_grad_enabled():
         for name, given in views.items():
             if given.kind == "torch" and given.owner.requires_grad:
