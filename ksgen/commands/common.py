@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import wraps
-from math import isnan
+from math import isfinite, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,16 +75,19 @@ def entry_figures(entry: "Entry") -> dict[str, Any]:
     return {**which, **times, "doubt": entry.why_unreliable, "measured": measured}
 
 
-def tidy(content: Any, name: str = "") -> Any:
+def tidy(content: Any, name: str = "", has_nan: bool = True) -> Any:
     """Return a copy of the data with rounded numbers.
 
     Times, whose names or parents' names end in `_us`, are rounded to a nanosecond, others to six significant digits.
+    Without `has_nan`, NaN and infinite numbers become None.
     """
     if isinstance(content, dict):
-        return {each: tidy(value, name if name.endswith("_us") else each) for each, value in content.items()}
+        return {each: tidy(value, name if name.endswith("_us") else each, has_nan) for each, value in content.items()}
     if isinstance(content, list | tuple):
-        return [tidy(value, name) for value in content]
+        return [tidy(value, name, has_nan) for value in content]
     if isinstance(content, float):
+        if not (has_nan or isfinite(content)):
+            return None
         return round(content, TIME_DIGITS) if name.endswith("_us") else float(f"{content:.{DIGITS}g}")
     return content
 
@@ -250,7 +253,7 @@ def json_text(content: Any) -> str:
 
     NaN and infinite numbers, which JSON lacks, become null.
     """
-    return json.dumps(json.loads(json.dumps(tidy(content)), parse_constant=lambda _: None), indent=1)
+    return json.dumps(tidy(content, has_nan=False), indent=1)
 
 
 def print_json(content: Any) -> None:
