@@ -65,6 +65,14 @@ MISTAKES = [
         ["run", "--pattern", "1,2,3,1", "--batch", "1" + "0" * 12],
         "ksgen: --batch 1000000000000: checking ks_1x2x3x1_float32_bsf takes",
     ),
+    (
+        ["run", "1,2,3,1", "--batch", "9" * 400],
+        "ksgen: --batch a number of 1329 bits: accepted: a whole number of at least 1, and below 2^63",
+    ),
+    (
+        ["show", "1,2,3,1", "--batch", "9" * 400],
+        "ksgen: Invalid value for '--batch': a number of 1329 bits; accepted: whole numbers below 2^63",
+    ),
     (["demo", "none.yaml"], "ksgen: none.yaml: cannot be read"),
     (["emit", "x" * 300], "ksgen: xxx"),
     (["emit", "a\tb.yaml"], "ksgen: a\\tb.yaml: cannot be read"),

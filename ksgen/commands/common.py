@@ -19,7 +19,7 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, JOBS, LAYOUTS, STRIDES, KernelSpec, Spec
-from ksgen.spec.kernel import hint, pattern_as_list
+from ksgen.spec.kernel import MOST_BYTES, hint, pattern_as_list
 from ksgen.values import counted, excerpt
 
 if TYPE_CHECKING:
@@ -156,9 +156,19 @@ class _RealRange(click.FloatRange):
         return self.fail("NaN is not in any range", param, ctx) if isnan(number) else number
 
 
+class _WholeRange(click.IntRange):
+    """Range of whole numbers that fit in 64 bits. Larger ones exceed what floats hold."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if number > MOST_BYTES:
+            self.fail(f"{excerpt(number)}; accepted: whole numbers below 2^63", param, ctx)
+        return number
+
+
 def number_option(*names: str, help_text: str, usual: float | None = None, least: float = 1) -> Callable[[Any], Any]:
     """Option for a number of at least `least`. It is a whole number, unless the default `usual` is a float."""
-    kind: Any = _RealRange(least, MOST_REAL) if isinstance(usual, float) else click.IntRange(min=int(least))
+    kind: Any = _RealRange(least, MOST_REAL) if isinstance(usual, float) else _WholeRange(min=int(least))
     return click.option(*names, type=kind, default=usual, show_default=usual is not None, help=help_text)
 
 

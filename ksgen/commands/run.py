@@ -28,6 +28,7 @@ from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.spec.kernel import MOST_BYTES
 from ksgen.values import excerpt
 
 
@@ -83,8 +84,8 @@ def command(
     from ksgen.measure.roofline import measure_ceilings, share_of_floor
     from ksgen.measure.verify import measure, most_sets
 
-    if batch is not None and batch < 1:
-        raise SpecError(f"--batch {batch}: accepted: a whole number of at least 1")
+    if batch is not None and not 1 <= batch <= MOST_BYTES:
+        raise SpecError(f"--batch {excerpt(batch)}: accepted: a whole number of at least 1, and below 2^63")
     epilogue = epilogue_of(bias, activation, residual, residual_first)
     place = None  # where a spec states the batch
     if spec is None and layer_name is None:
