@@ -160,10 +160,12 @@ class Layer:
         return kernels_of_layer(whole)
 
 
-def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[KernelSpec, SourcePlace | None]":
+def launch_of_spec(
+    spec: Path, name: str | None, wanted: Wanted, batch: int | None = None
+) -> "tuple[KernelSpec, SourcePlace | None]":
     """First matching launch of a spec's layer or group, and the place where the spec states its batch.
 
-    Without a name, the spec must have only one layer.
+    A launch for that batch size comes first. Without a name, the spec must have only one layer.
     """
     loaded = load(find_spec(spec))
     if not (named := list(loaded.chains_of)):
@@ -186,10 +188,11 @@ def launch_of_spec(spec: Path, name: str | None, wanted: Wanted) -> "tuple[Kerne
             f"{spec}: layer {name} has fuse: no, which forbids one launch of all factors; accepted: a layer without it"
         )
     kernels: list[KernelSpec] = [*launches, *(loaded.wanted[name] if is_product else ())]
-    if not (kernel := next(filter(wanted.matches, kernels), None)):
+    kernels = sorted(filter(wanted.matches, kernels), key=lambda each: batch is None or each.batch != batch)
+    if not kernels:
         asked = " and ".join(filter(None, astuple(wanted)))
         raise SpecError(f"{spec}: no kernel of layer {name} is {asked}; `ksgen show --spec {spec}` lists them")
-    return kernel, loaded.batch_places.get(kernel)
+    return kernels[0], loaded.batch_places.get(kernels[0])
 
 
 _OPTIONS = (  # name, values, help

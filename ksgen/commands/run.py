@@ -83,6 +83,7 @@ def command(
     from ksgen.launch.choice import described, limits_of
     from ksgen.measure.roofline import measure_ceilings, share_of_floor
     from ksgen.measure.verify import measure, most_sets
+    from ksgen.tuning.job import job_of
 
     if batch is not None and not 1 <= batch <= MOST_BYTES:
         raise SpecError(f"--batch {excerpt(batch)}: accepted: a whole number of at least 1, and below 2^63")
@@ -100,14 +101,15 @@ def command(
         }
         is_given |= {"--job": job != "multiply", **dict.fromkeys(layer.options, True), "patterns": bool(patterns)}
         _check_spec(spec, layer_name, [option for option in is_given if is_given[option]])
-        kernel, place = launch_of_spec(cast("Path", spec), layer_name, wanted)
+        kernel, place = launch_of_spec(cast("Path", spec), layer_name, wanted, batch)
         place = None if batch else place
         batch = batch or kernel.batch
-        if batch != kernel.batch:  # otherwise the source for that one batch size runs, as in launchers
+        if batch != kernel.batch:
             kernel = replace(kernel, batch=None)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
     check_memory(kernel, batch, limits_of(where), place)
+    kernel = job_of(kernel, batch).kernel  # specialised for one batch size only where launchers are, too
     measured = measure(where, kernel, batch, runs, seed, family)
     factors = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.is_chain else []
     warn_if_busy()  # after all checks, so that a user's mistake prints one line

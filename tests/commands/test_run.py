@@ -212,6 +212,8 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
 
     layer = figures("--layer", "up")
     assert (layer["pattern"], layer["batch"], layer["between"]) == ([[2, 9, 5, 3], [1, 4, 18, 3]], 40, "relu")
+    # launchers specialise no launch of several factors
+    assert layer["kernel"] == "ks_2x9x5x3_1x4x18x3_float32_bsf_relu_between_bias_gelu"
     assert (layer["epilogue"], len(layer["each_factor_us"])) == (
         {"bias": True, "activation": "gelu", "residual": False},
         2,
@@ -226,6 +228,9 @@ def test_a_layer_of_a_spec_is_run_as_the_spec_says(tmp_path: Path) -> None:
     spec_in(tmp_path, "layers: {total: {sum: [[[2,9,5,3]], [[2,9,5,3]]], bias: true}}")
     further = figures("--layer", "total[1]", "--batch", "9")
     assert further["epilogue"] == {"bias": False, "activation": "none", "residual": True}
+    spec_in(tmp_path, "layers: {lone: {chain: [[2,9,5,3]], batch: [8, 9, any]}}")
+    names = [figures(*words)["kernel"] for words in ((), ("--batch", "9"), ("--batch", "7"))]
+    assert names == [f"ks_2x9x5x3_float32_bsf{end}" for end in ("_batch8", "_batch9", "")]
 
 
 def test_only_a_residual_and_an_activation_have_an_order() -> None:
