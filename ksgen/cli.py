@@ -62,6 +62,12 @@ class _Lazy(click.Group):
             raise click.UsageError(f"no command {excerpt(args[0])}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `ksgen ... | head`; click would exit with 1, as after a failed check
+            sys.exit(141)
+
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="ksgen")
@@ -105,9 +111,6 @@ def main() -> None:
     except KsgenError as error:
         _complain(f"ksgen: {error}")
         sys.exit(2)
-    except BrokenPipeError:  # `ksgen ... | head`
-        sys.stderr.close()
-        sys.exit(141)
     except OSError as error:  # a full disk, a folder that may not be entered, a name that is too long
         _complain(f"ksgen: {error}")
         sys.exit(2)

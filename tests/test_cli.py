@@ -1,5 +1,6 @@
 """The command line: what a user's mistakes print, and emit, build, bundle, run and demo end to end."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -148,6 +149,16 @@ def test_every_help_has_examples_and_whole_summaries() -> None:
 def test_the_script_at_the_top_is_the_same_command() -> None:
     done = subprocess.run([sys.executable, ROOT / "cli.py", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == ksgen_program("--version").stdout
+
+
+@pytest.mark.parametrize("arguments", [("spec", "schema"), ("show", "1,4,6,4")])  # printed by click, and by rich
+def test_a_command_whose_output_is_not_read_ends_like_others_in_a_pipe(arguments: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, ROOT / "cli.py", *arguments]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_completion_offers_the_commands() -> None:

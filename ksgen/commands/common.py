@@ -285,7 +285,12 @@ def console(stderr: bool = False) -> "Console":
     for name in ("COLUMNS", "LINES"):  # rich accepts any number, even 0 and huge ones
         if not re.fullmatch(r"[1-9][0-9]{0,3}", os.environ.get(name, "80"), re.ASCII):
             del os.environ[name]
-    screen = Console(stderr=stderr, highlight=False)
+
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # else rich exits with 1
+
+    screen = Screen(stderr=stderr, highlight=False)
     screen.width = max(screen.width, LEAST_COLUMNS)
     return screen
 
