@@ -174,7 +174,7 @@ def joule_per_run(reading: Reading, runs: int, idle: Idle) -> float:
     if reading.seconds < least_s:
         raise EnergyError(
             f"{runs} runs took {reading.seconds:.2f} s, and this GPU updates its energy every "
-            f"{idle.update_s * 1e3:.0f} ms: at least {least_s:.1f} s are needed; --seconds {2 * least_s:.0f} would do"
+            f"{idle.update_s * 1e3:.0f} ms: at least {least_s:.1f} s are needed; --seconds {ceil(2 * least_s)} would do"
         )
     above = reading.joule - idle.watt * reading.seconds
     if above <= 0:

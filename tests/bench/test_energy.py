@@ -40,6 +40,8 @@ def test_too_short_is_refused_with_how_long_would_do() -> None:
         "16 runs took 0.50 s, and this GPU updates its energy every 100 ms: at least 2.0 s are needed; --seconds 4 "
         "would do"
     )
+    with pytest.raises(EnergyError, match=r"at least 0\.2 s are needed; --seconds 1 would do"):
+        joule_per_run(Reading(20.0, 0.1, 0), 16, Idle(70.0, 0.01))
     assert joule_per_run(Reading(200.0, 2.0, 0), 10, Idle(70.0, 0.1)) == pytest.approx(6.0)
 
 
