@@ -177,20 +177,22 @@ def report(
 
     rows, tables = read_rows(file), [table for path in model_files for table in tables_of(path)]
     machine = pages.machine_of(file)
+    is_printed = "-" in map(str, (markdown, output))
     if markdown:
-        _write(markdown, pages.markdown(rows, tables, machine))
+        _write(markdown, pages.markdown(rows, tables, machine), is_printed)
     if svg:
-        _write(svg, pages.picture(rows, machine))
+        _write(svg, pages.picture(rows, machine), is_printed)
     if output or not (markdown or svg):
-        _write(output or file.with_suffix(".html"), pages.page(rows, tables, machine))
+        _write(output or file.with_suffix(".html"), pages.page(rows, tables, machine), is_printed)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, is_printed: bool) -> None:
+    """Write a file, or print it if its name is `-`. If one is printed, the names of others go to standard error."""
     if str(path) == "-":
         click.echo(text)
         return
     write(path, text)
-    click.echo(f"{path}: {len(text) / 1e3:.0f} kB")
+    click.echo(f"{path}: {len(text) / 1e3:.0f} kB", err=is_printed)
 
 
 for subcommand in (

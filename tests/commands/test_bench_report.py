@@ -38,6 +38,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path("h200.html").read_text() == report.page(FOUR)
     done = invoke("h200.csv", "--markdown", "-")
     assert done.output.startswith("# Kronecker-sparse products: Abacus")
+    printed = done.stdout
+    done = invoke("h200.csv", "--markdown", "-", "-o", "page.html")
+    assert (done.stdout, done.stderr.partition(": ")[0]) == (printed, "page.html")
     assert invoke("h200.csv", "--markdown", "tables.md", "-o", "page.html").exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"h200.csv", "h200.html", "tables.md", "page.html"}
     done = invoke("h200.csv", "-o", "none/page.html")
