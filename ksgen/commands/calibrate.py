@@ -169,7 +169,7 @@ def command(
 def report_of(facts: "Facts", passport: "Passport | None", trials: "Iterable[Trial]") -> dict[str, Any]:
     """The file that a user may send back: the device, its passport, and the times of trials next to predicted times.
 
-    It holds no host name, user name or path. Paths in error messages are replaced by "...".
+    It holds no host name, user name or path. Paths in error messages and compilers' options are replaced by "...".
     """
     return {
         "ksgen": facts.ksgen,
@@ -177,7 +177,7 @@ def report_of(facts: "Facts", passport: "Passport | None", trials: "Iterable[Tri
             "name": facts.name,
             "kind": facts.kind,
             "target": facts.target,
-            "driver": facts.driver_version,
+            "driver": without_paths(facts.driver_version),
             "limits": asdict(facts.limits),
         },
         "passport": passport and {
@@ -194,9 +194,8 @@ def without_paths(text: str) -> str:
 
 
 def _trial(trial: "Trial") -> dict[str, Any]:
-    changed = {
-        "kernel": trial.kernel.name, "constants": asdict(trial.constants), "reason": without_paths(trial.reason)
-    }  # fmt: skip
+    changed: dict[str, Any] = {name: without_paths(getattr(trial, name)) for name in ("reason", "compiler", "driver")}
+    changed |= {"kernel": trial.kernel.name, "constants": asdict(trial.constants)}
     return {name: changed.get(name, getattr(trial, name)) for name in _OF_TRIAL}
 
 

@@ -16,6 +16,7 @@ from ksgen.calibration import trials
 from ksgen.cli import cli
 from ksgen.commands import calibrate as command
 from ksgen.commands.calibrate import without_paths
+from ksgen.emit.render import render
 from ksgen.errors import DeviceError, KsgenError
 from ksgen.launch.choice import settling_command
 from ksgen.launch.planner import PLANNER
@@ -25,6 +26,7 @@ from ksgen.spec import Epilogue, KernelSpec
 from ksgen.tuning import tuner
 from ksgen.tuning.engine import Entries
 from ksgen.tuning.job import Job, Outcome, Runs
+from ksgen.tuning.trials import Trial
 from ksgen.wisdom import load_wisdom
 from tests.support.fake_gpu import FakeGpu
 from tests.support.tuning_search import TimedEngine, own_cache, some_of_space, time_shortly
@@ -177,6 +179,15 @@ def test_the_report_has_the_device_and_all_trials_and_nothing_personal(home: Pat
 )
 def test_reasons_lose_the_names_of_files(text: str, kept: str) -> None:
     assert without_paths(text) == kept
+
+
+def test_compilers_of_the_report_lose_the_names_of_files() -> None:
+    made_by, kernel = "g++ (GCC) 13.2.0 -B/home/ann/tools -O2, 1a2b", KernelSpec(Pattern(1, 24, 9, 2))
+    constants = render(kernel).constants
+    trial = Trial(kernel, 70, "EPYC", "simt", constants, "", "measured", driver=made_by, compiler=made_by)
+    content = command.report_of(replace(Machine().facts, driver_version=made_by), None, [trial])
+    kept = "g++ (GCC) 13.2.0 ... -O2, 1a2b"
+    assert [content["device"]["driver"], *(content["trials"][0][name] for name in ("driver", "compiler"))] == [kept] * 3
 
 
 def test_a_home_with_a_space_in_its_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
