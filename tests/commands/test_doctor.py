@@ -209,6 +209,15 @@ def test_pytorchs_build_compared_with_the_driver(
 # ---- this machine
 
 
+def test_what_a_failed_removal_of_a_package_leaves_is_no_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known = doctor._array_libraries()
+    (tmp_path / "torch-2.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor._array_libraries() == known
+
+
 def test_doctor_names_what_is_there_and_what_installs_the_rest() -> None:
     rows = {row["what"]: row for row in json.loads(run("doctor", "--json").stdout)}
     assert {"ksgen", "Python", "launchers take", "nvcc", "nvrtc", "cache", "wisdom"} <= set(rows)
