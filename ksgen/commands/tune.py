@@ -107,6 +107,9 @@ def command(
         raise SpecError("name what to tune: patterns such as 1,192,48,2, or --spec FILE, one of the two")
     else:
         kernels = wanted.kernels_of_spec(spec) if spec else dict.fromkeys(wanted.kernels(patterns, Epilogue()))
+    of_search = {"--report": report, "--budget": budget, "--fresh": fresh}
+    if noise and (given := [name for name, value in of_search.items() if value]):
+        raise SpecError(f"{', '.join(given)} with --noise, which searches nothing; accepted: one of the two")
     if report:
         check_report(report)
     options = SearchOptions(parse_budget(budget), strategy, family, fresh)

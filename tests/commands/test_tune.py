@@ -306,6 +306,11 @@ def test_a_terminal_gets_a_live_table(home: Path) -> None:
             KsgenError,
             "/nowhere/out.html: no file can be written there",
         ),
+        (
+            ("1,2,3,4", "--noise", "--report", "out.html", "--fresh"),
+            SpecError,
+            "--report, --fresh with --noise, which searches nothing; accepted: one of the two",
+        ),
         (("--spec", "nowhere.yaml"), SpecError, "nowhere.yaml"),
         (
             ("--spec", "specs/vit.yaml", "--precision", "float64", "--layout", "bsl"),
