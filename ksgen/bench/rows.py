@@ -21,7 +21,7 @@ from statistics import median, quantiles
 from types import TracebackType
 from typing import Any, NamedTuple, get_type_hints
 
-from ksgen.bench.roster import AND, FORWARD, WHOLE
+from ksgen.bench.roster import AND, FORWARD, STEPS_OF_LAYERS, WHOLE
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.errors import KsgenError
 from ksgen.families import present_names
@@ -306,6 +306,8 @@ def read_rows(path: Path) -> list[ResultRow]:
     if wrong := [row for row in rows if row.median_us is not None and not 0 < row.median_us < inf]:
         of = f"{wrong[0].implementation}, {wrong[0].job}"
         raise KsgenError(f"{path}: median_us={wrong[0].median_us} of {of}; accepted: microseconds above 0")
+    if other := next((row.step for row in rows if row.step not in STEPS_OF_LAYERS), ""):
+        raise KsgenError(f"{path}: step={excerpt(other)}; accepted: {', '.join(STEPS_OF_LAYERS)}")
     if not rows:
         raise KsgenError(
             f"{path}: holds no results yet; `ksgen bench paper` or `layers` with -o {path.with_suffix('.jsonl')} adds "

@@ -66,6 +66,7 @@ def test_parquet_where_pyarrow_is_there(tmp_path: Path) -> None:
         (lambda text: text.replace("100.0", "0", 1), r"rows\.csv: median_us=0.0 of ksgen, 1,48,48,2; accepted: micro"),
         (lambda text: text.replace("100.0", "nan", 1), r"rows\.csv: median_us=nan of ksgen, 1,48,48,2; accepted"),
         (lambda text: text.replace("1,48,48,2", "1,48,48", 1), r"rows\.csv:2: '1,48,48' is not a pattern"),
+        (lambda text: text.replace(",forward,", ",backward,", 1), r"rows\.csv: step='backward'; accepted: forward, tr"),
         (lambda text: text.replace(",25088,", ",,", 1), r"rows\.csv:2: batch is empty; accepted: a number"),
         (lambda text: text.splitlines(keepends=True)[0], r"rows\.csv: holds no results yet; .* or `layers` with -o .* "
                                                          r"adds some"),
