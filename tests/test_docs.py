@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 from ksgen import structures
+from ksgen.cli import cli
 from ksgen.pattern import NAMED_CHAINS
 from ksgen.spec import parse, schema
 from release.tutorial import tutorial_page
@@ -113,6 +115,29 @@ def test_make_help_says_one_line_of_every_target() -> None:
     ).stdout
     assert sorted(line.split()[1] for line in said.splitlines()) == sorted(targets)
     assert all(len(line) < 120 and line.endswith(".") for line in said.splitlines())
+
+
+def unknown_options(text: str) -> Iterator[str]:
+    """Options that code of a page gives to a command of ksgen, and that the command does not have."""
+    for code in re.finditer(r"```[\s\S]*?```|`([^`]+)`|^ {4}(ksgen .+)$", text, re.MULTILINE):
+        words = (code[1] or code[2] or "").partition(" #")[0].removeprefix("ksgen ").split()
+        command = cli.get_command(click.Context(cli), words[0]) if words else None
+        for word in words[1:] if command else ():
+            if isinstance(command, click.Group):  # `ksgen bench mine.yaml` is `ksgen bench layers`
+                command = command.commands.get("layers" if word.endswith(".yaml") else word, command)
+            elif command and word.startswith("--") and not any(word in option.opts for option in command.params):
+                yield f"{words[0]} {word}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_on_pages_have_the_options_that_they_are_given(page: Path) -> None:
+    assert list(unknown_options(page.read_text(encoding="utf-8"))) == []
+
+
+def test_options_that_no_command_has_are_found() -> None:
+    text = "```\n`\n```\n`show --target`, `--target`\n\n    ksgen bench a.yaml --page --jobs 2  # --no\n"
+    text += "    ksgen demo --batch 2\n"
+    assert list(unknown_options(text)) == ["show --target", "bench --jobs"]
 
 
 def test_every_file_named_for_contributors_is_there() -> None:
