@@ -129,12 +129,16 @@ class Meter:
     def _sampled(self, work: Callable[[], None]) -> Reading:
         """Integral of power over time, by trapezoids between samples."""
         samples: list[tuple[float, float]] = []
+        failed: list[EnergyError] = []
         done = threading.Event()
 
         def sample() -> None:
-            while not done.is_set():
-                samples.append((self._clock(), self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3))
-                self._pause(SAMPLE_SECONDS)
+            try:
+                while not done.is_set():
+                    samples.append((self._clock(), self._reported("nvmlDeviceGetPowerUsage")))
+                    self._pause(SAMPLE_SECONDS)
+            except EnergyError as error:
+                failed.append(error)
 
         thread = threading.Thread(target=sample, daemon=True)
         thread.start()
@@ -145,12 +149,21 @@ class Meter:
             seconds = self._clock() - begin
             done.set()
             thread.join()
+        if failed:  # the samples so far say nothing of the rest
+            raise failed[0]
         within = [(moment, watt) for moment, watt in samples if begin <= moment <= begin + seconds]
         return Reading(integral(within, seconds), seconds, len(within))
 
     def _joule(self) -> float:
-        millijoules: int = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-        return millijoules / 1e3
+        return self._reported("nvmlDeviceGetTotalEnergyConsumption")
+
+    def _reported(self, name: str) -> float:
+        """Joules or watts that NVML's function of this name reports. `EnergyError` if it fails."""
+        try:
+            thousandths: int = getattr(self._nvml, name)(self._handle)
+        except self._nvml.NVMLError as error:
+            raise EnergyError(f"NVML reports no energy of the GPU any more ({error}); measure again") from error
+        return thousandths / 1e3
 
 
 def integral(samples: list[tuple[float, float]], seconds: float) -> float:

@@ -71,6 +71,18 @@ def test_power_samples_where_there_is_no_count() -> None:
     assert real.read(lambda: energy.sleep(0.3)).joule == pytest.approx(0.3 * IDLE_WATT, rel=0.2)
 
 
+def test_a_reading_that_fails_is_an_error_and_no_smaller_energy() -> None:
+    def lost(handle: str) -> int:
+        raise Nvml.NVMLError("GPU is lost")
+
+    stand_ins: list[Any] = [Nvml(), Nvml(has_counter=False)]
+    for nvml in stand_ins:
+        metered = Meter(nvml, "gpu")
+        nvml.nvmlDeviceGetTotalEnergyConsumption = nvml.nvmlDeviceGetPowerUsage = lost
+        with pytest.raises(EnergyError, match=r"NVML reports no energy of the GPU any more \(GPU is lost\)"):
+            metered.read(lambda: energy.sleep(0.05))
+
+
 def test_samples_add_up_to_joules() -> None:
     assert integral([(0.0, 100.0), (1.0, 300.0), (3.0, 300.0)], 3.0) == 800.0
     assert integral([(1.0, 100.0), (2.0, 100.0)], 4.0) == 400.0  # what lies outside the samples
