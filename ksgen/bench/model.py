@@ -10,6 +10,7 @@ layers are timed alone, on inputs of their size, alternating with the full model
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from statistics import median, quantiles
 
@@ -59,7 +60,8 @@ def seconds_in_turn(
     for _ in range(WARMUP_RUNS):
         for call in calls.values():
             call()
-    clock = cuda_clock if on_gpu else host_clock
+    clock: Callable[[Callable[[], object]], float]
+    clock = partial(cuda_clock, where=device) if on_gpu else host_clock
     names = list(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(repeats):

@@ -5,8 +5,10 @@ How long anything takes is not tested.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -366,6 +368,28 @@ def test_calls_take_turns() -> None:
     seconds = seconds_in_turn({name: lambda name=name: order.append(name) for name in "abc"}, 3, torch.device("cpu"))
     assert "".join(order) == "abc" * WARMUP_RUNS + "abc" + "bca" + "cab"
     assert {name: len(times) for name, times in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_a_gpu_is_timed_by_its_own_stream_although_another_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    second, current, recorded = torch.device("cuda:1"), list[Any](), list[Any]()
+
+    @contextmanager
+    def device(where: Any) -> Iterator[None]:
+        current.append(where)
+        yield
+        current.pop()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.record, self.synchronize = (lambda: recorded.append(current[-1:])), lambda: None
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 2e3
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert seconds_in_turn({"a": lambda: None}, 1, second) == {"a": [2.0]}
+    assert recorded == [[second]] * 2
 
 
 def test_spread_is_the_quartiles() -> None:

@@ -6,7 +6,7 @@ Chooses no chain.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -148,7 +148,8 @@ def clock_of(device: Any, precision: str) -> Clock:
 def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str]]:
     """Median times of forward passes without gradients, taken alternately, each with why it is unreliable, or ""."""
     on_gpu = x.device.type == "cuda"
-    clock = cuda_clock if on_gpu else host_clock
+    clock: Callable[[Callable[[], object]], float]
+    clock = partial(cuda_clock, where=x.device) if on_gpu else host_clock
 
     def timer(layer: nn.Module) -> Timer:
         return block_of(lambda runs: [clock(lambda: layer(x)) for _ in range(runs)])
@@ -160,16 +161,17 @@ def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str
         ]
 
 
-def cuda_clock(call: Callable[[], object]) -> float:
-    """Time a call by events on PyTorch's stream.
+def cuda_clock(call: Callable[[], object], where: torch.device | None = None) -> float:
+    """Time a call by events on PyTorch's stream of a GPU, or of the current GPU.
 
     The result includes the host's launch time if the GPU waits for it.
     """
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
+    with torch.cuda.device(where):  # else another GPU's stream would be timed
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
 
 
