@@ -264,6 +264,7 @@ def _of_model(
         os.environ["KSGEN_DEVICE"] = device
     import torch
 
+    from ksgen.bench.contenders import torch_device
     from ksgen.bench.models import VisionTransformer, build, make_sparse, rule
     from ksgen.calibration.trials import opened
     from ksgen.devices import find_device
@@ -275,7 +276,7 @@ def _of_model(
     if where.kind == "cuda" and not torch.cuda.is_available():
         lacks = f"PyTorch {torch.__version__} cannot use {where.name}"
         raise DeviceError(f"--model {name}: {lacks}; install PyTorch's build for CUDA, or give --device native")
-    with torch.device(where.kind if where.kind == "cuda" else "cpu"):
+    with torch_device(where):
         model: Any = build(name)
     model.blocks = model.blocks[:1]  # all blocks have the same kernels
     make_sparse(model, rule(name), from_weights=False)

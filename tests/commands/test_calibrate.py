@@ -29,6 +29,7 @@ from ksgen.tuning.job import Job, Outcome, Runs
 from ksgen.tuning.trials import Trial
 from ksgen.wisdom import load_wisdom
 from tests.support.fake_gpu import FakeGpu
+from tests.support.libraries import library
 from tests.support.tuning_search import TimedEngine, own_cache, some_of_space, time_shortly
 
 
@@ -295,6 +296,22 @@ def test_a_gpu_that_this_pytorch_cannot_use_is_reported(home: Path, monkeypatch:
     assert isinstance(done.exception, DeviceError)
     why = f"PyTorch {torch.__version__} cannot use Fake GPU; install PyTorch's build for CUDA, or give --device native"
     assert str(done.exception) == f"--model vit-s16: {why}"
+
+
+@pytest.mark.libraries
+def test_a_model_is_built_on_the_gpu_whose_kernels_are_tried(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = library("torch")
+    built_on: list[str] = []
+
+    def build(name: str) -> None:
+        built_on.append(str(torch.get_default_device()))
+        raise DeviceError("seen")
+
+    monkeypatch.setattr("ksgen.devices.find_device", lambda: FakeGpu(index=1))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("ksgen.bench.models.build", build)
+    assert str(calibrate("--model", "vit-s16").exception) == "seen"
+    assert built_on == ["cuda:1"]
 
 
 def test_a_passport_alone_tells_nothing_of_times(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
