@@ -131,8 +131,10 @@ def bmm_us(device: "Device", kernel: KernelSpec, batch: int) -> float | None:
         return None
     import torch
 
-    if device.kind == "cuda" and not torch.cuda.is_available():
-        return None
+    if device.kind == "cuda":
+        if not torch.cuda.is_available():
+            return None
+        torch.cuda.set_device(device.index)  # for events, and the busy work
     from ksgen.bench.contenders import contenders, torch_device
     from ksgen.bench.problem import product_job
     from ksgen.bench.timing import Protocol, Timed

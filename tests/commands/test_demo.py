@@ -138,6 +138,16 @@ def test_a_gpu_that_pytorch_cannot_use_has_no_product_of_cublas(monkeypatch: pyt
     assert demo.bmm_us(gpu, KernelSpec(Pattern(1, 24, 16, 1)), 16) is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert demo.bmm_us(gpu, KernelSpec(Pattern(1, 24, 16, 4, "j.k")), 16) is None, "no product exchanges outputs"
+    used: list[int] = []
+
+    def contenders(*_: object) -> None:
+        raise DeviceError(f"cuda:{used}")
+
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    monkeypatch.setattr("ksgen.bench.contenders.contenders", contenders)
+    second: Any = FakeGpu(index=1)
+    with pytest.raises(DeviceError, match=r"cuda:\[1\]"):  # events are those of the current GPU
+        demo.bmm_us(second, KernelSpec(Pattern(1, 24, 16, 1)), 16)
 
 
 def test_an_interrupt_of_the_trials_ends_the_demo(spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
