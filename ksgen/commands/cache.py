@@ -63,8 +63,11 @@ def ls(folder: Path | None, as_json: bool) -> None:
     cache = _cache(folder)
     entries = sorted(cache.entries(), key=lambda entry: (-entry.last_used, entry.entry, entry.target))
     if as_json:
-        fields = ("key", "entry", "target", "compiler", "bytes", "last_used")
-        print_json([{name: getattr(entry, name) for name in fields} for entry in entries])
+        fields = ("key", "entry", "target", "compiler", "bytes")
+        listed = [{name: getattr(entry, name) for name in fields} for entry in entries]
+        for row, entry in zip(listed, entries, strict=True):
+            row["last_used"] = int(entry.last_used)  # `tidy` would round a float to six digits
+        print_json(listed)
         return
     if entries:
         rows = []

@@ -29,6 +29,8 @@ def test_cache_ls_lists_what_is_there(folder: Path) -> None:
         ("ks_one", "sm_90a", "nvcc 13.0"),
         ("ks_two", "sm_90a", "nvcc 13.0"),
     ]
+    used = {entry.entry: int(entry.last_used) for entry in Cache(folder).entries()}
+    assert {row["entry"]: row["last_used"] for row in rows} == used
     assert run("cache", "ls", "--folder", str(folder)).stdout.splitlines()[-1].startswith("2 entries, ")
     assert run("cache", "ls", "--folder", str(folder / "none")).stdout == f"0 entries, 0.0 MB in {folder / 'none'}\n"
 
