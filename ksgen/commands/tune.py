@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ksgen.commands.common import (
-    REPLACED,
     SPEC,
     OneOf,
     batch_option,
@@ -18,6 +17,7 @@ from ksgen.commands.common import (
     console,
     device_option,
     entry_figures,
+    file_option,
     json_option,
     kernel_figures,
     print_columns,
@@ -64,12 +64,7 @@ STRATEGY = OneOf(("model", "random", "exhaustive"))
 @click.option("--scheduler", metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786.")
 @click.option("--fresh", is_flag=True, help="Measure all candidates again, including those of earlier searches.")
 @click.option("--noise", is_flag=True, help="Instead of a search, report how much repeated measurements differ.")
-@click.option(
-    "--report",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help=f"Write a page with curves and tables to this file; {REPLACED}.",
-)
+@file_option("--report", help_text="Write a page with curves and tables to this file")
 @json_option
 def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, wanted: Wanted, chain: bool, batch: int | None,

@@ -35,6 +35,7 @@ def test_shipped_specs_are_found_from_any_folder(tmp_path: Path) -> None:
         ("bench", "share", "-o"),
         ("bench", "model", "-o"),
         ("show", "1,4,6,4", "--png"),
+        ("tune", "1,4,6,4", "--report"),
     ],
 )
 def test_no_file_is_called_minus(command: tuple[str, ...], tmp_path: Path) -> None:
