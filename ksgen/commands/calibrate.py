@@ -128,6 +128,8 @@ def command(
     unused = wanted.layout or wanted.weights or wanted.inputs or is_layer or epilogue != Epilogue()
     if model and unused:
         raise SpecError(f"--model {excerpt(model)} with options of patterns; accepted: --precision, --batch, --device")
+    if not (kernels or model) and (unused or wanted.precision or wanted.job or batches):
+        raise SpecError(f"options of kernels without a kernel; name {NAMES}")
     if specs and not layer.patterns and epilogue != Epilogue():
         raise SpecError("--bias, --activation and --residual are for patterns; a spec has its own")
     if model:

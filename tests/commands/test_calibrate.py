@@ -234,6 +234,8 @@ def test_the_command_that_explain_names_tries_that_kernel_on_that_device(
         (("--model", "vit-s16", "--layout", "bsl"), "with options of patterns; accepted: --precision"),
         (("specs/vit.yaml", "--bias"), "--residual are for patterns; a spec has its own"),
         (("missing.yaml",), "missing.yaml"),
+        (("--precision", "float16"), "options of kernels without a kernel; name a spec such as specs/vit.yaml"),
+        (("--batch", "16"), "options of kernels without a kernel; name a spec"),
         (("specs/vit.yaml", "--precision", "tf32"), "no kernel in it is tf32"),
     ],
 )
