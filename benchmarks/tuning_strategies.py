@@ -78,8 +78,13 @@ def record(file: Path, batch: int, candidates: int, kernels: int, precision: str
     """Measure every candidate of a bounded space."""
     engine = LocalEngine(device)
     facts = engine.facts
-    limits = limits_from(facts.kind, facts.target, facts.limits)
     content: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"device": facts.name, "tables": []}
+    if content["device"] != facts.name:
+        engine.close()
+        raise click.ClickException(
+            f"{file} holds tables of {content['device']}, and this is {facts.name}; name another file"
+        )
+    limits = limits_from(facts.kind, facts.target, facts.limits)
     for number, shape in enumerate(PATTERNS[:kernels]):
         job = Job(KernelSpec(Pattern(*shape), precision, LAYOUTS[number % 2]), batch)
         if str(job) in {table["job"] for table in content["tables"]}:

@@ -1,10 +1,14 @@
 """What benchmarks launch by themselves, rehearsed on the stand-in device."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from benchmarks import tuning_strategies
 from benchmarks.model import hopper_shares
 from ksgen.devices import find_device
 from ksgen.emit.render import render_probe
@@ -114,3 +118,15 @@ def test_what_the_cost_model_expects_of_more_freedom_is_no_less() -> None:
     found = hopper_shares(kernel, Ceilings(4e12, 790e12))
     assert 0 < found["alone"] < found["best"] < 1
     assert 0 < found["default"] < 1
+
+
+def test_recorded_tables_are_of_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine = SimpleNamespace(facts=SimpleNamespace(name="a GPU"), close=lambda: None)
+    monkeypatch.setattr(tuning_strategies, "LocalEngine", lambda device: engine)
+    file = tmp_path / "tables.json"
+    file.write_text('{"device": "an abacus", "tables": []}')
+    done = CliRunner().invoke(tuning_strategies.main, ["record", str(file)])
+    assert (done.exit_code, done.output) == (
+        1,
+        f"Error: {file} holds tables of an abacus, and this is a GPU; name another file\n",
+    )
