@@ -416,7 +416,8 @@ def _product(family: Family[Any], kernel: KernelSpec, constants: Any, entry: str
     shape = ", ".join("1" if axis in kernel.tie else axis.upper() for axis in "abcd")
     of = kernel.dtype
     if kernel.is_quantized:
-        of = f"{kernel.weights} and, from byte {kernel.scales_begin} on, a float32 scale per output"
+        times = " times the scale of X" if kernel.has_bytes_in else ""
+        of = f"{kernel.weights} and, from byte {kernel.scales_begin} on, a float32 scale per output{times}"
     return [
         f"  {first}: w is ({shape}) of {of}, packed has {packed} bytes",
         f"  {_launch(entry, grid, geometry, f'{given}, batch')}{rest}",

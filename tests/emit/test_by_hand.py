@@ -106,6 +106,8 @@ def test_a_head_says_where_the_scales_of_weights_lie() -> None:
     source = source_of("simt", replace(kernel_of((2, 37, 13, 5), "float32", "bsf"), weights="int8"))
     told = "w is (A, B, C, D) of int8 and, from byte 4816 on, a float32 scale per output, packed has"
     assert told in unwrapped(source)
+    bytes_in = source_of("simt", replace(source.kernel, inputs="int8"))
+    assert told.replace(", packed", " times the scale of X, packed") in unwrapped(bytes_in)
 
 
 @pytest.mark.parametrize("batch", [None, 300])
