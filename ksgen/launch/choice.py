@@ -21,6 +21,7 @@ from ksgen.families import (
     requested_family,
     takes_job,
 )
+from ksgen.families.gpus import begins_early
 from ksgen.passport import FORCE, bars
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.spec.kernel import CHAIN
@@ -225,3 +226,5 @@ def check_fit(family_name: str, constants: Any, kernel: KernelSpec, limits: Limi
         raise ConstantsError(
             f"{kernel.name}: {constants}: the device has no asynchronous copies; accepted: copy=registers"
         )
+    if getattr(constants, "early", 0) and not begins_early(limits.target):
+        raise ConstantsError(f"{kernel.name}: {constants}: launches begin early only from sm_90 on; accepted: early=0")

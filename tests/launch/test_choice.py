@@ -106,6 +106,10 @@ def test_constants_that_a_device_cannot_run_do_not_fit() -> None:
     check_fit("simt", constants, KERNEL, HOPPER)
     with pytest.raises(ConstantsError, match="the device has no asynchronous copies"):
         check_fit("simt", constants, KERNEL, replace(HOPPER, async_copies=False))
+    early = FAMILIES["gemv"].default(KERNEL, HOPPER, 1)
+    check_fit("gemv", early, KERNEL, HOPPER)
+    with pytest.raises(ConstantsError, match="early=1: launches begin early only from sm_90 on; accepted: early=0"):
+        check_fit("gemv", early, KERNEL, cuda_limits("sm_80"))
     tensor = KernelSpec(KERNEL.pattern, "tf32")
     with pytest.raises(ConstantsError, match="mma does not run on this device"):
         check_fit("mma", FAMILIES["mma"].default(tensor, HOPPER), tensor, replace(HOPPER, tensor_cores=False))
