@@ -256,8 +256,11 @@ def test_what_it_serves() -> None:
     assert FAMILY in families_for(kernel, LIMITS, 1)
     for limits in (cuda_limits("sm_75"), replace(LIMITS, is_cpu=True), replace(LIMITS, shared_bytes=1000)):
         assert not FAMILY.supports(kernel, limits)
-    for chains in (RAGGED[:2], (*EVEN, *EVEN)):
+    # the first factor with the second one's i and j has 2^31 inputs, or half as many
+    vast, large = ((Pattern(1, 2**16, c, 1), Pattern(1, 2, 1, 2**16)) for c in (2**15, 2**14))
+    for chains in (RAGGED[:2], (*EVEN, *EVEN), vast):
         assert not FAMILY.supports(KernelSpec(chains, "float16", "bsf"), LIMITS)
+    assert FAMILY.supports(KernelSpec(large, "float16", "bsf"), LIMITS)
     assert not FAMILY.supports(chain_of(GPT2, "complex64", "bsf"), LIMITS)
 
 

@@ -16,7 +16,7 @@ from ksgen.families.chains import factor_kernels
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.tiles import WARP, Constants, Sized, divide_up
 from ksgen.order import Digit, Order, Place
-from ksgen.pattern import Pattern
+from ksgen.pattern import MOST_FEATURES, Pattern
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
@@ -77,9 +77,11 @@ def is_narrow(kernel: KernelSpec) -> bool:
     """Whether each (i, j) of the second factor depends on X of only some i and one j of the first factor.
 
     This holds for the usual chains. If outputs are exchanged between the factors, it may depend on all of X, but digits
-    must divide each other.
+    must divide each other. It does not hold if `First` would be too large for a pattern.
     """
     first, last = kernel.factors
+    if last.a * first.c * last.d > MOST_FEATURES:
+        return False
     if first.outputs.is_exchanged:
         return first.outputs.undivided(last.inputs) is None
     return first.a % last.a == 0 and last.d % first.d == 0
