@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, replace
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from ksgen.families.simt.family import Simt
 from ksgen.families.simt.shape import SimtConstants, SimtTiling
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, stratified
+from tests.emulator import SimtError
 from tests.support import kernels
 from tests.support.kernels import SERVED, in_emulator, source_of
 from tests.support.simt_kernels import kernel
@@ -35,6 +37,19 @@ def test_memory_that_is_not_aligned_to_16_bytes(precision: str, layout: str) -> 
     for shift in (1, 2):
         source = source_of("simt", kernel((2, 48, 16, 4), precision, layout, Epilogue(residual=True)))
         kernels.check(source, 64, in_emulator(), shift=shift)
+
+
+def test_packed_weights_lie_at_distances_of_64_bits() -> None:
+    """The last stage of so many inputs begins 2^31 weights behind the first."""
+    spec, constants = kernel((1, 1024, 2**21 + 1, 1)), SimtConstants(32, 1024, 1, 1, 4, 16, 2, 1, "registers")
+    source, run = source_of("simt", spec, constants), in_emulator()
+    last = "for (int step = STEPS - 2; step < STEPS; ++step)"
+    text = source.text.replace("for (int step = 0; step < STEPS; ++step)", last)
+    assert text.count(last) == text.count("fetch_weights(held_w, weights);") == 1
+    text = text.replace("fetch_weights(held_w, weights);", "")
+    x, y = np.zeros(spec.in_features, np.float32), np.zeros(1024, np.float32)
+    with pytest.raises(SimtError, match=r"address 0x20000000., outside every buffer"):
+        run(replace(source, text=text), source.entry, SIMT.geometry(spec, constants, 1), [x, None, y, 1])
 
 
 @st.composite
