@@ -373,7 +373,8 @@ class BaseLauncher(Explainable):
         views = views_of(arrays, options.stream)
         fit = checks.find(self, options, views, forms)
         is_aligned = check_memory(self, views, self.names, {} if out is None else self._packed_memory(factor_weights))
-        if fit.kernel is None:
+        # a chain writes its output last, but layers write one by one: all must be refused before the first
+        if fit.kernel is None and (fit.place == "host" or len(self.chains) == 1):
             return self._several(fit, fit.why)
         device, stream, views = where_to_work(
             self, fit.place, arrays, views, options.stream, packed[0].device if packed else None
@@ -381,6 +382,8 @@ class BaseLauncher(Explainable):
         for each in packed:
             if each.device is not device or not device.is_open:
                 check_device(self, each, device)
+        if fit.kernel is None:
+            return self._several(fit, fit.why)
         is_host = fit.place == "host"
         if is_host and not (device.shares_host and (is_aligned or all(map(is_whole, views.values())))):
             if fit.kernel.is_chain:

@@ -25,9 +25,11 @@ from ksgen.launch import explain
 from ksgen.launch.fused import Verdict
 from ksgen.launch.memory import numpy_dtype
 from ksgen.launch.plan import Plan
+from ksgen.launch.weights import Weights
 from ksgen.measure.verify import tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue
+from tests.support.fake_gpu import FakeArray, FakeGpu
 from tests.support.host_memory import processor
 from tests.support.libraries import library
 from tests.support.native import chosen_native
@@ -324,6 +326,25 @@ def test_a_launch_that_is_required_is_refused_before_any_other(either: Device, m
         refused("no family can")
     else:
         refused("arrays of the host are copied to .* for each factor")
+
+
+@pytest.mark.parametrize("kind", [SumLauncher, GroupLauncher])
+def test_a_gpu_or_stream_of_a_later_layer_alone_is_refused_before_any_launch(
+    kind: type[GroupLauncher], gpu: FakeGpu
+) -> None:
+    """The first layer would otherwise have written its output already."""
+    own = kind(*(ChainLauncher(chain, fuse="no") for chain in CHAINS[1:]))
+    x, one = FakeArray(gpu, rows(24, "bsf"), stream=9), FakeArray(gpu, draw(*CHAINS[1][0].shape))
+    outs = [FakeArray(gpu, np.ones((33, 30), np.float32)) for _ in own.layers]
+    far = Weights(CHAINS[2][0], "float32", FakeGpu(name="Other GPU", index=1), 0)  # type: ignore[arg-type]
+    late = FakeArray(gpu, draw(*CHAINS[2][0].shape), stream=4)
+    for last, message in (
+        (far, "packed weights lie on Other GPU and x on Fake GPU; pack them on that device"),
+        (late, "x works on stream 9 and weights of layer 2 on 4; give stream="),
+    ):
+        with pytest.raises(LaunchError, match=message):
+            own(x, [one, last], out=outs if own.gives_list else outs[0])
+        assert not gpu.launches
 
 
 def test_layers_that_form_no_sum_are_refused() -> None:
