@@ -207,7 +207,7 @@ def _read_pycuda(array: Any, name: str, stream: int | None) -> ArrayView:
 
 def _read_cupy(array: Any, name: str, stream: int | None) -> ArrayView:
     index = array.device.id
-    current = sys.modules["cupy"].cuda.get_current_stream().ptr
+    current = sys.modules["cupy"].cuda.get_current_stream(index).ptr  # of its device, which need not be current
     dtype = dtype_of(array.dtype, name)
     return ArrayView("cupy", array.data.ptr, array.shape, dtype, _strides(array), ("cuda", index), current, array, True)
 

@@ -159,7 +159,7 @@ def test_a_cupy_array_is_read_with_its_device_and_current_stream(monkeypatch):
         data, device = SimpleNamespace(ptr=512), SimpleNamespace(id=2)
         flags = SimpleNamespace(c_contiguous=False)
 
-    current = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=33))
+    current = SimpleNamespace(get_current_stream=lambda device: SimpleNamespace(ptr=31 + device))
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=ndarray, cuda=current))
     assert view(ndarray())[:7] == ("cupy", 512, (5,), "float16", (4,), ("cuda", 2), 33)
 
