@@ -12,6 +12,7 @@ from ksgen.launch.arrays import ArrayView, Place, Views, is_same_stream, stream_
 from ksgen.launch.memory import STREAM_ORDERED, torch_stream
 
 OUT_OF_ORDER = 1  # OpenCL's CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
+WAITED = {"cuda", "pyopencl"}  # kinds of arrays for whose own streams a call on another stream waits
 
 
 def where_to_work(
@@ -53,7 +54,10 @@ def agreed_stream(caller: object, views: Views) -> Any:
             first, agreed = name, given.stream
         elif not is_same_stream(given.stream, agreed):
             streams = f"{first} works on stream {agreed} and {name} on {given.stream}"
-            raise LaunchError(f"{caller!r}: {streams}; give stream=, which waits for the work of both")
+            remedy = "let one wait for the other, and give it as stream="
+            if {views[first].kind, given.kind} <= WAITED:
+                remedy = "give stream=, which waits for the work of both"
+            raise LaunchError(f"{caller!r}: {streams}; {remedy}")
     return agreed
 
 
@@ -112,7 +116,7 @@ def stream_on(caller: object, device: Device, stream: Any) -> tuple[Device, Stre
 def wait_for_producers(device: Device, handle: Stream, views: Views) -> None:
     """Wait for arrays that report another stream than the caller's."""
     for found in views.values():
-        if found.kind not in ("cuda", "pyopencl") or found.stream is None or is_same_stream(found.stream, handle):
+        if found.kind not in WAITED or found.stream is None or is_same_stream(found.stream, handle):
             continue
         refuse_capture(device, handle, "waits for arrays of another stream")
         where = device if device.kind == "opencl" or device.supports_foreign_streams else _driver_runtime(device)

@@ -46,6 +46,10 @@ def test_work_of_another_stream_is_waited_for_or_refused(gpu: FakeGpu, ks: Launc
         LaunchError, match="x works on stream 9 and weights on 4; give stream=, which waits for the work of both"
     ):
         ks(late, FakeArray(gpu, weights, stream=4), out=out)
+    with pytest.raises(  # a tensor does not say on which stream its work is
+        LaunchError, match="x works on stream 9 and weights on 4; let one wait for the other, and give it as stream="
+    ):
+        ks(FakeTensor(gpu, x, stream=9), FakeArray(gpu, weights, stream=4), out=out)
     ks(FakeTensor(gpu, x, stream=0), FakeArray(gpu, weights, stream=1), out=out)  # two names of the default stream
     gpu.synchronize()
     check(out.content, x, weights)
