@@ -58,6 +58,16 @@ class Facts:
     ksgen: str  # version
     templates: tuple[str, ...]  # digests of the templates, one per family
 
+    @property
+    def processor(self) -> str:
+        """Target of a processor, since several kinds may report one name; empty for other devices."""
+        return self.target if self.kind == "native" else ""
+
+    @property
+    def measured_with(self) -> str:
+        """Everything but name and template on which times depend: the driver, and the kind of processor."""
+        return ", ".join(filter(None, (self.driver_version, self.processor)))
+
 
 @dataclass(frozen=True)
 class Runs:

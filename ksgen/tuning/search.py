@@ -160,11 +160,11 @@ class Search:
             (each for each in self.trials.values() if each.candidate == self.default and each.median_us), None
         )
         self._report_progress("done")
-        seconds, is_complete, facts = time.monotonic() - self._begin, not self.stop.is_set(), self.engine.facts
-        processor = facts.target if facts.kind == "native" else ""
+        seconds, is_complete = time.monotonic() - self._begin, not self.stop.is_set()
         return Tuned(
-            self.job, best, default, len(self.trials), self._measured_now, seconds, is_complete, processor=processor
-        )
+            self.job, best, default, len(self.trials), self._measured_now, seconds, is_complete,
+            processor=self.engine.facts.processor,
+        )  # fmt: skip
 
     # ---- trying candidates
 
@@ -339,7 +339,7 @@ class Search:
             bytes_per_s=ceilings.bytes_per_s, flops_per_s=ceilings.flops_per_s,
             registers=binary.resources.registers if binary else None,
             shared_bytes=family_named(candidate.family).shared_bytes(job.kernel, candidate.constants),
-            note=outcome.note, driver=facts.driver_version,
+            note=outcome.note, driver=facts.measured_with,
             compiler=f"{provenance.get('compiler', '')} {provenance.get('compiler_version', '')}".strip(),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip

@@ -49,7 +49,7 @@ class Trial:
     registers: int | None = None  # per thread; None if the compiler does not say
     shared_bytes: int | None = None  # per block
     note: str = ""  # remark about the time, such as "clocks moved"
-    driver: str = ""
+    driver: str = ""  # on a processor with its target: `Facts.measured_with`
     compiler: str = ""  # name and version
     measured_at: str = ""  # ISO 8601, UTC
 

@@ -237,7 +237,7 @@ class Tuner:
             return self._ceilings[key]
 
     def _known(self, job: Job) -> dict[Candidate, Trial]:
-        """The job's trials with this template and driver that need not be repeated.
+        """The job's trials with this template, driver and kind of processor that need not be repeated.
 
         Failed candidates are tried again, because disk or memory may have been full. Candidates with unreliable times
         are tried again, too.
@@ -249,7 +249,7 @@ class Tuner:
             each.candidate: each
             for each in trials
             if _is_current(each)
-            and each.driver == self.engine.facts.driver_version
+            and each.driver == self.engine.facts.measured_with
             and each.state != "failed"
             and not each.note
         }

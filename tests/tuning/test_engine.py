@@ -184,6 +184,21 @@ def test_an_entry_names_the_processor_that_measured_it(store: TrialStore, kind: 
     assert found.entry().measured.get("target") == target
 
 
+def test_trials_of_another_processor_of_the_same_name_are_not_known(store: TrialStore) -> None:
+    """Searches of both may share a store, as in a home folder of several machines."""
+    job, limits = Job(KernelSpec(Pattern(1, 192, 48, 2)), 392), replace(FACTS.limits, is_cpu=True, vector_bytes=64)
+
+    def measured_on(target: str) -> int:
+        engine = ImaginedEngine()
+        engine.time_of = lambda candidate: 10.0  # type: ignore[method-assign]
+        engine._compile = lambda kernel, candidate: Binary(b"", "", "host")  # type: ignore[method-assign]
+        engine.facts = replace(FACTS, kind="native", target=target, dialect="opencl", limits=limits)
+        (found,) = tune(engine, store, [job], budget=Budget(candidates=3))
+        return found.measured_now
+
+    assert [measured_on(each) for each in ("host of one kind", "host of one kind", "host of another")] == [3, 0, 3]
+
+
 def test_a_search_for_a_gradient_looks_at_plain_products_and_at_tensor_cores_by_ceilings_of_each(
     store: TrialStore,
 ) -> None:
