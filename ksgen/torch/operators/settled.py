@@ -1,9 +1,9 @@
 """Stores what was measured of a device, so that later processes need not measure it.
 
 `ksgen.torch.calibrate` stores the times of a processor's methods for `backend="auto"`, and `propose` a processor's
-rates. Each kind has a file in the folder of the cache. A file is valid for one device, compiler, version of PyTorch,
-version of ksgen and set of templates. Unreliable figures are not stored. A file that cannot be read is ignored, and its
-figures are measured again.
+rates. Each kind has a file in the folder of the cache. A file is valid for one device, target, compiler, version of
+PyTorch, version of ksgen and set of templates. Unreliable figures are not stored. A file that cannot be read is
+ignored, and its figures are measured again.
 """
 
 import json
@@ -78,6 +78,7 @@ def _stamp() -> dict[str, str]:
     device = find_device()
     return {
         "device": device.name,
+        "target": device.target,
         "runtime": device.runtime,
         "driver": device.driver_version,
         "torch": torch.__version__,

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
+from ksgen.devices import find_device  # noqa: E402
 from ksgen.errors import KsgenWarning  # noqa: E402
 from ksgen.pattern import Pattern  # noqa: E402
 from ksgen.spec import KernelSpec  # noqa: E402
@@ -145,6 +146,16 @@ def test_a_foreign_or_damaged_file_is_as_if_absent(folder: Path, damage: Callabl
     assert settled.times_of(key(), WAYS)
     damage(file_of(folder))
     settled.forget()
+    assert settled.times_of(key(), WAYS) == {}
+
+
+def test_times_of_another_processor_of_the_same_name_are_as_if_absent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled.save({key(): {"ksgen": 1e-5, "strided": 2e-5}})
+    assert settled.times_of(key(), WAYS)
+    settled.forget()
+    monkeypatch.setattr(find_device(), "target", "host of another kind")
     assert settled.times_of(key(), WAYS) == {}
 
 
