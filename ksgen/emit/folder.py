@@ -59,6 +59,8 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(opened, fcntl.LOCK_EX)
         yield
     finally:
+        with suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_UN)  # a forked child may still have the folder open
         os.close(opened)
 
 

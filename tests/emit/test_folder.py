@@ -1,5 +1,6 @@
 """Tests of the folder that emit writes: its own files are replaced together, and no other file is lost."""
 
+import fcntl
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.cli import cli
-from ksgen.emit.folder import MANIFEST, write_folder
+from ksgen.emit.folder import MANIFEST, _locked, write_folder
 from ksgen.errors import KsgenError
 from tests.support.mounts import fill, mounted
 
@@ -182,6 +183,23 @@ def test_what_an_earlier_version_wrote_is_emits_own(tmp_path: Path) -> None:
     refused = CliRunner().invoke(cli, arguments)
     assert f"{emitted / 'launchers.py'} was not written by emit" in str(refused.exception)
     assert (emitted / "mine").read_text() == "mine"
+
+
+def test_a_folder_s_lock_ends_with_its_emit_even_if_a_forked_child_has_the_folder_open(tmp_path: Path) -> None:
+    end, write_end = os.pipe()
+    with _locked(tmp_path):
+        child = os.fork()
+        if not child:
+            os.close(write_end)
+            os.read(end, 1)  # until the parent closes its end
+            os._exit(0)
+    again = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error while somebody holds the lock
+    finally:
+        os.close(again)
+        os.close(write_end)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def killed_at(step: int, folder: Path, files: Mapping[str, str]) -> bool:
