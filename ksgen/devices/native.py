@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from struct import Struct
 from time import perf_counter
@@ -71,6 +71,7 @@ THREADS = Path(__file__).with_name("host_threads.cpp")
 # cores among which a binary for other machines divides work: too many groups cost less than idle cores
 USUAL_CORES = 16
 _LAUNCH = "ksgen_launch"
+_from_memory_so_far = count()  # libraries that were loaded from memory
 
 
 def found() -> list[Found]:
@@ -405,11 +406,13 @@ def load_library(data: bytes, name: str) -> ctypes.CDLL:
 
 
 def _from_memory(data: bytes, name: str, refused: OSError) -> ctypes.CDLL:
-    with suppress(OSError, AttributeError):
-        file = os.memfd_create(name)
-        with os.fdopen(os.dup(file), "wb") as open_file:
-            open_file.write(data)
-        return ctypes.CDLL(f"/proc/self/fd/{file}")
+    with suppress(OSError, AttributeError), os.fdopen(os.memfd_create(name), "wb") as file:
+        file.write(data)
+        file.flush()
+        # The numbers of files recur, and for the path of a loaded library the loader returns that library. So each path
+        # has its own slashes and dots: the bits of a count.
+        spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_from_memory_so_far):b}")
+        return ctypes.CDLL(f"/proc/self/fd/{spelling}{file.fileno()}")
     raise DeviceError(f"loading {name}: {refused}; set TMPDIR to a folder whose files may be executed")
 
 

@@ -531,9 +531,13 @@ def test_where_files_may_not_be_run_libraries_come_from_memory(device: Device, m
         return real(name, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(native.ctypes, "CDLL", no_files)
-    new = replace(binary, data=binary.data + bytes(1))  # which is not loaded yet
-    assert device.load(new, binary.entry, 0).entry == binary.entry
+    files = len(os.listdir("/proc/self/fd"))
+    new = [replace(binary, data=binary.data + bytes(number)) for number in (1, 2)]  # which are not loaded yet
+    kernels = [device.load(each, binary.entry, 0) for each in new]
+    assert [each.entry for each in kernels] == [binary.entry] * 2
+    assert kernels[0].library._handle != kernels[1].library._handle
     assert any(str(name).startswith("/proc/self/fd/") for name in opened)
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 def test_nothing_is_left_in_the_folder_of_temporary_files(
