@@ -395,6 +395,7 @@ class Difference:
     device: str
     kernel: KernelSpec
     batch: int
+    target: str  # of the processor; empty for other devices
     first: Entry | None
     second: Entry | None
 
@@ -491,7 +492,7 @@ def differences(first: Mapping[str, Wisdom], second: Mapping[str, Wisdom]) -> li
         for job in {**of_first, **of_second}:
             pair = of_first.get(job), of_second.get(job)
             if pair[0] != pair[1]:
-                found.append(Difference(device, *job[:2], *pair))
+                found.append(Difference(device, *job, *pair))
     return found
 
 

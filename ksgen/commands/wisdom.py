@@ -187,10 +187,16 @@ def _print_entries(device: str, entries: "list[Entry]") -> None:
             click.echo(
                 f"  {entry.kernel.name:<{width}} batch {entry.batch:<9} "
                 f"{_time(entry)}{'  stale' if entry.is_stale else ''}{'  trial' if entry.is_trial else ''}"
+                f"{_on(entry.target)}"
             )
             if entry.why_unreliable:
                 click.echo(f"    {MARK} its time is unreliable: {entry.why_unreliable}")
             click.echo(f"    {entry.family}: {entry.constants}")
+
+
+def _on(target: str) -> str:
+    """Target of a processor for a line: kinds of processors may share a name."""
+    return f" on {target}" if target else ""
 
 
 def _time(entry: "Entry") -> str:
@@ -210,7 +216,8 @@ def _print_difference(each: "Difference") -> None:
     ]
     ratio = f", {each.ratio:.3f} times" if each.ratio else ""
     what = {"measured": "same constants", "constants": "different constants"}.get(each.what, each.what)
-    click.echo(f"{each.device}, {each.kernel.name} batch {each.batch}: {what}, {' and '.join(times)}{ratio}")
+    which = f"{each.kernel.name} batch {each.batch}{_on(each.target)}"
+    click.echo(f"{each.device}, {which}: {what}, {' and '.join(times)}{ratio}")
     for name, entry in (("first", each.first), ("second", each.second)):
         if entry and each.what != "measured":
             click.echo(f"  {name}: {entry.family}: {entry.constants}{' (stale)' if entry.is_stale else ''}")

@@ -169,6 +169,23 @@ def test_diff_says_what_differs_and_by_how_much(tmp_path: Path) -> None:
     assert said("diff", first, first) == "the same: 4 entries; different: 0\n"
 
 
+def test_processors_of_one_name_are_listed_apart(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    def on(target: str, time: float) -> Entry:
+        found = entry(time)
+        return replace(found, measured={**found.measured, "target": target})
+
+    first = file_of(tmp_path, "a.json", on("one", 1.0), on("two", 2.0), device="EPYC")
+    second = file_of(tmp_path, "b.json", on("one", 3.0), on("two", 3.0), device="EPYC")
+    assert said("diff", first, second).splitlines() == [
+        f"EPYC, {KERNEL.name} batch 64 on one: same constants, 1.0 us and 3.0 us, 3.000 times",
+        f"EPYC, {KERNEL.name} batch 64 on two: same constants, 2.0 us and 3.0 us, 1.500 times",
+        "the same: 0 entries; different: 2",
+    ]
+    file_of(folders[1], "epyc.json", on("one", 1.0), on("two", 2.0), device="EPYC")
+    lines = said("show", "--device", "EPYC").splitlines()
+    assert [line.rpartition("floor ")[2] for line in lines if " batch " in line] == ["on one", "on two"]
+
+
 def test_what_is_exported_can_be_imported_elsewhere(folders: tuple[Path, Path], tmp_path: Path) -> None:
     _, own = folders
     (own / "amd-epyc.json").write_text(dump("AMD EPYC", Wisdom([entry(9.0)])))
