@@ -85,6 +85,12 @@ def common_device(views: Mapping[str, ArrayView]) -> Place:
     return place
 
 
+def type_name(found: ArrayView) -> str:
+    """Name of the type of the user's array."""
+    owner = found.owner[-1] if found.kind == "dlpack" else found.owner
+    return type(owner).__name__
+
+
 def stream_handle(stream: Any) -> Any:
     """Convert a stream to a CUDA handle or a pyopencl CommandQueue.
 

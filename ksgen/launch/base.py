@@ -15,7 +15,7 @@ from ksgen.devices import find_device
 from ksgen.devices.base import Device, RefusedError, refuse_capture
 from ksgen.errors import LaunchError
 from ksgen.launch import behind
-from ksgen.launch.arrays import ArrayView, CallOptions, stream_handle, view, views_of
+from ksgen.launch.arrays import ArrayView, CallOptions, stream_handle, type_name, view, views_of
 from ksgen.launch.checks import ArgumentChecks, CheckedArguments, are_aligned, check_memory, check_storage, names_of
 from ksgen.launch.explain import Explainable, LaunchOptions, docstring
 from ksgen.launch.fused import fused_plan, plan_for, verdict
@@ -491,7 +491,7 @@ class BaseLauncher(Explainable):
         if x.device == "host" or x.kind == "torch":  # PyTorch can allocate while a graph is recorded
             return
         if x.kind in ("cuda", "dlpack"):
-            why = f"ksgen cannot allocate arrays like x, {type(x.owner).__name__}, for intermediates"
+            why = f"ksgen cannot allocate arrays like x, {type_name(x)}, for intermediates"
             accepted = "arrays of PyTorch, CuPy, PyCUDA or NumPy, or fuse='yes' if one launch is available"
             raise LaunchError(f"{self!r}: factors are launched one by one here, and {why}; accepted: {accepted}")
         device, launch_stream = device_and_stream(self, x.device, x.stream if stream is None else stream)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ksgen.devices.base import host_memory
 from ksgen.devices.libcuda import context_of
 from ksgen.errors import LaunchError
-from ksgen.launch.arrays import ArrayView, is_row_major, is_same_stream, stream_handle, view
+from ksgen.launch.arrays import ArrayView, is_row_major, is_same_stream, stream_handle, type_name, view
 from ksgen.spec.kernel import TIES
 from ksgen.spec.storage import BYTE_TYPES, element_bytes
 
@@ -176,10 +176,9 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
 def check_transposable(caller: object, found: ArrayView) -> None:
     """Raise `LaunchError` for an array that cannot be transposed, before any launch."""
     if found.kind not in COPYING and found.device != "host":
-        kind = type(found.owner).__name__
         raise LaunchError(
-            f"{caller!r}: factors are launched one by one here, and nothing transposes a {kind} from one layout "
-            "into the other; accepted: arrays of NumPy, PyTorch or CuPy, or one layout for x and y"
+            f"{caller!r}: factors are launched one by one here, and nothing transposes a {type_name(found)} from one "
+            "layout into the other; accepted: arrays of NumPy, PyTorch or CuPy, or one layout for x and y"
         )
 
 

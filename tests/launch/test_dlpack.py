@@ -9,6 +9,7 @@ import pytest
 
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import view
+from ksgen.launch.memory import check_transposable
 
 pytestmark = pytest.mark.usefixtures("forget_types")
 
@@ -54,6 +55,12 @@ def test_dlpack_tells_gaps_and_read_only_memory():
     assert not view(Shared(x)).writeable
     with pytest.raises(LaunchError, match=r"x is .*SharedBeforeVersions that cannot be shared by DLPack: .*readonly"):
         view(SharedBeforeVersions(x), "x")
+
+
+def test_messages_name_the_type_of_the_array_and_not_of_its_capsule():
+    on_a_gpu = view(Shared(np.zeros((2, 2), np.float32)))._replace(device=("cuda", 0))
+    with pytest.raises(LaunchError, match="nothing transposes a Shared from one layout into the other"):
+        check_transposable("ks", on_a_gpu)
 
 
 def test_dlpack_of_integers_is_refused_and_given_back():
