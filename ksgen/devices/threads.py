@@ -11,6 +11,7 @@ from ksgen.errors import DeviceError
 from ksgen.values import excerpt
 
 Given = TypeVar("Given")
+MOST = 2**16 - 1  # threads that a user may ask for
 SHORT_NS = 1_000_000  # launches that take longer on all threads never run on one
 WARM_UP, SAMPLES = 2, 8  # first calls, on all threads; then calls on all threads, and as many on one, to compare
 TOGETHER = 4  # calls in a row on the same threads; the first is not timed, because it pays for the change
@@ -123,6 +124,6 @@ def threads_of_environment() -> int | None:
     given = os.environ.get("KSGEN_THREADS")
     if not given:
         return None
-    if not (given.isascii() and given.isdecimal() and 0 < int(given) < 2**16):
-        raise DeviceError(f"KSGEN_THREADS={excerpt(given)}; accepted: a whole number from 1 up")
+    if not (given.isascii() and given.isdecimal() and len(given) < 10 and 0 < int(given) <= MOST):
+        raise DeviceError(f"KSGEN_THREADS={excerpt(given)}; accepted: a whole number from 1 up to {MOST}")
     return int(given)

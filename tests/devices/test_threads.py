@@ -48,11 +48,11 @@ def test_the_environment_is_asked_once(given: str, number: int | None, monkeypat
     assert [threads.threads_of_environment(), threads.threads_of_environment()] == [number, number]
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", "²", "9" * 40])
+@pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", "²", "65536", "9" * 40, "9" * 5000])
 def test_what_is_no_number_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "threads_of_environment", threads_of_environment.__wrapped__)
     monkeypatch.setenv("KSGEN_THREADS", given)
-    with pytest.raises(DeviceError, match=r"KSGEN_THREADS=.*; accepted: a whole number from 1 up"):
+    with pytest.raises(DeviceError, match=r"KSGEN_THREADS=.*; accepted: a whole number from 1 up to 65535"):
         wanted_threads()
 
 
