@@ -74,11 +74,15 @@ def on_host(
                 sent[...] = host
             device.upload(copy, sent, stream)
 
+    is_checked = bool(plan.kernel.arithmetic.range_note)
+    overwrites_residual = "residual" in views and views["residual"].pointer == views["out"].pointer
+
     def receive() -> None:
+        inputs = hosts | {"residual": hosts["residual"].copy()} if is_checked and overwrites_residual else hosts
         device.download(landing, copies["out"], stream)
         if landing is not result:
             result[...] = landing
-        check_range(caller, plan, hosts, result)
+        check_range(caller, plan, inputs, result)
 
     operands = {operand: copies[name] for operand, name in plan.arrays} | {"workspace": plan.workspace(stream)}
     call = _bound(plan, views, operands, weights, out, stream, receive, packed)

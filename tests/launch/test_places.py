@@ -119,6 +119,11 @@ def test_overflow_of_fp16x3_is_reported_for_host_arrays(gpu: FakeGpu, monkeypatc
         r"tf32x3",
     ):
         ks(x, weights, precision="fp16x3")
+    y = np.ones((BATCH, pattern.out_features), np.float32)
+    with pytest.raises(LaunchError, match=r"got x up to 7e\+04, weights up to 1; take tf32x3"):
+        ks(x, weights, precision="fp16x3", residual=y, out=y)
+    y[...] = np.nan  # the caller's own
+    assert np.isnan(ks(x, weights, precision="fp16x3", residual=y, out=y)).all()
     np.testing.assert_allclose(ks(x, weights, precision="tf32x3")[7, 2], 70007, rtol=1e-6)
     x[7, 5] = np.nan  # the caller's own
     assert np.isnan(ks(x, weights, precision="fp16x3")[7, 2])
