@@ -3,7 +3,7 @@
 A candidate that hangs or crashes takes only this process with it. Each step has a time limit: an alarm, whose default
 action ends the process. So the limit holds even inside a driver's call, and after the parent is gone.
 
-NVML detects whether a GPU's clocks or temperature moved during a measurement. Clocks are never locked or set. Without
+NVML detects whether a GPU's clocks or temperature moved within a block of runs. Clocks are never locked or set. Without
 nvidia-ml-py nothing is detected.
 """
 
