@@ -458,7 +458,7 @@ def _check_finite(wide: Array, what: str) -> None:
 def _checked_scale(scale: Any, pattern: Pattern, per: str) -> Array:
     wanted = tuple(size if axis in PER[per] else 1 for axis, size in enumerate(pattern.shape))
     given = _as_array(scale)
-    if given.size != prod(wanted):
+    if given.squeeze().shape not in (tuple(size for size in wanted if size > 1), (prod(wanted),)):
         raise LaunchError(f"scale has shape {given.shape}; accepted for per={per}: {wanted}")
     with np.errstate(over="ignore"):
         scales = given.reshape(wanted).astype(np.float32)

@@ -154,6 +154,11 @@ def test_packed_arrays_are_read_only() -> None:
         (WEIGHTS, {"x": X * np.inf}, "x holds numbers that are not finite"),
         (WEIGHTS, {"x": X, "layout": "rows"}, "layout='rows'; accepted: bsf, bsl"),
         (WEIGHTS, {"scale": np.ones(5), "per": "i"}, r"scale has shape \(5,\); accepted for per=i: \(2, 1, 1, 1\)"),
+        (
+            WEIGHTS,
+            {"scale": np.ones((6, 2, 1, 3))},
+            r"scale has shape \(6, 2, 1, 3\); accepted for per=output: \(2, 6, 1, 3\)",
+        ),
         (WEIGHTS, {"scale": -1.0, "per": "factor"}, "scale=-1.0; accepted: finite numbers above 0"),
         (WEIGHTS, {"scale": 1e39, "per": "factor"}, r"scale=1e\+39; accepted: finite numbers above 0"),
         (WEIGHTS, {"scale": 1.0, "x": X}, "both x and scale were given"),
