@@ -269,7 +269,9 @@ def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
         dtype = description
     if dtype is None:
         raise LaunchError(f"{name} is of {description}; give {', '.join(DTYPES)}")
-    return ArrayView("dlpack", pointer, shape, dtype, strides, place, stream, (owner, array), owner.writeable)
+    is_of_jax = isinstance(array, getattr(sys.modules.get("jax"), "Array", ()))  # immutable, which its DLPack omits
+    writeable = owner.writeable and not is_of_jax
+    return ArrayView("dlpack", pointer, shape, dtype, strides, place, stream, (owner, array), writeable)
 
 
 _LIBRARIES: tuple[tuple[str, str, Reader], ...] = (

@@ -3,6 +3,7 @@
 import gc
 import sys
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,6 +56,14 @@ def test_dlpack_tells_gaps_and_read_only_memory():
     assert not view(Shared(x)).writeable
     with pytest.raises(LaunchError, match=r"x is .*SharedBeforeVersions that cannot be shared by DLPack: .*readonly"):
         view(SharedBeforeVersions(x), "x")
+
+
+def test_arrays_of_jax_are_read_only(monkeypatch):
+    """JAX marks none, and may share the memory of equal arrays."""
+    x = Shared(np.zeros((2, 2), np.float32))
+    assert view(x).writeable
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(Array=Shared))
+    assert not view(x).writeable
 
 
 def test_messages_name_the_type_of_the_array_and_not_of_its_capsule():
