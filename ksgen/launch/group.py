@@ -123,7 +123,12 @@ class GroupLauncher(BaseLauncher):
                 raise LaunchError(
                     f"{self!r}: got out of shape {shape}; one with {features} features is needed, or a list of arrays"
                 )
-            outs = outputs_in(out, self.chains, layout)
+            try:
+                outs = outputs_in(out, self.chains, layout)
+            except TypeError:
+                raise LaunchError(
+                    f"{self!r}: out is of type {type(out).__name__}, which has no slices; give a list of arrays"
+                ) from None
         arrays |= zip(self.names.out, outs, strict=True)
         return outs
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,7 @@ def test_what_a_user_gives_wrong() -> None:
     refused(r"got out of shape \(100, 84\); one with 85 features is needed", out=rows(84, "bsf"))
     refused(r"got out of shape \(99, 21\)", out=rows(85, "bsf", 99))
     refused("out: got 2 entries; 3 are needed", out=[rows(21, "bsf"), rows(54, "bsf")])
+    refused("out is of type SimpleNamespace, which has no slices", out=SimpleNamespace(shape=(100, 85)))
     refused(r"got x of shape \(100, 23\)", x=rows(23, "bsf"))
     refused("layout='nchw'; accepted", layout="nchw")
     refused("precision='tf33'", precision="tf33")
