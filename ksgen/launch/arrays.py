@@ -140,11 +140,16 @@ def _read_interface(array: Any, name: str, stream: int | None) -> ArrayView:
 
     A type may offer it for some of its arrays only.
     """
-    if getattr(array, "__cuda_array_interface__", None) is not None:
+    # that of JAX names no stream, so nothing would wait for the work on the array; DLPack lets the stream wait
+    if not _is_of_jax(array) and getattr(array, "__cuda_array_interface__", None) is not None:
         return _read_cuda_array_interface(array, name, stream)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return _read_dlpack(array, name, stream)
     raise _no_array(array, name)
+
+
+def _is_of_jax(array: Any) -> bool:
+    return isinstance(array, getattr(sys.modules.get("jax"), "Array", ()))
 
 
 def _argument(name: str) -> str:
@@ -269,8 +274,7 @@ def _read_dlpack(array: Any, name: str, stream: int | None) -> ArrayView:
         dtype = description
     if dtype is None:
         raise LaunchError(f"{name} is of {description}; give {', '.join(DTYPES)}")
-    is_of_jax = isinstance(array, getattr(sys.modules.get("jax"), "Array", ()))  # immutable, which its DLPack omits
-    writeable = owner.writeable and not is_of_jax
+    writeable = owner.writeable and not _is_of_jax(array)  # which are immutable, but not marked
     return ArrayView("dlpack", pointer, shape, dtype, strides, place, stream, (owner, array), writeable)
 
 

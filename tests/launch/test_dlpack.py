@@ -58,12 +58,18 @@ def test_dlpack_tells_gaps_and_read_only_memory():
         view(SharedBeforeVersions(x), "x")
 
 
-def test_arrays_of_jax_are_read_only(monkeypatch):
-    """JAX marks none, and may share the memory of equal arrays."""
-    x = Shared(np.zeros((2, 2), np.float32))
-    assert view(x).writeable
+def test_arrays_of_jax_are_read_by_dlpack_and_read_only(monkeypatch):
+    """JAX's other interface names no stream. Its arrays are immutable, but its capsules do not say so."""
+
+    class OnAGpu(Shared):
+        @property
+        def __cuda_array_interface__(self):
+            return {"shape": (2, 2), "typestr": "<f4", "data": (self.array.ctypes.data, False), "version": 2}
+
+    given = [each(np.zeros((2, 2), np.float32)) for each in (Shared, OnAGpu)]
+    assert [(view(x).kind, view(x).writeable) for x in given] == [("dlpack", True), ("cuda", True)]
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(Array=Shared))
-    assert not view(x).writeable
+    assert [(view(x).kind, view(x).writeable) for x in given] == [("dlpack", False)] * 2
 
 
 def test_messages_name_the_type_of_the_array_and_not_of_its_capsule():
