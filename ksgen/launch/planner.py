@@ -272,7 +272,8 @@ class Planner:
     def _keep(self, key: _Key, loaded: Loaded) -> None:
         """Cache a kernel, and drop the least recently used ones beyond `MOST_LOADED`.
 
-        Calls and graphs that still use a dropped kernel keep it loaded.
+        Prepared calls that still use a dropped kernel keep it loaded, also for graphs that recorded them. A graph that
+        recorded another call keeps nothing.
         """
         self._loaded.pop(key, None)
         self._loaded[key] = loaded
