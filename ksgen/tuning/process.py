@@ -148,9 +148,12 @@ class Worker:
             except OSError as error:
                 why = f"temporary files cannot be written ({error}); TMPDIR names another folder"
                 raise DeviceError(f"the process that measures: {why}") from None
-            self._connection, end_of_child = Pipe()
-            self._child = self._start(end_of_child.fileno(), self._errors)
-            end_of_child.close()
+            try:
+                self._connection, end_of_child = Pipe()
+                with end_of_child:
+                    self._child = self._start(end_of_child.fileno(), self._errors)
+            except OSError as error:  # no further file or process
+                raise DeviceError(f"the process that measures: it cannot be started ({error})") from None
         return self._connection
 
     def _start(self, number: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -1,5 +1,6 @@
 """A worker in a process of its own: how it ends, and that it ends with its parent."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -68,3 +69,19 @@ def test_a_folder_for_temporary_files_that_is_full_is_named(tmp_path: Path, monk
         match=r"^the process that measures: temporary files cannot be written \(.*none.*\); TMPDIR",
     ):
         Worker("native").facts()
+
+
+def test_a_child_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    worker = Worker("native")
+    monkeypatch.setattr(worker, "_start", start)
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(
+            DeviceError, match=r"^the process that measures: it cannot be started \(.*temporarily unavailable\)"
+        ):
+            worker.facts()
+    worker.close()
+    assert len(os.listdir("/proc/self/fd")) <= files
