@@ -131,18 +131,21 @@ def build(
         if found := caches.get(request):
             return found
         raise _missing(request, why_not)
-    if isinstance(compiler, Nvcc | Nvrtc):
-        compiler = fit_for(compiler, target)
+    unfit: UnfitError | None = None
     while True:
         try:
-            return caches.get(request, compiler) or _compile_once(request, compiler, caches)
-        except UnfitError as unfit:
-            try:
+            if unfit:
                 compiler = next_compiler(unfit, target)
-            except ToolchainError:
-                if found := caches.get(request):
-                    return found
-                raise
+            elif isinstance(compiler, Nvcc | Nvrtc):
+                compiler = fit_for(compiler, target)
+        except ToolchainError:  # no other is left
+            if found := caches.get(request):
+                return found
+            raise
+        try:
+            return caches.get(request, compiler) or _compile_once(request, compiler, caches)
+        except UnfitError as error:
+            unfit = error
 
 
 def build_many(
