@@ -12,7 +12,7 @@ from typing import Any
 
 from ksgen.build.background import all_of
 from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
-from ksgen.build.toolchain import find_compiler
+from ksgen.build.toolchain import Nvcc, Nvrtc, find_compiler, fit_for
 from ksgen.devices.base import Device, Stream, refuse_capture
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.families import Family, Limits, family_for, meant_for
@@ -103,11 +103,15 @@ def fused_plan(
 
 def _compiles(device: Device) -> bool:
     """Whether a kernel that no cache and no bundle holds is compiled for a device here."""
+    if compiling_is_forbidden():
+        return False
     try:
-        # a GPU may name no compiler, so that `build` finds one
-        return not compiling_is_forbidden() and not isinstance(device.compiler() or find_compiler(), AbsentCompiler)
+        compiler = device.compiler() or find_compiler()  # a GPU may name no compiler, so that `build` finds one
+        if isinstance(compiler, Nvcc | Nvrtc):
+            fit_for(compiler, device.target)
     except ToolchainError:
         return False
+    return not isinstance(compiler, AbsentCompiler)
 
 
 def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") -> Verdict:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ksgen.build import toolchain
+from ksgen.build.toolchain import Nvcc, UnfitError
 from ksgen.devices.base import DeviceLimits
 from ksgen.emit.templates import template_digest
 from ksgen.errors import ToolchainError
@@ -72,9 +74,9 @@ def test_one_launch_that_transposes_y_saves_a_copy_in_batch_size_last_too(
     assert fused.verdict(device, kernel, 10_000, "yes").is_one
 
 
-@pytest.mark.parametrize("is_found", [True, False])
+@pytest.mark.parametrize("compiler", ["fit", "unfit", "none"])
 def test_a_gpu_without_a_compiler_launches_factors_whose_fused_kernel_no_bundle_holds(
-    is_found: bool, monkeypatch: pytest.MonkeyPatch
+    compiler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a compiler refuses is an error."""
 
@@ -82,14 +84,23 @@ def test_a_gpu_without_a_compiler_launches_factors_whose_fused_kernel_no_bundle_
         raise ToolchainError("no CUDA compiler found")
 
     gpu: Any = Imagined(
-        shares_host=False, kind="cuda", name="unnamed", compiler=lambda: None, is_capturing=lambda stream: False
+        shares_host=False,
+        kind="cuda",
+        name="unnamed",
+        target="sm_90a",
+        compiler=lambda: None,
+        is_capturing=lambda stream: False,
     )
     monkeypatch.delenv("KSGEN_NO_COMPILE", raising=False)
     monkeypatch.setattr(fused, "PLANNER", Planner())
     monkeypatch.setattr(fused.PLANNER, "plan", fail)
     monkeypatch.setattr(fused, "verdict", lambda *_: fused.Verdict(True, "it is faster"))
-    monkeypatch.setattr(fused, "find_compiler", (lambda: "nvcc") if is_found else fail)
-    if is_found:
+    nvcc = Nvcc("nvcc", is_found=True)
+    unfit = {(nvcc, "sm_90a"): UnfitError(nvcc, "sm_90a", "too old")} if compiler == "unfit" else {}
+    monkeypatch.setattr(toolchain, "_unfit", unfit)
+    monkeypatch.setattr(toolchain, "compilers", lambda: [nvcc])
+    monkeypatch.setattr(fused, "find_compiler", fail if compiler == "none" else lambda: nvcc)
+    if compiler == "fit":
         with pytest.raises(ToolchainError, match="no CUDA compiler found"):
             fused.fused_plan(gpu, KernelSpec((PAIR,)), 64)
     else:
