@@ -359,9 +359,13 @@ def _compute(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weights, bias, _, ctx.layout, ctx.precision, ctx.activation, ctx.transposed, ctx.backend, *ctx.orders = inputs
-    ctx.save_for_backward(x, weights, bias)
+    ctx.blocks = weights.shape[0], weights.shape[3]
     if _is_forward_mode():
         ctx.x, ctx.weights, ctx.y_shape = x, weights, output.shape
+    if ctx.activation == "none":  # like `nn.Linear`: the others are freed, and may be written to
+        needs_x, needs_weights = ctx.needs_input_grad[:2]
+        x, weights, bias = x if needs_weights else None, weights if needs_x else None, None
+    ctx.save_for_backward(x, weights, bias)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -379,7 +383,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         x_gradient = _product(inner, weights, None, None, layout, precision, "none", not transposed, *backend)
     if needs_weights:
         operands = (inner, x) if transposed else (x, inner)
-        weights_gradient = _outer_product(*operands, weights.shape[0], weights.shape[3], layout, precision, *backend)
+        weights_gradient = _outer_product(*operands, *ctx.blocks, layout, precision, *backend)
     if needs_bias:
         bias_gradient = inner.sum(0 if layout == "bsf" else 1)
     of_options = [None] * (4 + len(backend))

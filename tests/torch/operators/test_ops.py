@@ -177,6 +177,19 @@ def test_gradients_may_be_expanded_and_inputs_strided(path: str) -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_what_no_gradient_reads_is_not_kept(path: str) -> None:
+    """As in `nn.Linear`, a later write to it is no error."""
+    given = tensors((2, 9, 5, 3), "bsf")[:3]
+    for learned, written in (((0,), 0), ((1,), 1), ((0, 1, 2), 2)):
+        leaves = [each.detach().clone().requires_grad_(number in learned) for number, each in enumerate(given)]
+        y = multiply(*leaves, backend="ksgen")
+        with torch.no_grad():
+            leaves[written].zero_()
+        found = torch.autograd.grad(y.sum(), [leaves[number] for number in learned])
+        wanted = torch.autograd.grad(multiply(*given, backend="ksgen").sum(), [given[number] for number in learned])
+        torch.testing.assert_close(found, wanted)
+
+
 def test_an_empty_batch(path: str) -> None:
     x, weights = torch.zeros(0, 30, requires_grad=True), torch.randn(2, 9, 5, 3, requires_grad=True)
     y = multiply(x, weights, backend="ksgen")
