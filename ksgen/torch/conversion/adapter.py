@@ -15,6 +15,12 @@ from ksgen.torch.layer.sum import KSSum, of_structures, summands
 from ksgen.torch.layer.tied import initialized
 from ksgen.values import excerpt
 
+_ADDED, _LIKE_BASE = "because `merge` adds matrices", "the layout of x and y of the base"
+_ACCEPTED = {  # values of options that other layers may have, and why
+    "activation": ("none", _ADDED), "between": ("none", _ADDED), "layout": ("bsf", _LIKE_BASE),
+    "out_layout": ("bsf", _LIKE_BASE),
+}  # fmt: skip
+
 
 class KSAdapter(nn.Module):
     """Layer that computes y = base(x) + x K^T with a base that `adapt` freezes.
@@ -26,10 +32,9 @@ class KSAdapter(nn.Module):
     def __init__(self, base: nn.Module, rule: RuleEntry, **options: Any) -> None:
         super().__init__()
         options = {"device": base.weight.device, "dtype": base.weight.dtype, **rule.options} | options
-        if (activation := options.get("activation", "none")) != "none":
-            raise SpecError(
-                f"activation={excerpt(activation)} of an adapter; accepted: 'none', because `merge` adds matrices"
-            )
+        for name, (accepted, why) in _ACCEPTED.items():
+            if (value := options.get(name) or accepted) != accepted:
+                raise SpecError(f"{name}={excerpt(value)} of an adapter; accepted: {accepted!r}, {why}")
         self.base = base
         parts = [of_structures(rule.structures, bias=False, **options) for _ in range(rule.count)]
         for layer in (layer for part in parts for layer in summands(part)):

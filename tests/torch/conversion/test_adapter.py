@@ -129,6 +129,24 @@ def test_an_activation_of_an_adapter_is_refused(rule: Any, is_saved: bool, tmp_p
     assert adapt(model, given, activation="none") == ["0"]
 
 
+@pytest.mark.parametrize(
+    ("options", "accepted"),
+    [
+        ({"between": "relu"}, "'none', because `merge` adds matrices"),
+        ({"layout": "bsl"}, "'bsf', the layout of x and y of the base"),
+        ({"out_layout": "bsl"}, "'bsf', the layout of x and y of the base"),
+    ],
+)
+def test_other_layouts_and_activations_of_an_adapter_are_refused(options: dict[str, str], accepted: str) -> None:
+    """With as many rows of x as features, it would multiply the columns of x."""
+    model, ((name, value),) = nn.Sequential(nn.Linear(24, 24)), options.items()
+    with pytest.raises(SpecError) as caught:
+        adapt(model, {"[0]": SQUARE}, **options)
+    assert str(caught.value) == f"{name}={value!r} of an adapter; accepted: {accepted}"
+    assert type(model[0]) is nn.Linear
+    assert adapt(model, {"[0]": SQUARE}, out_layout="bsf") == ["0"]
+
+
 @pytest.mark.parametrize("options", [{"backend": "nonsense"}, {"activation": "relu"}, {"between": "relu"}], ids=str)
 def test_a_failure_freezes_nothing(options: dict[str, str]) -> None:
     model = nn.ModuleDict({"a": nn.Linear(24, 24), "b": nn.Linear(24, 24)})
