@@ -381,7 +381,7 @@ def relative_error(matrix: Tensor, weights: Sequence[Tensor], chain: Chain | tup
 def drawn(matrix: Tensor, chain: Chain, seed: int) -> list[Tensor]:
     """Random weights that preserve the scale of activations, normalised so that their product has the matrix's norm."""
     generator = torch.Generator().manual_seed(seed)
-    uniform = [torch.rand(pattern.shape, generator=generator, dtype=matrix.dtype) for pattern in chain]
+    uniform = [torch.rand(pattern.shape, generator=generator, dtype=matrix.dtype, device="cpu") for pattern in chain]
     weights = [((2 * each - 1) * sqrt(3 / each.shape[2])).to(matrix.device) for each in uniform]
     scale = (matrix.norm() / product_of(weights, chain).norm()) ** (1 / len(weights))
     return [each * scale for each in weights]
@@ -396,14 +396,8 @@ def refined(
     Returns the given weights if the steps do not reduce the error. `advance` is called after each step. `chain` has
     orders of features, if any, or is a sum of chains.
     """
-    energy = matrix.square().sum()
-    if not steps or not energy:
+    if not steps or not matrix.square().any():
         return weights
-    moving = [each.detach().to(matrix.dtype, copy=True).requires_grad_() for each in weights]
-    optimizer = torch.optim.LBFGS(
-        moving, max_iter=1, history_size=_STEPS_REMEMBERED, line_search_fn="strong_wolfe", tolerance_grad=0,
-        tolerance_change=0,
-    )  # fmt: skip
 
     def loss() -> Tensor:
         optimizer.zero_grad()
@@ -411,7 +405,13 @@ def refined(
         value.backward()
         return value
 
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():  # in inference mode, no gradients would be recorded
+        energy = matrix.square().sum()
+        moving = [each.detach().to(matrix.dtype, copy=True).requires_grad_() for each in weights]
+        optimizer = torch.optim.LBFGS(
+            moving, max_iter=1, history_size=_STEPS_REMEMBERED, line_search_fn="strong_wolfe", tolerance_grad=0,
+            tolerance_change=0,
+        )  # fmt: skip
         for _ in range(steps):
             optimizer.step(loss)
             advance()

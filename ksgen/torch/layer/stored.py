@@ -227,10 +227,10 @@ class StoredWeights(ChainLayer, nn.Module):
         for number, each in enumerate(parts, 1):
             self.register_buffer(f"values_{number}", each.values)
             self.register_buffer(f"scale_{number}", each.scale)
-        self.register_buffer("saturated_of_each", torch.tensor([each.saturated for each in parts]))
+        where = parts[0].values.device
+        self.register_buffer("saturated_of_each", torch.tensor([each.saturated for each in parts], device=where))
         self._x_scale = parts[0].x_scale
         if self._x_scale is not None:
-            where = parts[0].values.device
             self.register_buffer("x_scale", torch.tensor(self._x_scale, dtype=torch.float32, device=where))
             self.register_buffer("x_saturated", torch.zeros((), dtype=torch.int64, device=where))
         self._forget()

@@ -73,7 +73,8 @@ def _as_bsr(weights: Tensor) -> Tensor:
     first = torch.arange(count, device=weights.device).view(-1, 1, 1) * across
     columns = (first + torch.arange(across, device=weights.device)).expand(count, down, across).reshape(-1)
     rows = torch.arange(count * down + 1, device=weights.device) * across
-    return torch.sparse_bsr_tensor(rows, columns, values, (count * b, count * c), check_invariants=False)
+    shape = count * b, count * c
+    return torch.sparse_bsr_tensor(rows, columns, values, shape, device=weights.device, check_invariants=False)
 
 
 def _multiply_bsr(x: Tensor, blocks: Tensor, layout: str, pattern: Pattern) -> Tensor:
@@ -105,9 +106,8 @@ def _as_csr(weights: Tensor) -> Tensor:
         torch.arange(a * c * d, device=weights.device).view(a, 1, c, d).expand(a, b, c, d).permute(0, 1, 3, 2).flatten()
     )
     rows = torch.arange(a * b * d + 1, device=weights.device) * c
-    return torch.sparse_csr_tensor(
-        rows, columns, weights.permute(0, 1, 3, 2).flatten(), (a * b * d, a * c * d), check_invariants=False
-    )
+    values, shape = weights.permute(0, 1, 3, 2).flatten(), (a * b * d, a * c * d)
+    return torch.sparse_csr_tensor(rows, columns, values, shape, device=weights.device, check_invariants=False)
 
 
 def _multiply_matrix(x: Tensor, matrix: Tensor, layout: str, pattern: Pattern) -> Tensor:

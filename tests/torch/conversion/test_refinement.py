@@ -1,14 +1,19 @@
 """Refinement: it begins with a product of the right size, only ever comes nearer, and leaves what it cannot better."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from ksgen.pattern import Chain, Pattern, square_dyadic  # noqa: E402  (after the skip)
 from ksgen.reference import to_dense  # noqa: E402
+from ksgen.torch import factorize  # noqa: E402
 from ksgen.torch.conversion.projection import drawn, product_of, refined, relative_error  # noqa: E402
 
 CHAIN = Chain((Pattern(2, 3, 4, 1), Pattern(1, 4, 3, 2)))
+UNCHAINABLE = Chain(("1,8,8,1", "2,4,4,1", "1,8,8,1"))
 EXCHANGED = Chain(("2,3,4,1@k.i", "1,4,3,2"))
 
 
@@ -43,6 +48,17 @@ def test_steps_bring_the_product_nearer_and_each_is_counted(chain: Chain) -> Non
     assert relative_error(matrix, found, chain) < 0.5 * relative_error(matrix, first, chain)
     assert len(steps) == 20
     assert not any(each.requires_grad for each in found)
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, partial(torch.device, "meta")], ids=["mode", "device"])
+def test_no_context_of_pytorch_changes_the_weights(context: Any) -> None:
+    """Tensors of inference mode record no gradients, and a default device has other generators."""
+    matrix = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    wanted = factorize(matrix, UNCHAINABLE, refine=2)
+    with context():
+        found = factorize(matrix.clone(), UNCHAINABLE, refine=2)
+    assert found.method == "refinement"
+    assert all(torch.equal(one, other) for one, other in zip(found.weights, wanted.weights, strict=True))
 
 
 def test_what_cannot_be_bettered_stays() -> None:

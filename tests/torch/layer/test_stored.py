@@ -298,6 +298,14 @@ def test_a_write_a_load_and_a_move_are_seen() -> None:
         assert relative(layer(x), before) < 0.01
 
 
+def test_buffers_are_on_the_device_of_the_weights() -> None:
+    layer = KSLinear(CHAIN)
+    with torch.device("meta"):  # stands for a GPU as the default device, or for weights on a GPU
+        made = layer.quantize("int8")
+    assert {each.device for each in made.buffers()} == {torch.device("cpu")}
+    assert made.saturated == [0, 0]
+
+
 def test_a_cast_is_about_x() -> None:
     """Values and scales stay unchanged."""
     for storage in ("int8", "e4m3"):

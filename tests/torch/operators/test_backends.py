@@ -49,6 +49,16 @@ def test_gradients(name: str, layout: str) -> None:
     assert torch.autograd.gradcheck(lambda *given: BACKENDS[name](*given, layout), (x, weights), fast_mode=True)
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_another_default_device(name: str) -> None:
+    layer, x = KSLinear([(2, 8, 4, 3)], backend=name), torch.randn(BATCH, 24)
+    with torch.no_grad():
+        wanted = layer(x)
+        with torch.device("meta"):
+            found = layer(x)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_strided_under_a_transform() -> None:
     layer = KSLinear([(2, 8, 4, 3)], backend="strided")
     x = torch.randn(5, BATCH, 24)
