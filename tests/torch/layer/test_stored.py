@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import ksgen
 from ksgen.errors import LaunchError, SpecError, ToolchainError
@@ -296,6 +297,16 @@ def test_a_write_a_load_and_a_move_are_seen() -> None:
         for copied in (copy.deepcopy(other), torch.load(saved, weights_only=False)):
             torch.testing.assert_close(copied(x), before, rtol=0, atol=0)
         assert relative(layer(x), before) < 0.01
+
+
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+def test_operations_are_counted(layout: str) -> None:
+    """Two for each weight and row: forward, and for the gradient of x."""
+    _, made = layer_of(layout=layout)
+    x = torch.randn((4, 48) if layout == "bsf" else (48, 4), requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        made(x).sum().backward()
+    assert counter.get_total_flops() == 2 * 2 * 4 * made.chain.weight_count
 
 
 def test_buffers_are_on_the_device_of_the_weights() -> None:
