@@ -126,6 +126,9 @@ def by_operators(
 
     def product(x: Tensor, weights: Any, bias: Any, activation: str, residual: Any, layout: str) -> Tensor:
         values, scale, x_scale = weights
+        if ops.is_transformed() and x_scale is None:  # PyTorch applies no transform to the operator
+            wide = _dequantized(values, scale, x.dtype)
+            return ops.multiply(x, wide, bias, residual, layout=layout, activation=activation)
         more = layer.storage, layer.per, x_scale, precision
         if is_apart:
             return finish(
@@ -143,11 +146,21 @@ def by_operators(
 # ---- one factor as a PyTorch operator
 
 
+def _dequantized(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weights that values and scales represent."""
+    return (values.to(torch.float32) * scale).to(dtype)
+
+
 def _compute(
     x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None, layout: Layout,
     activation: Activation, storage: str, per: str, x_scale: float | None = None, precision: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Multiply by one factor, with a kernel of ksgen, or on other devices with PyTorch and dequantized weights."""
+    if ops._is_forward_mode():  # PyTorch would take such a derivative of the operator as zero
+        raise LaunchError(
+            "ksgen::multiply_quantized has no forward-mode derivatives; accepted: torch.func.jvp of a layer itself, "
+            "whose x is not in eight bits"
+        )
     kind = _kind_of(x, x_scale, precision)
     if not x.numel():
         return ops.empty_y(x, values, layout, dtype=kind)
@@ -198,7 +211,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     if ctx.activation != "none" or any(ctx.needs_input_grad[3:5]):
         raise LaunchError("ksgen::multiply_quantized: gradients of its epilogue; accepted: a product without one")
     values, scale = ctx.saved_tensors
-    wide = (values.to(torch.float32) * scale).to(gradient.dtype).transpose(1, 2).contiguous()
+    wide = _dequantized(values, scale, gradient.dtype).transpose(1, 2).contiguous()
     of_x = ops.multiply(gradient, wide, layout=ctx.layout) if ctx.needs_input_grad[0] else None
     return of_x, *[None] * 10
 
@@ -286,9 +299,7 @@ class StoredWeights(ChainLayer, nn.Module):
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         """The weights that the values represent, one (a, b, c, d) per factor."""
-        return [
-            (values.to(torch.float32) * scale).to(dtype) for values, scale in zip(self.values, self.scales, strict=True)
-        ]
+        return [_dequantized(*each, dtype) for each in zip(self.values, self.scales, strict=True)]
 
     @property
     def saturated(self) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import ksgen
@@ -297,6 +298,28 @@ def test_a_write_a_load_and_a_move_are_seen() -> None:
         for copied in (copy.deepcopy(other), torch.load(saved, weights_only=False)):
             torch.testing.assert_close(copied(x), before, rtol=0, atol=0)
         assert relative(layer(x), before) < 0.01
+
+
+@pytest.mark.parametrize("storage", ["int8", "e4m3", "bfloat16"])
+def test_transforms_multiply_by_what_the_values_stand_for(storage: str) -> None:
+    _, made = layer_of(storage, activation="silu")
+    x, tangents = torch.randn(3, 48), torch.randn(3, 48)
+
+    def all_of(layer: KSLinear) -> tuple[Tensor, ...]:
+        gradient = torch.func.grad(lambda x: layer(x).square().sum())(x)
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, tangents))).tangent
+        return *torch.func.jvp(layer, (x,), (tangents,)), dual, gradient, torch.func.vmap(layer)(x)
+
+    for found, wanted in zip(all_of(made), all_of(wide_of(made).float()), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_x_in_eight_bits_has_no_forward_mode() -> None:
+    x = torch.randn(3, 48)
+    made = KSLinear(CHAIN).quantize("int8", x=x, x_too=True)
+    with forward_ad.dual_level(), pytest.raises(LaunchError, match="has no forward-mode derivatives"):
+        made(forward_ad.make_dual(x, x))
 
 
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
