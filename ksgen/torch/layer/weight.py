@@ -164,7 +164,7 @@ def _values(value: Any) -> Any:
 def _called(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Call a function on values.
 
-    Results that share memory with the values become `_Values`, too; pickles and copies do not.
+    Results that share memory with the values become `_Values`, too, or read-only arrays; pickles and copies do not.
     """
     if function in (Tensor.__reduce_ex__, Tensor.__deepcopy__):
         return function(given[0].as_subclass(Tensor), *given[1:])
@@ -177,7 +177,10 @@ def _called(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any
         made._weight = weight
         return made
 
-    return tree_map(viewed, function(*given, **named))
+    found = function(*given, **named)
+    if function in (Tensor.numpy, Tensor.__array__):
+        found.setflags(write=False)
+    return tree_map(viewed, found)
 
 
 def _refuse_writes(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:

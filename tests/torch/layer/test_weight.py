@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
@@ -179,6 +180,16 @@ def test_views_of_the_values_are_read_as_tensors() -> None:
     with pytest.raises(ValueError, match="Mode other not supported"):
         nn.init.kaiming_uniform_(layer.weight, mode="other")
     assert layer.to_dense().detach().equal(dense)
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.numpy, np.asarray])
+def test_arrays_of_the_values_are_read_only(read: Callable[[Any], Any]) -> None:
+    """A write to them would be lost."""
+    layer = make()
+    values = read(layer.weight.detach().t())
+    np.testing.assert_array_equal(values, layer.to_dense().detach().t().numpy())
+    with pytest.raises(ValueError, match="read-only"):
+        values[0, 0] = 1
 
 
 def test_zeros_leave_gradients() -> None:
