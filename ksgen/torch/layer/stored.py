@@ -336,6 +336,7 @@ class StoredWeights(ChainLayer, nn.Module):
                 kinds = f"is {dtype_name(saved.dtype)}, and this layer's {dtype_name(buffer.dtype)}"
                 error_messages.append(f"{prefix}{name} {kinds}; quantize the layer to the storage of the saved one")
                 return
+        self.thaw()  # PyTorch swaps no tensors with weak references, if it loads by swapping
         super()._load_from_state_dict(state_dict, prefix, *others)
         self._read_x_scale()
 

@@ -332,6 +332,20 @@ def test_operations_are_counted(layout: str) -> None:
     assert counter.get_total_flops() == 2 * 2 * 4 * made.chain.weight_count
 
 
+def test_a_state_is_loaded_by_swapping() -> None:
+    _, made = layer_of()
+    other, x = KSLinear(CHAIN).quantize("int8"), torch.randn(3, 48)
+    with torch.no_grad():
+        for _ in range(3):
+            made(x)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            made.load_state_dict(other.state_dict())
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        torch.testing.assert_close(made(x), other(x), rtol=0, atol=0)
+
+
 def test_buffers_are_on_the_device_of_the_weights() -> None:
     layer = KSLinear(CHAIN)
     with torch.device("meta"):  # stands for a GPU as the default device, or for weights on a GPU
