@@ -8,8 +8,9 @@ In batch-size-first with d > 1 the elements of a block are not contiguous, so X 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,12 +42,15 @@ def to_dense(weights: Tensor) -> Tensor:
 
 
 def chain_to_dense(chain: Chain, weights: Sequence[Tensor]) -> Tensor:
-    """K of a chain, whose factors are in the order in which they multiply x."""
+    """K of a chain, whose factors are in the order in which they multiply x. Autocast does not apply."""
     first, *others = weights
-    columns = exchanged(to_dense(first).t(), exchange_of(chain[0]), "bsf")
-    for pattern, each in zip(chain.factors[1:], others, strict=True):
-        product = permuted_multiply(columns, blocks_of(each), "bsf", pattern.a, pattern.d)
-        columns = exchanged(product, exchange_of(pattern), "bsf")
+    columns, kind = exchanged(to_dense(first).t(), exchange_of(chain[0]), "bsf"), first.device.type
+    is_cast = kind != "meta" and torch.is_autocast_enabled(kind)
+    uncast: Any = torch.autocast(kind, enabled=False) if is_cast else nullcontext()
+    with uncast:
+        for pattern, each in zip(chain.factors[1:], others, strict=True):
+            product = permuted_multiply(columns, blocks_of(each), "bsf", pattern.a, pattern.d)
+            columns = exchanged(product, exchange_of(pattern), "bsf")
     inputs = chain[0].inputs
     return _copied(columns, inputs.exchange() if inputs.is_exchanged else None, "bsl").t()
 

@@ -276,6 +276,14 @@ def test_from_a_linear_layer_and_back() -> None:
         KSLinear.from_linear(nn.Conv1d(3, 3, 1), CHAIN)
 
 
+def test_autocast_does_not_round_the_matrix() -> None:
+    layer = make()
+    wanted = layer.to_dense()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for found in (layer.to_dense(), layer.weight + 0, layer.to_linear().weight):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
 def test_it_is_a_linear_layer_for_those_who_ask() -> None:
     layer = make()
     assert isinstance(layer, nn.Linear)
