@@ -468,6 +468,7 @@ class StoredWeights(ChainLayer, nn.Module):
         return self.dequantized()
 
     def _stored_words(self) -> list[str]:
-        saturated = f"{sum(self.saturated)} of {self.chain.weight_count} saturated"
-        x = [] if self._x_scale is None else [f"x in {self.storage} times {self._x_scale:.6g}"]
-        return [f"weights={self.storage}", describe_scales(self.storage, self.per), saturated, *x]
+        words = [f"weights={self.storage}", describe_scales(self.storage, self.per)]
+        if not self.get_buffer("saturated_of_each").is_meta:
+            words.append(f"{sum(self.saturated)} of {self.chain.weight_count} saturated")
+        return words if self._x_scale is None else [*words, f"x in {self.storage} times {self._x_scale:.6g}"]

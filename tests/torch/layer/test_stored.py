@@ -332,6 +332,12 @@ def test_operations_are_counted(layout: str) -> None:
     assert counter.get_total_flops() == 2 * 2 * 4 * made.chain.weight_count
 
 
+def test_a_layer_without_values_shows_itself() -> None:
+    made = KSLinear(CHAIN).quantize("int8").to("meta")
+    assert "weights=int8, a scale per output)" in repr(made)
+    assert made(torch.empty(3, 48, device="meta")).shape == (3, 36)
+
+
 def test_a_state_is_loaded_by_swapping() -> None:
     _, made = layer_of()
     other, x = KSLinear(CHAIN).quantize("int8"), torch.randn(3, 48)
