@@ -111,7 +111,7 @@ class ChainLayer:
         if y is not None:
             return y
         if isinstance(x, fx.Proxy):
-            return as_leaf(self, self._name(), x, residual)
+            return as_leaf(self, self._name(), x, residual, **({"after": after} if isinstance(after, fx.Proxy) else {}))
         if isinstance(x, Tensor) and x.layout is torch.jagged:
             return self._of_jagged(x, residual)
         check_tensors(self._name(), x=x, residual=residual)
@@ -290,10 +290,10 @@ def _trainable_layers(model: nn.Module) -> list[tuple[str, Any]]:
     ]
 
 
-def as_leaf(layer: nn.Module, name: str, x: fx.Proxy, residual: Any) -> fx.Proxy:
+def as_leaf(layer: nn.Module, name: str, x: fx.Proxy, residual: Any, **named: Any) -> fx.Proxy:
     """Record a layer as one node of a graph that `torch.fx` traces."""
     if not (path := x.tracer.path_of_module(layer)):
         raise LaunchError(
             f"{name} is a leaf for torch.fx; accepted: a model that holds it, such as nn.Sequential(layer)"
         )
-    return x.tracer.create_proxy("call_module", path, (x,) if residual is None else (x, residual), {})
+    return x.tracer.create_proxy("call_module", path, (x,) if residual is None else (x, residual), named)

@@ -717,6 +717,21 @@ def test_a_graph_of_fx_has_the_layer_as_a_leaf() -> None:
         torch.fx.symbolic_trace(make())
 
 
+def test_a_graph_of_fx_may_name_the_activation_at_each_call() -> None:
+    class Activated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = make()
+
+        def forward(self, x: Any, after: Any) -> Any:
+            return self.layer(x, after=after)
+
+    model, x = Activated(), x_of()
+    traced = torch.fx.symbolic_trace(model)
+    for after in ("none", "relu"):
+        torch.testing.assert_close(traced(x, after), model(x, after))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("layout", "activation"), [("bsf", "gelu"), ("bsl", "silu")])
 def test_onnx_holds_standard_operators(
