@@ -138,7 +138,7 @@ def test_an_activation_of_an_adapter_is_refused(rule: Any, is_saved: bool, tmp_p
     ],
 )
 def test_other_layouts_and_activations_of_an_adapter_are_refused(options: dict[str, str], accepted: str) -> None:
-    """With as many rows of x as features, it would multiply the columns of x."""
+    """An adapter in batch-size-last would multiply the columns of a square x."""
     model, ((name, value),) = nn.Sequential(nn.Linear(24, 24)), options.items()
     with pytest.raises(SpecError) as caught:
         adapt(model, {"[0]": SQUARE}, **options)

@@ -178,7 +178,7 @@ def test_gradients_may_be_expanded_and_inputs_strided(path: str) -> None:
 
 
 def test_what_no_gradient_reads_is_not_kept(path: str) -> None:
-    """As in `nn.Linear`, a later write to it is no error."""
+    """A later write to it is no error, as in `nn.Linear`."""
     given = tensors((2, 9, 5, 3), "bsf")[:3]
     for learned, written in (((0,), 0), ((1,), 1), ((0, 1, 2), 2)):
         leaves = [each.detach().clone().requires_grad_(number in learned) for number, each in enumerate(given)]
