@@ -545,7 +545,7 @@ def _registered(
         if _is_watched(*arrays):
             return by_pytorch(*given) if is_transformed() else operator(*given)
         if is_transformed():
-            return Transformed.apply(*given)
+            return by_pytorch(*given) if _is_functionalized() else Transformed.apply(*given)
         return Plain.apply(*given) if needs_gradient(*arrays) else compute(*given)
 
     differentiate = staticmethod(backward)
@@ -638,6 +638,14 @@ def _has_address(tensor: Tensor) -> bool:
 def is_transformed() -> bool:
     """Whether a torch.func transform is active, or forward-mode derivatives are computed."""
     return bool(torch._C._are_functorch_transforms_active()) or _is_forward_mode()
+
+
+def _is_functionalized() -> bool:
+    """Whether `torch.func.functionalize` is the innermost transform: PyTorch applies it to no autograd function."""
+    functorch = torch._C._functorch
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    return bool(functorch.peek_interpreter_stack().key() == functorch.TransformType.Functionalize)
 
 
 def _is_forward_mode() -> bool:

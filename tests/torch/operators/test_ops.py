@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402  (after the skip)
-from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
+from torch.func import functionalize, grad, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
@@ -175,6 +175,17 @@ def test_gradients_may_be_expanded_and_inputs_strided(path: str) -> None:
     strided = torch.autograd.grad(multiply(apart, weights, bias, backend="ksgen").sum(), (apart, weights, bias))
     for one, other in zip(plain, strided, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_functionalize(path: str) -> None:
+    """PyTorch itself applies this transform to no autograd function."""
+    x, weights, bias, residual = tensors((2, 3, 2, 2), "bsf", torch.float32, requires_grad=False)
+
+    def product(x: Any) -> Any:
+        return multiply(x, weights, bias, residual, activation="gelu", backend="ksgen")
+
+    torch.testing.assert_close(functionalize(product)(x), product(x))
+    torch.testing.assert_close(vmap(functionalize(product))(torch.stack([x, -x]))[1], product(-x))
 
 
 def test_what_no_gradient_reads_is_not_kept(path: str) -> None:
