@@ -33,6 +33,7 @@ class Weight(Tensor):
     """Lazy matrix (out_features, in_features): each use computes it from the factors, to which gradients flow back."""
 
     _layer: Any
+    _is_data = False  # whether gradients do not flow back, as from `weight.data`
     # copies of the factors before the draws of this object, and write counts of the factors after them
     _drawn: tuple[list[Tensor], list[object]] | None = None
 
@@ -87,6 +88,16 @@ class Weight(Tensor):
     ) -> Any:
         """Compute the dense values for calls from PyTorch's own C++ code."""
         return operator(*tree_map(_dense, given), **tree_map(_dense, named or {}))
+
+    def _as_data(self) -> "Weight":
+        """The same matrix without gradients. A refused write to it undoes the draws of this object, too."""
+        made = Weight(self._layer)
+        made._is_data, made._drawn = True, self._drawn
+        return made
+
+    def _computed(self) -> Tensor:
+        dense: Tensor = self._layer.to_dense()
+        return dense.detach() if self._is_data else dense
 
     def _refusal(self, what: str) -> LaunchError:
         """Build the error for a write, and undo the draws of this object.
@@ -156,7 +167,7 @@ def _values(value: Any) -> Any:
     """Values of a weight; anything else unchanged."""
     if not isinstance(value, Weight):
         return value
-    made = value._layer.to_dense().as_subclass(_Values)
+    made = value._computed().as_subclass(_Values)
     made._weight = value
     return made
 
@@ -212,7 +223,7 @@ def _writes(factors: list[Tensor]) -> list[object]:
 
 
 def _dense(value: Any) -> Any:
-    return value._layer.to_dense() if isinstance(value, Weight) else value
+    return value._computed() if isinstance(value, Weight) else value
 
 
 def _normal(weight: Weight, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Weight:
@@ -262,8 +273,10 @@ _DRAWS: dict[str, Callable[..., Any]] = {  # by name: methods, and functions of 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     Tensor.requires_grad_: _require_gradient,
     Tensor.requires_grad.__set__: _require_gradient,
-    Tensor.requires_grad.__get__: lambda weight: any(each.requires_grad for each in weight._factors),
-    Tensor.data.__get__: lambda weight: weight,
+    Tensor.requires_grad.__get__: lambda weight: (
+        not weight._is_data and any(each.requires_grad for each in weight._factors)
+    ),
+    Tensor.data.__get__: Weight._as_data,
     Tensor.__repr__: Weight.__repr__,
     Tensor.__deepcopy__: lambda weight, _: weight._layer.to_dense().detach(),
 }

@@ -182,6 +182,19 @@ def test_views_of_the_values_are_read_as_tensors() -> None:
     assert layer.to_dense().detach().equal(dense)
 
 
+def test_gradients_do_not_flow_from_its_data() -> None:
+    layer = make()
+    data, dense = layer.weight.data, layer.to_dense().detach()
+    assert (data.requires_grad, layer.weight.requires_grad) == (False, True)
+    assert not any(each.requires_grad for each in (data.clone(), 2 * data, torch.stack([data])))
+    assert data.cpu().numpy().tolist() == dense.tolist()
+    data.normal_()
+    assert not layer.to_dense().equal(dense)
+    with pytest.raises(LaunchError, match="add_ would write to weight"):
+        data.add_(1)
+    assert layer.to_dense().equal(dense)
+
+
 @pytest.mark.parametrize("read", [torch.Tensor.numpy, np.asarray])
 def test_arrays_of_the_values_are_read_only(read: Callable[[Any], Any]) -> None:
     """A write to them would be lost."""
