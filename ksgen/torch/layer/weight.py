@@ -262,6 +262,13 @@ def _require_gradient(weight: Weight, requires_grad: bool = True) -> Weight:
     return weight
 
 
+def _refuse_hook(weight: Weight, *_: Any) -> None:
+    raise LaunchError(
+        f"{weight._layer._name()}: a hook on weight would be lost, because each use computes it; accepted: hooks on "
+        "the factors in `weights`"
+    )
+
+
 _DRAWS: dict[str, Callable[..., Any]] = {  # by name: methods, and functions of `nn.init`, which transformers wraps
     "normal_": _normal,
     "uniform_": _uniform,
@@ -277,6 +284,8 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
         not weight._is_data and any(each.requires_grad for each in weight._factors)
     ),
     Tensor.data.__get__: Weight._as_data,
+    Tensor.register_hook: _refuse_hook,
+    Tensor.register_post_accumulate_grad_hook: _refuse_hook,
     Tensor.__repr__: Weight.__repr__,
     Tensor.__deepcopy__: lambda weight, _: weight._layer.to_dense().detach(),
 }

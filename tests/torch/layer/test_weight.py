@@ -182,6 +182,13 @@ def test_views_of_the_values_are_read_as_tensors() -> None:
     assert layer.to_dense().detach().equal(dense)
 
 
+@pytest.mark.parametrize("name", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_are_refused(name: str) -> None:
+    message = "a hook on weight would be lost, because each use computes it; accepted: hooks on the factors in "
+    with pytest.raises(LaunchError, match=message):
+        getattr(make().weight, name)(print)
+
+
 def test_gradients_do_not_flow_from_its_data() -> None:
     layer = make()
     data, dense = layer.weight.data, layer.to_dense().detach()
