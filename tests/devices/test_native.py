@@ -124,6 +124,14 @@ def test_activations_are_right_everywhere(precision: str, activation: str) -> No
     assert (np.abs(got[finite] - wanted[finite]) / size).max() < (1e-6 if precision == "float32" else 1e-14)
 
 
+def test_silu_is_right_until_it_vanishes() -> None:
+    """Below -88, e^-x is within a factor of two of the largest float32."""
+    values = np.linspace(-88.72, -80, 10001, dtype=np.float32)
+    got = np.asarray(Launcher(1, 1, 1, 1)(values[:, None], np.ones((1, 1, 1, 1), np.float32), activation="silu"))[:, 0]
+    wide = values.astype(np.float64)
+    np.testing.assert_allclose(got, wide / (1 + np.exp(-wide)), rtol=1e-6)
+
+
 def test_all_halves_are_themselves() -> None:
     """Each of the 65536, in vectors of sixteen lanes and one by one."""
     bits = np.arange(65536, dtype=np.uint16)
