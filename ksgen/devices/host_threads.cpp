@@ -1,8 +1,11 @@
 // Distributes the work groups of a launch over threads. If a library in the process has OpenMP's threads already, these
 // are used, so that one set of threads does everything. Otherwise the launcher starts its own threads, which sleep
 // while idle. Between launches that were recorded together, threads do not sleep: they poll, and yield their cores to
-// other threads. A launch that took a few microseconds in all runs on its caller's thread from then on.
+// other threads. A launch that took a few microseconds in all runs on its caller's thread from then on. All threads of
+// a launch compute in the floating-point modes of its caller, such as rounding or subnormal numbers as zeros, so that
+// results do not depend on which thread takes a group.
 
+#include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
@@ -137,6 +140,8 @@ struct Launch {
     const int64_t* arguments;
     Progress progress[MOST_STEPS];
     Cores cores;
+    pthread_t caller;
+    fenv_t modes;  // of the caller
 };
 
 // Counts finished groups, not threads: there may be fewer threads than requested.
@@ -161,6 +166,17 @@ void take_groups(void* data) {
         if (taken) progress.done.fetch_add(taken, std::memory_order_release);
         wait_for_all(step, progress);
     }
+}
+
+// in one of OpenMP's threads, which keeps modes of its own
+void take_groups_for_openmp(void* data) {
+    const Launch& launch = *(const Launch*)data;
+    if (pthread_equal(pthread_self(), launch.caller)) return take_groups(data);
+    fenv_t before;
+    fegetenv(&before);
+    fesetenv(&launch.modes);
+    take_groups(data);
+    fesetenv(&before);
 }
 
 // POSIX threads are used, because C++'s headers for threads take longer to compile than a kernel.
@@ -237,6 +253,7 @@ private:
                 if (launch) busy.fetch_add(1);
             }
             if (!launch) continue;
+            fesetenv(&launch->modes);
             launch->cores.take();
             take_groups(launch);
             if (busy.fetch_sub(1) == 1) {
@@ -268,7 +285,7 @@ Crew* crew() {
 }  // namespace
 
 static void launch_some(const Step* steps, long count, const int64_t* arguments, long threads, Parallel parallel) {
-    Launch launch{steps, count, arguments, {}, {}};
+    Launch launch{steps, count, arguments, {}, {}, {}, {}};
     long most = 1;
     int64_t alone_ns = 0;
     for (long index = 0; index < count; ++index) {
@@ -277,7 +294,9 @@ static void launch_some(const Step* steps, long count, const int64_t* arguments,
     }
     if (threads > most) threads = most;
     if (threads <= 1 || alone_ns < ALONE_NS) return take_groups(&launch);
-    if (parallel) return parallel(take_groups, &launch, (unsigned)threads, 0);
+    launch.caller = pthread_self();
+    fegetenv(&launch.modes);
+    if (parallel) return parallel(take_groups_for_openmp, &launch, (unsigned)threads, 0);
     if (pthread_mutex_trylock(&crew()->one_launch)) return take_groups(&launch);
     crew()->run(launch, threads);
     pthread_mutex_unlock(&crew()->one_launch);

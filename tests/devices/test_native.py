@@ -450,6 +450,59 @@ def test_no_launch_waits_for_a_thread_that_sleeps(tmp_path: Path) -> None:
     subprocess.run([str(program)], check=True, timeout=30)
 
 
+MODES = """
+static std::atomic<long> joined{0};
+static float thirds[2];
+
+static void divide(const int64_t*, const long group, long, long) {
+    joined.fetch_add(1);
+    while (joined.load() < 2) sched_yield();  // so that each thread takes one group
+    volatile float one = 1, three = 3;
+    thirds[group] = one / three;
+}
+
+static bool keeps_its_modes = false;
+static void (*work)(void*) = nullptr;
+static void* in_modes_of_its_own(void* data) {
+    fesetround(FE_TONEAREST);
+    work(data);
+    keeps_its_modes = fegetround() == FE_TONEAREST;
+    return nullptr;
+}
+static void as_openmp(void (*function)(void*), void* data, unsigned, unsigned) {
+    pthread_t thread;
+    work = function;
+    pthread_create(&thread, nullptr, in_modes_of_its_own, data);
+    function(data);
+    pthread_join(thread, nullptr);
+}
+
+static bool both_are(const float wanted, const Parallel parallel) {
+    joined.store(0);
+    ksgen_launch(divide, nullptr, 2, 2, parallel);
+    return thirds[0] == wanted && thirds[1] == wanted;
+}
+
+int main() {
+    const float nearest = 0x1.555556p-2f, below = 0x1.555554p-2f;
+    if (!both_are(nearest, nullptr)) return 1;
+    fesetround(FE_DOWNWARD);
+    if (!both_are(below, nullptr)) return 2;
+    if (!both_are(below, as_openmp) || !keeps_its_modes) return 3;
+    fesetround(FE_TONEAREST);
+    return both_are(nearest, nullptr) ? 0 : 4;
+}
+"""
+
+
+def test_all_threads_compute_in_the_modes_of_the_caller(tmp_path: Path) -> None:
+    """Else results would depend on which thread takes a group. OpenMP's threads keep their own modes."""
+    source, program = tmp_path / "modes.cpp", tmp_path / "modes"
+    source.write_text(f'#include "{native.THREADS}"\n{MODES}')
+    subprocess.run([*find_host_compiler().command, "-pthread", str(source), "-o", str(program)], check=True)
+    assert subprocess.run([str(program)], check=False, timeout=30).returncode == 0
+
+
 @pytest.mark.libraries
 def test_pytorch_s_threads_do_the_work_where_it_has_them() -> None:
     torch = library("torch")
