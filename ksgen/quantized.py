@@ -333,7 +333,7 @@ def quantize(
         one = np.ones((1, 1, 1, 1), np.float32)
         return Quantized(pattern, storage, "factor", _like(weights, rounded(wide, how), how), _like(weights, one))
     if scale is not None:
-        scales = _checked_scale(scale, pattern, per)
+        scales = _checked_scale(scale, pattern, per, how)
     else:
         scales = _scales(wide, how, per, None if x is None else _moments(pattern, x, layout))
     values, saturated = _values(wide, scales, how)
@@ -346,10 +346,10 @@ def quantize(
     if scale_of_x is not None:
         with np.errstate(over="ignore", under="ignore"):
             both = scales * np.float32(scale_of_x)
-        if not (np.isfinite(both).all() and (both >= np.finfo(np.float32).tiny).all()):
+        if not ((both >= np.finfo(np.float32).tiny).all() and (both <= LARGEST / how.largest**2).all()):
             raise LaunchError(
-                f"x_scale={excerpt(x_scale)}, times a scale of the weights, is not a normal float32; accepted: "
-                "another x_scale"
+                f"x_scale={excerpt(x_scale)}, times a scale of the weights, is not a normal float32, or its products "
+                f"with values of {storage} exceed float32; accepted: another x_scale"
             )
     return Quantized(pattern, storage, per, _like(weights, values, how), _like(weights, scales), saturated, scale_of_x)
 
@@ -455,7 +455,7 @@ def _check_finite(wide: Array, what: str) -> None:
         raise LaunchError(f"{count} of {what} not finite; accepted: finite numbers")
 
 
-def _checked_scale(scale: Any, pattern: Pattern, per: str) -> Array:
+def _checked_scale(scale: Any, pattern: Pattern, per: str, how: Storage) -> Array:
     wanted = tuple(size if axis in PER[per] else 1 for axis, size in enumerate(pattern.shape))
     given = _as_array(scale)
     if given.squeeze().shape not in (tuple(size for size in wanted if size > 1), (prod(wanted),)):
@@ -464,6 +464,10 @@ def _checked_scale(scale: Any, pattern: Pattern, per: str) -> Array:
         scales = given.reshape(wanted).astype(np.float32)
     if not (np.isfinite(scales).all() and (scales > 0).all()):
         raise LaunchError(f"scale={excerpt(scale)}; accepted: finite numbers above 0")
+    if (scales > LARGEST * ROUNDED / how.largest).any():
+        raise LaunchError(
+            f"scale={excerpt(scale)}, times {how.largest:g} of {how.name}, exceeds float32; accepted: a smaller scale"
+        )
     return scales
 
 

@@ -93,6 +93,15 @@ def test_a_scale_of_your_own_may_not_saturate() -> None:
         quantize(WEIGHTS, "int8", "factor", scale=0.01)
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_largest_scale_of_your_own_gives_finite_products(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen_native(monkeypatch)
+    scale = np.finfo(np.float32).max / STORAGES[storage].largest
+    weights = np.array([0, scale, -3 * scale]).reshape(1, 3, 1, 1)
+    y = Launcher(1, 3, 1, 1)(np.full((1, 1), 1e-30, np.float32), quantize(weights, storage, "factor", scale=scale))
+    np.testing.assert_allclose(y, 1e-30 * weights.reshape(1, 3), rtol=1e-6)
+
+
 def test_zeros_and_tiny_weights() -> None:
     for storage in STORAGES:
         for size in (0.0, 1e-44, 3e38):
@@ -161,6 +170,11 @@ def test_packed_arrays_are_read_only() -> None:
         ),
         (WEIGHTS, {"scale": -1.0, "per": "factor"}, "scale=-1.0; accepted: finite numbers above 0"),
         (WEIGHTS, {"scale": 1e39, "per": "factor"}, r"scale=1e\+39; accepted: finite numbers above 0"),
+        (
+            WEIGHTS,
+            {"scale": 1e36, "per": "factor", "storage": "e4m3"},
+            r"scale=1e\+36, times 448 of e4m3, exceeds float32; accepted: a smaller scale",
+        ),
         (WEIGHTS, {"scale": 1.0, "x": X}, "both x and scale were given"),
     ],
 )
@@ -288,6 +302,8 @@ def test_what_saturates_of_x_is_refused_or_counted() -> None:
         quantize(WEIGHTS, "int8", x_scale=-1)
     with pytest.raises(LaunchError, match="x_scale=1e-37, times a scale of the weights, is not a normal float32"):
         quantize(WEIGHTS, "int8", x_scale=1e-37)
+    with pytest.raises(LaunchError, match=r"x_scale=1e.36, .* or its products with values of e4m3 exceed float32"):
+        quantize(WEIGHTS, "e4m3", x_scale=1e36)
 
 
 @pytest.mark.exhaustive
