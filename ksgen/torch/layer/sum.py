@@ -238,10 +238,12 @@ def summands(layer: KSLinear | KSSum) -> list[KSLinear]:
 
 def _added(layer: Any, x: Tensor, y: Tensor | None, is_apart: bool, activation: Activation = "none") -> Tensor:
     """Add a layer's product to y, and apply the activation to the sum."""
-    if isinstance(layer, ChainLayer) and not is_apart:
-        total: Tensor = layer(x, y) if activation == "none" else layer(x, y, after=activation)
-        return total
-    total = layer(x) if y is None else y + layer(x)  # a module of another type may have replaced a layer
+    if is_apart or not isinstance(layer, ChainLayer):  # a module of another type may have replaced a layer
+        total: Tensor = layer(x) if y is None else y + layer(x)
+    elif activation != "none" and type(layer).forward is ChainLayer.forward:
+        return layer(x, y, after=activation)
+    else:  # the `forward` of a subclass may not accept `after`
+        total = layer(x, y)
     return total if activation == "none" else activated(total, activation=activation)
 
 

@@ -117,6 +117,21 @@ def test_a_layer_applies_an_activation_after_the_residual() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(layer))(x, residual, after="relu"), layer(x, residual, after="relu"))
 
 
+class Plain(KSLinear):
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return super().forward(x, residual)
+
+
+def test_a_layer_with_a_forward_of_its_own_needs_no_activation() -> None:
+    torch.manual_seed(0)
+    model, x = KSSum([KSLinear("2,6,4,1"), Plain("1,12,8,1")], "relu"), torch.randn(5, 8)
+    expected = (x @ model.to_dense().t() + model[0].bias + model[1].bias).relu()
+    for context in (torch.enable_grad(), torch.no_grad()):
+        for _ in range(3):
+            with context:
+                torch.testing.assert_close(model(x), expected)
+
+
 def test_functions_for_models_reach_the_layers() -> None:
     model = nn.Sequential(made(), nn.ReLU()).eval()
     x = torch.randn(2, 3, 16)
