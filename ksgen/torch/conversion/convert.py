@@ -261,7 +261,7 @@ def _errors(weight: Tensor, entries: Sequence[RuleEntry], advance: Callable[[], 
     for count, alike in groupby(entries, key=lambda entry: entry.count):
         forms = [entry.structures for entry in alike]
         of_parts = [
-            [float(vector_norm(part)) * error for error in _relative_errors(part, forms, advance)]
+            [float(vector_norm(part.double())) * error for error in _relative_errors(part, forms, advance)]
             for part in weight.chunk(count)
         ]
         found += [hypot(*errors) for errors in zip(*of_parts, strict=True)]

@@ -658,6 +658,15 @@ def test_a_budgets_chain_is_the_fastest_in_training_of_the_nearest(
     assert layer.chain == known[taken]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_errors_count_if_the_weights_norm_is_beyond_their_type(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = offers(monkeypatch, 10.0, (1.0, 0.3), (9.0, 0.2))
+    model = blocks(1).to(dtype)
+    model["blocks"][0].mlp["up"].weight.data.fill_(torch.finfo(dtype).max / 2)
+    (layer,) = convert(model, ["up"], budget=0.5).layers
+    assert layer.chain == known[1]
+
+
 def test_a_chain_that_is_slower_than_the_dense_layer_is_not_factorized(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of one shape share the list of chains."""
     known = offers(monkeypatch, 10.0, (11.0, 0.1), (9.0, 0.2), (8.0, 0.3))
