@@ -111,8 +111,8 @@ def test_ziglang_serves_where_nothing_else_does(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("named", "says"),
     [
-        ("gone++", r"KSGEN_CXX=gone\+\+ names nothing that runs; give a C\+\+ compiler's path, or unset it"),
-        (" ", r"KSGEN_CXX=  names nothing that runs"),
+        ("gone++", r"KSGEN_CXX=gone\+\+ is not an executable; give a C\+\+ compiler's path, or unset it"),
+        (" ", r"KSGEN_CXX=  is not an executable"),
         ("g++ '-O2", r"KSGEN_CXX=g\+\+ '-O2 cannot be split into words \(No closing quotation\); quote it"),
         (
             None,
