@@ -143,8 +143,15 @@ class Structure:
         if set(state) - {form.scale} != set(form.shapes):
             raise LaunchError(f"{self.chain.name}: got {_names(state)}; {self._needed}")
         for name, shape in form.shapes.items():
-            if wrong := misfit(name, state[name].shape, shape):
+            if (given := getattr(state[name], "shape", None)) is None:
+                raise LaunchError(f"{self.chain.name}: {name}={excerpt(state[name])}; accepted: an array or a tensor")
+            if wrong := misfit(name, given, shape):
                 raise LaunchError(f"{self.chain.name}: {wrong}")
+        if form.scale in state and tuple(state[form.scale].shape[1:]) != (1,):
+            raise LaunchError(
+                f"{self.chain.name}: {form.scale} has shape {tuple(state[form.scale].shape)}; (outputs of the adapted "
+                "layer, 1) is needed"
+            )
         if form.scale in state and not bool((state[form.scale] == 1).all()):
             raise LaunchError(
                 f"{self.chain.name}: got {form.scale} that is not 1, which scales outputs of the adapted layer; "
@@ -479,8 +486,8 @@ def boft(features: int, block: int, factors: int) -> Structure:
 
     Returns:
         The `Structure`, with the rotations R0, R1, ... (features / block, block, block) of PEFT's levels, or PEFT's
-        parameter boft_R (m, features / block, block, block). The last level multiplies x first. The matrix is the
-        identity at first.
+        parameter boft_R (m, features / block, block, block). A level computes x R, so the blocks of its matrix are the
+        transposes of R. The last level multiplies x first. The matrix is the identity at first.
 
     Raises:
         PatternError: A number is not accepted.
@@ -721,6 +728,8 @@ def _level(count: int, size: int, level: int) -> Pattern:
 
 def _checked_pair(blocks: Any, in_features: int, out_features: int) -> tuple[Any, Any]:
     """Numbers of blocks along y and along x, which divide the features."""
+    if isinstance(blocks, tuple | list) and len(blocks) != 2:
+        raise PatternError(f"blocks={excerpt(blocks)}; accepted: a whole number, or a pair: those along y and along x")
     rows, columns = blocks if isinstance(blocks, tuple | list) and len(blocks) == 2 else (blocks, blocks)
     _blocks_of(columns, in_features=in_features)
     _blocks_of(rows, out_features=out_features)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksgen import reference
+from ksgen import reference, structures
 from ksgen.errors import KsgenWarning, PatternError
 from ksgen.pattern import (
     NAMED_CHAINS,
@@ -171,7 +171,11 @@ def test_a_chain_of_four_is_no_pattern() -> None:
     ("given", "message"),
     [
         ((), r"factors=\(\); accepted: one Pattern or more"),
-        (None, "factors=None; accepted: one Pattern or more"),
+        (None, "factors=None; accepted: one Pattern or more$"),
+        (
+            structures.low_rank(8, 6, 2),
+            "factors=Structure.*; accepted: one Pattern or more, such as a structure's chain$",
+        ),
         (
             [(2, 8, 4)],
             r"factors\[0\]=\(2, 8, 4\); accepted: a Pattern, four numbers \(a, b, c, d\), or text such as 1,192,48,2",

@@ -193,6 +193,8 @@ def test_a_state_is_taken_exactly() -> None:
         structure.from_state({})
     with pytest.raises(LaunchError, match=r"blast: got D of shape \(3, 5, 7\); \(5, 3, 7\) is needed"):
         structure.from_state({**state, "D": np.zeros((3, 5, 7))})
+    with pytest.raises(LaunchError, match=r"blast: D=\[1\]; accepted: an array or a tensor$"):
+        structure.from_state({**state, "D": [1]})
     with pytest.raises(LaunchError, match=r"blast: got weights of shapes \[\(3, 7, 8, 1\)\]; \[\(3, 7, 8, 1\), "):
         structure.to_state(structure.from_state(state)[:1])
 
@@ -381,6 +383,8 @@ def test_the_parameter_of_pefts_boft_becomes_rotations_and_comes_back(factors: i
         LaunchError, match="boft: got boft_s that is not 1, which scales outputs of the adapted layer; "
     ):
         structure.from_state({**state, "boft_s": np.array([[1.0], [2.0]])})
+    with pytest.raises(LaunchError, match=r"boft: boft_s has shape \(3, 5, 7\); \(outputs of the adapted layer, 1\)"):
+        structure.from_state({**state, "boft_s": np.ones((3, 5, 7))})
     with pytest.raises(LaunchError, match=r"boft: got boft_s; R0.* needed, or boft_R$"):
         structure.from_state({"boft_s": np.ones((7, 1))})
 

@@ -144,7 +144,9 @@ def _key(node: Node, before: Mapping[str, Node]) -> str:
     if not isinstance(node, Scalar):
         raise node.place.error(f"{node} as a key; accepted: a word")
     if node.text.isdecimal():  # YAML reads {pattern: 6,64,64,1} with the keys 64, 64 and 1
-        raise node.place.error(f"the number {node} as a key; accepted: a word, and patterns inside braces as [a,b,c,d]")
+        raise node.place.error(
+            f"the number {node} as a key; accepted: a word, and patterns inside braces as [a,b,c,d] or in quotes"
+        )
     if node.text in before:
         raise node.place.error(f"key {node} again, after line {before[node.text].place.line}; accepted: each key once")
     return node.text

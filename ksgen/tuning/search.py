@@ -34,7 +34,7 @@ FIRST = Runs(seconds=1.0)  # limits of the first timing of each candidate
 HOPELESS = 1.5  # a candidate is dropped if its first blocks of runs all exceed this multiple of the best time
 FINALISTS = 6
 # Each of the FINALISTS fastest candidates enters the finals if it takes at most this multiple of the best time.
-# The known entry and the defaults always enter.
+# The entry that wisdom already has and the defaults enter, too, if they were timed.
 CLOSE = 1.2
 FINAL = Runs(seconds=1.0)  # limits of the timing of a finalist, per round
 # share of a time budget reserved for the finals, and the most seconds for them: about three rounds
@@ -78,7 +78,7 @@ class Tuned:
     measured_now: int  # candidates that no earlier search had measured
     seconds: float
     is_complete: bool  # false if the search was stopped
-    is_kept: bool = True  # whether it is stored as wisdom; false if the known entry is better
+    is_kept: bool = True  # whether it is stored as wisdom; false if wisdom's earlier entry is better
     is_trial: bool = False  # whether only a few candidates were measured, as in calibration
     attempts: int = 0  # consecutive searches, this one included, whose times were unreliable
     processor: str = ""  # target of the processor that measured; empty for other devices, whose names suffice
@@ -292,7 +292,7 @@ class Search:
             self._last_round = [default]
 
     def _finalists(self) -> list[int]:
-        """The fastest candidates, and all guesses: the known entry and the defaults."""
+        """The fastest candidates, and all timed guesses: the entry that wisdom already has, and the defaults."""
         timed = sorted((trial.median_us, index) for index, trial in self.trials.items() if trial.median_us is not None)
         if not timed:
             return []

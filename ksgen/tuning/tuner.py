@@ -157,7 +157,7 @@ class Tuner:
         return None if found is None or found.is_stale else found
 
     def _guesses(self, job: Job, machine: Machine, incumbent: Entry | None) -> list[Candidate]:
-        """Candidates to measure first: the known entry, the launchers' default, and the families' defaults.
+        """Candidates to measure first: wisdom's entry, the launchers' default, and the families' defaults.
 
         A trial measures few candidates. So `default` of each family precedes the other `defaults`, both in the order of
         predicted times.

@@ -579,7 +579,11 @@ WRONG = [
         "2: layers.q: got nothing; accepted: a list of patterns, or a mapping with a family or a structure",
     ),
     ("layers:\n  q: []", "2: layers.q: got an empty list; accepted: a list of patterns"),
-    ("layers:\n  q: [1,64,64,1]", "2: layers.q[0]: '1' is not a pattern; accepted"),
+    ("layers:\n  q: [1,64,64,1]", "2: layers.q[0]: '1' is not a pattern; accepted: within a list, [a,b,c,d] or a,b"),
+    (
+        "kernels:\n- [4,8,16,1@k.i]",
+        '2: kernels[0]: got a list; accepted: a pattern with an order in quotes, "4,8,16,1@k.i"',
+    ),
     (
         "layers:\n  q-k: [[1,2,3,4]]",
         "2: layers.'q-k': is not a layer name; accepted: letters, digits and _, a letter first",

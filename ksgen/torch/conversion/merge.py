@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import LaunchError, PatternError
@@ -73,6 +73,9 @@ def optimize(
         >>> optimize(monarch(64, 64, 8, 8), batch=4).out_features
         64
     """
+    if isinstance(given, nn.Module) and not isinstance(given, KSLinear):
+        name = type(given).__name__
+        raise LaunchError(f"optimize: got {name}; accepted: a KSLinear or a chain, such as each layer of a sum")
     if not isinstance(given, KSLinear):
         chain = Chain.read(given)
         check_word("precision", precision, PRECISIONS)

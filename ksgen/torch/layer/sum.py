@@ -105,6 +105,9 @@ class KSSum(Layers):
                 f"KSSum: several structures have the parameters {', '.join(twice)}; accepted: a state for structures "
                 "with different names"
             )
+        needed = [name for each in forms for name in each.shapes]
+        if state is not None and not set(needed) <= set(state):
+            raise LaunchError(f"KSSum: got {', '.join(map(str, state))}; needed: {', '.join(needed)}")
         rest, layers = dict(state or {}), list[KSLinear]()
         for each, form in zip(given, forms, strict=True):
             if state is None:

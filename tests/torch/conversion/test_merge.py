@@ -154,6 +154,8 @@ def test_the_merges_that_are_timed_have_the_least_expected_times(monkeypatch: py
 
 
 def test_what_cannot_be_merged() -> None:
+    with pytest.raises(LaunchError, match=r"optimize: got Sequential; accepted: a KSLinear or a chain, such as each"):
+        optimize(torch.nn.Sequential(torch.nn.Linear(8, 8)))
     with pytest.raises(LaunchError, match="cannot be merged; accepted: a KSLinear that is not split, without"):
         optimize(KSLinear(square_dyadic(8), between="relu"))
     with pytest.raises(LaunchError, match="cannot be merged"):

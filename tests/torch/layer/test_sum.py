@@ -277,7 +277,7 @@ def test_what_is_refused() -> None:
     assert KSSum.from_structures(peft, scaled).to_dense().equal(torch.eye(24))
     with pytest.raises(LaunchError, match="boft: got boft_s that is not 1, which scales outputs"):
         KSSum.from_structures(peft, {**scaled, "boft_s": torch.full((24, 1), 2.0)})
-    with pytest.raises(LaunchError, match="dyad: got no parameters; wu are needed"):
+    with pytest.raises(LaunchError, match=r"KSSum: got wl; needed: wl, wu$"):
         KSSum.from_structures(pair, {"wl": state["wl"]})
     twice, matrices = [structures.low_rank(8, 6, 2)] * 2, {"A": torch.zeros(2, 8), "B": torch.zeros(6, 2)}
     with pytest.raises(LaunchError, match="KSSum: several structures have the parameters A, B; accepted: a state for"):
