@@ -377,10 +377,6 @@ static int wait_until_it_may(pthread_cond_t*, pthread_mutex_t* mutex) {
     return pthread_mutex_lock(mutex);
 }
 
-static void spend_microseconds() {  // so that a launch wakes other threads
-    const int64_t begin = Pace::now_ns();
-    while (Pace::now_ns() < begin + 2 * ALONE_NS);
-}
 static void alone(const int64_t*, long, long, long) { spend_microseconds(); }
 static void together(const int64_t*, long, long, long) {
     spend_microseconds();
@@ -402,6 +398,13 @@ int main() {
 """
 
 
+SPEND = """
+static void spend_microseconds() {  // so that a launch wakes other threads
+    const int64_t begin = Pace::now_ns();
+    while (Pace::now_ns() < begin + 2 * ALONE_NS);
+}
+"""
+
 SHORT = """
 static long regions = 0;
 static void parallel(void (*function)(void*), void* data, unsigned, unsigned) {
@@ -409,10 +412,7 @@ static void parallel(void (*function)(void*), void* data, unsigned, unsigned) {
     function(data);
 }
 static void brief(const int64_t*, long, long, long) {}
-static void lengthy(const int64_t*, long, long, long) {
-    const int64_t begin = Pace::now_ns();
-    while (Pace::now_ns() < begin + ALONE_NS);
-}
+static void lengthy(const int64_t*, long, long, long) { spend_microseconds(); }
 static long regions_of(Walk walk, const long groups) {
     regions = 0;
     for (int launch = 0; launch < 1000; ++launch) ksgen_launch(walk, nullptr, groups, 2, parallel);
@@ -435,7 +435,7 @@ int main() {
 
 def test_launches_of_a_few_microseconds_wake_no_threads(tmp_path: Path) -> None:
     source, program = tmp_path / "short.cpp", tmp_path / "short"
-    source.write_text(f'#include "{native.THREADS}"\n{SHORT}')
+    source.write_text(f'#include "{native.THREADS}"\n{SPEND}{SHORT}')
     subprocess.run([*find_host_compiler().command, "-O2", "-pthread", str(source), "-o", str(program)], check=True)
     assert subprocess.run([str(program)], check=False, timeout=30).returncode == 0
 
@@ -445,7 +445,7 @@ def test_no_launch_waits_for_a_thread_that_sleeps(tmp_path: Path) -> None:
     source, program = tmp_path / "asleep.cpp", tmp_path / "asleep"
     declared = "static int wait_until_it_may(pthread_cond_t*, pthread_mutex_t*);"
     hooked = "#define pthread_cond_wait wait_until_it_may"
-    source.write_text(f'#include <pthread.h>\n{declared}\n{hooked}\n#include "{native.THREADS}"\n{ASLEEP}')
+    source.write_text(f'#include <pthread.h>\n{declared}\n{hooked}\n#include "{native.THREADS}"\n{SPEND}{ASLEEP}')
     subprocess.run([*find_host_compiler().command, "-pthread", str(source), "-o", str(program)], check=True)
     subprocess.run([str(program)], check=True, timeout=30)
 
@@ -455,6 +455,7 @@ static std::atomic<long> joined{0};
 static float thirds[2];
 
 static void divide(const int64_t*, const long group, long, long) {
+    spend_microseconds();
     joined.fetch_add(1);
     while (joined.load() < 2) sched_yield();  // so that each thread takes one group
     volatile float one = 1, three = 3;
@@ -498,7 +499,7 @@ int main() {
 def test_all_threads_compute_in_the_modes_of_the_caller(tmp_path: Path) -> None:
     """Else results would depend on which thread takes a group. OpenMP's threads keep their own modes."""
     source, program = tmp_path / "modes.cpp", tmp_path / "modes"
-    source.write_text(f'#include "{native.THREADS}"\n{MODES}')
+    source.write_text(f'#include "{native.THREADS}"\n{SPEND}{MODES}')
     subprocess.run([*find_host_compiler().command, "-pthread", str(source), "-o", str(program)], check=True)
     assert subprocess.run([str(program)], check=False, timeout=30).returncode == 0
 
