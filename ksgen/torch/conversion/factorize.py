@@ -96,12 +96,13 @@ def factorize(
     """Approximate a matrix by a product of Kronecker-sparse factors.
 
     One or two factors give the nearest product, also if they exchange features (`Pattern.store` and `load`). A longer
-    chainable chain uses hierarchical SVDs: the error is at most `bound` times the least one, and `refine` steps of
-    L-BFGS follow. A longer chain that exchanges features is treated alike, if another order of them makes it chainable.
-    Any other longer chain uses L-BFGS from three starts, at least 100 steps each. Its only guarantee is `least_error`.
+    chain uses hierarchical SVDs if it is chainable, which asks for more than fitting sizes (docs/factorize.md). The
+    error is then at most `bound` times the least one, and `refine` steps of L-BFGS follow. A longer chain that
+    exchanges features is treated alike, if another order of them makes it chainable. Any other longer chain uses L-BFGS
+    from three starts, at least 100 steps each. Its only guarantee is `least_error`.
 
-    A structure of `ksgen.structures` also gives its authors' parameters. Kronecker products and blocks of OFT are the
-    nearest ones. Other structures are factorized as their chain.
+    A structure of `ksgen.structures` also gives its authors' parameters. A Kronecker product is the nearest one, and
+    each block of OFT is the nearest rotation. Other structures are factorized as their chain.
 
     A tuple of structures is a sum. If each has one factor, as in `dyad`, the result is the nearest sum. In other sums,
     the chains are factorized in turn, each for what the others leave of the matrix, until that gains little. `refine`
