@@ -569,11 +569,13 @@ def kaleidoscope(features: int) -> Chain:
 
 
 def block_butterfly(features: int, block: int) -> Chain:
-    """Create a square dyadic butterfly whose entries are blocks: L factors for 2^L * block features.
+    """Create a square dyadic butterfly with larger dense blocks: L factors for 2^L * block features.
+
+    Each factor has b = c = 2 * block.
 
     Args:
         features: Features of x and y: `block` times a power of two from 2 up.
-        block: Rows and columns of a block.
+        block: Half of each factor's b and c; 1 gives the square dyadic butterfly.
 
     Returns:
         The `Chain`.
