@@ -297,8 +297,12 @@ def _access(folder: Path) -> str:
 
 def _array_libraries() -> list[Finding]:
     """Libraries whose arrays launchers accept, found without importing them."""
-    found = metadata.distributions()  # what a failed removal leaves has no name
-    installed = [(name.split("-cuda")[0].lower(), each.version) for each in found if (name := each.name)]
+    installed = list[tuple[str, str]]()
+    for each in metadata.distributions():
+        # what a failed removal leaves has no name, or raises an error in the package importlib_metadata
+        with suppress(OSError):
+            if name := each.name:
+                installed.append((name.split("-cuda")[0].lower(), each.version))
     versions = dict(reversed(installed))  # Python imports the first distribution of a name, so the first wins
     return [_with_its_cuda(name, versions[name]) for name in ("torch", "cupy", "jax") if name in versions]
 

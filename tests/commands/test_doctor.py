@@ -218,6 +218,19 @@ def test_what_a_failed_removal_of_a_package_leaves_is_no_library(
     assert doctor._array_libraries() == known
 
 
+def test_a_package_whose_metadata_raise_an_error_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package importlib_metadata raises it; once imported, it finds packages for the standard library, too."""
+
+    class Damaged:
+        @property
+        def name(self) -> str:
+            raise FileNotFoundError("No package metadata was found.")
+
+    known, found = doctor._array_libraries(), list(doctor.metadata.distributions())
+    monkeypatch.setattr(doctor.metadata, "distributions", lambda: [Damaged(), *found])
+    assert doctor._array_libraries() == known
+
+
 def test_doctor_names_what_is_there_and_what_installs_the_rest() -> None:
     rows = {row["what"]: row for row in json.loads(run("doctor", "--json").stdout)}
     assert {"ksgen", "Python", "launchers take", "nvcc", "nvrtc", "cache", "wisdom"} <= set(rows)
