@@ -364,7 +364,8 @@ class Chain:
 
     def __post_init__(self) -> None:
         if isinstance(self.factors, str) or not (factors := listed(self.factors)):
-            hint = ", such as a structure's chain" if hasattr(self.factors, "chain") else ""
+            fields = getattr(type(self.factors), "__dataclass_fields__", ())
+            hint = ", such as a structure's chain" if "chain" in fields else ""
             raise PatternError(f"factors={excerpt(self.factors)}; accepted: one Pattern or more{hint}")
         patterns = tuple(Pattern.read(each, f"factors[{place}]") for place, each in enumerate(factors))
         object.__setattr__(self, "factors", patterns)
