@@ -199,8 +199,8 @@ def save_rule(model: nn.Module, path: str | PathLike[str]) -> None:
         path: File to write; its name ends in .json.
 
     Raises:
-        SpecError: The name has another ending, the model has no `KSLinear`, or it has a sum or a
-            group that no rule can describe.
+        SpecError: The name has another ending, the model has no `KSLinear`, or it has a sum or a group that no rule can
+            describe.
 
     Examples:
         >>> from torch import nn
