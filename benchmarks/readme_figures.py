@@ -161,19 +161,19 @@ def _all_in_all(rows: Sequence[ResultRow]) -> str:
 
 def _on_gpus(folder: Path) -> str:
     """A sentence per GPU: products of the paper's patterns."""
-    sentences = []
+    sentences = list[str]()
     for path, rows in results(folder, "paper"):
         if on_gpu(rows):
             found = [f"{cells[7]} in {cells[1]} {cells[2]}" for cells in overview(rows).rows]
-            sentences.append(
+            sentences += (
                 f"**{machine_of(path) or rows[0].device}** ran products of the patterns of the paper cited below, "
                 f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest of the "
-                f"alternatives [{measured_names(rows, OTHERS)}](docs/benchmarks.md#what-is-measured). "
-                f"{arithmetic_note(rows)} ".lstrip()
-                + "In layout bsf, X is (batch, features); in bsl, (features, batch). "
-                f"Median speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results))."
+                f"alternatives [{measured_names(rows, OTHERS)}](docs/benchmarks.md#what-is-measured).",
+                arithmetic_note(rows),
+                "In layout bsf, X is (batch, features); in bsl, (features, batch). "
+                f"Median speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results)).",
             )
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
 
 
 def _bars(compared: Results, name: str) -> Iterator[Bars]:

@@ -141,7 +141,7 @@ class Structure:
         """
         form = self.form_of(state)
         if set(state) - {form.scale} != set(form.shapes):
-            raise LaunchError(f"{self.chain.name}: got {_names(state)}; {self._needed}")
+            raise LaunchError(f"{self.chain.name}: got {names_of(state)}; {self._needed}")
         for name, shape in form.shapes.items():
             if (given := getattr(state[name], "shape", None)) is None:
                 raise LaunchError(f"{self.chain.name}: {name}={excerpt(state[name])}; accepted: an array or a tensor")
@@ -202,8 +202,8 @@ class Structure:
     @property
     def _needed(self) -> str:
         """The end of a message about names of parameters."""
-        other = f", or {_names(self.published.shapes)}" if self.published else ""
-        return f"{_names(self.shapes)} are needed{other}"
+        other = f", or {names_of(self.published.shapes)}" if self.published else ""
+        return f"{names_of(self.shapes)} are needed{other}"
 
     def _weights(self, state: Mapping[str, Any], number: int) -> Any:
         """Weights of a factor."""
@@ -728,9 +728,10 @@ def _level(count: int, size: int, level: int) -> Pattern:
 
 def _checked_pair(blocks: Any, in_features: int, out_features: int) -> tuple[Any, Any]:
     """Numbers of blocks along y and along x, which divide the features."""
-    if isinstance(blocks, tuple | list) and len(blocks) != 2:
+    pair = blocks if isinstance(blocks, tuple | list) else (blocks, blocks)
+    if len(pair) != 2:
         raise PatternError(f"blocks={excerpt(blocks)}; accepted: a whole number, or a pair: those along y and along x")
-    rows, columns = blocks if isinstance(blocks, tuple | list) and len(blocks) == 2 else (blocks, blocks)
+    rows, columns = pair
     _blocks_of(columns, in_features=in_features)
     _blocks_of(rows, out_features=out_features)
     return rows, columns
@@ -827,5 +828,6 @@ def _like(wide: Any, array: Any) -> Any:
     return wide.to(array.device, array.dtype) if hasattr(array, "permute") else wide.astype(array.dtype)
 
 
-def _names(given: Mapping[str, Any]) -> str:
+def names_of(given: Mapping[str, Any]) -> str:
+    """Names of a state's parameters, in words."""
     return ", ".join(sorted(map(str, given))) or "no parameters"

@@ -159,6 +159,16 @@ def test_readme_prefers_a_table_with_enough_layers(tmp_path: Path) -> None:
     assert "in 95 % of them. The mean speed-up is x1.86, the range x0.50 to x2.00" in shown
 
 
+def test_readme_names_what_float32_is_multiplied_in(tmp_path: Path) -> None:
+    figures, folder = script(), tmp_path / "abacus"
+    machine(folder, "driver")
+    before, after = "(docs/benchmarks.md#what-is-measured).", "In layout bsf, X is (batch, features)"
+    assert f"{before} {after}" in figures._on_gpus(tmp_path)
+    machine(folder, "driver", row(arithmetic="tf32x3", runtime="driver"))
+    said = "In float32, ksgen may multiply in `tf32x3`, which launchers use only if asked."
+    assert f"{before} {said} {after}" in figures._on_gpus(tmp_path)
+
+
 def test_losses_without_a_reason_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = script()
     page = ROOT / "docs" / "benchmarks.md"

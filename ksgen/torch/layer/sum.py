@@ -10,7 +10,7 @@ from ksgen.errors import LaunchError
 from ksgen.families.vector.defaults import STREAMING_BYTES
 from ksgen.spec import Activation
 from ksgen.spec.kernel import checked_count, layout_word
-from ksgen.structures import Structure, shared_names
+from ksgen.structures import Structure, names_of, shared_names
 from ksgen.torch.layer.base import ChainLayer, activated
 from ksgen.torch.layer.group import Layers, are_watched
 from ksgen.torch.layer.linear import KSLinear
@@ -107,7 +107,7 @@ class KSSum(Layers):
             )
         needed = [name for each in forms for name in each.shapes]
         if state is not None and not set(needed) <= set(state):
-            raise LaunchError(f"KSSum: got {', '.join(map(str, state))}; needed: {', '.join(needed)}")
+            raise LaunchError(f"KSSum: got {names_of(state)}; needed: {', '.join(needed)}")
         rest, layers = dict(state or {}), list[KSLinear]()
         for each, form in zip(given, forms, strict=True):
             if state is None:

@@ -279,6 +279,8 @@ def test_what_is_refused() -> None:
         KSSum.from_structures(peft, {**scaled, "boft_s": torch.full((24, 1), 2.0)})
     with pytest.raises(LaunchError, match=r"KSSum: got wl; needed: wl, wu$"):
         KSSum.from_structures(pair, {"wl": state["wl"]})
+    with pytest.raises(LaunchError, match=r"KSSum: got no parameters; needed: wl, wu$"):
+        KSSum.from_structures(pair, {})
     twice, matrices = [structures.low_rank(8, 6, 2)] * 2, {"A": torch.zeros(2, 8), "B": torch.zeros(6, 2)}
     with pytest.raises(LaunchError, match="KSSum: several structures have the parameters A, B; accepted: a state for"):
         KSSum.from_structures(twice, matrices)
