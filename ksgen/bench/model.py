@@ -10,7 +10,6 @@ layers are timed alone, on inputs of their size, alternating with the full model
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from statistics import median, quantiles
 
@@ -22,9 +21,9 @@ from ksgen.bench.baselines import warm_up
 from ksgen.bench.models import VIT_S16, Vision, VisionTransformer
 from ksgen.bench.roster import DECODE, FORWARD, LAYERS, TRAINING
 from ksgen.bench.tables import published
-from ksgen.measure.trust import Watch, host_clock, keep_freed_memory, rest, why_unreliable
+from ksgen.measure.trust import Watch, keep_freed_memory, rest, why_unreliable
 from ksgen.spec import LAYOUTS
-from ksgen.torch.conversion.times import cuda_clock
+from ksgen.torch.conversion.times import clock_on
 from ksgen.torch.layer import KSLinear, freeze, thaw
 
 WARMUP_RUNS = 3  # the first allocates memory; the second may get memory that another call's first run freed
@@ -60,9 +59,7 @@ def seconds_in_turn(
     for _ in range(WARMUP_RUNS):
         for call in calls.values():
             call()
-    clock: Callable[[Callable[[], object]], float]
-    clock = partial(cuda_clock, where=device) if on_gpu else host_clock
-    names = list(calls)
+    names, clock = list(calls), clock_on(device)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(repeats):
         first = number % len(names)

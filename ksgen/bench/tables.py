@@ -201,8 +201,7 @@ def processors(rows: Sequence[ResultRow]) -> ResultTable:
     )
     return ResultTable.of(
         "On a processor: ours compared with the best of PyTorch", columns, lines, note, arithmetic_note(rows),
-        measured_note(rows, PYTORCH),
-        _without_floor(lines),
+        measured_note(rows, PYTORCH), _without_floor(lines),
     )  # fmt: skip
 
 

@@ -108,16 +108,19 @@ class PatternForm:
     }
 
     def read(self, node: Node) -> Pattern:
-        if isinstance(node, Pairs) or (isinstance(node, Items) and len(node.items) != 4):
+        if isinstance(node, Scalar):
+            if node.text.isdecimal():
+                accepted = "within a list, [a,b,c,d] or a,b,c,d in quotes"
+                raise node.place.error(f"{node} is not a pattern; accepted: {accepted}")
+            with blaming(node.place):
+                return Pattern.parse(node.text)
+        if isinstance(node, Pairs) or len(node.items) != 4:
             raise node.place.error(f"got {node}; accepted: a pattern a,b,c,d or [a,b,c,d]")
-        if isinstance(node, Scalar) and node.text.isdecimal():
-            raise node.place.error(f"{node} is not a pattern; accepted: within a list, [a,b,c,d] or a,b,c,d in quotes")
-        if isinstance(node, Items):
-            if "@" in (written := ",".join(item.text for item in node.items if isinstance(item, Scalar))):
-                raise node.place.error(f'got {node}; accepted: a pattern with an order in quotes, "{written}"')
-            numbers = [_number(item, "a whole number") for item in node.items]
+        if "@" in (written := ",".join(item.text for item in node.items if isinstance(item, Scalar))):
+            raise node.place.error(f'got {node}; accepted: a pattern with an order in quotes, "{written}"')
+        numbers = [_number(item, "a whole number") for item in node.items]
         with blaming(node.place):
-            return Pattern.parse(node.text) if isinstance(node, Scalar) else Pattern.read(numbers)
+            return Pattern.read(numbers)
 
 
 @dataclass(frozen=True)

@@ -147,9 +147,7 @@ def clock_of(device: Any, precision: str) -> Clock:
 
 def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str]]:
     """Median times of forward passes without gradients, taken alternately, each with why it is unreliable, or ""."""
-    on_gpu = x.device.type == "cuda"
-    clock: Callable[[Callable[[], object]], float]
-    clock = partial(cuda_clock, where=x.device) if on_gpu else host_clock
+    on_gpu, clock = x.device.type == "cuda", clock_on(x.device)
 
     def timer(layer: nn.Module) -> Timer:
         return block_of(lambda runs: [clock(lambda: layer(x)) for _ in range(runs)])
@@ -159,6 +157,11 @@ def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str
             (1e6 * each.median, each.why_unreliable)
             for each in take_blocks([timer(layer) for layer in layers], not on_gpu)
         ]
+
+
+def clock_on(where: torch.device) -> Callable[[Callable[[], object]], float]:
+    """Function that times a call on a device of PyTorch, in seconds."""
+    return partial(cuda_clock, where=where) if where.type == "cuda" else host_clock
 
 
 def cuda_clock(call: Callable[[], object], where: torch.device | None = None) -> float:
