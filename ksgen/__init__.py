@@ -62,30 +62,18 @@ __all__ = [
     "use_bundle",
 ]
 
-_HOMES = {
-    "Chain": "ksgen.pattern",
-    "ChainLauncher": "ksgen.launcher",
-    "GroupLauncher": "ksgen.launcher",
-    "KsgenError": "ksgen.errors",
-    "Launcher": "ksgen.launcher",
-    "Pattern": "ksgen.pattern",
-    "Quantized": "ksgen.quantized",
-    "QuantizedInputs": "ksgen.quantized",
-    "SumLauncher": "ksgen.launcher",
-    "blast": "ksgen.pattern",
-    "block_butterfly": "ksgen.pattern",
-    "btt": "ksgen.pattern",
-    "calibrate": "ksgen.calibration",
-    "deformable_butterfly": "ksgen.pattern",
-    "kaleidoscope": "ksgen.pattern",
-    "low_rank": "ksgen.pattern",
-    "monarch": "ksgen.pattern",
-    "quantize": "ksgen.quantized",
-    "quantize_inputs": "ksgen.quantized",
-    "square_dyadic": "ksgen.pattern",
-    "tune": "ksgen.tuning",
-    "use_bundle": "ksgen.launcher",
-}
+_NAMES = {  # public names by the module that defines them
+    "ksgen.calibration": ("calibrate",),
+    "ksgen.errors": ("KsgenError",),
+    "ksgen.launcher": ("ChainLauncher", "GroupLauncher", "Launcher", "SumLauncher", "use_bundle"),
+    "ksgen.pattern": (
+        "Chain", "Pattern", "blast", "block_butterfly", "btt", "deformable_butterfly", "kaleidoscope", "low_rank",
+        "monarch", "square_dyadic",
+    ),
+    "ksgen.quantized": ("Quantized", "QuantizedInputs", "quantize", "quantize_inputs"),
+    "ksgen.tuning": ("tune",),
+}  # fmt: skip
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 # modules that are imported at their first use, each with the library that it needs
 _PACKAGES = {"jax": "jax", "structures": "ksgen", "torch": "torch", "transforms": "numpy"}
