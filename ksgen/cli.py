@@ -108,10 +108,8 @@ def main() -> None:
             where = f" ({error.ctx.command_path} --help)"
         _complain(f"ksgen: {' '.join(error.format_message().split())}{where}")
         sys.exit(2)
-    except KsgenError as error:
-        _complain(f"ksgen: {error}")
-        sys.exit(2)
-    except OSError as error:  # a full disk, a folder that may not be entered, a name that is too long
+    # an OSError: a full disk, a folder that may not be entered, a name that is too long
+    except (KsgenError, OSError) as error:
         _complain(f"ksgen: {error}")
         sys.exit(2)
     except MemoryError as error:
