@@ -259,18 +259,16 @@ class Order:
             >>> Pattern(4, 6, 5, 1).outputs.text_of((3, 8), (1, 0)) is None
             True
         """
-        ends = sorted({1, *accumulate(reversed(shape), mul), *accumulate(reversed(self.sizes), mul)})
-        if any(high % low for low, high in pairwise(ends)):
+        natural = Order(self.features, self.sizes, "").digits
+        given = [Digit(str(axis), 1, size) for axis, size in enumerate(shape)]
+        steps = list(_steps(natural, given))
+        if any(high % low for low, high in steps):
             return None
-        units = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        distances = [prod(shape[after] for after in axes[axes.index(axis) + 1 :]) for axis in range(len(shape))]
-        found = []
-        for low, high in pairwise(ends):
-            axis = next(each for each, unit in enumerate(units) if unit <= low < unit * shape[each])
-            found.append(
-                (distances[axis] * low // units[axis], _part(Order(self.features, self.sizes, "").digits, low, high))
-            )
-        return self._written([digit for _, digit in sorted(found, reverse=True)])
+        memory = [given[axis] for axis in axes]
+        begins = {digit.name: begin for digit, begin in zip(reversed(memory), _ends(memory), strict=False)}
+        pairs = [(_part(given, *step), _part(natural, *step)) for step in steps]
+        pairs.sort(key=lambda pair: pair[0].unit * begins[pair[0].name], reverse=True)
+        return self._written([digit for _, digit in pairs])
 
     def of_sorted_block(self) -> str:
         """Write the order of a factor with permuted weights.
@@ -385,8 +383,7 @@ class Order:
             i 1 4 is l 3 4
             k 3 2 is i 1 2
         """
-        ends = sorted({*_ends(self.digits), *_ends(then.digits)})
-        return [(_part(self.digits, *each), _part(then.digits, *each)) for each in pairwise(ends)]
+        return [(_part(self.digits, *step), _part(then.digits, *step)) for step in _steps(self.digits, then.digits)]
 
     def undivided(self, then: "Order") -> tuple[int, int] | None:
         """Find two distances in memory of which the smaller one does not divide the larger one.
@@ -405,8 +402,7 @@ class Order:
             >>> Pattern(2, 3, 2, 1).outputs.undivided(Pattern(3, 5, 2, 1).inputs)
             (2, 3)
         """
-        ends = sorted({*_ends(self.digits), *_ends(then.digits)})
-        return next(((low, high) for low, high in pairwise(ends) if high % low), None)
+        return next(((low, high) for low, high in _steps(self.digits, then.digits) if high % low), None)
 
     def _sorted(self, digits: Sequence[Digit]) -> list[Digit]:
         """Digits in the natural order."""
@@ -432,6 +428,11 @@ class Order:
 def _ends(digits: Sequence[Digit]) -> Iterable[int]:
     """Distances in memory, in features, at which digits begin or end."""
     return accumulate((digit.size for digit in reversed(digits)), mul, initial=1)
+
+
+def _steps(first: Sequence[Digit], second: Sequence[Digit]) -> Iterable[tuple[int, int]]:
+    """Neighbouring distances at which digits of either order begin or end, in pairs."""
+    return pairwise(sorted({*_ends(first), *_ends(second)}))
 
 
 def _part(digits: Sequence[Digit], low: int, high: int) -> Digit:
