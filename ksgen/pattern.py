@@ -368,7 +368,6 @@ class Chain:
             hint = ", such as a structure's chain" if "chain" in fields else ""
             raise PatternError(f"factors={excerpt(self.factors)}; accepted: one Pattern or more{hint}")
         patterns = tuple(Pattern.read(each, f"factors[{place}]") for place, each in enumerate(factors))
-        object.__setattr__(self, "factors", patterns)
         for first, then in pairwise(patterns):
             if first.out_features != then.in_features:
                 raise PatternError(
@@ -651,10 +650,8 @@ def blast(in_features: int, out_features: int, split_in: int, split_out: int, ra
     in_features, out_features, split_in, split_out, rank = _split_counts(
         in_features, out_features, split_in, split_out, rank=rank
     )
-    down, up = (
-        Pattern(split_in, rank, in_features // split_in, 1),
-        Pattern(split_out, out_features // split_out, rank, 1),
-    )
+    down = Pattern(split_in, rank, in_features // split_in, 1)
+    up = Pattern(split_out, out_features // split_out, rank, 1)
     return Chain((down, Pattern(1, split_out, split_in, rank), up), "blast")
 
 
