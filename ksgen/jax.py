@@ -280,11 +280,13 @@ def _launches_of_factor(
 
 
 def _launching(call: Callable[..., Any]) -> Callable[..., None]:
-    """Function that calls a launcher with XLA's buffers."""
+    """Function that calls a launcher with XLA's buffers, on the stream on which XLA uses them."""
 
     def launch(ctx: Any, out: Any, *operands: Any) -> None:
-        (out, operands), stream = _arrays(ctx, (out, operands))
-        call(*operands, out=out, stream=stream)
+        on_host = out.__dlpack_device__()[0] == HOST_MEMORY
+        if on_host:
+            out, operands = jax.tree.map(np.asarray, (out, operands))
+        call(*operands, out=out, stream=None if on_host else ctx.stream)
 
     return launch
 
@@ -296,12 +298,6 @@ def _called(launch: Callable[..., None], shape: tuple[int, ...], dtype: Any) -> 
     """
     called: Callable[..., Any] = buffer_callback(launch, jax.ShapeDtypeStruct(shape, dtype), vmap_method="sequential")
     return called
-
-
-def _arrays(ctx: Any, buffers: Any) -> tuple[Any, Any]:
-    """Buffers in the form that launchers read, and the stream on which XLA uses them."""
-    on_host = next(iter(jax.tree.leaves(buffers))).__dlpack_device__()[0] == HOST_MEMORY
-    return (jax.tree.map(np.asarray, buffers), None) if on_host else (buffers, ctx.stream)
 
 
 def _batch(layout: Layout, x: Any) -> int:
