@@ -4,6 +4,7 @@ Radices are products of the primes 2, 3, 5 and 7, up to a limit. Weights are one
 float64 or complex128. Knows no devices.
 """
 
+from collections.abc import Iterator
 from itertools import count
 from math import prod, sqrt
 from typing import Any
@@ -59,12 +60,16 @@ def radices(n: int, most: int) -> tuple[int, ...]:
 
 def butterfly(found: tuple[int, ...], name: str) -> Chain:
     """Chain of a mixed-radix butterfly: each digit is transformed in place, the most significant first."""
-    patterns, done, left = [], 1, prod(found)
-    for radix in found:
+    return Chain(tuple(Pattern(done, radix, radix, left) for done, radix, left in _stages(found)), name)
+
+
+def _stages(radices: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """Each radix between the products of the earlier and of the later ones."""
+    done, left = 1, prod(radices)
+    for radix in radices:
         left //= radix
-        patterns.append(Pattern(done, radix, radix, left))
+        yield done, radix, left
         done *= radix
-    return Chain(tuple(patterns), name)
 
 
 def _shared_out(primes: tuple[int, ...], parts: int, most: int) -> list[int] | None:
@@ -82,26 +87,22 @@ def _power(n: int, prime: int) -> int:
 
 def fourier(radices: tuple[int, ...], is_inverse: bool) -> Weights:
     """One Fourier matrix per digit, times the twiddle factors (roots of unity) of that digit and the remaining ones."""
-    found, done, left = [], 1, prod(radices)
-    for radix in radices:
-        whole, left = left, left // radix
+    found = []
+    for done, radix, left in _stages(radices):
         output, digit, j = np.ogrid[:radix, :radix, :left]
-        block = _roots(output * (digit * left + j), whole, is_inverse)
+        block = _roots(output * (digit * left + j), radix * left, is_inverse)
         found.append(np.broadcast_to(block, (done, radix, radix, left)).copy())
-        done *= radix
-    found[-1] /= done if is_inverse else 1
+    found[-1] /= prod(radices) if is_inverse else 1
     return tuple(found)
 
 
 def hadamard(radices: tuple[int, ...]) -> Weights:
     """Sylvester's matrix per digit: minus one if output k and input l share an odd number of set bits, else one."""
-    found, done, left = [], 1, prod(radices)
-    for radix in radices:
-        left //= radix
+    found = []
+    for done, radix, left in _stages(radices):
         shared = np.bitwise_and.outer(np.arange(radix), np.arange(radix))
         signs = 1.0 - 2.0 * np.array([[int(each).bit_count() % 2 for each in row] for row in shared])
         found.append(np.broadcast_to(signs[None, :, :, None], (done, radix, radix, left)).copy())
-        done *= radix
     return tuple(found)
 
 

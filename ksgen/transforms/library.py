@@ -48,7 +48,7 @@ class Library:
         return self.module.moveaxis(x, 0, -1)
 
     def moved_back(self, x: Any) -> Any:
-        return self.module.ascontiguousarray(self.module.moveaxis(x, -1, 0))
+        return self.contiguous(self.module.moveaxis(x, -1, 0))
 
     def taken(self, x: Any, order: Any) -> Any:
         """Columns of x in the given order."""
@@ -91,17 +91,8 @@ class PyTorch(Library):
     def contiguous(self, x: Any) -> Any:
         return x.resolve_conj().resolve_neg().contiguous()
 
-    def moved(self, x: Any) -> Any:
-        return x.movedim(0, -1)
-
-    def moved_back(self, x: Any) -> Any:
-        return x.movedim(-1, 0).contiguous()
-
     def taken(self, x: Any, order: Any) -> Any:
         return x.index_select(1, order)
-
-    def joined(self, *parts: Any) -> Any:
-        return self.module.cat(parts, 1)
 
     def reversed(self, x: Any) -> Any:
         return x.flip(1)
