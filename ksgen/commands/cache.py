@@ -64,10 +64,10 @@ def ls(folder: Path | None, as_json: bool) -> None:
     entries = sorted(cache.entries(), key=lambda entry: (-entry.last_used, entry.entry, entry.target))
     if as_json:
         fields = ("key", "entry", "target", "compiler", "bytes")
-        listed = [{name: getattr(entry, name) for name in fields} for entry in entries]
-        for row, entry in zip(listed, entries, strict=True):
-            row["last_used"] = int(entry.last_used)  # `tidy` would round a float to six digits
-        print_json(listed)
+        # the time as an int, because `tidy` would round a float to six digits
+        print_json(
+            [{name: getattr(entry, name) for name in fields} | {"last_used": int(entry.last_used)} for entry in entries]
+        )
         return
     if entries:
         rows = []

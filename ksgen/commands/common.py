@@ -36,12 +36,13 @@ DIGITS = 6  # significant digits of every other number
 
 def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
     """Facts that identify a kernel, and its batch. A batch of None means any batch."""
-    factors = list(map(pattern_as_list, kernel.factors))
+    chains = [list(map(pattern_as_list, chain)) for chain in kernel.chains]
     return {
         "kernel": kernel.name,
         "job": kernel.job,
-        "pattern": factors if kernel.is_chain else factors[0],
-        **(_group_figures(kernel) if kernel.is_group else {}),
+        "pattern": chains[0] if kernel.is_chain else chains[0][0],
+        # a deprecated field has all chains but the first
+        **({"chains": chains, "beside": chains[1:]} if kernel.is_group else {}),
         "precision": kernel.precision,
         **({"stored_weights": kernel.weights} if kernel.is_quantized else {}),
         **({"stored_inputs": kernel.inputs} if kernel.has_bytes_in else {}),
@@ -53,12 +54,6 @@ def kernel_figures(kernel: KernelSpec, batch: int | None) -> dict[str, Any]:
         for name, value in (("between", kernel.between), ("out_layout", kernel.out_layout))
         if value not in (None, "none")
     }
-
-
-def _group_figures(kernel: KernelSpec) -> dict[str, Any]:
-    """All chains of a group. A deprecated field has all but the first."""
-    chains = [list(map(pattern_as_list, chain)) for chain in kernel.chains]
-    return {"chains": chains, "beside": chains[1:]}
 
 
 def choice_figures(family: str, constants: Any) -> dict[str, Any]:
@@ -75,18 +70,18 @@ def entry_figures(entry: "Entry") -> dict[str, Any]:
     return {**which, **times, "doubt": entry.why_unreliable, "measured": measured}
 
 
-def tidy(content: Any, name: str = "", has_nan: bool = True) -> Any:
+def tidy(content: Any, name: str = "") -> Any:
     """Return a copy of the data with rounded numbers.
 
     Times, whose names or parents' names end in `_us`, are rounded to a nanosecond, others to six significant digits.
-    Without `has_nan`, NaN and infinite numbers become None.
+    NaN and infinite numbers become None.
     """
     if isinstance(content, dict):
-        return {each: tidy(value, name if name.endswith("_us") else each, has_nan) for each, value in content.items()}
+        return {each: tidy(value, name if name.endswith("_us") else each) for each, value in content.items()}
     if isinstance(content, list | tuple):
-        return [tidy(value, name, has_nan) for value in content]
+        return [tidy(value, name) for value in content]
     if isinstance(content, float):
-        if not (has_nan or isfinite(content)):
+        if not isfinite(content):
             return None
         return round(content, TIME_DIGITS) if name.endswith("_us") else float(f"{content:.{DIGITS}g}")
     return content
@@ -263,7 +258,7 @@ def json_text(content: Any) -> str:
 
     NaN and infinite numbers, which JSON lacks, become null.
     """
-    return json.dumps(tidy(content, has_nan=False), indent=1)
+    return json.dumps(tidy(content), indent=1)
 
 
 def print_json(content: Any) -> None:
