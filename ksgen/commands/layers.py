@@ -65,9 +65,11 @@ class Wanted:
 
     def kernels(self, patterns: Iterable[Pattern], epilogue: Epilogue) -> list[KernelSpec]:
         """Make one kernel per pattern."""
-        weights, inputs = self.stored
-        options: dict[str, Any] = {"job": self.job or "multiply", "weights": weights, "inputs": inputs}
-        return [KernelSpec(pattern, *self.precision_and_layout, epilogue, **options) for pattern in patterns]
+        (precision, layout), (weights, inputs), job = self.precision_and_layout, self.stored, self.job or "multiply"
+        return [
+            KernelSpec(pattern, precision, layout, epilogue, job=job, weights=weights, inputs=inputs)
+            for pattern in patterns
+        ]
 
     def kernels_of_spec(self, spec: Path) -> "dict[KernelSpec, SourcePlace | None]":
         """Matching kernels of a spec, as launchers request them, each with the place of its batch in the spec."""
@@ -139,13 +141,10 @@ class Layer:
             raise SpecError(f"--out-layout {self.out_layout} of a group of chains; accepted: --out-layout of one chain")
         if not is_layer(self.chains, layout, self.out_layout):
             return None
-        more: dict[str, Any] = {
-            "between": self.between,
-            "out_layout": self.out_layout,
-            "weights": weights,
-            "inputs": inputs,
-        }
-        return layer_launch(self.chains, precision, layout, epilogue, **more)
+        return layer_launch(
+            self.chains, precision, layout, epilogue, between=self.between, out_layout=self.out_layout, weights=weights,
+            inputs=inputs,
+        )  # fmt: skip
 
     def kernels(self, wanted: Wanted, epilogue: Epilogue, refusal: str) -> list[KernelSpec]:
         """Kernel of a layer or group in one launch, then the kernels of the separate launches to compare with it.
