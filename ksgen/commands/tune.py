@@ -265,21 +265,14 @@ class TuneTable:
             click.echo(text, err=True)
 
     def _table(self) -> "Table":
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
         with self._guard:
             latest = list(self._latest.values())
         running = [each for each in latest if each.phase != "done"]
         ended = [each for each in latest if each.phase == "done"]
         best = [f"{name_of(each.job)}: {each.best.family}: {each.best.constants}" for each in running if each.best]
-        table = Table(
-            title=self._title(len(ended)), title_justify="left", caption="\n".join(best), caption_justify="left",
-            box=SIMPLE_HEAD, pad_edge=False,
-        )  # fmt: skip
-        table.add_column("kernel", overflow="fold")  # the first column to fold in a narrow terminal
-        for name in ("best, us", "of floor", "done", "left"):
-            table.add_column(name, justify="right", no_wrap=True)
+        table = _table_of("best, us", "of floor", "done", "left")
+        table.title, table.title_justify = self._title(len(ended)), "left"
+        table.caption, table.caption_justify = "\n".join(best), "left"
         for each in [*ended[::-1][: max(0, MOST_ROWS - len(running))][::-1], *running]:
             table.add_row(*_row(each), style="dim" if each.phase == "done" else "")
         return table
@@ -289,6 +282,18 @@ class TuneTable:
         most_s = spent_s / ended * self._jobs if self._most_s is None and ended else self._most_s
         most = "" if most_s is None else f" of about {clock(most_s)}"
         return f"{ended} of {counted(self._jobs, 'kernel')} tuned in {clock(spent_s)}{most}"
+
+
+def _table_of(*figures: str) -> "Table":
+    """Table of kernels, without rows, with these columns of figures."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("kernel", overflow="fold")  # the first column to fold in a narrow terminal
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _row(progress: "Progress") -> list[str]:
@@ -362,14 +367,7 @@ def figures(tuned: "Tuned") -> dict[str, object]:
 
 
 def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("kernel", overflow="fold")  # the first column to fold in a narrow terminal
-    for name in ("default us", "best us", "gain", "spread", "floor", "tried"):
-        table.add_column(name, justify="right", no_wrap=True)
-    reasons = []
+    table, reasons = _table_of("default us", "best us", "gain", "spread", "floor", "tried"), []
     for tuned in results:
         if isinstance(tuned, KsgenError):
             continue
