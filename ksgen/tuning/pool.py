@@ -5,7 +5,7 @@ predictions and learns their errors from the job's own measurements. Measurement
 count less.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, log2
@@ -146,8 +146,7 @@ def make_pool(
     """Pool of the guesses and the listed candidates that can run. Strategies may learn from `trials` of other jobs."""
     families = machine.ceilings.keys()
     first = [guess for guess in dict.fromkeys(guesses) if guess.family in families and _may_run(guess, job, machine)]
-    predict = _predictor(job, machine)
-    times = {each: predict(each) for each in dict.fromkeys([*first, *listed])}
+    times = {each: _predicted_us(each, job, machine) for each in dict.fromkeys([*first, *listed])}
     guessed = set(first)
     ranked = sorted((each for each, us in times.items() if each not in guessed and isfinite(us)), key=times.__getitem__)
     candidates = (*first, *ranked)
@@ -192,8 +191,8 @@ def _kernel_row(job: Job) -> dict[str, Any]:
     return {"b": pattern.b, "c": pattern.c, "d": pattern.d, "precision": kernel.precision, "layout": kernel.layout}
 
 
-def _predictor(job: Job, machine: Machine) -> Callable[[Candidate], float]:
-    return lambda each: predict_us(machine, family_named(each.family), job.kernel, each.constants, job.batch)
+def _predicted_us(candidate: Candidate, job: Job, machine: Machine) -> float:
+    return predict_us(machine, family_named(candidate.family), job.kernel, candidate.constants, job.batch)
 
 
 def _may_run(candidate: Candidate, job: Job, machine: Machine) -> bool:
@@ -201,4 +200,4 @@ def _may_run(candidate: Candidate, job: Job, machine: Machine) -> bool:
         check_fit(candidate.family, candidate.constants, job.kernel, machine.limits)
     except ConstantsError:
         return False
-    return isfinite(_predictor(job, machine)(candidate))
+    return isfinite(_predicted_us(candidate, job, machine))

@@ -47,14 +47,6 @@ MOST_READY = 16  # candidates per job that stay loaded
 Say = Callable[..., None]
 
 
-@dataclass(frozen=True, eq=False)
-class Ready:
-    """A candidate whose results are right, loaded and with its weights packed."""
-
-    plan: Plan
-    packed: Packed
-
-
 class Arrays:
     """One job's arrays on the device, and its candidates that are ready."""
 
@@ -63,7 +55,8 @@ class Arrays:
         full = make_problem(job.kernel, job.batch).comparing(MOST_COMPARED)
         ragged = [] if job.kernel.batch else [make_problem(job.kernel, batch) for batch in RAGGED_BATCHES]
         self.benches = [Bench(device, problem) for problem in (*ragged, full)]
-        self.ready: OrderedDict[Candidate, Ready] = OrderedDict()
+        # candidates whose results are right, each loaded and with its weights packed
+        self.ready: OrderedDict[Candidate, tuple[Plan, Packed]] = OrderedDict()
 
 
 class Bencher:
@@ -147,8 +140,7 @@ class Bencher:
 
     def _timer(self, index: int, arrays: Arrays, candidate: Candidate, block_s: float, notes: set[str]) -> Timer:
         """Timer of a ready candidate's blocks, in microseconds per launch."""
-        ready = arrays.ready[candidate]
-        block = arrays.benches[-1].timer(ready.plan, ready.packed, seconds=block_s)
+        block = arrays.benches[-1].timer(*arrays.ready[candidate], seconds=block_s)
 
         def take() -> float:
             self._step(index)
@@ -191,7 +183,7 @@ class Bencher:
                     return Outcome("wrong", fault)
         except (DeviceError, LaunchError) as error:
             raise GuiltyError(str(error)) from error
-        arrays.ready[candidate] = Ready(plan, packed)
+        arrays.ready[candidate] = plan, packed
         return Outcome("measured")
 
 
