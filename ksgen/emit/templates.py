@@ -292,10 +292,7 @@ def libraries(family: Family[Any], kind: type[Any], dialect: Dialect, in_parts: 
 @cache
 def digest_of_all() -> str:
     """Sixteen hex digits over all templates, in a tenth of the time of the digests of all families."""
-    root, digest = resource("templates"), hashlib.sha256()
-    for path in sorted(root.rglob("*.j2")):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    return _digest_of(resource("templates").rglob("*.j2"))[:16]
 
 
 @cache
@@ -321,10 +318,15 @@ def template_digest(family: str) -> str:
         found.update(
             root / name for path in new for name in re.findall(r'"(\w+\.cu\.j2)"', path.read_text(encoding="utf-8"))
         )
-    digest = hashlib.sha256()
-    for path in sorted(found):
+    return _digest_of(found)[:8]
+
+
+def _digest_of(templates: Iterable[Path]) -> str:
+    """Hex digits over names and texts of templates."""
+    root, digest = resource("templates"), hashlib.sha256()
+    for path in sorted(templates):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:8]
+    return digest.hexdigest()
 
 
 def _named(paths: Iterable[Path]) -> set[str]:
