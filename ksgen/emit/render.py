@@ -291,10 +291,8 @@ def _facts(spec: Spec, sources: list[Source]) -> dict[str, Any]:
     def entry(source: Source) -> dict[str, Any]:
         kernel, family = source.kernel, family_named(source.family)
         geometry = family.geometry(kernel, source.constants, kernel.batch or 1)
-        unusual = {} if kernel.job == "multiply" else {"job": kernel.job}
-        unusual |= {"stride": kernel.stride} if kernel.is_strided else {}
-        unusual |= {"weights": kernel.weights} if kernel.is_quantized else {}
-        unusual |= {"inputs": kernel.inputs} if kernel.has_bytes_in else {}
+        options: dict[str, Any] = {name: getattr(kernel, name) for name in ("job", "stride", "weights", "inputs")}
+        unusual = {name: value for name, value in options.items() if value != getattr(KernelSpec, name)}
         unusual |= {"tied": kernel.tie} if kernel.tied else {}
         return unusual | {
             "entry": source.entry,
