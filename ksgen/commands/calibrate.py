@@ -3,8 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -145,14 +146,14 @@ def command(
             with opened(device) as calibration:
                 _write_report(report, report_of(calibration.facts, passport, ()), as_json)
         return
-    if model:
-        found, facts, trials, is_stopped = _of_model(model, precision, batches, device, fresh)
-    else:
-        with opened(device, fresh) as calibration:
-            sizes = batches or (default_batch(calibration.facts.limits),)
-            jobs = list(dict.fromkeys(job_of(kernel, batch) for kernel in kernels for batch in sizes))
-            found, facts, trials = try_all(calibration, jobs), calibration.facts, calibration.trials(jobs)
-            is_stopped = calibration.is_stopped
+    jobs, settle = _jobs_of_model(model, precision, batches, device) if model else ([], None)
+    with opened(device, fresh) as calibration:
+        facts = calibration.facts
+        sizes = batches or (default_batch(facts.limits),)
+        jobs = jobs or list(dict.fromkeys(job_of(kernel, batch) for kernel in kernels for batch in sizes))
+        found, trials, is_stopped = try_all(calibration, jobs), calibration.trials(jobs), calibration.is_stopped
+    if settle and not is_stopped:
+        settle()
     content = {"device": facts.name, "stopped": is_stopped, "kernels": [figures_of(each) for each in found]}
     if as_json:
         print_json(content)
@@ -255,12 +256,12 @@ def _check_model(name: str, precision: str) -> None:
         raise SpecError(f"--precision {precision} of a model; {hint(precision, PRECISIONS)}")
 
 
-def _of_model(
-    name: str, precision: str, batches: tuple[int, ...] | None, device: str | None, fresh: bool
-) -> "tuple[list[Calibrated], Facts, list[Trial], bool]":
-    """Try the kernels of a transformer's forward pass and training step.
+def _jobs_of_model(
+    name: str, precision: str, batches: tuple[int, ...] | None, device: str | None
+) -> "tuple[list[Job], Callable[[], object]]":
+    """Kernels of a transformer's forward pass and training step.
 
-    Then time the methods of its layers, such as one launch, or one per factor.
+    The function times the methods of its layers, such as one launch, or one per factor. Call it after trials.
     """
     if device:
         os.environ["KSGEN_DEVICE"] = device
@@ -268,7 +269,6 @@ def _of_model(
 
     from ksgen.bench.contenders import torch_device
     from ksgen.bench.models import VisionTransformer, build, make_sparse, rule
-    from ksgen.calibration.trials import opened
     from ksgen.devices import find_device
     from ksgen.torch.layer import freeze
     from ksgen.torch.layer.building import build as build_calls
@@ -294,13 +294,7 @@ def _of_model(
             build_calls(model, each)
 
     click.echo(f"compiling the defaults of {name}", err=True)
-    jobs = list(jobs_of(call).get(where, ()))
-    with opened(device, fresh) as calibration:
-        found, facts, trials = try_all(calibration, jobs), calibration.facts, calibration.trials(jobs)
-        is_stopped = calibration.is_stopped
-    if not is_stopped:
-        settle(call)
-    return found, facts, trials, is_stopped
+    return list(jobs_of(call).get(where, ())), partial(settle, call)
 
 
 def figures_of(found: "Calibrated") -> dict[str, Any]:
