@@ -19,7 +19,7 @@ from ksgen.devices.base import Device, cuda_driver_version
 from ksgen.errors import ConstantsError, DeviceError, KsgenError, ToolchainError
 from ksgen.install import cuda_extra, install_line, supported_cuda
 from ksgen.ownership import distrust
-from ksgen.paths import cache_dir, resource, wisdom_dir
+from ksgen.paths import cache_dir, wisdom_dir
 from ksgen.values import counted
 
 if TYPE_CHECKING:
@@ -239,19 +239,19 @@ def _target() -> str:
 
 def _folders() -> list[Finding]:
     from ksgen.build.cache import Cache
-    from ksgen.wisdom import files_in
+    from ksgen.wisdom import files_in, folders
 
     folder = cache_dir()
     entries = list(Cache(folder).entries())
     size = sum(entry.bytes for entry in entries) / 1e6
-    files = {place: files_in(place) for place in (resource("wisdom"), wisdom_dir())}
-    wisdom = ", ".join(f"{counted(len(found), 'device')} in {place}" for place, found in files.items())
-    found = {
-        "cache": f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}{_access(folder)}",
-        "wisdom": f"{wisdom}{_access(wisdom_dir())}",
-    }
-    whys = {"cache": distrust(folder), "wisdom": distrust(wisdom_dir())}
-    return [Finding(name, "" if whys[name] else found[name], whys[name]) for name in found]
+    cached = f"{counted(len(entries), 'entry', 'entries')}, {size:.1f} MB in {folder}"
+    known = ", ".join(f"{counted(len(files_in(place)), 'device')} in {place}" for place in folders())
+    return [_folder("cache", folder, cached), _folder("wisdom", wisdom_dir(), known)]
+
+
+def _folder(what: str, folder: Path, found: str) -> Finding:
+    why = distrust(folder)
+    return Finding(what, "" if why else f"{found}{_access(folder)}", why)
 
 
 def _passport() -> list[Finding]:
