@@ -4,7 +4,7 @@ Reading and schema use the same data, such as the accepted words, so that they c
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, getdoc, signature
@@ -188,11 +188,7 @@ class Group(ListOf):
     def each_chain(self, node: Node) -> list[tuple[Node, Chain | Structure]]:
         """Chains or structures of the list, each with the item that gave it. An item may give several."""
         chains = [(item, given) for item in items_of(node, self.what) for given in self.each.read(item)]
-        first, *others = (chain_of(given) for _, given in chains)
-        for (item, _), chain in zip(chains[1:], others, strict=True):
-            if chain.in_features != first.in_features:
-                taken = f"takes {chain.in_features} features, and the first chain {first.in_features}"
-                raise item.place.error(f"{taken}; accepted: chains that take the same x")
+        _check_equal(chains, "in_features", "takes", "chains that take the same x")
         return chains
 
 
@@ -212,14 +208,18 @@ class Sum(Group):
 
     def each_chain(self, node: Node) -> list[tuple[Node, Chain | Structure]]:
         chains = super().each_chain(node)
-        first, *others = (chain_of(given) for _, given in chains)
-        if not others:
-            raise node.place.error(f"got one chain, {first}; accepted: two or more")
-        for (item, _), chain in zip(chains[1:], others, strict=True):
-            if chain.out_features != first.out_features:
-                given = f"gives {chain.out_features} features, and the first chain {first.out_features}"
-                raise item.place.error(f"{given}; accepted: chains of equal out_features")
+        if len(chains) == 1:
+            raise node.place.error(f"got one chain, {chain_of(chains[0][1])}; accepted: two or more")
+        _check_equal(chains, "out_features", "gives", "chains of equal out_features")
         return chains
+
+
+def _check_equal(chains: Sequence[tuple[Node, Chain | Structure]], features: str, verb: str, accepted: str) -> None:
+    """Raise `SpecError` unless all chains have as many of these features as the first one."""
+    first, *others = (getattr(chain_of(given), features) for _, given in chains)
+    for (item, _), count in zip(chains[1:], others, strict=True):
+        if count != first:
+            raise item.place.error(f"{verb} {count} features, and the first chain {first}; accepted: {accepted}")
 
 
 @dataclass(frozen=True)
