@@ -304,10 +304,8 @@ def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
     with blaming(layer.place):
         for last in layer.options.kernels(chains[0][-1]) if layer_options.fuse != "no" else ():
             if is_layer(chains, last.layout, layer_options.out_layout):
-                more: dict[str, Any] = {"between": layer_options.between, "out_layout": layer_options.out_layout}
-                more |= {"weights": last.weights, "inputs": last.inputs, "stride": last.stride, "tied": layer.tied}
-                fused = KernelSpec(tuple(chains), last.precision, last.layout, last.epilogue, **more)
-                found.append(replace(fused, batch=last.batch))
+                between, out_layout = layer_options.between, layer_options.out_layout
+                found.append(replace(last, chains=chains, between=between, out_layout=out_layout, tied=layer.tied))
     return tuple(found)
 
 
