@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle, product
 from textwrap import shorten
@@ -173,8 +173,7 @@ def prove(
     """
     wanted = [family_named(name).name for name in (FAMILIES if families is None else families)]
     check_writable()
-    worker = Worker(device, limit_s=CASE_SECONDS)
-    try:
+    with closing(Worker(device, limit_s=CASE_SECONDS)) as worker:
         facts = worker.facts()
         if facts.kind != "cuda":
             raise NotNeededError(f"{facts.name}: it needs no passport; accepted: an NVIDIA GPU, such as device='cuda'")
@@ -196,8 +195,6 @@ def prove(
         if absent and (missing or not passport.families):
             raise ToolchainError(absent)
         return passport
-    finally:
-        worker.close()
 
 
 def main() -> None:

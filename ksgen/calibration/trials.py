@@ -7,7 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -173,13 +173,8 @@ def main(path: str) -> None:
 @contextmanager
 def opened(device: str | None, fresh: bool = False) -> Iterator["Calibration"]:
     """Open a calibration of a device; its child processes end with the `with` block."""
-    engine = open_engine(device)
-    store = TrialStore()
-    try:
+    with closing(open_engine(device)) as engine, closing(TrialStore()) as store:
         yield Calibration(engine, store, fresh)
-    finally:
-        engine.close()
-        store.close()
 
 
 def _kernels_of(item: Any, precision: PrecisionName, layout: Layout) -> list[KernelSpec]:

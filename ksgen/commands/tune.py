@@ -4,6 +4,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from ksgen.spec.nodes import SourcePlace
     from ksgen.tuning.job import Job
     from ksgen.tuning.search import Progress, Tuned
-    from ksgen.tuning.trials import Trial, TrialStore
+    from ksgen.tuning.trials import Trial
     from ksgen.tuning.tuner import Tuner
 
 STRATEGY = OneOf(("model", "random", "exhaustive"))
@@ -108,9 +109,7 @@ def command(
     if report:
         check_report(report)
     options = SearchOptions(parse_budget(budget), strategy, family, fresh)
-    engine = open_engine(device, scheduler)
-    store = TrialStore()
-    try:
+    with closing(open_engine(device, scheduler)) as engine, closing(TrialStore()) as store:
         rows = batch or default_batch(engine.facts.limits)
         jobs = [job_of(kernel, rows) for kernel in kernels]
         tuner = Tuner(engine, store, options)
@@ -121,10 +120,7 @@ def command(
         if noise:
             _noise(tuner, jobs, as_json)
         else:
-            _tune(tuner, jobs, store, report, as_json)
-    finally:
-        engine.close()
-        store.close()
+            _tune(tuner, jobs, report, as_json)
 
 
 def _available(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Job]":
@@ -166,7 +162,7 @@ def _supported(tuner: "Tuner", jobs: "list[Job]", spec: Path | None) -> "list[Jo
     return supported
 
 
-def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path | None, as_json: bool) -> None:
+def _tune(tuner: "Tuner", jobs: "list[Job]", report: Path | None, as_json: bool) -> None:
     from ksgen.paths import wisdom_dir
     from ksgen.tuning.report import write_report
     from ksgen.tuning.tuner import NotBegunError
@@ -193,7 +189,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", store: "TrialStore", report: Path |
         if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):
             click.echo(f"ksgen: {result}", err=True)
     if report:
-        trials = [trial for job in jobs for trial in store.trials(job.kernel, job.batch, facts.name)]
+        trials = [trial for job in jobs for trial in tuner.store.trials(job.kernel, job.batch, facts.name)]
         if trials:
             write_report(trials, report, [tuned.best for tuned in found])
         where = f"in {report}" if trials else f"to report: {report} is not written"

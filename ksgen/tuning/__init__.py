@@ -2,6 +2,7 @@
 same."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Chain, Patterns
@@ -85,17 +86,12 @@ def tune(
         inputs=inputs,
     )  # fmt: skip
     options = SearchOptions(parse_budget(budget), strategy, family)
-    engine = open_engine(device, scheduler)
-    store = TrialStore()
-    try:
+    with closing(open_engine(device, scheduler)) as engine, closing(TrialStore()) as store:
         tuner = Tuner(engine, store, options)
         (found,) = tuner.run(
             [Job(kernel, default_batch(engine.facts.limits) if batch is None else batch)],
             progress or (lambda each: None),
         )
-    finally:
-        engine.close()
-        store.close()
     PLANNER.forget()
     if tuner.stop.is_set():
         raise KeyboardInterrupt

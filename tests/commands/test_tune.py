@@ -58,12 +58,15 @@ def test_a_report_of_no_trial_changes_no_exit_code(
 ) -> None:
     engine = SimpleNamespace(facts=SimpleNamespace(name="Abacus"), jobs_at_once=1)
     result = NotBegunError("it was stopped") if is_stopped else KsgenError("no candidate could be measured")
-    tuner: Any = SimpleNamespace(engine=engine, options=SearchOptions(), stop=Event(), run=lambda jobs, say: [result])
+    store = TrialStore(tmp_path / "trials.sqlite")
+    tuner: Any = SimpleNamespace(
+        engine=engine, store=store, options=SearchOptions(), stop=Event(), run=lambda jobs, say: [result]
+    )
     if is_stopped:
         tuner.stop.set()
-    job, store = Job(KernelSpec(Pattern(1, 8, 8, 2)), 70), TrialStore(tmp_path / "trials.sqlite")
+    job = Job(KernelSpec(Pattern(1, 8, 8, 2)), 70)
     with pytest.raises(SystemExit) as left:
-        tune_command._tune(tuner, [job], store, tmp_path / "out.html", as_json=True)
+        tune_command._tune(tuner, [job], tmp_path / "out.html", as_json=True)
     said = capsys.readouterr()
     assert left.value.code == code
     assert json.loads(said.out) == {"device": "Abacus", "stopped": is_stopped, "kernels": []}

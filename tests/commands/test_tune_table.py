@@ -91,7 +91,7 @@ def test_each_outcome_is_reported_and_counted(
         tuner: Any = SimpleNamespace(
             engine=engine, run=lambda *_, found=results: found, stop=threading.Event(), options=options
         )
-        tune._tune(tuner, [job, job], None, None, as_json=False)  # type: ignore[arg-type]
+        tune._tune(tuner, [job, job], None, as_json=False)
         said = capsys.readouterr().out
         assert f"2 of 2 kernels tuned on Abacus, batch {first.batch}." in said
         outcomes = (
