@@ -147,16 +147,16 @@ class Structure:
                 raise LaunchError(f"{self.chain.name}: {name}={excerpt(state[name])}; accepted: an array or a tensor")
             if wrong := misfit(name, given, shape):
                 raise LaunchError(f"{self.chain.name}: {wrong}")
-        if form.scale in state and tuple(state[form.scale].shape[1:]) != (1,):
-            raise LaunchError(
-                f"{self.chain.name}: {form.scale} has shape {tuple(state[form.scale].shape)}; (outputs of the adapted "
-                "layer, 1) is needed"
-            )
-        if form.scale in state and not bool((state[form.scale] == 1).all()):
-            raise LaunchError(
-                f"{self.chain.name}: got {form.scale} that is not 1, which scales outputs of the adapted layer; "
-                f"accepted: a state without {form.scale}, and rows of that layer multiplied by it"
-            )
+        if form.scale in state:
+            scale = state[form.scale]
+            if tuple(scale.shape[1:]) != (1,):
+                needed = "(outputs of the adapted layer, 1) is needed"
+                raise LaunchError(f"{self.chain.name}: {form.scale} has shape {tuple(scale.shape)}; {needed}")
+            if not bool((scale == 1).all()):
+                raise LaunchError(
+                    f"{self.chain.name}: got {form.scale} that is not 1, which scales outputs of the adapted layer; "
+                    f"accepted: a state without {form.scale}, and rows of that layer multiplied by it"
+                )
         return [form._weights(state, number) for number in range(len(form.chain))]
 
     def to_state(self, weights: Iterable[Any], names: Iterable[str] | None = None) -> dict[str, Any]:
