@@ -417,12 +417,11 @@ class KernelSpec:
     @property
     def as_json(self) -> dict[str, Any]:
         """Fields as plain values. Fields that the first versions lacked are omitted if they have their defaults."""
-        usual: dict[str, Any] = {"stride": "dense", "between": "none", "out_layout": None, "weights": SAME}
-        usual |= {"inputs": SAME, "tied": ()}
+        later = ("stride", "between", "out_layout", "weights", "inputs", "tied")
         options = {
             name: value
             for name, value in (asdict(self) | {"epilogue": self.epilogue.as_json}).items()
-            if name != "chains" and (name not in usual or value != usual[name])
+            if name != "chains" and (name not in later or value != getattr(KernelSpec, name))
         }
         return chains_as_json(self.chains, _pattern_as_json) | options
 
