@@ -346,20 +346,16 @@ def _launchers(spec: Spec) -> str:
         "",
     ]
     lines += [f"ks_{pattern.identifier} = Launcher({_arguments(spec, pattern)})" for pattern in _patterns(spec)]
-    lines += [f"layer_{name} = {_layer(chain, _options(spec, name))}" for name, chain in spec.layers.items()]
+    lines += [f"layer_{name} = {_layer(spec, name, chain)}" for name, chain in spec.layers.items()]
     for launcher, several in (("GroupLauncher", spec.groups), ("SumLauncher", spec.sums)):
         for name, chains in several.items():
-            layers = ", ".join(_layer(chain, _options(spec, name)) for chain in chains)
+            layers = ", ".join(_layer(spec, name, chain) for chain in chains)
             lines.append(f"layer_{name} = {launcher}({layers})")
     return "\n".join(lines) + "\n"
 
 
-def _options(spec: Spec, layer: str) -> dict[str, Any]:
-    """Options of a layer's launcher that differ from their defaults."""
-    return spec.options_of(layer).non_defaults | spec.stated_of(layer).non_defaults
-
-
-def _layer(chain: Chain, options: Mapping[str, Any]) -> str:
+def _layer(spec: Spec, title: str, chain: Chain) -> str:
+    options = spec.options_of(title).non_defaults | spec.stated_of(title).non_defaults
     own = {name: value for name, value in options.items() if name != "between" or len(chain) > 1}
     return f"ChainLauncher({', '.join(f'ks_{pattern.identifier}' for pattern in chain)}{_as_arguments(own)})"
 
