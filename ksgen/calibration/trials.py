@@ -23,7 +23,7 @@ from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Job, chains_of, job_of, kernels_of_layer, kernels_of_spec, with_layers
 from ksgen.tuning.search import Progress, Tuned
 from ksgen.tuning.strategies import TRIAL
-from ksgen.tuning.trials import Trial, TrialStore
+from ksgen.tuning.trials import TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine
 from ksgen.wisdom import Entry
 
@@ -62,7 +62,7 @@ class Calibration:
     """
 
     def __init__(self, engine: Engine, store: TrialStore, fresh: bool = False) -> None:
-        self.facts, self.store = engine.facts, store
+        self.facts = engine.facts
         self.tuner = Tuner(engine, store, SearchOptions(strategy=TRIAL, fresh=fresh))
         if engine.facts.kind == "cuda":  # only families that launchers may choose are tried
             self.tuner.limits = replace(self.tuner.limits, bars=read_bars(engine.facts))
@@ -89,10 +89,6 @@ class Calibration:
         if self.is_stopped:
             raise KeyboardInterrupt
         return results
-
-    def trials(self, jobs: Iterable[Job]) -> list[Trial]:
-        """Every candidate that was tried or searched on this device for the jobs."""
-        return [each for job in jobs for each in self.store.trials(job.kernel, job.batch, self.facts.name)]
 
     def _is_settled(self, job: Job) -> bool:
         entry = self.tuner.settled(job)

@@ -151,7 +151,7 @@ def command(
         facts = calibration.facts
         sizes = batches or (default_batch(facts.limits),)
         jobs = jobs or list(dict.fromkeys(job_of(kernel, batch) for kernel in kernels for batch in sizes))
-        found, trials, is_stopped = try_all(calibration, jobs), calibration.trials(jobs), calibration.is_stopped
+        found, trials, is_stopped = try_all(calibration, jobs), calibration.tuner.trials(jobs), calibration.is_stopped
     if settle and not is_stopped:
         settle()
     content = {"device": facts.name, "stopped": is_stopped, "kernels": [figures_of(each) for each in found]}

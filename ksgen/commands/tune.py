@@ -189,8 +189,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", report: Path | None, as_json: bool)
         if isinstance(result, KsgenError) and not isinstance(result, NotBegunError):
             click.echo(f"ksgen: {result}", err=True)
     if report:
-        trials = [trial for job in jobs for trial in tuner.store.trials(job.kernel, job.batch, facts.name)]
-        if trials:
+        if trials := tuner.trials(jobs):
             write_report(trials, report, [tuned.best for tuned in found])
         where = f"in {report}" if trials else f"to report: {report} is not written"
         click.echo(f"{counted(len(trials), 'trial')} {where}", err=as_json)

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -100,6 +100,10 @@ class Tuner:
                 if not isinstance(error, KeyboardInterrupt):
                     raise
             return [_result(search) for search in searches]
+
+    def trials(self, jobs: Iterable[Job]) -> list[Trial]:
+        """Every candidate that was tried on this device for the jobs, in this search or an earlier one."""
+        return [each for job in jobs for each in self.store.trials(job.kernel, job.batch, self.engine.facts.name)]
 
     def families(self, job: Job) -> list[str]:
         """The families that are searched for a job."""
@@ -244,10 +248,9 @@ class Tuner:
         """
         if self.options.fresh:
             return {}
-        trials = self.store.trials(job.kernel, job.batch, self.engine.facts.name)
         return {
             each.candidate: each
-            for each in trials
+            for each in self.trials([job])
             if _is_current(each)
             and each.driver == self.engine.facts.measured_with
             and each.state != "failed"
