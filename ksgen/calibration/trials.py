@@ -76,7 +76,7 @@ class Calibration:
         """Jobs that are not settled yet, and that the device has kernels for."""
         return [job for job in jobs if not self._is_settled(job) and not self.tuner.why_not_one(job)]
 
-    def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None) -> list[Calibrated]:
+    def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] | None = None) -> list[Calibrated]:
         """Try the missing jobs, and return the result of every job, in the order of `jobs`."""
         missing = self.missing(jobs)
         tried = dict(zip(missing, self.tuner.run(missing, say) if missing else [], strict=True))
@@ -85,7 +85,7 @@ class Calibration:
 
     def run_all(self, jobs: Sequence[Job], progress: Callable[[Progress], None] | None = None) -> list[Calibrated]:
         """Run all jobs; an interrupt saves the results so far, and is then raised as `KeyboardInterrupt`."""
-        results = self.run(jobs, progress or (lambda each: None))
+        results = self.run(jobs, progress)
         if self.is_stopped:
             raise KeyboardInterrupt
         return results

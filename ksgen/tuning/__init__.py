@@ -88,10 +88,8 @@ def tune(
     options = SearchOptions(parse_budget(budget), strategy, family)
     with closing(open_engine(device, scheduler)) as engine, closing(TrialStore()) as store:
         tuner = Tuner(engine, store, options)
-        (found,) = tuner.run(
-            [Job(kernel, default_batch(engine.facts.limits) if batch is None else batch)],
-            progress or (lambda each: None),
-        )
+        rows = default_batch(engine.facts.limits) if batch is None else batch
+        (found,) = tuner.run([Job(kernel, rows)], progress)
     PLANNER.forget()
     if tuner.stop.is_set():
         raise KeyboardInterrupt

@@ -85,13 +85,11 @@ class Tuner:
         # refuses an unreadable file before the search
         self._wisdom = load_wisdom(engine.facts.name, strict=True, target=engine.facts.target)
 
-    def run(
-        self, jobs: Sequence[Job], say: Callable[[Progress], None] = lambda progress: None
-    ) -> list[Tuned | KsgenError]:
+    def run(self, jobs: Sequence[Job], say: Callable[[Progress], None] | None = None) -> list[Tuned | KsgenError]:
         """Return one result per job, in order. An interrupt stops all searches; each keeps its best result so far."""
         check_writable()
         with ThreadPoolExecutor(self.engine.jobs_at_once) as threads:
-            searches = [threads.submit(self._tune, job, say) for job in jobs]
+            searches = [threads.submit(self._tune, job, say or (lambda progress: None)) for job in jobs]
             try:
                 wait(searches)
             except BaseException as error:  # even then, the pool must not wait for all of its searches
