@@ -89,7 +89,9 @@ def command(
         raise SpecError(f"--batch {excerpt(batch)}: accepted: a whole number of at least 1, and below 2^63")
     epilogue = epilogue_of(bias, activation, residual, residual_first)
     place = None  # where a spec states the batch
-    if spec is None and layer_name is None:
+    if spec is None and layer_name is not None:
+        raise SpecError(f"--layer {excerpt(layer_name)} names a layer of a spec; accepted: with --spec FILE")
+    if spec is None:
         kernel = _of_patterns(patterns, layer, wanted, epilogue, stride, job)
     else:
         is_given = {
@@ -100,8 +102,10 @@ def command(
             "--stride": stride != "dense",
         }
         is_given |= {"--job": job != "multiply", **dict.fromkeys(layer.options, True), "patterns": bool(patterns)}
-        _check_spec(spec, layer_name, [option for option in is_given if is_given[option]])
-        kernel, place = launch_of_spec(cast("Path", spec), layer_name, wanted, batch)
+        if given := [option for option in is_given if is_given[option]]:
+            accepted = "the spec's own layers, or patterns without --spec"
+            raise SpecError(f"{', '.join(given)} with --spec; accepted: {accepted}")
+        kernel, place = launch_of_spec(spec, layer_name, wanted, batch)
         place = None if batch else place
         batch = batch or kernel.batch
         if batch != kernel.batch:
@@ -175,14 +179,6 @@ def _of_patterns(
     whole = layer.launch(*wanted.precision_and_layout, epilogue, *wanted.stored)  # checks that factors fit each other
     (kernel,) = [whole] if whole else replace(wanted, job=job).kernels(patterns, epilogue)
     return kernel if stride == "dense" else replace(kernel, stride=stride)
-
-
-def _check_spec(spec: Path | None, named: str | None, given: list[str]) -> None:
-    """Raise `SpecError` for a layer without a spec, or for options that the spec itself states."""
-    if spec is None:
-        raise SpecError(f"--layer {excerpt(named)} names a layer of a spec; accepted: with --spec FILE")
-    if given:
-        raise SpecError(f"{', '.join(given)} with --spec; accepted: the spec's own layers, or patterns without --spec")
 
 
 def _print(figures: dict[str, object], chosen: str) -> None:
