@@ -1,6 +1,6 @@
 """`ksgen show`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,22 +100,16 @@ def command(
         )
 
 
-def _first(wanted: Wanted, kernels: Iterable[KernelSpec]) -> KernelSpec | None:
-    """Return the first kernel that matches the options, without its epilogue, batch and stride."""
-    return next(
-        (replace(each, epilogue=Epilogue(), batch=None, stride="dense") for each in filter(wanted.matches, kernels)),
-        None,
-    )
-
-
 def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _Layer]]":
-    """Return the first matching kernel per pattern, and the layers with a matching kernel, with the spec's options."""
+    """Return the first matching kernel per pattern, and the layers with a matching kernel, with the spec's options.
+
+    The kernels are without their epilogues, batches and strides.
+    """
     loaded = load(find_spec(spec))
-    by_pattern: dict[Pattern, list[KernelSpec]] = {}
-    for kernel in loaded.kernels:
-        if kernel.job == "multiply":
-            by_pattern.setdefault(kernel.pattern, []).append(kernel)
-    kernels = [first for each in by_pattern.values() if (first := _first(wanted, each))]
+    products = [kernel for kernel in loaded.kernels if kernel.job == "multiply"]
+    first = {kernel.pattern: kernel for kernel in reversed(products) if wanted.matches(kernel)}
+    chosen = [first[pattern] for pattern in dict.fromkeys(each.pattern for each in products) if pattern in first]
+    kernels = [replace(each, epilogue=Epilogue(), batch=None, stride="dense") for each in chosen]
     if not kernels:
         line = " and ".join(f"{name} {value}" for name, value in vars(wanted).items() if value)
         raise SpecError(f"{spec}: no kernel in it has {line}; `ksgen show --spec {spec}` lists them")
