@@ -90,8 +90,8 @@ class Baseline:
     name: str
     says: str
     prepare: PrepareLayer
-    elements: Callable[[Chain], int] = lambda chain: chain.weight_count  # stored in the baseline's weight format
     multiplications: Callable[[Chain], int] = lambda chain: chain.weight_count  # per row of the batch
+    stored: int = 1  # elements of the baseline's weight format per multiplication
     library: str = "torch"
     only_converts: bool = True  # whether `prepare` only converts weights: it compiles and multiplies nothing
 
@@ -442,107 +442,65 @@ BASELINES = {
     for each in (
         *(Baseline(name, BACKENDS[name].why, by_factors(backend(name))) for name in ("bmm", "einsum", "bsr")),
         # The dense matrix in float64, twice while matrices are stacked, and in the job's type of at least two bytes.
-        Baseline("dense", DENSE, dense, lambda chain: 9 * _dense_count(chain), _dense_count),
+        Baseline("dense", DENSE, dense, _dense_count, stored=9),
         # The same, and oneDNN's copy.
         Baseline(
-            "onednn",
-            "oneDNN's product with the dense matrix, reordered ahead",
-            onednn,
-            lambda chain: 10 * _dense_count(chain),
-            _dense_count,
+            "onednn", "oneDNN's product with the dense matrix, reordered ahead", onednn, _dense_count, stored=10,
             library=ONEDNN,
         ),
         # A value and its 64-bit column index per weight, and the same again during construction.
-        Baseline(
-            "sparse", BACKENDS["sparse"].why, by_factors(backend("sparse")), lambda chain: 12 * chain.weight_count
-        ),
+        Baseline("sparse", BACKENDS["sparse"].why, by_factors(backend("sparse")), stored=12),
         Baseline("strided", BACKENDS["strided"].why, by_factors(strided)),
         Baseline("views", "batched products on views of X, or as bmm where X has none", by_factors(views)),
         Baseline(
-            "three_passes",
-            "permute, one batched product, permute back, into preallocated memory",
+            "three_passes", "permute, one batched product, permute back, into preallocated memory",
             by_factors(three_passes),
         ),
         Baseline(
-            "densified",
-            "one batched product on views, with zeros in between",
-            by_factors(densified),
-            _densified_count,
-            _densified_count,
+            "densified", "one batched product on views, with zeros in between", by_factors(densified), _densified_count
         ),
         Baseline("pieces", "all factors for some rows at a time, which stay in a processor's cache", pieces),
         Baseline(
-            "grouped",
-            "torch.nn.functional.grouped_mm, one group per block, on views of X or after permuting it",
+            "grouped", "torch.nn.functional.grouped_mm, one group per block, on views of X or after permuting it",
             by_factors(grouped),
         ),
         # The dense matrix, and half of it with two bits per value.
         Baseline(
-            "semi_structured",
-            "torch.sparse.to_sparse_semi_structured: the dense matrix with two nonzeros in four",
-            by_factors(semi_structured),
-            lambda chain: 2 * _dense_count(chain),
-            lambda chain: _dense_count(chain) // 2,
+            "semi_structured", "torch.sparse.to_sparse_semi_structured: the dense matrix with two nonzeros in four",
+            by_factors(semi_structured), lambda chain: _dense_count(chain) // 2, stored=4,
         ),
         Baseline("compiled", "torch.compile of the einsums", compiled, only_converts=False),
         Baseline(
-            "authors",
-            "the form in PyTorch that the structure's authors published",
-            authors,
-            _authors_count,
-            _authors_count,
+            "authors", "the form in PyTorch that the structure's authors published", authors, _authors_count
         ),
         Baseline(
-            LAYER,
-            "KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products",
-            layer,
-            library="ksgen",
-            only_converts=False,
+            LAYER, "KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products", layer,
+            library="ksgen", only_converts=False,
         ),
         # Derived from PyTorch's matrix, with 32-bit column indices.
         Baseline(
-            "scipy",
-            "SciPy's product with compressed sparse rows",
-            by_factors(scipy_sparse),
-            lambda chain: 14 * chain.weight_count,
+            "scipy", "SciPy's product with compressed sparse rows", by_factors(scipy_sparse), stored=14,
             library="scipy",
         ),
         Baseline(
-            "lazylinop",
-            "lazylinop's own kernels, by OpenCL",
-            by_factors(lazylinop_kernels),
-            library="lazylinop",
+            "lazylinop", "lazylinop's own kernels, by OpenCL", by_factors(lazylinop_kernels), library="lazylinop",
             only_converts=False,
         ),
         Baseline(
-            "torch_structured",
-            "torch-structured's diagonal blocks, Monarch products and butterflies",
-            torch_structured,
-            library="torch-structured",
+            "torch_structured", "torch-structured's diagonal blocks, Monarch products and butterflies",
+            torch_structured, library="torch-structured",
         ),
         Baseline(
-            "nvmath",
-            "nvmath-python's universal sparse tensor, in compressed sparse rows",
-            by_factors(nvmath_sparse),
-            lambda chain: 14 * chain.weight_count,
-            library="nvmath-python",
+            "nvmath", "nvmath-python's universal sparse tensor, in compressed sparse rows", by_factors(nvmath_sparse),
+            stored=14, library="nvmath-python",
         ),
         Baseline(
-            "blr",
-            "the Triton kernels of mem-efficient-blr, the fastest of them",
-            blr,
-            library="mem-efficient-blr",
+            "blr", "the Triton kernels of mem-efficient-blr, the fastest of them", blr, library="mem-efficient-blr",
             only_converts=False,
         ),
-        Baseline(
-            "rewriting",
-            "the permutations of bmm alone, no product",
-            by_factors(rewriting),
-            lambda chain: 0,
-            lambda chain: 0,
-        ),
+        Baseline("rewriting", "the permutations of bmm alone, no product", by_factors(rewriting), lambda chain: 0),
     )
-}
+}  # fmt: skip
 
 
 # ---- training steps

@@ -455,11 +455,12 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
     identity = library_version(baseline.library)
     if baseline.library == "ksgen":  # it chooses among kernels and PyTorch's products
         identity = f"ksgen {__version__}, {library_version('torch')}"
-    stored_bytes = sum(map(baseline.elements, chains)) * PRECISIONS[arithmetic].item_bytes
+    multiplications = sum(map(baseline.multiplications, chains))
+    stored_bytes = baseline.stored * multiplications * PRECISIONS[arithmetic].item_bytes
     products = 1  # per factor
     if job.step == TRAINING:  # also those for the gradients of its input and weights; 0: it says that it has no step
         products = 3 if baseline.name in TRAINED else 0
     return Contender(
         job, baseline.name, "", arithmetic, identity, prepare, stored_bytes + 2 * job.bytes,
-        products * sum(map(baseline.multiplications, chains)), why=baseline.says,
+        products * multiplications, why=baseline.says,
     )  # fmt: skip

@@ -195,8 +195,8 @@ def test_what_cannot_be_measured_is_a_row_with_its_reason(
 
     for name, prepare in (("bmm", broken), ("einsum", full), ("dense", wrong)):
         monkeypatch.setitem(BASELINES, name, Baseline(name, "", prepare))
-    huge = Baseline("sparse", "", broken, elements=lambda chain: 10**15)
-    slow = Baseline("bsr", "", broken, multiplications=lambda chain: 10**15)
+    huge = Baseline("sparse", "", broken, multiplications=lambda chain: 1, stored=10**15)
+    slow = Baseline("bsr", "", broken, multiplications=lambda chain: 10**15, stored=0)
     monkeypatch.setitem(BASELINES, "sparse", huge)
     monkeypatch.setitem(BASELINES, "bsr", slow)
     _, rows = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("bmm", "einsum", "dense", "sparse", "bsr"))
