@@ -22,30 +22,14 @@ from textwrap import fill
 
 import click
 
+from ksgen.bench import tables
 from ksgen.bench.chains import MeasuredLayer, structured
 from ksgen.bench.comparison import Duel, Results, comparisons
 from ksgen.bench.payoff import LEAST_GAIN, LEAST_KINDS, LEAST_PATTERNS, Judged, by_density, conversions, judge
 from ksgen.bench.report import machine_of, picture
 from ksgen.bench.roster import AND, EVERYONE, LAYER, OTHERS, OURS, STEP_TITLES, STEPS_OF_LAYERS
 from ksgen.bench.rows import ResultRow, kinds_of, read_rows
-from ksgen.bench.tables import (
-    NONE,
-    ResultTable,
-    arithmetic_note,
-    headlines,
-    layers_by_kind,
-    markdown,
-    measured_names,
-    number,
-    overview,
-    percent,
-    processors,
-    spread,
-    standings,
-    times,
-    versions,
-    wholes,
-)
+from ksgen.bench.tables import NONE, ResultTable, layers_by_kind, markdown, number, percent, spread, times
 from ksgen.devices.base import PROCESSOR_RUNTIMES
 from ksgen.figures.charts import Bars
 from ksgen.figures.charts import picture as draw
@@ -74,24 +58,12 @@ FAMILIES = {
     **{name: name for name in ("ViT-S", "ViT-B", "ViT-L", "GPT-2", "Llama 1B", "Llama 7B")},  # of `bench table`
 }
 DRAWN = (
-    "vit attention",
-    "vit up",
-    "vit down",
-    "gpt2 qkv",
-    "gpt2 projection",
-    "gpt2 up",
-    "gpt2 down",
+    "vit attention", "vit up", "vit down", "gpt2 qkv", "gpt2 projection", "gpt2 up", "gpt2 down",
     "monarch 1024 to 1024",
     # of `bench table`
-    "ViT-S attention, monarch",
-    "ViT-S up, monarch",
-    "ViT-S down, monarch",
-    "ViT-B up, monarch",
-    "ViT-B up, low rank",
-    "ViT-B up, btt",
-    "ViT-B up, blast",
-    "GPT-2 qkv, monarch",
-)
+    "ViT-S attention, monarch", "ViT-S up, monarch", "ViT-S down, monarch", "ViT-B up, monarch", "ViT-B up, low rank",
+    "ViT-B up, btt", "ViT-B up, blast", "GPT-2 qkv, monarch",
+)  # fmt: skip
 PICTURE = "docs/layers.svg"
 
 
@@ -133,7 +105,7 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     lead = f"**{machine}** ran layers in {PRECISION} at batch {BATCH} ({max(row.date for row in rows)}):"
     note = (
         "A `KSLinear`, ksgen's PyTorch layer, frozen for inference, is compared with the dense layer and the "
-        f"fastest of [{measured_names(compared.rows, EVERYONE)}](docs/benchmarks.md#whole-layers). "
+        f"fastest of [{tables.measured_names(compared.rows, EVERYONE)}](docs/benchmarks.md#whole-layers). "
         "Speed-ups are geometric means; *the least* and *the most* are extremes over the best other. "
         "The floor is the longer time of memory traffic or arithmetic at peak rates; *floor / time* is a median."
     )
@@ -164,12 +136,12 @@ def _on_gpus(folder: Path) -> str:
     sentences = list[str]()
     for path, rows in results(folder, "paper"):
         if on_gpu(rows):
-            found = [f"{cells[7]} in {cells[1]} {cells[2]}" for cells in overview(rows).rows]
+            found = [f"{cells[7]} in {cells[1]} {cells[2]}" for cells in tables.overview(rows).rows]
             sentences += (
                 f"**{machine_of(path) or rows[0].device}** ran products of the patterns of the paper cited below, "
                 f"at batch {rows[0].batch}. ksgen's fastest kernel is compared with the fastest of the "
-                f"alternatives [{measured_names(rows, OTHERS)}](docs/benchmarks.md#what-is-measured).",
-                arithmetic_note(rows),
+                f"alternatives [{tables.measured_names(rows, OTHERS)}](docs/benchmarks.md#what-is-measured).",
+                tables.arithmetic_note(rows),
                 "In layout bsf, X is (batch, features); in bsl, (features, batch). "
                 f"Median speed-ups: {', '.join(found)} ([all results](docs/benchmarks.md#results)).",
             )
@@ -231,7 +203,7 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
         machine = machine_of(path)
         drawn = path.with_suffix(".svg")
         pictures[drawn] = picture(rows, machine)
-        first, *more = _of_table(rows) if path.stem == TABLE else [(overview if on_gpu(rows) else processors)(rows)]
+        first, *more = _of_file(path, rows)
         made = f"{max(rows, key=lambda row: row.date).device}, {_when(rows)}"
         parts.append(markdown(replace(first, title=machine or first.title)))
         parts.append(f"{made}. All results: `ksgen bench report {path.relative_to(ROOT)}`.\n")
@@ -243,8 +215,8 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
             parts.append(markdown(replace(table, title=title)))
         if own := layers.get(path.parent):
             title = f"{machine or own[0].device}: whole layers"
-            parts.append(markdown(replace(headlines(own), title=title)))
-            parts.append(markdown(replace(standings(own), title=f"{title}, each contender")))
+            parts.append(markdown(replace(tables.headlines(own), title=title)))
+            parts.append(markdown(replace(tables.standings(own), title=f"{title}, each contender")))
             converted = conversions(Results(own, PRECISION, BATCH), LAYOUT)
             parts += [markdown(replace(converted, title=f"{title}, conversion of weights"))] if converted.rows else []
             parts.append(
@@ -257,10 +229,13 @@ def benchmarks_figures(folder: Path, page: Path) -> tuple[str, dict[Path, str]]:
     return "\n".join(parts if is_gpu else [NOTHING, *parts]), pictures
 
 
-def _of_table(rows: Sequence[ResultRow]) -> list[ResultTable]:
-    """Tables of a file of `ksgen bench table`."""
+def _of_file(path: Path, rows: Sequence[ResultRow]) -> list[ResultTable]:
+    """Tables of a file of `ksgen bench table`, or the one of a file of products."""
+    if path.stem != TABLE:
+        return [tables.overview(rows) if on_gpu(rows) else tables.processors(rows)]
     kinds = kinds_of(rows)
-    return [headlines(kinds.without_models), standings(kinds.without_models), wholes(kinds.models), versions(rows)]
+    work = kinds.without_models
+    return [tables.headlines(work), tables.standings(work), tables.wholes(kinds.models), tables.versions(rows)]
 
 
 def _losses(files: Sequence[tuple[Path, list[ResultRow]]]) -> ResultTable:
@@ -414,10 +389,10 @@ def written(root: Path) -> dict[Path, str]:
     """Every file that shows figures, with its content."""
     folder, readme, page = root / "benchmarks" / "results", root / "README.md", root / "docs" / "benchmarks.md"
     structures = root / "docs" / "structures.md"
-    (shown, layers), (tables, pictures) = readme_figures(folder), benchmarks_figures(folder, page)
+    (shown, layers), (machines, pictures) = readme_figures(folder), benchmarks_figures(folder, page)
     return {
         readme: updated(readme, shown),
-        page: updated(page, tables),
+        page: updated(page, machines),
         structures: updated(structures, structures_figures(folder)),
         **pictures,
         **({root / PICTURE: layers} if layers else {}),
