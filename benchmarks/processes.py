@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
+from operator import itemgetter
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter, sleep
@@ -30,6 +31,7 @@ from torch import nn
 
 from benchmarks.torch_cpu import inference, medians_us
 from ksgen.bench import models
+from ksgen.bench.comparison import grouped
 from ksgen.build.background import is_busy
 from ksgen.measure.trust import keep_freed_memory
 from ksgen.torch import KSLinear
@@ -153,7 +155,7 @@ def table_of_threads(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print, per pattern and batch, figures over all processes, and those of ksgen over the better of one and two."""
     click.echo("| pattern | batch | processes | figure | own, us | one | two | own / better |")
     click.echo("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for (pattern, batch), group in grouped(rows, "pattern", "batch").items():
+    for (pattern, batch), group in grouped(rows, itemgetter("pattern", "batch")).items():
         for figure, of in (("median", median), ("90 %", ninth_tenth)):
             own, one, two = (of([row["us"][way] for row in group]) for way in WAYS)
             cells = pattern, batch, len(group), figure, f"{own:.1f}", f"{one:.1f}", f"{two:.1f}"
@@ -168,19 +170,12 @@ def ninth_tenth(values: Sequence[float]) -> float:
 def table_of_first_calls(rows: Sequence[Mapping[str, Any]]) -> None:
     click.echo("| model | processes | PyTorch, ms | extra, ms: median | most | kernels after, s: median | most |")
     click.echo("| --- | --- | --- | --- | --- | --- | --- |")
-    for (model,), group in grouped(rows, "model").items():
+    for model, group in grouped(rows, itemgetter("model")).items():
         cells: list[Any] = [model, len(group), f"{median(row['usual_ms'] for row in group):.2f}"]
         for name in ("longest_extra_ms", "seconds"):
             found = [row[name] if row["is_served"] else float("inf") for row in group]
             cells += [f"{of(found):.1f}" for of in (median, max)]
         click.echo(f"| {' | '.join(map(str, cells))} |")
-
-
-def grouped(rows: Sequence[Mapping[str, Any]], *names: str) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in names), []).append(row)
-    return found
 
 
 def run_apart(arguments: Sequence[str], variables: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ ratio of each backend's time to it.
 import json
 from collections.abc import Callable
 from itertools import product
+from operator import itemgetter
 from statistics import geometric_mean
 from typing import Any, TextIO
 
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from ksgen.bench.chains import transformers
+from ksgen.bench.comparison import grouped
 from ksgen.measure.trust import Blocks, Runs, block_of, host_clock, keep_freed_memory, take_blocks
 from ksgen.pattern import Chain, Pattern, Patterns, monarch
 from ksgen.spec import LAYOUTS, Layout
@@ -216,10 +218,7 @@ def print_summary(rows: list[dict[str, Any]]) -> None:
     """Print a table of the times of other methods, divided by those of `auto`: geometric mean and least of all rows."""
     click.echo("| step | precision | layout | batch | rows | best other method | least | in | linear | least | in |")
     click.echo("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        grouped.setdefault((row["kind"], row["precision"], row["layout"], row["batch"]), []).append(row)
-    for name, group in grouped.items():
+    for name, group in grouped(rows, itemgetter("kind", "precision", "layout", "batch")).items():
         cells = [*name, len(group)]
         for ways in (BACKENDS[2:], ("linear",)):
             ratios = [

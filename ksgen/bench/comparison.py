@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
+from typing import TypeVar
 
 from ksgen.bench.roster import FORWARD, STEP_TITLES
 from ksgen.bench.rows import OK, ResultRow
@@ -18,6 +19,8 @@ BEST = "best"  # each contender in the better of its layouts
 UNTUNED = "ksgen, default"  # our families' defaults alone
 
 Pairs = list[tuple[Pattern, float]]
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,15 @@ def comparisons(rows: Sequence[ResultRow]) -> list[Results]:
     return [Results(rows, precision, batch) for batch, precision in sorted(found, key=lambda each: each[0])]
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Group items by a key. Keys are in order of their first appearance."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def group_by(pairs: Iterable[tuple[Pattern, float]], key: Callable[[Pattern], float]) -> dict[float, list[float]]:
     """Group values by a number derived from their patterns, in ascending order of that number."""
-    found: dict[float, list[float]] = {}
-    for pattern, value in pairs:
-        found.setdefault(key(pattern), []).append(value)
-    return dict(sorted(found.items()))
+    found = grouped(pairs, lambda pair: key(pair[0]))
+    return {number: [value for _, value in found[number]] for number in sorted(found)}

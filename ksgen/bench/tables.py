@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, product
 from math import isnan
+from operator import attrgetter
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 import yaml
 
-from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, group_by
+from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, group_by, grouped
 from ksgen.bench.roster import (
     AND,
     EVERYONE,
@@ -224,7 +225,7 @@ def setting(rows: Sequence[ResultRow]) -> ResultTable:
 def versions(rows: Sequence[ResultRow]) -> ResultTable:
     """Table of all contenders with their versions, and how many rows have no time for which reasons."""
     lines = []
-    for name, some in _by_contender(rows).items():
+    for name, some in grouped(rows, attrgetter("implementation")).items():
         identity = "; ".join(dict.fromkeys(row.identity for row in some if row.identity))
         missing = [row for row in some if row.status != OK]
         count = f"{len(some) - len(missing)} of {counted(len(some), 'row')}"
@@ -232,13 +233,6 @@ def versions(rows: Sequence[ResultRow]) -> ResultTable:
     note = "Rows without a time have the most frequent reason. ksgen's versions end with digests of templates."
     columns = ("contender", "version", "measured", "without a time")
     return ResultTable.of("Contenders and their versions", columns, lines, note)
-
-
-def _by_contender(rows: Iterable[ResultRow]) -> dict[str, list[ResultRow]]:
-    found: dict[str, list[ResultRow]] = {}
-    for row in rows:
-        found.setdefault(row.implementation, []).append(row)
-    return found
 
 
 def _reasons(rows: Iterable[ResultRow]) -> str:
@@ -407,11 +401,8 @@ def authors(rows: Sequence[ResultRow]) -> ResultTable:
 
 def errors(rows: Sequence[ResultRow]) -> ResultTable:
     """Table of errors per contender, with the number of inaccurate results."""
-    groups: dict[tuple[str, str, str], list[ResultRow]] = {}
-    for row in rows:
-        groups.setdefault((row.precision, row.contender, row.arithmetic), []).append(row)
     lines = []
-    for key, some in groups.items():
+    for key, some in grouped(rows, attrgetter("precision", "contender", "arithmetic")).items():
         if errs := [row.error for row in some if row.error is not None]:
             wrong = sum(not row.is_accurate for row in some if row.error is not None)
             largest = max(errs, key=lambda error: (isnan(error), error))
@@ -451,10 +442,10 @@ def unreliable(rows: Sequence[ResultRow]) -> ResultTable:
 
 def absent(rows: Sequence[ResultRow]) -> ResultTable:
     """Table of contenders without a time, with the reason; equal reasons appear once."""
-    groups: dict[tuple[str, str, str], list[ResultRow]] = {}
-    for row in rows:
-        if row.status != OK:
-            groups.setdefault((row.contender, row.status, row.reason if row.status == "failed" else ""), []).append(row)
+    groups = grouped(
+        (row for row in rows if row.status != OK),
+        lambda row: (row.contender, row.status, row.reason if row.status == "failed" else ""),
+    )
     lines = [(*key[:2], len(some), key[2] or f"such as {some[0].reason}") for key, some in groups.items()]
     return ResultTable.of("Not measured", ("contender", "status", "jobs", "why"), lines)
 
