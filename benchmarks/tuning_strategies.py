@@ -4,18 +4,14 @@
     python benchmarks/tuning_strategies.py record tables.json
     # runs strategies on recorded tables: prints Markdown
     python benchmarks/tuning_strategies.py replay tables.json
-    # searches, then compares each winner with the default
-    python benchmarks/tuning_strategies.py winners
 
 On two idle cores, recording takes about five minutes and replaying takes one. `record` continues after an interruption.
 The last column is Optuna's sampler (pip install optuna), on the same tables.
 """
 
 import json
-import os
 import random
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,26 +21,17 @@ from typing import Any
 import click
 
 from ksgen.build.request import Binary
-from ksgen.devices import find_device
-from ksgen.devices.base import Device
-from ksgen.errors import KsgenError
 from ksgen.families import Limits, family_for, family_named
-from ksgen.launch.choice import Choice, choose_for_many, limits_from, limits_of
-from ksgen.launch.planner import PLANNER
+from ksgen.launch.choice import limits_from
 from ksgen.measure.roofline import Ceilings
-from ksgen.measure.trust import interval, take_blocks, why_unreliable
-from ksgen.measure.verify import Bench, make_problem
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.engine import LocalEngine
 from ksgen.tuning.job import Candidate, Job, Runs
 from ksgen.tuning.model import Machine, predict_us
 from ksgen.tuning.pool import Pool, list_space, make_pool, supported_families
-from ksgen.tuning.search import Progress
 from ksgen.tuning.strategies import STRATEGIES, Listed, Strategy
-from ksgen.tuning.trials import Trial, TrialStore
-from ksgen.tuning.tuner import SearchOptions, Tuner, parse_budget
-from ksgen.wisdom import Wisdom
+from ksgen.tuning.trials import Trial
 
 PATTERNS = (
     (1, 192, 48, 2), (2, 48, 192, 1), (6, 64, 64, 1), (1, 128, 128, 3), (1, 64, 64, 16), (4, 64, 256, 4),
@@ -56,8 +43,6 @@ RUNS = Runs(seconds=0.5)
 MOST_UNROLLED = 512  # multiply-adds per stage and thread; compilers for processors are slow with more
 WITHIN = 0.02
 SEEDS = 9
-NEAR_FINALS = 1.15  # largest ratio, in either direction, to the time in the finals
-TURNS_SECONDS = 1.0  # at most, for the winner, and the same for the default
 
 Table = dict[Candidate, float | None]
 
@@ -187,66 +172,6 @@ def replay(file: Path, within: float) -> None:
         _print_row(f"{job.kernel.pattern} {job.kernel.layout}", count, *(_shown(needs[name]) for name in names))
     medians = (median(needs[name] or 10**6 for _, _, needs in rows) for name in names)
     _print_row("**median**", "", *map(_shown, medians))
-
-
-@main.command()
-@click.option("--batch", default=1568, show_default=True)
-@click.option(
-    "--others", default="392,784,3136,6272", show_default=True, help="More batch sizes at which winners are compared."
-)
-@click.option("--first", default=0, show_default=True, help="The number of the first kernel.")
-@click.option("--kernels", default=len(PATTERNS), show_default=True)
-@click.option("--budget", help="Budget of each search, as for `ksgen tune --budget`.")
-@click.option("--device")
-def winners(batch: int, others: str, first: int, kernels: int, budget: str | None, device: str | None) -> None:
-    """Search for kernels, with separate wisdom and trials. Then compare each winner with the launchers' default."""
-    batches = [batch, *map(int, filter(None, others.split(",")))]
-    columns = ("kernel", "trials", "reliable", "within 15 % of the finals", *(f"batch {each}" for each in batches))
-    _print_row(*columns)
-    _print_row(*["---"] * len(columns))
-    for number, shape in enumerate(PATTERNS[first : first + kernels], first):
-        job, early = Job(KernelSpec(Pattern(*shape), "float32", LAYOUTS[number % 2]), batch), dict[Candidate, Trial]()
-
-        def say(progress: Progress, early: dict[Candidate, Trial] = early) -> None:
-            if progress.phase == "searching" and progress.last:
-                early[progress.last.candidate] = progress.last
-
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["KSGEN_WISDOM_DIR"] = folder
-            engine, store = LocalEngine(device), TrialStore(Path(folder, "trials.sqlite"))
-            (found,) = Tuner(engine, store, SearchOptions(parse_budget(budget))).run([job], say)
-            engine.close()
-            late = {each.candidate: each for each in store.trials()}
-        if isinstance(found, KsgenError):
-            raise found
-        timed = {each: trial.median_us for each, trial in early.items() if trial.median_us}
-        reliable = sum(not early[each].note for each in timed)
-        finals = {
-            each: us / timed[each] for each in timed if (us := late[each].median_us) and late[each] != early[each]
-        }
-        near = sum(1 / NEAR_FINALS <= ratio <= NEAR_FINALS for ratio in finals.values())
-        best = Choice(found.best.family, found.best.constants, "the winner")
-        ratios = [_compared_with_default(find_device(device), job.kernel, each, best) for each in batches]
-        name = f"{job.kernel.pattern} {job.kernel.layout}"
-        _print_row(name, len(timed), reliable, f"{near} of {len(finals)}", *ratios)
-
-
-def _compared_with_default(device: Device, kernel: KernelSpec, batch: int, winner: Choice) -> str:
-    """Ratio of the winner's time to that of the launchers' default, with the interval of its median.
-
-    Blocks of both alternate.
-    """
-    default = choose_for_many(kernel, batch, limits_of(device), Wisdom())
-    if (default.family, default.constants) == (winner.family, winner.constants):
-        return "the default"
-    bench = Bench(device, make_problem(kernel, batch))
-    plans = [PLANNER.plan_of(device, kernel, batch, choice) for choice in (winner, default)]
-    ours, theirs = take_blocks(
-        [bench.timer(plan, bench.pack(plan)) for plan in plans], device.limits.is_cpu, TURNS_SECONDS
-    )
-    ratios = [one / other for one, other in zip(ours.values, theirs.values, strict=True)]
-    low, high = interval(ratios)
-    return f"{median(ratios):.2f} ({low:.2f}-{high:.2f}){'?' if why_unreliable(ratios, ours.others) else ''}"
 
 
 def _print_row(*cells: object) -> None:
