@@ -34,8 +34,8 @@ MOST_D = 64
 
 @click.command("paper", short_help="Time ksgen's kernels against every baseline, as the paper does.")
 @job_options
-@measurements_option
-@runs_option
+@measurements_option(10)
+@runs_option(10)
 @seconds_option(2.0)
 @click.option(
     "--tune",
@@ -69,7 +69,7 @@ def paper(
 
 @click.command("energy", short_help="Measure joules per run with the GPU's own counter, minus its idle power.")
 @job_options
-@measurements_option
+@measurements_option(10)
 @number_option("--seconds", "length_s", help_text="Seconds per measurement.", usual=2.5, least=0.1)
 @json_option
 def energy(selection: Selection, measurements: int, length_s: float, as_json: bool) -> None:

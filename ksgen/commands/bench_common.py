@@ -90,17 +90,32 @@ def seconds_option(usual: float) -> Callable[[Any], Any]:
     return number_option("--most-seconds", help_text=help_text, usual=usual, least=0.001)
 
 
-measurements_option = number_option(
-    "--measurements", help_text="Measurements per contender and job; the result is their median.", usual=10
-)
-runs_option = number_option("--runs", help_text="Runs per measurement.", usual=10)
-time_limit_option = click.option(
-    "--time-limit",
-    "seconds",
-    type=duration,
-    metavar="TIME",
-    help="Stop after this time, such as 90s, 8m or 1h. The current measurement is finished first.",
-)
+def contender_options(accepted: Collection[str], such_as: str, but: str) -> Callable[[Any], Any]:
+    """Options for the contenders to measure, and for those to leave out, with examples of both in their help."""
+    chosen = words_option("--contenders", "names", accepted, f"Contenders, such as {such_as}", what="contender")
+    left_out = words_option(
+        "--without", "without", accepted, f"Contenders to leave out, such as {but}.", what="contender"
+    )
+    return lambda function: chosen(left_out(function))
+
+
+def measurements_option(usual: int) -> Callable[[Any], Any]:
+    help_text = "Measurements per contender and job; the result is their median."
+    return number_option("--measurements", help_text=help_text, usual=usual)
+
+
+def runs_option(usual: int) -> Callable[[Any], Any]:
+    return number_option("--runs", help_text="Runs per measurement.", usual=usual)
+
+
+def time_limit_option(usual: str | None = None) -> Callable[[Any], Any]:
+    help_text = "Stop after this time, such as 90s, 8m or 1h. The current measurement is finished first."
+    return click.option(
+        "--time-limit", "seconds", type=duration, metavar="TIME", default=usual, show_default=usual is not None,
+        help=help_text,
+    )  # fmt: skip
+
+
 seed_option = number_option("--seed", help_text="Seed of the random chains and arrays.", usual=0, least=0)
 LOG = Path("paper.jsonl")
 LATE = "--time-limit ended before the first measurement; give more time"
@@ -127,15 +142,8 @@ _OPTIONS = (
         what="precision",
     ),
     words_option("--layout", "layouts", LAYOUTS, "Layouts.", ",".join(LAYOUTS), "layout"),
-    words_option(
-        "--contenders",
-        "names",
-        NAMES,
-        "Contenders, such as ksgen,bmm,strided.  [default: all; for energy, all but layer and rewriting]",
-        what="contender",
-    ),
-    words_option("--without", "without", NAMES, "Contenders to leave out, such as compiled.", what="contender"),
-    time_limit_option,
+    contender_options(NAMES, "ksgen,bmm,strided.  [default: all; for energy, all but layer and rewriting]", "compiled"),
+    time_limit_option(),
     device_option,
     seed_option,
 )

@@ -11,10 +11,10 @@ import click
 
 from ksgen.bench.roster import COMPARISONS, FORWARD, METHODS, STEPS_OF_LAYERS
 from ksgen.commands.bench_common import (
-    Done,
     Part,
     check_library,
     check_log_name,
+    contender_options,
     contenders_left,
     ends_at,
     log_option,
@@ -46,8 +46,6 @@ from ksgen.values import excerpt
 
 if TYPE_CHECKING:
     from ksgen.bench.chains import MeasuredLayer
-    from ksgen.bench.problem import LayerJob
-    from ksgen.bench.timing import Protocol
     from ksgen.devices.base import Device
 
 LOG = Path("layers.jsonl")
@@ -81,12 +79,11 @@ SETS = ("transformers", "structures", "random", "named")
     is_flag=True,
     help="Add a residual after the activation, also for layers that have none in their spec.",
 )
-@words_option("--contenders", "names", METHODS, "Contenders, such as one_launch,bmm.  [default: all]", what="contender")
-@words_option("--without", "without", METHODS, "Contenders to leave out, such as layer.", what="contender")
-@measurements_option
-@runs_option
+@contender_options(METHODS, "one_launch,bmm.  [default: all]", "layer")
+@measurements_option(10)
+@runs_option(10)
 @seconds_option(0.5)
-@time_limit_option
+@time_limit_option()
 @log_option(LOG)
 @click.option("--page", is_flag=True, help=f"Also write the page of the results next to the log; {REPLACED}.")
 @device_option
@@ -134,7 +131,7 @@ def command(
     # in a group, y has the layout of x
     layers += [each.group_of(size) for each in layers if size and each.out_layout is None and not each.is_sum]
     from ksgen.bench.problem import LayerJob
-    from ksgen.bench.timing import Protocol
+    from ksgen.bench.timing import Protocol, Times
 
     jobs = [
         LayerJob(each, precision, layout, batch, step)
@@ -145,7 +142,9 @@ def command(
         )
     ]
     protocol = Protocol(methods, measurements, runs, most_seconds, seed)
-    done = _measure(jobs, protocol, output, device, ends_at(begun, seconds))
+    unfit = "none of these contenders supports these layers; name other contenders"
+    parts = [Part(protocol, jobs)]
+    done = measure_by(output, find_sharing(device), Times(), parts, ends_at(begun, seconds), unfit)
     from ksgen.bench.tables import headlines, layers_summary
 
     if page:
@@ -193,16 +192,6 @@ def _with(layer: "MeasuredLayer", between: str | None, activation: str | None, a
     )
     has_between = any(len(chain) > 1 for chain in layer.chains)
     return replace(layer, between=between if between and has_between else layer.between, epilogue=epilogue)
-
-
-def _measure(
-    jobs: Sequence["LayerJob"], protocol: "Protocol", output: Path, named: str | None, deadline: float
-) -> Done:
-    from ksgen.bench.timing import Times
-
-    device = find_sharing(named)
-    unfit = "none of these contenders supports these layers; name other contenders"
-    return measure_by(output, device, Times(), [Part(protocol, jobs)], deadline, unfit)
 
 
 def find_sharing(named: str | None) -> "Device":

@@ -13,13 +13,16 @@ from ksgen.commands.bench_common import (
     Part,
     check_library,
     check_log_name,
+    contender_options,
     contenders_left,
-    duration,
     ends_at,
     log_option,
     measure_by,
+    measurements_option,
     print_results,
+    runs_option,
     seed_option,
+    time_limit_option,
     words_option,
 )
 from ksgen.commands.bench_layers import find_sharing
@@ -54,20 +57,10 @@ TRAINING_LIMIT = 3  # factor of these limits for training jobs, since a step com
          f"{CPU_SEQUENCES} on processors and {GPU_SEQUENCES} on GPUs.",
 )  # fmt: skip
 @number_option("--subset", help_text="Measure only this many patterns, layers and models, the first ones.")
-@words_option(
-    "--contenders", "names", dict.fromkeys((*NAMES, *METHODS)), "Contenders, such as layer,bmm.  [default: all]",
-    what="contender",
-)  # fmt: skip
-@words_option(
-    "--without", "without", dict.fromkeys((*NAMES, *METHODS)), "Contenders to leave out, such as compiled.",
-    what="contender",
-)  # fmt: skip
-@number_option("--measurements", help_text="Measurements per contender and job; the result is their median.", usual=7)
-@number_option("--runs", help_text="Runs per measurement.", usual=3)
-@click.option(
-    "--time-limit", "seconds", type=duration, metavar="TIME", default="90m", show_default=True,
-    help="Stop after this time, such as 90s, 8m or 1h. The current measurement is finished first.",
-)  # fmt: skip
+@contender_options(dict.fromkeys((*NAMES, *METHODS)), "layer,bmm.  [default: all]", "compiled")
+@measurements_option(7)
+@runs_option(3)
+@time_limit_option("90m")
 @log_option(LOG)
 @device_option
 @seed_option

@@ -107,6 +107,18 @@ def test_a_spec_alone_is_measured_and_shown_on_a_page(tmp_path: Path) -> None:
     assert told["files"] == ["own.jsonl", "own.csv", "own.html"]
 
 
+def jobs_of_commands(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The jobs that following commands would measure."""
+    asked: list[Any] = []
+    for name, stand_in in {
+        "find_sharing": lambda named: None,
+        "measure_by": lambda output, device, quantity, parts, *_: asked.extend(parts[0].jobs),
+        "print_results": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(f"ksgen.commands.bench_layers.{name}", stand_in)
+    return asked
+
+
 @pytest.mark.parametrize("option", ["--group-size", "--beside"])  # the second is its earlier name
 @pytest.mark.parametrize(
     ("options", "names", "activations"),
@@ -128,9 +140,7 @@ def test_options_take_the_place_of_what_a_spec_says(
     chain = "{chain: ['2,4,8,1', '1,12,8,1'], activation: gelu"
     layers = f"up: {chain}}}, transposed: {chain}, out_layout: bsl}}"
     spec.write_text(f"layers: {{{layers}}}")
-    asked: list[Any] = []
-    monkeypatch.setattr("ksgen.commands.bench_layers._measure", lambda jobs, *_: asked.extend(jobs))
-    monkeypatch.setattr("ksgen.commands.bench_layers.print_results", lambda *_: None)
+    asked = jobs_of_commands(monkeypatch)
     ksgen("layers", str(spec), "--batch", "3", option, "2", *options)
     assert list(dict.fromkeys(job.layer.name.removeprefix("own ") for job in asked)) == names
     assert {job.layer.epilogue.activation for job in asked} == activations
@@ -146,9 +156,7 @@ def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
     spec = tmp_path / "s.yaml"
     chain = "chain: ['2,4,8,1', '1,12,8,1']"
     spec.write_text(f"layers: {{usual: {{{chain}, fuse: 'no'}}, own: {{{chain}, batch: [8, 9]}}}}")
-    asked: list[Any] = []
-    monkeypatch.setattr("ksgen.commands.bench_layers._measure", lambda jobs, *_: asked.extend(jobs))
-    monkeypatch.setattr("ksgen.commands.bench_layers.print_results", lambda *_: None)
+    asked = jobs_of_commands(monkeypatch)
     ksgen("layers", str(spec), *options)
     found = {name: {job.batch for job in asked if job.layer.name == f"s {name}"} for name in ("usual", "own")}
     assert found == batches
@@ -156,9 +164,7 @@ def test_a_spec_says_at_which_batches_and_whether_its_layers_are_one_launch(
 
 
 def test_steps_are_jobs_of_each_layer_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr("ksgen.commands.bench_layers._measure", lambda jobs, *_: asked.extend(jobs))
-    monkeypatch.setattr("ksgen.commands.bench_layers.print_results", lambda *_: None)
+    asked = jobs_of_commands(monkeypatch)
     ksgen("layers", "named", "--subset", "2", "--batch", "16", "--steps", "training,forward")
     kinds = [(precision, "bsf", step) for precision in ("float32", "bfloat16") for step in ("training", "forward")]
     assert [(job.precision, job.layout, job.step) for job in asked] == 2 * kinds
