@@ -190,24 +190,26 @@ def torch_device(device: Device) -> torch.device:
 def _our(job: LayerJob, device: Device, arithmetic: str, choice: Choice, variant: str) -> Contender:
     kernel = job.kernel(arithmetic)
 
-    def source() -> Source:
-        return rendered(kernel, choice, device.dialect)
-
     def prepare(arrays: LayerArrays) -> ReadyContender:
         check_grid(kernel, choice.family, choice.constants, job.batch)
-        emitted = source()
+        emitted = rendered(kernel, choice, device.dialect)
         binary = build(emitted.text, emitted.entry, device.target, device.compiler())
         plan = make_plan(device, kernel, job.batch, choice, load(device, emitted, binary))
         is_in_place = device.kind == "cuda" or device.shares_host
         return in_place([plan], arrays) if is_in_place else _on_buffers(plan, arrays)
 
-    identity = f"ksgen {__version__} {template_digest(choice.family)}"
     copies = 0 if device.kind == "cuda" or device.shares_host else job.bytes
     workspace_bytes = family_named(choice.family).geometry(kernel, choice.constants, job.batch).workspace_bytes
     return Contender(
-        job, OURS, variant, arithmetic, identity, prepare, copies + workspace_bytes, job.pattern.weight_count,
-        choice.family, str(choice.constants), choice.why, lambda: [source()],
+        job, OURS, variant, arithmetic, _identity([choice]), prepare, copies + workspace_bytes,
+        job.pattern.weight_count, choice.family, str(choice.constants), choice.why,
+        partial(_sources, device, [kernel], [choice]),
     )  # fmt: skip
+
+
+def _identity(choices: Sequence[Choice]) -> str:
+    """Version of ksgen, and digests of the templates of launches."""
+    return " ".join(("ksgen", __version__, *dict.fromkeys(template_digest(each.family) for each in choices)))
 
 
 def _methods(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Contender]:
@@ -222,13 +224,12 @@ def _methods(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Co
         refusal = next((why for each in launches if (why := _why_unavailable(device, each, job.batch))), "")
         refusal = UNTRAINED if job.step == TRAINING else refusal
         for choices in [[]] if refusal else _choices(device, launches, job.batch):
-            digests = dict.fromkeys(template_digest(each.family) for each in choices)
             yield Contender(
                 job,
                 name,
                 "tuned" if any(each.from_wisdom for each in choices) else "default",
                 arithmetic,
-                " ".join(("ksgen", __version__, *digests)),
+                _identity(choices),
                 partial(_prepare, device, launches, choices, refusal),
                 extra_bytes=2 * job.bytes,
                 multiplications=0 if refusal else sum(chain.weight_count for chain in job.layer.chains),
@@ -432,9 +433,7 @@ def _whole(job: WholeJob, name: str, where: torch.device) -> Contender:
     def prepare(arrays: Any) -> ReadyContender:
         return by_calls(arrays.contender(name), where.type == "cuda")
 
-    identity = (
-        library_version("torch") if name == whole_models.DENSE else f"ksgen {__version__}, {library_version('torch')}"
-    )
+    identity = library_version("torch" if name == whole_models.DENSE else "ksgen")
     return Contender(
         job, name, "", job.comparison.baselines, identity, prepare, job.bytes, job.multiplications(name),
         why=whole_models.DESCRIPTIONS[name],
@@ -453,8 +452,6 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
 
     chains, arithmetic = job.layer.chains, job.comparison.baselines
     identity = library_version(baseline.library)
-    if baseline.library == "ksgen":  # it chooses among kernels and PyTorch's products
-        identity = f"ksgen {__version__}, {library_version('torch')}"
     multiplications = sum(map(baseline.multiplications, chains))
     stored_bytes = baseline.stored * multiplications * PRECISIONS[arithmetic].item_bytes
     products = 1  # per factor
