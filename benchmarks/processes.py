@@ -112,19 +112,11 @@ def converted_vit() -> tuple[nn.Module, torch.Tensor]:
 MODELS = {"one layer": one_layer, "converted ViT": converted_vit}
 
 
-def by_pytorch(model: nn.Module) -> nn.Module:
-    """Copy of a model whose sparse layers take PyTorch's products, as its first calls do."""
-    copied = deepcopy(model)
-    for module in copied.modules():
-        if isinstance(module, KSLinear):
-            module.backend = "strided"
-    return copied
-
-
 def time_first_calls(name: str, idle_s: float) -> None:
     """Print a row for a model. The threads of the process are idle for some time after each call."""
     model, x = MODELS[name]()
-    usual = by_pytorch(model.eval())
+    usual = deepcopy(model.eval())
+    models.set_backend(usual, "strided")  # PyTorch's products, as in the first calls
 
     def timed(called: nn.Module) -> float:
         begin = perf_counter()

@@ -186,9 +186,7 @@ def _variants(job: ModelJob, dtype: torch.dtype, step: str) -> dict[str, nn.Modu
     for layout, backend in product(job.layouts, job.backends):
         name = backend if layout == "bsf" else f"{backend} {layout}"
         model = variants[name] = deepcopy(sparse, dict(shared))
-        for layer in model.modules():
-            if isinstance(layer, KSLinear):
-                layer.backend = backend
+        models.set_backend(model, backend)
         if layout == "bsl" and isinstance(model, VisionTransformer):
             model.put_features_first()
         if step != TRAINING:

@@ -466,6 +466,13 @@ def make_sparse(model: nn.Module, rule: Mapping[str, RuleEntry], **options: Any)
     return report
 
 
+def set_backend(model: nn.Module, backend: str) -> None:
+    """Set the backend of all sparse layers of a model."""
+    for layer in model.modules():
+        if isinstance(layer, KSLinear):
+            layer.backend = backend
+
+
 def _source(name: str, library: str) -> ModelSource:
     if not is_word(name, MODELS):
         raise SpecError(f"model {excerpt(name)}; {hint(name, MODELS)}")

@@ -147,9 +147,7 @@ class ModelArrays:
         """
         shared = {id(each): each for each in self.dense.parameters()} if self.job.step == FORWARD else {}
         model = deepcopy(self.dense if name == DENSE else self.sparse, dict(shared))
-        for layer in model.modules():
-            if isinstance(layer, KSLinear):
-                layer.backend = BACKEND.get(name, name)
+        models.set_backend(model, BACKEND.get(name, name))
         run = self._step(model) if self.job.step == TRAINING else self._pass(model)
         if name == LAYER:
             warm_up(lambda: run(0))
@@ -185,9 +183,7 @@ class ModelArrays:
     @cached_property
     def _truths(self) -> list[Tensor]:
         model = deepcopy(self.sparse).double()
-        for layer in model.modules():
-            if isinstance(layer, KSLinear):
-                layer.backend = "einsum"
+        models.set_backend(model, "einsum")
         (x,) = (each.double() if each.is_floating_point() else each for each in self.sets)
         if self.y_gradient is None:
             return [model(x[:COMPARED])]
