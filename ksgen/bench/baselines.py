@@ -50,6 +50,7 @@ from ksgen.bench.libraries import (
 )
 from ksgen.bench.problem import Gradients, LayerArrays
 from ksgen.bench.roster import LAYER
+from ksgen.measure.trust import host_clock
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec.kernel import SLICES
 from ksgen.torch.layer.building import build_runs
@@ -195,9 +196,7 @@ def pieces(arrays: LayerArrays) -> LayerProduct:
 
     def seconds(x: Tensor, rows: int) -> float:
         by_pieces(x, rows)  # the first use allocates
-        begin = perf_counter()
-        by_pieces(x, rows)
-        return perf_counter() - begin
+        return host_clock(lambda: by_pieces(x, rows))
 
     def product(x: Tensor) -> list[Tensor]:
         if len(x) not in fastest:
