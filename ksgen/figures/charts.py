@@ -63,10 +63,7 @@ class Bars:
             yield _text(left + length + 5, y + 13, label)
         if self.floor is not None:
             x, below = left + scale * min(self.floor, reach), _TITLE + _LINE * len(self.times)
-            yield (
-                f'<path class="floor" d="M{x:.1f} {_TITLE}V{below + 4}" stroke="{GUIDE}" stroke-width="1.5" '
-                'stroke-dasharray="4 2"/>'
-            )
+            yield _dashed("floor", f"M{x:.1f} {_TITLE}V{below + 4}")
             yield _text(x, below + 15, f"floor {_time(self.floor)}", "end" if x > WIDTH / 2 else "start", colour=GUIDE)
 
 
@@ -170,10 +167,11 @@ class _Axis:
             yield f'<path d="M{self.left} {y:.1f}H{WIDTH}" stroke="{RULE}" stroke-width="0.6"/>' + _text(
                 self.left - 4, y + 4, shown, "end"
             )
-        yield (
-            f'<path class="line" d="M{self.left} {self.y(line):.1f}H{WIDTH}" stroke="{GUIDE}" stroke-width="1.5" '
-            'stroke-dasharray="4 2"/>'
-        )
+        yield _dashed("line", f"M{self.left} {self.y(line):.1f}H{WIDTH}")
+
+
+def _dashed(kind: str, path: str) -> str:
+    return f'<path class="{kind}" d="{path}" stroke="{GUIDE}" stroke-width="1.5" stroke-dasharray="4 2"/>'
 
 
 def _cut(words: str, most: int) -> str:
@@ -237,14 +235,8 @@ def chain_svg(chain: Chain) -> str:
     width = x + _GAP + 8
     size = f'width="{width:g}" height="{height + 2:g}" viewBox="0 -1 {width:g} {height + 2:g}"'
     font = 'font-family="Helvetica, Arial, sans-serif" font-size="13" text-anchor="middle"'
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{chain}" {font}>',
-            file_style(),
-            *parts,
-            "</svg>\n",
-        ]
-    )
+    begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{chain}" {font}>'
+    return "\n".join([begin, file_style(), *parts, "</svg>\n"])
 
 
 def _word(word: str, x: float, height: float) -> str:

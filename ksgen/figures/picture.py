@@ -91,11 +91,8 @@ def png(pattern: Pattern) -> bytes:
     """The support and the legend as a PNG, with a colour per block of the permuted K."""
     rows, columns = sketch(pattern, CELLS, CELLS)
     size = min(LARGEST, PIXELS // max(len(rows), len(columns)))
-    b_label, c_label, words = (
-        drawn(f"b = {pattern.b}"),
-        drawn(f"c = {pattern.c}"),
-        [drawn(line) for line in legend(pattern)],
-    )
+    b_label, c_label = drawn(f"b = {pattern.b}"), drawn(f"c = {pattern.c}")
+    words = [drawn(line) for line in legend(pattern)]
     left, top = MARGIN + b_label.shape[1] + 2 * MARGIN, MARGIN + HEIGHT + 2 * MARGIN
     bottom, right = top + size * len(rows), left + size * len(columns)
     width = max(right, MARGIN + max(word.shape[1] for word in words), left + c_label.shape[1]) + MARGIN
@@ -108,11 +105,9 @@ def png(pattern: Pattern) -> bytes:
                 square[0], square[:, 0] = _line_before(row), _line_before(column)
     for i in {row[0] for row in rows} - {None}:
         down, across = ([at for at, place in enumerate(side) if place[0] == i] for side in (rows, columns))
-        start, end = (
-            (top + size * down[0], left + size * across[0]),
-            (top + size * (down[-1] + 1), left + size * (across[-1] + 1)),
-        )
-        _frame(image[start[0] : end[0] + STROKE, start[1] : end[1] + STROKE], INK)
+        rows_of_block = slice(top + size * down[0], top + size * (down[-1] + 1) + STROKE)
+        columns_of_block = slice(left + size * across[0], left + size * (across[-1] + 1) + STROKE)
+        _frame(image[rows_of_block, columns_of_block], INK)
     _frame(image[top - STROKE : bottom + 2 * STROKE, left - STROKE : right + 2 * STROKE], TILE)
     _measure(image[top - MARGIN : top - MARGIN // 2, left : left + size * _first_block(columns)])
     _measure(image[top : top + size * _first_block(rows), left - MARGIN : left - MARGIN // 2].transpose(1, 0, 2))
