@@ -90,6 +90,13 @@ def seconds_option(usual: float) -> Callable[[Any], Any]:
     return number_option("--most-seconds", help_text=help_text, usual=usual, least=0.001)
 
 
+def precisions_option(default: str) -> Callable[[Any], Any]:
+    """Option for precisions. Its help describes the default."""
+    return words_option(
+        "--precision", "precisions", COMPARISONS, f"Precisions.  [default: {default}]", what="precision"
+    )
+
+
 def contender_options(accepted: Collection[str], such_as: str, but: str) -> Callable[[Any], Any]:
     """Options for the contenders to measure, and for those to leave out, with examples of both in their help."""
     chosen = words_option("--contenders", "names", accepted, f"Contenders, such as {such_as}", what="contender")
@@ -134,13 +141,7 @@ _OPTIONS = (
         '"1,192,48,2 2,48,192,1".',
     ),
     batch_option,
-    words_option(
-        "--precision",
-        "precisions",
-        COMPARISONS,
-        f"Precisions.  [default: {','.join(USUAL)}; also accepted: fp16x3]",
-        what="precision",
-    ),
+    precisions_option(f"{','.join(USUAL)}; also accepted: fp16x3"),
     words_option("--layout", "layouts", LAYOUTS, "Layouts.", ",".join(LAYOUTS), "layout"),
     contender_options(NAMES, "ksgen,bmm,strided.  [default: all; for energy, all but layer and rewriting]", "compiled"),
     time_limit_option(),

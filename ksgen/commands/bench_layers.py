@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.bench.roster import COMPARISONS, FORWARD, METHODS, STEPS_OF_LAYERS
+from ksgen.bench.roster import FORWARD, METHODS, STEPS_OF_LAYERS
 from ksgen.commands.bench_common import (
     Part,
     check_library,
@@ -20,6 +20,7 @@ from ksgen.commands.bench_common import (
     log_option,
     measure_by,
     measurements_option,
+    precisions_option,
     print_results,
     runs_option,
     seconds_option,
@@ -57,9 +58,7 @@ SETS = ("transformers", "structures", "random", "named")
 @click.option(
     "--batch", "batches", type=batches_in, metavar="NUMBERS", help=f"Batch sizes.  [default: the spec's, or {BATCHES}]"
 )
-@words_option(
-    "--precision", "precisions", COMPARISONS, "Precisions.  [default: the spec's, or float32]", what="precision"
-)
+@precisions_option("the spec's, or float32")
 @words_option("--layout", "layouts", LAYOUTS, "Layouts.  [default: the spec's, or both]", what="layout")
 @words_option(
     "--steps", "steps", STEPS_OF_LAYERS, "One or both of forward and training, separated by a comma.", FORWARD
