@@ -66,16 +66,11 @@ class LlamaSize:
 
     def blocks(self, positions: int) -> nn.Sequential:
         rotary = Rotary(self.features // self.heads, positions, self.base)
-        return nn.Sequential(
-            *(
-                TransformerBlock(
-                    self.norm,
-                    LlamaAttention(self, rotary),
-                    FeedForward(self.features, self.hidden, "silu", is_gated=True),
-                )
-                for _ in range(self.depth)
-            )
-        )
+        return nn.Sequential(*(self.block(rotary) for _ in range(self.depth)))
+
+    def block(self, rotary: "Rotary") -> "TransformerBlock":
+        attention = LlamaAttention(self, rotary)
+        return TransformerBlock(self.norm, attention, FeedForward(self.features, self.hidden, "silu", is_gated=True))
 
 
 @dataclass(frozen=True)
