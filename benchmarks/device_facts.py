@@ -295,15 +295,11 @@ def facts(device: Device) -> Iterator[tuple[str, Any]]:
     yield "bits that sums of eight-bit products keep", kept_bits(launch)
     yield "errors of sums", dict(sums(launch))
     plain = measure_ceilings(device, "float32")
-    yield (
-        "plain",
-        {"TB/s copied": round(plain.bytes_per_s / 1e12, 2), "TFLOP/s of float32": round(plain.flops_per_s / 1e12, 1)},
-    )
+    copied, multiplied = round(plain.bytes_per_s / 1e12, 2), round(plain.flops_per_s / 1e12, 1)
+    yield "plain", {"TB/s copied": copied, "TFLOP/s of float32": multiplied}
     yield "TFLOP/s of wgmma", {rate.name: round(measure_rate(device, rate), 1) for rate in RATES}
-    yield (
-        "TB/s of boxes from the cache",
-        {f"rows of {each.row_bytes} bytes": round(measure_fetch(device, each), 2) for each in FETCHES},
-    )
+    fetched = {f"rows of {each.row_bytes} bytes": round(measure_fetch(device, each), 2) for each in FETCHES}
+    yield "TB/s of boxes from the cache", fetched
     yield "launches that begin early", measure_early_launches(device)
 
 

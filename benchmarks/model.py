@@ -90,10 +90,8 @@ def expected(kernel: KernelSpec, limits: Limits, batch: int, all_families: bool)
     us = {family.name: default_us(family, kernel, limits, batch) for family in able}
     floors = []
     for family, constants in ((each, some) for each in able for some in each.defaults(kernel, limits, batch)):
-        speed, products = (
-            _speed(family, kernel, limits, constants),
-            kernel.arithmetic.products if constants.on_tensor_cores else 1,
-        )
+        speed = _speed(family, kernel, limits, constants)
+        products = kernel.arithmetic.products if constants.on_tensor_cores else 1
         floors.append(max(kernel.bytes(batch) / speed.bytes_per_s, products * kernel.flops(batch) / speed.flops_per_s))
     chosen = family_for(kernel, limits, batch, all_families=all_families).name
     return Expected(chosen, 1e6 * min(floors) / us[chosen], us[chosen] / min(us.values()))
@@ -299,13 +297,8 @@ class Ksmm:
         return tiles.thread_out * tiles.thread_batch + tiles.thread_out + tiles.thread_batch + BOOKKEEPING
 
     def work(self, kernel: KernelSpec, tiles: Tiles, batch: int) -> Work:
-        geometry, item, c, is_bsf = (
-            self.geometry(kernel, tiles, batch),
-            kernel.item_bytes,
-            kernel.pattern.c,
-            kernel.layout == "bsf",
-        )
-        fetched = min(kernel.pattern.d, SECTOR // item) if is_bsf else 1  # other blocks read other j
+        geometry, item, c = self.geometry(kernel, tiles, batch), kernel.item_bytes, kernel.pattern.c
+        fetched = min(kernel.pattern.d, SECTOR // item) if kernel.layout == "bsf" else 1  # other blocks read other j
         each = c * item / tiles.tile_out * fetched + c * item / tiles.tile_batch + self._stored_bytes(kernel, tiles)
         stages = geometry.grid * (c // tiles.tile_in)
         return Work(

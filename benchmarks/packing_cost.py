@@ -76,14 +76,8 @@ def main(batches: tuple[int, ...], precision: str, layout: str, runs: int, as_js
         for batch in batches:
             took = medians_us(device, calls(device, PLANNER.plan(device, kernel, batch)), runs)
             ratio = took["with_packing_us"] / took["alone_us"]
-            row = {
-                "device": device.name,
-                "pattern": str(pattern),
-                "precision": precision,
-                "layout": layout,
-                "batch": batch,
-                **took,
-            }
+            row: dict[str, object] = {"device": device.name, "pattern": str(pattern)}
+            row |= {"precision": precision, "layout": layout, "batch": batch, **took}
             line = f"{pattern!s:12} batch {batch:5}  alone {took['alone_us']:9.1f} us"
             line += f"  with packing {took['with_packing_us']:9.1f} us  {ratio:5.2f}"
             click.echo(json.dumps(row | {"ratio": ratio}) if as_json else line)
