@@ -14,11 +14,11 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
 from statistics import median, quantiles
-from types import TracebackType
 from typing import Any, NamedTuple, get_type_hints
 
 from ksgen.bench.roster import AND, FORWARD, STEPS_OF_LAYERS, WHOLE
@@ -92,7 +92,7 @@ def read_log(path: Path) -> Content:
     return content
 
 
-class Log:
+class Log(AbstractContextManager["Log"]):
     """Log file, open in one process only."""
 
     def __init__(self, path: Path) -> None:
@@ -115,12 +115,7 @@ class Log:
             os.close(self._file)
             raise
 
-    def __enter__(self) -> "Log":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._file)
 
     def append(self, kind: str, facts: Mapping[str, Any]) -> None:
