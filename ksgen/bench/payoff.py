@@ -167,7 +167,6 @@ class Judged:
     rule: str
     correlation: float  # rank correlation with the gain
     accuracy: float | None  # cross-validated, of predicting a win above a threshold; None: ours wins always or never
-    threshold: float  # the best one over all patterns
     margin: float  # gain in correlation over the paper's rule, on the half of the patterns where it is less
 
     @property
@@ -243,14 +242,12 @@ def _judge(rule: str, ratios: Ratios, gains: Numbers, papers: Numbers) -> Judged
         accuracy = float(np.mean(hits))
     correlation = np.nan_to_num(rank_correlation(scores, gains))  # equal scores for all patterns predict nothing
     margin = float((_of_halves(scores, gains) - papers).min())
-    return Judged(rule, float(correlation), accuracy, _threshold(scores, wins), margin)
+    return Judged(rule, float(correlation), accuracy, margin)
 
 
 def _threshold(scores: Numbers, wins: NDArray[np.bool_]) -> float:
     """Threshold above which predicting a win is right most often: between two scores, or infinite (always or never)."""
     known = np.unique(scores)
-    if not known.size:
-        return 0.0
     candidates = np.concatenate([[-np.inf], (known[1:] + known[:-1]) / 2, [np.inf]])
     right = [int(((scores > candidate) == wins).sum()) for candidate in candidates]
     return float(candidates[int(np.argmax(right))])
