@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby, product
+from itertools import product
 from math import isnan
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -617,11 +617,9 @@ def tables_of(path: Path) -> list[ResultTable]:
 def models(content: Mapping[str, Any]) -> list[ResultTable]:
     """Tables per precision and step, sparse over dense."""
     found = []
-    for (precision, step), alike in groupby(content["rows"], lambda row: (row["precision"], row["step"])):
-        rows, lines = list(alike), []
-        backends = dict.fromkeys(row["backend"] for row in rows)
-        for module, each in groupby(rows, lambda row: row["module"]):
-            some = list(each)
+    for (precision, step), rows in grouped(content["rows"], itemgetter("precision", "step")).items():
+        lines, backends = [], dict.fromkeys(row["backend"] for row in rows)
+        for module, some in grouped(rows, itemgetter("module")).items():
             cells: dict[str, str | None] = dict.fromkeys(backends)  # a killed run lacks some
             for row in some:
                 ratio = marked("{median:.2f}", row["doubt"]) + " ({low:.2f}-{high:.2f})"
