@@ -436,7 +436,7 @@ def _whole(job: WholeJob, name: str, where: torch.device) -> Contender:
     identity = library_version("torch" if name == whole_models.DENSE else "ksgen")
     return Contender(
         job, name, "", job.comparison.baselines, identity, prepare, job.bytes, job.multiplications(name),
-        why=whole_models.DESCRIPTIONS[name],
+        why=METHODS_OF_MODELS[name],
     )  # fmt: skip
 
 

@@ -27,7 +27,12 @@ LIBRARY_METHODS = ("torch_structured", "blr")  # for layers, where they are inst
 OTHERS_OF_LAYERS = OTHER_METHODS + LIBRARY_METHODS  # the best of them is what our layers are compared with
 EVERYONE = tuple(dict.fromkeys((*OTHERS, *OTHERS_OF_LAYERS)))  # all contenders that are not ksgen's
 METHODS = (*OUR_METHODS, LAYER, *OTHERS_OF_LAYERS)  # contenders for layers
-METHODS_OF_MODELS = (LAYER, "bmm", "einsum", "dense")  # contenders for whole models
+METHODS_OF_MODELS = {  # contenders for whole models, with their descriptions
+    LAYER: "the model with KSLinear layers, which choose by themselves",
+    "bmm": "the model with batched products in its sparse layers",
+    "einsum": "the model with einsums in its sparse layers",
+    "dense": "the model with dense layers of the same matrices",
+}
 WHOLE = "whole model"  # in the place of a row's pattern
 
 

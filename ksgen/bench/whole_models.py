@@ -26,12 +26,6 @@ from ksgen.torch.layer import KSLinear, freeze, thaw
 from ksgen.values import cached_property
 
 DENSE = "dense"
-DESCRIPTIONS = {  # by the name of a contender
-    LAYER: "the model with KSLinear layers, which choose by themselves",
-    "bmm": "the model with batched products in its sparse layers",
-    "einsum": "the model with einsums in its sparse layers",
-    DENSE: "the model with dense layers of the same matrices",
-}
 BACKEND = {LAYER: "auto"}  # of its KSLinear layers, if it is named otherwise
 COMPARED = 1  # sequences whose outputs are compared
 FIRST = "blocks.0.attention_norm.weight"  # parameter whose gradient is compared: it has come back through all blocks

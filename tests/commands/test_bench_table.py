@@ -58,7 +58,7 @@ def test_the_work_of_all_parts(parts: list[Any]) -> None:
     assert options == {"takes_all": True}
     patterns, layers, models, *trained = measured
     count = 60 * 2 * 2
-    assert [part.protocol.names for part in measured] == 2 * [NAMES, METHODS, METHODS_OF_MODELS]
+    assert [part.protocol.names for part in measured] == 2 * [NAMES, METHODS, tuple(METHODS_OF_MODELS)]
     assert [part.protocol.most_seconds for part in measured] == [1, 1, 20, 3, 3, 60]
     assert [job.batch for job in patterns.jobs] == [1568] * count + [16] * count + [1] * count + [25088] * count
     kinds = [(layout, precision) for precision in ("float32", "bfloat16") for layout in ("bsf", "bsl")]
