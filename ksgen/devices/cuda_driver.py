@@ -61,11 +61,10 @@ class DriverDevice(CudaDevice):
         self._cu, self.index = cu, index
         self.name, self.target = _describe(cu, index)
         self.driver_version = cuda_driver_version(_call("reading the driver's version", cu.cuDriverGetVersion))
-        attribute = cu.CUdevice_attribute
         self.limits = DeviceLimits(
-            _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, index),
-            _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, index),
-            _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, index),
+            _attribute(cu, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", index),
+            _attribute(cu, "MAX_THREADS_PER_BLOCK", index),
+            _attribute(cu, "MULTIPROCESSOR_COUNT", index),
         )
         self._context = _call(f"opening {self.name}", cu.cuDevicePrimaryCtxRetain, index)
         self.context = int(self._context)
@@ -112,29 +111,23 @@ class DriverDevice(CudaDevice):
         return None
 
     def allocate(self, nbytes: int) -> Buffer:
-        with self._current(), relaxed_captures():
-            pointer = int(_call(f"allocating {nbytes} bytes", self._cu.cuMemAlloc, max(nbytes, 1)))
+        pointer = int(self._run(f"allocating {nbytes} bytes", self._cu.cuMemAlloc, max(nbytes, 1)))
         return Memory(pointer, nbytes, self._free, pointer)
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         source = as_bytes(array)
-        with self._current(), relaxed_captures():
-            doing = f"uploading {source.nbytes} bytes"
-            copy = self._cu.cuMemcpyHtoDAsync
-            _call(doing, copy, int(buffer), source.ctypes.data, source.nbytes, stream or 0)
+        doing, copy = f"uploading {source.nbytes} bytes", self._cu.cuMemcpyHtoDAsync
+        self._run(doing, copy, int(buffer), source.ctypes.data, source.nbytes, stream or 0)
         self.synchronize(stream)
 
     def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
         target = as_bytes(array)
-        with self._current(), relaxed_captures():
-            doing = f"downloading {target.nbytes} bytes"
-            copy = self._cu.cuMemcpyDtoHAsync
-            _call(doing, copy, target.ctypes.data, int(buffer), target.nbytes, stream or 0)
+        doing, copy = f"downloading {target.nbytes} bytes", self._cu.cuMemcpyDtoHAsync
+        self._run(doing, copy, target.ctypes.data, int(buffer), target.nbytes, stream or 0)
         self.synchronize(stream)
 
     def synchronize(self, stream: Stream = None) -> None:
-        with self._current(), relaxed_captures():
-            _call("waiting for the stream", self._cu.cuStreamSynchronize, stream or 0)
+        self._run("waiting for the stream", self._cu.cuStreamSynchronize, stream or 0)
 
     def is_capturing(self, stream: Stream) -> bool:
         if stream in (None, 0, LEGACY_STREAM):
@@ -160,6 +153,11 @@ class DriverDevice(CudaDevice):
             finally:
                 for event in events:
                     cu.cuEventDestroy(event)
+
+    def _run(self, doing: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call the driver in the device's context, without ending captures of other threads."""
+        with self._current(), relaxed_captures():
+            return _call(doing, function, *args)
 
     def _free(self, pointer: int) -> None:
         with suppress(DeviceError), self._current(), relaxed_captures():
@@ -237,13 +235,13 @@ def _device_count(cu: Any) -> int:
 def _describe(cu: Any, index: int) -> tuple[str, str]:
     """Name and target."""
     name: bytes = _call("reading the GPU's name", cu.cuDeviceGetName, 256, index)
-    attribute = cu.CUdevice_attribute
-    major = _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, index)
-    minor = _attribute(cu, attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, index)
+    major = _attribute(cu, "COMPUTE_CAPABILITY_MAJOR", index)
+    minor = _attribute(cu, "COMPUTE_CAPABILITY_MINOR", index)
     return name.partition(b"\0")[0].decode(), target_of(major, minor)
 
 
-def _attribute(cu: Any, attribute: Any, index: int) -> int:
+def _attribute(cu: Any, name: str, index: int) -> int:
+    attribute = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
     value: int = _call(f"reading {attribute.name}", cu.cuDeviceGetAttribute, attribute, index)
     return value
 

@@ -261,14 +261,13 @@ class PyCudaDevice(CudaDevice):
 
     def _error(self, doing: str, error: Exception) -> DeviceError:
         """Error of a failed call. PyCUDA's errors lack the driver's code; their message says if the context is lost."""
-        message = str(error) if self.is_open else _GONE
-        if self.is_open and not isinstance(error, DriverError):
-            lost = CONTEXT_LOST if any(words in message for words in lost_context_messages()) else ""
-            message = f"{type(error).__name__}: {message}{lost}"
         doing = f"PyCUDA on {self.name}, {doing}"
-        if self.is_open and isinstance(error, DriverError):
+        if not self.is_open:
+            return DeviceError(f"{doing}: {_GONE}")
+        if isinstance(error, DriverError):
             return error.within(doing)
-        return DeviceError(f"{doing}: {message}")
+        lost = CONTEXT_LOST if any(words in str(error) for words in lost_context_messages()) else ""
+        return DeviceError(f"{doing}: {type(error).__name__}: {error}{lost}")
 
 
 class _Kernel:

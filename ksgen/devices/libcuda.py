@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import struct
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +23,7 @@ from ksgen.devices.base import (
     cuda_driver_version,
 )
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
-from ksgen.install import cuda_extra, install_line, supported_cuda
+from ksgen.install import cuda_extra, install_line, load_driver, supported_cuda
 
 if TYPE_CHECKING:
     from ksgen.build.request import Binary
@@ -63,6 +62,7 @@ _NO_SUCH_LAUNCH = (1, 701, 801, _INVALID_CLUSTER_SIZE)
 
 
 _log = logging.getLogger(__name__)
+_driver: Callable[[], Any] = cache(load_driver)
 
 
 class DriverError(DeviceError):
@@ -372,11 +372,6 @@ def _launch_function() -> Any:
     function = _driver().cuLaunchKernelEx
     function.argtypes = (ctypes.c_void_p,) * 4
     return function
-
-
-@cache
-def _driver() -> Any:
-    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
 @cache
