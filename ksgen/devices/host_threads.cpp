@@ -152,6 +152,11 @@ void wait_for_all(const Step& step, const Progress& progress) {
     }
 }
 
+void run_alone(const Step* steps, long count, const int64_t* arguments) {
+    for (const Step* step = steps; step < steps + count; ++step)
+        step->walk(arguments + step->begin, 0, step->groups, step->groups);
+}
+
 void take_groups(void* data) {
     Launch& launch = *(Launch*)data;
     for (long index = 0; index < launch.count; ++index) {
@@ -285,7 +290,6 @@ Crew* crew() {
 }  // namespace
 
 static void launch_some(const Step* steps, long count, const int64_t* arguments, long threads, Parallel parallel) {
-    Launch launch{steps, count, arguments, {}, {}, {}, {}};
     long most = 1;
     int64_t alone_ns = 0;
     for (long index = 0; index < count; ++index) {
@@ -293,7 +297,9 @@ static void launch_some(const Step* steps, long count, const int64_t* arguments,
         alone_ns += Pace::expected_ns(steps[index]);
     }
     if (threads > most) threads = most;
-    if (threads <= 1 || alone_ns < ALONE_NS) return take_groups(&launch);
+    if (threads <= 1) return run_alone(steps, count, arguments);
+    Launch launch{steps, count, arguments, {}, {}, {}, {}};
+    if (alone_ns < ALONE_NS) return take_groups(&launch);
     launch.caller = pthread_self();
     fegetenv(&launch.modes);
     if (parallel) return parallel(take_groups_for_openmp, &launch, (unsigned)threads, 0);
