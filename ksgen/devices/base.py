@@ -168,46 +168,13 @@ class Recording(Protocol):
 
 
 def recorder(device: Device) -> Callable[..., Recording] | None:
-    """A device's own method to record launches, if it has one. Its arguments are those of `record`."""
+    """Method by which a device that shares the host's memory records launches; None if it has none.
+
+    Its arguments are the launches, their stream, and the arguments that change: pairs of the argument's number, counted
+    through all launches, and the number of its address in a call.
+    """
     found: Callable[..., Recording] | None = getattr(device, "record", None)
     return found
-
-
-def record(
-    device: Device, launches: Sequence[Launch], stream: Stream, moved: Sequence[tuple[int, int]] = ()
-) -> Recording:
-    """Record launches on a device that shares the host's memory.
-
-    The device's own method records them, if it has one. Otherwise they are repeated one by one. `moved` holds the
-    arguments that change: the argument's number, counted through all launches, and that of its address in a call.
-    """
-    device_record = recorder(device)
-    return device_record(launches, stream, moved) if device_record else _OneByOne(device, launches, stream, moved)
-
-
-class _OneByOne:
-    """Recording of a device that cannot record: repeats the launches one by one."""
-
-    def __init__(
-        self, device: Device, launches: Sequence[Launch], stream: Stream, moved: Sequence[tuple[int, int]]
-    ) -> None:
-        self._device, self._launches, self._stream, self._moved = device, launches, stream, moved
-
-    def settled(self) -> None:
-        return None
-
-    def time_again(self) -> None:
-        """Nothing to time."""
-
-    def __call__(self, addresses: Sequence[int] = ()) -> None:
-        replaced, begin = {at: self._device.shared(addresses[number]) for at, number in self._moved}, 0
-        try:
-            for each in self._launches:
-                args = tuple([replaced.get(number, arg) for number, arg in enumerate(each.args, begin)])
-                self._device.launch(*each[:-1], args, self._stream)
-                begin += len(args)
-        finally:  # launches may still write to the caller's memory
-            self._device.synchronize(self._stream)
 
 
 def uploaded(device: Device, array: HostArray) -> Buffer:

@@ -319,7 +319,8 @@ class NativeDevice(ProcessorDevice):
             raise
 
     def allocate(self, nbytes: int) -> Buffer:
-        return _allocated(nbytes)
+        memory = host_memory(nbytes)
+        return NativeMemory(memory.ctypes.data, nbytes, memory)
 
     def shared(self, pointer: int) -> Buffer:
         return pointer
@@ -360,11 +361,6 @@ def _check_launch(device: str, kernel: _Kernel, block: int, stream: Stream) -> N
         raise DeviceError(
             f"launching {kernel.entry}: {block} work items per group need an OpenCL driver; give device=opencl"
         )
-
-
-def _allocated(nbytes: int) -> NativeMemory:
-    memory = host_memory(nbytes)
-    return NativeMemory(memory.ctypes.data, nbytes, memory)
 
 
 class ThreadsCompiler:

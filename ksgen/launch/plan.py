@@ -21,7 +21,6 @@ from ksgen.devices.base import (
     RefusedError,
     Settled,
     Stream,
-    record,
     recorder,
 )
 from ksgen.devices.threads import groups_for, wanted_threads
@@ -136,10 +135,14 @@ class Plan:
     def binary(self) -> Binary:
         return self.loaded.binary
 
-    def pack(self, weights: Buffer, stream: Stream, into: Buffer = None) -> Buffer:
-        """Enqueue the packing of weights (a, b, c, d); the packed weights are complete in stream order."""
+    def pack(self, weights: Buffer, stream: Stream, into: Buffer = None, is_adjoint: bool = False) -> Buffer:
+        """Enqueue the packing of weights (a, b, c, d); the packed weights are complete in stream order.
+
+        `is_adjoint`: the weights are those of the adjoint factor.
+        """
         packed = self.device.allocate(self.packed_bytes) if into is None else into
-        self.device.launch(self.pack_handle, self.pack_grid, self.pack_block, 0, (weights, packed), stream)
+        handle = self.adjoint_handle if is_adjoint else self.pack_handle
+        self.device.launch(handle, self.pack_grid, self.pack_block, 0, (weights, packed), stream)
         return packed
 
     def arguments(self, operands: Mapping[str, Any]) -> Arguments:
@@ -285,7 +288,8 @@ def _repeated(calls: "Sequence[Call]", again: tuple[int | None, Recording] | Non
         launches = list[Launch]()
         for each in calls:
             launches += [pack.launch for pack in each.packs] + each.plan.launches(each.arguments)
-        again = threads, record(calls[0].plan.device, launches, calls[0].stream)
+        record: Any = recorder(calls[0].plan.device)
+        again = threads, record(launches, calls[0].stream)
     again[1]()
     return again
 
@@ -343,9 +347,20 @@ class Packing(NamedTuple):
 class RepeatedCall(NamedTuple):
     """A call that will run again on other arrays. Each array has an index, as in `Packing`."""
 
-    call: Call
-    arrays: Mapping[str, int]  # indices of the arrays, by operand
-    packs: Sequence[Packing] = ()  # packing that precedes the call
+    plan: Plan
+    stream: Stream
+    arguments: Arguments  # None for those that change
+    moved: Sequence[tuple[int, int]]  # position of each argument that changes, and the index of its array
+    packs: Sequence[Packing]  # packing that precedes the call
+
+    @classmethod
+    def of(cls, call: Call, arrays: Mapping[str, int], packs: Sequence[Packing]) -> "RepeatedCall":
+        """`arrays` has the indices of the arrays, by operand."""
+        operands, arguments = call.plan.operands, list[Any](call.arguments)
+        moved = [(operands.index(name), number) for name, number in arrays.items() if name in operands]
+        for position, _ in moved:
+            arguments[position] = None
+        return cls(call.plan, call.stream, Arguments(tuple(arguments)), moved, packs)
 
 
 class RepeatedCalls:
@@ -358,16 +373,16 @@ class RepeatedCalls:
     __slots__ = ("_calls", "_device", "_owners", "_recording", "_stream")
 
     def __init__(self, calls: Sequence[RepeatedCall], owners: Sequence[object]) -> None:
-        """Record the launches if the device shares the host's memory. `owners` keep the memory of packed weights."""
-        first = calls[0].call
-        self._device, self._owners, self._stream = first.plan.device, owners, first.stream
-        self._calls = [_Relocated.of(each) for each in calls]
-        self._recording = self._recorded() if self._device.shares_host else None
+        """Record the launches if the device can. `owners` keep the memory of packed weights."""
+        self._calls, self._owners = calls, owners
+        self._device, self._stream = calls[0].plan.device, calls[0].stream
+        record = recorder(self._device)
+        self._recording = self._recorded(record) if record else None
 
-    def _recorded(self) -> Recording:
+    def _recorded(self, record: Callable[..., Recording]) -> Recording:
         launches, begin = list[Launch](), 0
         moves: list[tuple[int, int]] = []  # index of an argument among all launches, and of its array
-        for plan, arguments, moved, packs in self._calls:
+        for plan, _, arguments, moved, packs in self._calls:
             for pack in packs:
                 launches.append(pack.launch._replace(args=(None, None)))
                 moves += ((begin, pack.weights), (begin + 1, pack.packed))
@@ -376,7 +391,7 @@ class RepeatedCalls:
                 launches.append(each)
                 moves += [(begin + position, number) for position, number in moved]
                 begin += len(each.args)
-        return record(self._device, launches, self._stream, moves)
+        return record(launches, self._stream, moves)
 
     @property
     def is_open(self) -> bool:
@@ -394,34 +409,27 @@ class RepeatedCalls:
 
     def __call__(self, addresses: Sequence[int]) -> None:
         """Launch on the arrays at these addresses, in the order of their indices."""
-        (self._recording or self._enqueue)(addresses)
+        if self._recording is not None:
+            self._recording(addresses)
+        elif self._device.shares_host:
+            self._enqueue_and_wait(addresses)
+        else:
+            self._enqueue(addresses)
 
-    def _enqueue(self, addresses: Sequence[int]) -> None:
-        for plan, arguments, moved, packs in self._calls:
-            for packer, weights, packed, _ in packs:
-                packer.pack(addresses[weights], self._stream, addresses[packed])
+    def _enqueue_and_wait(self, addresses: Sequence[int]) -> None:
+        try:
+            self._enqueue(list(map(self._device.shared, addresses)))
+        finally:  # launches may still write to the caller's memory
+            self._device.synchronize(self._stream)
+
+    def _enqueue(self, addresses: Sequence[Buffer]) -> None:
+        for plan, _, arguments, moved, packs in self._calls:
+            for packer, weights, packed, is_adjoint in packs:
+                packer.pack(addresses[weights], self._stream, addresses[packed], is_adjoint)
             relocated: Any = list(arguments)
             for position, number in moved:
                 relocated[position] = addresses[number]
             plan.launch(Arguments(tuple(relocated)), self._stream)
-
-
-class _Relocated(NamedTuple):
-    """A repeated call, with the arguments whose arrays change."""
-
-    plan: Plan
-    arguments: Arguments  # None for those that change
-    moved: Sequence[tuple[int, int]]  # position of each argument that changes, and the index of its array
-    packs: Sequence[Packing]
-
-    @classmethod
-    def of(cls, repeated: RepeatedCall) -> "_Relocated":
-        plan, arrays = repeated.call.plan, repeated.arrays
-        moved = [(plan.operands.index(name), number) for name, number in arrays.items() if name in plan.operands]
-        arguments: list[Any] = list(repeated.call.arguments)
-        for position, _ in moved:
-            arguments[position] = None
-        return cls(plan, Arguments(tuple(arguments)), moved, repeated.packs)
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ from ksgen.build.host import find_host_compiler
 from ksgen.build.processors import INSTRUCTION_SETS, instruction_sets_here
 from ksgen.build.request import Binary, Request
 from ksgen.devices import native, threads
-from ksgen.devices.base import Device, Launch, UnavailableError, record
+from ksgen.devices.base import Device, Launch, UnavailableError
 from ksgen.errors import DeviceError, KsgenWarning, LaunchError, ToolchainError
 from ksgen.launch import planner as planner_module
 from ksgen.launch.choice import choose, choose_for_many, limits_of
@@ -254,8 +254,8 @@ def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any, mon
         list[Any](),
         [np.zeros(5, np.int64), np.zeros(5, np.int64)],
     )
-    allocated = native._allocated
-    monkeypatch.setattr(native, "_allocated", lambda nbytes: made.append(allocated(nbytes)) or made[-1])
+    allocated = native.host_memory
+    monkeypatch.setattr(native, "host_memory", lambda nbytes: made.append(allocated(nbytes)) or made[-1])
     held = (ctypes.c_int64 * 5).from_address(large.pointer)  # of this thread
     for number, out in enumerate(outs):
         held[:] = [7] * 5
@@ -264,7 +264,7 @@ def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any, mon
         worker.join()
         assert list(held) == [7] * 5
         assert [each.nbytes for each in made] == [2**20] * (number + 1)
-        assert made[-1].pointer != large.pointer
+        assert made[-1].ctypes.data != large.pointer
         np.testing.assert_array_equal(out, 10 + np.arange(5))
 
 
@@ -567,9 +567,9 @@ def test_there_are_no_streams(device: Device) -> None:
         Launcher(*KERNEL.pattern.shape)(problem.x, problem.weights, stream=7)
     plan = measure(device, KERNEL, 5, runs=0).plan
     with pytest.raises(DeviceError, match=r"launching ks_\w+: .* has no streams; give None"):
-        record(device, [Launch(plan.multiply, 1, 1, 0, ())], 7)
+        device.record([Launch(plan.multiply, 1, 1, 0, ())], 7)
     with pytest.raises(DeviceError, match=r"launching ks_\w+: 32 work items per group need an OpenCL driver"):
-        record(device, [Launch(plan.multiply, 1, 32, 0, ())], None)
+        device.record([Launch(plan.multiply, 1, 32, 0, ())], None)
 
 
 def test_another_processor_s_library_is_not_loaded(device: Device) -> None:

@@ -850,7 +850,7 @@ def repeat_calls(calls: Calls) -> RepeatedCalls:
             for name, packer, number in zip(plan.weights, plan.packers or (plan,), numbers, strict=True):
                 arrays[name] = scratch.add(packer.packed_bytes)
                 packs.append(Packing(packer, number, arrays[name], are_adjoint))
-        placed.append(RepeatedCall(call, arrays, packs))
+        placed.append(RepeatedCall.of(call, arrays, packs))
     return RepeatedCalls(placed, [weights for each, _ in calls.bound for weights in each.packed])
 
 
