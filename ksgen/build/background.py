@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ksgen.build.build import usable_cores
@@ -29,21 +30,17 @@ class PendingError(Exception):
     """The background has not finished some work. Callers that defer work catch this error, so users never see it."""
 
 
+@dataclass(eq=False)
 class BackgroundJob:
     """One piece of work. `done` is set after `result` or `error`."""
 
-    def __init__(self, what: str, work: Callable[[], Any], imports: bool, must_end: bool) -> None:
-        self.what, self._work, self.imports, self.must_end = what, work, imports, must_end
-        self.done = threading.Event()
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = self._work()
-        except BaseException as error:  # raised again in the thread that asks for the result
-            self.error = error
-        self.done.set()
+    what: str
+    work: Callable[[], Any]
+    imports: bool
+    must_end: bool
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: BaseException | None = None
 
 
 class _Background(Crew):
@@ -64,16 +61,16 @@ class _Background(Crew):
         return job
 
     def _run(self, job: BackgroundJob) -> None:
-        job.run()
+        try:
+            job.result = job.work()
+        except BaseException as error:  # raised again in the thread that asks for the result
+            job.error = error
+        job.done.set()
         self.progress = object()
 
     def drop(self, key: Hashable) -> None:
         with self.guard:
             self.jobs.pop(key, None)
-
-    def unfinished(self) -> list[BackgroundJob]:
-        with self.guard:
-            return [job for job in self.jobs.values() if not job.done.is_set()]
 
 
 _background = _Background()
@@ -187,7 +184,7 @@ def all_of(works: Iterable[Callable[[], Result]]) -> tuple[Result, ...]:
 
 def is_busy() -> bool:
     """Whether the background has unfinished work, which disturbs measured times."""
-    return bool(_background.unfinished())
+    return bool(unfinished())
 
 
 def progress() -> object:
@@ -202,7 +199,8 @@ def is_pending(since: object) -> bool:
 
 def unfinished() -> list[BackgroundJob]:
     """Jobs that the background has not finished."""
-    return _background.unfinished()
+    with _background.guard:
+        return [job for job in _background.jobs.values() if not job.done.is_set()]
 
 
 @contextmanager
@@ -249,7 +247,7 @@ def always_waits() -> bool:
 
 
 def _before_fork() -> None:
-    for job in _background.unfinished():
+    for job in unfinished():
         if job.imports:
             job.done.wait(FORK_WAIT_S)
 

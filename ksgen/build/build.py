@@ -46,21 +46,21 @@ class CacheLayers:
 
     def __init__(self, layers: Iterable[CacheLayer]) -> None:
         self.layers = tuple(layers)
-        self.writable = tuple(each for each in self.layers if isinstance(each, Cache) and not each.read_only)
+        self.folders = tuple(each for each in self.layers if isinstance(each, Cache))
 
     def get(self, request: Request, compiler: Compiler | None = None) -> Binary | None:
         return next((found for layer in self.layers if (found := layer.get(request, compiler))), None)
 
     def put(self, request: Request, binary: Binary) -> None:
         refusals = []
-        for cache in self.writable:
+        for cache in self.folders:
             try:
                 return cache.put(request, binary)
             except UntrustedError:  # `get` has warned
                 continue
             except OSError as error:
                 refusals.append(f"{cache.path} ({error.strerror or error})")
-        if refusals and _first_time(tuple(cache.path for cache in self.writable)):
+        if refusals and _first_time(tuple(cache.path for cache in self.folders)):
             places = ", ".join(refusals)
             warn(
                 f"kernels are not cached, and are compiled again next time: {places}; set KSGEN_CACHE_DIR to another "
@@ -115,22 +115,15 @@ def build(
     """
     request = Request(text, entry, target)
     caches = default_caches() if caches is None else caches
-    why_not = ""
     if compiling_is_forbidden():
-        if compiler and (found := caches.get(request, compiler)):
-            return found
-        why_not = "KSGEN_NO_COMPILE forbids compiling it"
-    elif isinstance(compiler, AbsentCompiler):
-        why_not = compiler.why
-    elif compiler is None:
-        try:
-            compiler = find_compiler()
-        except ToolchainError as error:
-            why_not = str(error)
-    if why_not or compiler is None:
-        if found := caches.get(request):
-            return found
-        raise _missing(request, why_not)
+        found = caches.get(request, compiler) if compiler else None
+        return found or _prebuilt(request, caches, "KSGEN_NO_COMPILE forbids compiling it")
+    if isinstance(compiler, AbsentCompiler):
+        return _prebuilt(request, caches, compiler.why)
+    try:
+        compiler = find_compiler() if compiler is None else compiler
+    except ToolchainError as error:
+        return _prebuilt(request, caches, str(error))
     unfit: UnfitError | None = None
     while True:
         try:
@@ -196,7 +189,7 @@ def compiling_is_forbidden() -> bool:
 def _compile_once(request: Request, compiler: Compiler, caches: CacheLayers) -> Binary:
     """Compile, unless another process or thread compiled the same request first."""
     # If no folder can store the binary, waiting is pointless: every caller compiles at the same time.
-    places = [str(cache.path.absolute()) for cache in caches.writable]
+    places = [str(cache.path.absolute()) for cache in caches.folders]
     with _lock(digest_of(request.key(compiler), *places)) if places else contextlib.nullcontext():
         if found := caches.get(request, compiler):
             return found
@@ -264,9 +257,12 @@ def _first_time(places: tuple[Path, ...]) -> bool:
         return first
 
 
-def _missing(request: Request, why: str) -> ToolchainError:
+def _prebuilt(request: Request, caches: CacheLayers, why: str) -> Binary:
+    """Cached binary by any compiler; `ToolchainError` with the reason `why` it cannot be built if there is none."""
+    if found := caches.get(request):
+        return found
     message = f"{request.entry}: no cache holds it for {request.target}, and {why}"
-    return ToolchainError(f"{message}; prepare it with: {_preparation(request.target)}")
+    raise ToolchainError(f"{message}; prepare it with: {_preparation(request.target)}") from None
 
 
 def _preparation(target: str) -> str:

@@ -85,9 +85,8 @@ class BadEntry:
 class Cache:
     """One folder of entries. Reading raises no errors. `put` raises OSError if the entry cannot be written."""
 
-    def __init__(self, folder: str | Path, read_only: bool = False, max_bytes: int | None = None) -> None:
+    def __init__(self, folder: str | Path, max_bytes: int | None = None) -> None:
         self.path = Path(folder)
-        self.read_only = read_only
         self.max_bytes = max_bytes_from_environment() if max_bytes is None else max_bytes
         self._has_warned = False
         self._bytes: int | None = None  # size that this process knows: counted at its first put, then updated
@@ -187,15 +186,13 @@ class Cache:
         except (DamagedError, OSError) as error:
             self._refuse(path, error)
             return None
-        if not self.read_only:
-            with contextlib.suppress(OSError):
-                os.utime(path / "meta.json")  # the least recently used entry is the first to be evicted
+        with contextlib.suppress(OSError):
+            os.utime(path / "meta.json")  # the least recently used entry is the first to be evicted
         return binary
 
     def _refuse(self, path: Path, error: Exception) -> None:
         # An entry is removed by one rename. So if it lacks files, it is damaged, and not just being removed.
-        damaged = isinstance(error, DamagedError) or getattr(error, "errno", 0) == errno.EFBIG or _lacks_files(path)
-        if damaged and not self.read_only:
+        if isinstance(error, DamagedError) or getattr(error, "errno", 0) == errno.EFBIG or _lacks_files(path):
             _log.warning("cache entry %s is ignored, and is built again: %s", path, error)
             self._remove(path)
 

@@ -140,12 +140,11 @@ def test_no_flipped_bit_of_meta_json_goes_unnoticed(cache):
     cache.put(REQUEST, binary())
     meta = files_of(cache) / "meta.json"
     whole = meta.read_bytes()
-    read_only = Cache(cache.path, read_only=True)
     for at in range(len(whole)):
         flip(meta, at)
-        assert read_only.get(REQUEST, COMPILER) in (None, binary())
+        assert cache.verify() or cache.get(REQUEST, COMPILER) == binary()
         meta.write_bytes(whole)
-    assert read_only.get(REQUEST, COMPILER) == binary()
+    assert cache.get(REQUEST, COMPILER) == binary()
 
 
 def test_entry_under_another_key_is_refused(cache):
@@ -155,17 +154,6 @@ def test_entry_under_another_key_is_refused(cache):
     (bad,) = cache.verify()
     assert (bad.path, bad.reason) == (elsewhere, "it is stored under another entry's key")
     assert cache.get(request(1), COMPILER) is None
-
-
-def test_read_only_cache_is_left_unchanged(cache):
-    cache.put(REQUEST, binary())
-    os.utime(files_of(cache) / "meta.json", (1000, 1000))
-    read_only = Cache(cache.path, read_only=True)
-    assert read_only.get(REQUEST) == binary()
-    assert next(iter(read_only.entries())).last_used == (files_of(cache) / "binary").stat().st_mtime
-    os.truncate(files_of(cache) / "binary", 1)
-    assert read_only.get(REQUEST) is None
-    assert files_of(cache).exists()
 
 
 def use_in_order(cache: Cache, numbers: list[int]) -> None:
