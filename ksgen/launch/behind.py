@@ -16,6 +16,7 @@ from ksgen import STARTED_IN
 from ksgen.build.background import PendingError, deferred, outcome
 from ksgen.build.children import current_children
 from ksgen.devices.base import Device, Stream
+from ksgen.devices.threads import of_torch
 from ksgen.errors import KsgenError, ToolchainError, warn
 from ksgen.launch.choice import Choice
 from ksgen.launch.planner import PLANNER, WATCHERS
@@ -60,11 +61,10 @@ def must_stay(device: Device, stream: Stream) -> bool:
 
 def may_change() -> bool:
     """Whether results may change in the last bits: not under PyTorch's deterministic algorithms or inside a trace."""
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "are_deterministic_algorithms_enabled"):
+    is_deterministic = of_torch("are_deterministic_algorithms_enabled")
+    if is_deterministic is None:
         return True
-    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return not torch.are_deterministic_algorithms_enabled() and not is_traced
+    return not (is_deterministic() or of_torch("compiler").is_compiling() or of_torch("jit").is_tracing())
 
 
 def _begin(device: Device) -> None:

@@ -69,14 +69,14 @@ def names_of(chains: Sequence[Chain]) -> ArrayNames:
         operands = ((numbered(operand, len(chains)), names) for operand, names in arrays.items())
         pairs = (pair for each in operands for pair in zip(*each, strict=True))
         return ArrayNames(tuple(weights), bias, residual, out, tuple(pairs))
-    return ArrayNames(_weights(chains[0])) if len(chains[0]) > 1 else ONE
+    return ArrayNames(_weights(chains[0]))
 
 
 def _weights(chain: Chain) -> tuple[str, ...]:
     """Names of the weights of each factor."""
-    return (
-        tuple(f"weights of factor {number}" for number in range(1, len(chain) + 1)) if len(chain) > 1 else ONE.weights
-    )
+    if len(chain) == 1:
+        return ONE.weights
+    return tuple(f"weights of factor {number}" for number in range(1, len(chain) + 1))
 
 
 def per_chain(chains: Sequence[Chain], values: Sequence[T]) -> list[Sequence[T]]:
@@ -154,12 +154,16 @@ def check_arrays(
         if wrong:
             raise LaunchError(f"{caller!r}: {wrong}")
         slices = job == "multiply" and name in ("x", "out", "residual")
-        if given.strides is not None and not (
-            (slices and rows_are_whole(given)) or (name == "weights" and is_repeated(given))
-        ):
-            gaps = "with gaps only between rows" if slices else "without gaps"
-            raise LaunchError(f"{caller!r}: {name} must be row-major, {gaps}; give a contiguous copy of it")
+        _check_strides(caller, name, given, slices)
     return batch
+
+
+def _check_strides(caller: object, name: str, given: ArrayView, slices: bool = False) -> None:
+    """Raise `LaunchError` on gaps, except between rows if `slices`. Weights may repeat a slice."""
+    if given.strides is None or (slices and rows_are_whole(given)) or (name == "weights" and is_repeated(given)):
+        return
+    gaps = "with gaps only between rows" if slices else "without gaps"
+    raise LaunchError(f"{caller!r}: {name} must be row-major, {gaps}; give a contiguous copy of it")
 
 
 def are_aligned(views: Views) -> bool:
@@ -171,8 +175,7 @@ def are_aligned(views: Views) -> bool:
 def check_weights(caller: object, pattern: Pattern, weights: ArrayView) -> None:
     if wrong := misfit("weights", weights.shape, pattern.shape):
         raise LaunchError(f"{caller!r}: {wrong}")
-    if weights.strides is not None and not is_repeated(weights):
-        raise LaunchError(f"{caller!r}: weights must be row-major, without gaps; give a contiguous copy of it")
+    _check_strides(caller, "weights", weights)
 
 
 def check_memory(caller: object, views: Views, names: ArrayNames = ONE, unread: Views = MappingProxyType({})) -> bool:

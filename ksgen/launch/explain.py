@@ -207,8 +207,7 @@ class Explainable(Multiplier):
 
     def _kernel_of_factor(self, batch: int, options: LaunchOptions, job: Any) -> KernelSpec:
         own_batch = batch if batch in self.batches else None
-        precision, layout, epilogue, weights, inputs = options
-        return KernelSpec(self.chains, precision, layout, epilogue, own_batch, job, weights=weights, inputs=inputs)
+        return KernelSpec(self.chains, **options._asdict(), batch=own_batch, job=job)
 
     def _parts_of(self, options: LaunchOptions, out_layout: Layout | None) -> list[tuple[Any, LaunchOptions]]:
         """Launchers of the factors, each with the options of its own launch, whose x and y have one layout."""

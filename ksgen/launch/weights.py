@@ -8,6 +8,7 @@ its caller promises not to change the array. Every use checks this promise, as f
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ksgen.devices.base import Buffer, Device, Stream, refuse_capture, uploaded
@@ -159,8 +160,7 @@ def pack_host(found: ArrayView, pattern: Pattern, device: Device) -> Weights:
             whole[...] = part
             return uploaded(device, whole), None
 
-        options: dict[str, Any] = {"tie": tie, "repeat": repeat}
-        return Weights(pattern, found.dtype, device, uploaded(device, part), seen=_seen(found), **options)
+        return Weights(pattern, found.dtype, device, uploaded(device, part), seen=_seen(found), tie=tie, repeat=repeat)
     whole = _whole(found, None)  # owns its memory, which must live until it is copied
     return Weights(pattern, found.dtype, device, uploaded(device, host_array(whole)), seen=_seen(found))
 
@@ -178,8 +178,9 @@ def pack_in_place(found: ArrayView, pattern: Pattern, device: Device, stream: St
         device.synchronize(later)
         return whole.pointer, whole.owner
 
-    options: dict[str, Any] = {"tie": tie, "repeat": repeat} if tie else {}
-    return Weights(pattern, found.dtype, device, found.pointer, found.owner, place, seen, **options)
+    return Weights(
+        pattern, found.dtype, device, found.pointer, found.owner, place, seen, tie=tie, repeat=repeat if tie else None
+    )
 
 
 def pack_quantized(
@@ -269,7 +270,8 @@ class PackBuffers:
         kept = self._forms.get(id(array))
         if kept is None or kept.array() is not array:
             try:
-                kept = self._forms[id(array)] = _PackedForms(weakref.ref(array, self._forgetter(id(array))))
+                reference = weakref.ref(array, partial(_forget, self._forms, id(array)))
+                kept = self._forms[id(array)] = _PackedForms(reference)
             except TypeError:  # no weak references: memory for this call alone
                 return buffer
         # packed forms of the array's former memory are dropped
@@ -277,15 +279,11 @@ class PackBuffers:
             kept.buffers.pop(other, None)
         return kept.buffers.setdefault(place, buffer)
 
-    def _forgetter(self, number: int) -> Callable[[weakref.ref[Any]], None]:
-        forms = self._forms
 
-        def forget(reference: weakref.ref[Any]) -> None:
-            kept = forms.get(number)
-            if kept is not None and kept.array is reference:
-                del forms[number]
-
-        return forget
+def _forget(forms: dict[int, _PackedForms], number: int, reference: weakref.ref[Any]) -> None:
+    kept = forms.get(number)
+    if kept is not None and kept.array is reference:
+        del forms[number]
 
 
 def packed_in(plan: Plan, weights: Any, found: ArrayView | None, buffers: PackBuffers, stream: Stream) -> Packed:
