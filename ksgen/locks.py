@@ -8,16 +8,16 @@ import os
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
+AnyLock = TypeVar("AnyLock")
 _locks: WeakSet[Any] = WeakSet()
 waits_for_calls: ContextVar[Callable[[], None]] = ContextVar("waits_for_calls", default=lambda: None)  # of a thread
 
 
 def new_lock() -> threading.Lock:
-    lock: threading.Lock = _registered(threading.Lock())
-    return lock
+    return _registered(threading.Lock())
 
 
 def new_reentrant_lock() -> Any:
@@ -30,7 +30,7 @@ def yield_to_calls() -> None:
     waits_for_calls.get()()
 
 
-def _registered(lock: Any) -> Any:
+def _registered(lock: AnyLock) -> AnyLock:
     _locks.add(lock)
     return lock
 

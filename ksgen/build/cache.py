@@ -275,15 +275,14 @@ def _seal(record: dict[str, Any]) -> bytes:
 
 def _unseal(meta: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(meta)
+        record: dict[str, Any] = json.loads(meta)
         seal, found = record.pop("seal"), digest_of(_canonical(record))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise DamagedError("meta.json is not the one that was stored") from None
     if seal != found:
         raise DamagedError("meta.json was changed after it was stored")
     check_record(record)
-    sealed: dict[str, Any] = record
-    return sealed
+    return record
 
 
 def _canonical(record: dict[str, Any]) -> bytes:

@@ -21,8 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
-from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ksgen import install
 from ksgen.build.children import current_children, first_error, made_from, refusal, working_folder
@@ -386,13 +385,12 @@ def _with_variants(numbers: Iterable[int]) -> tuple[str, ...]:
     return tuple(f"sm_{number}{suffix}" for number in sorted(suffixes) for suffix in suffixes[number])
 
 
-def _nvrtc() -> ModuleType:
+def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError as missing:
         raise ToolchainError(f"NVRTC needs cuda-bindings ({missing}); {_install_hint()}") from None
-    module: ModuleType = nvrtc
-    return module
+    return nvrtc
 
 
 def _has_nvrtc() -> bool:
@@ -412,7 +410,7 @@ def _nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
-def _nvrtc_read(nvrtc: ModuleType, program: object, what: str) -> bytes:
+def _nvrtc_read(nvrtc: Any, program: object, what: str) -> bytes:
     _, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
     if size <= 1:  # only the closing zero: Python shares its one-byte objects, so NVRTC must not write into one
         return b""

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from ksgen.errors import DeviceError, LaunchError
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ksgen.build.request import Binary, Compiler
     from ksgen.families import TensorMap
 
-    HostArray = np.ndarray[Any, Any]
-
+HostArray: TypeAlias = "np.ndarray[Any, Any]"
 Buffer = Any  # device memory: the result of `allocate`, a pyopencl Buffer, or a CUDA pointer
 Stream = Any  # a CUDA handle as an int, a PyCUDA stream, a pyopencl CommandQueue, or None for the device's own
 KernelHandle = Any  # the result of `load`
@@ -167,14 +166,13 @@ class Recording(Protocol):
         """Repeat the launches on the memory at these addresses, and wait for them. Several threads may call at once."""
 
 
-def recorder(device: Device) -> Callable[..., Recording] | None:
+def recorder(device: Device) -> Any:
     """Method by which a device that shares the host's memory records launches; None if it has none.
 
     Its arguments are the launches, their stream, and the arguments that change: pairs of the argument's number, counted
     through all launches, and the number of its address in a call.
     """
-    found: Callable[..., Recording] | None = getattr(device, "record", None)
-    return found
+    return getattr(device, "record", None)
 
 
 def uploaded(device: Device, array: HostArray) -> Buffer:

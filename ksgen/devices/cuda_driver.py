@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ksgen.build.request import Binary
 from ksgen.devices.base import (
@@ -19,6 +19,7 @@ from ksgen.devices.base import (
     Buffer,
     DeviceLimits,
     Found,
+    HostArray,
     Memory,
     Stream,
     UnavailableError,
@@ -30,9 +31,6 @@ from ksgen.devices.libcuda import CudaDevice, DriverError, Spares, explained, re
 from ksgen.errors import DeviceError
 from ksgen.families.gpus import target_of
 from ksgen.install import cuda_extra, install_line, load_driver
-
-if TYPE_CHECKING:
-    from ksgen.devices.base import HostArray
 
 
 def found() -> list[Found]:

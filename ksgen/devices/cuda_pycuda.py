@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ksgen.build.build import compiling_is_forbidden
 from ksgen.build.request import Binary, Compiler
@@ -25,6 +25,7 @@ from ksgen.devices.base import (
     Buffer,
     DeviceLimits,
     Found,
+    HostArray,
     Memory,
     Stream,
     UnavailableError,
@@ -49,10 +50,6 @@ from ksgen.devices.libcuda import (
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.families.gpus import target_of
 from ksgen.values import excerpt
-
-if TYPE_CHECKING:
-    from ksgen.devices.base import HostArray
-
 
 _GONE = (
     "the CUDA context that this was made in is gone, detached by its user; "

@@ -10,8 +10,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ksgen.build.request import Binary
 from ksgen.devices.base import (
     CONTEXT_LOST,
     LEGACY_STREAM,
@@ -23,11 +24,8 @@ from ksgen.devices.base import (
     cuda_driver_version,
 )
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
+from ksgen.families import Geometry, TensorMap
 from ksgen.install import cuda_extra, install_line, load_driver, supported_cuda
-
-if TYPE_CHECKING:
-    from ksgen.build.request import Binary
-    from ksgen.families import Geometry, TensorMap
 
 # After these errors the context is lost, and with it the process's use of the GPU: CUDA_ERROR_ECC_UNCORRECTABLE,
 # _ILLEGAL_ADDRESS, _LAUNCH_TIMEOUT, _ASSERT, _HARDWARE_STACK_ERROR, _ILLEGAL_INSTRUCTION, _MISALIGNED_ADDRESS,

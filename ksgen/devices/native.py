@@ -24,7 +24,7 @@ from itertools import chain, count, pairwise
 from pathlib import Path
 from struct import Struct
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ksgen.build.background import outcome
 from ksgen.build.build import AbsentCompiler, build, compiling_is_forbidden, default_caches, usable_cores
@@ -41,11 +41,12 @@ from ksgen.build.processors import (
     tiles_are_permitted,
     why_not_here,
 )
-from ksgen.build.request import Binary, Request
+from ksgen.build.request import Binary, Compiler, Request
 from ksgen.devices.base import (
     Buffer,
     DeviceLimits,
     Found,
+    HostArray,
     Launch,
     ProcessorDevice,
     Recording,
@@ -61,10 +62,6 @@ from ksgen.devices.threads import ThreadsByTime, of_torch, wanted_threads
 from ksgen.errors import DeviceError, ToolchainError, warn
 from ksgen.locks import new_lock
 from ksgen.ownership import temporary_folder
-
-if TYPE_CHECKING:
-    from ksgen.build.request import Compiler
-    from ksgen.devices.base import HostArray
 
 MOST_THREADS = 1024
 THREADS = Path(__file__).with_name("host_threads.cpp")
@@ -442,7 +439,6 @@ _MACROS = {"bf16": "__AMX_BF16__", "f16": "__AMX_FP16__"}
 _FLAGS = {"bf16": "amx_bf16", "f16": "amx_fp16"}  # Linux's names of the processor's features
 
 
-@cache
 def usable_tiles(compiler: HostCompiler | None) -> tuple[str, ...]:
     """Operands that matrix tiles multiply, by `Operand.name`. `compiler` is None if binaries come from elsewhere."""
     features = processor_features()
@@ -451,7 +447,6 @@ def usable_tiles(compiler: HostCompiler | None) -> tuple[str, ...]:
     return found if found and tiles_are_permitted() else ()
 
 
-@cache
 def pair_products(compiler: HostCompiler | None) -> tuple[str, ...]:
     """Operands that processor and compiler can multiply in pairs in vector registers, by `Operand.name`."""
     is_there = "avx512_bf16" in processor_features() and _makes(compiler, "__AVX512BF16__")

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ksgen.build.children import refusal
 from ksgen.build.host import instruction_set
@@ -21,6 +21,7 @@ from ksgen.devices.base import (
     Buffer,
     DeviceLimits,
     Found,
+    HostArray,
     ProcessorDevice,
     Stream,
     ThreadWorkspace,
@@ -31,9 +32,6 @@ from ksgen.devices.base import (
 from ksgen.devices.opencl_drivers import drivers_shown, packages_line, raise_no_driver
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.locks import new_lock
-
-if TYPE_CHECKING:
-    from ksgen.devices.base import HostArray
 
 _BUILD_OPTIONS = ("-cl-std=CL1.2",)  # accepted by every driver in use; 16-bit and 64-bit floats are extensions of 1.2
 _INT64 = struct.Struct("=q")

@@ -126,8 +126,7 @@ def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") 
         PLANNER.report(device, kernel, batch)
         if device.shares_host and (why := shared_out(kernel, device.limits.multiprocessors, batch)):
             return Verdict(False, why)
-        where: Any = device  # devices are hashed by their identity
-        if (measured := _measured(where, kernel, batch, PLANNER.generation)) is not None:
+        if (measured := _measured(device, kernel, batch)) is not None:
             return measured
     return verdict_for(kernel, limits_of(device), "processor" if device.shares_host else device.kind, batch, fuse)
 
@@ -177,8 +176,7 @@ def _why_too_large(kernel: KernelSpec) -> str:
     )
 
 
-@lru_cache(REMEMBERED)
-def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> Verdict | None:
+def _measured(device: Device, kernel: KernelSpec, batch: int) -> Verdict | None:
     """The verdict by measured times, if searches timed one launch and its alternatives at one batch size; else None.
 
     Times of the chain without epilogue and activations count if no times of this kernel were measured.
@@ -197,7 +195,7 @@ def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> V
     return None
 
 
-def _measured_apart(device: Any, kernel: KernelSpec, batch: int, measured_at: int) -> float | None:
+def _measured_apart(device: Device, kernel: KernelSpec, batch: int, measured_at: int) -> float | None:
     """Measured microseconds of separate launches at batch `measured_at`; None if a time is missing.
 
     `batch` is that of the call.

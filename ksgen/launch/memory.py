@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ksgen.devices.base import host_memory
+from ksgen.devices.base import HostArray, host_memory
 from ksgen.devices.libcuda import context_of
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, is_row_major, is_same_stream, stream_handle, type_name, view
@@ -20,12 +20,6 @@ from ksgen.spec.storage import BYTE_TYPES, element_bytes
 
 STREAM_ORDERED = ("torch", "cupy")  # libraries that reuse freed memory only in stream order
 COPYING = ("torch", "cupy")  # libraries that copy and transpose arrays on a device; NumPy does on the host
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    HostArray = np.ndarray[Any, Any]
-
 
 ON_LINE_BYTES = 64 * 1024  # new arrays of at least this size begin at a cache line
 
@@ -113,11 +107,10 @@ def on_stream(found: ArrayView, stream: Any, handle: Any) -> Any:
 
 def is_whole(found: ArrayView) -> bool:
     """Whether an array's address is a multiple of its element size, as kernels require."""
-    whole: bool = found.pointer % element_bytes(found.dtype) == 0
-    return whole
+    return not found.pointer % element_bytes(found.dtype)
 
 
-def host_array(found: ArrayView) -> "HostArray":
+def host_array(found: ArrayView) -> HostArray:
     """View of the same host memory as a NumPy array. The owner must outlive it."""
     import numpy as np
 
@@ -125,7 +118,7 @@ def host_array(found: ArrayView) -> "HostArray":
     return np.ndarray(tuple(found.shape), numpy_dtype(found.dtype), memory, strides=found.strides)
 
 
-def new_host_array(shape: tuple[int, ...], dtype: Any) -> "HostArray":
+def new_host_array(shape: tuple[int, ...], dtype: Any) -> HostArray:
     """Allocate an uninitialised array; a large one begins at a cache line, where processor kernels write fastest."""
     import numpy as np
 

@@ -288,8 +288,7 @@ def _repeated(calls: "Sequence[Call]", again: tuple[int | None, Recording] | Non
         launches = list[Launch]()
         for each in calls:
             launches += [pack.launch for pack in each.packs] + each.plan.launches(each.arguments)
-        record: Any = recorder(calls[0].plan.device)
-        again = threads, record(launches, calls[0].stream)
+        again = threads, recorder(calls[0].plan.device)(launches, calls[0].stream)
     again[1]()
     return again
 
@@ -376,10 +375,9 @@ class RepeatedCalls:
         """Record the launches if the device can. `owners` keep the memory of packed weights."""
         self._calls, self._owners = calls, owners
         self._device, self._stream = calls[0].plan.device, calls[0].stream
-        record = recorder(self._device)
-        self._recording = self._recorded(record) if record else None
+        self._recording = self._recorded() if recorder(self._device) else None
 
-    def _recorded(self, record: Callable[..., Recording]) -> Recording:
+    def _recorded(self) -> Recording:
         launches, begin = list[Launch](), 0
         moves: list[tuple[int, int]] = []  # index of an argument among all launches, and of its array
         for plan, _, arguments, moved, packs in self._calls:
@@ -391,7 +389,8 @@ class RepeatedCalls:
                 launches.append(each)
                 moves += [(begin + position, number) for position, number in moved]
                 begin += len(each.args)
-        return record(launches, self._stream, moves)
+        recording: Recording = recorder(self._device)(launches, self._stream, moves)
+        return recording
 
     @property
     def is_open(self) -> bool:

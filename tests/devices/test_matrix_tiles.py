@@ -3,7 +3,7 @@ all three.
 """
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -29,17 +29,15 @@ class Compiler:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, ...]]]:
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, ...]]:
     def tiles(
         features: frozenset[str] = FEATURES, macros: frozenset[str] = MACROS, permits: bool = True
     ) -> tuple[str, ...]:
         monkeypatch.setattr(native, "processor_features", lambda: features)
         monkeypatch.setattr(native, "tiles_are_permitted", lambda: permits)
-        usable_tiles.cache_clear()
         return usable_tiles(Compiler(macros))  # type: ignore[arg-type]
 
-    yield tiles
-    usable_tiles.cache_clear()
+    return tiles
 
 
 def test_all_three_are_needed(found: Callable[..., tuple[str, ...]]) -> None:
@@ -55,7 +53,6 @@ def test_without_a_compiler_the_processor_is_asked(
     """What runs was built by another, as a rule one that knows these products."""
     found(features=FEATURES | {"amx_fp16", "avx512_bf16"})
     assert (usable_tiles(None), pair_products(None)) == (("bf16", "f16"), ("bf16",))
-    pair_products.cache_clear()
 
 
 def test_each_operand_is_by_itself(found: Callable[..., tuple[str, ...]]) -> None:
@@ -71,19 +68,15 @@ def test_pairs_are_multiplied_where_the_processor_and_the_compiler_can(monkeypat
         ({"avx512f"}, {"__AVX512BF16__"}, ()),
     ):
         monkeypatch.setattr(native, "processor_features", lambda features=features: features)
-        pair_products.cache_clear()
         assert pair_products(Compiler(frozenset(macros))) == wanted  # type: ignore[arg-type]
-    pair_products.cache_clear()
 
 
 def test_without_tiles_the_system_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "processor_features", lambda: frozenset({"avx2"}))
     monkeypatch.setattr(native, "tiles_are_permitted", lambda: pytest.fail("asked"))
-    usable_tiles.cache_clear()
     compiler = Compiler(MACROS)
     assert usable_tiles(compiler) == ()  # type: ignore[arg-type]
     assert compiler.asked == 0
-    usable_tiles.cache_clear()
 
 
 def test_the_system_is_asked_by_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
