@@ -201,7 +201,7 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
 def compile_threads(arch: str) -> list[tuple[Request, Binary]]:
     """Compile the function that distributes a kernel's work over threads, for each processor target."""
     wanted = [
-        (threads_request(setup.target), ThreadsCompiler(setup.compiler))
+        (threads_request(setup.target), ThreadsCompiler(setup.compiler.command, setup.compiler.builds_for))
         for setup in _setups(arch)
         if isinstance(setup.compiler, HostCompiler)
     ]

@@ -24,7 +24,7 @@ from itertools import chain, count, pairwise
 from pathlib import Path
 from struct import Struct
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ksgen.build.background import outcome
 from ksgen.build.build import AbsentCompiler, build, compiling_is_forbidden, default_caches, usable_cores
@@ -307,7 +307,9 @@ class NativeDevice(ProcessorDevice):
 
     def _built_threads(self) -> Binary:
         request = threads_request(self.target)
-        compiler = ThreadsCompiler(self._compiler) if isinstance(self._compiler, HostCompiler) else self._compiler
+        compiler = self._compiler
+        if isinstance(compiler, HostCompiler):
+            compiler = ThreadsCompiler(compiler.command, compiler.builds_for)
         try:
             return build(request.text, request.entry, request.target, compiler)
         except ToolchainError:
@@ -360,21 +362,14 @@ def _check_launch(device: str, kernel: _Kernel, block: int, stream: Stream) -> N
         )
 
 
-class ThreadsCompiler:
+class ThreadsCompiler(HostCompiler):
     """The host's compiler for sources that are C++ already."""
 
-    name = "c++ threads"
-
-    def __init__(self, compiler: HostCompiler) -> None:
-        self._compiler = compiler
-        self.version = compiler.version
-
-    def options(self, target: str) -> tuple[str, ...]:
-        return self._compiler.options(target)
+    name: ClassVar[str] = "c++ threads"
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
-        self._compiler.check_target(target, entry)
-        return Binary(self._compiler.compile_whole(text, entry, target), entry, target)
+        self.check_target(target, entry)
+        return Binary(self.compile_whole(text, entry, target), entry, target)
 
 
 def check_runs_here(binary: Binary) -> None:
