@@ -169,8 +169,8 @@ class Recording(Protocol):
 def recorder(device: Device) -> Any:
     """Method by which a device that shares the host's memory records launches; None if it has none.
 
-    Its arguments are the launches, their stream, and the arguments that change: pairs of the argument's number, counted
-    through all launches, and the number of its address in a call.
+    It takes the launches, their stream, and the arguments that change. Each is a pair: its number among the arguments
+    of all launches, and the number of its address in a call.
     """
     return getattr(device, "record", None)
 
