@@ -7,11 +7,9 @@ once. Other weights are read and packed at each call, because their changes cann
 counts as a group of one. Calls that cannot be prepared take the usual path.
 """
 
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +25,7 @@ from ksgen.families import MAP_ALIGNMENT
 from ksgen.families.signature import each_chains
 from ksgen.launch import checks
 from ksgen.launch.arrays import current_stream
-from ksgen.launch.plan import Call, Packing, RepeatedCall, RepeatedCalls
+from ksgen.launch.plan import Call, RepeatedCalls
 from ksgen.launch.planner import PLANNER
 from ksgen.launcher import Weights
 from ksgen.spec import Activation, Epilogue, Fuse, Layout
@@ -48,9 +46,9 @@ from ksgen.torch.operators.choice import (
 )
 from ksgen.torch.operators.factors import Ties, factors_of, tie_of, ties_of, views_of, whole_shapes
 from ksgen.torch.operators.frozen import derived
+from ksgen.torch.operators.launches import Bound, Calls, Launches
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.products import finish
-from ksgen.torch.operators.replay import KEPT_BYTES, LINE_BYTES
 
 BACKENDS = ("auto", "ksgen")  # backends with prepared calls
 # least columns of X per thread for which one launch is timed in batch-size-last; launchers never choose one there
@@ -68,7 +66,6 @@ Parameters = Sequence[Tensor | None]
 Step = Callable[[Tensor, Tensor | None, Parameters], Tensor]  # takes x and the residual as matrices
 options_of = attrgetter(*OPTIONS)
 _calls: dict[Hashable, Any] = {}  # prepared calls of layers that are not frozen: equal layers share them
-_scratch = threading.local()
 
 
 class Unprepared:
@@ -141,7 +138,7 @@ def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor |
     if kernels.reads_slices:
         seen = seen.repeating([()] * len(layer.chain))
     usual = None if call.is_by_kernels else lambda x, *_: _multiplied(layer, x, residual, after)[0]
-    is_added = replay.add(layer, seen, x, residual, call, [y.shape], [kernels.launches], usual)
+    is_added = replay.add(layer, seen, x, residual, call, [y.shape], [kernels], usual)
     if usual is not None and is_added is not None:
         call.settle(kernels if is_added else None)
     return y
@@ -427,41 +424,8 @@ class _Job(NamedTuple):
     def first_weight(self) -> int:
         return self.first_bias + len(self.outs)
 
-    def calls(self) -> "Calls":
+    def calls(self) -> Calls:
         return Calls(self.first_bias + len(self.parameters))
-
-
-class Scratch:
-    """Memory of a prepared call for intermediates, packed weights and workspaces."""
-
-    def __init__(self, first: int) -> None:
-        self._first, self._bytes = first, list[int]()
-
-    def add(self, nbytes: int) -> int:
-        """Reserve memory, and return its number among the arrays."""
-        self._bytes.append(nbytes)
-        return self._first + len(self._bytes) - 1
-
-    def enlarge(self, number: int, nbytes: int) -> None:
-        index = number - self._first
-        self._bytes[index] = max(self._bytes[index], nbytes)
-
-    def offsets(self) -> list[int]:
-        """Offset of each piece in bytes, and then the size of all pieces."""
-        return list(accumulate((-(-each // LINE_BYTES) * LINE_BYTES for each in self._bytes), initial=0))
-
-
-def scratch_memory(x: Tensor, nbytes: int) -> Tensor:
-    """Scratch memory of one call, for launches on the current stream.
-
-    A thread keeps its memory on a processor: fresh pages cost more than a small product.
-    """
-    if not x.is_cpu or nbytes > KEPT_BYTES:
-        return x.new_empty(nbytes, dtype=torch.uint8)
-    kept: Tensor | None = getattr(_scratch, "memory", None)
-    if kept is None or kept.numel() < nbytes:
-        kept = _scratch.memory = x.new_empty(nbytes, dtype=torch.uint8)
-    return kept
 
 
 def _features(layers: Sequence[Any], adds: bool) -> list[int]:
@@ -690,15 +654,6 @@ def _use_kernels(layer: Any, job: _Job) -> bool:
 # ---- launches
 
 
-class Bound(NamedTuple):
-    """A launcher's prepared call, its packed weights, and the array numbers of weights that are packed at each call."""
-
-    call: Call
-    packed: Sequence[Weights]
-    numbers: Sequence[int]
-    are_adjoint: bool = False  # whether the weights are those of the adjoint of the call's factor
-
-
 def _packed(layer: Any, job: _Job) -> list[Any]:
     """Weights of a layer as launchers take them: packed ones of a frozen layer, else its parameters."""
     if job.weights:
@@ -707,18 +662,6 @@ def _packed(layer: Any, job: _Job) -> list[Any]:
     if not all(isinstance(each, Weights) for each in packed):  # the layer was thawed meanwhile
         raise NotPreparedError
     return packed
-
-
-class Calls:
-    """Calls that are launched sequentially, with the array numbers of their operands and their scratch memory."""
-
-    def __init__(self, arrays: int) -> None:
-        """`arrays`: number of the first scratch memory."""
-        self.bound, self.scratch = list[tuple[Bound, Mapping[str, int]]](), Scratch(arrays)
-
-    def add(self, bound: Bound, places: Mapping[str, int]) -> None:
-        """Add a call. `places` maps its operands to array numbers; by default, x has number 0 and the residual 1."""
-        self.bound.append((bound, {"x": 0, "residual": 1, **places}))
 
 
 def _call(
@@ -823,9 +766,9 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
             if not is_last:
                 y = x.new_empty(checks.y_shape(factor.pattern, factor.layout, factor.batch))
                 if place == len(intermediates):
-                    intermediates.append(calls.scratch.add(0))
+                    intermediates.append(calls.reserve(0))
                 y_number = intermediates[place]
-                calls.scratch.enlarge(y_number, y.numel() * y.element_size())
+                calls.enlarge(y_number, y.numel() * y.element_size())
                 options = {"activation": layer.between, "out": y}
             numbers = [job.first_weight + place] if job.weights else []
             prepare, of_factor = launcher_of(factor.pattern).prepare, job._replace(layout=factor.layout)
@@ -839,42 +782,7 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
     return _Launches(job, calls, bool(job.slices))
 
 
-def repeat_calls(calls: Calls) -> RepeatedCalls:
-    """Combine launches, and reserve memory for the weights that they pack."""
-    placed, scratch = list[RepeatedCall](), calls.scratch
-    for (call, _, numbers, are_adjoint), place in calls.bound:
-        plan, packs, arrays = call.plan, list[Packing](), dict(place)
-        if not plan.device.shares_host and plan.workspace_bytes:
-            arrays["workspace"] = scratch.add(plan.workspace_bytes)
-        if numbers:
-            for name, packer, number in zip(plan.weights, plan.packers or (plan,), numbers, strict=True):
-                arrays[name] = scratch.add(packer.packed_bytes)
-                packs.append(Packing(packer, number, arrays[name], are_adjoint))
-        placed.append(RepeatedCall.of(call, arrays, packs))
-    return RepeatedCalls(placed, [weights for each, _ in calls.bound for weights in each.packed])
-
-
-class PreparedLaunches:
-    """Launches of prepared calls by one call, which adds their scratch memory."""
-
-    def __init__(self, calls: Calls) -> None:
-        self.launch = repeat_calls(calls)
-        *self._begins, self._bytes = calls.scratch.offsets()
-
-    @property
-    def launches(self) -> replay.Launches:
-        return replay.Launches(self.launch, self._begins, self._bytes)
-
-    def run(self, addresses: list[int], like: Tensor) -> None:
-        """Launch on arrays at these addresses, which become those of all arrays."""
-        if self._bytes:
-            memory = scratch_memory(like, self._bytes)  # lives until the launches are enqueued
-            begin = memory.data_ptr()
-            addresses += [begin + each for each in self._begins]
-        self.launch(addresses)
-
-
-class _Launches(PreparedLaunches):
+class _Launches(Launches):
     """`Step` that runs the launches of one prepared call, with a new y each time."""
 
     def __init__(self, job: _Job, calls: Calls, reads_slices: bool = False) -> None:

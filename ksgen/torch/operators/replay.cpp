@@ -35,7 +35,7 @@ using Words = c10::SmallVector<int64_t, 48>;
 
 constexpr size_t MOST_ENTRIES = 8;  // per layer
 constexpr int MOST_LATE = 16;       // late launches, minus others, until threads are timed again: as in threads.py
-constexpr size_t LINE_BYTES = 256;  // alignment of scratch memory, as in replay.py
+constexpr size_t LINE_BYTES = 256;  // alignment of scratch memory, as in launches.py
 
 PyObject* parameter_class = nullptr;  // torch.nn.Parameter
 

@@ -25,17 +25,15 @@ from ksgen.build.host import HostCompiler, host_target
 from ksgen.build.request import Binary, Request
 from ksgen.devices.native import load_library, working_compiler
 from ksgen.errors import KsgenError, ToolchainError
-from ksgen.launch.plan import RepeatedCalls
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Seen
 from ksgen.torch.operators import frozen, ops
 from ksgen.torch.operators.factors import steps_of, tie_of
+from ksgen.torch.operators.launches import Launches
 from ksgen.torch.operators.meanwhile import building, may_change
 
 SOURCE = Path(__file__).with_name("replay.cpp")
 ENTRY = "PyInit_ksgen_replay"
-LINE_BYTES = 256  # alignment of scratch memory: that of GPU allocations, and whole cache lines of a processor
-KEPT_BYTES = 2**22  # scratch memory that a thread keeps; more is allocated at each call, which replays do not do
 OFTEN = 500  # repeated calls of a process after which the extension is compiled; a cached one is loaded at once
 APART = 32  # calls in Python between two attempts to add an entry, which takes as long as some calls
 LAST = 3 * APART  # calls in Python after which no replay may replace another method
@@ -53,26 +51,6 @@ _loaded: list[Any] = []  # the extension
 _is_early = False  # whether the extension was there from the first calls on
 _refused: list[str] = []  # why there is none; never retried
 _attempts, _sums = 0, 0  # attempts to add an entry, and calls of sums, while there is no extension
-
-
-class Launches(NamedTuple):
-    """Launches of one direction of a prepared call, and the offsets of their scratch memory."""
-
-    launch: RepeatedCalls
-    begins: Sequence[int]
-    nbytes: int
-
-    def settled(self) -> tuple[tuple[Any, ...], int] | None:
-        """Launches as `replay.cpp` reads them, and for how many calls; None while they are not settled."""
-        if (found := self.launch.settled()) is None:
-            return None
-        function, recorded, threads, workspace_bytes, calls, most_ns = found
-        offsets, nbytes = tuple(self.begins), self.nbytes
-        if workspace_bytes:
-            offsets, nbytes = (nbytes, *offsets), nbytes + workspace_bytes
-        if nbytes > KEPT_BYTES:
-            return None
-        return (function, recorded, threads, workspace_bytes > 0, offsets, nbytes, most_ns), calls
 
 
 class Stored(NamedTuple):

@@ -33,8 +33,9 @@ from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is_ready, job_of, launcher_of, size_of
 from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
+from ksgen.torch.operators.launches import Bound, Calls, Launches
 from ksgen.torch.operators.meanwhile import by_kernels
-from ksgen.torch.operators.prepared import UNFIT, Bound, Calls, NotPreparedError, PreparedLaunches, Unprepared
+from ksgen.torch.operators.prepared import UNFIT, NotPreparedError, Unprepared
 from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
 
 Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and the weights
@@ -263,10 +264,10 @@ class Trained:
             weights = [given.new_empty(each.whole) if each.whole else given for each, given in pairs]
             self._given = [None if each is None else each.shape for each in (rows, parameters[0], *weights)]
             self._outputs = [rows.new_empty(y_shape(each, self.layout, batch)) for each in layer.chain]
-            self._forward = PreparedLaunches(self._calls_forward(rows, parameters[0], weights))
-            self._backward = PreparedLaunches(self._calls_backward(rows, parameters[0], weights, x.requires_grad))
+            self._forward = Launches(self._calls_forward(rows, parameters[0], weights))
+            self._backward = Launches(self._calls_backward(rows, parameters[0], weights, x.requires_grad))
         # both directions as a replay launches them
-        self.launches = self._forward.launches, self._backward.launches
+        self.launches = self._forward, self._backward
         self.shapes = [each.shape for each in self._outputs]
         self._outputs = []  # arrays are needed only until here
 
@@ -307,7 +308,7 @@ class Trained:
                 call = self._bound(launcher_of(factor.pattern).prepare, first.array, second.array, **options)
             if not is_last:
                 call.keep_output()
-            calls.add(Bound(call, (), [second.number]), places | {call.plan.result: y_number})
+            calls.add(Bound(call, numbers=[second.number]), places | {call.plan.result: y_number})
             x, x_number = y, y_number
         return calls
 
@@ -320,7 +321,7 @@ class Trained:
         inputs, count = [x, *self._outputs[:-1]], len(weights)
         calls, y_gradient, y_number = Calls(3 * count + 3), self._outputs[-1], 2 * count
         for number, factor in reversed(list(enumerate(self._launched))):
-            x_number = calls.scratch.add(inputs[number].nbytes) if number else 3 * count + 1 if wants_x else None
+            x_number = calls.reserve(inputs[number].nbytes) if number else 3 * count + 1 if wants_x else None
             of_x = inputs[number], number, x_number
             of_weights = weights[number], count + number, 2 * count + 1 + number
             first, second = _operands(factor, of_x, of_weights)
@@ -334,7 +335,7 @@ class Trained:
                 places = {"x": first.number, "grad_y": y_number, call.plan.result: second.result}
                 if of_bias is not None:
                     places["bias"] = 3 * count + 2
-                calls.add(Bound(call, (), ()), places)
+                calls.add(Bound(call), places)
             if first.result is not None:
                 adjoint = self._adjoints[number]
                 stand_in, out = x.new_empty(adjoint.shape), torch.empty_like(first.array)
@@ -344,7 +345,7 @@ class Trained:
                 if number and not factor.is_swapped:
                     call.keep_output()
                 places = {"x": y_number, call.plan.result: first.result}
-                calls.add(Bound(call, (), [second.number], True), places)
+                calls.add(Bound(call, numbers=[second.number], are_adjoint=True), places)
             y_gradient, y_number = inputs[number], x_number or 0
         return calls
 

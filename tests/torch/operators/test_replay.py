@@ -31,7 +31,7 @@ from ksgen.errors import LaunchError, ToolchainError  # noqa: E402
 from ksgen.pattern import Chain  # noqa: E402
 from ksgen.torch import KSLinear, KSSum  # noqa: E402
 from ksgen.torch.layer.tied import Tied  # noqa: E402
-from ksgen.torch.operators import prepared, replay, trained  # noqa: E402
+from ksgen.torch.operators import launches, prepared, replay, trained  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 from ksgen.torch.operators.factors import factors_of, swapped  # noqa: E402
 from ksgen.torch.operators.meanwhile import building  # noqa: E402
@@ -594,7 +594,7 @@ def test_no_replay_takes_over_after_the_first_calls(case: str, training: bool, m
     with monkeypatch.context() as during:
         during.setattr(replay, "is_due", lambda calls: False)
         if case == "built while threads are timed":
-            during.setattr(replay.Launches, "settled", lambda self: None)
+            during.setattr(launches.Launches, "settled", lambda self: None)
         if case != "compiled later":
             layer.build(4)
     monkeypatch.setattr(replay, "_is_early", case != "compiled later")

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from ksgen.torch import KSLinear, multiply  # noqa: E402
-from ksgen.torch.operators import prepared  # noqa: E402
+from ksgen.torch.operators import launches, prepared  # noqa: E402
 from ksgen.torch.operators.choice import has_kernels  # noqa: E402
 from tests.support.torch_cases import BIAS_CHANGES, change_bias, wrong_in_threads  # noqa: E402
 
@@ -351,11 +351,11 @@ def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch, served: list[A
 
 def test_memory_that_a_thread_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
     monkeypatch.setattr(prepared, "faster", lambda job, ways: "in turn" if "in turn" in ways else "ksgen")
-    monkeypatch.setattr(prepared, "KEPT_BYTES", 1)
-    monkeypatch.setattr(prepared._scratch, "memory", None, raising=False)
+    monkeypatch.setattr(launches, "KEPT_BYTES", 1)
+    monkeypatch.setattr(launches._scratch, "memory", None, raising=False)
     layer = layer_of()
     warmed(layer, served)
-    assert prepared._scratch.memory is None
+    assert launches._scratch.memory is None
 
 
 def test_no_tensor_is_kept(served: list[Any]) -> None:
