@@ -8,7 +8,7 @@ counts as a group of one. Calls that cannot be prepared take the usual path.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
@@ -44,7 +44,7 @@ from ksgen.torch.operators.choice import (
     launcher_of,
     size_of,
 )
-from ksgen.torch.operators.factors import Ties, factors_of, tie_of, ties_of, views_of, whole_shapes
+from ksgen.torch.operators.factors import Ties, factors_of, steps_of, tie_of, ties_of, views_of, whole_shapes
 from ksgen.torch.operators.frozen import derived
 from ksgen.torch.operators.launches import Bound, Calls, Launches
 from ksgen.torch.operators.meanwhile import by_kernels
@@ -104,9 +104,45 @@ def prepares_at_once(x: Tensor) -> bool:
     return bool(x.is_cpu and torch.are_deterministic_algorithms_enabled())
 
 
-def noticed(layer: Any, x: Tensor) -> AbstractContextManager[None]:
-    """Warn if the first call waits for its preparation. Later calls wait in `awaited` on the usual path, if at all."""
-    return awaited(layer._name(), REMEDY) if prepares_at_once(x) else nullcontext()
+def state_of(
+    states: dict[Hashable, Any], key: Hashable, most: int, layer: Any, x: Tensor, prepare: Callable[[], Any]
+) -> Any:
+    """State of a shape of x among at most `most` states: what `prepare` returned, or `Unprepared`.
+
+    The first call at a shape only notes it, unless it prepares at once. It then warns if it waits. Later calls wait in
+    `awaited` on the usual path, if at all.
+    """
+    found = states.get(key)
+    if found is None:
+        if len(states) >= most:
+            states.clear()
+        states[key] = found = Unprepared()
+        if not prepares_at_once(x):
+            return found
+    if type(found) is Unprepared and found.is_due:
+        with awaited(layer._name(), REMEDY) if prepares_at_once(x) else nullcontext():
+            states[key] = found = prepare()
+    return found
+
+
+class Replaceable:
+    """A call from Python, which launches that a replay repeats may replace."""
+
+    step: Any  # what the call runs
+    kernels: Any  # the launches; None if there are none
+
+    @property
+    def is_by_kernels(self) -> bool:
+        """Whether calls from Python run the launches that a replay may repeat."""
+        return self.kernels is self.step
+
+    def settle(self, kernels: Any) -> None:
+        """Run these launches in all later calls; None: keep the method, which no replay replaces.
+
+        Launches that another thread has settled stay.
+        """
+        if not self.is_by_kernels:
+            self.step, self.kernels = kernels or self.step, kernels
 
 
 def _lies_in_memory(tensor: Any) -> bool:
@@ -205,15 +241,19 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
             return None
         weights = layer._modules["weights"]
         stored = weights._parameters
-        computed = weights._modules.get("parametrizations")
+        computed = steps_of(layer)
         # other parametrizations are left to the usual path: they may be costly, or change at each evaluation
-        is_repeated = (
-            computed is not None
+        if (
+            computed
             and layer.backend in BACKENDS
             and all(hasattr(each, "repeats") for steps in computed.values() for each in steps)
-        )
-        found += _slices(weights) if is_repeated else [stored.get(name) for name in NAMES[: len(stored)]]
-        if whole_shapes(found[1:], ties_of(layer)) != layer.chain.shapes:
+        ):
+            for name in NAMES[: len(weights)]:
+                is_tied = tie_of(computed.get(name, ()))
+                found.append(computed[name].original if is_tied else getattr(weights, name))
+        else:
+            found += [stored.get(name) for name in NAMES[: len(stored)]]
+        if whole_shapes(found[1:], ties_of(layer) if computed else ()) != layer.chain.shapes:
             return None
     dtype, place = x.dtype, x.get_device()
     for number, each in enumerate(found):
@@ -224,15 +264,6 @@ def parameters_of(layer: Any, x: Tensor, has_weights: bool) -> list[Tensor | Non
         if not each.is_contiguous() and 0 not in each.stride():
             return None
     return found
-
-
-def _slices(weights: Any) -> list[Tensor]:
-    """Slices of tied weights, and all other weights."""
-    computed = weights._modules["parametrizations"]._modules
-    return [
-        computed[name].original if tie_of(computed.get(name, ())) else getattr(weights, name)
-        for name in NAMES[: len(weights)]
-    ]
 
 
 def make_whole(parameters: list[Tensor | None]) -> list[Tensor | None]:
@@ -266,17 +297,9 @@ def _found(
     most = choice.REMEMBERED if calls is None else MOST_CALLS
     calls = _calls if calls is None else calls
     found = calls.get(key)  # read once: another thread may drop all of them
-    if found is None:
-        if len(calls) >= most:
-            calls.clear()
-        calls[key] = found = Unprepared()
-        if not prepares_at_once(x):
-            return None
-    if type(found) is Unprepared and found.is_due:
-        slices = [*parameters] if ties and x.is_cpu else []
-        with noticed(layers[0], x):
-            calls[key] = found = _prepared(layers, x, residual, make_whole(parameters), after, adds, slices)
-        parameters[:] = slices or parameters
+    if found is None or type(found) is Unprepared:
+        prepare = partial(_prepared, layers, x, residual, parameters, after, adds, ties)
+        found = state_of(calls, key, most, layers[0], x, prepare)
     elif type(found) is Prepared and not found.is_open:
         calls[key] = found = Unprepared()
     return found if type(found) is Prepared and found.takes(x, residual) else None
@@ -284,18 +307,18 @@ def _found(
 
 def _prepared(
     layers: Sequence[Any], x: Tensor, residual: Tensor | None, parameters: Parameters, after: str, adds: bool,
-    slices: Parameters,
+    ties: Ties,
 ) -> "Prepared | Unprepared | str":  # fmt: skip
     """Prepare a call; `Unprepared` if it has to be tried again later, `UNFIT` if none can be prepared."""
-    seen = Unprepared(progress())
+    seen, slices = Unprepared(progress()), parameters if ties and x.is_cpu else ()
     if not is_ready(x.device):
         return seen
     try:
         if len(layers) > 1 and not (form_sum if adds else are_alike)(layers):
-            raise NotPreparedError
+            return UNFIT
         if not all(fits(each, x) for each in layers):
-            raise NotPreparedError
-        if (job := _Job.of(layers, x, residual, parameters, after, adds)) is None:
+            return UNFIT
+        if (job := _Job.of(layers, x, residual, make_whole([*parameters]), after, adds)) is None:
             return seen
         return by_kernels(lambda: Prepared(layers, x, job._replace(slices=slices))) or seen
     except NotPreparedError:

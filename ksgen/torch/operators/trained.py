@@ -35,18 +35,18 @@ from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is
 from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
 from ksgen.torch.operators.launches import Bound, Calls, Launches
 from ksgen.torch.operators.meanwhile import by_kernels
-from ksgen.torch.operators.prepared import UNFIT, NotPreparedError, Unprepared
+from ksgen.torch.operators.prepared import UNFIT, NotPreparedError, Replaceable, Unprepared
 from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
 
 Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and the weights
 
 
 @dataclass(eq=False)
-class PreparedStep:
+class PreparedStep(Replaceable):
     """A prepared step: its method, and the launches that a replay may repeat, if there are any."""
 
-    run: Method
-    trained: "Trained | None"
+    step: Method
+    kernels: "Trained | None"
 
 
 _steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
@@ -62,19 +62,19 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
         return None
     seen = replay.snapshot(layer) if layer.backend in prepared.BACKENDS else None
     parameters = prepared.parameters_of(layer, x, True)
-    if parameters is None or (step := _step_of(layer, x, residual, parameters)) is None:
+    if parameters is None or (call := _step_of(layer, x, residual, parameters)) is None:
         return None
-    y = None if step.run is _by_the_usual_path else step.run(layer, x, residual, *parameters)
-    if seen is not None and step.trained is not None:
-        trained, wanted = step.trained, [each is not None and each.requires_grad for each in (x, *parameters)]
-        in_python = None if step.run is trained else lambda x, *own: step.run(layer, x, residual, *own)
-        second = partial(_usual_gradients, trained, wanted)
-        shapes, directions, order = [*trained.shapes[:-1], layer._y_shape(x)], trained.launches, trained.order
-        seen = seen.repeating([each.whole for each in trained.factors])
-        rest = in_python, second, order, trained.sums_bias
-        is_added = replay.add(layer, seen, x, residual, trained, shapes, directions, *rest)
-        if in_python is not None and is_added is not None:
-            step.run, step.trained = (trained, trained) if is_added else (step.run, None)
+    y = None if call.step is _by_the_usual_path else call.step(layer, x, residual, *parameters)
+    if seen is not None and (kernels := call.kernels) is not None:
+        wanted = [each is not None and each.requires_grad for each in (x, *parameters)]
+        usual = None if call.is_by_kernels else lambda x, *own: call.step(layer, x, residual, *own)
+        second = partial(_usual_gradients, kernels, wanted)
+        seen = seen.repeating([each.whole for each in kernels.factors])
+        shapes, directions = [*kernels.shapes[:-1], layer._y_shape(x)], kernels.launches
+        rest = usual, second, kernels.order, kernels.sums_bias
+        is_added = replay.add(layer, seen, x, residual, kernels, shapes, directions, *rest)
+        if usual is not None and is_added is not None:
+            call.settle(kernels if is_added else None)
     return y
 
 
@@ -87,10 +87,10 @@ def multiply_by(make_layer: Callable[[], Any], x: Any, weights: Tensor) -> Tenso
     if not _is_plain_step(x):
         return None
     layer, parameters = make_layer(), [None, weights]
-    step = _step_of(layer, x, None, parameters)
-    if step is None or step.run is _by_the_usual_path:
+    call = _step_of(layer, x, None, parameters)
+    if call is None or call.step is _by_the_usual_path:
         return None
-    return step.run(layer, x, None, *parameters)
+    return call.step(layer, x, None, *parameters)
 
 
 def _is_plain_step(x: Any, residual: Any = None) -> bool:
@@ -114,15 +114,9 @@ def _step_of(layer: Any, x: Tensor, residual: Tensor | None, parameters: list[Te
     form = x.shape, x.dtype, x.requires_grad, learned[0], residual is not None and (residual.shape, residual.dtype)
     key = *form, options, *shapes, torch.get_num_threads(), PLANNER.generation
     found = _steps.get(key)
-    if found is None:
-        if len(_steps) >= choice.REMEMBERED:
-            _steps.clear()
-        _steps[key] = found = Unprepared()
-        if not prepared.prepares_at_once(x):
-            return None
-    if type(found) is Unprepared and found.is_due:
-        with prepared.noticed(layer, x):
-            _steps[key] = found = _prepared(layer, x, residual, prepared.make_whole(parameters))
+    if found is None or type(found) is Unprepared:
+        prepare = partial(_prepared, layer, x, residual, parameters)
+        found = prepared.state_of(_steps, key, choice.REMEMBERED, layer, x, prepare)
     if type(found) is not PreparedStep:
         return None
     prepared.make_whole(parameters)
@@ -148,7 +142,8 @@ def _prepared(
             return UNFIT
         if parameters[0] is not None and parameters[0].shape != (layer.out_features,):
             return UNFIT
-        return by_kernels(lambda: _fastest(layer, x, residual, parameters)) or seen
+        whole = prepared.make_whole([*parameters])
+        return by_kernels(lambda: _fastest(layer, x, residual, whole)) or seen
     except (KsgenError, NotPreparedError):
         return UNFIT
 

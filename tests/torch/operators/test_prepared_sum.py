@@ -139,7 +139,7 @@ def test_what_the_next_launch_reads_stays_in_the_caches(monkeypatch: pytest.Monk
     for _ in range(3):
         y = layer(x.requires_grad_())
     y.sum().backward()
-    (step,) = [each.run for each in trained._steps.values() if isinstance(each, trained.PreparedStep)]
+    (step,) = [each.step for each in trained._steps.values() if isinstance(each, trained.PreparedStep)]
     assert streams(step._forward.launch) == [False, True]
     assert streams(step._backward.launch)[-2:] == [False, True]
     wanted = x.detach().double().t() @ layer.to_dense().double().t()

@@ -576,7 +576,7 @@ def test_kernels_are_timed_again_as_a_replay(fastest: str, training: bool, monke
         assert bool(asked) != may_change, "results of deterministic algorithms must not change"
         every = *prepared._calls.values(), *trained._steps.values()
         found = [each for each in every if not isinstance(each, prepared.Unprepared)]
-        in_python = [each.run is each.trained if training else each.is_by_kernels for each in found]
+        in_python = [each.is_by_kernels for each in found]
         assert in_python == [may_change and answer], "an entry may expire: calls in Python run the same launches"
 
 
@@ -945,7 +945,7 @@ def test_steps_whose_x_is_packed(chain: list[str], dtype: Any, monkeypatch: pyte
             trained._steps.clear()
             wanted = warmed(layer, lambda layer=layer, x=x, more=more: step(layer, x, *more))
             (prepared_step,) = trained._steps.values()
-            assert prepared_step.run._launched[-1].is_swapped
+            assert prepared_step.step._launched[-1].is_swapped
             found = replayed(layer, lambda layer=layer, x=x, more=more: step(layer, x, *more))
             assert same(found, wanted)
             assert is_as_dense(layer, found, x, *more)
