@@ -379,6 +379,7 @@ class _Job(NamedTuple):
     residual_first: bool = False
     adds: bool = False  # whether the outputs are added
     slices: Parameters = ()  # the parameters, with views of slices as tied weights; empty if nothing is tied
+    y_shape: Sequence[int] = ()  # of y as the caller sees it
 
     @classmethod
     def of(
@@ -392,8 +393,9 @@ class _Job(NamedTuple):
     ) -> "_Job | None":
         """Build the operands; None if the residual does not fit, which the usual path reports."""
         adds &= len(layers) > 1
-        first, features = layers[0], _features(layers, adds)
-        y_shape = _y_shape(first, x, features)
+        first, features = layers[0], [each.out_features for each in (layers[:1] if adds else layers)]
+        y_shape = first._y_shape(x)  # raises an error if the features of x do not fit
+        y_shape = (*y_shape[:-1], sum(features)) if first.y_layout == "bsf" else (sum(features), *y_shape[1:])
         if residual is not None and (residual.dtype, residual.shape, residual.device) != (x.dtype, y_shape, x.device):
             return None
         layout, out_layout, rows, added = first.layout, first.out_layout, first._as_matrix(x.contiguous()), residual
@@ -405,7 +407,7 @@ class _Job(NamedTuple):
         job = cls.one(layout, out_layout, rows, added, features, parameters)
         ending: Any = first.activation if after == "none" else after
         outs = [job.y] * len(layers) if adds else job.outs
-        return job._replace(outs=outs, activation=ending, residual_first=after != "none", adds=adds)
+        return job._replace(outs=outs, activation=ending, residual_first=after != "none", adds=adds, y_shape=y_shape)
 
     @classmethod
     def one(
@@ -432,11 +434,9 @@ class _Job(NamedTuple):
         return len(self.outs) == 1
 
     @property
-    def weights(self) -> Sequence[Tensor]:
+    def weights(self) -> Sequence[Any]:
         """Weights that each call reads; none if they are frozen."""
-        found: Any = self.parameters[len(self.outs) :]
-        weights: Sequence[Tensor] = found
-        return weights
+        return self.parameters[len(self.outs) :]
 
     @property
     def first_bias(self) -> int:
@@ -451,44 +451,24 @@ class _Job(NamedTuple):
         return Calls(self.first_bias + len(self.parameters))
 
 
-def _features(layers: Sequence[Any], adds: bool) -> list[int]:
-    """Number of features of each layer's part of y, side by side; only one number if the layers are added."""
-    return [each.out_features for each in (layers[:1] if adds else layers)]
-
-
-def _y_shape(first: Any, x: Tensor, features: Sequence[int]) -> torch.Size:
-    y_shape = first._y_shape(x)  # raises an error if the features of x do not fit
-    return torch.Size((*y_shape[:-1], sum(features)) if first.y_layout == "bsf" else (sum(features), *y_shape[1:]))
-
-
-class Prepared:
+class Prepared(Replaceable):
     """Prepared call that computes activation(X K^T + bias) + residual of layers on one x, side by side or as a sum.
 
     It uses the fastest method for the shape of x. It holds the packed weights of frozen layers, and no other array.
     """
 
     def __init__(self, layers: Sequence[Any], x: Tensor, job: _Job) -> None:
-        first, self._adds, self._features = layers[0], job.adds, _features(layers, job.adds)
-        self._x_shape, self._y_shape, self._dtype = job.x.shape, _y_shape(first, x, self._features), x.dtype
+        self._adds, self._features = job.adds, [each.out_features for each in layers]
+        self._x_shape, self._y_shape, self._dtype = job.x.shape, torch.Size(job.y_shape), x.dtype
         self._residual_shape, self._is_viewed = job.y.shape, job.y.shape != self._y_shape
-        self._axis = -1 if first.layout == "bsf" else 0
+        self._axis = -1 if layers[0].layout == "bsf" else 0
         self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest method
-        self._launch: RepeatedCalls | None = None  # on a GPU, whose context a user may detach
-        self.step, kernels = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
-        self.kernels = kernels if x.is_cpu else None  # launches that a replay may repeat
-
-    @property
-    def is_by_kernels(self) -> bool:
-        """Whether calls from Python run the launches that a replay may repeat."""
-        return self.kernels is self.step
-
-    def settle(self, kernels: "_Launches | None") -> None:
-        """Run these launches in all later calls; None: keep the method, which no replay replaces.
-
-        Launches that another thread has settled stay.
-        """
-        if not self.is_by_kernels:
-            self.step, self.kernels = kernels or self.step, kernels
+        methods = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
+        launches = next((each for each in methods if isinstance(each, _Launches)), None)
+        self.step = None if self._each else methods[0]
+        self.kernels = launches if x.is_cpu else None
+        # launches on a GPU, whose context a user may detach
+        self._launch: RepeatedCalls | None = launches.launch if x.is_cuda and launches else None
 
     @property
     def is_open(self) -> bool:
@@ -539,10 +519,10 @@ class Prepared:
             found += [Prepared([layer], x, one)] if one else []
         return found
 
-    def _by_rule(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "tuple[Step, _Launches | None]":
+    def _by_rule(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Sequence[Step]:
         """Method on a GPU: one launch, if that is expected to be faster.
 
-        Otherwise it is one call with one launch per factor, or one prepared call per layer of a group.
+        Otherwise it is one call with one launch per factor, or none but one prepared call per layer of a group.
         """
         if _is_one_launch(layers, job):
             if (method := _in_one_launch(layers, job, True)) is None:
@@ -552,19 +532,18 @@ class Prepared:
                 raise NotPreparedError
         else:
             self._each = self._alone(layers, x, job)
-            return lambda x, *_: x, None  # never called
-        self._launch = method.launch
-        return method, method
+            return []
+        return [method]
 
-    def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "tuple[Step, _Launches | None]":
-        """Method on a processor: the fastest of those that are timed; and one that is one call of launches."""
+    def _fastest(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Sequence[Step]:
+        """Methods on a processor, the fastest first; none if one prepared call per layer of a group is the fastest."""
         first, methods, given = layers[0], dict[str, Any](), job.slices or job.parameters
         only_kernels = all(each.backend == "ksgen" or each.has_stored_type for each in layers)
         if job.is_alone and len(first.own_chain) == 1 and job.out_layout is None:
-            return _factor(job, _packed(first, job)[0], _Factor(first, job, 0, first.layout, only_kernels))
+            return _factor(first, 0, job, _packed(first, job)[0], first.layout, only_kernels)
         if job.slices and first.fuse != "yes" and (method := _in_turn(layers, job)):
             if only_kernels:
-                return method, method
+                return [method]
             methods["slices"] = method
         ties, job = ties_of(first) if job.slices else (), job._replace(slices=())
         if method := _in_one_launch(layers, job, only_kernels):
@@ -572,11 +551,11 @@ class Prepared:
         if not job.adds and (first.fuse == "yes" or (methods and only_kernels and job.is_alone)):
             if not methods:
                 raise NotPreparedError
-            return methods["ksgen"], methods["ksgen"]
+            return [methods["ksgen"]]
         if method := _in_turn(layers, job):
             methods["in turn"] = method
             if job.adds and only_kernels:
-                return method, method
+                return [method]
         if job.is_alone and not (methods and only_kernels):
             methods["each"] = _each_factor(first, job, only_kernels)
         timed: dict[str, Callable[[], Tensor]] = {
@@ -588,9 +567,8 @@ class Prepared:
         name = _timed_fastest(layers, job, timed, ties)
         if name not in methods:
             self._each = alone
-            return lambda x, *_: x, None  # never called
-        launches = [each for each in (methods[name], *methods.values()) if isinstance(each, _Launches)]
-        return methods[name], launches[0] if launches else None
+            return []
+        return [methods[name], *methods.values()]
 
 
 def _run(method: Step, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
@@ -701,7 +679,7 @@ def _call(
         return None
     except KsgenError as error:
         raise NotPreparedError from error
-    if call is None or (job.x.is_cpu and not call.plan.device.shares_host):
+    if call is None:
         return None
     nested = weights if isinstance(weights, list) else [weights]  # one list per layer of a group
     flat = [each for layer in nested for each in (layer if isinstance(layer, list) else [layer])]
@@ -824,42 +802,22 @@ class _Launches(Launches):
 # ---- one factor by its fastest method
 
 
-class _Factor(NamedTuple):
-    """One factor of a layer's job."""
-
-    layer: Any
-    job: _Job  # operands of the whole layer
-    place: int
-    layout_of_job: str  # layout in the key of its times
-    only_kernels: bool
-
-    @property
-    def is_last(self) -> bool:
-        return self.place + 1 == len(self.layer.own_chain)
-
-    def prepare(self, make: Callable[[Tensor], Tensor]) -> Callable[[Parameters], Tensor]:
-        """Function that returns make(weights) at each call; computed only once if the weights are frozen."""
-        if self.job.weights:
-            index = 1 + self.place
-            return lambda parameters: make(parameters[index])
-        made = derived(self.layer.weights[self.place], make)
-        return lambda _: made
-
-
 def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
     """Run each factor by its fastest method."""
-    steps, x = list[tuple[Callable[[Tensor], Tensor], Step]](), job.x
-    every: Any = ops.transposed_at(layer.own_chain.transposing_factor, _packed(layer, job), job.layout, job.out_layout)
-    for number, (pattern, (prepare, weights, layout)) in enumerate(zip(layer.own_chain, every, strict=True)):
-        factor, x = _Factor(layer, job, number, layout, only_kernels), prepare(x)
-        added = job.residual if factor.is_last else None
-        factor_job = _Job.one(layout, None, x, added, [pattern.out_features], job.parameters)
-        factor_job = factor_job._replace(activation=layer.between)
-        if factor.is_last:
-            factor_job = factor_job._replace(activation=job.activation, residual_first=job.residual_first)
-        steps.append((prepare, _factor(factor_job, weights, factor)[0]))
-        if not factor.is_last:
-            x = steps[-1][1](x, None, job.parameters)
+    chain, steps, x = layer.own_chain, list[tuple[Callable[[Tensor], Tensor], Step]](), job.x
+    every: Any = ops.transposed_at(chain.transposing_factor, _packed(layer, job), job.layout, job.out_layout)
+    for place, (prepare, weights, layout) in enumerate(every):
+        x, features = prepare(x), [chain[place].out_features]
+        if place + 1 == len(chain):
+            of_factor = _Job.one(layout, None, x, job.residual, features, job.parameters)
+            of_factor = of_factor._replace(activation=job.activation, residual_first=job.residual_first)
+        else:
+            of_factor = _Job.one(layout, None, x, None, features, [None, *job.parameters[1:]])
+            of_factor = of_factor._replace(activation=layer.between)
+        step, *_ = _factor(layer, place, of_factor, weights, layout, only_kernels)
+        steps.append((prepare, step))
+        if place + 1 < len(chain):
+            x = step(x, None, job.parameters)
     *first, (prepare_last, last) = steps
 
     def each_alone(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
@@ -870,30 +828,34 @@ def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
     return each_alone
 
 
-def _factor(job: _Job, weights: Any, factor: _Factor) -> tuple[Step, _Launches | None]:
-    """Fastest method for one factor, and its launch, if there is one."""
-    layout, layer, methods = job.layout, factor.layer, dict[str, Any]()
-    pattern, is_last, has_stored_type = layer.own_chain[factor.place], factor.is_last, layer.has_stored_type
-    activation, residual_first, has_bias = (
-        job.activation,
-        job.residual_first,
-        is_last and job.parameters[0] is not None,
-    )
-    options: dict[str, Any] = {"bias": job.parameters[0] if is_last else None, "activation": activation}
-    options["residual_first"] = residual_first
-    numbers = [job.first_weight + factor.place] if job.weights else []
-    prepare, exchange = launcher_of(pattern).prepare, products.exchange_of(pattern)
+def _factor(layer: Any, place: int, job: _Job, weights: Any, layout_of_job: str, only_kernels: bool) -> Sequence[Step]:
+    """Methods for a factor of a layer, the fastest first.
+
+    `job` has the operands of this factor. `layout_of_job` is the layout in the key of its times.
+    """
+    layout, activation, residual_first, bias = job.layout, job.activation, job.residual_first, job.parameters[0]
+    pattern, has_bias, methods = layer.own_chain[place], bias is not None, dict[str, Any]()
+    options: dict[str, Any] = {"bias": bias, "activation": activation, "residual_first": residual_first}
+    numbers, exchange = [job.first_weight + place] if job.weights else [], products.exchange_of(pattern)
+    prepare = launcher_of(pattern).prepare
     if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **options):
         calls = job.calls()
         calls.add(call, {call.call.plan.result: 2, "bias": job.first_bias})
         methods["ksgen"] = _Launches(job, calls)
-    if factor.only_kernels or has_stored_type:
+    if only_kernels or layer.has_stored_type:
         if not methods:
             raise NotPreparedError
-        return methods["ksgen"], methods["ksgen"]
+        return [methods["ksgen"]]
+
+    def made_by(make: Callable[[Tensor], Tensor]) -> Callable[[Parameters], Tensor]:
+        """Function that returns make(weights) at each call; computed only once if the weights are frozen."""
+        if job.weights:
+            return lambda parameters: make(parameters[1 + place])
+        made = derived(layer.weights[place], make)
+        return lambda _: made
 
     def by_pytorch(name: str, make: Callable[[Tensor], Tensor], product: Callable[[Tensor, Tensor], Tensor]) -> None:
-        ready = factor.prepare(make)
+        ready = made_by(make)
 
         def step(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
             rows = products.natural(x, exchange, layout)
@@ -908,33 +870,18 @@ def _factor(job: _Job, weights: Any, factor: _Factor) -> tuple[Step, _Launches |
     if job.weights:  # reads the parameters without a permuted copy
         by_pytorch("einsum", lambda raw: raw, lambda x, raw: PRODUCTS["einsum"].multiply(x, raw, layout, pattern))
     elif job.x.element_size() == 2 and exchange is None:  # as in `ksgen.torch.operators.ops`
-        ready = factor.prepare(products.to_dense)
-        methods["dense"] = _by_whole_matrix(ready, layout, has_bias, (activation, residual_first))
-    kind = job_of(
-        _kind(job),
-        [pattern_as_list(pattern)],
-        job.x.dtype,
-        factor.layout_of_job,
-        activation,
-        has_bias,
-        job.residual is not None,
-    )
+        dense = made_by(products.to_dense)
+
+        def in_rows(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+            y = functional.linear(x, dense(parameters), parameters[0] if has_bias else None)
+            return finish(y, None, activation, residual, layout, residual_first)
+
+        def in_columns(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+            bias = parameters[0] if has_bias else None
+            return finish(dense(parameters) @ x, bias, activation, residual, layout, residual_first)
+
+        methods["dense"] = in_rows if layout == "bsf" else in_columns
+    shapes, has_residual = [pattern_as_list(pattern)], job.residual is not None
+    key = job_of(_kind(job), shapes, job.x.dtype, layout_of_job, activation, has_bias, has_residual)
     timed = {name: partial(method, job.x, job.residual, job.parameters) for name, method in methods.items()}
-    return methods[faster((kind, size_of(job.batch), *methods), timed)], methods.get("ksgen")
-
-
-def _by_whole_matrix(
-    ready: Callable[[Parameters], Tensor], layout: str, has_bias: bool, ending: tuple[str, bool]
-) -> Step:
-    """Multiply by the dense matrix K, which `ready` returns. `ending`: the activation, and whether it comes last."""
-    activation, residual_first = ending
-
-    def in_rows(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
-        y = functional.linear(x, ready(parameters), parameters[0] if has_bias else None)
-        return finish(y, None, activation, residual, layout, residual_first)
-
-    def in_columns(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
-        bias = parameters[0] if has_bias else None
-        return finish(ready(parameters) @ x, bias, activation, residual, layout, residual_first)
-
-    return in_rows if layout == "bsf" else in_columns
+    return [methods[faster((key, size_of(job.batch), *methods), timed)], *methods.values()]
