@@ -259,10 +259,11 @@ class Trained:
             weights = [given.new_empty(each.whole) if each.whole else given for each, given in pairs]
             self._given = [None if each is None else each.shape for each in (rows, parameters[0], *weights)]
             self._outputs = [rows.new_empty(y_shape(each, self.layout, batch)) for each in layer.chain]
-            self._forward = Launches(self._calls_forward(rows, parameters[0], weights))
-            self._backward = Launches(self._calls_backward(rows, parameters[0], weights, x.requires_grad))
-        # both directions as a replay launches them
-        self.launches = self._forward, self._backward
+            # of both directions
+            self.launches = (
+                Launches(self._calls_forward(rows, parameters[0], weights)),
+                Launches(self._calls_backward(rows, parameters[0], weights, x.requires_grad)),
+            )
         self.shapes = [each.shape for each in self._outputs]
         self._outputs = []  # arrays are needed only until here
 
@@ -276,7 +277,7 @@ class Trained:
 
     def _bound(self, prepare: Callable[..., Call | None], *arguments: Any, **options: Any) -> Call:
         call = prepare(*arguments, **options)
-        if call is None or not call.plan.device.shares_host:
+        if call is None:
             raise NotPreparedError
         return call
 
@@ -325,8 +326,6 @@ class Trained:
                 multiply, like = launcher_of(replace(factor.pattern, store="")), torch.empty_like(second.array)
                 of_bias = torch.empty_like(bias) if self.sums_bias and number + 1 == count else None
                 call = multiply._gradient_call(first.array, of_y, layout, like, None, None, of_bias)
-                if not call.plan.device.shares_host:
-                    raise NotPreparedError
                 places = {"x": first.number, "grad_y": y_number, call.plan.result: second.result}
                 if of_bias is not None:
                     places["bias"] = 3 * count + 2
@@ -353,35 +352,6 @@ class Trained:
             each is None or (each.is_cpu and each.dtype == dtype and each.shape == shape and each.is_contiguous())
             for each, shape in zip(given, self._given, strict=True)
         )
-
-    def forward(
-        self, x: Tensor, bias: Tensor | None, residual: Tensor | None, weights: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Compute and return the output of each factor."""
-        ys = [x.new_empty(*shape) for shape in self.shapes]
-        added = [] if residual is None else [residual]
-        self._forward.run(_addresses([x, bias, *weights, *ys, *added]), x)
-        return ys
-
-    def backward(
-        self,
-        inputs: Sequence[Tensor],
-        bias: Tensor | None,
-        weights: Sequence[Tensor],
-        y_gradient: Tensor,
-        wants_x: bool,
-    ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
-        """Compute the gradients of x, of the bias and of the weights.
-
-        That of x is None if it is not wanted, and that of the bias if the launches do not write it.
-        """
-        found = [each.new_empty(*each.shape) for each in weights]
-        of_x = inputs[0].new_empty(*inputs[0].shape) if wants_x else None
-        of_bias = bias.new_empty(*bias.shape) if bias is not None and self.sums_bias else None
-        digits, axes = self.order
-        y_gradient = (y_gradient.reshape(digits).permute(axes) if axes else y_gradient).contiguous()
-        self._backward.run(_addresses([*inputs, *weights, y_gradient, *found, of_x, of_bias]), y_gradient)
-        return of_x, of_bias, found
 
 
 class _Operand(NamedTuple):
@@ -411,7 +381,9 @@ class _TrainedProduct(torch.autograd.Function):
     def forward(
         ctx: Any, trained: Trained, x: Tensor, bias: Tensor | None, residual: Tensor | None, *weights: Tensor
     ) -> Tensor:
-        *intermediates, y = trained.forward(x, bias, residual, weights)
+        ys, added = [x.new_empty(*shape) for shape in trained.shapes], [] if residual is None else [residual]
+        trained.launches[0].run(_addresses([x, bias, *weights, *ys, *added]), x)
+        *intermediates, y = ys
         ctx.trained, ctx.threads = trained, torch.get_num_threads()
         ctx.save_for_backward(x, bias, *weights, *intermediates)
         return y
@@ -430,7 +402,12 @@ class _TrainedProduct(torch.autograd.Function):
             wanted = [wants_x, wants_bias, *wanted]
             of_x, of_bias, *found = _by_autograd(trained, (x, bias, *weights), gradient, wanted)
             return None, of_x, of_bias, of_residual, *found
-        of_x, of_bias, of_weights = trained.backward(inputs, bias, weights, gradient, wants_x)
+        of_weights = [each.new_empty(*each.shape) for each in weights]
+        of_x = x.new_empty(*x.shape) if wants_x else None
+        of_bias = bias.new_empty(*bias.shape) if bias is not None and trained.sums_bias else None
+        digits, axes = trained.order
+        in_order = (gradient.reshape(digits).permute(axes) if axes else gradient).contiguous()
+        trained.launches[1].run(_addresses([*inputs, *weights, in_order, *of_weights, of_x, of_bias]), in_order)
         if wants_bias and of_bias is None:
             of_bias = gradient.sum(0 if trained.layout == "bsf" else 1)
         return None, of_x, of_bias, of_residual, *of_weights

@@ -140,8 +140,9 @@ def test_what_the_next_launch_reads_stays_in_the_caches(monkeypatch: pytest.Monk
         y = layer(x.requires_grad_())
     y.sum().backward()
     (step,) = [each.step for each in trained._steps.values() if isinstance(each, trained.PreparedStep)]
-    assert streams(step._forward.launch) == [False, True]
-    assert streams(step._backward.launch)[-2:] == [False, True]
+    forward, backward = step.launches
+    assert streams(forward.launch) == [False, True]
+    assert streams(backward.launch)[-2:] == [False, True]
     wanted = x.detach().double().t() @ layer.to_dense().double().t()
     torch.testing.assert_close(y.double().t(), wanted, atol=1e-4, rtol=1e-4)
 
