@@ -127,10 +127,11 @@ def multiply_factor(
         return _product(x, weights, bias, residual, layout, precision, activation, False, backend, *orders)
 
     by_pytorch = partial(multiply_by_pytorch, layout=layout, activation=activation, exchange=exchange)
+    # not watched, because then the batch size may be symbolic; nor in a checkpoint, whose passes must take one path
     may_be_plain = backend != "strided" and not _is_watched(*operands) and not is_saved_otherwise()
     if _is_traced() or (may_be_plain and _lacks_kernels(x, precision, backend)):
         return by_pytorch(*operands)
-    if backend == "auto" and _is_small_step(*operands, layout, precision):
+    if backend == "auto" and may_be_plain and _is_small_step(x, weights, layout, precision):
         methods: dict[str, Product] = {"ksgen": by_functions, "bmm": by_pytorch}
         added = bias is not None, residual is not None
         kind = "trained" if x.requires_grad else "trained first"  # whether the gradient of x is computed, too
@@ -215,18 +216,12 @@ def copying(product: Product) -> Product:
     return multiply
 
 
-def _is_small_step(
-    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None
-) -> bool:
+def _is_small_step(x: Tensor, weights: Tensor, layout: str, precision: str | None) -> bool:
     """Whether this is a training step with so few rows that the host overhead of custom functions matters."""
     if x.device.type != "cpu" or not needs_gradient(weights) or is_transformed():
         return False
-    if _is_watched(x, weights, bias, residual):
-        return False  # before the batch size is read, which may be symbolic
     is_small = x.shape[0 if layout == "bsf" else 1] <= SMALL_BATCH and x.numel()
-    if not is_small or precision not in (None, dtype_name(x.dtype)):
-        return False
-    return not is_saved_otherwise()  # a checkpoint's second pass could take another path
+    return bool(is_small) and precision in (None, dtype_name(x.dtype))
 
 
 def is_saved_otherwise() -> bool:
@@ -406,31 +401,23 @@ def _sum(terms: Sequence[Tensor | None]) -> Tensor:
     return sum(others, first)
 
 
-def _multiply_batched(
-    call: Product,
-    info: Any,
-    in_dims: tuple[Any, ...],
-    x: Tensor,
-    weights: Tensor,
-    bias: Any,
-    residual: Any,
-    *options: Any,
-) -> tuple[Tensor, int]:
+def _multiply_batched(call: Product, info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Tensor, int]:
     """Rule for `vmap`: fold the mapped dimension into the batch.
 
     If weights or biases are mapped, the dimension is folded into a instead, as more blocks.
     """
+    x, weights, bias, residual, *options = given
     layout, count = options[0], info.batch_size
-    if not count:  # nothing to compute, and `unflatten` cannot infer a length from no elements
-        each_x, each_weights = (_empty_slice(given, dim) for given, dim in zip((x, weights), in_dims[:2], strict=True))
-        return empty_y(each_x, each_weights, layout, options[3]).expand(0, -1, -1), 0
     of_x, of_weights, of_bias, of_residual = in_dims[:4]
+    if not count:  # nothing to compute, and `unflatten` cannot infer a length from no elements
+        each_x, each_weights = _empty_slice(x, of_x), _empty_slice(weights, of_weights)
+        return empty_y(each_x, each_weights, layout, options[3]).expand(0, -1, -1), 0
     axis = 0 if layout == "bsf" else 1
     if of_weights is not None or of_bias is not None:
         axis = 1 - axis
         weights, bias = _folded(weights, of_weights, count, 0), _folded(bias, of_bias, count, 0)
         shape = weights.shape[0] // count, *weights.shape[1:]
-        options = *options[:5], *_repeated(count, shape, options[5:])
+        options[5:] = _repeated(count, shape, options[5:])
     x, residual = _folded(x, of_x, count, axis), _folded(residual, of_residual, count, axis)
     return call(x, weights, bias, residual, *options).unflatten(axis, (count, -1)), axis
 
@@ -486,29 +473,17 @@ def _forward_of_weights(ctx: Any, x_tangent: Tensor | None, y_tangent: Tensor | 
     return _sum([of_x, None if y_tangent is None else _outer_product(ctx.x, y_tangent, *options)])
 
 
-def _weight_gradient_batched(
-    call: Product,
-    info: Any,
-    in_dims: tuple[Any, ...],
-    x: Tensor,
-    y_gradient: Tensor,
-    a: int,
-    d: int,
-    layout: str,
-    *options: Any,
-) -> tuple[Tensor, int]:
+def _weight_gradient_batched(call: Product, info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Tensor, int]:
     """Rule for `vmap`: fold the mapped dimension, such as samples of per-sample gradients, into that of size `a`."""
-    axis = 1 if layout == "bsf" else 0
-    if not info.batch_size:
-        each_x, each_y = (_empty_slice(given, dim) for given, dim in zip((x, y_gradient), in_dims[:2], strict=True))
-        return x.new_empty((0, *_weight_shape(each_x, each_y, a, d, layout))), 0
-    x, y_gradient = (
-        _folded(each, of_each, info.batch_size, axis)
-        for each, of_each in zip((x, y_gradient), in_dims[:2], strict=True)
-    )
-    shape = _weight_shape(x, y_gradient, info.batch_size * a, d, layout)
-    options = *options[:2], *_repeated(info.batch_size, (a, *shape[1:]), options[2:])
-    return call(x, y_gradient, info.batch_size * a, d, layout, *options).unflatten(0, (info.batch_size, a)), 0
+    x, y_gradient, a, d, layout, precision, backend, *orders = given
+    (of_x, of_y), count, axis = in_dims[:2], info.batch_size, 1 if layout == "bsf" else 0
+    if not count:
+        shape = _weight_shape(_empty_slice(x, of_x), _empty_slice(y_gradient, of_y), a, d, layout)
+        return x.new_empty((0, *shape)), 0
+    x, y_gradient = _folded(x, of_x, count, axis), _folded(y_gradient, of_y, count, axis)
+    shape = _weight_shape(x, y_gradient, count * a, d, layout)
+    options = layout, precision, backend, *_repeated(count, (a, *shape[1:]), orders)
+    return call(x, y_gradient, count * a, d, *options).unflatten(0, (count, a)), 0
 
 
 # ---- calls: of operators if a compiler or a mode is watching, else of autograd functions, which have less overhead
@@ -671,8 +646,8 @@ def _empty_slice(tensor: Tensor, dim: int | None) -> Tensor:
     return tensor if dim is None else tensor.new_empty(tensor.movedim(dim, 0).shape[1:])
 
 
-def _folded(tensor: Tensor | None, dim: int | None, count: int, axis: int) -> Tensor | None:
-    """Merge the mapped dimension into an axis, as its outer part."""
+def _folded(tensor: Any, dim: int | None, count: int, axis: int) -> Any:
+    """Merge the mapped dimension into an axis, as its outer part. None stays None."""
     if tensor is None:
         return None
     if dim is None:
@@ -692,17 +667,8 @@ def _flops_of_product(
 
 
 @register_flop_formula([torch.ops.ksgen.weight_gradient])
-def _flops_of_weight_gradient(
-    x_shape: Sequence[int],
-    y_shape: Sequence[int],
-    a: int,
-    d: int,
-    layout: str,
-    *_: Any,
-    out_shape: Sequence[int],
-    **__: Any,
-) -> int:
-    rows: int = x_shape[0 if layout == "bsf" else 1]
+def _flops_of_weight_gradient(x_shape: Sequence[int], *given: Any, out_shape: Sequence[int], **_: Any) -> int:
+    rows: int = x_shape[0 if given[3] == "bsf" else 1]
     return 2 * rows * prod(out_shape)
 
 
