@@ -128,7 +128,7 @@ def by_operators(
         values, scale, x_scale = weights
         if ops.is_transformed() and x_scale is None:  # PyTorch applies no transform to the operator
             wide = _dequantized(values, scale, x.dtype)
-            return ops.multiply_factor(x, wide, bias, residual, layout, None, activation, "auto")
+            return ops.multiply_factor(x, wide, bias, activation, residual, layout, precision=None, backend="auto")
         more = layer.storage, layer.per, x_scale, precision
         if is_apart:
             return finish(

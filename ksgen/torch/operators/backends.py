@@ -6,6 +6,7 @@ differentiable except `bsr`: PyTorch has no gradient of a product with block-spa
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 from typing import Any, Literal, get_args
 
@@ -155,15 +156,11 @@ def multiply_all_by(
     for each in (between, activation):
         check_activation(each, x.dtype)
 
-    def by_functions(
-        x: Tensor, weights: Any, bias: Any, activation: str, residual: Any, layout: Layout, exchange: Exchange | None
-    ) -> Tensor:
-        return ops.multiply_factor(x, weights, bias, residual, layout, precision, activation, backend, exchange)
-
     def by_backend(x: Tensor, weights: Any, bias: Any, activation: str, residual: Any, layout: Layout) -> Tensor:
         return finish(BACKENDS[backend](x, weights, layout), bias, activation, residual, layout)
 
     def one_by_one() -> Tensor:
+        by_functions = partial(ops.multiply_factor, precision=precision, backend=backend)
         product = by_functions if backend in ops.BACKENDS else ops.copying(by_backend)
         return ops.multiply_each(product, x, every, exchanges, between, (bias, activation, residual))
 

@@ -205,10 +205,8 @@ def thaw(layer: nn.Module) -> bool:
             _in_graphs.setdefault(layer, []).append(kept.forms)
         elif kept.device.type == "cuda" and kept.forms:
             torch.cuda.synchronize(kept.device)  # other streams may still read them
-    for reference in _groups.keyrefs():  # a snapshot: other threads may add groups meanwhile
-        group = reference()
-        record = None if group is None else _groups.get(group)
-        if group is not None and record and frozen in record.layers:
+    for group in [reference() for reference in _groups.keyrefs()]:  # other threads may add groups meanwhile
+        if group is not None and (record := _groups.get(group)) and frozen in record.layers:
             _groups.pop(group, None)
     return True
 

@@ -110,14 +110,14 @@ def multiply(
     check(x, [weights], bias, residual, layout, precision)
     check_activation(activation, x.dtype)
     check_backend(backend, precision, x.dtype)
-    return multiply_factor(x, weights, bias, residual, layout, precision, activation, backend)
+    return multiply_factor(x, weights, bias, activation, residual, layout, precision=precision, backend=backend)
 
 
 def multiply_factor(
-    x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None, layout: str, precision: str | None,
-    activation: str, backend: str, exchange: Exchange | None = None,
+    x: Tensor, weights: Tensor, bias: Tensor | None, activation: str, residual: Tensor | None, layout: str,
+    exchange: Exchange | None = None, *, precision: str | None, backend: str,
 ) -> Tensor:  # fmt: skip
-    """Multiply like `multiply`, with tensors that were cast and checked."""
+    """Multiply like `multiply`, with tensors that were cast and checked. A product for `multiply_each`."""
     operands, orders = (x, weights, bias, residual), exchange.text if exchange else ()
 
     def by_functions(x: Tensor, weights: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:

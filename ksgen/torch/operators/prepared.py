@@ -318,8 +318,10 @@ def _prepared(
             return UNFIT
         if not all(fits(each, x) for each in layers):
             return UNFIT
-        if (job := _Job.of(layers, x, residual, make_whole([*parameters]), after, adds)) is None:
-            return seen
+        job = _Job.of(layers, x, residual, make_whole([*parameters]), after, adds)
+        needed = x.dtype, job.y_shape, x.device
+        if residual is not None and (residual.dtype, residual.shape, residual.device) != needed:
+            return seen  # the usual path reports it
         return by_kernels(lambda: Prepared(layers, x, job._replace(slices=slices))) or seen
     except NotPreparedError:
         return UNFIT
@@ -390,14 +392,12 @@ class _Job(NamedTuple):
         parameters: Parameters,
         after: str = "none",
         adds: bool = False,
-    ) -> "_Job | None":
-        """Build the operands; None if the residual does not fit, which the usual path reports."""
+    ) -> "_Job":
+        """Build the operands."""
         adds &= len(layers) > 1
         first, features = layers[0], [each.out_features for each in (layers[:1] if adds else layers)]
         y_shape = first._y_shape(x)  # raises an error if the features of x do not fit
         y_shape = (*y_shape[:-1], sum(features)) if first.y_layout == "bsf" else (sum(features), *y_shape[1:])
-        if residual is not None and (residual.dtype, residual.shape, residual.device) != (x.dtype, y_shape, x.device):
-            return None
         layout, out_layout, rows, added = first.layout, first.out_layout, first._as_matrix(x.contiguous()), residual
         if added is not None:
             added = first._as_matrix(added.contiguous(), first.y_layout)
@@ -510,13 +510,12 @@ class Prepared(Replaceable):
 
     def _alone(self, layers: Sequence[Any], x: Tensor, job: _Job) -> "list[Prepared]":
         """One prepared call per layer of a group."""
-        found, added = list[Prepared](), None
+        found = list[Prepared]()
         for number, (layer, bias) in enumerate(zip(layers, job.parameters, strict=True), 1):
-            if job.adds and (number > 1 or job.residual is not None):
-                added = x.new_zeros(self._y_shape)
+            added = x.new_zeros(self._y_shape) if job.adds and (found or job.residual is not None) else None
             is_end = job.adds and number == len(layers)
             one = _Job.of([layer], x, added, [bias], job.activation if is_end else "none")
-            found += [Prepared([layer], x, one)] if one else []
+            found.append(Prepared([layer], x, one))
         return found
 
     def _by_rule(self, layers: Sequence[Any], x: Tensor, job: _Job) -> Sequence[Step]:

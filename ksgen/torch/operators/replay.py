@@ -94,10 +94,10 @@ def snapshot(layer: Any) -> Snapshot | None:
         (vars(forward_ad), "_current_level", forward_ad._current_level),
     ]
     own = _stored_of(layer) if layer.has_stored_type else _weights_of(layer)
-    bias = layer._parameters.get("bias")
-    if bias is None:
-        return Snapshot([*facts, *own.facts, (layer._parameters, "bias", None)], own.parameters, own.pinned)
-    return Snapshot([*facts, *own.facts], [Stored(layer._parameters, "bias", bias), *own.parameters], own.pinned)
+    bias = Stored(layer._parameters, "bias", layer._parameters.get("bias"))
+    if bias.tensor is None:
+        return Snapshot([*facts, *own.facts, bias[:3]], own.parameters, own.pinned)
+    return Snapshot([*facts, *own.facts], [bias, *own.parameters], own.pinned)
 
 
 def is_due(calls: int) -> bool:

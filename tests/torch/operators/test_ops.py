@@ -588,7 +588,9 @@ ORDERS = (EXCHANGED.store, EXCHANGED.load)
 
 def exchanging(layout: Any, backend: str = "ksgen", activation: str = "gelu_tanh") -> Any:
     exchange = products.exchange_of(EXCHANGED)
-    return lambda *given: ops.multiply_factor(*given, layout, None, activation, backend, exchange)
+    return lambda x, weights, bias, residual: ops.multiply_factor(
+        x, weights, bias, activation, residual, layout, exchange, precision=None, backend=backend
+    )
 
 
 @pytest.mark.exhaustive
