@@ -69,9 +69,18 @@ class Calls:
 class Launches:
     """Launches of prepared calls by one call, which adds their scratch memory."""
 
+    # what a replay needs to know, as of `ksgen.torch.operators.trained.Trained`
+    shapes: Sequence[Sequence[int]] = ()
+    order: tuple[Sequence[int], Sequence[int]] = (), ()
+    sums_bias = False
+
     def __init__(self, calls: Calls) -> None:
         self.launch = RepeatedCalls(calls.repeated, calls.packed)
         *self._begins, self._bytes = calls.offsets()
+
+    @property
+    def launches(self) -> "Sequence[Launches]":
+        return [self]
 
     def run(self, addresses: list[int], like: Tensor) -> None:
         """Launch on arrays at these addresses, which become those of all arrays."""

@@ -96,53 +96,26 @@ def is_direct(x: Any, residual: Any = None) -> bool:
     return not (torch.is_autocast_enabled("cuda") or torch.cuda.is_current_stream_capturing())
 
 
-def prepares_at_once(x: Tensor) -> bool:
-    """Whether the first call at a shape prepares, too, so that the last bits of its results are those of later calls.
-
-    Other first calls do not, because many shapes occur once.
-    """
-    return bool(x.is_cpu and torch.are_deterministic_algorithms_enabled())
-
-
 def state_of(
     states: dict[Hashable, Any], key: Hashable, most: int, layer: Any, x: Tensor, prepare: Callable[[], Any]
 ) -> Any:
     """State of a shape of x among at most `most` states: what `prepare` returned, or `Unprepared`.
 
-    The first call at a shape only notes it, unless it prepares at once. It then warns if it waits. Later calls wait in
+    The first call at a shape only notes it, because many shapes occur once. Under deterministic algorithms, it
+    prepares, so that the last bits of its results are those of later calls, and warns if it waits. Later calls wait in
     `awaited` on the usual path, if at all.
     """
-    found = states.get(key)
+    found, prepares_at_once = states.get(key), x.is_cpu and torch.are_deterministic_algorithms_enabled()
     if found is None:
         if len(states) >= most:
             states.clear()
         states[key] = found = Unprepared()
-        if not prepares_at_once(x):
+        if not prepares_at_once:
             return found
     if type(found) is Unprepared and found.is_due:
-        with awaited(layer._name(), REMEDY) if prepares_at_once(x) else nullcontext():
+        with awaited(layer._name(), REMEDY) if prepares_at_once else nullcontext():
             states[key] = found = prepare()
     return found
-
-
-class Replaceable:
-    """A call from Python, which launches that a replay repeats may replace."""
-
-    step: Any  # what the call runs
-    kernels: Any  # the launches; None if there are none
-
-    @property
-    def is_by_kernels(self) -> bool:
-        """Whether calls from Python run the launches that a replay may repeat."""
-        return self.kernels is self.step
-
-    def settle(self, kernels: Any) -> None:
-        """Run these launches in all later calls; None: keep the method, which no replay replaces.
-
-        Launches that another thread has settled stay.
-        """
-        if not self.is_by_kernels:
-            self.step, self.kernels = kernels or self.step, kernels
 
 
 def _lies_in_memory(tensor: Any) -> bool:
@@ -174,9 +147,7 @@ def multiply(layer: Any, x: Any, residual: Any, after: str = "none") -> Tensor |
     if kernels.reads_slices:
         seen = seen.repeating([()] * len(layer.chain))
     usual = None if call.is_by_kernels else lambda x, *_: _multiplied(layer, x, residual, after)[0]
-    is_added = replay.add(layer, seen, x, residual, call, [y.shape], [kernels], usual)
-    if usual is not None and is_added is not None:
-        call.settle(kernels if is_added else None)
+    replay.add(layer, seen, x, residual, call, kernels, y.shape, usual)
     return y
 
 
@@ -404,25 +375,14 @@ class _Job(NamedTuple):
         if rows.shape[0 if layout == "bsf" else 1] == 1:
             layout, out_layout, rows = "bsf", None, rows.reshape(1, -1)
             added = None if added is None else added.reshape(1, -1)
-        job = cls.one(layout, out_layout, rows, added, features, parameters)
-        ending: Any = first.activation if after == "none" else after
-        outs = [job.y] * len(layers) if adds else job.outs
-        return job._replace(outs=outs, activation=ending, residual_first=after != "none", adds=adds, y_shape=y_shape)
-
-    @classmethod
-    def one(
-        cls,
-        layout: Layout,
-        out_layout: Layout | None,
-        x: Tensor,
-        residual: Tensor | None,
-        features: Sequence[int],
-        parameters: Parameters,
-    ) -> "_Job":
-        """Build the operands from matrices, with a new y. `features` are the features of each output."""
-        batch, axis = x.shape[0 if layout == "bsf" else 1], 1 if (out_layout or layout) == "bsf" else 0
+        batch, axis = rows.shape[0 if layout == "bsf" else 1], 1 if (out_layout or layout) == "bsf" else 0
         y = x.new_empty((batch, sum(features)) if axis else (sum(features), batch))
-        return cls(layout, out_layout, x, residual, y, y.split(list(features), axis), parameters)
+        outs = [y] * len(layers) if adds else y.split(features, axis)
+        activation: Any = first.activation if after == "none" else after
+        residual_first = after != "none"
+        return cls(
+            layout, out_layout, rows, added, y, outs, parameters, activation, residual_first, adds, y_shape=y_shape
+        )
 
     @property
     def batch(self) -> int:
@@ -451,7 +411,7 @@ class _Job(NamedTuple):
         return Calls(self.first_bias + len(self.parameters))
 
 
-class Prepared(Replaceable):
+class Prepared(replay.Replaceable):
     """Prepared call that computes activation(X K^T + bias) + residual of layers on one x, side by side or as a sum.
 
     It uses the fastest method for the shape of x. It holds the packed weights of frozen layers, and no other array.
@@ -806,13 +766,11 @@ def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
     chain, steps, x = layer.own_chain, list[tuple[Callable[[Tensor], Tensor], Step]](), job.x
     every: Any = ops.transposed_at(chain.transposing_factor, _packed(layer, job), job.layout, job.out_layout)
     for place, (prepare, weights, layout) in enumerate(every):
-        x, features = prepare(x), [chain[place].out_features]
+        x, y = prepare(x), job.x.new_empty(checks.y_shape(chain[place], layout, job.batch))
+        of_factor = _Job(layout, None, x, None, y, [y], [None, *job.parameters[1:]], layer.between)
         if place + 1 == len(chain):
-            of_factor = _Job.one(layout, None, x, job.residual, features, job.parameters)
-            of_factor = of_factor._replace(activation=job.activation, residual_first=job.residual_first)
-        else:
-            of_factor = _Job.one(layout, None, x, None, features, [None, *job.parameters[1:]])
-            of_factor = of_factor._replace(activation=layer.between)
+            ending: Any = job.parameters, job.activation, job.residual_first
+            of_factor = _Job(layout, None, x, job.residual, y, [y], *ending)
         step, *_ = _factor(layer, place, of_factor, weights, layout, only_kernels)
         steps.append((prepare, step))
         if place + 1 < len(chain):

@@ -6,7 +6,6 @@ calls have been repeated often (`OFTEN`). Without a compiler, all calls run in P
 """
 
 import ctypes
-import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -29,7 +28,6 @@ from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Seen
 from ksgen.torch.operators import frozen, ops
 from ksgen.torch.operators.factors import steps_of, tie_of
-from ksgen.torch.operators.launches import Launches
 from ksgen.torch.operators.meanwhile import building, may_change
 
 SOURCE = Path(__file__).with_name("replay.cpp")
@@ -158,76 +156,92 @@ def _stored_of(layer: Any) -> Snapshot:
     return Snapshot(facts, [], [Seen(each).pinned for each in buffers.values()])
 
 
+class Replaceable:
+    """A call from Python, which launches that a replay repeats may replace."""
+
+    step: Any  # what the call runs
+    kernels: Any  # the launches: `Launches` or `ksgen.torch.operators.trained.Trained`; None if there are none
+
+    @property
+    def is_by_kernels(self) -> bool:
+        """Whether calls from Python run the launches that a replay may repeat."""
+        return self.kernels is self.step
+
+    def settle(self, kernels: Any) -> None:
+        """Run these launches in all later calls; None: keep the method, which no replay replaces.
+
+        Launches that another thread has settled stay.
+        """
+        if not self.is_by_kernels:
+            self.step, self.kernels = kernels or self.step, kernels
+
+
 def add(
-    layer: Any,
-    seen: Snapshot,
-    x: Tensor,
-    residual: Tensor | None,
-    keep: Any,
-    outputs: Sequence[Sequence[int]],
-    directions: Sequence[Launches],
-    usual: Callable[..., Tensor] | None = None,
-    second: Callable[..., Any] | None = None,
-    order: tuple[Sequence[int], Sequence[int]] = ((), ()),
-    sums_bias: bool = False,
-) -> bool | None:
-    """Add an entry for a call of a layer, if the numbers of threads of its launches are settled.
+    layer: Any, seen: Snapshot, x: Tensor, residual: Tensor | None, call: Replaceable, kernels: Any,
+    y_shape: Sequence[int], usual: Callable[..., Tensor] | None, second: Callable[..., Any] | None = None,
+) -> None:  # fmt: skip
+    """Add an entry for a call of a layer, if the numbers of threads of its launches, `kernels`, are settled.
 
-    `keep` is what launches need; neither it nor `second` may refer to the layer. `outputs` are the shapes of what the
-    call allocates, y last. Training steps have a second direction. For them, `second` maps (gradient of y, x, bias or
-    None, weights) to the gradients of x, bias and weights. `usual` is the call in Python, if it does not use these
-    launches. It takes x, the bias or None, and the weights that each call reads. An entry is then added only if it is
-    faster. Then the caller has to use these launches for all calls, because an entry may expire. `order`: the gradient
-    of y, of this shape, is copied with its axes in that order. `sums_bias`: the launches write the bias's gradient.
-
-    Returns:
-        True if an entry was added; None if a later attempt may add one. False if another attempt is pointless, because
-        the entry is not faster, or because results may no longer change.
+    `usual` is the call in Python, if it does not use these launches. It takes x, the bias or None, and the weights that
+    each call reads. An entry is then added only if it is faster. Then all calls use these launches, because an entry
+    may expire. For training steps, `second` maps (gradient of y, x, bias or None, weights) to the gradients of x, bias
+    and weights. It must not refer to the layer.
     """
-    extension = _extension()
+    extension, is_faster = _extension(), None
+    entry: Any = extension and _entry(layer, seen, x, residual, kernels, y_shape, second)
     if usual is not None and not may_decide():
-        return False
-    is_last = building.get() or layer._python_calls > LAST
-    later = False if usual is not None and is_last else None
+        is_faster = False
+    elif entry is not None:
+        is_faster = usual is None or _is_replay_faster(extension.Replay(), seen, x, residual, entry, usual)
+    if is_faster:
+        for each in kernels.launches:
+            each.launch.time_again()
+        facts, parameters, pinned = map(tuple, seen)
+        layer.__dict__.setdefault("_replay", extension.Replay()).add(facts, parameters, pinned, *entry)
+        call.settle(kernels)
+    elif is_faster is False or building.get() or layer._python_calls > LAST:
+        call.settle(None)
+
+
+def _entry(
+    layer: Any, seen: Snapshot, x: Tensor, residual: Tensor | None, kernels: Any, y_shape: Sequence[int], second: Any
+) -> tuple[Any, ...] | None:
+    """Entry as `replay.cpp` reads it, without what it depends on; None while its launches are not settled."""
     given = (x, residual, *[each.tensor for each in seen.parameters])
-    if extension is None or not all(each is None or each.is_contiguous() for each in given):
-        return later
-    launches, calls = [], sys.maxsize
-    for each in directions:
-        if (settled := each.settled()) is None:
-            return later
-        launches.append(settled[0])
-        calls = min(calls, settled[1])
-    entry = (
-        x, residual, len(directions) > 1, seen.has_bias, sums_bias, layer.layout == "bsf", torch.get_num_threads(),
-        calls, tuple(tuple(map(int, each)) for each in outputs), tuple(launches), *map(tuple, order), second,
-        (keep, tuple(directions)),
+    settled: list[Any] = [each.settled() for each in kernels.launches]
+    if None in settled or not all(each is None or each.is_contiguous() for each in given):
+        return None
+    launches, calls = zip(*settled, strict=True)
+    digits, axes = map(tuple, kernels.order)
+    outputs = tuple(tuple(map(int, each)) for each in (*kernels.shapes[:-1], y_shape))
+    return (
+        x, residual, len(launches) > 1, seen.has_bias, kernels.sums_bias, layer.layout == "bsf",
+        torch.get_num_threads(), min(calls), outputs, launches, digits, axes, second, kernels,
     )  # fmt: skip
-    if usual is not None:
-        alone, own = extension.Replay(), dict[Any, Any](bias=None)
-        numbered = enumerate(seen.parameters, 0 if seen.has_bias else 1)
-        read = [each._replace(dict=own, key=number or "bias") for number, each in numbered]
-        own |= {each.key: each.tensor for each in read}
-        alone.add((), tuple(read), (), *entry)
 
-        def replayed(x: Tensor, *parameters: Tensor | None) -> Tensor:
-            own.update(zip(own, parameters, strict=True))
-            y: Tensor = alone.run({}, x, residual)
-            return y
 
-        with torch.no_grad() if len(directions) == 1 else torch.enable_grad():
-            begin = perf_counter_ns()
-            # None: such as for a weight that repeats a slice by strides of zero
-            if replayed(x, *own.values()) is None or perf_counter_ns() - begin > LONG_NS:
-                return later
-        once = ops._step if len(directions) > 1 else lambda method, given: method(*given)
-        if not _is_faster(*(partial(once, each, (x, *own.values())) for each in (replayed, usual))):
-            return False
-    for each in directions:
-        each.launch.time_again()
-    facts, parameters, pinned = map(tuple, seen)
-    layer.__dict__.setdefault("_replay", extension.Replay()).add(facts, parameters, pinned, *entry)
-    return True
+def _is_replay_faster(
+    alone: Any, seen: Snapshot, x: Tensor, residual: Tensor | None, entry: tuple[Any, ...], usual: Callable[..., Tensor]
+) -> bool | None:
+    """Whether a replay with only this entry is faster than the usual call; None if that cannot be decided now."""
+    own, is_training = dict[Any, Any](bias=None), entry[2]
+    numbered = enumerate(seen.parameters, 0 if seen.has_bias else 1)
+    read = [each._replace(dict=own, key=number or "bias") for number, each in numbered]
+    own |= {each.key: each.tensor for each in read}
+    alone.add((), tuple(read), (), *entry)
+
+    def replayed(x: Tensor, *parameters: Tensor | None) -> Tensor:
+        own.update(zip(own, parameters, strict=True))
+        y: Tensor = alone.run({}, x, residual)
+        return y
+
+    with torch.enable_grad() if is_training else torch.no_grad():
+        begin = perf_counter_ns()
+        # None: such as for a weight that repeats a slice by strides of zero
+        if replayed(x, *own.values()) is None or perf_counter_ns() - begin > LONG_NS:
+            return None
+    once = ops._step if is_training else lambda method, given: method(*given)
+    return _is_faster(*(partial(once, each, (x, *own.values())) for each in (replayed, usual)))
 
 
 def _is_faster(first: Callable[[], object], second: Callable[[], object]) -> bool:

@@ -35,14 +35,14 @@ from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is
 from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
 from ksgen.torch.operators.launches import Bound, Calls, Launches
 from ksgen.torch.operators.meanwhile import by_kernels
-from ksgen.torch.operators.prepared import UNFIT, NotPreparedError, Replaceable, Unprepared
+from ksgen.torch.operators.prepared import UNFIT, NotPreparedError, Unprepared
 from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
 
 Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and the weights
 
 
 @dataclass(eq=False)
-class PreparedStep(Replaceable):
+class PreparedStep(replay.Replaceable):
     """A prepared step: its method, and the launches that a replay may repeat, if there are any."""
 
     step: Method
@@ -70,11 +70,7 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
         usual = None if call.is_by_kernels else lambda x, *own: call.step(layer, x, residual, *own)
         second = partial(_usual_gradients, kernels, wanted)
         seen = seen.repeating([each.whole for each in kernels.factors])
-        shapes, directions = [*kernels.shapes[:-1], layer._y_shape(x)], kernels.launches
-        rest = usual, second, kernels.order, kernels.sums_bias
-        is_added = replay.add(layer, seen, x, residual, kernels, shapes, directions, *rest)
-        if usual is not None and is_added is not None:
-            call.settle(kernels if is_added else None)
+        replay.add(layer, seen, x, residual, call, kernels, layer._y_shape(x), usual, second)
     return y
 
 
