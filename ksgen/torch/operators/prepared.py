@@ -424,11 +424,10 @@ class Prepared(replay.Replaceable):
         self._axis = -1 if layers[0].layout == "bsf" else 0
         self._each: list[Prepared] = []  # one per layer of a group, if that is the fastest method
         methods = (self._by_rule if x.is_cuda else self._fastest)(layers, x, job)
-        launches = next((each for each in methods if isinstance(each, _Launches)), None)
-        self.step = None if self._each else methods[0]
-        self.kernels = launches if x.is_cpu else None
-        # launches on a GPU, whose context a user may detach
-        self._launch: RepeatedCalls | None = launches.launch if x.is_cuda and launches else None
+        super().__init__(methods, _Launches)
+        self._launch: RepeatedCalls | None = None
+        if x.is_cuda and self.kernels:  # a user may detach the context of a GPU, where no replay repeats launches
+            self._launch, self.kernels = self.kernels.launch, None
 
     @property
     def is_open(self) -> bool:
@@ -625,7 +624,7 @@ def _packed(layer: Any, job: _Job) -> list[Any]:
 
 
 def _call(
-    prepare: Callable[..., Call | None], job: _Job, x: Tensor, weights: Any, numbers: Sequence[int] = (), **options: Any
+    prepare: Callable[..., Call | None], x: Tensor, weights: Any, numbers: Sequence[int] = (), **options: Any
 ) -> Bound | None:
     """Prepare a call whose launches copy no array; None if the launcher has no such call.
 
@@ -633,7 +632,7 @@ def _call(
     """
     options = {name: each for name, each in options.items() if each is not None}
     try:
-        call = prepare(x, weights, layout=job.layout, **options)
+        call = prepare(x, weights, **options)
     except (DeviceError, ToolchainError):
         return None
     except KsgenError as error:
@@ -651,19 +650,19 @@ def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_La
     if first.fuse == "no" or job.adds:
         return None
     biases = None if job.parameters[0] is None else list(job.parameters[: len(layers)])
-    options: dict[str, Any] = {"activation": job.activation, "residual": job.residual, "precision": first.precision}
-    options["residual_first"] = job.residual_first
+    options: dict[str, Any] = {"layout": job.layout, "precision": first.precision, "residual": job.residual}
+    options |= {"activation": job.activation, "residual_first": job.residual_first}
     if not job.is_alone:
         prepare = launcher_of_layers(layers).prepare
-        found = _call(prepare, job, job.x, weights, out=list(job.outs), bias=biases, **options)
+        found = _call(prepare, job.x, weights, out=list(job.outs), bias=biases, **options)
     else:
         is_tried = first.fuse == "auto" and job.layout == "bsl" and not only_kernels
         is_tried &= job.batch >= TRIED_COLUMNS * torch.get_num_threads()
-        chain = launcher_of_layers(layers, "yes" if is_tried else None)
-        prepare = partial(chain.prepare, out_layout=job.out_layout)
-        bias, numbers = job.parameters[0], [job.first_weight + index for index in range(len(job.weights))]
+        prepare = launcher_of_layers(layers, "yes" if is_tried else None).prepare
+        options |= {"bias": job.parameters[0], "out": job.y, "out_layout": job.out_layout}
+        numbers = [job.first_weight + index for index in range(len(job.weights))]
         try:
-            found = _call(prepare, job, job.x, weights[0], numbers, out=job.y, bias=bias, **options)
+            found = _call(prepare, job.x, weights[0], numbers, **options)
         except NotPreparedError:
             if not is_tried:  # otherwise one launch was only a trial
                 raise
@@ -689,6 +688,7 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
     for number, (layer, out) in enumerate(zip(layers, job.outs, strict=True)):
         chain, weights = launcher_of_layers([layer]), _packed(layer, job)
         last: dict[str, Any] = {
+            "layout": job.layout,
             "bias": job.parameters[number],
             "activation": job.activation,
             "residual": job.residual,
@@ -704,7 +704,7 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
         has_bias, has_residual = last["bias"] is not None, last["residual"] is not None
         ties = ties_of(layer) if job.slices else ()
         factors = factors_of(layer.own_chain, ties, job.layout, job.batch, (has_bias, has_residual))
-        if len(weights) > 1 and not job.is_alone and (fused := _call(chain.prepare, job, job.x, weights, **last)):
+        if not job.is_alone and len(weights) > 1 and (fused := _call(chain.prepare, job.x, weights, **last)):
             if is_read_next:
                 fused.call.keep_output()
             calls.add(fused, {fused.call.plan.result: 2 + number, **added})
@@ -728,11 +728,11 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
                 if place == len(intermediates):
                     intermediates.append(calls.reserve(0))
                 y_number = intermediates[place]
-                calls.enlarge(y_number, y.numel() * y.element_size())
+                calls.enlarge(y_number, y.nbytes)
                 options = {"activation": layer.between, "out": y}
             numbers = [job.first_weight + place] if job.weights else []
-            prepare, of_factor = launcher_of(factor.pattern).prepare, job._replace(layout=factor.layout)
-            call = _call(prepare, of_factor, factor.x(x), weight, numbers, precision=layer.precision, **options)
+            options = options | {"layout": factor.layout, "precision": layer.precision}
+            call = _call(launcher_of(factor.pattern).prepare, factor.x(x), weight, numbers, **options)
             if call is None or (factor.whole and not call.call.plan.kernel.tied):
                 return None
             if is_read_next or not is_last:
@@ -793,9 +793,9 @@ def _factor(layer: Any, place: int, job: _Job, weights: Any, layout_of_job: str,
     layout, activation, residual_first, bias = job.layout, job.activation, job.residual_first, job.parameters[0]
     pattern, has_bias, methods = layer.own_chain[place], bias is not None, dict[str, Any]()
     options: dict[str, Any] = {"bias": bias, "activation": activation, "residual_first": residual_first}
+    options |= {"layout": layout, "residual": job.residual, "out": job.y}
     numbers, exchange = [job.first_weight + place] if job.weights else [], products.exchange_of(pattern)
-    prepare = launcher_of(pattern).prepare
-    if call := _call(prepare, job, job.x, weights, numbers, residual=job.residual, out=job.y, **options):
+    if call := _call(launcher_of(pattern).prepare, job.x, weights, numbers, **options):
         calls = job.calls()
         calls.add(call, {call.call.plan.result: 2, "bias": job.first_bias})
         methods["ksgen"] = _Launches(job, calls)

@@ -159,8 +159,10 @@ def _stored_of(layer: Any) -> Snapshot:
 class Replaceable:
     """A call from Python, which launches that a replay repeats may replace."""
 
-    step: Any  # what the call runs
-    kernels: Any  # the launches: `Launches` or `ksgen.torch.operators.trained.Trained`; None if there are none
+    def __init__(self, methods: Sequence[Any], kind: type) -> None:
+        """Run the first of the methods. The first of this kind are the launches."""
+        self.step: Any = methods[0] if methods else None
+        self.kernels: Any = next((each for each in methods if isinstance(each, kind)), None)
 
     @property
     def is_by_kernels(self) -> bool:

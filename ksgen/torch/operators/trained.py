@@ -15,7 +15,7 @@ these directly (`ksgen.torch.operators.factors`).
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from torch import Tensor
 from ksgen.build.background import progress
 from ksgen.errors import DeviceError, KsgenError, PatternError, ToolchainError
 from ksgen.launch.checks import y_shape
-from ksgen.launch.plan import Call
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain
 from ksgen.torch.operators import choice, frozen, ops, prepared, replay
@@ -41,12 +40,8 @@ from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
 Method = Callable[..., Tensor]  # takes the layer, x, the residual, the bias and the weights
 
 
-@dataclass(eq=False)
 class PreparedStep(replay.Replaceable):
-    """A prepared step: its method, and the launches that a replay may repeat, if there are any."""
-
-    step: Method
-    kernels: "Trained | None"
+    """A prepared step, which runs a `Method`. The launches that a replay may repeat are a `Trained`."""
 
 
 _steps: dict[Hashable, Any] = {}  # prepared steps: equal layers share them
@@ -169,10 +164,8 @@ def _fastest(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequenc
     given = x, residual, *parameters
     timed = {name: partial(ops._step, partial(method, layer), given) for name, method in methods.items()}
     name = faster((*job, *methods), timed)
-    by_launches = [each for each in (methods[name], *methods.values()) if isinstance(each, Trained)]
-    if name == "each" and not by_launches:
-        return UNFIT
-    return PreparedStep(methods[name], by_launches[0] if by_launches else None)
+    step = PreparedStep([methods[name], *methods.values()], Trained)
+    return UNFIT if name == "each" and step.kernels is None else step
 
 
 def _by_the_usual_path(layer: Any, x: Tensor, residual: Tensor | None, bias: Tensor | None, *weights: Tensor) -> Tensor:
@@ -271,12 +264,6 @@ class Trained:
         y: Tensor = _TrainedProduct.apply(self, rows.contiguous(), bias, added, *whole)
         return y if is_matrix else ops.shaped(y, layer._y_shape(x), layer.activation)
 
-    def _bound(self, prepare: Callable[..., Call | None], *arguments: Any, **options: Any) -> Call:
-        call = prepare(*arguments, **options)
-        if call is None:
-            raise NotPreparedError
-        return call
-
     def _calls_forward(self, x: Tensor, bias: Tensor | None, weights: Sequence[Tensor]) -> Calls:
         """Prepare the forward calls.
 
@@ -295,9 +282,11 @@ class Trained:
                 options[name], places[name] = factor.out(bias) if factor.is_folded else bias, 1
             if factor.is_swapped:
                 chain = chain_launcher((factor.pattern.shape,), "none", "yes")
-                call = self._bound(chain.prepare, first.array, [second.array], out_layout="bsl", **options)
+                call = chain.prepare(first.array, [second.array], out_layout="bsl", **options)
             else:
-                call = self._bound(launcher_of(factor.pattern).prepare, first.array, second.array, **options)
+                call = launcher_of(factor.pattern).prepare(first.array, second.array, **options)
+            if call is None:
+                raise NotPreparedError
             if not is_last:
                 call.keep_output()
             calls.add(Bound(call, numbers=[second.number]), places | {call.plan.result: y_number})
@@ -329,8 +318,8 @@ class Trained:
             if first.result is not None:
                 adjoint = self._adjoints[number]
                 stand_in, out = x.new_empty(adjoint.shape), torch.empty_like(first.array)
-                call = self._bound(launcher_of(adjoint).prepare, of_y, stand_in, layout=layout, out=out)
-                if call.plan.adjoint_handle is None:
+                call = launcher_of(adjoint).prepare(of_y, stand_in, layout=layout, out=out)
+                if call is None or call.plan.adjoint_handle is None:
                     raise NotPreparedError
                 if number and not factor.is_swapped:
                     call.keep_output()
