@@ -138,9 +138,8 @@ def by_operators(
         return y
 
     stored = list(zip(layer.values, layer.scales, layer._x_scales, strict=True))
-    factors: Any = ops.transposed_at(0, stored, layer.layout, None)
-    last = bias, layer.activation, residual
-    return ops.multiply_each(ops.copying(product), x, factors, layer._exchanges, layer.between, last)
+    layouts, last = [layer.layout] * (1 + len(stored)), (bias, layer.activation, residual)
+    return ops.multiply_each(ops.copying(product), x, stored, layouts, layer._exchanges, layer.between, last)
 
 
 # ---- one factor as a PyTorch operator

@@ -150,8 +150,8 @@ def multiply_all_by(
     """
     check_fuse(fuse, backend)
     x, bias, residual, *weights, precision = ops.autocast(x, bias, residual, *weights, precision)
-    every = ops.transposed_at(transposing_factor, weights, layout, out_layout)
-    check(x, weights, bias, residual, layout, precision, [] if out_layout is None else [each for *_, each in every])
+    layouts = ops.layouts_of(len(weights), layout, out_layout, transposing_factor)
+    check(x, weights, bias, residual, layouts, precision)
     check_backend(backend, precision, x.dtype)
     for each in (between, activation):
         check_activation(each, x.dtype)
@@ -162,7 +162,7 @@ def multiply_all_by(
     def one_by_one() -> Tensor:
         by_functions = partial(ops.multiply_factor, precision=precision, backend=backend)
         product = by_functions if backend in ops.BACKENDS else ops.copying(by_backend)
-        return ops.multiply_each(product, x, every, exchanges, between, (bias, activation, residual))
+        return ops.multiply_each(product, x, weights, layouts, exchanges, between, (bias, activation, residual))
 
     is_single = len(weights) == 1 and out_layout is None and not exchanges
     if is_single or fuse == "no" or backend not in ("auto", "ksgen") or not ops.is_plain(x, *weights, bias, residual):

@@ -84,20 +84,19 @@ def check_device(device: Any) -> None:
 
 
 def check(
-    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, layout: str,
-    precision: str | None, layouts: Sequence[str] = (),
+    x: Tensor, weights: Sequence[Tensor], bias: Tensor | None, residual: Tensor | None, layouts: Sequence[str],
+    precision: str | None,
 ) -> None:  # fmt: skip
     """Raise `LaunchError` for the first tensor that does not fit the weights.
 
-    `weights` has one tensor per factor, in the order in which they multiply x. `layouts` has the layout of each
-    factor's x and y, if some differ from `layout`.
+    `weights` has one tensor per factor, in the order in which they multiply x. `layouts` has the layout of x, and then
+    that of each factor's x and y.
     """
     shape = tuple(x.shape)
-    for number, each in enumerate(weights):
+    for each, before, now in zip(weights, layouts, layouts[1:], strict=False):
         if each.dim() != 4:
             raise LaunchError(f"got weights of shape {tuple(each.shape)}; (a, b, c, d) is needed")
         a, b, c, d = each.shape
-        now, before = (layouts[number], layouts[number - 1] if number else layout) if layouts else (layout, layout)
         shape = shape if now == before else shape[::-1]
         if wrong := misfit_of_x(shape, a * c * d, now):
             raise LaunchError(f"multiply by {a},{b},{c},{d}: {wrong}")

@@ -107,7 +107,7 @@ def multiply(
     check_words(backend=(backend, BACKENDS), layout=(layout, LAYOUTS), activation=(activation, ACTIVATIONS))
     check_tensors("multiply", x=x, weights=weights, bias=bias, residual=residual)
     x, weights, bias, residual, precision = autocast(x, weights, bias, residual, precision)
-    check(x, [weights], bias, residual, layout, precision)
+    check(x, [weights], bias, residual, [layout, layout], precision)
     check_activation(activation, x.dtype)
     check_backend(backend, precision, x.dtype)
     return multiply_factor(x, weights, bias, activation, residual, layout, precision=precision, backend=backend)
@@ -161,42 +161,29 @@ def multiply_by_pytorch(
     return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
 
 
-def transposed_at(
-    transposing_factor: int, weights: Sequence[Tensor], layout: Layout, out_layout: Layout | None
-) -> list[tuple[Callable[[Tensor], Tensor], Tensor, Layout]]:
-    """Per factor: a function that prepares its X, its weights, and the layout of its X and Y.
+def layouts_of(count: int, layout: Layout, out_layout: Layout | None, transposing_factor: int) -> list[Layout]:
+    """Layouts of x, and of the X and Y of each of `count` factors.
 
-    The factor at which layouts change transposes its X.
+    The factor with the index `transposing_factor` transposes its X, if y has another layout than x.
     """
-    first = transposing_factor if is_transposed(layout, out_layout) else len(weights)
-    layouts = [layout] * first + [out_layout or layout] * (len(weights) - first)
-    return [
-        (_transposed if number == first else _unchanged, *each)
-        for number, each in enumerate(zip(weights, layouts, strict=True))
-    ]
-
-
-def _transposed(rows: Tensor) -> Tensor:
-    return rows.t().contiguous()
-
-
-def _unchanged(rows: Tensor) -> Tensor:
-    return rows
+    first = transposing_factor if is_transposed(layout, out_layout) else count
+    return [layout] * (1 + first) + [out_layout or layout] * (count - first)
 
 
 def multiply_each(
-    product: Product, x: Tensor, factors: Sequence[tuple[Callable[[Tensor], Tensor], Any, Layout]],
+    product: Product, x: Tensor, weights: Sequence[Any], layouts: Sequence[Layout],
     exchanges: Sequence[Exchange | None], between: str, last: tuple[Tensor | None, str, Tensor | None],
 ) -> Tensor:  # fmt: skip
-    """Multiply by `factors`, which `transposed_at` returns, sequentially.
+    """Multiply by factors sequentially; `layouts` are those that `layouts_of` returns.
 
     `product` takes X, the weights, bias, activation, residual, layout and exchange. `last` is the epilogue of the last
     factor; `between` is the activation of the others.
     """
-    for number, (prepare, weights, layout) in enumerate(factors, 1):
-        exchange = exchanges[number - 1] if exchanges else None
-        epilogue = last if number == len(factors) else (None, between, None)
-        x = product(prepare(x), weights, *epilogue, layout, exchange)
+    for number, (each, layout) in enumerate(zip(weights, layouts[1:], strict=True)):
+        exchange = exchanges[number] if exchanges else None
+        epilogue = last if number + 1 == len(weights) else (None, between, None)
+        x = x if layout == layouts[number] else x.t().contiguous()
+        x = product(x, each, *epilogue, layout, exchange)
     return x
 
 

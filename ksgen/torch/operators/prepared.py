@@ -763,26 +763,32 @@ class _Launches(Launches):
 
 def _each_factor(layer: Any, job: _Job, only_kernels: bool) -> Step:
     """Run each factor by its fastest method."""
-    chain, steps, x = layer.own_chain, list[tuple[Callable[[Tensor], Tensor], Step]](), job.x
-    every: Any = ops.transposed_at(chain.transposing_factor, _packed(layer, job), job.layout, job.out_layout)
-    for place, (prepare, weights, layout) in enumerate(every):
-        x, y = prepare(x), job.x.new_empty(checks.y_shape(chain[place], layout, job.batch))
+    chain, steps, x = layer.own_chain, list[Step](), job.x
+    layouts = ops.layouts_of(len(chain), job.layout, job.out_layout, chain.transposing_factor)
+    for place, (weights, layout) in enumerate(zip(_packed(layer, job), layouts[1:], strict=True)):
+        is_transposing, y = layout != layouts[place], x.new_empty(checks.y_shape(chain[place], layout, job.batch))
+        x = x.t().contiguous() if is_transposing else x
         of_factor = _Job(layout, None, x, None, y, [y], [None, *job.parameters[1:]], layer.between)
         if place + 1 == len(chain):
             ending: Any = job.parameters, job.activation, job.residual_first
             of_factor = _Job(layout, None, x, job.residual, y, [y], *ending)
         step, *_ = _factor(layer, place, of_factor, weights, layout, only_kernels)
-        steps.append((prepare, step))
+        steps.append(_transposing(step) if is_transposing else step)
         if place + 1 < len(chain):
             x = step(x, None, job.parameters)
-    *first, (prepare_last, last) = steps
+    *first, last = steps
 
     def each_alone(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
-        for prepare, step in first:
-            x = step(prepare(x), None, parameters)
-        return last(prepare_last(x), residual, parameters)
+        for step in first:
+            x = step(x, None, parameters)
+        return last(x, residual, parameters)
 
     return each_alone
+
+
+def _transposing(step: Step) -> Step:
+    """The step for x in the other layout."""
+    return lambda x, residual, parameters: step(x.t().contiguous(), residual, parameters)
 
 
 def _factor(layer: Any, place: int, job: _Job, weights: Any, layout_of_job: str, only_kernels: bool) -> Sequence[Step]:
