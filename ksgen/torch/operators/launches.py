@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +14,6 @@ from ksgen.launcher import Weights
 LINE_BYTES = 256  # alignment of scratch memory: that of GPU allocations, and whole cache lines of a processor
 KEPT_BYTES = 2**22  # scratch memory that a thread keeps; more is allocated at each call, which replays do not do
 _scratch = threading.local()
-
-
-class Bound(NamedTuple):
-    """A launcher's prepared call, its packed weights, and the array numbers of weights that are packed at each call."""
-
-    call: Call
-    packed: Sequence[Weights] = ()
-    numbers: Sequence[int] = ()
-    are_adjoint: bool = False  # whether the weights are those of the adjoint of the call's factor
 
 
 class Calls:
@@ -45,20 +36,25 @@ class Calls:
         index = number - self._arrays
         self._scratch_bytes[index] = max(self._scratch_bytes[index], nbytes)
 
-    def add(self, bound: Bound, places: Mapping[str, int]) -> None:
-        """Add a call, and reserve memory for its workspace and for the weights that it packs.
+    def add(
+        self, call: Call, places: Mapping[str, int], weights: Sequence[Any] = (), numbers: Sequence[int] = (),
+        are_adjoint: bool = False,
+    ) -> None:  # fmt: skip
+        """Add a launcher's prepared call, and reserve memory for its workspace and for the weights that it packs.
 
-        `places` maps its operands to array numbers; by default, x has number 0 and the residual 1.
+        `places` maps its operands to array numbers; by default, x has number 0 and the residual 1. `weights` are those
+        that the call was prepared with; packed ones are kept. `numbers` are those of arrays that are packed at each
+        call, as weights of the call's factor or of its adjoint.
         """
-        plan, packs, arrays = bound.call.plan, list[Packing](), {"x": 0, "residual": 1, **places}
+        plan, packs, arrays = call.plan, list[Packing](), {"x": 0, "residual": 1, **places}
         if not plan.device.shares_host and plan.workspace_bytes:
             arrays["workspace"] = self.reserve(plan.workspace_bytes)
-        if bound.numbers:
-            for name, packer, number in zip(plan.weights, plan.packers or (plan,), bound.numbers, strict=True):
+        if numbers:
+            for name, packer, number in zip(plan.weights, plan.packers or (plan,), numbers, strict=True):
                 arrays[name] = self.reserve(packer.packed_bytes)
-                packs.append(Packing(packer, number, arrays[name], bound.are_adjoint))
-        self.repeated.append(RepeatedCall.of(bound.call, arrays, packs))
-        self.packed += bound.packed
+                packs.append(Packing(packer, number, arrays[name], are_adjoint))
+        self.repeated.append(RepeatedCall.of(call, arrays, packs))
+        self.packed += [each for each in weights if isinstance(each, Weights)]
 
     def offsets(self) -> list[int]:
         """Offset of each piece of scratch memory in bytes, and then the size of all pieces."""

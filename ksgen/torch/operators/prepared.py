@@ -46,7 +46,7 @@ from ksgen.torch.operators.choice import (
 )
 from ksgen.torch.operators.factors import Ties, factors_of, steps_of, tie_of, ties_of, views_of, whole_shapes
 from ksgen.torch.operators.frozen import derived
-from ksgen.torch.operators.launches import Bound, Calls, Launches
+from ksgen.torch.operators.launches import Calls, Launches
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.products import finish
 
@@ -623,25 +623,18 @@ def _packed(layer: Any, job: _Job) -> list[Any]:
     return packed
 
 
-def _call(
-    prepare: Callable[..., Call | None], x: Tensor, weights: Any, numbers: Sequence[int] = (), **options: Any
-) -> Bound | None:
+def _call(prepare: Callable[..., Call | None], x: Tensor, weights: Any, **options: Any) -> Call | None:
     """Prepare a call whose launches copy no array; None if the launcher has no such call.
 
     Raises `NotPreparedError` if the launcher refuses the arguments: the usual path reports the error.
     """
     options = {name: each for name, each in options.items() if each is not None}
     try:
-        call = prepare(x, weights, **options)
+        return prepare(x, weights, **options)
     except (DeviceError, ToolchainError):
         return None
     except KsgenError as error:
         raise NotPreparedError from error
-    if call is None:
-        return None
-    nested = weights if isinstance(weights, list) else [weights]  # one list per layer of a group
-    flat = [each for layer in nested for each in (layer if isinstance(layer, list) else [layer])]
-    return Bound(call, [] if numbers else flat, numbers)
 
 
 def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_Launches | None":
@@ -660,19 +653,18 @@ def _in_one_launch(layers: Sequence[Any], job: _Job, only_kernels: bool) -> "_La
         is_tried &= job.batch >= TRIED_COLUMNS * torch.get_num_threads()
         prepare = launcher_of_layers(layers, "yes" if is_tried else None).prepare
         options |= {"bias": job.parameters[0], "out": job.y, "out_layout": job.out_layout}
-        numbers = [job.first_weight + index for index in range(len(job.weights))]
         try:
-            found = _call(prepare, job.x, weights[0], numbers, **options)
+            found = _call(prepare, job.x, weights[0], **options)
         except NotPreparedError:
             if not is_tried:  # otherwise one launch was only a trial
                 raise
             return None
     if found is None:
         return None
-    outs = {name: 2 + index for index, name in enumerate(each_chains(found.call.plan.kernel, "y"))}
-    added = {name: job.first_bias + index for index, name in enumerate(each_chains(found.call.plan.kernel, "bias"))}
-    calls = job.calls()
-    calls.add(found, {**outs, **added})
+    outs = {name: 2 + index for index, name in enumerate(each_chains(found.plan.kernel, "y"))}
+    added = {name: job.first_bias + index for index, name in enumerate(each_chains(found.plan.kernel, "bias"))}
+    calls, numbers = job.calls(), [job.first_weight + index for index in range(len(job.weights))]
+    calls.add(found, {**outs, **added}, [each for of_layer in weights for each in of_layer], numbers)
     return _Launches(job, calls)
 
 
@@ -706,8 +698,8 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
         factors = factors_of(layer.own_chain, ties, job.layout, job.batch, (has_bias, has_residual))
         if not job.is_alone and len(weights) > 1 and (fused := _call(chain.prepare, job.x, weights, **last)):
             if is_read_next:
-                fused.call.keep_output()
-            calls.add(fused, {fused.call.plan.result: 2 + number, **added})
+                fused.keep_output()
+            calls.add(fused, {fused.plan.result: 2 + number, **added}, weights)
             continue
         x, x_number = job.x, 0
         for place, (factor, weight) in enumerate(zip(factors, weights, strict=True)):
@@ -732,12 +724,13 @@ def _in_turn(layers: Sequence[Any], job: _Job) -> "_Launches | None":
                 options = {"activation": layer.between, "out": y}
             numbers = [job.first_weight + place] if job.weights else []
             options = options | {"layout": factor.layout, "precision": layer.precision}
-            call = _call(launcher_of(factor.pattern).prepare, factor.x(x), weight, numbers, **options)
-            if call is None or (factor.whole and not call.call.plan.kernel.tied):
+            call = _call(launcher_of(factor.pattern).prepare, factor.x(x), weight, **options)
+            if call is None or (factor.whole and not call.plan.kernel.tied):
                 return None
             if is_read_next or not is_last:
-                call.call.keep_output()
-            calls.add(call, {"x": x_number, call.call.plan.result: y_number} | (added if is_last else {}))
+                call.keep_output()
+            places = {"x": x_number, call.plan.result: y_number} | (added if is_last else {})
+            calls.add(call, places, [weight], numbers)
             x, x_number = options["out"], y_number
     return _Launches(job, calls, bool(job.slices))
 
@@ -800,10 +793,10 @@ def _factor(layer: Any, place: int, job: _Job, weights: Any, layout_of_job: str,
     pattern, has_bias, methods = layer.own_chain[place], bias is not None, dict[str, Any]()
     options: dict[str, Any] = {"bias": bias, "activation": activation, "residual_first": residual_first}
     options |= {"layout": layout, "residual": job.residual, "out": job.y}
-    numbers, exchange = [job.first_weight + place] if job.weights else [], products.exchange_of(pattern)
-    if call := _call(launcher_of(pattern).prepare, job.x, weights, numbers, **options):
-        calls = job.calls()
-        calls.add(call, {call.call.plan.result: 2, "bias": job.first_bias})
+    exchange = products.exchange_of(pattern)
+    if call := _call(launcher_of(pattern).prepare, job.x, weights, **options):
+        calls, numbers = job.calls(), [job.first_weight + place] if job.weights else []
+        calls.add(call, {call.plan.result: 2, "bias": job.first_bias}, [weights], numbers)
         methods["ksgen"] = _Launches(job, calls)
     if only_kernels or layer.has_stored_type:
         if not methods:

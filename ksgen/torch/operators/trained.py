@@ -32,7 +32,7 @@ from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is_ready, job_of, launcher_of, size_of
 from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
-from ksgen.torch.operators.launches import Bound, Calls, Launches
+from ksgen.torch.operators.launches import Calls, Launches
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.prepared import UNFIT, NotPreparedError, Unprepared
 from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
@@ -289,7 +289,7 @@ class Trained:
                 raise NotPreparedError
             if not is_last:
                 call.keep_output()
-            calls.add(Bound(call, numbers=[second.number]), places | {call.plan.result: y_number})
+            calls.add(call, places | {call.plan.result: y_number}, numbers=[second.number])
             x, x_number = y, y_number
         return calls
 
@@ -314,7 +314,7 @@ class Trained:
                 places = {"x": first.number, "grad_y": y_number, call.plan.result: second.result}
                 if of_bias is not None:
                     places["bias"] = 3 * count + 2
-                calls.add(Bound(call), places)
+                calls.add(call, places)
             if first.result is not None:
                 adjoint = self._adjoints[number]
                 stand_in, out = x.new_empty(adjoint.shape), torch.empty_like(first.array)
@@ -324,7 +324,7 @@ class Trained:
                 if number and not factor.is_swapped:
                     call.keep_output()
                 places = {"x": y_number, call.plan.result: first.result}
-                calls.add(Bound(call, numbers=[second.number], are_adjoint=True), places)
+                calls.add(call, places, numbers=[second.number], are_adjoint=True)
             y_gradient, y_number = inputs[number], x_number or 0
         return calls
 
