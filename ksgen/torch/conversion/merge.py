@@ -11,12 +11,11 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import LaunchError, PatternError
 from ksgen.order import inverse_of
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import PRECISIONS, KernelSpec, PrecisionName
-from ksgen.spec.kernel import check_word, checked_count
+from ksgen.spec.kernel import check_word
 from ksgen.torch.conversion.projection import covering, on_support, stored_features
 from ksgen.torch.conversion.relabelling import relabelled
 from ksgen.torch.conversion.times import Clock, clock_of, measured_us
@@ -93,12 +92,11 @@ def optimize(
 
 def _fastest(layer: KSLinear, batch: int | None, precision: str) -> KSLinear:
     where, dtype = layer.weights[0].device, layer.weights[0].dtype
-    clock = clock_of(where, precision)
-    rows = checked_count("batch", (CPU_BATCH if clock.is_processor else GPU_BATCH) if batch is None else batch)
-    partitions = _partitions(layer.chain, clock, precision, rows, ties_of(layer.weights))
+    clock = clock_of(where, precision, batch)
+    partitions = _partitions(layer.chain, clock, ties_of(layer.weights))
     layers = [layer, *(_merged(layer, sizes) for sizes in partitions)]
     frozen = [deepcopy(each).eval().requires_grad_(False).freeze() for each in layers]
-    shape = (rows, layer.in_features) if layer.layout == "bsf" else (layer.in_features, rows)
+    shape = (clock.batch, layer.in_features) if layer.layout == "bsf" else (layer.in_features, clock.batch)
     times = [us for us, _ in measured_us(frozen, torch.randn(shape, device=where, dtype=dtype))]
     best = min(range(len(layers)), key=times.__getitem__)
     return layers[best] if times[best] < (1 - MIN_SAVING) * times[0] else layer
@@ -137,7 +135,7 @@ def _merged_chain(chain: Chain, sizes: Sequence[int]) -> Chain | None:
         return None
 
 
-def _partitions(chain: Chain, clock: Clock, precision: str, batch: int, ties: Sequence[str] = ()) -> list[list[int]]:
+def _partitions(chain: Chain, clock: Clock, ties: Sequence[str] = ()) -> list[list[int]]:
     """Select at most `TIMED` merges with the least expected times. Factors with ties are not merged.
 
     A merge is a list of sizes: the number of neighbouring factors that each new factor replaces. All merges differ in
@@ -150,7 +148,7 @@ def _partitions(chain: Chain, clock: Clock, precision: str, batch: int, ties: Se
         pattern = merged_factor(chain.factors[first:end])
         if pattern is None or (end - first > 1 and any(ties[first:end])):
             return inf
-        us = clock.kernel_us(KernelSpec(replace(pattern, load="") if first else pattern, precision), batch)
+        us = clock.kernel_us(KernelSpec(replace(pattern, load="") if first else pattern, clock.precision))
         return float(pattern.weight_count) if us is None else us
 
     # best[m][end]: least cost of the factors before `end`, merged into m factors, and the sizes of these
@@ -170,9 +168,9 @@ def _partitions(chain: Chain, clock: Clock, precision: str, batch: int, ties: Se
     return list(islice((sizes for sizes in found if _merged_chain(chain, sizes)), TIMED))
 
 
-def merged_chains(chain: Chain, clock: Clock, precision: str, batch: int) -> list[Chain]:
+def merged_chains(chain: Chain, clock: Clock) -> list[Chain]:
     """The chain with merged neighbours: at most `TIMED` merges, those with the least expected times."""
-    merged = (_merged_chain(chain, sizes) for sizes in _partitions(chain, clock, precision, batch))
+    merged = (_merged_chain(chain, sizes) for sizes in _partitions(chain, clock))
     return [each for each in merged if each]
 
 

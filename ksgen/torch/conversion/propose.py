@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import LaunchError, SpecError
 from ksgen.measure.trust import describe_unreliable, marked
 from ksgen.pattern import Chain, Pattern, block_butterfly, btt, dense, kaleidoscope, low_rank, square_dyadic
@@ -230,28 +229,24 @@ def propose(
         if (shape := tuple(weight.shape)) != (wanted := (whole.out_features, whole.in_features)):
             raise LaunchError(f"propose: weight has shape {shape}; (out_features, in_features) = {wanted} is needed")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
-    clock = clock_of(device, precision)
+    clock = clock_of(device, precision, batch)
     if measure and clock.where is None:
         raise SpecError(
             f"measure=True with device={excerpt(device)}, which is a target; accepted: a device of this machine, such "
             "as cpu"
         )
-    batch = checked_count("batch", _usual_batch(clock) if batch is None else batch)
-    families = candidates(whole.in_features, whole.out_features, budget, named)
-    if merge:
-        families = _with_merged(families, budget * whole.weight_count, clock, precision, batch)
+    families = _affordable(whole, budget, named, merge, clock)
     looked_at = most if weight is None and not measure else LOOKED_AT * most
-    found = _fastest(families, partial(clock.sum_us, precision=precision, batch=batch), looked_at)
-    proposals = _with_steps(whole, found, clock, precision, batch)
+    proposals = _with_steps(whole, _fastest(families, clock.sum_us, looked_at), clock)
     if weight is not None:
         proposals[1:] = [replace(each, factorization=factorized(weight, each.structures)) for each in proposals[1:]]
     if measure:
-        proposals = _measured(proposals, batch, precision, clock.where)
+        proposals = _measured(proposals, clock)
     listed: list[Proposal] = []
     for each in sorted(proposals[1:], key=_rank):
         if sum(other.family == each.family for other in listed) < most:
             listed.append(each)
-    return Proposals(proposals[0], tuple(listed), batch, clock.by, tuple(proposals[1:]))
+    return Proposals(proposals[0], tuple(listed), clock.batch, clock.by, tuple(proposals[1:]))
 
 
 def offers(
@@ -265,14 +260,10 @@ def offers(
     """
     _check_options(budget, precision)
     whole, clock = dense(in_features, out_features), clock_of(device, precision)
-    batch = _usual_batch(clock)
-    families = candidates(in_features, out_features, budget, structures)
-    if merge:
-        families = _with_merged(families, budget * whole.weight_count, clock, precision, batch)
-    sum_us = partial(clock.sum_us, precision=precision, batch=batch)
-    likely = _fastest(families, partial(sum_us, fused=False), LIKELY)
+    families = _affordable(whole, budget, structures, merge, clock)
+    likely = _fastest(families, partial(clock.sum_us, fused=False), LIKELY)
     families = {family: [each.structures for each in likely if each.family == family] for family in families}
-    return tuple(_with_steps(whole, _fastest(families, sum_us, most), clock, precision, batch))
+    return tuple(_with_steps(whole, _fastest(families, clock.sum_us, most), clock))
 
 
 def checked_families(structures: object) -> tuple[str, ...]:
@@ -291,21 +282,19 @@ def _check_options(budget: object, precision: object) -> None:
         raise SpecError(f"budget={excerpt(budget)}; accepted: a share of the dense weights, above 0 and up to 1")
 
 
-def _usual_batch(clock: Clock) -> int:
-    return CPU_BATCH if clock.is_processor else GPU_BATCH
-
-
-def _with_merged(
-    families: Mapping[str, list[Form]], most: float, clock: Clock, precision: PrecisionName, batch: int
+def _affordable(
+    whole: Chain, budget: float, names: Collection[str], merge: bool, clock: Clock
 ) -> dict[str, list[Form]]:
-    """The families, with chains of merged neighbours that have at most `most` weights."""
-    found = {}
-    for family, forms in families.items():
+    """Structures within the budget by family; with `merge`, also chains of merged neighbours."""
+    families = candidates(whole.in_features, whole.out_features, budget, names)
+    if not merge:
+        return families
+    most = budget * whole.weight_count
+    for forms in families.values():
         chains = [one.chain for one, *others in forms if not (others or any(one.ties))]
-        merged = dict.fromkeys(new for chain in chains for new in merged_chains(chain, clock, precision, batch))
-        affordable = (chain for chain in merged if chain.weight_count <= most and chain not in chains)
-        found[family] = [*forms, *((of_chain(chain),) for chain in affordable)]
-    return found
+        merged = dict.fromkeys(new for chain in chains for new in merged_chains(chain, clock))
+        forms += [(of_chain(each),) for each in merged if each.weight_count <= most and each not in chains]
+    return families
 
 
 def _fastest(
@@ -319,13 +308,10 @@ def _fastest(
     return found
 
 
-def _with_steps(
-    whole: Chain, found: list[Proposal], clock: Clock, precision: PrecisionName, batch: int
-) -> list[Proposal]:
+def _with_steps(whole: Chain, found: list[Proposal], clock: Clock) -> list[Proposal]:
     """The dense layer and the proposals, with expected times of training steps."""
-    us, step_us = clock.dense_us(whole, precision, batch), clock.dense_step_us(whole, precision, batch)
-    steps = [replace(each, step_us=clock.sum_step_us(each.chains, precision, batch)) for each in found]
-    return [Proposal(DENSE, (of_chain(whole),), us, step_us=step_us), *steps]
+    library = Proposal(DENSE, (of_chain(whole),), clock.dense_us(whole), step_us=clock.dense_step_us(whole))
+    return [library, *(replace(each, step_us=clock.sum_step_us(each.chains)) for each in found)]
 
 
 def _rank(proposal: Proposal) -> tuple[float, float]:
@@ -333,18 +319,16 @@ def _rank(proposal: Proposal) -> tuple[float, float]:
     return proposal.relative_error or 0.0, proposal.us
 
 
-def _measured(
-    proposals: list[Proposal], batch: int, precision: PrecisionName, where: torch.device | None
-) -> list[Proposal]:
+def _measured(proposals: list[Proposal], clock: Clock) -> list[Proposal]:
     """Add measured times to proposals; the first is the dense layer. Weights and x are random."""
-    dtype = getattr(torch, PRECISIONS[precision].dtype)
-    options = {"device": where, "dtype": dtype}
+    precision: Any = clock.precision
+    options = {"device": clock.where, "dtype": getattr(torch, PRECISIONS[precision].dtype)}
     whole = proposals[0].chain
     layers: list[nn.Module] = [nn.Linear(whole.in_features, whole.out_features, bias=False, **options)]
     layers += [
         of_structures(each.structures, bias=False, precision=precision, **options).freeze() for each in proposals[1:]
     ]
-    times = measured_us(layers, torch.randn(batch, whole.in_features, **options))
+    times = measured_us(layers, torch.randn(clock.batch, whole.in_features, **options))
     return [replace(each, measured_us=us, doubt=why) for each, (us, why) in zip(proposals, times, strict=True)]
 
 
@@ -395,8 +379,8 @@ def candidates(
         square = [block_butterfly(in_features, block) for block in blocks]
         square += [square_dyadic(in_features), kaleidoscope(in_features)] if _is_power(in_features) else []
         for chain in square:
-            is_listed = chain.name in names and chain.weight_count <= most
-            found.setdefault(chain.name, []).extend([(of_chain(chain),)] if is_listed else [])
+            if chain.name in names and chain.weight_count <= most:
+                found.setdefault(chain.name, []).append((of_chain(chain),))
     return {name: forms for name, forms in found.items() if forms}
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.devices import Device, device_for
+from ksgen.devices.base import CPU_BATCH, GPU_BATCH
 from ksgen.errors import DeviceError, KsgenError, SpecError, ToolchainError
 from ksgen.families import FAMILIES, Limits, cuda_limits, family_for, family_named, meant_for
 from ksgen.families.expected import prediction, speed_of
@@ -23,6 +24,7 @@ from ksgen.measure.roofline import Ceilings, measure_ceilings
 from ksgen.measure.trust import Timer, Watch, block_of, host_clock, take_blocks, why_unreliable
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, Job, KernelSpec
+from ksgen.spec.kernel import checked_count
 from ksgen.spec.precision import gradient_of
 from ksgen.torch.operators import settled
 from ksgen.torch.operators.checks import check_device
@@ -37,56 +39,54 @@ REMEMBERED = 4096  # cached kernels: candidates share many
 
 @dataclass(frozen=True)
 class Clock:
-    """Expected times on one device."""
+    """Expected times on one device, at a batch size."""
 
     where: torch.device | None  # device on which layers can be timed; None for a CUDA target
+    precision: str
+    batch: int
     by: str  # source of the times
-    kernel_us: Callable[[KernelSpec, int], Us]  # of a kernel at a batch size
-    floor_us: Callable[[KernelSpec, int], Us]  # lower bound on a kernel's time
+    kernel_us: Callable[[KernelSpec], Us]
+    floor_us: Callable[[KernelSpec], Us]  # lower bound on a kernel's time
 
-    def sum_us(self, chains: Sequence[Chain], precision: str, batch: int, fused: bool = True) -> Us:
+    def sum_us(self, chains: Sequence[Chain], fused: bool = True) -> Us:
         """Expected time of a sum of chains, or of the only one. Each further chain reads the sum of those before.
 
         `fused`: whether to expect fused launches, too.
         """
-        return _sum(self.chain_us(each, precision, batch, number > 0, fused) for number, each in enumerate(chains))
+        return _sum(self.chain_us(each, number > 0, fused) for number, each in enumerate(chains))
 
-    def sum_step_us(self, chains: Sequence[Chain], precision: str, batch: int) -> Us:
+    def sum_step_us(self, chains: Sequence[Chain]) -> Us:
         """Expected time of a training step of a sum of chains, or of the only one.
 
         Each further chain reads the sum of those before, and in the backward pass the gradient of x.
         """
-        return _sum(self.step_us(each, precision, batch, number > 0) for number, each in enumerate(chains))
+        return _sum(self.step_us(each, number > 0) for number, each in enumerate(chains))
 
-    def chain_us(self, chain: Chain, precision: str, batch: int, adds: bool = False, fused: bool = True) -> Us:
+    def chain_us(self, chain: Chain, adds: bool = False, fused: bool = True) -> Us:
         """Expected time of all factors, or of one fused launch if that is allowed and expected to be faster.
 
         `adds`: whether the last factor reads a residual.
         """
-        apart = _sum(self.kernel_us(kernel, batch) for kernel in _kernels(chain, precision, adds))
+        apart = _sum(map(self.kernel_us, _kernels(chain, self.precision, adds)))
         if len(chain) == 1 or not fused:
             return apart
-        whole = self.kernel_us(KernelSpec(chain, precision, epilogue=Epilogue(residual=adds)), batch)
+        whole = self.kernel_us(KernelSpec(chain, self.precision, epilogue=Epilogue(residual=adds)))
         return min((us for us in (apart, whole) if us is not None), default=None)
 
-    def dense_us(self, whole: Chain, precision: str, batch: int) -> Us:
+    def dense_us(self, whole: Chain) -> Us:
         """Lower bound on the time of a library's product with the dense matrix."""
-        return self.floor_us(KernelSpec(whole[0], precision), batch)
+        return self.floor_us(KernelSpec(whole[0], self.precision))
 
-    def step_us(self, chain: Chain, precision: str, batch: int, adds: bool = False) -> Us:
+    def step_us(self, chain: Chain, adds: bool = False) -> Us:
         """Expected time of a training step: forward and backward pass of every factor.
 
         All intermediates are written and read. `adds`: whether y and the gradient of x are added to others.
         """
-        return _sum(self.kernel_us(kernel, batch) for kernel in _step_kernels(chain, precision, adds))
+        return _sum(map(self.kernel_us, _step_kernels(chain, self.precision, adds)))
 
-    def dense_step_us(self, whole: Chain, precision: str, batch: int) -> Us:
+    def dense_step_us(self, whole: Chain) -> Us:
         """Lower bound on the time of a training step by a library's products with the dense matrix."""
-        return _sum(self.floor_us(kernel, batch) for kernel in _step_kernels(whole, precision))
-
-    @property
-    def is_processor(self) -> bool:
-        return self.where is not None and self.where.type == "cpu"
+        return _sum(map(self.floor_us, _step_kernels(whole, self.precision)))
 
 
 @lru_cache(REMEMBERED)
@@ -116,33 +116,39 @@ def _sum(times: Iterable[Us]) -> Us:
     return None if None in listed else sum(us for us in listed if us is not None)
 
 
-def clock_of(device: Any, precision: str) -> Clock:
+def clock_of(device: Any, precision: str, batch: int | None = None) -> Clock:
     """Clock for a tensor's device, or for the usual card of a CUDA target, such as `sm_90a`.
 
-    A processor's rates are measured once per machine, and stored unless they are unreliable.
+    A processor's rates are measured once per machine, and stored unless they are unreliable. The batch size is the
+    usual one of a processor or a GPU by default.
     """
-    if isinstance(device, str) and device.startswith("sm_"):
-        if gpu_of(device).rates is None:
-            known = ", ".join(target_of(*divmod(number, 10)) for number in GPUS)
-            raise SpecError(f"device={excerpt(device)}: its speed is unknown; known: {known}")
+    is_target = isinstance(device, str) and device.startswith("sm_")
+    if is_target and gpu_of(device).rates is None:
+        known = ", ".join(target_of(*divmod(number, 10)) for number in GPUS)
+        raise SpecError(f"device={excerpt(device)}: its speed is unknown; known: {known}")
+    if not is_target:
+        check_device(device)
+    where = None if is_target else torch.device(device)
+    usual = CPU_BATCH if where is not None and where.type == "cpu" else GPU_BATCH
+    rows = checked_count("batch", usual if batch is None else batch)
+    if where is None:
         limits = cuda_limits(device)
 
-        def default(kernel: KernelSpec, batch: int) -> Choice:
-            family = family_for(kernel, limits, batch)
-            return Choice(family.name, family.default(kernel, limits, batch), "the family's default")
+        def default(kernel: KernelSpec) -> Choice:
+            family = family_for(kernel, limits, rows)
+            return Choice(family.name, family.default(kernel, limits, rows), "the family's default")
 
-        return _of_gpu(None, limits, default)
-    check_device(device)
-    where = torch.device(device)
+        return _of_gpu(None, precision, rows, limits, default)
     try:
         found = device_for(("cuda", where.index) if where.type == "cuda" else "host")
         if where.type == "cpu" and not found.shares_host:
             raise DeviceError(f"{found.name} is not a processor")
         if where.type == "cuda":
-            return _of_gpu(where, limits_of(found), lambda kernel, batch: PLANNER.choice(found, kernel, batch))
-        return _of_processor(where, found, *_ceilings(found, precision))  # type: ignore[arg-type]  # every device can be hashed
+            planned = partial(PLANNER.choice, found, batch=rows)
+            return _of_gpu(where, precision, rows, limits_of(found), planned)
+        return _of_processor(where, precision, rows, found)
     except (DeviceError, ToolchainError) as error:
-        return Clock(where, f"no model: {str(error).splitlines()[0]}", lambda *_: None, lambda *_: None)
+        return Clock(where, precision, rows, f"no model: {str(error).splitlines()[0]}", lambda _: None, lambda _: None)
 
 
 def measured_us(layers: Sequence[nn.Module], x: Tensor) -> list[tuple[float, str]]:
@@ -178,19 +184,21 @@ def cuda_clock(call: Callable[[], object], where: torch.device | None = None) ->
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[KernelSpec, int], Choice]) -> Clock:
+def _of_gpu(
+    where: torch.device | None, precision: str, batch: int, limits: Limits, choose: Callable[[KernelSpec], Choice]
+) -> Clock:
     rates = gpu_of(limits.target).rates
 
-    def kernel_us(kernel: KernelSpec, batch: int) -> Us:
+    def kernel_us(kernel: KernelSpec) -> Us:
         if not any(meant_for(kernel, limits, batch)):
             return None
-        choice = choose(kernel, batch)
+        choice = choose(kernel)
         family = family_named(choice.family)
         speed = speed_of(family, kernel, limits, choice.constants)
         found = speed and prediction(speed, family, kernel, choice.constants, batch)
         return found.us if found else None
 
-    def floor_us(kernel: KernelSpec, batch: int) -> Us:
+    def floor_us(kernel: KernelSpec) -> Us:
         able = [family for family in FAMILIES.values() if family.supports(kernel, limits)]
         pairs = ((family, constants) for family in able for constants in family.defaults(kernel, limits, batch))
         speeds = [speed for family, constants in pairs if (speed := speed_of(family, kernel, limits, constants))]
@@ -200,15 +208,15 @@ def _of_gpu(where: torch.device | None, limits: Limits, choose: Callable[[Kernel
     by = f"no model: the speed of {limits.target} is unknown"
     if rates:
         by = f"the cost model, for {rates.card} ({limits.target})"
-    return Clock(where, by, kernel_us, floor_us)
+    return Clock(where, precision, batch, by, kernel_us, floor_us)
 
 
-def _of_processor(where: torch.device, device: Device, ceilings: Ceilings, why: str) -> Clock:
-    """Clock for a processor. `why` is the reason why its rates are unreliable; empty if they are reliable."""
+def _of_processor(where: torch.device, precision: str, batch: int, device: Device) -> Clock:
     limits = limits_of(device)
+    ceilings, why = _ceilings(device, precision)  # type: ignore[arg-type]  # every device can be hashed
 
     @cache
-    def kernel_us(kernel: KernelSpec, batch: int) -> Us:
+    def kernel_us(kernel: KernelSpec) -> Us:
         if not any(meant_for(kernel, limits, batch)):
             return None
         choice = PLANNER.choice(device, kernel, batch)
@@ -216,7 +224,7 @@ def _of_processor(where: torch.device, device: Device, ceilings: Ceilings, why: 
         return predict_us(machine, family_named(choice.family), kernel, choice.constants, batch)
 
     by = f"the cost model, at rates measured on this processor{why and f', which are unreliable ({why})'}"
-    return Clock(where, by, kernel_us, lambda kernel, batch: 1e6 * ceilings.floor_s(kernel, batch))
+    return Clock(where, precision, batch, by, kernel_us, lambda kernel: 1e6 * ceilings.floor_s(kernel, batch))
 
 
 @cache

@@ -129,13 +129,13 @@ def test_the_merges_that_are_timed_have_the_least_expected_times(monkeypatch: py
     """Against all partitions."""
     chain = block_butterfly(128, 4)
 
-    def us(kernel: Any, batch: int) -> float:
-        return float(hash((kernel.pattern.shape, batch)) % 1000 + 1)
+    def us(kernel: Any) -> float:
+        return float(hash((kernel.pattern.shape, 7)) % 1000 + 1)
 
-    found = merge._partitions(chain, Clock(None, "a test", us, us), "float32", 7)
+    found = merge._partitions(chain, Clock(None, "float32", 7, "a test", us, us))
     assert len(found) == merge.TIMED
     monkeypatch.setattr(merge, "TIMED", len(chain))
-    longer = merge._partitions(chain, Clock(None, "a test", us, us), "float32", 7)
+    longer = merge._partitions(chain, Clock(None, "float32", 7, "a test", us, us))
     assert longer[: len(found)] == found
     assert sorted(map(len, longer)) == list(range(1, len(chain)))
     totals = []
@@ -146,7 +146,7 @@ def test_the_merges_that_are_timed_have_the_least_expected_times(monkeypatch: py
         def total(each: Any) -> float:
             ends = [sum(each[: at + 1]) for at in range(len(each))]
             parts = [chain.factors[end - size : end] for end, size in zip(ends, each, strict=True)]
-            return sum(us(merge.KernelSpec(merge.covering(part)), 7) for part in parts)
+            return sum(us(merge.KernelSpec(merge.covering(part))) for part in parts)
 
         assert total(sizes) == min(map(total, every))
         totals.append(total(sizes))

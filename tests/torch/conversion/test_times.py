@@ -37,20 +37,16 @@ def test_of_a_target_the_model_predicts_each_factor_and_all_in_one_launch() -> N
         return float(found.us)
 
     apart, whole = sum(expected(KernelSpec(pattern)) for pattern in CHAIN), expected(KernelSpec(CHAIN))
-    assert clock.chain_us(CHAIN, "float32", 25088) == pytest.approx(min(apart, whole))
+    assert clock.chain_us(CHAIN) == pytest.approx(min(apart, whole))
     back, step = (each.transpose for each in CHAIN), 0.0
     step += sum(expected(KernelSpec(pattern)) for pattern in (*CHAIN, *back))
     step += sum(expected(KernelSpec(pattern, job="gradient")) for pattern in CHAIN)
-    assert clock.step_us(CHAIN, "float32", 25088) == pytest.approx(step)
+    assert clock.step_us(CHAIN) == pytest.approx(step)
     whole = dense(384, 384)
-    assert clock.dense_step_us(whole, "float32", 25088) == pytest.approx(
-        3 * (clock.dense_us(whole, "float32", 25088) or 0)
-    )
-    assert (clock.where, clock.is_processor) == (None, False)
+    assert clock.dense_step_us(whole) == pytest.approx(3 * (clock.dense_us(whole) or 0))
+    assert (clock.where, clock.batch) == (None, 25088)
     assert clock.by == "the cost model, for A100 (sm_80)"
-    assert clock.dense_us(dense(384, 384), "float32", 25088) == pytest.approx(
-        2e6 * 384 * 384 * 25088 / (2 * 64 * 108 * 1.41e9)
-    )
+    assert clock.dense_us(dense(384, 384)) == pytest.approx(2e6 * 384 * 384 * 25088 / (2 * 64 * 108 * 1.41e9))
 
 
 @pytest.fixture
@@ -79,15 +75,16 @@ def test_of_a_processor_by_its_measured_rates(device: Any, monkeypatch: pytest.M
     fast, again, slow = (clock_of("cpu", precision) for precision in ("float32", "float32", "float64"))
     times._ceilings.cache_clear()
     assert asked == [(device, "float32"), (device, "float64")]
+    assert fast.batch == 1568
     assert fast.by == "the cost model, at rates measured on this processor"
     assert slow.by == f"{fast.by}, which are unreliable (other processes took 50% of the CPU time)"
-    us = fast.chain_us(CHAIN, "float32", 1568)
-    apart = sum(fast.kernel_us(KernelSpec(pattern), 1568) or 0 for pattern in CHAIN)
-    whole = fast.kernel_us(KernelSpec(CHAIN), 1568)
+    us = fast.chain_us(CHAIN)
+    apart = sum(fast.kernel_us(KernelSpec(pattern)) or 0 for pattern in CHAIN)
+    whole = fast.kernel_us(KernelSpec(CHAIN))
     assert whole
-    assert us == min(apart, whole) == again.chain_us(CHAIN, "float32", 1568)
-    assert slow.chain_us(CHAIN, "float64", 1568) > us
-    assert fast.dense_us(dense(384, 384), "float32", 1568) == pytest.approx(1e6 * 2 * 384 * 384 * 1568 / 1e11)
+    assert us == min(apart, whole) == again.chain_us(CHAIN)
+    assert slow.chain_us(CHAIN) > us
+    assert fast.dense_us(dense(384, 384)) == pytest.approx(1e6 * 2 * 384 * 384 * 1568 / 1e11)
 
 
 def test_a_later_process_reads_reliable_rates(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,16 +134,16 @@ def test_a_training_step_writes_and_reads_wide_intermediates() -> None:
         Chain((Pattern(2, 192, 192, 1), Pattern(1, 192, 48, 8))),
     )
     assert wide[0].out_features == 24 * narrow[0].out_features
-    assert clock.step_us(narrow, "float32", 25088) < clock.dense_step_us(dense(384, 1536), "float32", 25088)
-    assert clock.step_us(wide, "float32", 25088) > 2 * clock.step_us(narrow, "float32", 25088)
+    assert clock.step_us(narrow) < clock.dense_step_us(dense(384, 1536))
+    assert clock.step_us(wide) > 2 * clock.step_us(narrow)
 
 
 def test_unknown_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KSGEN_DEVICE", "no such device")
     clock = clock_of("cpu", "float32")
     assert clock.by.startswith("no model: device 'no such device'")
-    assert (clock.chain_us(CHAIN, "float32", 8), clock.dense_us(CHAIN, "float32", 8)) == (None, None)
-    assert (clock.step_us(CHAIN, "float32", 8), clock.dense_step_us(CHAIN, "float32", 8)) == (None, None)
+    assert (clock.chain_us(CHAIN), clock.dense_us(CHAIN)) == (None, None)
+    assert (clock.step_us(CHAIN), clock.dense_step_us(CHAIN)) == (None, None)
     with pytest.raises(KsgenError, match="device='sm_61': its speed is unknown; known: sm_70, sm_75, sm_80"):
         clock_of("sm_61", "float32")
     with pytest.raises(KsgenError, match="device='gpu': no tensors there"):
