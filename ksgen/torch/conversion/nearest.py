@@ -106,11 +106,10 @@ def starting_points(
     if method == "support":
         return [[on_support(matrix, chain[0])]], []
     weights, squares = project(matrix, chain, advance)
+    begun = [balanced(weights, chain)]
     if method != "refinement":
-        return [balanced(weights, chain)], squares
-    return [balanced(weights, chain), *(drawn(matrix, chain, seed) for seed in range(STARTS - 1))], [
-        least_squared_error(matrix, chain)
-    ]
+        return begun, squares
+    return begun + [drawn(matrix, chain, seed) for seed in range(STARTS - 1)], [least_squared_error(matrix, chain)]
 
 
 def times_power(values: Tensor, exponent: float) -> Tensor:

@@ -44,18 +44,7 @@ def project(matrix: Tensor, chain: Chain, advance: Callable[[], None]) -> tuple[
 
     `advance` is called after each split.
     """
-    whole, values = _dense(matrix)
-    rests = list(accumulate(chain.factors[:-1], lambda rest, last: product(last, rest)))
-    weights: list[Tensor] = []
-    errors: list[float] = []
-    for last, rest in zip(chain.factors[:0:-1], reversed(rests), strict=True):
-        if last.is_exchanged:  # `whole` is dense, with rows as they lie in memory
-            values = values[:, stored_features(last.outputs, values.device).argsort()]
-        split_off, values, error = _split(values, whole, last, rest)
-        weights.insert(0, split_off)
-        errors.append(error)
-        whole = rest
-        advance()
+    _, values, weights, errors = _without_last(matrix, chain, len(chain) - 1, advance)
     return [each.contiguous() for each in (values, *weights)], errors
 
 
@@ -64,19 +53,37 @@ def squared_errors(matrix: Tensor, chain: Chain) -> list[float]:
 
     A chain of one factor has one error: the squares outside its support.
     """
-    whole, values = _dense(matrix)
-    rests = list(accumulate(chain.factors, lambda rest, last: product(last, rest)))
-    errors: list[float] = []
-    for last, rest in zip(chain.factors[:1:-1], rests[-2:0:-1], strict=True):
-        _, values, error = _split(values, whole, last, rest)
-        errors.append(error)
-        whole = rest
     if len(chain) == 1:
         return [float((matrix - to_dense(on_support(matrix, chain[0]))).double().square().sum())]
+    whole, values, _, errors = _without_last(matrix, chain, len(chain) - 2, lambda: None)
     blocks, ranks, *_, outside = _blocks_of(
         _stacked(values, whole), *(_part(each, whole.a, whole.d) for each in chain.factors[1::-1])
     )
     return [*errors, outside + _least_lost(blocks, ranks)]
+
+
+def _without_last(
+    matrix: Tensor, chain: Chain, count: int, advance: Callable[[], None]
+) -> tuple[Pattern, Tensor, list[Tensor], list[float]]:
+    """Split off the last `count` factors one by one.
+
+    Returns the support and the values of what is left, the weights of these factors, and the squared error of each
+    split.
+    """
+    whole, values = _dense(matrix)
+    rests = list(accumulate(chain.factors, lambda rest, last: product(last, rest)))
+    weights: list[Tensor] = []
+    errors: list[float] = []
+    for number in reversed(range(len(chain) - count, len(chain))):
+        last, rest = chain[number], rests[number - 1]
+        if last.is_exchanged:  # `whole` is dense, with rows as they lie in memory
+            values = values[:, stored_features(last.outputs, values.device).argsort()]
+        split_off, values, error = _split(values, whole, last, rest)
+        weights.insert(0, split_off)
+        errors.append(error)
+        whole = rest
+        advance()
+    return whole, values, weights, errors
 
 
 def on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
