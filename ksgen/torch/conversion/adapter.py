@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import SpecError
-from ksgen.torch.conversion.convert import Rule, dense_weight, find_layers, put, read_rule
+from ksgen.torch.conversion.convert import Rule, dense_weight, find_layers, put, put_all, read_rule
 from ksgen.torch.conversion.rule import RuleEntry
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import KSLinear
@@ -78,7 +78,7 @@ def adapt(model: nn.Module, rule: Rule, **options: Any) -> list[str]:
     activation. Returns the names of the layers. If anything is wrong, the model stays unchanged.
     """
     wanted = read_rule(rule)
-    found = find_layers(model, wanted, adapted=True)
+    found = find_layers(model, wanted)
     for name in (name for names, _ in found.values() for name in names):
         if isinstance(model.get_submodule(name.rpartition(".")[0]), KSAdapter):
             raise SpecError(f"{name} is the base of an adapter; `merge` the model first, or leave it out of the rule")
@@ -94,8 +94,6 @@ def adapt(model: nn.Module, rule: Rule, **options: Any) -> list[str]:
 def merge(model: nn.Module) -> list[str]:
     """Replace a model's adapters by dense layers that include them. Returns the names of these layers."""
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, KSAdapter) and name]
-    merged = {module: module.to_linear() for _, module in found}
-    for name, module in list(model.named_modules(remove_duplicate=False)):
-        if module in merged:
-            put(model, name, merged[module])
+    merged: dict[nn.Module, nn.Module] = {module: module.to_linear() for _, module in found}
+    put_all(model, merged)
     return [name for name, _ in found]

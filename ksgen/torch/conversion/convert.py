@@ -119,6 +119,7 @@ def convert(
         offered = cache(partial(offers, budget=budget, merge=merge, structures=families, most=CHAINS_PER_FAMILY))
         wanted = _proposed(model, rule, budget, offered, from_weights, progress)
     found = find_layers(model, wanted)
+    _check_not_tied(model, found)
     check_config(model)
     before = _parameter_count(model)
     new: dict[nn.Module, nn.Module] = {}
@@ -130,9 +131,7 @@ def convert(
             chain, *added = wanted[key].chains
             replaced.append(Replaced(names[0], chain, wanted[key].count, counts, factorizations, tuple(added)))
             advance()
-    for layer, (names, _) in found.items():
-        for name in names:
-            put(model, name, new[layer])
+    put_all(model, new)
     write_config(model)
     return Report(tuple(replaced), (before, _parameter_count(model)))
 
@@ -141,6 +140,13 @@ def put(model: nn.Module, name: str, module: nn.Module) -> None:
     """Replace the module of that name in the model."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, module)
+
+
+def put_all(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:
+    """Replace modules of the model under all their names, so that a module with several names stays shared."""
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in new:
+            put(model, name, new[module])
 
 
 def read_rule(rule: Any) -> dict[str, RuleEntry]:
@@ -294,13 +300,8 @@ def _fits(key: str, name: str) -> bool:
     return fnmatchcase(name, key) if set(key) & set("*?[.") else key in name.split(".")
 
 
-def find_layers(
-    model: nn.Module, wanted: Mapping[str, RuleEntry], adapted: bool = False
-) -> dict[nn.Module, tuple[list[str], str]]:
-    """Find the layers to replace. Each comes with all its names and with the key of the rule that matches it.
-
-    With `adapted`, the layers stay in the model, so tied weights are allowed.
-    """
+def find_layers(model: nn.Module, wanted: Mapping[str, RuleEntry]) -> dict[nn.Module, tuple[list[str], str]]:
+    """Find the layers of a rule. Each comes with its names that the rule matches, and with the key that matches."""
     layers = _layers(model)
     for key, entry in wanted.items():
         if not any(_fits(key, name) for name, _ in layers) and not _is_replaced(model, key, entry):
@@ -313,8 +314,6 @@ def find_layers(
             names, first_key = found.setdefault(layer, ([], key))
             names.append(name)
             _check_layer(name, layer, wanted[first_key])
-    if not adapted:
-        _check_not_tied(model, found)
     return found
 
 
@@ -407,15 +406,14 @@ def _sparse(
             with _factorizing(name, weight):
                 factorizations.append(factorized(rows, wanted.structures, refine))
             slices = [each for layer in summands(part) for each in initialized(layer.weights)]
-            values = (
-                each[tuple(map(slice, part.shape))]
-                for each, part in zip(factorizations[-1].weights, slices, strict=True)
-            )
-            _copy(slices, values)
+            with torch.no_grad():
+                for parameter, value in zip(slices, factorizations[-1].weights, strict=True):
+                    parameter.copy_(value[tuple(map(slice, parameter.shape))])
         part.requires_grad_(weight.requires_grad)
         first = summands(part)[0]  # which has the bias of a sum
         if first.bias is not None and added is not None:
-            _copy([first.bias], [added])
+            with torch.no_grad():
+                first.bias.copy_(added)
             first.bias.requires_grad_(added.requires_grad)
         parts.append(part)
     new = parts[0] if wanted.count == 1 else group(parts)
@@ -425,12 +423,6 @@ def _sparse(
 def _never_zero(structure: Structure) -> Structure:
     """The structure without initial values of zero, which would replace the layer by its bias."""
     return replace(structure, scales={name: scale for name, scale in structure.scales.items() if scale})
-
-
-def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    with torch.no_grad():
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.copy_(value)
 
 
 def _parameter_count(module: nn.Module) -> int:

@@ -1,8 +1,9 @@
 """`quantize`: replace every `KSLinear` of a model by one with stored weights, such as int8, and report the change."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from ksgen.quantized import Per, describe_scales
 from ksgen.spec import WeightStorage
 from ksgen.spec.kernel import is_word
 from ksgen.spec.storage import STORED
-from ksgen.torch.conversion.convert import put
+from ksgen.torch.conversion.convert import put_all
 from ksgen.torch.conversion.propose import table_of
 from ksgen.torch.conversion.rule import write_stored
 from ksgen.torch.layer.linear import KSLinear, QuantizedKSLinear
@@ -133,10 +134,7 @@ def quantize_model(
         except LaunchError as error:
             raise LaunchError(f"layer {name}: {error}") from error
     layers = tuple(_layer_report(name, layer, new[name], received.get(name)) for name, layer in found.items())
-    new_of = {layer: new[name] for name, layer in found.items()}
-    for name, layer in list(model.named_modules(remove_duplicate=False)):  # a layer with several names stays shared
-        if layer in new_of:
-            put(model, name, new_of[layer])
+    put_all(model, {layer: new[name] for name, layer in found.items()})
     write_stored(model, found, storage)
     return QuantizedReport(storage, per, bool(received), layers)
 
@@ -145,14 +143,10 @@ def _received(model: nn.Module, layers: Mapping[str, KSLinear], inputs: Any) -> 
     """First input x of each layer in one call of the model, as rows for calibration."""
     received: dict[str, Tensor] = {}
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def keep(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            assert isinstance(layer, KSLinear)
-            received.setdefault(name, layer._calibration_rows(given[0] if given else named["x"]).clone())
+    def keep(name: str, layer: KSLinear, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        received.setdefault(name, layer._calibration_rows(given[0] if given else named["x"]).clone())
 
-        return keep
-
-    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True) for name, layer in layers.items()]
     were_training = [(each, each.training) for each in model.modules()]  # submodules may differ from the model
     try:
         with torch.no_grad():
