@@ -93,21 +93,19 @@ def described(module: nn.Module) -> RuleEntry | None:
     """
     if isinstance(module, KSLinears):
         return _side_by_side(list(module))
-    parts = list(module) if isinstance(module, KSSum) else [module]
+    parts: list[Any] = list(module) if isinstance(module, KSSum) else [module]
     if not parts or not all(isinstance(part, KSLinear) and not part.has_stored_type for part in parts):
         return None
-    if isinstance(module, KSSum):
-        options = _options_of(parts[0])
-        text = text_of(part.chain for part in parts)
-        if any(_options_of(other) != options for other in parts):
-            raise SpecError(f"the layers of a sum differ in their options ({text}); only equal ones can be saved")
-        if any(other.bias is not None for other in parts[1:]):
-            raise SpecError(f"a later layer of a sum has a bias ({text}); only a bias of the first one can be saved")
-        ties = sum((ties_of(part.weights) for part in parts), ())
-        options |= {"activation": module.activation} if module.activation != "none" else {}
-        return RuleEntry(parts[0].chain, 1, options, ties, added=tuple(part.chain for part in parts[1:]))
-    (layer,) = parts
-    return RuleEntry(layer.chain, 1, _options_of(layer), ties_of(layer.weights))
+    first, *others = parts
+    options, text = _options_of(first), text_of(part.chain for part in parts)
+    if any(_options_of(other) != options for other in others):
+        raise SpecError(f"the layers of a sum differ in their options ({text}); only equal ones can be saved")
+    if any(other.bias is not None for other in others):
+        raise SpecError(f"a later layer of a sum has a bias ({text}); only a bias of the first one can be saved")
+    if isinstance(module, KSSum) and module.activation != "none":
+        options["activation"] = module.activation
+    ties = sum((ties_of(part.weights) for part in parts), ())
+    return RuleEntry(first.chain, 1, options, ties, added=tuple(other.chain for other in others))
 
 
 def _side_by_side(parts: list[nn.Module]) -> RuleEntry | None:
