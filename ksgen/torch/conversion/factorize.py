@@ -24,6 +24,7 @@ from ksgen.torch.conversion.nearest import (
     LEAST_STEPS,
     STARTS,
     checked,
+    in_natural_form,
     in_natural_order,
     method_of,
     scaled_by_power,
@@ -37,7 +38,6 @@ from ksgen.torch.conversion.sums import (
     LEAST_SQUARES,
     ROUNDS,
     alternated,
-    closed_forms,
     is_nearest,
     least_squares,
     most_steps,
@@ -194,20 +194,22 @@ def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int, progres
             f"factorize: several structures of a sum have the parameters {', '.join(twice)}; accepted: structures with "
             "different names, as in dyad"
         )
-    chains, closed = tuple(each.chain for each in structures), closed_forms(structures)
+    chains = tuple(each.chain for each in structures)
+    closed = [closed_form(each, in_natural_form(each.chain)) for each in structures]
     matrix, *_ = (checked(weight, each, refine) for each in chains)
     check_flags(progress=progress)
     has_least_squares = is_nearest(structures)
     method, guarantee = LEAST_SQUARES if has_least_squares else ALTERNATION
-    steps = 0 if has_least_squares else ROUNDS + most_steps(chains, closed, refine)
-    with torch.no_grad(), progress_bar(progress, text_of(chains), steps) as advance:
+    steps = most_steps(chains, closed, refine)
+    most = 0 if has_least_squares else ROUNDS + steps
+    with torch.no_grad(), progress_bar(progress, text_of(chains), most) as advance:
         scaled, exponent = scaled_by_power(matrix)
         if exponent < 0 and any(form and not form.is_linear for form in closed):
             scaled, exponent = matrix, 0  # rotations that were scaled up might overflow
         found = (
             least_squares(scaled, chains)
             if has_least_squares
-            else alternated(scaled, chains, closed, refine, advance, exponent)
+            else alternated(scaled, chains, closed, steps, advance, exponent)
         )
         parts = [[times_power(each.double(), exponent / len(own)).to(matrix.dtype) for each in own] for own in found]
         again = [[times_power(own[0].double(), -exponent), *own[1:]] for own in parts]

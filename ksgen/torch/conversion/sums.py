@@ -20,7 +20,7 @@ from ksgen.pattern import Chain
 from ksgen.structures import Structure
 from ksgen.torch.conversion.nearest import LEAST_STEPS, in_natural_form, in_natural_order, method_of, times_power
 from ksgen.torch.conversion.projection import balanced, on_support, project, refined
-from ksgen.torch.conversion.structured import ClosedForm, closed_form
+from ksgen.torch.conversion.structured import ClosedForm
 from ksgen.torch.operators.products import chain_to_dense
 
 ROUNDS = 200  # maximum number; a sum of chains that can be recovered from its matrix takes 20 to 100 rounds
@@ -32,11 +32,6 @@ ALTERNATION = "alternation", "no guarantee; each product is near what the others
 def text_of(chains: Iterable[Chain]) -> str:
     """A chain, or the chains of a sum, in words."""
     return " plus ".join(map(str, chains))
-
-
-def closed_forms(structures: Sequence[Structure]) -> list[ClosedForm | None]:
-    """Closed form of each structure of a sum, or None; `LaunchError` for a structure without a method."""
-    return [closed_form(each, in_natural_form(each.chain)) for each in structures]
 
 
 def is_nearest(structures: Sequence[Structure]) -> bool:
@@ -67,13 +62,13 @@ def least_squares(matrix: Tensor, chains: Sequence[Chain]) -> list[list[Tensor]]
 
 
 def alternated(
-    matrix: Tensor, chains: Sequence[Chain], closed: Sequence[ClosedForm | None], refine: int,
+    matrix: Tensor, chains: Sequence[Chain], closed: Sequence[ClosedForm | None], steps: int,
     advance: Callable[[], None], exponent: int,
 ) -> list[list[Tensor]]:  # fmt: skip
     """Weights of a sum near a matrix that was scaled by 2^-exponent, and thus scaled alike.
 
     `advance` is called after each round and each step of L-BFGS. L-BFGS finally moves all chains without a closed form
-    together.
+    together, by `steps` steps.
     """
     order = sorted(range(len(chains)), key=lambda at: chains[at].weight_count)
     resolution = torch.finfo(matrix.dtype).eps * float(vector_norm(matrix, dtype=torch.float64))
@@ -99,7 +94,7 @@ def alternated(
             break
         else:
             streak = 0
-    if not (steps := most_steps(chains, closed, refine)):
+    if not steps:
         return weights
     free = [at for at, form in enumerate(closed) if form is None]
     rest = matrix - sum(each for at, each in enumerate(products) if at not in free)
