@@ -3,8 +3,7 @@
 The model is called a few times, to find out which kernels its calls need.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -139,10 +138,13 @@ def jobs_of(call: Callable[[], None]) -> dict[Device, dict[Job, None]]:
         launches = kernels_of_layer(kernel) if kernel.is_chain else with_layers(kernel)
         jobs.setdefault(device, {}).update(dict.fromkeys(job_of(each, batch) for each in launches))
 
-    with _watched(note):
+    WATCHERS.append(note)
+    try:
         forget_times()
         PLANNER.forget()  # so that every kernel is planned again
         call()
+    finally:
+        WATCHERS.remove(note)
     return jobs
 
 
@@ -151,13 +153,3 @@ def settle(call: Callable[[], None]) -> None:
     forget_times()
     call()
     save_times()
-
-
-@contextmanager
-def _watched(watcher: Callable[[Device, KernelSpec, int, Choice | None], None]) -> Iterator[None]:
-    """Call the watcher with every kernel that launchers ask for."""
-    WATCHERS.append(watcher)
-    try:
-        yield
-    finally:
-        WATCHERS.remove(watcher)
