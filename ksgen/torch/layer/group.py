@@ -3,7 +3,7 @@
 One launch computes all of them if that is faster and no gradient is recorded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Self
 
@@ -115,8 +115,8 @@ class KSLinears(Layers):
                 return outputs
         if (whole := self._whole(x)) is None:
             return [layer(x) for layer in self]
-        axis = -1 if self._first.layout == "bsf" else 0
-        parts: Sequence[Tensor] = whole.split([layer.out_features for layer in self._linears()], dim=axis)
+        axis, layers = -1 if self._first.layout == "bsf" else 0, list[Any](self)
+        parts: Sequence[Tensor] = whole.split([layer.out_features for layer in layers], dim=axis)
         return parts
 
     def _prepared(self, x: Tensor) -> tuple[prepared.Prepared, prepared.Parameters] | None:
@@ -135,10 +135,10 @@ class KSLinears(Layers):
         layer = self._first
         if _place_of(layer.weights[0]) == "cuda" and len(self) > 1:
             verdict = Verdict(False, "the layers differ in more than their chains")
-            if prepared.are_alike(list(self._linears())):
+            if prepared.are_alike(list(self)):
                 verdict = self._verdict(layer.weights[0], batch)
             lines.insert(0, f"{'one launch' if verdict.is_one else 'layer by layer'}: {verdict.why}")
-        shapes = list(map(prepared.shapes_of, self._linears()))
+        shapes = list(map(prepared.shapes_of, self))
         times = describe_times(
             shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between
         )
@@ -154,13 +154,9 @@ class KSLinears(Layers):
         """Whether all layers store their weights in the type of x, as one launch requires."""
         return all(isinstance(layer, ChainLayer) and not layer.has_stored_type for layer in self)
 
-    def _linears(self) -> Iterator[Any]:
-        """Layers of the group, untyped; callers check that all are plain."""
-        return iter(self)
-
     @property
     def _first(self) -> Any:
-        return next(self._linears())
+        return next(iter(self))
 
     def _each(self, x: Tensor) -> Tensor:
         """Outputs of the layers, called one by one, and concatenated.
@@ -189,26 +185,20 @@ class KSLinears(Layers):
     def _whole(self, x: Tensor) -> Tensor | None:
         """All outputs by one launch; None if that is not supported or not faster.
 
-        On a GPU, measured times of a search decide, or else expected times. On a processor, one launch for all layers
-        and separate calls of each layer are timed here.
+        On a processor, one launch for all layers and separate calls of each layer are timed here.
         """
         if not self._fits_one_launch(x):
             return None
         if self._first.fuse == "yes":
             return self._in_one_launch(x)
         if _place_of(x) == "cuda":
-            return self._on_gpu(x)
+            try:
+                return by_kernels(lambda: self._in_one_launch(x))
+            except ToolchainError as error:
+                disable_fusion(prepared.launcher_of_layers(list(self)), error)
+                return None
         methods = {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}
         return by_kernels(lambda: self._in_one_launch(x) if self._fastest(x, methods) == "ksgen" else None)
-
-    def _on_gpu(self, x: Tensor) -> Tensor | None:
-        if not self._verdict(x, x.numel() // self._first.in_features).is_one:
-            return None
-        try:
-            return by_kernels(lambda: self._in_one_launch(x))
-        except ToolchainError as error:
-            disable_fusion(prepared.launcher_of_layers(list(self)), error)
-            return None
 
     def _verdict(self, like: Tensor, batch: int) -> Verdict:
         """Whether tensors of the type and device of `like` are multiplied by one launch, and why."""
@@ -218,7 +208,7 @@ class KSLinears(Layers):
         return is_one_launch(launcher, like.device, wanted, layer.layout, epilogue, batch)
 
     def _fastest(self, x: Tensor, methods: Any) -> str:
-        layer, shapes = self._first, list(map(prepared.shapes_of, self._linears()))
+        layer, shapes = self._first, list(map(prepared.shapes_of, self))
         job = job_of(
             "group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between
         )
@@ -226,9 +216,10 @@ class KSLinears(Layers):
         return faster((job, size_of(batch), *methods), methods)
 
     def _fits_one_launch(self, x: Tensor) -> bool:
-        """Whether one launch can compute all outputs for x.
+        """Whether one launch can compute all outputs for x, and no verdict is against it.
 
-        The layers may differ only in their chains, no hook may observe them, and no derivative may be recorded.
+        The layers may differ only in their chains, no hook may observe them, and no derivative may be recorded. On a
+        GPU, measured times of a search decide, or else expected times.
         """
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor) or not self._are_plain:
             return False
@@ -237,7 +228,7 @@ class KSLinears(Layers):
             least_elements = least_rows(torch.get_num_threads(), self._first.layout) * self._first.in_features
         if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least_elements:
             return False
-        layers = list(self._linears())
+        layers = list[Any](self)
         if are_watched(layers) or not prepared.are_alike(layers) or torch.is_autocast_enabled(place):
             return False
         layer, tensors = layers[0], [tensor for each in layers for tensor in (*each.weights, each.bias)]
@@ -247,12 +238,10 @@ class KSLinears(Layers):
             return False
         if not all(prepared.fits(each, x) for each in layers):
             return False
-        if place == "cpu" and layer.fuse == "auto":  # else the launcher may launch each layer
-            return self._verdict(x, x.numel() // layer.in_features).is_one
-        return True
+        return layer.fuse == "yes" or self._verdict(x, x.numel() // layer.in_features).is_one
 
     def _in_one_launch(self, x: Tensor) -> Tensor:
-        layers, first = list(self._linears()), self._first
+        layers, first = list[Any](self), self._first
         for layer in layers:
             frozen.thaw_if_changed(layer, layer._own_weights)
         weights = [[operand(contiguous(each), False) for each in layer.weights] for layer in layers]
