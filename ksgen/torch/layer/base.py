@@ -19,7 +19,7 @@ from ksgen.values import misfit, misfit_of_x
 
 # attributes of this process or of the very object, which copies and pickles of a layer lack: PyTorch, too, leaves out
 # what `layer.compile()` stores, because that calls the original
-NOT_COPIED = ("_replay", "_python_calls", "_compiled_call_impl")
+NOT_COPIED = ("_replay", "_python_calls", "_compiled_call_impl", "_ready")
 
 
 class ChainLayer:

@@ -21,7 +21,7 @@ from ksgen.pattern import Pattern
 from ksgen.quantized import ROUNDED, Quantized, describe_scales
 from ksgen.spec import STORAGES, Activation, Epilogue, Fuse, Layout
 from ksgen.spec.storage import SAME, STORED, refused_x_precision, x_precisions
-from ksgen.torch.layer.base import NOT_COPIED, ChainLayer
+from ksgen.torch.layer.base import ChainLayer
 from ksgen.torch.operators import ops
 from ksgen.torch.operators.backends import multiply_all_by
 from ksgen.torch.operators.checks import dtype_name
@@ -64,11 +64,6 @@ def quantized_of(values: Tensor, scale: Tensor, storage: str, per: str, x_scale:
         made = Quantized(Pattern(*values.shape), storage, per, values.detach(), scale.detach(), x_scale=x_scale)
         cached = _operands[values] = seen, made
     return cached[1]
-
-
-def forget(values: Tensor) -> None:
-    """Drop the cached operand of these values, so that the next call packs them again."""
-    _operands.pop(values, None)
 
 
 def _despite_writes(use: Callable[[], Tensor]) -> Tensor:
@@ -260,9 +255,6 @@ class StoredWeights(ChainLayer, nn.Module):
         """Drop the data derived from buffers, which belongs to this process and is never saved or copied."""
         self._ready = CachedOperand(())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: each for name, each in vars(self).items() if name not in ("_ready", *NOT_COPIED)}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget()
@@ -279,7 +271,7 @@ class StoredWeights(ChainLayer, nn.Module):
         This is needed after a write that is not detected; `KSLinear.freeze` lists such writes.
         """
         for values in self.values:
-            forget(values)
+            _operands.pop(values, None)
         self._forget()
         return self
 
@@ -452,7 +444,7 @@ class StoredWeights(ChainLayer, nn.Module):
 
     def _packed(self) -> list[Any]:
         """Weights of each factor as launchers accept them."""
-        return list(launcher_of_layers([self])._weights_of_each(self._ready_now().parts))
+        return list(launcher_of_layers([self])._weights_of_each(self._ready_parts()))
 
     def _multiplies(self, dtype: torch.dtype) -> bool:
         return dtype_name(dtype) in x_precisions(self.storage)
