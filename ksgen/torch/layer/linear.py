@@ -255,38 +255,41 @@ class KSLinear(ChainLayer, nn.Linear):
                 f"KSLinear.from_structure: structure={excerpt(structure)}; accepted: one ksgen.structures.Structure; "
                 "KSSum.from_structures takes several"
             )
-        if state is None and structure.init:
-            options = {"init": structure.init} | options
-        is_drawn_tied = state is None and any(structure.ties)
-        if state is None and not is_drawn_tied:
-            layer = cls(structure.chain, bias is not False, **options)
-        elif state is None:  # drawn below, as slices
-            check_device(device := options.pop("device", None))
-            init = options.get("init", "uniform")
-            layer = cls(structure.chain, bias is not False, **options | {"device": "meta", "init": "uniform"})
-            layer.init = init
-        else:
-            parameters, form = dict(state), structure.form_of(state)
-            given = parameters.pop(form.bias, None)
-            if given is not None and form.has_bias_column and given.shape == (structure.chain.out_features, 1):
-                given = given[:, 0]
-            if bias is not None and bias is not (given is not None):
-                found = f"without {form.bias!r}" if given is None else f"with {form.bias!r}"
-                raise LaunchError(
-                    f"KSLinear.from_structure: bias={bias!r} and a state {found}; accepted: bias=None, or a state that "
-                    "agrees"
-                )
-            layer = cls.from_weights(structure.from_state(parameters), given, patterns=structure.chain, **options)
-        tie(layer.weights, structure.ties)
         if state is None:
-            if is_drawn_tied:
-                layer.to_empty(device=torch.empty(0).device if device is None else device)
-                layer.reset_parameters()  # refuses an `init` that tied weights cannot represent
-            scales = {} if "init" in options else structure.scales
-            with torch.no_grad():
-                for name, weights in zip(structure.names, initialized(layer.weights), strict=True):
-                    if name in scales:
-                        weights.normal_(std=scales[name])
+            return cls._drawn(structure, bias is not False, options)
+        parameters, form = dict(state), structure.form_of(state)
+        given = parameters.pop(form.bias, None)
+        if given is not None and form.has_bias_column and given.shape == (structure.chain.out_features, 1):
+            given = given[:, 0]
+        if bias is not None and bias is not (given is not None):
+            found = f"without {form.bias!r}" if given is None else f"with {form.bias!r}"
+            raise LaunchError(
+                f"KSLinear.from_structure: bias={bias!r} and a state {found}; accepted: bias=None, or a state that "
+                "agrees"
+            )
+        layer = cls.from_weights(structure.from_state(parameters), given, patterns=structure.chain, **options)
+        tie(layer.weights, structure.ties)
+        return layer
+
+    @classmethod
+    def _drawn(cls, structure: Structure, bias: bool, options: dict[str, Any]) -> "KSLinear":
+        """Create a layer whose parameters are drawn; tied ones are drawn as slices."""
+        if structure.init:
+            options = {"init": structure.init} | options
+        if any(structure.ties):
+            check_device(device := options.pop("device", None))
+            layer = cls(structure.chain, bias, **options | {"device": "meta", "init": "uniform"})
+            layer.init = options.get("init", "uniform")
+            tie(layer.weights, structure.ties)
+            layer.to_empty(device=torch.empty(0).device if device is None else device)
+            layer.reset_parameters()  # refuses an `init` that tied weights cannot represent
+        else:
+            layer = cls(structure.chain, bias, **options)
+        scales = {} if "init" in options else structure.scales
+        with torch.no_grad():
+            for name, weights in zip(structure.names, initialized(layer.weights), strict=True):
+                if name in scales:
+                    weights.normal_(std=scales[name])
         return layer
 
     @classmethod

@@ -20,7 +20,7 @@ from ksgen.torch.operators.choice import describe_times
 from ksgen.torch.operators.products import ACTIVATIONS
 from ksgen.values import excerpt, listed
 
-_FEATURES, _LAYOUTS = ("in_features", "out_features"), ("layout", "out_layout")  # equal for all layers
+_EQUAL = ("in_features", "out_features", "layout", "out_layout")  # attributes that are equal for all layers
 
 
 class KSSum(Layers):
@@ -58,7 +58,7 @@ class KSSum(Layers):
         given = listed(layers) or ()
         if len(given) < 2 or not all(isinstance(each, ChainLayer) for each in given):
             raise LaunchError(f"KSSum: layers={excerpt(layers)}; accepted: a list of two KSLinear or more")
-        _check(given, *_FEATURES, *_LAYOUTS)
+        _check(given)
         super().__init__(given)
         self.activation = activation
 
@@ -99,22 +99,22 @@ class KSSum(Layers):
         given: tuple[Structure, ...] = listed(structures) or ()
         if not given or not all(isinstance(each, Structure) for each in given):
             raise LaunchError(f"KSSum: structures={excerpt(structures)}; accepted: a list of two structures or more")
-        forms = [each.form_of(state or ()) for each in given]
-        if state is not None and (twice := shared_names(forms)):
+        if state is None:
+            drawn = [KSLinear.from_structure(each, bias=bias and not at, **options) for at, each in enumerate(given)]
+            return cls(drawn, activation)
+        forms = [each.form_of(state) for each in given]
+        if twice := shared_names(forms):
             raise LaunchError(
                 f"KSSum: several structures have the parameters {', '.join(twice)}; accepted: a state for structures "
                 "with different names"
             )
         needed = [name for each in forms for name in each.shapes]
-        if state is not None and not set(needed) <= set(state):
+        if not set(needed) <= set(state):
             raise LaunchError(f"KSSum: got {names_of(state)}; needed: {', '.join(needed)}")
-        rest, layers = dict(state or {}), list[KSLinear]()
+        rest, layers = dict(state), list[KSLinear]()
         for each, form in zip(given, forms, strict=True):
-            if state is None:
-                layers.append(KSLinear.from_structure(each, bias=bias and not layers, **options))
-            else:
-                own = {name: rest.pop(name) for name in (*form.shapes, form.scale, form.bias) if name in rest}
-                layers.append(KSLinear.from_structure(each, own, **options))
+            own = {name: rest.pop(name) for name in (*form.shapes, form.scale, form.bias) if name in rest}
+            layers.append(KSLinear.from_structure(each, own, **options))
         if rest:
             known = dict.fromkeys(name for each in forms for name in (*each.shapes, each.scale, each.bias) if name)
             raise LaunchError(
@@ -154,7 +154,7 @@ class KSSum(Layers):
             call, parameters = found
             if (whole := prepared.unless_refused(call.run, x, residual, parameters)) is not None:
                 return whole
-        _check(self, *_FEATURES, *_LAYOUTS)
+        _check(self)
         adds_apart = torch.jit.is_tracing()  # a trace must not depend on gradients
         y: Any = residual
         *first, last = enumerate(self)
@@ -250,8 +250,8 @@ def _added(layer: Any, x: Tensor, y: Tensor | None, is_apart: bool, activation: 
     return total if activation == "none" else activated(total, activation=activation)
 
 
-def _check(layers: Iterable[nn.Module], *names: str) -> None:
-    """Raise `LaunchError` if these attributes differ, or for an activation, which belongs to the sum.
+def _check(layers: Iterable[nn.Module]) -> None:
+    """Raise `LaunchError` if attributes in `_EQUAL` differ, or for an activation, which belongs to the sum.
 
     Options may be set after the layers were combined. Modules of other types that replaced a layer are not checked.
     """
@@ -262,7 +262,7 @@ def _check(layers: Iterable[nn.Module], *names: str) -> None:
                 f"KSSum: {each._name()} has activation={each.activation!r}; accepted: 'none', and an activation of the "
                 "sum"
             )
-    for name in names:
+    for name in _EQUAL:
         if len({getattr(each, name) for each in chains}) > 1:
             values = ", ".join(str(getattr(each, name)) for each in chains)
             raise LaunchError(f"KSSum: layers with {name} of {values}; accepted: equal ones")
