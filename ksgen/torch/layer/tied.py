@@ -155,8 +155,7 @@ def tie(weights: nn.ParameterList, ties: Sequence[str]) -> None:
         axes: Any = tuple(map("abcd".index, name))
         counts: Any = tuple(weights[number].shape[axis] for axis in axes)
         if axes:
-            tied = Tied(axes, counts) if len(axes) > 1 else Tied(*axes, *counts)
-            parametrize.register_parametrization(weights, str(number), tied)
+            parametrize.register_parametrization(weights, str(number), Tied(axes, counts))
 
 
 def _ties(weights: nn.ParameterList) -> Iterator[tuple[str, Any, Tied]]:
