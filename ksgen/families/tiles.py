@@ -1,7 +1,7 @@
 """Shared parts of families of tiled kernels: reading and showing constants, numbers of tiles, the copies of a block,
 and constants that every source states."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from math import gcd
 from typing import Any, ClassVar, Self, TypeVar
@@ -138,6 +138,16 @@ class CopyPlan:
     def warp_steps(self) -> int:
         """Steps until the tile is copied; in each, one warp copies `lane_lines` lines."""
         return divide_up(self.lines, self.lane_lines)
+
+    def constexprs(self, name: str, more: str = "") -> Iterator[Constexpr]:
+        """Yield the constants of the walk over the operand `name`; `more` is said of the lines copied at once."""
+        yield Constexpr(f"{name}_LANE_RUN", self.lane_run, "lanes of a warp that copy one line together")
+        yield Constexpr(f"{name}_LANE_LINES", self.lane_lines, f"lines that a warp copies at once{more}")
+        yield Constexpr(f"{name}_WARPS_RUN", self.warps_run, "warps that copy one line together")
+        yield Constexpr(f"{name}_LINE_STEP", self.line_step, f"lines that the block copies at once{more}")
+        yield Constexpr(f"{name}_LINE_ROUNDS", self.line_rounds, "rounds until all lines are copied")
+        yield Constexpr(f"{name}_RUN_STEP", self.run_step, "elements of a line that the block copies at once")
+        yield Constexpr(f"{name}_RUN_ROUNDS", self.run_rounds, "rounds until a line is copied")
 
 
 class Sized:

@@ -7,14 +7,14 @@ A lane reads both in 16-byte chunks. Along the K dimension of `mma`, rows of the
 operands share. So the words of a chunk are a lane's operands, unchanged.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import gcd
 from typing import ClassVar
 
-from ksgen.families.banks import CYCLE_BYTES, write_cycles
+from ksgen.families.banks import CYCLE_BYTES, Image, image_cycles, write_cycles
 from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
@@ -64,29 +64,23 @@ class GradientMmaConstants(Constants):
 
 
 @cache
-def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int, is_spread: bool) -> SideImage:
-    """Layout of a batch-size-first tile whose copies have the fewest bank conflicts; then the least memory, and the
-    longest runs of lanes.
+def find_image(pitch: int, tile: int, tile_d: int, vector: int, item_bytes: int, is_spread: bool) -> tuple[int, int]:
+    """Distance of planes, and lanes that copy a line together, of a batch-size-first tile.
 
-    Sizes count what is copied at once. That is a word, which holds one or two rows of the batch, or a complex number,
-    which is two words.
+    Copies have the fewest bank conflicts; then the memory is the least, and the runs of lanes are the longest. Sizes
+    count what is copied at once. That is a word, which holds one or two rows of the batch, or a complex number, which
+    is two words.
     """
     unit = max(4, item_bytes)
     of_chunk = CHUNK // unit
 
     def cycles(plane: int, lane_run: int) -> int:
-        addresses = []
-        for lane in range(WARP):
-            line, at = lane // lane_run, lane % lane_run * vector
-            feature = at // tile_d
-            along = line ^ (feature // 2 % 4 * of_chunk if is_spread else 0)
-            addresses.append((at % tile_d * plane + feature * pitch + along) * unit)
-        return write_cycles(addresses, unit)
+        image = Image(tile_d, plane, 1, pitch, unit, of_chunk if is_spread else 0)
+        return image_cycles(write_cycles, image, lane_run, vector, unit)
 
     planes = [tile * pitch + pad for pad in (range(0, CYCLE_BYTES // unit, of_chunk) if tile_d > 1 else (0,))]
     choices = product(planes, lane_runs(tile * tile_d, vector, item_bytes))
-    plane, lane_run = min(choices, key=lambda choice: (cycles(*choice), choice[0], -choice[1]))
-    return SideImage(1, pitch, plane, lane_run)
+    return min(choices, key=lambda choice: (cycles(*choice), choice[0], -choice[1]))
 
 
 @dataclass(frozen=True)
@@ -180,9 +174,10 @@ class GradientMmaTiling(Parts):
             return Side(name, image, CopyPlan(tile, batch, self.group, lane_run, self.warps), 0)
         together = 2 if self.copy == "registers" else 1  # rows of the batch per word
         vector = gcd(self._vector(features, tile), self.run_of(name))
-        image = find_image(self.pitch // together, tile, tile_d, vector, self.kernel.item_bytes, self.is_spread)
-        image = SideImage(1, self.pitch, image.plane * together, image.lane_run)
-        plan = CopyPlan(batch // together, tile * tile_d, vector, image.lane_run, self.warps)
+        pitch = self.pitch // together
+        plane, lane_run = find_image(pitch, tile, tile_d, vector, self.kernel.item_bytes, self.is_spread)
+        image = SideImage(1, self.pitch, plane * together, lane_run)
+        plan = CopyPlan(batch // together, tile * tile_d, vector, lane_run, self.warps)
         return Side(name, image, plan, plan.line_rounds * plan.run_rounds * 2 * max(1, vector // 2), together)
 
     def _vector(self, features: int, tile: int) -> int:
@@ -283,39 +278,16 @@ class GradientMmaTiling(Parts):
 
     @staticmethod
     def choices(kernel: KernelSpec, tile_d: int, limits: Limits) -> Iterator[GradientMmaConstants]:
-        """Yield the tiles from which a default is chosen."""
-        promote = batch_promotion(kernel, limits)
-        tile_batch = STRETCH // kernel.item_bytes
+        """The tiles from which a default is chosen."""
         goes_through_registers = kernel.layout == "bsf" and kernel.item_bytes == 2
-        for rows, columns, warps_out, warps_in in product((1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4)):
-            tile_out, tile_in = ROWS * rows * warps_out, COLUMNS * columns * warps_in
-            if 4 * kernel.arithmetic.reals_per_number * rows * columns > DEFAULT_SUMS or max(tile_out, tile_in) > 128:
-                continue
-            for stages in (2,) if goes_through_registers else (4, 3, 2):
-                found = GradientMmaConstants(
-                    tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1
-                )
-                if GradientMmaTiling(kernel, found).registers <= MOST_REGISTERS:
-                    yield found
+        stages = (2,) if goes_through_registers else (4, 3, 2)
+        tiles = _tiles(kernel, limits, DEFAULT_SUMS, [tile_d], (1,), stages)
+        return (each for each in tiles if GradientMmaTiling(kernel, each).registers <= MOST_REGISTERS)
 
     @staticmethod
     def tiles_of_search(kernel: KernelSpec, limits: Limits) -> Iterator[GradientMmaConstants]:
-        """Yield the tiles that a search tries if the rules allow them."""
-        planes = planes_of_search(kernel)
-        promote = batch_promotion(kernel, limits)
-        for row_tiles, column_tiles, warps_out, warps_in, tile_d, stretches, stages in product(
-            (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, (1, 2), (2, 3, 4, 5)
-        ):
-            tile_out, tile_in = ROWS * row_tiles * warps_out, COLUMNS * column_tiles * warps_in
-            if (
-                max(tile_out, tile_in) > MOST_TILE
-                or 4 * kernel.arithmetic.reals_per_number * row_tiles * column_tiles > MOST_SUMS
-            ):
-                continue
-            tile_batch = STRETCH // kernel.item_bytes * stretches
-            yield GradientMmaConstants(
-                tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stages, promote, 1, 1
-            )
+        """The tiles that a search tries if the rules allow them."""
+        return _tiles(kernel, limits, MOST_SUMS, planes_of_search(kernel), (1, 2), (2, 3, 4, 5))
 
     def cost(self) -> float:
         """Relative cost: matrix instructions, padding included, and the reads, copies and waits per instruction."""
@@ -326,9 +298,20 @@ class GradientMmaTiling(Parts):
         return padding * (1 + reads + 64 / tile_out + 64 / tile_in) * (1 + 0.2 / constants.stages)
 
 
-def batch_promotion(kernel: KernelSpec, limits: Limits) -> int:
-    """Rows of the batch after which tensor-core sums are added to plain ones."""
-    return kernel.arithmetic.promotion(limits.has_fine_sums).batch
+def _tiles(
+    kernel: KernelSpec, limits: Limits, most_sums: int, planes: Iterable[int], stretches: Iterable[int],
+    stages: Iterable[int],
+) -> Iterator[GradientMmaConstants]:  # fmt: skip
+    """Yield the tiles with these numbers of j, stretches of the batch and stages, and at most so many sums."""
+    promote = kernel.arithmetic.promotion(limits.has_fine_sums).batch
+    for rows, columns, warps_out, warps_in, tile_d, stretch, stage in product(
+        (1, 2, 3, 4), (1, 2, 3, 4, 6, 8), (1, 2, 3, 4), (1, 2, 3, 4), planes, stretches, stages
+    ):
+        tile_out, tile_in = ROWS * rows * warps_out, COLUMNS * columns * warps_in
+        sums = 4 * kernel.arithmetic.reals_per_number * rows * columns
+        if max(tile_out, tile_in) <= MOST_TILE and sums <= most_sums:
+            tile_batch = STRETCH // kernel.item_bytes * stretch
+            yield GradientMmaConstants(tile_out, tile_in, tile_d, tile_batch, warps_out, warps_in, stage, promote, 1, 1)
 
 
 def _registers(kernel: KernelSpec, constants: GradientMmaConstants) -> int:

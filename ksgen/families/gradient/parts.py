@@ -93,17 +93,7 @@ class Side:
         yield Constexpr(f"{name}_PLANE", self.image.plane, "elements from one plane to the next")
         yield Constexpr(f"{name}_LINES", plan.lines * self.together, "lines of the tile")
         yield Constexpr(f"{name}_VECTOR", plan.vector, "contiguous elements that one copy moves")
-        yield Constexpr(f"{name}_LANE_RUN", plan.lane_run, "lanes of a warp that copy one line together")
-        yield Constexpr(
-            f"{name}_LANE_LINES", plan.lane_lines, "lines that a warp copies at once; TOGETHER lines count as one"
-        )
-        yield Constexpr(f"{name}_WARPS_RUN", plan.warps_run, "warps that copy one line together")
-        yield Constexpr(
-            f"{name}_LINE_STEP", plan.line_step, "lines that the block copies at once; TOGETHER lines count as one"
-        )
-        yield Constexpr(f"{name}_LINE_ROUNDS", plan.line_rounds, "rounds until all lines are copied")
-        yield Constexpr(f"{name}_RUN_STEP", plan.run_step, "elements of a line that the block copies at once")
-        yield Constexpr(f"{name}_RUN_ROUNDS", plan.run_rounds, "rounds until a line is copied")
+        yield from plan.constexprs(name, "; TOGETHER lines count as one")
         if copy == "registers":
             yield Constexpr(f"{name}_HELD", self.held, "elements or words that a thread holds while they are copied")
 

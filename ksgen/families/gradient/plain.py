@@ -3,7 +3,7 @@
 This module has its constants and rules, the sizes derived from them, and the tiles to choose from.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -228,33 +228,16 @@ class GradientTiling(Parts):
 
     @staticmethod
     def choices(kernel: KernelSpec, tile_d: int, limits: Limits) -> Iterator[GradientConstants]:
-        """Yield the tiles from which a default is chosen."""
+        """The tiles from which a default is chosen."""
         copy = "registers" if is_narrow(kernel) or not limits.async_copies else "async"
         most_sums = MOST_SUMS[copy] // max(2 if limits.is_cpu else 1, kernel.real_bytes // 4)
-        for thread_out, thread_in, warps_out, warps_in, tile_batch in product(
-            THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), (16, 8)
-        ):
-            if thread_out * thread_in > most_sums:
-                continue
-            tile_out, tile_in = LANES_OUT * thread_out * warps_out, LANES_IN * thread_in * warps_in
-            if max(tile_out, tile_in) <= MOST_TILE:
-                stages = 3 if copy == "async" else 2
-                yield GradientConstants(
-                    tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy
-                )
+        return _tiles(most_sums, [tile_d], (16, 8), [(3 if copy == "async" else 2, copy)])
 
     @staticmethod
     def tiles_of_search(kernel: KernelSpec, limits: Limits) -> Iterator[GradientConstants]:
-        """Yield the tiles that a search tries if the rules allow them."""
+        """The tiles that a search tries if the rules allow them."""
         copies = ["registers"] if is_narrow(kernel) or not limits.async_copies else ["async", "registers"]
-        planes = planes_of_search(kernel)
-        for thread_out, thread_in, warps_out, warps_in, tile_d, tile_batch, stages, copy in product(
-            THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), planes, (8, 16, 32), (2, 3, 4), copies
-        ):
-            tile_out, tile_in = LANES_OUT * thread_out * warps_out, LANES_IN * thread_in * warps_in
-            if max(tile_out, tile_in) > MOST_TILE or thread_out * thread_in > MOST_SUMS["async"]:
-                continue
-            yield GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy)
+        return _tiles(MOST_SUMS["async"], planes_of_search(kernel), (8, 16, 32), product((2, 3, 4), copies))
 
     def cost(self) -> float:
         """Relative cost: multiply-adds, padding included, and the loads, copies and waits per multiply-add."""
@@ -263,6 +246,18 @@ class GradientTiling(Parts):
         padding = divide_up(b, tile_out) * tile_out / b * divide_up(c, tile_in) * tile_in / c
         loads = 1 / constants.thread_out + 1 / constants.thread_in
         return padding * (1 + loads + 16 / tile_out + 16 / tile_in) + 1 / constants.tile_batch
+
+
+def _tiles(
+    most_sums: int, planes: Iterable[int], batches: Iterable[int], pipelines: Iterable[tuple[int, str]]
+) -> Iterator[GradientConstants]:
+    """Yield the tiles with these numbers of j, rows of the batch, stages and copies, and at most so many sums."""
+    for thread_out, thread_in, warps_out, warps_in, tile_d, tile_batch, (stages, copy) in product(
+        THREADS, THREADS, (1, 2, 3, 4), (1, 2, 3, 4), planes, batches, pipelines
+    ):
+        tile_out, tile_in = LANES_OUT * thread_out * warps_out, LANES_IN * thread_in * warps_in
+        if max(tile_out, tile_in) <= MOST_TILE and thread_out * thread_in <= most_sums:
+            yield GradientConstants(tile_out, tile_in, tile_d, tile_batch, thread_out, thread_in, stages, 1, 1, copy)
 
 
 RULES: tuple[Rule[GradientConstants], ...] = (
