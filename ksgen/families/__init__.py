@@ -77,16 +77,13 @@ def takes_job(
 
 
 def families_for(
-    kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True, with_small_batches: bool = True
+    kernel: KernelSpec, limits: Limits, batch: int | None = None, aligned: bool = True
 ) -> Iterator[Family[Any]]:
     """Yield the families that support the kernel on a device with these limits, and accept the batch.
 
-    `aligned` says whether arrays begin at multiples of 16 bytes, `with_small_batches` whether families for small
-    batches are included.
+    `aligned` says whether arrays begin at multiples of 16 bytes.
     """
-    for family in FAMILIES.values():
-        if (with_small_batches or not family.for_small_batches) and takes_job(family, kernel, limits, batch, aligned):
-            yield family
+    return (family for family in FAMILIES.values() if takes_job(family, kernel, limits, batch, aligned))
 
 
 def meant_for(
@@ -97,8 +94,10 @@ def meant_for(
     Families for small batches are among them only if the batch is small.
     """
     is_small = batch_like(kernel, batch) <= SMALL[-1]
-    families = families_for(kernel, limits, batch, aligned, with_small_batches=is_small)
-    return (family for family in families if not limits.bar_of(family.name))
+    for family in FAMILIES.values():
+        is_meant = (is_small or not family.for_small_batches) and not limits.bar_of(family.name)
+        if is_meant and takes_job(family, kernel, limits, batch, aligned):
+            yield family
 
 
 def family_for(

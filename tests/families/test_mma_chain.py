@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ksgen.emit.render import Source
 from ksgen.errors import ConstantsError
-from ksgen.families import check, cuda_limits, families_for, family_for
+from ksgen.families import check, cuda_limits, family_for, meant_for
 from ksgen.families.mma.chain import MmaChainConstants, MmaChainTiling
 from ksgen.families.mma.family import Mma
 from ksgen.pattern import Pattern
@@ -202,7 +202,7 @@ def test_what_it_serves() -> None:
     # a tile of 8192 features has no room
     assert not supports("float16", (Pattern(1, 8192, 8192, 1), Pattern(1, 8192, 8192, 1)))
     kernel = chain_of(EVEN, "bfloat16", "bsf")
-    assert [each.name for each in families_for(kernel, LIMITS, with_small_batches=False)] == ["mma"]
+    assert [each.name for each in meant_for(kernel, LIMITS)] == ["mma"]
     assert family_for(kernel, LIMITS) is not None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ksgen.errors import ConstantsError
-from ksgen.families import Limits, check, cuda_limits, families_for, family_for
+from ksgen.families import Limits, check, cuda_limits, family_for, meant_for
 from ksgen.families.simt.chain import SimtChainConstants, SimtChainTiling
 from ksgen.families.simt.family import Simt
 from ksgen.launch.fused import family_of_chain
@@ -131,9 +131,9 @@ def test_what_it_serves() -> None:
     assert not supports("float32", (Pattern(1, 4096, 4096, 1), Pattern(1, 4096, 4096, 1)))  # 4096 features have no room
     assert not FAMILY.supports(chain_of(EVEN, "float32", "bsf"), Limits(2**18, is_cpu=True))
     kernel = chain_of(EVEN, "float32", "bsf")
-    assert [each.name for each in families_for(kernel, LIMITS, with_small_batches=False)] == ["simt"]
+    assert [each.name for each in meant_for(kernel, LIMITS)] == ["simt"]
     both = replace(kernel, precision="tf32")
-    assert [each.name for each in families_for(both, LIMITS, with_small_batches=False)] == ["mma", "simt"]
+    assert [each.name for each in meant_for(both, LIMITS)] == ["mma", "simt"]
     assert family_for(both, LIMITS).name == "mma"
 
 
