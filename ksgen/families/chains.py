@@ -54,17 +54,13 @@ def is_single(kernel: KernelSpec) -> bool:
     return not kernel.is_group and len(kernel.factors) == 1
 
 
-def factor_kernels(kernel: KernelSpec) -> list[KernelSpec]:
+@lru_cache(1024)
+def factor_kernels(kernel: KernelSpec) -> tuple[KernelSpec, ...]:
     """Each factor as a kernel of its own, chain by chain.
 
     The last factor of a chain has the kernel's epilogue; the others have the activation between factors. The layout is
     the one that the factor writes.
     """
-    return list(_factor_kernels(kernel))
-
-
-@lru_cache(1024)
-def _factor_kernels(kernel: KernelSpec) -> tuple[KernelSpec, ...]:
     between = Epilogue(activation=kernel.between)
     alone = replace(kernel.untied, chains=kernel.chains[:1], between="none", out_layout=None, stride="dense")
     found = []
@@ -109,6 +105,11 @@ def numbers_of(tiles: str, words: str, names: Sequence[str]) -> dict[str, int]:
         return dict(zip(names, map(int, words.split()), strict=True))
     except ValueError:
         raise ConstantsError(f"tiles={tiles!r}: {words!r} must be {len(names)} integers: {', '.join(names)}") from None
+
+
+def spelled(constants: Any, names: Sequence[str]) -> str:
+    """Text of a factor's constants with these names, which `numbers_of` reads."""
+    return " ".join(str(getattr(constants, name)) for name in names)
 
 
 def tiles_of(kernel: KernelSpec, each: Iterable[str]) -> str:

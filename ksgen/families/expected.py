@@ -38,7 +38,8 @@ SLOWER = {("mma", "tf32x3", "bsf"): 1.5, ("mma", "bfloat16", "bsf"): 1.1, ("mma"
 PARTITIONS = 4  # partitions of a multiprocessor, each with its own registers and scheduler
 COPYING_WARPS = 4  # warps of a block that copy while the others multiply by wgmma
 LARGE = 25088  # a batch that fills every GPU
-SMALL = (1, 2, 4, 8, 16, 32)  # largest batches of the smallest classes; a small-batch family has constants for each
+# largest batches of the smallest classes, and rows of the batch per block of a family for small batches
+SMALL = (1, 2, 4, 8, 16, 32)
 CLASSES = (256, 2048)  # largest batches of the next classes; larger and unknown batches are in the last one
 MIN_SAVING = 0.02  # share of the time that constants must save to replace the heuristic default
 # the same for constants of a class of smaller batches, which have their own source, binary and packed weights
@@ -127,6 +128,7 @@ class Terms(NamedTuple):
     passed: float  # memory, in the launches before and after, which multiply nothing
     launches: int
     exposed: float  # share of the shorter of moving and inside that the longer one does not hide
+    slower: float  # factor by which known times exceed the sum of these terms
     blocks_each: float  # per multiprocessor
     waves: float  # rounds of the blocks that fit at a time, at least one
     ends: float  # waits of each wave for its first stage; a persistent block loads its next tile's first stage ahead
@@ -173,6 +175,7 @@ def terms_of(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants:
         passed=work.passed_bytes / speed.bytes_per_s,
         launches=1 + len(geometry.before) + len(geometry.after),
         exposed=SYNCHRONOUS * work.synchronous / max(1, work.stages),
+        slower=_slower(speed, family, kernel),
         blocks_each=blocks_each,
         waves=waves,
         ends=WAIT_S * (1 if geometry.at_once else waves),
@@ -184,17 +187,17 @@ def gpu_us(speed: Speed, family: Modelled[Any], kernel: KernelSpec, constants: A
 
     Constants are ranked by it. It is infinite if the kernel cannot be launched. Hardly any kernel is faster.
     """
-    return _longest_us(terms_of(speed, family, kernel, constants, batch), slower(speed, family, kernel))
+    return _longest_us(terms_of(speed, family, kernel, constants, batch))
 
 
-def _longest_us(terms: Terms | None, slower: float) -> float:
+def _longest_us(terms: Terms | None) -> float:
     if terms is None:
         return inf
-    taken = max(terms.moving, terms.inside * unevenness(terms.blocks_each)) * slower
+    taken = max(terms.moving, terms.inside * unevenness(terms.blocks_each)) * terms.slower
     return (taken + terms.passed) * 1e6 + terms.launches * LAUNCH_US
 
 
-def slower(speed: Speed, family: Modelled[Any], kernel: KernelSpec) -> float:
+def _slower(speed: Speed, family: Modelled[Any], kernel: KernelSpec) -> float:
     """Factor by which an H100's times exceed the terms' sum; 1 if the median of this factor is near 1 or unknown."""
     if speed.target != FITTED or kernel.is_chain:
         return 1.0
@@ -229,24 +232,24 @@ def prediction(
     Copies that pass through registers expose a part of the shorter of moving and multiplying. Each wave of blocks waits
     for its first stage, and the last wave leaves multiprocessors idle.
     """
-    return _predicted(terms_of(speed, family, kernel, constants, batch), slower(speed, family, kernel))
+    return _predicted(terms_of(speed, family, kernel, constants, batch))
 
 
-def _predicted(terms: Terms | None, slower: float) -> Prediction | None:
+def _predicted(terms: Terms | None) -> Prediction | None:
     if terms is None:
         return None
     inside = terms.inside * max(1.0, unevenness(terms.blocks_each) / unevenness(terms.waves))
     taken = (
         (max(terms.moving, inside) + terms.exposed * min(terms.moving, inside) + terms.ends)
         * unevenness(terms.waves)
-        * slower
+        * terms.slower
     )
     low, middle, high = ((share * taken + terms.apart) * 1e6 for share in TAKEN)
     return Prediction(low, middle, high)
 
 
-def _predicted_us(terms: Terms | None, slower: float) -> float:
-    found = _predicted(terms, slower)
+def _predicted_us(terms: Terms | None) -> float:
+    found = _predicted(terms)
     return found.us if found else inf
 
 
@@ -344,16 +347,16 @@ def fastest(
         for option in options():  # one option at all batches, then the next, because a few options' sizes are cached
             if option not in listed:
                 listed[option] = [terms_of(speed, family, kernel, option, size) for size in batches]
-        slow, is_counted = slower(speed, family, kernel), issued_by(row, kernel, speed.target) is not None
+        is_counted = issued_by(row, kernel, speed.target) is not None
         every, terms_at = list(listed), dict(zip(batches, zip(*listed.values(), strict=True), strict=True))
 
         def best(batch: int, first: int, min_saving: float, least_us: float) -> int:
             terms = terms_at[batch]
-            us = [_longest_us(each, slow) for each in terms]
+            us = [_longest_us(each) for each in terms]
             least = min(us)
             near = [number for number, its_us in enumerate(us) if its_us <= (1 + MIN_SAVING) * least]
             tied = near if is_counted else [us.index(least)]
-            predicted = {number: _predicted_us(terms[number], slow) for number in (*tied, first)} if is_counted else us
+            predicted = {number: _predicted_us(terms[number]) for number in (*tied, first)} if is_counted else us
             winner = min(tied, key=predicted.__getitem__)
 
             def is_better(times: Mapping[int, float] | Sequence[float]) -> bool:

@@ -22,6 +22,7 @@ from ksgen.families.chains import (
     own_of_factors,
     places,
     rule_of_tiles,
+    spelled,
     tiles_of,
 )
 from ksgen.families.family import PackingFamily
@@ -89,7 +90,7 @@ class GpuChainConstants(Constants):
     @classmethod
     def tiles_with(cls, kernel: KernelSpec, each: Iterable[Any]) -> str:
         """Value of `tiles` for factors with these constants."""
-        return tiles_of(kernel, (" ".join(str(getattr(own, name)) for name in cls.names) for own in each))
+        return tiles_of(kernel, (spelled(own, cls.names) for own in each))
 
 
 @lru_cache(REMEMBERED)
@@ -227,6 +228,8 @@ def ends_of(kernel: KernelSpec, factors: Sequence[FactorT]) -> tuple[list[Factor
 class GpuProduct(PackingFamily[ConstantsT]):
     """Base of the families that compute one factor, or all factors of a layer, in one launch."""
 
+    repeated: ClassVar[tuple[str, ...]]  # constants of a factor's own source that a chain's source repeats for it
+
     def fits(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
         """Whether `min_blocks` blocks fit a multiprocessor, and one block of each factor alone, which packs weights."""
         if not kernel.is_chain:
@@ -270,11 +273,13 @@ class GpuProduct(PackingFamily[ConstantsT]):
 
     def _factor(self, shape: GpuChainShape[Any], at: int) -> FactorVariables:
         own, where, is_last = shape.factors[at], shape.places[at], shape.places[at].is_last
+        alone = {each.name: each for each in self.constexprs_of_factor(own.kernel, own.constants)}
         return {
             "number": at + 1,
             "layer": layers_of(shape.kernel)[where.chain]["name"],
             "kernel": own.kernel,
             "constexprs": [
+                *(alone[name] for name in self.repeated if name in alone),
                 *self.constexprs_in_chain(shape, at),
                 Constexpr("PASSES", own.tiles_of_batch, "tiles of outputs, computed sequentially"),
                 Constexpr(
@@ -305,7 +310,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
         raise NotImplementedError
 
     def constexprs_in_chain(self, shape: Any, at: int) -> list[Constexpr]:
-        """Constants of a factor, without those that all families have."""
+        """Constants of a factor that its own source lacks, or has with other values."""
         raise NotImplementedError
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:

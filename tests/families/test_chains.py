@@ -32,7 +32,7 @@ def test_each_factor_has_its_place_and_the_last_of_a_chain_its_epilogue() -> Non
         FactorPlace(SECOND, 0, 1, True),
         FactorPlace(OTHER, 1, 0, True),
     )
-    assert factor_kernels(GROUP) == [
+    assert list(factor_kernels(GROUP)) == [
         KernelSpec(pattern, "float16", "bsl", epilogue)
         for pattern, epilogue in ((FIRST, Epilogue()), (SECOND, ALL), (OTHER, ALL))
     ]

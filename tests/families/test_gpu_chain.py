@@ -271,7 +271,7 @@ def test_a_chain_is_its_factors_with_constants_of_their_own(name: str, precision
     assert isinstance(family, GpuProduct)
     constants = family.default(kernel, LIMITS)
     shape = family.shape(kernel, constants)
-    assert [factor for factor, _ in own_of_factors(kernel, constants)] == factor_kernels(kernel)
+    assert [factor for factor, _ in own_of_factors(kernel, constants)] == list(factor_kernels(kernel))
     counts = [factor.block_stages for factor in shape.factors]
     assert shape.first_stages == [sum(counts[:at]) for at in range(len(counts))]
     assert family.work(kernel, constants, constants.tile_batch).stages == sum(counts)

@@ -68,18 +68,15 @@ def weight_bytes_moved(tiling: GemvTiling, outputs: int, tile_out: int, tile_d: 
 
 
 def work_of(kernel: KernelSpec, constants: GemvConstants, batch: int, memory_bytes: int) -> Work:
-    tiling, real = GemvTiling.of(kernel, constants), kernel.real_bytes
-    blocks, tiles = tiling.grid(batch), divide_up(batch, constants.tile_batch)
+    tiling = GemvTiling.of(kernel, constants)
+    blocks = tiling.grid(batch)
     stages = blocks * tiling.stages
     kept = stages * constants.tile_batch * constants.tile_d * tiling.tile_in * kernel.x_item_bytes
     reads = stages * tiling.warps * constants.steps * constants.tile_batch  # by whole warps, one piece of X per lane
     piece = tiling.vector * kernel.x_item_bytes
-    parts, row_bytes = blocks * constants.warps_in, constants.warps_in * tiling.rows * real  # of partial sums
-    written, added = row_bytes * tiles * constants.tile_batch, row_bytes * batch
-    shared = kept + reads * min(tiling.groups, constants.tile_d) * constants.lanes_in * piece + written + added
-    cycles: float = stages * stage_copy_cycles(kernel, constants) + reads * x_read_cycles(tiling)
-    cycles += written * part_cycles(kernel, constants) / (constants.warps_in * tiling.part * real)
-    cycles += parts * divide_up(divide_up(added, parts), WARP * real) * (real // WORD)
+    part_bytes, cycles = _part_traffic(tiling, blocks, batch)
+    shared = kept + reads * min(tiling.groups, constants.tile_d) * constants.lanes_in * piece + part_bytes
+    cycles += stages * stage_copy_cycles(kernel, constants) + reads * x_read_cycles(tiling)
     return Work(
         blocks,
         memory_bytes,
@@ -89,6 +86,15 @@ def work_of(kernel: KernelSpec, constants: GemvConstants, batch: int, memory_byt
         stages,
         returned_bytes=round(CYCLE_BYTES * cycles) - shared,
     )
+
+
+def _part_traffic(tiling: GemvTiling, blocks: int, batch: int) -> tuple[int, float]:
+    """Bytes and cycles of shared memory in which blocks write the partial sums of rows, and read them to add them."""
+    constants, real = tiling.constants, tiling.kernel.real_bytes
+    parts, row_bytes = blocks * constants.warps_in, constants.warps_in * tiling.rows * real
+    written, added = row_bytes * divide_up(batch, constants.tile_batch) * constants.tile_batch, row_bytes * batch
+    cycles = written * part_cycles(tiling.kernel, constants) / (constants.warps_in * tiling.part * real)
+    return written + added, cycles + parts * divide_up(divide_up(added, parts), WARP * real) * (real // WORD)
 
 
 def x_read_cycles(tiling: GemvTiling) -> int:
@@ -196,9 +202,8 @@ def waits(tiling: GemvChainTiling) -> int:
 
 
 def chain_work(kernel: KernelSpec, constants: GemvChainConstants, batch: int, memory_bytes: int) -> Work:
-    tiling, real, size = GemvChainTiling.of(kernel, constants), kernel.real_bytes, kernel.item_bytes
+    tiling, size = GemvChainTiling.of(kernel, constants), kernel.item_bytes
     first, last = tiling.first, tiling.last
-    tiles = divide_up(batch, constants.tile_batch)
     blocks, warps = last.grid(batch), tiling.threads // WARP
     copied = first.x_copies * first.x_vector * kernel.x_item_bytes
     zeros = constants.tile_batch * constants.tile_d * (last.x_width - kernel.pattern.c) * size
@@ -210,13 +215,10 @@ def chain_work(kernel: KernelSpec, constants: GemvChainConstants, batch: int, me
     first_piece, last_piece = (factor.vector * factor.kernel.x_item_bytes for factor in (first, last))
     read = first_reads * _runs(first, constants.tile_d) * constants.first_lanes_in * first_piece
     read += last_reads * min(last.groups, constants.tile_d) * constants.lanes_in * last_piece
-    parts, row_bytes = blocks * constants.warps_in, constants.warps_in * last.rows * real  # of partial sums
-    written, added = row_bytes * tiles * constants.tile_batch, row_bytes * batch
-    shared = blocks * (copied + zeros + kept + read) + written + added
-    cycles: float = blocks * (first_copy_cycles(first) + zeros / CYCLE_BYTES + between_cycles(tiling))
+    part_bytes, cycles = _part_traffic(last, blocks, batch)
+    shared = blocks * (copied + zeros + kept + read) + part_bytes
+    cycles += blocks * (first_copy_cycles(first) + zeros / CYCLE_BYTES + between_cycles(tiling))
     cycles += blocks * (first_reads * first_read_cycles(first, constants.tile_d) + last_reads * x_read_cycles(last))
-    cycles += written * part_cycles(last.kernel, constants.last) / (constants.warps_in * last.part * real)
-    cycles += parts * divide_up(divide_up(added, parts), WARP * real) * (real // WORD)
     return Work(
         blocks, memory_bytes, round(chain_cache_bytes(tiling, batch)), round(shared), blocks * multiply_adds(tiling),
         blocks * waits(tiling), returned_bytes=max(0, round(CYCLE_BYTES * cycles - shared)),

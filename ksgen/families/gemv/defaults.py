@@ -10,15 +10,14 @@ from math import inf
 
 from ksgen.families.base import Limits
 from ksgen.families.chains import factor_kernels
-from ksgen.families.expected import resident_blocks
+from ksgen.families.expected import SMALL, resident_blocks
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, most_alike
 from ksgen.families.gemv.counts import cache_bytes, chain_cache_bytes, first_read_cycles, waits, x_read_cycles
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
-from ksgen.families.gpus import Rates, gpu_of
+from ksgen.families.gpus import gpu_of
 from ksgen.families.tiles import WARP, divide_up
 from ksgen.spec import KernelSpec
 
-MOST_BATCH = 32  # rows of the batch per block
 MOST_SUMS = 32  # per thread; also the most pieces of X that a thread multiplies per stage
 MOST_WARPS = 16  # per block
 # estimated registers per thread, and per block; ptxas may take up to 1.5 times as many
@@ -32,14 +31,17 @@ WIDENING = 3  # instructions to widen one weight of eight bits
 COPYING, STORING = 12, 20  # instructions per element of X and of Y
 SCHEDULERS = 4  # warps that a multiprocessor issues for at once
 REMEMBERED = 1024  # cached kernels
+MOST_COPIES = 64  # copies of X per thread of a chain, at most
+
+AnyTiling = GemvTiling | GemvChainTiling
 
 
 def rows_for(batch: int | None) -> int:
-    """Rows of the batch per block: the least power of two that is not below `batch`, at most `MOST_BATCH`.
+    """Rows of the batch per block: the least number of `SMALL` that is not below `batch`, else the largest one.
 
-    If the batch size is unknown, it is `MOST_BATCH`.
+    If the batch size is unknown, it is the largest one.
     """
-    return next((size for size in (1, 2, 4, 8, 16) if batch and batch <= size), MOST_BATCH)
+    return next((size for size in SMALL if batch and batch <= size), SMALL[-1])
 
 
 def factor_options(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstants]:
@@ -60,27 +62,49 @@ def factor_options(kernel: KernelSpec, tile_batch: int) -> Iterator[GemvConstant
                 tile_out = min(groups // tile_d, divide_up(b, thread_out)) * thread_out
                 found = GemvConstants(tile_batch, tile_out, tile_d, thread_out, lanes_in, warps_in, steps)
                 tiling = GemvTiling.of(kernel, found)
-                fits = tiling.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // tiling.threads)
-                if tiling.warps_out == warps_out and tiling.x_rounds <= ROUNDS and fits:
+                if tiling.warps_out == warps_out and tiling.x_rounds <= ROUNDS and _fits_registers(tiling):
                     yield found
+
+
+def _fits_registers(tiling: AnyTiling) -> bool:
+    return tiling.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // tiling.threads)
 
 
 def expected_cycles(kernel: KernelSpec, constants: GemvConstants, limits: Limits, batch: int) -> float:
     """Estimated cycles of the busiest multiprocessor: the longest of its resources, plus the waits for stages."""
-    tiling, rates = GemvTiling.of(kernel, constants), gpu_of(limits.target).rates
-    multiprocessors = limits.multiprocessors
+    tiling = GemvTiling.of(kernel, constants)
+    blocks_each = divide_up(tiling.grid(batch), limits.multiprocessors)
+    copying = tiling.stages * tiling.x_rounds * COPYING
+    issued = blocks_each * (tiling.warps * (_instructions(tiling) + copying) / SCHEDULERS + BLOCK_CYCLES)
+    shared = blocks_each * _shared_cycles(tiling)
+    moved = _moving_cycles(tiling, limits, batch, cache_bytes(kernel, constants, batch))
+    return max(issued, shared, moved) + _waves(tiling, limits, batch) * tiling.stages * WAIT_CYCLES
+
+
+def _waves(tiling: AnyTiling, limits: Limits, batch: int) -> float:
+    """Rounds of the blocks that fit at a time; infinite if not even one fits."""
     resident = resident_blocks(limits.target, limits, tiling.threads, tiling.registers, tiling.shared_bytes)
-    if not resident:
-        return inf
-    blocks = tiling.grid(batch)
-    blocks_each, waves = divide_up(blocks, multiprocessors), divide_up(blocks, multiprocessors * resident)
-    stage = stage_instructions(tiling) + tiling.x_rounds * COPYING
+    return divide_up(tiling.grid(batch), limits.multiprocessors * resident) if resident else inf
+
+
+def _moving_cycles(tiling: AnyTiling, limits: Limits, batch: int, cached: float) -> float:
+    """Cycles of the busiest multiprocessor to move its bytes from memory, and its part of `cached` from the cache."""
+    blocks, rates = tiling.grid(batch), gpu_of(limits.target).rates
+    per_cycle = rates.memory_gb_s / rates.ghz / rates.multiprocessors if rates else MEMORY_CYCLE_BYTES
+    least = tiling.kernel.bytes(batch) / limits.multiprocessors / per_cycle
+    return max(least, divide_up(blocks, limits.multiprocessors) * cached / blocks / BLOCK_CYCLE_BYTES)
+
+
+def _instructions(tiling: GemvTiling) -> int:
+    """Instructions of one thread for a factor whose sums become Y, without copies of X."""
     ends = adding_instructions(tiling) + STORING * divide_up(tiling.part, tiling.threads)
-    issued = blocks_each * (tiling.warps * (tiling.stages * stage + ends + 60) / SCHEDULERS + BLOCK_CYCLES)
-    shared = blocks_each * tiling.warps * tiling.stages * constants.steps * constants.tile_batch * x_read_cycles(tiling)
-    least = kernel.bytes(batch) / multiprocessors / memory_cycle_bytes(rates)
-    moved = max(least, blocks_each * cache_bytes(kernel, constants, batch) / blocks / BLOCK_CYCLE_BYTES)
-    return max(issued, shared, moved) + waves * tiling.stages * WAIT_CYCLES
+    return tiling.stages * stage_instructions(tiling) + ends + 60
+
+
+def _shared_cycles(tiling: GemvTiling) -> int:
+    """Shared-memory cycles in which one block reads the inputs of a factor whose sums become Y."""
+    reads = tiling.warps * tiling.stages * tiling.constants.steps * tiling.constants.tile_batch
+    return reads * x_read_cycles(tiling)
 
 
 def stage_instructions(tiling: GemvTiling) -> int:
@@ -99,11 +123,6 @@ def adding_instructions(tiling: GemvTiling) -> int:
     return 3 * tiling.held * (1 + tiling.shuffles)
 
 
-def memory_cycle_bytes(rates: Rates | None) -> float:
-    """Bytes per cycle of one multiprocessor's share of memory bandwidth."""
-    return rates.memory_gb_s / rates.ghz / rates.multiprocessors if rates else MEMORY_CYCLE_BYTES
-
-
 @lru_cache(maxsize=REMEMBERED)
 def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> GemvConstants:
     """Fastest constants for blocks of `tile_batch` rows of the batch, or of fewer rows if no such constants exist."""
@@ -114,9 +133,6 @@ def best(kernel: KernelSpec, limits: Limits, tile_batch: int) -> GemvConstants:
     found = min(factor_options(kernel, tile_batch), key=cost, default=None)
     # with so few rows of weights, a block has too few threads to copy X for that many rows of the batch
     return best(kernel, limits, tile_batch // 2) if found is None else found
-
-
-MOST_COPIES = 64  # copies of X per thread, at most
 
 
 @lru_cache(maxsize=64)
@@ -137,7 +153,7 @@ def each_chain_option(kernel: KernelSpec, shared_bytes: int, tile_batch: int) ->
             continue
         constants = GemvChainConstants.of(last, *first)
         tiling = GemvChainTiling.of(kernel, constants)
-        if tiling.registers <= min(MOST_REGISTERS, MOST_OF_BLOCK // threads) and tiling.shared_bytes <= shared_bytes:
+        if _fits_registers(tiling) and tiling.shared_bytes <= shared_bytes:
             yield constants
 
 
@@ -153,9 +169,7 @@ def _best_first(kernel: KernelSpec, last: GemvConstants) -> tuple[int, int, int]
         if thread_out > 1 and alike != inf and alike % thread_out:
             continue
         tiling = GemvChainTiling.of(kernel, GemvChainConstants.of(last, thread_out, lanes_in, steps))
-        if tiling.first.x_copies > MOST_COPIES * tiling.threads or tiling.registers > min(
-            MOST_REGISTERS, MOST_OF_BLOCK // tiling.threads
-        ):
+        if tiling.first.x_copies > MOST_COPIES * tiling.threads or not _fits_registers(tiling):
             continue
         issued, shared = _first_cycles(tiling)
         cost = (
@@ -179,25 +193,16 @@ def _first_cycles(tiling: GemvChainTiling) -> tuple[float, float]:
 
 def chain_cycles(kernel: KernelSpec, constants: GemvChainConstants, limits: Limits, batch: int) -> float:
     """Estimated cycles of the busiest multiprocessor, as for one factor."""
-    tiling, rates = GemvChainTiling.of(kernel, constants), gpu_of(limits.target).rates
+    tiling = GemvChainTiling.of(kernel, constants)
     last: GemvTiling = tiling.last
-    resident = resident_blocks(limits.target, limits, tiling.threads, tiling.registers, tiling.shared_bytes)
-    if not resident:
-        return inf
-    blocks = last.grid(batch)
-    blocks_each = divide_up(blocks, limits.multiprocessors)
-    waves = divide_up(blocks, limits.multiprocessors * resident)
-    ends = adding_instructions(last) + STORING * divide_up(last.part, tiling.threads)
-    issued, shared = _first_cycles(tiling)
-    issued += last.stages * stage_instructions(last) + ends + 60
-    shared += last.warps * last.stages * constants.steps * constants.tile_batch * x_read_cycles(last)
-    least = kernel.bytes(batch) / limits.multiprocessors / memory_cycle_bytes(rates)
-    moved = max(least, blocks_each * chain_cache_bytes(tiling, batch) / blocks / BLOCK_CYCLE_BYTES)
-    issued *= divide_up(blocks_each * last.warps, SCHEDULERS)  # each scheduler issues for one warp at a time
-    return (
-        max(issued + blocks_each * BLOCK_CYCLES, blocks_each * shared, moved)
-        + waves * (1 + waits(tiling)) * WAIT_CYCLES
-    )
+    blocks_each = divide_up(tiling.grid(batch), limits.multiprocessors)
+    of_first, shared_by_first = _first_cycles(tiling)
+    # each scheduler issues for one warp at a time
+    issued = (of_first + _instructions(last)) * divide_up(blocks_each * last.warps, SCHEDULERS)
+    shared = blocks_each * (shared_by_first + _shared_cycles(last))
+    moved = _moving_cycles(tiling, limits, batch, chain_cache_bytes(tiling, batch))
+    waiting = _waves(tiling, limits, batch) * (1 + waits(tiling)) * WAIT_CYCLES
+    return max(issued + blocks_each * BLOCK_CYCLES, shared, moved) + waiting
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -212,6 +217,6 @@ def has_chain(kernel: KernelSpec, limits: Limits) -> bool:
 @lru_cache(maxsize=REMEMBERED)
 def best_chain(kernel: KernelSpec, limits: Limits, rows: int) -> GemvChainConstants | None:
     """Fastest constants for blocks of at most `rows` rows of the batch; None if none fit."""
-    sizes = [size for size in (32, 16, 8, 4, 2, 1) if size <= rows]
+    sizes = [size for size in reversed(SMALL) if size <= rows]
     options = (each for size in sizes for each in chain_options(kernel, limits.shared_bytes, size))
     return min(options, key=lambda each: (chain_cycles(kernel, each, limits, rows), each.threads), default=None)

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work
 from ksgen.families.chains import factors_hold, layer_kernels, own_of_factors, refused_factor, rule_of_tiles
+from ksgen.families.expected import SMALL
 from ksgen.families.family import PackingFamily, unsupported
 from ksgen.families.gemv import counts, defaults, group
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, is_narrow, most_alike
-from ksgen.families.gemv.defaults import MOST_BATCH
 from ksgen.families.gemv.group import GemvGroupConstants, GemvGroupTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.families.gemv.source import GemvVariables, constexprs_of, variables_of
@@ -28,7 +28,7 @@ RULES: tuple[Rule[GemvConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
     positive("every constant is at least 1", "early"),
     Rule("early is 0 or 1", lambda k, c: c.early in (0, 1)),
-    Rule("tile_batch is at most 32", lambda k, c: c.tile_batch <= MOST_BATCH),
+    Rule("tile_batch is at most 32", lambda k, c: c.tile_batch <= SMALL[-1]),
     Rule("thread_out is at most 8", lambda k, c: c.thread_out <= 8),
     Rule("steps is at most 8", lambda k, c: c.steps <= 8),
     Rule("lanes_in is a power of two up to 32", lambda k, c: WARP % c.lanes_in == 0),
@@ -147,7 +147,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
         if kernel.is_group:
             yield from dict.fromkeys(group.options(kernel, limits))
             return
-        for tile_batch in group.SIZES[::-1]:
+        for tile_batch in SMALL:
             if kernel.is_chain:
                 yield from defaults.chain_options(kernel, limits.shared_bytes, tile_batch)
             else:

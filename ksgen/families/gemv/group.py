@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from ksgen.families.base import Limits
-from ksgen.families.chains import layer_kernels, listed, numbers_of, tiles_of
+from ksgen.families.chains import layer_kernels, listed, numbers_of, spelled, tiles_of
+from ksgen.families.expected import SMALL
 from ksgen.families.gemv import defaults
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
@@ -17,7 +18,6 @@ from ksgen.families.tiles import Constants
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
-SIZES = (32, 16, 8, 4, 2, 1)  # rows of the batch per block
 REMEMBERED = 1024  # cached layers, and groups
 RANKS = 4  # constants of a layer that a search tries, per tile of the batch and number of threads
 # constants of a layer's last factor in `tiles`
@@ -45,7 +45,10 @@ class GemvGroupConstants(Constants):
     @classmethod
     def of(cls, kernel: KernelSpec, layers: Sequence[OfLayer]) -> "GemvGroupConstants":
         """Constants of a group, from those of its layers, which share one tile of the batch."""
-        words = (_spelled(factor) for each in layers for factor in _factors_of(each))
+        words: list[str] = []
+        for each in layers:
+            *before, last = each.parsed
+            words += [*(spelled(factor, _FIRST_NAMES) for factor in before), spelled(last, _NAMES)]
         return cls(layers[0].tile_batch, tiles_of(kernel, words))
 
     @property
@@ -65,7 +68,7 @@ class GemvGroupConstants(Constants):
     @property
     def parsed(self) -> list[GemvConstants]:
         """Constants of each factor by itself."""
-        return [factor for each in self.layers for factor, _ in _factors_of(each)]
+        return [factor for each in self.layers for factor in each.parsed]
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class GemvGroupTiling:
 def options(kernel: KernelSpec, limits: Limits) -> Iterator[GemvGroupConstants]:
     """Yield, for each tile of the batch and number of threads, all layers' best constants, their second best, ..."""
     layers = _with_shares(kernel, limits)
-    for size in SIZES[::-1]:
+    for size in SMALL:
         ranked = [_by_threads(layer, share, size, size) for layer, share in layers]
         for threads in _common(ranked):
             for rank in range(RANKS):
@@ -133,7 +136,7 @@ def best(kernel: KernelSpec, limits: Limits, rows: int) -> GemvGroupConstants | 
     """
     found: tuple[tuple[float, int], GemvGroupConstants] | None = None
     layers = _with_shares(kernel, limits)
-    for size in (each for each in SIZES if each <= rows):
+    for size in (each for each in reversed(SMALL) if each <= rows):
         ranked = [_by_threads(layer, share, size, rows) for layer, share in layers]
         for threads in _common(ranked):
             each = [of_layer[threads][0] for of_layer in ranked]
@@ -178,15 +181,3 @@ def _tilings(
     else:
         tilings = ((GemvTiling(layer, own), own) for own in defaults.factor_options(layer, size))
         yield from (each for each in tilings if each[0].shared_bytes <= limits.shared_bytes)
-
-
-def _factors_of(own: OfLayer) -> list[tuple[GemvConstants, tuple[str, ...]]]:
-    """Constants of each factor, each with the names of the constants that `tiles` lists for it."""
-    if isinstance(own, GemvChainConstants):
-        return [(own.first, _FIRST_NAMES), (own.last, _NAMES)]
-    return [(own, _NAMES)]
-
-
-def _spelled(factor: tuple[GemvConstants, tuple[str, ...]]) -> str:
-    constants, names = factor
-    return " ".join(str(getattr(constants, name)) for name in names)

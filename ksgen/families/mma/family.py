@@ -21,13 +21,6 @@ from ksgen.families.operands import CHUNK, has_products, is_precise
 from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.spec import KernelSpec
 
-_OF_FACTOR = (  # constants of a factor's own source that a chain's source repeats for it
-    "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "WARPS_BATCH", "WARPS_OUT", "WARP_D", "X_VECTOR", "Y_VECTOR",
-    "K_STEP", "LANE_INPUTS", "ELEMENT_FLOATS", "WORD_INPUTS", "COMPONENTS", "PACKED_PARTS", "ROW_TILES",
-    "COLUMN_TILES", "SUPER_IN", "SUPER_STEPS", "RUN_OUT", "STEPS", "TILES_OUT", "TILES_D", "X_LINES", "X_RUN",
-    "W_BYTES", "VECTOR", "GROUP_CHUNKS", "GROUP_INPUTS", "SUPER_GROUPS", "PROMOTE",
-)  # fmt: skip
-
 AnyMmaConstants = MmaConstants | MmaChainConstants
 
 
@@ -82,6 +75,12 @@ class Mma(GpuProduct[AnyMmaConstants]):
     name = "mma"
     tilings: ClassVar[dict[Any, Any]] = {MmaConstants: MmaTiling, MmaChainConstants: MmaChainTiling}
     rules: Mapping[Any, Any] = {MmaConstants: RULES, MmaChainConstants: CHAIN_RULES}
+    repeated = (
+        "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "WARPS_BATCH", "WARPS_OUT", "WARP_D", "X_VECTOR",
+        "Y_VECTOR", "K_STEP", "LANE_INPUTS", "ELEMENT_FLOATS", "WORD_INPUTS", "COMPONENTS", "PACKED_PARTS",
+        "ROW_TILES", "COLUMN_TILES", "SUPER_IN", "SUPER_STEPS", "RUN_OUT", "STEPS", "TILES_OUT", "TILES_D", "X_LINES",
+        "X_RUN", "W_BYTES", "VECTOR", "GROUP_CHUNKS", "GROUP_INPUTS", "SUPER_GROUPS", "PROMOTE",
+    )  # fmt: skip
     why = (
         "tensor cores multiply 16-bit and tf32 operands, and X and weights that are both e4m3 or both e5m2; all "
         "factors of layers in one launch; from sm_80 on"
@@ -188,9 +187,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     def constexprs_in_chain(self, shape: MmaChainTiling, at: int) -> list[Constexpr]:
         tiling = shape.factors[at]
-        known = {each.name: each for each in self.constexprs_of_factor(tiling.kernel, tiling.constants)}
-        found = [known[name] for name in _OF_FACTOR if name in known]
-        found += [
+        found = [
             Constexpr("X_PLACE", shape.x_place(at), "offset of the inputs in shared memory, in bytes"),
             named(tiling, "X_PITCH", "bytes from one line of inputs to the next, free of bank conflicts"),
             named(shape, "X_SLOT", "bytes per slot of the ring of X: its largest stage; 0 if all of X is resident"),

@@ -30,13 +30,6 @@ from ksgen.families.tiles import (
 )
 from ksgen.spec import KernelSpec
 
-_OF_FACTOR = (  # constants that a chain's source defines per factor, named as in the source for one factor
-    "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH",
-    "WARPS_PER_PLANE", "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR",
-    "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN", "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS",
-    "X_HAS_CONSTANT_STEPS", "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN", "Y_LINE_STEP", "Y_LINE_ROUNDS",
-    "Y_AT_ONCE", "Y_RUN_STEP", "Y_RUN_ROUNDS",
-)  # fmt: skip
 LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; chains of 16-bit types use tensor cores instead
 FEW_SUMS = 32  # per thread
 
@@ -63,6 +56,13 @@ class Simt(GpuProduct[AnySimtConstants]):
     name = "simt"
     tilings: ClassVar[dict[Any, Any]] = {SimtConstants: SimtTiling, SimtChainConstants: SimtChainTiling}
     rules: Mapping[Any, Any] = {SimtConstants: RULES, SimtChainConstants: CHAIN_RULES}
+    repeated = (
+        "A", "B", "C", "D", "TILE_OUT", "TILE_IN", "TILE_D", "THREAD_BATCH", "THREAD_OUT", "GROUP_OUT", "WARPS_BATCH",
+        "WARPS_PER_PLANE", "STEPS", "TILES_OUT", "TILES_D", "X_PLANE", "W_STAGE", "W_ROUNDS", "X_LINES", "X_VECTOR",
+        "X_LANE_RUN", "X_LANE_LINES", "X_WARPS_RUN", "X_LINE_STEP", "X_LINE_ROUNDS", "X_RUN_STEP", "X_RUN_ROUNDS",
+        "X_HAS_CONSTANT_STEPS", "Y_PLANE", "Y_LANE_RUN", "Y_LANE_LINES", "Y_WARPS_RUN", "Y_LINE_STEP",
+        "Y_LINE_ROUNDS", "Y_AT_ONCE", "Y_RUN_STEP", "Y_RUN_ROUNDS",
+    )  # fmt: skip
     why = (
         "plain multiply-adds: every precision on every device; from sm_80 on, also all factors of layers in one launch "
         "in float32 and float64"
@@ -126,31 +126,29 @@ class Simt(GpuProduct[AnySimtConstants]):
     def work(self, kernel: KernelSpec, constants: AnySimtConstants, batch: int) -> Work:
         shape, runs = self.shape(kernel, constants), divide_up(batch, constants.tile_batch)
         first, last = ends_of(kernel, shape.factors)
-        stages = [runs * each.block_stages for each in shape.factors]
-        inside = [each.inside(count) for each, count in zip(shape.factors, stages, strict=True)]
-        inside += [
-            each.keep_traffic(runs) for each, at in zip(shape.factors, places(kernel), strict=True) if not at.is_last
-        ]
-        inside += [
-            each.transpose_traffic(runs * each.tiles_of_batch, batch * each.kernel.pattern.out_features)
-            for each in last
-        ]
-        moved = sum(each.tiles_out * each.x_bytes_moved(batch) for each in first) + sum(
-            each.y_bytes_moved(batch) for each in last
-        )
-        shared, cycles = map(sum, zip(*inside, strict=True))
-        multiply_adds = sum(count * each.multiply_adds for each, count in zip(shape.factors, stages, strict=True))
-        weights = sum(count * each.w_stage for each, count in zip(shape.factors, stages, strict=True))
+        moved = sum(each.tiles_out * each.x_bytes_moved(batch) for each in first)
+        moved += sum(each.y_bytes_moved(batch) for each in last)
+        stages = multiply_adds = weights = shared = cycles = 0
+        for each, at in zip(shape.factors, places(kernel), strict=True):
+            own_stages = runs * each.block_stages
+            stages += own_stages
+            multiply_adds += own_stages * each.multiply_adds
+            weights += own_stages * each.w_stage
+            outputs, tiles = batch * each.kernel.pattern.out_features, runs * each.tiles_of_batch
+            ending = each.transpose_traffic(tiles, outputs) if at.is_last else each.keep_traffic(runs)
+            for own_bytes, own_cycles in (each.inside(own_stages), ending):
+                shared += own_bytes
+                cycles += own_cycles
         return Work(
             shape.grid(batch),
             self.memory_bytes(kernel, constants, batch),
             round(moved) + kernel.real_bytes * weights,
             shared,
             multiply_adds,
-            sum(stages) / (constants.stages - 1 if constants.copy == "async" else 1),
+            stages / (constants.stages - 1 if constants.copy == "async" else 1),
             returned_bytes=CYCLE_BYTES * cycles - shared,
-            stages=sum(stages),
-            synchronous=sum(stages) if constants.copy == "registers" else 0,
+            stages=stages,
+            synchronous=stages if constants.copy == "registers" else 0,
             products=multiply_adds // WARP,
         )
 
@@ -191,10 +189,10 @@ class Simt(GpuProduct[AnySimtConstants]):
 
     def constexprs_in_chain(self, shape: SimtChainTiling, at: int) -> list[Constexpr]:
         own = shape.factors[at]
-        by_name = {each.name: each for each in self.constexprs_of_factor(own.kernel, own.constants)}
-        found = [by_name[name] for name in _OF_FACTOR if name in by_name]
-        found.append(named(own, "X_PITCH", "elements of shared memory from one l to the next"))
-        found.append(named(own, "W_BASE", "offset of a stage's weights, in elements"))
+        found = [
+            named(own, "X_PITCH", "elements of shared memory from one l to the next"),
+            named(own, "W_BASE", "offset of a stage's weights, in elements"),
+        ]
         if number := shape.places[at].at:
             place = shape.place(number - 1)
             found.append(Constexpr("X_PLACE", place, "offset of the inputs in shared memory, in elements"))
