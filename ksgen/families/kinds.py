@@ -32,7 +32,7 @@ class OfKinds(Family[Any]):
         return bool(self.able(kernel, limits))
 
     def runs(self, kernel: KernelSpec, constants: Any, limits: Limits) -> bool:
-        return self.supports(kernel, limits) and self.tilings[type(constants)] in self.able(kernel, limits)
+        return self.tilings[type(constants)] in self.able(kernel, limits)
 
     def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> Any:
         """Default of one tiling."""

@@ -49,10 +49,8 @@ def issued_by(family: str, kernel: KernelSpec, target: str) -> Issued | None:
     precision = kernel.dtype if family == "simt" else kernel.precision  # plain multiply-adds split no operands
     found = TABLE.get((family, ALIKE.get(precision, precision), kernel.layout))
     if found and family == "simt":
-        steps = sum(OF_STEP[word] for word in kernel.epilogue.words)
-        found = replace(found, per_output=found.per_output + steps)
-    if found and family == "simt" and target in PAIRS:
-        found = replace(found, per_product=found.per_product - 0.5)
+        steps, saved = sum(OF_STEP[word] for word in kernel.epilogue.words), 0.5 if target in PAIRS else 0.0
+        return replace(found, per_output=found.per_output + steps, per_product=found.per_product - saved)
     return found
 
 

@@ -1,7 +1,7 @@
 """Shared parts of families of tiled kernels: reading and showing constants, numbers of tiles, the copies of a block,
 and constants that every source states."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from math import gcd
 from typing import Any, ClassVar, Self, TypeVar
@@ -22,6 +22,11 @@ EARLIER_NAMES = {"streaming": "past"}
 
 def divide_up(value: int, by: int) -> int:
     return -(-value // by)
+
+
+def least_padded(size: int, units: Iterable[int]) -> int:
+    """The unit of whose multiples the least one from `size` on is the smallest; the largest unit of several."""
+    return min(units, key=lambda unit: (divide_up(size, unit) * unit, -unit))
 
 
 def power_of_two_in(value: int, most: int) -> int:
@@ -218,6 +223,14 @@ class Tiled(Sized):
     def block_stages(self) -> int:
         """Pipeline stages of a block that computes all tiles of its rows of the batch."""
         return self.tiles_of_batch * self.steps
+
+    def whole_run(self, features: int) -> int:
+        """Neighbours in a batch-size-first row that never straddle so many inputs or outputs of an i, or a ragged edge.
+
+        If a tile has only some of the j, they are neighbouring j.
+        """
+        d, tile_d = self.kernel.pattern.d, self.constants.tile_d
+        return features * d if tile_d == d else gcd(d, tile_d)
 
     def grid(self, batch: int) -> int:
         return self.tiles_of_batch * divide_up(batch, self.constants.tile_batch)

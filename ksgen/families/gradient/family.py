@@ -54,7 +54,9 @@ class Gradient(OfKinds):
                 continue
             pair = next((choice for choice in choices if fits(choice, budget, 2)), lone)
             chosen = pair if pair.cost() <= LONE * lone.cost() else lone
-            return replace(chosen.constants, parts=chosen.parts_for(limits), min_blocks=blocks_that_fit(chosen, budget))
+            most = 1 if limits.is_cpu else chosen.most_blocks  # processors have no launch bounds
+            blocks = max(1, blocks_that_fit(chosen, budget, most))
+            return replace(chosen.constants, parts=chosen.parts_for(limits), min_blocks=blocks)
         raise ConstantsError(
             f"{kernel.name}: no tile fits {budget.shared_bytes} bytes of shared memory and {limits.threads} threads"
         )
@@ -69,7 +71,7 @@ class Gradient(OfKinds):
             if not self.keeps_rules(kernel, tile):
                 continue
             tiling = self.shape(kernel, tile)
-            most = max((n for n in range(1, MOST_BLOCKS + 1) if fits(tiling, limits, n)), default=0)
+            most = blocks_that_fit(tiling, limits, MOST_BLOCKS)
             parts = tiling.parts_for(limits)
             counts = sorted({divide_up(parts, 2), parts, 2 * parts})
             for blocks, count in product(sorted({1, divide_up(most, 2), most} if most else ()), counts):

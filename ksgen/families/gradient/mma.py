@@ -173,20 +173,14 @@ class GradientMmaTiling(Parts):
             image = SideImage(1, self.pitch, tile * self.pitch, lane_run)
             return Side(name, image, CopyPlan(tile, batch, self.group, lane_run, self.warps), 0)
         together = 2 if self.copy == "registers" else 1  # rows of the batch per word
-        vector = gcd(self._vector(features, tile), self.run_of(name))
+        # neighbours that one load moves: they may not straddle a row, an i or a ragged edge
+        whole = gcd(self.group, self.whole_run(features), tile * tile_d, self.run_of(name))
+        vector = 1 if self.copy == "async" else whole
         pitch = self.pitch // together
         plane, lane_run = find_image(pitch, tile, tile_d, vector, self.kernel.item_bytes, self.is_spread)
         image = SideImage(1, self.pitch, plane * together, lane_run)
         plan = CopyPlan(batch // together, tile * tile_d, vector, lane_run, self.warps)
         return Side(name, image, plan, plan.line_rounds * plan.run_rounds * 2 * max(1, vector // 2), together)
-
-    def _vector(self, features: int, tile: int) -> int:
-        """Neighbours that one load moves. They may not straddle a row, an i or a ragged edge."""
-        if self.copy == "async":
-            return 1
-        d, tile_d = self.kernel.pattern.d, self.constants.tile_d
-        whole = features * d if tile_d == d else gcd(d, tile_d)
-        return gcd(self.group, whole, tile * tile_d)
 
     # ---- shared memory
 
@@ -291,11 +285,10 @@ class GradientMmaTiling(Parts):
 
     def cost(self) -> float:
         """Relative cost: matrix instructions, padding included, and the reads, copies and waits per instruction."""
-        constants, (_, b, c, _) = self.constants, self.kernel.pattern.shape
+        constants = self.constants
         tile_out, tile_in = constants.tile_out, constants.tile_in
-        padding = divide_up(b, tile_out) * tile_out / b * divide_up(c, tile_in) * tile_in / c
         reads = ROWS / (tile_out // constants.warps_out) + ROWS / (tile_in // constants.warps_in)
-        return padding * (1 + reads + 64 / tile_out + 64 / tile_in) * (1 + 0.2 / constants.stages)
+        return self.padding * (1 + reads + 64 / tile_out + 64 / tile_in) * (1 + 0.2 / constants.stages)
 
 
 def _tiles(

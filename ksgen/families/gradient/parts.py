@@ -190,6 +190,12 @@ class Parts(Tiled):
     # ---- costs
 
     @property
+    def padding(self) -> float:
+        """Sums per weight: more than one if tiles reach beyond the ragged edges."""
+        (_, b, c, _), constants = self.kernel.pattern.shape, self.constants
+        return float(self.tiles_out * constants.tile_out / b * self.tiles_in * constants.tile_in / c)
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes of one element in shared memory."""
         raise NotImplementedError
@@ -264,10 +270,9 @@ def fits(tiling: Parts, limits: Limits, blocks: int) -> bool:
     return not limits.registers or registers_taken(tiling.registers, tiling.threads, blocks) <= limits.registers
 
 
-def blocks_that_fit(tiling: Parts, limits: Limits) -> int:
-    """Blocks of a default that fit a multiprocessor, at least one; processors have no such limit."""
-    most = 1 if limits.is_cpu else tiling.most_blocks
-    return max(count for count in range(1, most + 1) if count == 1 or fits(tiling, limits, count))
+def blocks_that_fit(tiling: Parts, limits: Limits, most: int) -> int:
+    """Blocks, at most so many, that fit a multiprocessor."""
+    return max((count for count in range(1, most + 1) if fits(tiling, limits, count)), default=0)
 
 
 def heading(tiling: Parts) -> str:

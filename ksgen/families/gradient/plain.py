@@ -16,7 +16,7 @@ from ksgen.families.gradient.parts import MOST_TILE, GradientVariables, Parts, S
 from ksgen.families.rules import Rule, at_most, multiple, positive
 from ksgen.families.simt.defaults import neighbours, planes_of_search
 from ksgen.families.simt.shape import eight_read_cycles, four_read_cycles, is_narrow
-from ksgen.families.tiles import MOST_THREADS, Constants, CopyPlan, divide_up, power_of_two_in
+from ksgen.families.tiles import MOST_THREADS, Constants, CopyPlan, power_of_two_in
 from ksgen.spec import KernelSpec
 
 # sums per thread, by `copy`; elements that are copied through registers need registers, too
@@ -119,9 +119,7 @@ class GradientTiling(Parts):
         return self.constants.copy
 
     def side(self, name: str, features: int, tile: int) -> Side:
-        constants, vector = self.constants, self._vector(features, tile)
-        if self.is_bsf and self.run_of(name) % vector:
-            vector = 1  # neighbouring features are apart in memory
+        constants, vector = self.constants, self._vector(name, features, tile)
         # elements that an asynchronous copy moves together stay contiguous
         scattered = 1 if constants.copy == "async" else vector
         image = find_image(tile, constants.tile_batch, constants.tile_d, scattered, self.kernel.item_bytes, self.is_bsf)
@@ -130,19 +128,18 @@ class GradientTiling(Parts):
         plan = CopyPlan(lines, run, vector, lane_run, self.warps)
         return Side(name, image, plan, plan.line_rounds * plan.run_rounds * plan.vector)
 
-    def _vector(self, features: int, tile: int) -> int:
+    def _vector(self, name: str, features: int, tile: int) -> int:
         """Neighbours that one copy moves.
 
         They may not straddle a row, an i or a ragged edge. If they are copied asynchronously, they must be contiguous
-        in shared memory.
+        in shared memory, too.
         """
-        d, tile_d = self.kernel.pattern.d, self.constants.tile_d
-        if self.constants.copy == "async":
-            return self.group if self.is_bsf and d == 1 and features % self.group == 0 else 1
         if not self.is_bsf:
-            return self.group
-        whole = features * d if tile_d == d else gcd(d, tile_d)
-        return self.group if whole % self.group == 0 and (tile * tile_d) % self.group == 0 else 1
+            return 1 if self.copy == "async" else self.group
+        if self.copy == "async" and self.kernel.pattern.d > 1:
+            return 1
+        whole = gcd(self.whole_run(features), tile * self.constants.tile_d, self.run_of(name))
+        return self.group if whole % self.group == 0 else 1
 
     # ---- shared memory
 
@@ -241,11 +238,10 @@ class GradientTiling(Parts):
 
     def cost(self) -> float:
         """Relative cost: multiply-adds, padding included, and the loads, copies and waits per multiply-add."""
-        constants, (_, b, c, _) = self.constants, self.kernel.pattern.shape
+        constants = self.constants
         tile_out, tile_in = constants.tile_out, constants.tile_in
-        padding = divide_up(b, tile_out) * tile_out / b * divide_up(c, tile_in) * tile_in / c
         loads = 1 / constants.thread_out + 1 / constants.thread_in
-        return padding * (1 + loads + 16 / tile_out + 16 / tile_in) + 1 / constants.tile_batch
+        return self.padding * (1 + loads + 16 / tile_out + 16 / tile_in) + 1 / constants.tile_batch
 
 
 def _tiles(

@@ -8,7 +8,7 @@ from ksgen.families.base import Limits
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.mma.shape import COLUMNS, ROWS, MmaConstants, MmaTiling
 from ksgen.families.operands import CHUNK
-from ksgen.families.tiles import divide_up
+from ksgen.families.tiles import divide_up, least_padded
 from ksgen.spec import KernelSpec
 
 MOST_SUMS = 128  # accumulators per thread
@@ -37,8 +37,7 @@ def planes(kernel: KernelSpec) -> int:
         return d
     if is_promoted:
         return 4 // per_number
-    runs = {1: [16], 2: [8]}.get(kernel.x_item_bytes, [8, 4])
-    return min(runs, key=lambda run: divide_up(d, run) * run)
+    return least_padded(d, {1: [16], 2: [8]}.get(kernel.x_item_bytes, [8, 4]))
 
 
 def promotion(kernel: KernelSpec, limits: Limits) -> int:
@@ -151,8 +150,7 @@ def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaCo
 
 def _inputs(c: int, least: int, wanted: int) -> int:
     """Inputs per stage, from `least` up to `wanted`: those with the least padding of c, and the most of these."""
-    choices = [least << shift for shift in range(4) if least << shift <= max(least, wanted)]
-    return min(choices, key=lambda inputs: (divide_up(c, inputs) * inputs, -inputs))
+    return least_padded(c, (least << shift for shift in range(4) if least << shift <= max(least, wanted)))
 
 
 def _most_stages(tiling: MmaTiling, budget: int) -> int:

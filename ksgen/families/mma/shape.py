@@ -165,17 +165,10 @@ class MmaTiling(TensorTile):
     # ---- global memory
 
     @property
-    def _whole(self) -> tuple[int, int]:
-        """Elements of X and of Y that never straddle a row, an i or a ragged edge, counted along the features."""
-        _, b, c, d = self.kernel.pattern.shape
-        if self.constants.tile_d == d:
-            return c * d, gcd(b * d, self.run_out * d)
-        return gcd(d, self.constants.tile_d), gcd(d, self.constants.tile_d)
-
-    @property
     def x_vector(self) -> int:
         """Neighbours that one copy of X moves, if pointers, pitches and, in bsl, the batch allow it."""
-        return gcd(self.vector, self._whole[0], self.kernel.pattern.inputs.run) if self.is_bsf else self.vector
+        pattern = self.kernel.pattern
+        return gcd(self.vector, self.whole_run(pattern.c), pattern.inputs.run) if self.is_bsf else self.vector
 
     @property
     def wide_bytes(self) -> int:
@@ -195,8 +188,9 @@ class MmaTiling(TensorTile):
     @property
     def y_vector(self) -> int:
         """Contiguous elements that one store of Y moves, if pointers, pitches and, in bsl, the batch allow it."""
-        chunk = CHUNK // self.kernel.item_bytes
-        return gcd(chunk, self._whole[1], self.kernel.pattern.outputs.run) if self.is_bsf else chunk
+        chunk, pattern = CHUNK // self.kernel.item_bytes, self.kernel.pattern
+        whole = self.whole_run(gcd(pattern.b, self.run_out))
+        return gcd(chunk, whole, pattern.outputs.run) if self.is_bsf else chunk
 
     # ---- shared memory, in bytes
 

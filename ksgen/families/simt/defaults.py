@@ -7,7 +7,7 @@ from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
 from ksgen.families.family import more_registers
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, SimtConstants, SimtTiling, is_narrow
-from ksgen.families.tiles import divide_up
+from ksgen.families.tiles import divide_up, least_padded
 from ksgen.spec import KernelSpec
 
 MOST_WARPS, FEWER_WARPS = 16, 12  # of a block; fewer if its threads need more than 128 registers
@@ -19,7 +19,7 @@ THREADS = {4: (1, 2, 4, 8, 12), 16: (1, 2, 4)}  # sums per thread along the outp
 
 def neighbours(d: int) -> int:
     """Neighbouring j per block: the largest number up to 8 that pads d least."""
-    return min(range(1, min(d, 8) + 1), key=lambda planes: (divide_up(d, planes) * planes, -planes))
+    return least_padded(d, range(1, min(d, 8) + 1))
 
 
 def planes_of_search(kernel: KernelSpec) -> list[int]:
@@ -27,7 +27,7 @@ def planes_of_search(kernel: KernelSpec) -> list[int]:
     return [1] if kernel.layout == "bsl" else sorted({1, 2, 3, 4, 6, 8, 12, 16, neighbours(kernel.pattern.d)})
 
 
-def _outputs(b: int, most: int, threads: tuple[int, ...] = (1, 2, 4, 8, 12)) -> tuple[int, int]:
+def _outputs(b: int, most: int, threads: tuple[int, ...]) -> tuple[int, int]:
     """(tile_out, thread_out) with the least work, including padding and loads of operands; then the widest tile."""
     choices = [(LANES_OUT * thread_out * warps, thread_out) for thread_out in threads for warps in (1, 2, 3, 4)]
 
@@ -71,7 +71,7 @@ def _gpu_rule(
     # most warps of a block: the registers of a multiprocessor allow no more
     warps = 8 if doubles else FEWER_WARPS if copy == "registers" or more else most_warps
     most = min(128, LANES_OUT * 8 * max(1, warps // (tile_d * warps_batch)))
-    tile_out, thread_out = _outputs(pattern.b, most, threads=THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))
+    tile_out, thread_out = _outputs(pattern.b, most, THREADS.get(kernel.real_bytes, (1, 2, 4, 8)))
     has_room = tile_out < 128 and (thread_out < 12 or copy == "registers")
     tile_in = 16 if kernel.layout == "bsl" and pattern.c > 8 and has_room else short_stage
     stages = 3 if copy == "async" else 2
@@ -130,7 +130,7 @@ def others(kernel: KernelSpec, limits: Limits, chosen: SimtConstants) -> Iterato
 def cpu_default(kernel: KernelSpec) -> SimtConstants:
     """Default for a processor: threads of 4 x 8 sums keep its vector registers full; larger ones spill."""
     tile_d = 1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d)
-    tile_out, thread_out = _outputs(kernel.pattern.b, 64, threads=(1, 2, 4, 8))
+    tile_out, thread_out = _outputs(kernel.pattern.b, 64, (1, 2, 4, 8))
     return SimtConstants(2 * LANES_BATCH * 4, tile_out, 8, tile_d, 4, thread_out, 2, 1, "registers")
 
 

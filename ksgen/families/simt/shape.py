@@ -82,11 +82,6 @@ class SimtTiling(Moved, Tiled):
     def warps(self) -> int:
         return self.constants.tile_d * self.warps_batch * self.warps_out
 
-    def _padded(self, size: int, remainder: int) -> int:
-        """Smallest number of elements from `size` on that is `remainder` modulo the number of elements in 128 bytes."""
-        banks = 128 // self.real_bytes
-        return size + (remainder - size) % banks
-
     @property
     def x_plane(self) -> int:
         """Elements from one j of a stage to the next."""
@@ -99,8 +94,12 @@ class SimtTiling(Moved, Tiled):
 
     @cached_property
     def y_plane(self) -> int:
-        """Elements from one j to the next, for sums that become rows of Y in batch-size-first."""
-        return self._padded(self.constants.tile_batch, self.group)
+        """Elements from one j to the next, for sums that become rows of Y in batch-size-first.
+
+        This is the least number from `tile_batch` on that is `group` modulo the number of elements in 128 bytes.
+        """
+        rows, banks = self.constants.tile_batch, CYCLE_BYTES // self.real_bytes
+        return rows + (self.group - rows) % banks
 
     @property
     def y_pitch(self) -> int:
@@ -178,7 +177,8 @@ class SimtTiling(Moved, Tiled):
             is_contiguous = constants.tile_d == self.kernel.pattern.d and not self.kernel.reads_exchanged
             repeats = 1 if is_contiguous else constants.tile_d
             return RunPlan(constants.tile_batch, run, 1, power_of_two_in(run, 8), self.warps, repeats)
-        vector = self.group if self._rows_are_aligned(run) else 1
+        whole = gcd(self.whole_run(self.kernel.pattern.c), run, self.kernel.pattern.inputs.run)
+        vector = self.group if whole % self.group == 0 else 1
         lane_run = power_of_two_in(run // vector, 8 if vector == 1 else 4)
         return CopyPlan(constants.tile_batch, run, vector, lane_run, self.warps)
 
@@ -196,13 +196,6 @@ class SimtTiling(Moved, Tiled):
         units = sorted({step // tile_d, self.constants.tile_in, *digits})
         return step % tile_d == 0 and not any(high % low for low, high in pairwise(units))
 
-    def _rows_are_aligned(self, run: int) -> bool:
-        """Whether a batch-size-first row splits into groups, each contiguous in memory and within one i."""
-        _, _, c, d = self.kernel.pattern.shape
-        whole = c * d if self.constants.tile_d == d else gcd(d, self.constants.tile_d)
-        is_whole = whole % self.group == 0 and run % self.group == 0
-        return is_whole and self.kernel.pattern.inputs.run % self.group == 0
-
     @cached_property
     def y_plan(self) -> CopyPlan:
         run = self.slice_out * self.constants.tile_d
@@ -217,18 +210,15 @@ class SimtTiling(Moved, Tiled):
 
     # ---- cycles of shared memory
 
-    @property
-    def x_image(self) -> Image:
-        if self.kernel.layout == "bsl":
-            return Image(1, 0, self.x_pitch, 1, self.real_bytes)
-        return Image(1, 0, 1, self.x_plane, self.real_bytes)
-
     @cached_property
     def copy_cycles(self) -> int:
         """Shared-memory cycles in which a block writes one stage."""
-        x = self.x_plan
-        at_once = x.vector if self.kernel.layout == "bsl" else 1  # batch-size-first: neighbours of a run are apart
-        along = line_cycles(write_cycles, self.x_image, x.lane_run, x.vector, at_once * self.real_bytes, x.run, at_once)
+        x, at_once = self.x_plan, 1  # in batch-size-first, neighbours of a run are apart
+        next_line, next_run = 1, self.x_plane
+        if self.kernel.layout == "bsl":
+            at_once, next_line, next_run = x.vector, self.x_pitch, 1
+        image = Image(1, 0, next_line, next_run, self.real_bytes)
+        along = line_cycles(write_cycles, image, x.lane_run, x.vector, at_once * self.real_bytes, x.run, at_once)
         return x.warp_steps * along + divide_up(self.w_stage * self.real_bytes, CYCLE_BYTES)
 
     @cached_property

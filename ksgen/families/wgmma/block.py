@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import gcd, lcm
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ksgen.families.base import MAP_ALIGNMENT, Geometry, Limits, TensorMap, Variables
 from ksgen.families.gpus import REGISTERS as MULTIPROCESSOR_REGISTERS
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, TensorTile, wavefronts
 from ksgen.families.ptx import Box, WgmmaInstruction
 from ksgen.families.signature import PRODUCT
-from ksgen.families.tiles import WARP, divide_up
+from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.order import Digit, Order, Place
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
@@ -40,7 +40,11 @@ REGISTERS = {  # per thread of the copying warpgroup and of the multiplying ones
 }
 # registers per thread that ptxas gives a block which may have the whole multiprocessor
 LAUNCHED = {1: 255, 2: 168, 3: 128}
+MOST_STAGES = 6  # by default
 ADDRESSES = 40  # registers per thread for addresses, approximately
+
+
+ConstantsT = TypeVar("ConstantsT", bound=Constants)
 
 
 class WgmmaVariables(Variables, total=False):
@@ -345,13 +349,13 @@ class Block(TensorTile):
 
     def maps(self, batch: int) -> tuple[TensorMap, ...]:
         """Tensor maps of X, and of Y if boxes store it."""
-        a, _, c, d = self.kernel.pattern.shape
-        box, swizzle = self.x_map
-        inputs = self.kernel.pattern.inputs
-        is_run = self.is_flat and not inputs.is_exchanged
-        sizes, strides = flat_sizes(a, c, d, batch) if is_run else feature_sizes(inputs, batch, self.is_bsf)
+        (a, _, c, d), inputs = self.kernel.pattern.shape, self.kernel.pattern.inputs
         item_bytes = self.kernel.x_item_bytes
-        return (TensorMap("x", item_bytes, sizes, tuple(each * item_bytes for each in strides), box, swizzle),)
+        if inputs.is_exchanged or not self.is_flat:
+            sizes, strides = feature_sizes(inputs, batch, self.is_bsf, item_bytes)
+        else:  # the features of an i are one run
+            sizes, strides = (c * d, a, batch), (c * d * item_bytes, a * c * d * item_bytes)
+        return (TensorMap("x", item_bytes, sizes, strides, *self.x_map),)
 
 
 def takes_rows(kernel: KernelSpec) -> bool:
@@ -398,22 +402,23 @@ def extents_of(places: Sequence[Place], counts: Mapping[str, int]) -> tuple[int,
     return tuple(found)
 
 
+def deepest(family: Any, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> ConstantsT:
+    """The same constants with as many stages as fit, for a default."""
+    deeper = (constants.changed(stages=stages) for stages in range(MOST_STAGES, 1, -1))
+    return next((each for each in deeper if family.fits(kernel, each, limits)), constants)
+
+
 def whole_periods(size: int) -> int:
     return divide_up(size, SWIZZLE_PERIOD) * SWIZZLE_PERIOD
 
 
-def flat_sizes(a: int, rows: int, d: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes, and strides from dimension 1 on, of a batch-size-first array with an i's features as one run."""
-    return (rows * d, a, batch), (rows * d, a * rows * d)
-
-
-def feature_sizes(order: Order, batch: int, is_bsf: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides of an array with the digits of j, l or k, and i as dimensions of their own.
+def feature_sizes(order: Order, batch: int, is_bsf: bool, item_bytes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes, and strides in bytes from dimension 1 on, of an array with the digits of j, l or k, and i as dimensions.
 
     A box over the end of any index reads zeros.
     """
     places = places_of(order)
-    sizes, strides = (tuple(getattr(each, name) for each in places) for name in ("size", "features"))
+    sizes, strides = [each.size for each in places], [each.features * item_bytes for each in places]
     if is_bsf:
-        return (*sizes, batch), (*strides[1:], order.count)
+        return (*sizes, batch), (*strides[1:], order.count * item_bytes)
     return (batch, *sizes), tuple(each * batch for each in strides)

@@ -15,7 +15,7 @@ from ksgen.families.mma.defaults import promotion
 from ksgen.families.operands import CHUNK, is_precise
 from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.rules import Rule, multiple
-from ksgen.families.tiles import WARP, Constants, divide_up
+from ksgen.families.tiles import WARP, Constants, divide_up, least_padded
 from ksgen.families.traffic import SECTOR
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import (
@@ -27,6 +27,7 @@ from ksgen.families.wgmma.block import (
     Block,
     WgmmaVariables,
     are_free_of_conflicts,
+    deepest,
     has_boxes,
     takes_rows,
     whole_periods,
@@ -46,7 +47,7 @@ INSTRUCTION_WAITS = 0.15
 # Costs of storing a piece of a sector, and of loading a box's row: the bytes of whole sectors that take as long. They
 # were fitted to 73 times of kernels, in which a row takes longer than in a test of boxes alone.
 PIECE, BOX_ROW = 128, 88
-WANTED_STAGES, MOST_STAGES = 4, 6  # by default
+WANTED_STAGES = 4  # by default
 
 
 @dataclass(frozen=True)
@@ -418,14 +419,13 @@ def _deepened(family: Any, kernel: KernelSpec, constants: RegistersConstants, li
     """
     c, unit = kernel.pattern.c, constants.tile_in
     deeper = [constants.changed(tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
-    able = [
-        each
+    able = {
+        each.tile_in: each
         for each in deeper
         if family.is_able(kernel, each, limits) and RegistersBlock.of(kernel, each).x_bytes <= STAGE_TARGET
-    ]
-    chosen = min(able or [constants], key=lambda each: (divide_up(c, each.tile_in) * each.tile_in, -each.tile_in))
-    stages = [chosen.changed(stages=stages) for stages in range(2, MOST_STAGES + 1)]
-    return max((each for each in stages if family.fits(kernel, each, limits)), key=lambda each: each.stages)
+    }
+    chosen = able[least_padded(c, able)] if able else constants
+    return deepest(family, kernel, chosen, limits)
 
 
 def _runs(kernel: KernelSpec) -> list[int]:

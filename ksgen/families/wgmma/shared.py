@@ -16,7 +16,7 @@ from ksgen.families.operands import multiplies_bytes
 from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
-from ksgen.families.wgmma.block import LINE, ROWS, Block, WgmmaVariables, feature_sizes, has_boxes, takes_rows
+from ksgen.families.wgmma.block import LINE, ROWS, Block, WgmmaVariables, deepest, feature_sizes, has_boxes, takes_rows
 from ksgen.spec import KernelSpec
 
 MOST_SUMS = {1: 200, 2: 200, 3: 120}  # per thread, by the number of warpgroups that multiply
@@ -25,7 +25,6 @@ STAGE_INPUTS = 64  # by default, approximately
 # With at most so many stages, at most two are in flight. Twice as many stages of half as many inputs took 0.92 to 0.95
 # of the time on an H100.
 FEW_STAGES = 3
-MOST_STAGES = 6  # by default
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,8 @@ class SharedConstants(Constants):
     on_tensor_cores: ClassVar[bool] = True
     not_in_entries: ClassVar[tuple[str, ...]] = ("x_from",)
 
-    @property
-    def tile_d(self) -> int:
-        return 1
-
-    @property
-    def groups_d(self) -> int:
-        return 1
+    tile_d: ClassVar[int] = 1  # constants of the other blocks
+    groups_d: ClassVar[int] = 1
 
 
 @dataclass(frozen=True)
@@ -127,12 +121,9 @@ class SharedBlock(Block):
         if self.is_bsf:
             return super().maps(batch)
         item_bytes = self.kernel.item_bytes
-        sizes, strides = feature_sizes(self.kernel.pattern.outputs, batch, is_bsf=False)
+        sizes, strides = feature_sizes(self.kernel.pattern.outputs, batch, self.is_bsf, item_bytes)
         box = (ROWS, 1, self.constants.tile_out, 1)
-        return (
-            *super().maps(batch),
-            TensorMap("y", item_bytes, sizes, tuple(each * item_bytes for each in strides), box, LINE),
-        )
+        return (*super().maps(batch), TensorMap("y", item_bytes, sizes, strides, box, LINE))
 
     # ---- the source
 
@@ -204,7 +195,7 @@ def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits:
         tiles = divide_up(b, constants.tile_out)
         return tiles, tiles * constants.tile_out, -constants.tile_batch
 
-    return _deepest(family, kernel, min(able, key=cost), limits)
+    return deepest(family, kernel, min(able, key=cost), limits)
 
 
 def _depths(kernel: KernelSpec) -> list[int]:
@@ -219,13 +210,7 @@ def _depths(kernel: KernelSpec) -> list[int]:
 
 def _finest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
     """The same constants with as many stages as fit; if stages are few, with half the inputs per stage."""
-    found = _deepest(family, kernel, constants, limits)
+    found = deepest(family, kernel, constants, limits)
     half = constants.changed(tile_in=constants.tile_in // 2)
     is_halved = found.stages <= FEW_STAGES and family.is_able(kernel, half, limits)
-    return _deepest(family, kernel, half, limits) if is_halved else found
-
-
-def _deepest(family: Any, kernel: KernelSpec, constants: SharedConstants, limits: Limits) -> SharedConstants:
-    """The same constants with as many stages as fit."""
-    deeper = (constants.changed(stages=stages) for stages in range(MOST_STAGES, 1, -1))
-    return next((each for each in deeper if family.fits(kernel, each, limits)), constants)
+    return deepest(family, kernel, half, limits) if is_halved else found
