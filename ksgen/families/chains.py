@@ -49,11 +49,6 @@ def transposed_bytes(kernel: KernelSpec, batch: int) -> int:
     return 2 * kernel.item_bytes * batch * sum(chain[chain.transposing_factor].in_features for chain in kernel.chains)
 
 
-def is_single(kernel: KernelSpec) -> bool:
-    """Whether the kernel has only one factor. If it is a chain (`is_chain`), that factor changes the layout."""
-    return not kernel.is_group and len(kernel.factors) == 1
-
-
 @lru_cache(1024)
 def factor_kernels(kernel: KernelSpec) -> tuple[KernelSpec, ...]:
     """Each factor as a kernel of its own, chain by chain.

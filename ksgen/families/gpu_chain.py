@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 from ksgen.families.base import Constexpr, Limits, Variables, named
 from ksgen.families.chains import (
     FactorPlace,
-    is_single,
     listed,
     numbers_of,
     own_of_factors,
@@ -111,22 +110,37 @@ class GpuChainShape(Sized, Generic[FactorT]):
     kernel: KernelSpec
     constants: Any
 
-    @property
+    of_factor: ClassVar[Any]  # class of a factor's sizes, which takes the factor's role as its last argument
+
     @abstractmethod
-    def factors(self) -> list[FactorT]: ...
+    def role_of(self, where: FactorPlace) -> int:
+        """What distinguishes the sizes of a factor at this place."""
+
+    @cached_property
+    def factors(self) -> list[FactorT]:
+        roles = tuple(map(self.role_of, self.places))
+        return _sizes_of_factors(self.of_factor, own_of_factors(self.kernel, self.constants), roles)
 
     @property
     def places(self) -> tuple[FactorPlace, ...]:
         """Position of each factor in the chains."""
         return places(self.kernel)
 
-    @property
     @abstractmethod
+    def buffer_size(self, factor: FactorT, where: FactorPlace) -> int:
+        """Size of the factor's buffer in shared memory, which holds its inputs or its outputs; 0 if it has none."""
+
+    @property
     def buffer_sizes(self) -> list[list[int]]:
         """Sizes of each chain's buffers in shared memory, in the order of use.
 
         While one is written, the previous one is read.
         """
+        found: list[list[int]] = [[] for _ in self.kernel.chains]
+        for factor, where in zip(self.factors, self.places, strict=True):
+            if size := self.buffer_size(factor, where):
+                found[where.chain].append(size)
+        return found
 
     @property
     def resident_size(self) -> int:
@@ -180,7 +194,7 @@ class GpuChainShape(Sized, Generic[FactorT]):
 
 
 @lru_cache(SHARED)
-def sizes_of_factors(kind: Any, each: tuple[tuple[KernelSpec, Any], ...], roles: tuple[int, ...]) -> list[Any]:
+def _sizes_of_factors(kind: Any, each: tuple[tuple[KernelSpec, Any], ...], roles: tuple[int, ...]) -> list[Any]:
     """Sizes of each factor, of the class `kind`, which takes the factor's role in the chain as its last argument."""
     return [kind(*own, role) for own, role in zip(each, roles, strict=True)]
 
@@ -242,7 +256,8 @@ class GpuProduct(PackingFamily[ConstantsT]):
 
     def has_chain(self, kernel: KernelSpec, limits: Limits) -> bool:
         """Whether any constants take a layer's factors through shared memory; else each factor has a launch."""
-        return not kernel.has_bytes_in and not is_single(kernel) and any(self.space(kernel, limits))
+        is_single = not kernel.is_group and len(kernel.factors) == 1  # its factor changes the layout
+        return not kernel.has_bytes_in and not is_single and any(self.space(kernel, limits))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]:
         """Yield every combination that the rules, the shared memory and the registers allow."""

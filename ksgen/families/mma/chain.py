@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Limits, named
-from ksgen.families.chains import factor_kernels, own_of_factors, places
+from ksgen.families.chains import FactorPlace, factor_kernels, places
 from ksgen.families.gpu_chain import (
     BLOCKS,
     REMEMBERED,
@@ -20,7 +20,6 @@ from ksgen.families.gpu_chain import (
     GpuChainShape,
     ends_of,
     rules_of_chain,
-    sizes_of_factors,
 )
 from ksgen.families.mma.defaults import MOST_REGISTERS, WARPS, planes, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTiling, padded_chunks
@@ -104,20 +103,14 @@ class MmaFactor(MmaTiling):
 class MmaChainTiling(GpuChainShape[MmaFactor]):
     """Sizes of a chain, in bytes."""
 
-    @cached_property
-    def factors(self) -> list[MmaFactor]:
-        streamed = self.constants.stages * self.constants.stream
-        roles = tuple(streamed * (where.at == 0) for where in self.places)
-        return sizes_of_factors(MmaFactor, own_of_factors(self.kernel, self.constants), roles)
+    of_factor = MmaFactor
 
-    @property
-    def buffer_sizes(self) -> list[list[int]]:
-        """Sizes of the buffers that the factors read; in a group, without X."""
-        found: list[list[int]] = [[] for _ in self.kernel.chains]
-        for factor, where in zip(self.factors, self.places, strict=True):
-            if where.at or not self.kernel.is_group:
-                found[where.chain].append(factor.input_bytes)
-        return found
+    def role_of(self, where: FactorPlace) -> int:
+        return 0 if where.at else self.constants.stages * self.constants.stream
+
+    def buffer_size(self, factor: MmaFactor, where: FactorPlace) -> int:
+        """Size of the buffer that a factor reads; 0 for X of a group."""
+        return factor.input_bytes if where.at or not self.kernel.is_group else 0
 
     @cached_property
     def orders(self) -> dict[XOrder, tuple[int, int]]:
@@ -231,12 +224,7 @@ def _best_of_all(kernel: KernelSpec, limits: Limits, tile_batch: int, warps: int
 
 @lru_cache(REMEMBERED)
 def best_of_factor(
-    kernel: KernelSpec,
-    promote: int,
-    tile_batch: int,
-    warps: int,
-    stretches: int,
-    orders: tuple[XOrder, ...] = (),
+    kernel: KernelSpec, promote: int, tile_batch: int, warps: int, stretches: int, orders: tuple[XOrder, ...] = ()
 ) -> MmaConstants | None:
     """Tile of a factor with the least padding and the most products per fragment read; None if there is none.
 
@@ -267,9 +255,8 @@ def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: i
         least = MmaFactor(kernel, own).super_in
         for count in range(1, STRETCHES[-1] + 1):
             shape = MmaFactor(kernel, own.changed(tile_in=count * least))
-            fits = (
-                shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS and shape.threads <= MOST_THREADS
-            )
+            has_registers = shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS
+            fits = has_registers and shape.threads <= MOST_THREADS
             if fits and first_broken(RULES, kernel, shape.constants) is None:
                 padding = shape.multiply_adds / (kernel.pattern.weight_count * tile_batch)
                 per_product = padding * (1 + 1 / shape.row_tiles + 1 / shape.column_tiles)

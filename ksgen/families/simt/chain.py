@@ -12,21 +12,12 @@ from typing import Any, ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, named
-from ksgen.families.chains import factor_kernels, own_of_factors, places
-from ksgen.families.gpu_chain import (
-    BLOCKS,
-    REMEMBERED,
-    SHARED,
-    GpuChainConstants,
-    GpuChainShape,
-    rules_of_chain,
-    sizes_of_factors,
-)
+from ksgen.families.chains import FactorPlace, factor_kernels, own_of_factors, places
+from ksgen.families.gpu_chain import BLOCKS, REMEMBERED, SHARED, GpuChainConstants, GpuChainShape, rules_of_chain
 from ksgen.families.rules import Rule, first_broken
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, RULES, SimtConstants, SimtTiling
 from ksgen.families.tiles import divide_up
 from ksgen.spec import KernelSpec
-from ksgen.values import cached_property
 
 GROUPS_BATCH = (1, 2)  # 16-byte groups of a thread's sums along the batch
 THREADS_OUT = (1, 2, 3, 4, 6, 8)  # its sums along the outputs
@@ -82,18 +73,14 @@ class SimtFactor(SimtTiling):
 class SimtChainTiling(GpuChainShape[SimtFactor]):
     """Sizes of a chain, in elements of the sums' type."""
 
-    @cached_property
-    def factors(self) -> list[SimtFactor]:
-        roles = tuple(where.at == 0 for where in self.places)
-        return sizes_of_factors(SimtFactor, own_of_factors(self.kernel, self.constants), roles)
+    of_factor = SimtFactor
 
-    @property
-    def buffer_sizes(self) -> list[list[int]]:
-        """Sizes of the buffers that factors write: intermediates, and a slice of sums that become rows of Y."""
-        found: list[list[int]] = [[] for _ in self.kernel.chains]
-        for factor, where in zip(self.factors, self.places, strict=True):
-            found[where.chain].append(factor.transposed_elements if where.is_last else factor.intermediate_elements)
-        return found
+    def role_of(self, where: FactorPlace) -> bool:
+        return where.at == 0
+
+    def buffer_size(self, factor: SimtFactor, where: FactorPlace) -> int:
+        """Size of the buffer that a factor writes: an intermediate, or a slice of sums that become rows of Y."""
+        return factor.transposed_elements if where.is_last else factor.intermediate_elements
 
     @property
     def slot(self) -> int:
@@ -135,12 +122,10 @@ def options(kernel: KernelSpec) -> Iterator[SimtChainConstants]:
 
     They are combined with every number of stages and of blocks.
     """
-    least, factors = LANES_BATCH * 16 // kernel.real_bytes, factor_kernels(kernel)
+    least, ends = LANES_BATCH * 16 // kernel.real_bytes, [(where.at == 0, where.is_last) for where in places(kernel)]
     for times, warps, most in product(TILES_BATCH, WARPS, MOST_STAGE):
-        best = [
-            best_of_factor(each, ends, times * least, warps, most)
-            for each, ends in zip(factors, [(where.at == 0, where.is_last) for where in places(kernel)], strict=True)
-        ]
+        factors = zip(factor_kernels(kernel), ends, strict=True)
+        best = [best_of_factor(*each, times * least, warps, most) for each in factors]
         if None not in best:
             tiles = SimtChainConstants.tiles_with(kernel, best)
             yield from (
