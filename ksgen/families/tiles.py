@@ -273,3 +273,14 @@ def epilogue_constexprs(kernel: KernelSpec) -> list[Constexpr]:
         Constexpr("HAS_BIAS", kernel.epilogue.bias, "whether a bias is added, one element per output feature"),
         Constexpr("HAS_RESIDUAL", kernel.epilogue.residual, "whether a residual is added, an array like Y"),
     ]
+
+
+def product_constexprs(kernel: KernelSpec) -> list[Constexpr]:
+    """Constants of the pattern and of the epilogue."""
+    return [*pattern_constexprs(kernel), *epilogue_constexprs(kernel)]
+
+
+def packing_constexprs(kernel: KernelSpec) -> list[Constexpr]:
+    """Constants of the packing kernel of a GPU."""
+    threads = Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel")
+    return [threads, given_scales(kernel)]

@@ -12,7 +12,7 @@ from ksgen.families.gemv.group import GemvGroupTiling
 from ksgen.families.gemv.shape import GemvTiling
 from ksgen.families.gpu_chain import LayerVariables, layers_of
 from ksgen.families.signature import each_chains, weights_of
-from ksgen.families.tiles import PACK_THREADS, batch_constexpr, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.families.tiles import batch_constexpr, epilogue_constexprs, packing_constexprs, product_constexprs
 from ksgen.order import Place
 from ksgen.spec import KernelSpec
 from ksgen.values import counted
@@ -258,8 +258,7 @@ def constexprs_of_factor(tiling: GemvTiling) -> list[Constexpr]:
     """Constants in the source of one factor."""
     kernel, constants = tiling.kernel, tiling.constants
     return [
-        *pattern_constexprs(kernel),
-        *epilogue_constexprs(kernel),
+        *product_constexprs(kernel),
         named(constants, "TILE_BATCH", "rows of the batch per thread block"),
         named(constants, "TILE_OUT", "outputs k per thread block, for each of its j"),
         named(constants, "TILE_D", "neighbouring j per thread block"),
@@ -288,8 +287,7 @@ def constexprs_of_factor(tiling: GemvTiling) -> list[Constexpr]:
         named(tiling, "HELD", "sums per lane at the end"),
         named(tiling, "SAME", "lanes that have the same sums"),
         named(tiling, "PART", "sums per tile"),
-        Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
-        given_scales(kernel),
+        *packing_constexprs(kernel),
         Constexpr(
             "SCALES", tiling.scales_offset // tiling.weight_bytes, "packed weights before their scales", "long long"
         ),

@@ -15,14 +15,14 @@ from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gradient.parts import MOST_TILE, GradientVariables, Parts, Side, SideImage, heading, lane_runs
 from ksgen.families.rules import Rule, at_most, multiple, positive
 from ksgen.families.simt.defaults import neighbours, planes_of_search
-from ksgen.families.simt.shape import eight_read_cycles, four_read_cycles, is_narrow
+from ksgen.families.simt.shape import LANES_OUT, PlainTile, eight_read_cycles, four_read_cycles, is_narrow
 from ksgen.families.tiles import MOST_THREADS, Constants, CopyPlan, power_of_two_in
 from ksgen.spec import KernelSpec
 
 # sums per thread, by `copy`; elements that are copied through registers need registers, too
 MOST_SUMS = {"async": 72, "registers": 48}
 THREADS = (1, 2, 4, 6, 8, 12)  # sums per thread, along one side
-LANES_IN, LANES_OUT = 8, 4  # a warp's lanes along the inputs and along the outputs
+LANES_IN = 8  # a warp's lanes along the inputs
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def find_image(tile: int, tile_batch: int, tile_d: int, vector: int, item_bytes:
 
 
 @dataclass(frozen=True)
-class GradientTiling(Parts):
+class GradientTiling(PlainTile, Parts):
     """Sizes derived from a kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
@@ -86,27 +86,14 @@ class GradientTiling(Parts):
         return (1 if kernel.layout == "bsl" else neighbours(kernel.pattern.d), 1)
 
     @property
-    def group(self) -> int:
-        """Elements of a 16-byte access to shared memory."""
-        return 16 // self.real_bytes
-
-    @property
     def group_in(self) -> int:
         return gcd(self.group, self.constants.thread_in)
-
-    @property
-    def group_out(self) -> int:
-        return gcd(self.group, self.constants.thread_out)
 
     # ---- warps
 
     @property
     def warps_in(self) -> int:
         return self.constants.tile_in // (LANES_IN * self.constants.thread_in)
-
-    @property
-    def warps_out(self) -> int:
-        return self.constants.tile_out // (LANES_OUT * self.constants.thread_out)
 
     @property
     def warps(self) -> int:
@@ -146,10 +133,6 @@ class GradientTiling(Parts):
     @property
     def shared_reals(self) -> int:
         return max(self.constants.stages * self.stage, self.sum_threads)
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.shared_reals * self.real_bytes
 
     # ---- costs
 

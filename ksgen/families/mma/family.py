@@ -18,7 +18,7 @@ from ksgen.families.mma.chain import CHAIN_RULES, MmaChainConstants, MmaChainTil
 from ksgen.families.mma.defaults import default, others, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTiling
 from ksgen.families.operands import CHUNK, has_products, is_precise
-from ksgen.families.tiles import PACK_THREADS, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
+from ksgen.families.tiles import divide_up, packing_constexprs, product_constexprs
 from ksgen.spec import KernelSpec
 
 AnyMmaConstants = MmaConstants | MmaChainConstants
@@ -130,9 +130,8 @@ class Mma(GpuProduct[AnyMmaConstants]):
         last, written = ends_of(kernel, shape.factors)[1], list(shape.copying)
         if kernel.is_chain:
             written += [each for each, at in zip(shape.factors, shape.places, strict=True) if at.at]
-        moved = sum(each.x_bytes_moved(batch) * each.readings for each in shape.copying) + sum(
-            each.y_bytes_moved(batch) for each in last
-        )
+        moved = sum(each.x_bytes_moved(batch) * each.readings for each in shape.copying)
+        moved += sum(each.y_bytes_moved(batch) for each in last)
         weights = sum(each.block_stages * each.w_bytes for each in shape.factors)
         read = sum(each.block_stages * each.read_bytes for each in shape.factors)
         multiply_adds = runs * sum(each.multiply_adds for each in shape.factors) * kernel.arithmetic.products
@@ -196,13 +195,11 @@ class Mma(GpuProduct[AnyMmaConstants]):
         if shape.places[at].is_last:
             return found
         after = shape.factors[at + 1]
-        a, _, c, d = after.kernel.pattern.shape
+        (a, _, c, d), vector = after.kernel.pattern.shape, min(tiling.y_vector, after.x_vector)
         return [
             *found,
             Constexpr(
-                "INTERMEDIATE_VECTOR",
-                min(tiling.y_vector, after.x_vector),
-                "neighbouring outputs that are neighbouring inputs of the next factor",
+                "INTERMEDIATE_VECTOR", vector, "neighbouring outputs that are neighbouring inputs of the next factor"
             ),
             Constexpr("NEXT_A", a, "the next factor's a"),
             Constexpr("NEXT_C", c, "the next factor's c"),
@@ -210,9 +207,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             Constexpr("NEXT_TILE_D", after.constants.tile_d, "neighbouring j of the next factor's tiles"),
             Constexpr("NEXT_TILES_D", after.tiles_d, "the next factor's tiles along j"),
             Constexpr(
-                "NEXT_INPUTS",
-                after.steps * after.constants.tile_in,
-                "the next factor's c, rounded up to whole stages",
+                "NEXT_INPUTS", after.steps * after.constants.tile_in, "the next factor's c, rounded up to whole stages"
             ),
             Constexpr("NEXT_SLOTS", after.slots, "all inputs of the next factor, (i, l, j), with those of padding"),
             Constexpr(
@@ -225,8 +220,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
         shape = MmaTiling.of(kernel, constants)
         of_lines = "inputs l" if kernel.layout == "bsl" else "rows of the batch"
         always = [
-            *pattern_constexprs(kernel),
-            *epilogue_constexprs(kernel),
+            *product_constexprs(kernel),
             named(constants, "TILE_BATCH", "rows of the batch per thread block"),
             named(constants, "TILE_OUT", "outputs k per thread block, for each of its j"),
             named(constants, "TILE_IN", "inputs l per stage"),
@@ -262,8 +256,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             named(shape, "W_BASE", "offset of the weights' stages, in bytes"),
             named(shape, "W_BYTES", "bytes of packed weights per stage"),
             named(shape, "SHARED_BYTES", "bytes of shared memory per block"),
-            Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
-            given_scales(kernel),
+            *packing_constexprs(kernel),
             Constexpr("SCALES", shape.scales_offset, "bytes of packed weights before their scales", "long long"),
         ]
         special = [named(shape, "VECTOR", "rows of the batch per 16-byte chunk")]

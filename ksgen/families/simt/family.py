@@ -19,15 +19,7 @@ from ksgen.families.gpus import PORTABLE
 from ksgen.families.simt.chain import CHAIN_RULES, SimtChainConstants, SimtChainTiling, options
 from ksgen.families.simt.defaults import cpu_default, gpu_default, others, planes_of_search, smaller, whole_rounds
 from ksgen.families.simt.shape import LANES_BATCH, LANES_OUT, RULES, SimtConstants, SimtTiling, is_narrow, products_of
-from ksgen.families.tiles import (
-    MOST_THREADS,
-    PACK_THREADS,
-    WARP,
-    divide_up,
-    epilogue_constexprs,
-    given_scales,
-    pattern_constexprs,
-)
+from ksgen.families.tiles import MOST_THREADS, WARP, divide_up, packing_constexprs, product_constexprs
 from ksgen.spec import KernelSpec
 
 LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; chains of 16-bit types use tensor cores instead
@@ -204,8 +196,7 @@ class Simt(GpuProduct[AnySimtConstants]):
         x, y = shape.x_plan, shape.y_plan
         of_lines = "inputs l" if kernel.layout == "bsl" else "rows of the batch"
         tuned = [
-            *pattern_constexprs(kernel),
-            *epilogue_constexprs(kernel),
+            *product_constexprs(kernel),
             named(constants, "TILE_BATCH", "rows of the batch per thread block"),
             named(constants, "TILE_OUT", "outputs k per thread block, for each of its j"),
             named(constants, "TILE_IN", "inputs l per stage"),
@@ -234,8 +225,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             Constexpr("X_VECTOR", x.vector, "contiguous elements that one copy of X moves"),
             *x.constexprs("X"),
             named(shape, "W_ROUNDS", "copies of weights per thread and stage"),
-            Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
-            given_scales(kernel),
+            *packing_constexprs(kernel),
         ]
         if kernel.layout == "bsf" and kernel.reads_exchanged:
             about = "whether a thread's inputs of a stage lie at constant distances"

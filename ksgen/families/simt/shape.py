@@ -32,9 +32,8 @@ class RunPlan(CopyPlan):
         def instructions(warps_run: int) -> int:
             step = warps_run * self.lane_run * self.vector
             of_a_copy = 1 if step % self.repeats == 0 else 1 + ADDRESS
-            return divide_up(self.lines, self.warps // warps_run * self.lane_lines) * (
-                ADDRESS + self.run // step * of_a_copy
-            )
+            rounds = divide_up(self.lines, self.warps // warps_run * self.lane_lines)
+            return rounds * (ADDRESS + self.run // step * of_a_copy)
 
         return min((each for each in range(1, most + 1) if most % each == 0), key=instructions)
 
@@ -54,12 +53,13 @@ class SimtConstants(Constants):
     copy: str  # "async": cp.async (sm_80 and later, elements of 4, 8 or 16 bytes); "registers": loads, then stores
 
 
-@dataclass(frozen=True)
-class SimtTiling(Moved, Tiled):
-    """Sizes derived from a kernel and its constants, in elements of the sums' type unless they say bytes."""
+class PlainTile(Tiled):
+    """Sizes of tiles whose warps have four lanes along the outputs, each with `thread_out` of them."""
 
-    kernel: KernelSpec
-    constants: SimtConstants
+    @property
+    def shared_reals(self) -> int:
+        """Elements of shared memory per block."""
+        raise NotImplementedError
 
     @cached_property
     def group(self) -> int:
@@ -71,12 +71,24 @@ class SimtTiling(Moved, Tiled):
         return gcd(self.group, self.constants.thread_out)
 
     @cached_property
-    def warps_batch(self) -> int:
-        return self.constants.tile_batch // (LANES_BATCH * self.constants.thread_batch)
+    def warps_out(self) -> int:
+        return int(self.constants.tile_out // (LANES_OUT * self.constants.thread_out))
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.shared_reals * self.real_bytes
+
+
+@dataclass(frozen=True)
+class SimtTiling(Moved, PlainTile):
+    """Sizes derived from a kernel and its constants, in elements of the sums' type unless they say bytes."""
+
+    kernel: KernelSpec
+    constants: SimtConstants
 
     @cached_property
-    def warps_out(self) -> int:
-        return self.constants.tile_out // (LANES_OUT * self.constants.thread_out)
+    def warps_batch(self) -> int:
+        return self.constants.tile_batch // (LANES_BATCH * self.constants.thread_batch)
 
     @cached_property
     def warps(self) -> int:
@@ -140,10 +152,6 @@ class SimtTiling(Moved, Tiled):
     @cached_property
     def shared_reals(self) -> int:
         return max(self.constants.stages * self.stage, self.transposed_elements)
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.shared_reals * self.real_bytes
 
     @property
     def multiply_adds(self) -> int:
@@ -224,10 +232,8 @@ class SimtTiling(Moved, Tiled):
     @cached_property
     def read_cycles(self) -> int:
         """Shared-memory cycles in which one warp reads its operands for one input."""
-        reads_of_x, reads_of_w = self.constants.thread_batch // self.group, self.constants.thread_out // self.group_out
-        return reads_of_x * eight_read_cycles(self.group * self.real_bytes) + reads_of_w * four_read_cycles(
-            self.group_out * self.real_bytes
-        )
+        of_x = self.constants.thread_batch // self.group * eight_read_cycles(self.group * self.real_bytes)
+        return of_x + self.constants.thread_out // self.group_out * four_read_cycles(self.group_out * self.real_bytes)
 
     def sum_cycles(self, pitch: int) -> int:
         """Shared-memory cycles in which a block writes its sums, with `pitch` elements from one output to the next."""
@@ -246,9 +252,8 @@ class SimtTiling(Moved, Tiled):
         constants = self.constants
         reads = stages * self.warps * constants.tile_in  # by warps, each for one input
         lanes = LANES_BATCH * constants.thread_batch + LANES_OUT * constants.thread_out
-        return (
-            stages * self.copied + reads * lanes
-        ) * self.real_bytes, stages * self.copy_cycles + reads * self.read_cycles
+        moved = (stages * self.copied + reads * lanes) * self.real_bytes
+        return moved, stages * self.copy_cycles + reads * self.read_cycles
 
     def keep_traffic(self, blocks: int) -> tuple[int, int]:
         """Bytes and cycles of shared memory in which blocks write an intermediate."""
@@ -276,19 +281,14 @@ class SimtTiling(Moved, Tiled):
             plan = self.x_plan
             elements = plan.line_rounds * plan.run_rounds * plan.vector
             # inputs of eight bits take a register each
-            held = (
-                elements if self.kernel.has_bytes_in else elements * self.kernel.item_bytes // 4
-            ) + self.w_rounds * 4
+            held = elements if self.kernel.has_bytes_in else elements * self.kernel.item_bytes // 4
+            held += self.w_rounds * 4
         # with 12 or more outputs per thread, a copy that transposes takes more registers for addresses
         addresses = 32 if self.kernel.layout == "bsl" or constants.thread_out < 12 else 72
         addresses += 0 if self.x_has_constant_steps else PLACES
+        addresses += 16 if words > 1 else 0
         sets = 1 if self.kernel.arithmetic.is_complex else 2
-        return (
-            words * (sums + sets * (constants.thread_batch + constants.thread_out))
-            + held
-            + addresses
-            + (16 if words > 1 else 0)
-        )
+        return words * (sums + sets * (constants.thread_batch + constants.thread_out)) + held + addresses
 
 
 def _lane_batch(lane: int) -> int:

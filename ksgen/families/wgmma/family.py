@@ -16,15 +16,7 @@ from ksgen.families.kinds import OfKinds
 from ksgen.families.ptx import Box
 from ksgen.families.rules import Rule, multiple, positive
 from ksgen.families.signature import operands_of
-from ksgen.families.tiles import (
-    PACK_THREADS,
-    WARP,
-    divide_up,
-    epilogue_constexprs,
-    given_scales,
-    pattern_constexprs,
-    read_constants,
-)
+from ksgen.families.tiles import WARP, divide_up, packing_constexprs, product_constexprs, read_constants
 from ksgen.families.wgmma import cluster
 from ksgen.families.wgmma.block import (
     MOST_BOX,
@@ -213,8 +205,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
         block = self.shape(kernel, constants)
         copying, multiplying = REGISTERS[block.groups]
         return [
-            *pattern_constexprs(block.kernel),
-            *epilogue_constexprs(block.kernel),
+            *product_constexprs(block.kernel),
             named(constants, "TILE_BATCH", "rows of the batch per tile"),
             named(constants, "TILE_OUT", "outputs k per tile, for each of its j: columns of an instruction"),
             named(constants, "TILE_IN", "inputs l per stage"),
@@ -245,8 +236,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             named(block, "STAGE_BYTES", "bytes from one stage to the next: whole periods of a swizzle"),
             named(block, "Y_BYTES", "bytes in which Y waits to be stored"),
             named(block, "SHARED_BYTES", "bytes of shared memory per block"),
-            Constexpr("PACK_THREADS", PACK_THREADS, "threads per block of the packing kernel"),
-            given_scales(kernel),
+            *packing_constexprs(kernel),
             Constexpr("SCALES", block.scales_offset, "bytes of packed weights in front of their scales", "long long"),
             *block.own_constexprs(),
         ]
