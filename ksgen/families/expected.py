@@ -239,11 +239,8 @@ def _predicted(terms: Terms | None) -> Prediction | None:
     if terms is None:
         return None
     inside = terms.inside * max(1.0, unevenness(terms.blocks_each) / unevenness(terms.waves))
-    taken = (
-        (max(terms.moving, inside) + terms.exposed * min(terms.moving, inside) + terms.ends)
-        * unevenness(terms.waves)
-        * terms.slower
-    )
+    even = max(terms.moving, inside) + terms.exposed * min(terms.moving, inside) + terms.ends
+    taken = even * unevenness(terms.waves) * terms.slower
     low, middle, high = ((share * taken + terms.apart) * 1e6 for share in TAKEN)
     return Prediction(low, middle, high)
 

@@ -166,10 +166,10 @@ class PackingFamily(Family[ConstantsT]):
         shape, blocks = self.shape(kernel, constants), getattr(constants, "min_blocks", 1)
         if shape.threads > limits.threads or shape.shared_bytes > limits.shared_bytes_for(blocks):
             return False
-        return (
-            not limits.registers
-            or self.registers(kernel, constants, limits.target) * shape.threads * blocks <= limits.registers
-        )
+        if not limits.registers:
+            return True
+        registers: int = self.registers(kernel, constants, limits.target) * shape.threads * blocks
+        return registers <= limits.registers
 
     def is_able(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
         """Whether the constants keep the rules and fit the device."""

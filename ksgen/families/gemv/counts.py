@@ -26,12 +26,9 @@ def cache_bytes(kernel: KernelSpec, constants: GemvConstants, batch: int) -> flo
     tiling, (_, b, c, _) = GemvTiling.of(kernel, constants), kernel.pattern.shape
     order, size = kernel.pattern.inputs, kernel.x_item_bytes
     inputs = run_bytes_of(kernel, c, c, constants.tile_d, batch, constants.tile_batch, size, order)
-    outputs = output_bytes(kernel, constants, batch)
-    return (
-        tiling.tiles_out * inputs
-        + divide_up(batch, constants.tile_batch) * weight_bytes_moved(tiling, b, constants.tile_out, constants.tile_d)
-        + outputs
-    )
+    weights = weight_bytes_moved(tiling, b, constants.tile_out, constants.tile_d)
+    tiles = divide_up(batch, constants.tile_batch)
+    return tiling.tiles_out * inputs + tiles * weights + output_bytes(kernel, constants, batch)
 
 
 def run_bytes_of(
@@ -244,9 +241,8 @@ def first_read_cycles(first: First, tile_d: int) -> int:
     """Shared-memory cycles of one warp whose lanes each read one piece of X."""
     size, lanes = first.kernel.x_item_bytes, first.constants.lanes_in
     piece, apart = first.vector * size, first.x_plane * size
-    return read_cycles(
-        [plane * apart + lane % lanes * piece for lane, plane in enumerate(_planes(first, tile_d))], piece
-    )
+    planes = enumerate(_planes(first, tile_d))
+    return read_cycles([plane * apart + lane % lanes * piece for lane, plane in planes], piece)
 
 
 @lru_cache(REMEMBERED)

@@ -110,12 +110,9 @@ def _shared_cycles(tiling: GemvTiling) -> int:
 def stage_instructions(tiling: GemvTiling) -> int:
     """Instructions of one thread to multiply the pieces of one stage."""
     constants, widening = tiling.constants, WIDENING if tiling.kernel.is_quantized else 1
-    step = (
-        tiling.sums * tiling.vector
-        + constants.tile_batch * (1 + tiling.vector)
-        + constants.thread_out * (2 + widening * tiling.vector)
-    )
-    return constants.steps * step
+    of_x, of_weights = 1 + tiling.vector, 2 + widening * tiling.vector
+    products = tiling.sums * tiling.vector
+    return constants.steps * (products + constants.tile_batch * of_x + constants.thread_out * of_weights)
 
 
 def adding_instructions(tiling: GemvTiling) -> int:
@@ -172,10 +169,8 @@ def _best_first(kernel: KernelSpec, last: GemvConstants) -> tuple[int, int, int]
         if tiling.first.x_copies > MOST_COPIES * tiling.threads or not _fits_registers(tiling):
             continue
         issued, shared = _first_cycles(tiling)
-        cost = (
-            max(issued * divide_up(tiling.threads // WARP, SCHEDULERS), shared)
-            + tiling.passes * tiling.first.stages * WAIT_CYCLES
-        )
+        waiting = tiling.passes * tiling.first.stages * WAIT_CYCLES
+        cost = max(issued * divide_up(tiling.threads // WARP, SCHEDULERS), shared) + waiting
         if found is None or cost < found[0]:
             found = cost, (thread_out, lanes_in, steps)
     return found and found[1]

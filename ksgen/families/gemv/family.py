@@ -71,11 +71,9 @@ def is_group(kernel: KernelSpec) -> bool:
 
 def _refused_layer(kernel: KernelSpec, constants: GemvGroupConstants) -> str:
     """Refusal by the rules of two factors, for the first layer that breaks one; empty if none does."""
-    for number, (layer, own_constants) in enumerate(zip(layer_kernels(kernel), constants.layers, strict=True), 1):
-        if isinstance(own_constants, GemvChainConstants) and (
-            broken := first_broken(CHAIN_RULES, layer, own_constants)
-        ):
-            return f"of layer {number}, {refusal(CHAIN_RULES, broken, layer, own_constants)}"
+    for number, (layer, own) in enumerate(zip(layer_kernels(kernel), constants.layers, strict=True), 1):
+        if isinstance(own, GemvChainConstants) and (broken := first_broken(CHAIN_RULES, layer, own)):
+            return f"of layer {number}, {refusal(CHAIN_RULES, broken, layer, own)}"
     return ""
 
 

@@ -139,13 +139,10 @@ def _warp_tiles(kernel: KernelSpec, warp_d: int, promote: int) -> Iterator[MmaCo
     for rows, column in product((1, 2, 3, 4), columns):
         constants = MmaConstants(COLUMNS * column, ROWS * rows, 0, warp_d, 1, 1, 4, promote, 1)
         tiling = MmaTiling(kernel, constants)
-        constants = constants.changed(
-            tile_in=_inputs(kernel.pattern.c, tiling.super_in, STAGE_BYTES // kernel.x_item_bytes)
-        )
-        if (rows, column) == (1, columns[0]) or (
-            tiling.promoted_sums <= MOST_SUMS and tiling.registers <= MOST_REGISTERS
-        ):
-            yield constants
+        is_smallest = (rows, column) == (1, columns[0])
+        if is_smallest or (tiling.promoted_sums <= MOST_SUMS and tiling.registers <= MOST_REGISTERS):
+            tile_in = _inputs(kernel.pattern.c, tiling.super_in, STAGE_BYTES // kernel.x_item_bytes)
+            yield constants.changed(tile_in=tile_in)
 
 
 def _inputs(c: int, least: int, wanted: int) -> int:

@@ -54,26 +54,20 @@ class MmaConstants(Constants):
     resident: int = 0
 
 
-def _reads(pitch: int, strides: tuple[int, int, int]) -> list[int]:
-    """Byte offset of each lane's first chunk of X."""
+@cache
+def _wavefronts(pitch: int, strides: tuple[int, int, int]) -> int:
+    """Passes of shared memory in which a warp reads the lanes' first chunks of X."""
     lines_g, lines_t, step = strides
     lanes = [(lane // 4, lane % 4) for lane in range(WARP)]
     if lines_g:
-        return [g * lines_g * pitch + t * step for g, t in lanes]
-    return [t * lines_t * pitch + (g % 2 * 4 + g // 2) * step for g, t in lanes]
-
-
-@cache
-def _wavefronts(pitch: int, strides: tuple[int, int, int]) -> int:
-    return wavefronts(_reads(pitch, strides))
+        return wavefronts([g * lines_g * pitch + t * step for g, t in lanes])
+    return wavefronts([t * lines_t * pitch + (g % 2 * 4 + g // 2) * step for g, t in lanes])
 
 
 @cache
 def padded_chunks(chunks: int, strides: tuple[int, int, int]) -> int:
     """Chunks per line, including the least padding with which lanes have the fewest bank conflicts."""
-    return min(
-        range(chunks, chunks + CHUNKS_AT_ONCE), key=lambda padded: (_wavefronts(CHUNK * padded, strides), padded)
-    )
+    return min(range(chunks, chunks + CHUNKS_AT_ONCE), key=lambda padded: _wavefronts(CHUNK * padded, strides))
 
 
 @cache
@@ -215,9 +209,8 @@ class MmaTiling(TensorTile):
     @cached_property
     def packed_parts(self) -> int:
         """Parts in which weights are packed; 1 if parts take more bytes than the weights, which lanes then split."""
-        return (
-            self.components if self.components * tensor_operand(self.kernel).item_bytes <= self.kernel.item_bytes else 1
-        )
+        bytes_of_parts = self.components * tensor_operand(self.kernel).item_bytes
+        return self.components if bytes_of_parts <= self.kernel.item_bytes else 1
 
     @property
     def widens_bytes(self) -> bool:
@@ -306,9 +299,8 @@ class MmaTiling(TensorTile):
         if self.kernel.has_bytes_in:  # widened sequentially before they are multiplied, if no instruction takes them
             fragments += 8
         addresses = (48 if self.is_bsf else 36) + self.elements_at_once - 1
-        return (
-            self.promoted_sums + fragments + chunks * copies + 4 * self.components + addresses + self.residual_registers
-        )
+        operands = fragments + chunks * copies + 4 * self.components
+        return self.promoted_sums + operands + addresses + self.residual_registers
 
     @cached_property
     def residual_registers(self) -> int:
@@ -321,9 +313,8 @@ MOST_SUMS = 192  # accumulators per thread that leave registers for fragments
 
 def _plane_rule(kernel: KernelSpec, constants: MmaConstants) -> bool:
     tile_d, d = constants.tile_d, kernel.pattern.d
-    return (
-        kernel.layout == "bsl" or tile_d == d or (tile_d < d and tile_d % MmaTiling.of(kernel, constants).vector == 0)
-    )
+    has_chunks = tile_d < d and tile_d % MmaTiling.of(kernel, constants).vector == 0
+    return kernel.layout == "bsl" or tile_d == d or has_chunks
 
 
 def _batch_unit(kernel: KernelSpec, constants: MmaConstants) -> int:

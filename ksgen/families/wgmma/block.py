@@ -274,9 +274,8 @@ class Block(TensorTile):
 
     @property
     def x_bytes(self) -> int:
-        return (
-            int(self.constants.tile_batch * self.constants.tile_in * self.constants.tile_d) * self.kernel.x_item_bytes
-        )
+        constants = self.constants
+        return int(constants.tile_batch * constants.tile_in * constants.tile_d) * self.kernel.x_item_bytes
 
     @property
     def step_bytes(self) -> int:

@@ -26,9 +26,8 @@ def rules(of: Callable[[Any, Any], Block]) -> tuple[Rule[Any], ...]:
     """Rules of clusters. `of` gives the block of a kernel and its constants."""
 
     def has_parts(kernel: KernelSpec, constants: Any) -> bool:
-        return (
-            constants.cluster_out == 1 or of(kernel, constants).box_rows % (BOX_ROWS * int(constants.cluster_out)) == 0
-        )
+        rows = BOX_ROWS * int(constants.cluster_out)
+        return constants.cluster_out == 1 or of(kernel, constants).box_rows % rows == 0
 
     return (
         Rule(

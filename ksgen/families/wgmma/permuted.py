@@ -106,11 +106,7 @@ class PermutedBlock(SharedBlock):
             Constexpr("PERMUTE_THREADS", PERMUTE_THREADS, "threads per block of the permuting kernels"),
             Constexpr("PART_D", part, "neighbouring j that a thread permutes, of 8 features"),
             Constexpr("NEIGHBOURS", neighbours, "threads side by side along j"),
-            Constexpr(
-                "FINISHES",
-                epilogue != Epilogue(),
-                "whether the entry that permutes Y applies an epilogue",
-            ),
+            Constexpr("FINISHES", epilogue != Epilogue(), "whether the entry that permutes Y applies an epilogue"),
             Constexpr("ADDS_BIAS", epilogue.bias, "whether the entry that permutes Y adds a bias"),
             Constexpr("ADDS_RESIDUAL", epilogue.residual, "whether the entry that permutes Y adds a residual"),
         ]

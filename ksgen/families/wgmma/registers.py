@@ -121,9 +121,7 @@ class RegistersBlock(Block):
                 lambda k, c: 2 * ROWS * c.groups_batch,
             ),
             multiple(
-                "tile_in",
-                "the period of the lanes' order of inputs and of X's layout",
-                lambda k, c: of(k, c).unit_in,
+                "tile_in", "the period of the lanes' order of inputs and of X's layout", lambda k, c: of(k, c).unit_in
             ),
             Rule("resident is 0, or in bsf 1 or 2 where outputs take several tiles", _resident_rule),
             Rule("join_d is 1, or groups_d if its warpgroups' chunks of Y are all j or whole sectors", _join_rule),
@@ -382,12 +380,9 @@ def _widest(
     b = kernel.pattern.b
     widths = [start.changed(tile_out=width) for width in range(8, min(MOST_COLUMNS, b + 7) + 1, 8)]
     most = HELD[RegistersBlock.of(kernel, start).groups] - spare
-    able = [
-        each for each in widths if family.is_able(kernel, each, limits) and RegistersBlock.of(kernel, each).held <= most
-    ]
-    return min(
-        able, key=lambda each: (divide_up(b, each.tile_out), divide_up(b, each.tile_out) * each.tile_out), default=start
-    )
+    able = (each for each in widths if family.is_able(kernel, each, limits))
+    lean = [each for each in able if RegistersBlock.of(kernel, each).held <= most]
+    return min(lean, key=lambda each: (divide_up(b, each.tile_out), each.tile_out), default=start)
 
 
 def _divisible(kernel: KernelSpec, constants: RegistersConstants) -> dict[RegistersConstants, None]:
@@ -419,11 +414,8 @@ def _deepened(family: Any, kernel: KernelSpec, constants: RegistersConstants, li
     """
     c, unit = kernel.pattern.c, constants.tile_in
     deeper = [constants.changed(tile_in=unit << shift, stages=WANTED_STAGES) for shift in range(6)]
-    able = {
-        each.tile_in: each
-        for each in deeper
-        if family.is_able(kernel, each, limits) and RegistersBlock.of(kernel, each).x_bytes <= STAGE_TARGET
-    }
+    short = (each for each in deeper if RegistersBlock.of(kernel, each).x_bytes <= STAGE_TARGET)
+    able = {each.tile_in: each for each in short if family.is_able(kernel, each, limits)}
     chosen = able[least_padded(c, able)] if able else constants
     return deepest(family, kernel, chosen, limits)
 

@@ -183,11 +183,8 @@ def _start(family: Any, kind: type[SharedConstants], kernel: KernelSpec, limits:
     depth = min(_depths(kernel), key=lambda each: (divide_up(c, each) * each, abs(each - STAGE_INPUTS)))
     sizes = product((2, 1), range(16, 257, 16))
     candidates = [kind(2 * ROWS * rows, width, depth, 2, 2) for rows, width in sizes]
-    able = [
-        each
-        for each in candidates
-        if family.is_able(kernel, each, limits) and each.tile_batch * each.tile_out <= 2 * ROWS * 256
-    ]
+    small = (each for each in candidates if each.tile_batch * each.tile_out <= 2 * ROWS * 256)
+    able = [each for each in small if family.is_able(kernel, each, limits)]
     if not able:
         raise ConstantsError(f"{kernel.name}: no tile of {family.name} fits; tried {candidates[-1]}")
 
