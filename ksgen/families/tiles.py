@@ -145,7 +145,7 @@ class CopyPlan:
         return divide_up(self.lines, self.lane_lines)
 
     def constexprs(self, name: str, more: str = "") -> Iterator[Constexpr]:
-        """Yield the constants of the walk over the operand `name`; `more` is said of the lines copied at once."""
+        """Yield the constants of the walk over the operand `name`; `more` ends the comments on lines copied at once."""
         yield Constexpr(f"{name}_LANE_RUN", self.lane_run, "lanes of a warp that copy one line together")
         yield Constexpr(f"{name}_LANE_LINES", self.lane_lines, f"lines that a warp copies at once{more}")
         yield Constexpr(f"{name}_WARPS_RUN", self.warps_run, "warps that copy one line together")
