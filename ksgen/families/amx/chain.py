@@ -41,16 +41,6 @@ class Resident(NamedTuple):
     weights: int
 
 
-class Lines(NamedTuple):
-    """Cache lines per product of two tiles, from beyond the L1 cache."""
-
-    inputs: float
-    weights: float
-    again: float  # sums that tiles load or store
-    sums: float  # sums that wait until those of all j are complete
-    copied: float  # inputs that are copied into panels
-
-
 def dots(shape: AmxTiling, batch: int) -> int:
     """Products of two tiles in one launch."""
     return divide_up(batch, ROWS) * shape.packed_tiles * shape.steps * shape.products.products
@@ -65,7 +55,7 @@ def factor_cycles(shape: AmxTiling, held: Resident, batch: int) -> float:
     products, copied = dots(shape, batch), copy_cycles(shape, batch)
     stored = (_element_cycles(shape) + exchange_cycles(shape, "outputs")) * batch * shape.kernel.pattern.out_features
     return (
-        (dot_cycles(shape, held) + evicted_cycles(shape, held)) * products
+        product_cycles(shape, held) * products
         + copied * (shape.copied_meanwhile + APART * (1 - shape.copied_meanwhile))
         + stored
         + piece_cycles(shape, batch)
@@ -111,46 +101,27 @@ def piece_cycles(shape: AmxTiling, batch: int) -> float:
     return PIECE * rows * divide_up(batch, shape.constants.block)
 
 
-def resident_of(shape: AmxTiling) -> Resident:
-    """Resident bytes of a factor alone.
-
-    A block reads one plane's weights if there are at least as many parts as planes, else those of all planes.
-    """
-    weights = shape.plane_weights if shape.constants.parts >= shape.planes else shape.packed_bytes
-    return Resident(shape.slot * 4 + shape.ahead_bytes, weights)
-
-
-def lines_of(shape: AmxTiling) -> Lines:
-    constants, tile_lines = shape.constants, shape.tile_bytes // LINE_BYTES
-    step_products = (PAIR // ROWS) ** 2 * shape.products.products  # of two by two tiles
-    pair_lines = PAIR // ROWS * tile_lines / step_products  # lines of two tiles of an operand, per product
-    outputs = min(constants.outputs, round_up(shape.kernel.pattern.b, PAIR))
-    return Lines(
-        pair_lines if shape.inputs_pass else pair_lines * PAIR / outputs,
-        pair_lines if shape.weights_pass else pair_lines * PAIR / constants.block,
-        (2 * shape.chunks - 1) * 2 * PAIR / (shape.steps * step_products),
-        2 * PAIR / (shape.steps * step_products),
-        pair_lines * PAIR / round_up(shape.kernel.pattern.b, PAIR) if constants.panel else 0.0,
-    )
-
-
-def dot_cycles(shape: AmxTiling, held: Resident) -> float:
+def product_cycles(shape: AmxTiling, held: Resident) -> float:
     """Average cycles per product: for multiplying or for loading operands, whichever takes longer, and for sums.
 
-    Lines that exceed the L2 cache come from beyond it.
+    Lines that exceed the L2 cache come from beyond it. If they were written, they leave it before they are read again.
     """
-    lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
-    weight_cycles = FETCHED if held.weights <= room else THIRD_LEVEL  # cycles per line of weights, and of copied inputs
-    input_cycles = FETCHED if shape.group_weights <= room else THIRD_LEVEL  # cycles per line of inputs
-    operands = input_cycles * lines.inputs + weight_cycles * (lines.copied + lines.weights)
-    return max(DOT, operands) + AGAIN * lines.again
-
-
-def evicted_cycles(shape: AmxTiling, held: Resident) -> float:
-    """Cycles per product for written lines that leave the L2 cache before they are read again."""
-    lines, room = lines_of(shape), SECOND_LEVEL_BYTES - held.kept
-    sums = lines.sums if shape.group_weights > room else 0.0
-    return MEMORY * (sums + (lines.copied if held.weights > room else 0.0))
+    constants, outputs = shape.constants, round_up(shape.kernel.pattern.b, PAIR)
+    step_products = (PAIR // ROWS) ** 2 * shape.products.products  # of two by two tiles
+    # cache lines per product from beyond the L1 cache: of two tiles of an operand; of inputs, of weights, of inputs
+    # that are copied into panels, and of sums that wait until those of all j are complete
+    pair = PAIR // ROWS * (shape.tile_bytes // LINE_BYTES) / step_products
+    inputs = pair if shape.inputs_pass else pair * PAIR / min(constants.outputs, outputs)
+    weights = pair if shape.weights_pass else pair * PAIR / constants.block
+    copied = pair * PAIR / outputs if constants.panel else 0.0
+    sums = 2 * PAIR / (shape.steps * step_products)
+    again = (2 * shape.chunks - 1) * 2 * PAIR / (shape.steps * step_products)  # of sums that tiles load or store
+    room = SECOND_LEVEL_BYTES - held.kept
+    inputs_fit, weights_fit = shape.group_weights <= room, held.weights <= room
+    operands = (FETCHED if inputs_fit else THIRD_LEVEL) * inputs
+    operands += (FETCHED if weights_fit else THIRD_LEVEL) * (copied + weights)
+    evicted = (0.0 if inputs_fit else sums) + (0.0 if weights_fit else copied)
+    return max(DOT, operands) + AGAIN * again + MEMORY * evicted
 
 
 _NAMES = ("outputs", "panel", "depth")  # constants of each factor, in `tiles`
@@ -215,7 +186,7 @@ class AmxChainTiling(LaunchTiling):
     @cached_property
     def factors(self) -> Sequence[AmxTiling]:
         factors = own_of_factors(self.kernel, self.constants)
-        if not self.is_chain:
+        if not self.kernel.is_chain:
             return [AmxTiling(*factors[0])]
         return [AmxFactor(*each, is_first=number == 0) for number, each in enumerate(factors)]
 
@@ -238,8 +209,11 @@ class AmxChainTiling(LaunchTiling):
     @property
     def held(self) -> Resident:
         """Resident bytes: the private buffer, a block's inputs and outputs, and the weights of all factors."""
-        if not self.is_chain:
-            return resident_of(self.factors[0])
+        if not self.kernel.is_chain:
+            factor = self.factors[0]
+            # a block reads one plane's weights if there are at least as many parts as planes, else those of all planes
+            weights = factor.plane_weights if factor.constants.parts >= factor.planes else factor.packed_bytes
+            return Resident(factor.slot * 4 + factor.ahead_bytes, weights)
         return Resident(
             self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.streaming),
             self.packed_bytes,

@@ -17,7 +17,7 @@ from ksgen.families.amx.chain import (
 from ksgen.families.amx.shape import INPUTS, LINE_BYTES, PAIR, AmxConstants, AmxTiling, products_of
 from ksgen.families.base import Limits
 from ksgen.families.chains import factor_kernels
-from ksgen.families.tiles import divide_up
+from ksgen.families.tiles import divide_up, power_of_two_in
 from ksgen.families.vector.defaults import MANY, STREAMING_BYTES, alike
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
@@ -121,8 +121,7 @@ def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
 def _are_read_in_place(kernel: KernelSpec, block: int) -> bool:
     """Whether a block's rows of X can be read in place, and do not evict each other from the L1 cache."""
     row_bytes = kernel.in_features * kernel.item_bytes
-    steps = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
-    sets = next(SETS_BYTES // step for step in steps if row_bytes % step == 0)  # sets over which rows spread
+    sets = SETS_BYTES // power_of_two_in(row_bytes, SETS_BYTES)  # sets over which rows spread
     return reads_in_place(kernel) and block <= WAYS * sets
 
 

@@ -57,11 +57,8 @@ def tile_of(shape: Planes) -> Tile:
     is_spread = shape.is_along_outputs and shape.run > 1 and shape.run % constants.lanes
     transposed = 3 * min(constants.height, constants.width) if shape.kernel.arithmetic.is_complex else 0
     shuffles = transposed + (constants.height * shape.period if is_spread else 0)
-    return Tile(constants.height, constants.width, registers(shape), shuffles, shape.kernel.arithmetic.reals_per_number)
-
-
-def registers(shape: Planes) -> int:
-    return 32 if shape.constants.lanes * shape.real_bytes >= 64 else 16
+    registers = 32 if constants.lanes * shape.real_bytes >= 64 else 16
+    return Tile(constants.height, constants.width, registers, shuffles, shape.kernel.arithmetic.reals_per_number)
 
 
 def multiply_cycles(shape: VectorTiling, batch: int) -> float:
@@ -88,28 +85,23 @@ def _across(shape: VectorTiling, block: int) -> int:
 def _missed(shape: VectorTiling, block: int) -> float:
     """Cycles of reads that miss the L1 cache from tile to tile."""
     weights = shape.column_weights * shape.real_bytes  # bytes of a column
-    tiles = _across(shape, block)
+    tiles, planes = _across(shape, block), divide_up(shape.columns, shape.tiles)
     if not shape.is_along_outputs:
         chunk = shape.inputs * shape.tile_lanes * shape.real_bytes
-        planes = divide_up(shape.columns, shape.tiles)
         again = 1 if chunk + weights <= FIRST_LEVEL_BYTES else shape.tiles
         return tiles * (shape.columns * weights / SECOND_LEVEL_RATE + planes * chunk * again / _rate(chunk))
     row = row_bytes(shape)
     if shape.columns_at_once > 1:
-        planes = divide_up(shape.columns, shape.tiles)
         return (shape.columns * weights * tiles + planes * block * row) / SECOND_LEVEL_RATE
     tile_rows = shape.constants.height * row
     weights_again = 1 if weights + tile_rows <= FIRST_LEVEL_BYTES else tiles
     rows_stay = block * row + weights <= FIRST_LEVEL_BYTES and not conflicts(shape)
     rows_again = 1 if rows_stay else shape.tiles
-    planes = divide_up(shape.columns, shape.tiles)
-    lost = (
-        shape.columns * tiles * shape.constants.height * shape.kernel.pattern.c * LINE_BYTES if conflicts(shape) else 0
-    )
+    read = planes * block * row * rows_again
+    if conflicts(shape):
+        read += shape.columns * tiles * shape.constants.height * shape.kernel.pattern.c * LINE_BYTES
     rate = _rate(block * (row if shape.constants.panel else shape.kernel.in_features * shape.real_bytes))
-    return (
-        shape.columns * weights * weights_again / SECOND_LEVEL_RATE + (planes * block * row * rows_again + lost) / rate
-    )
+    return shape.columns * weights * weights_again / SECOND_LEVEL_RATE + read / rate
 
 
 def _rate(held_bytes: float) -> int:
