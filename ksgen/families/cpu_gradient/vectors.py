@@ -318,22 +318,14 @@ class VectorGradientTiling(Planes):
             named(self, "RUN_IN", "inputs of a plane that are contiguous in x"),
             named(pattern, "IN_FEATURES", "inputs per row of the batch"),
             named(pattern, "OUT_FEATURES", "outputs per row of the batch"),
-            *self._along,
-        ]
-
-    @property
-    def _along(self) -> list[Constexpr]:
-        if self.is_along_outputs:
-            step_out = self.constants.lanes if self.is_short else self.kernel.pattern.d
-            return [
-                named(self, "RUN", "neighbouring j per plane"),
-                named(self, "PIECE", "neighbouring inputs that are contiguous in x"),
-                named(self, "PLANES_J", "planes per i"),
-                Constexpr("STEP_OUT", step_out, "features from one vector of a tile to the next"),
-                named(self, "X_ROW", "elements from one row of the batch to the next"),
-                named(self, "SQUARE", "inputs l whose weights are transposed together; 0: each is stored alone"),
-            ]
-        return [
+            # of lanes along the outputs
+            named(self, "RUN", "neighbouring j per plane"),
+            named(self, "PIECE", "neighbouring inputs that are contiguous in x"),
+            named(self, "PLANES_J", "planes per i"),
+            named(self, "STEP_OUT", "features from one vector of a tile to the next"),
+            named(self, "X_ROW", "elements from one row of the batch to the next"),
+            named(self, "SQUARE", "inputs l whose weights are transposed together; 0: each is stored alone"),
+            # of lanes along the batch
             named(self, "PITCH", "elements from one copied feature to the next"),
             Constexpr("SCOPE", self.scope if self.is_transposed else 1, "blocks on the diagonal per plane"),
         ]

@@ -363,11 +363,10 @@ def _from_first(kernel: KernelSpec, array: str) -> str:
 
 
 def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
-    """Constants of a factor."""
-    kernel, constants = shape.kernel, shape.constants
-    pattern, ahead = kernel.pattern, shape.ahead
+    """Constants of a factor. A source states only those that it uses."""
+    kernel, constants, ahead = shape.kernel, shape.constants, shape.ahead
     values = "values" if kernel.is_quantized else "elements"
-    always = [
+    return [
         *(constant for constant in pattern_constexprs(kernel) if constant.name != "BATCH"),
         Constexpr("IS_PLAIN", not kernel.epilogue.words, "whether sums are stored unchanged"),
         named(shape, "INPUTS", "pairs of l per sum" if constants.pairs else "inputs l per sum"),
@@ -394,35 +393,20 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         ),
         named(shape, "WAITING_STEP", "inputs that are multiplied between two stores of waiting outputs"),
         named(shape, "WAITING_EACH", "vectors per store"),
-    ]
-    if shape.is_along_outputs:
-        return [
-            *always,
-            named(shape, "PLANES", "planes of outputs that share their inputs: one i with neighbouring j"),
-            named(shape, "PERIOD", "vectors of a tile after which the inputs repeat"),
-            named(shape, "RUN", "neighbouring j per plane"),
-            named(shape, "PIECE", "neighbouring inputs that are contiguous in x"),
-            named(shape, "PLANES_J", "planes per i"),
-            Constexpr(
-                "PACK_INPUTS", shape.pack_inputs, "inputs whose packed weights are written together, in the cache"
-            ),
-            Constexpr("PACK_RUN", shape.pack_run, "neighbouring outputs of a tile whose weights are neighbours too"),
-            Constexpr(
-                "SQUARE",
-                shape.square,
-                "inputs l, or pairs, whose weights packing transposes together; 0: it takes each alone",
-            ),
-            Constexpr(
-                "STEP_OUT",
-                constants.lanes if shape.is_short else pattern.d,
-                "features from one vector of a tile to the next",
-            ),
-            named(shape, "X_ROW", "elements from one row of the batch to the next"),
-            named(shape, "COLUMNS_AT_ONCE", "columns that are multiplied with a tile's rows before the next rows"),
-            named(shape, "REACHES", "whether vectors of inputs reach beyond a row's end: the last block's are copied"),
-        ]
-    return [
-        *always,
+        # of lanes along the outputs
+        named(shape, "PLANES", "planes of outputs that share their inputs: one i with neighbouring j"),
+        named(shape, "PERIOD", "vectors of a tile after which the inputs repeat"),
+        named(shape, "RUN", "neighbouring j per plane"),
+        named(shape, "PIECE", "neighbouring inputs that are contiguous in x"),
+        named(shape, "PLANES_J", "planes per i"),
+        named(shape, "PACK_INPUTS", "inputs whose packed weights are written together, in the cache"),
+        named(shape, "PACK_RUN", "neighbouring outputs of a tile whose weights are neighbours too"),
+        named(shape, "SQUARE", "inputs l, or pairs, whose weights packing transposes together; 0: it takes each alone"),
+        named(shape, "STEP_OUT", "features from one vector of a tile to the next"),
+        named(shape, "X_ROW", "elements from one row of the batch to the next"),
+        named(shape, "COLUMNS_AT_ONCE", "columns that are multiplied with a tile's rows before the next rows"),
+        named(shape, "REACHES", "whether vectors of inputs reach beyond a row's end: the last block's are copied"),
+        # of lanes along the batch
         Constexpr("CHUNK", shape.tile_lanes, "rows of the batch whose inputs are copied together"),
         named(shape, "MATRICES", "(i, j) of a plane, whose inputs are copied together"),
         named(shape, "RUN_IN", "inputs of a plane that are contiguous in x"),
@@ -430,9 +414,5 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         named(shape, "PLANE_COLUMNS", "tiles per plane"),
         named(shape, "COLUMN_UNIT", "tiles that one work group takes together"),
         named(shape, "IS_SPLIT", "whether work groups take parts of a plane, and store outputs one by one"),
-        Constexpr(
-            "TRANSPOSED",
-            shape.transposed_offset if kernel.layout == "bsf" else 0,
-            "offset of a chunk's outputs in the private buffer",
-        ),
+        Constexpr("TRANSPOSED", shape.transposed_offset, "offset of a chunk's outputs in the private buffer"),
     ]

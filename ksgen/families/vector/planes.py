@@ -107,6 +107,11 @@ class Planes:
         """Planes per i."""
         return 1 if self.is_short else divide_up(self.kernel.pattern.d, self.constants.lanes)
 
+    @property
+    def step_out(self) -> int:
+        """Features from one vector of a tile to the next, if lanes are along the outputs."""
+        return int(self.constants.lanes) if self.is_short else self.kernel.pattern.d
+
     @cached_property
     def scope(self) -> int:
         """Blocks on the diagonal whose inputs are transposed together: several small ones, so that vectors are full."""
