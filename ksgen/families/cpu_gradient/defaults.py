@@ -88,7 +88,7 @@ def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -
         in_column = COLUMN_BYTES // (shape.tile_lanes * shape.real_bytes)
         rows = min(in_column, max(32, PANEL_BYTES // (shape.x_row * shape.real_bytes)))
         return min(rows * shape.together, round_up(batch, shape.unit))
-    features = shape.scope * (b + c) * d if shape.is_transposed else c + constants.width
+    features = shape.scope * (b + c) * d if shape.transposes else c + constants.width
     vectors = PANEL_BYTES // (features * constants.lanes * shape.real_bytes)
     least, most = VECTORS
     return min(max(least, min(vectors, most)) * shape.unit, round_up(batch, shape.unit))

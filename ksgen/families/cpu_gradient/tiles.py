@@ -8,7 +8,7 @@ from typing import ClassVar
 from ksgen.families.amx.chain import ALONG, DOT, DOT_MULTIPLY_ADDS, TILE_BYTES, exchange_cycles
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, TilePlanes
 from ksgen.families.base import Constexpr, named
-from ksgen.families.cpu_gradient.vectors import CpuGradientVariables, bias_constexprs, bias_sums
+from ksgen.families.cpu_gradient.vectors import CpuGradientVariables, GradientParts
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
 from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_RATE, TASK
@@ -29,7 +29,7 @@ class AmxGradientConstants(Constants):
 
 
 @dataclass(frozen=True)
-class AmxGradientTiling(TilePlanes):
+class AmxGradientTiling(TilePlanes, GradientParts):
     """Sizes derived from a kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
@@ -72,22 +72,8 @@ class AmxGradientTiling(TilePlanes):
         return self.constants.block // INPUTS
 
     @property
-    def part(self) -> int:
-        """Sums of one part of the batch: of the weights, and of the bias in whole cache lines."""
-        return self.bias_base + bias_sums(self.kernel)
-
-    @property
-    def bias_base(self) -> int:
-        """Offset of the bias's sums, which follow those of the weights."""
-        return self.units * self.tiles * TILE_SUMS
-
-    @property
-    def part_bytes(self) -> int:
-        return self.part * self.kernel.real_bytes
-
-    def parts(self, batch: int) -> int:
-        """Parts of a batch, as `parts_of` in the source counts them."""
-        return min(self.constants.parts, divide_up(batch, self.constants.block))
+    def tile(self) -> int:
+        return TILE_SUMS
 
     # ---- the private buffer of a work group
 
@@ -104,7 +90,6 @@ class AmxGradientTiling(TilePlanes):
 
     @property
     def sum_groups(self) -> int:
-        """Work groups that add the parts: one per tile."""
         return self.units * self.tiles
 
     def dots(self, batch: int) -> int:
@@ -182,7 +167,8 @@ class AmxGradientTiling(TilePlanes):
             named(self, "IN_RUN", "neighbouring inputs that are copied together, if inputs are exchanged"),
             named(self, "X_BASE", "offset of X in the private buffer, in operands, behind dY", "long long"),
             named(self, "PART", "sums per part of the batch", "long long"),
-            *self._bias,
+            named(self.kernel.pattern, "OUT_FEATURES", "outputs per row of the batch"),
+            *self.bias_constexprs(LANES),
             named(self, "SLOT", "elements of a work group's private buffer", "long long"),
             *row_constexprs(self.kernel, "dY"),
             Constexpr(
@@ -190,8 +176,3 @@ class AmxGradientTiling(TilePlanes):
             ),
             Constexpr("ROWS", ROWS, "rows of a tile"),
         ]
-
-    @property
-    def _bias(self) -> list[Constexpr]:
-        features = named(self.kernel.pattern, "OUT_FEATURES", "outputs per row of the batch")
-        return [features, *found] if (found := bias_constexprs(self, LANES)) else []

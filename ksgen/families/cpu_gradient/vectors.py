@@ -27,21 +27,49 @@ from ksgen.spec import KernelSpec
 ACROSS = 6  # cycles to add up the lanes of a sum
 
 
-def bias_sums(kernel: KernelSpec) -> int:
-    """Sums of the bias's gradient in one part of the batch, in whole cache lines; 0 if it is not computed."""
-    return round_up(kernel.pattern.out_features, LINE_BYTES) if kernel.epilogue.bias else 0
+class GradientParts:
+    """Shared sizes of both methods: parts of the batch, each with sums of the weights and, behind them, of the bias."""
 
+    kernel: KernelSpec
+    constants: Any  # has block and parts
 
-def bias_constexprs(tiling: Any, lanes: int) -> list[Constexpr]:
-    """Constants for the gradient of the bias, if it is computed."""
-    if not tiling.kernel.epilogue.bias:
-        return []
-    vectors = divide_up(tiling.kernel.pattern.out_features, lanes)
-    return [
-        named(tiling, "BIAS_BASE", "offset of the bias's sums behind those of the weights", "long long"),
-        Constexpr("OUTPUT_VECTORS", vectors, "vectors of outputs per row of the batch"),
-        named(tiling, "SUM_GROUPS", "work groups that add the parts"),
-    ]
+    @property
+    def sum_groups(self) -> int:
+        """Work groups that add the parts: one per tile."""
+        raise NotImplementedError
+
+    @property
+    def tile(self) -> int:
+        """Elements of a tile's sums in memory."""
+        raise NotImplementedError
+
+    @property
+    def bias_base(self) -> int:
+        """Offset of the bias's sums, which follow those of the weights."""
+        return self.sum_groups * self.tile
+
+    @property
+    def part(self) -> int:
+        """Sums of one part of the batch: of the weights, and of the bias in whole cache lines."""
+        bias = round_up(self.kernel.pattern.out_features, LINE_BYTES) if self.kernel.epilogue.bias else 0
+        return self.bias_base + bias
+
+    @property
+    def part_bytes(self) -> int:
+        return self.part * self.kernel.real_bytes
+
+    def parts(self, batch: int) -> int:
+        """Parts of a batch, as `parts_of` in the source counts them."""
+        return min(int(self.constants.parts), divide_up(batch, self.constants.block))
+
+    def bias_constexprs(self, lanes: int) -> list[Constexpr]:
+        """Constants for the gradient of the bias."""
+        vectors = divide_up(self.kernel.pattern.out_features, lanes)
+        return [
+            named(self, "BIAS_BASE", "offset of the bias's sums behind those of the weights", "long long"),
+            Constexpr("OUTPUT_VECTORS", vectors, "vectors of outputs per row of the batch"),
+            named(self, "SUM_GROUPS", "work groups that add the parts"),
+        ]
 
 
 class CpuGradientVariables(PlaneVariables, total=False):
@@ -81,7 +109,7 @@ class VectorGradientConstants(Constants):
 
 
 @dataclass(frozen=True)
-class VectorGradientTiling(Planes):
+class VectorGradientTiling(Planes, GradientParts):
     """Sizes derived from a kernel and its constants, in elements of the sums' type."""
 
     kernel: KernelSpec
@@ -89,35 +117,14 @@ class VectorGradientTiling(Planes):
 
     why = "the weights' gradient from vector registers full of sums: processors"
 
-    @property
-    def is_transposed(self) -> bool:
-        """Whether copies transpose operands from rows into columns."""
-        return not self.is_along_outputs and self.kernel.layout == "bsf"
-
     # ---- columns: tiles that share their outputs
 
     @property
     def tiles(self) -> int:
-        """Columns per (i, j), or per plane if lanes are along the outputs."""
         _, b, _, d = self.kernel.pattern.shape
         if self.is_along_outputs and self.is_short:
             return divide_up(b * d, self.tile_lanes)
         return divide_up(b, self.constants.width)
-
-    @property
-    def columns(self) -> int:
-        a, _, _, d = self.kernel.pattern.shape
-        return self.tiles * a * (self.planes_j if self.is_along_outputs else d)
-
-    @property
-    def plane_columns(self) -> int:
-        """Columns that share their inputs."""
-        return self.scope * self.kernel.pattern.d * self.tiles if self.is_transposed else self.tiles
-
-    @property
-    def column_unit(self) -> int:
-        """Columns that one work group takes together: all of a plane whose operands are transposed, else one."""
-        return self.plane_columns if self.is_transposed else 1
 
     @property
     def units(self) -> int:
@@ -158,24 +165,6 @@ class VectorGradientTiling(Planes):
         """Blocks have a multiple of this number of rows of the batch."""
         return self.together * (1 if self.is_along_outputs else self.constants.lanes)
 
-    @property
-    def part(self) -> int:
-        """Sums of one part of the batch: of the weights, and of the bias in whole cache lines."""
-        return self.bias_base + bias_sums(self.kernel)
-
-    @property
-    def bias_base(self) -> int:
-        """Offset of the bias's sums, which follow those of the weights."""
-        return self.columns * self.rows * self.tile
-
-    @property
-    def part_bytes(self) -> int:
-        return self.part * self.real_bytes
-
-    def parts(self, batch: int) -> int:
-        """Parts of a batch, as `parts_of` in the source counts them."""
-        return min(self.constants.parts, divide_up(batch, self.constants.block))
-
     # ---- operands in the private buffer of a work group
 
     @property
@@ -200,14 +189,14 @@ class VectorGradientTiling(Planes):
         """Elements from one l to the next; and from one k to the next, if lanes are along the batch."""
         if self.is_along_outputs:
             return self.run
-        return self.pitch * (self.kernel.pattern.d if self.is_transposed else 1)
+        return self.pitch * (self.kernel.pattern.d if self.transposes else 1)
 
     @property
     def dy_base(self) -> int:
         """Offset of dY, which follows X."""
         if self.is_along_outputs:
             return self.block_rows * self.x_row
-        return self.kernel.pattern.c * (self.scope * self.kernel.pattern.d if self.is_transposed else 1) * self.pitch
+        return self.kernel.pattern.c * (self.scope * self.kernel.pattern.d if self.transposes else 1) * self.pitch
 
     @property
     def slot(self) -> int:
@@ -216,14 +205,13 @@ class VectorGradientTiling(Planes):
         if self.is_along_outputs:
             dy = self.block_rows * self.tile_lanes
         else:
-            dy = (self.scope * b * d if self.is_transposed else self.constants.width) * self.pitch
+            dy = (self.scope * b * d if self.transposes else self.constants.width) * self.pitch
         return round_up(self.dy_base + dy, LINE_BYTES)
 
     # ---- a launch
 
     @property
     def sum_groups(self) -> int:
-        """Work groups that add the parts: one per tile."""
         return self.columns * self.rows
 
     def multiply_adds(self, batch: int) -> int:
@@ -249,7 +237,7 @@ class VectorGradientTiling(Planes):
         missed = self.columns * outputs * again + tiles * inputs
         # pieces that copy the inputs of one plane
         sharing = max(1.0, constants.pieces / divide_up(self.columns, self.plane_columns))
-        are_whole = self.run_in % lanes == 0 if self.is_transposed else self.piece > 1
+        are_whole = self.run_in % lanes == 0 if self.transposes else self.piece > 1
         copied = sharing * self._copied(pattern.inputs, block, are_whole) + self._copied(pattern.outputs, block, False)
         parts = self.parts(batch)
         added = parts * self.part / lanes * 2
@@ -260,7 +248,7 @@ class VectorGradientTiling(Planes):
         """Cycles to copy the features of a block. Exchanged ones are copied one by one, or as whole vectors."""
         kernel = self.kernel
         is_scattered = self.is_along_outputs and kernel.layout == "bsl"
-        each = ELEMENT if is_scattered else (TRANSPOSE if self.is_transposed else COPY) / self.constants.lanes
+        each = ELEMENT if is_scattered else (TRANSPOSE if self.transposes else COPY) / self.constants.lanes
         if order.is_exchanged and kernel.layout == "bsf" and not are_whole:
             each = max(each, ELEMENT)
         return block * order.count * each + unused_line_cycles(self, order, kernel.layout, kernel.item_bytes, block)
@@ -310,7 +298,7 @@ class VectorGradientTiling(Planes):
             named(self, "ROWS", "tiles per column"),
             named(self, "TILE", "elements of a tile's sums in memory", "long long"),
             named(self, "PART", "sums per part of the batch", "long long"),
-            *bias_constexprs(self, constants.lanes),
+            *self.bias_constexprs(constants.lanes),
             named(self, "SLOT", "elements of a work group's private buffer", "long long"),
             named(self, "DY_BASE", "offset of dY in the private buffer"),
             named(self, "X_STEP", "elements from one l to the next"),
@@ -327,5 +315,5 @@ class VectorGradientTiling(Planes):
             named(self, "SQUARE", "inputs l whose weights are transposed together; 0: each is stored alone"),
             # of lanes along the batch
             named(self, "PITCH", "elements from one copied feature to the next"),
-            Constexpr("SCOPE", self.scope if self.is_transposed else 1, "blocks on the diagonal per plane"),
+            Constexpr("SCOPE", self.scope if self.transposes else 1, "blocks on the diagonal per plane"),
         ]

@@ -118,6 +118,39 @@ class Planes:
         _, b, c, d = self.kernel.pattern.shape
         return scopes_of(self.kernel.pattern.inputs, divide_up(4 * self.constants.lanes, min(b, c) * d))[-1]
 
+    # ---- columns: the tiles of all planes
+
+    @property
+    def x_layout(self) -> str:
+        return self.kernel.layout
+
+    @property
+    def transposes(self) -> bool:
+        """Whether inputs or outputs of whole planes are transposed."""
+        return not self.is_along_outputs and "bsf" in (self.x_layout, self.kernel.layout)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles per (i, j), or per plane if lanes are along the outputs."""
+        raise NotImplementedError
+
+    @cached_property
+    def columns(self) -> int:
+        a, _, _, d = self.kernel.pattern.shape
+        return self.tiles * a * (self.planes_j if self.is_along_outputs else d)
+
+    @property
+    def plane_columns(self) -> int:
+        """Columns that share the inputs that a work group copies."""
+        return self.scope * self.kernel.pattern.d * self.tiles if self.transposes else self.tiles
+
+    @property
+    def column_unit(self) -> int:
+        """Columns that one work group takes together: all columns of a plane that is transposed, else one."""
+        return self.plane_columns if self.transposes else 1
+
+    # ---- inputs and weights
+
     @property
     def run_in(self) -> int:
         """Inputs of a transposed plane that are contiguous in X."""

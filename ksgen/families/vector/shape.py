@@ -111,16 +111,10 @@ class VectorTiling(Planes):
 
     @cached_property
     def tiles(self) -> int:
-        """Tiles per (i, j), or per plane if lanes are along the outputs."""
         _, b, _, d = self.kernel.pattern.shape
         if not self.is_along_outputs:
             return divide_up(b, self.constants.height)
         return divide_up(b * d, self.tile_lanes) if self.is_short else divide_up(b, self.constants.width)
-
-    @cached_property
-    def columns(self) -> int:
-        a, _, _, d = self.kernel.pattern.shape
-        return self.tiles * (a * self.planes_j if self.is_along_outputs else a * d)
 
     @property
     def packed_planes(self) -> int:
@@ -139,13 +133,7 @@ class VectorTiling(Planes):
 
     @property
     def column_unit(self) -> int:
-        """Columns that one work group takes together: all columns of a plane that is transposed, else one."""
-        return self.plane_columns if self.transposes and not self.is_split else 1
-
-    @property
-    def plane_columns(self) -> int:
-        """Columns that share the inputs that a work group copies."""
-        return self.scope * self.kernel.pattern.d * self.tiles if self.transposes else self.tiles
+        return 1 if self.is_split else super().column_unit
 
     @property
     def columns_at_once(self) -> int:
@@ -156,11 +144,6 @@ class VectorTiling(Planes):
         """
         fits = self.tiles * self.column * self.weight_bytes <= PLANE_BYTES
         return self.tiles if self.constants.panel and self.constants.pairs and fits else 1
-
-    @property
-    def transposes(self) -> bool:
-        """Whether inputs or outputs of whole planes are transposed."""
-        return not self.is_along_outputs and "bsf" in (self.x_layout, self.kernel.layout)
 
     @property
     def is_split(self) -> bool:
