@@ -17,6 +17,7 @@ from ksgen.families.amx.shape import (
     INPUTS,
     LANES,
     LINE_BYTES,
+    ON_TILES,
     PAIR,
     TILE_ITEMS,
     AmxConstants,
@@ -27,14 +28,12 @@ from ksgen.families.amx.shape import (
 )
 from ksgen.families.base import Constexpr, Geometry, Limits, Variables, Work, named
 from ksgen.families.chains import own_of_factors, rule_of_tiles
-from ksgen.families.drawing import DrawnSide, draw
-from ksgen.families.rules import Rule, no_more
+from ksgen.families.rules import Rule, no_more, positive
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
 from ksgen.families.vector.chain import ProcessorProduct, output_reads
 from ksgen.families.vector.defaults import MANY
-from ksgen.families.vector.planes import round_up
+from ksgen.families.vector.planes import round_up, variants_of
 from ksgen.spec import KernelSpec
-from ksgen.spec.precision import on_tiles
 
 AnyAmxConstants = AmxConstants | AmxChainConstants
 
@@ -64,15 +63,8 @@ class AmxVariables(AmxFactorVariables, total=False):
 
 RULES: tuple[Rule[AmxConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
-    Rule(
-        "precision is one that matrix tiles multiply",
-        lambda k, c: k.arithmetic.tiles is not None,
-        lambda k, c: ", ".join(on_tiles()),
-    ),
-    Rule(
-        "every constant but panel and streaming is at least 1",
-        lambda k, c: min(c.block, c.outputs, c.parts, c.depth) >= 1,
-    ),
+    ON_TILES,
+    positive("every constant but panel and streaming is at least 1", "panel", "streaming"),
     Rule("panel is 0, 1 or 2", lambda k, c: c.panel in (0, 1, 2)),
     Rule("streaming is 0 or 1", lambda k, c: c.streaming in (0, 1)),
     no_more("depth", "the tiles along the inputs", lambda k, c: AmxTiling(k, c).steps),
@@ -169,10 +161,12 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     def variables(self, kernel: KernelSpec, constants: AnyAmxConstants) -> AmxVariables:
         shape = AmxChainTiling(kernel, constants)
         found = factor_variables(last := shape.factors[-1])
+        rows, columns = ("rows s of the batch", "outputs k") if last.is_bsf else ("outputs k", "rows s of the batch")
+        of_lanes = () if kernel.is_chain else variants_of(kernel, kernel.epilogue.activation)
         return {
             **found,
-            "variants": found["variants"] if shape.is_chain else (*of_lanes(last), *found["variants"]),
-            "picture": tile_picture(last),
+            "variants": (*of_lanes, *found["variants"]),
+            "picture": last.picture("all j of a plane sequentially", rows, columns),
             "factors": [self._factor(shape, number) for number in range(len(shape.factors))],
         }
 
@@ -187,7 +181,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
             "n": f"_{number + 1}" if shape.is_chain else "",
             "kernel": factor.kernel,
             "constexprs": factor_constexprs(factor),
-            "variants": (*of_lanes(factor), activation, *found["variants"]),
+            "variants": (*variants_of(factor.kernel, activation), activation, *found["variants"]),
             "from_there": f"{places[(number - 1) % 2]}, {pitch}" if number else "x + first * X_BATCH_STRIDE, batch",
             "to_there": "y + first * Y_BATCH_STRIDE, batch" if is_last else f"{places[number % 2]}, {pitch}",
         }
@@ -218,11 +212,6 @@ def _space_of_chain(kernel: KernelSpec) -> Iterator[AmxChainConstants]:
                 yield AmxChainConstants.of(kernel, block, [replace(each, panel=1) for each in limited], streaming)
 
 
-def of_lanes(shape: AmxTiling) -> tuple[str, ...]:
-    """Names of the snippet variants with a version of the activation for vectors; empty if there is none."""
-    return {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",)}.get(shape.kernel.epilogue.activation, ())
-
-
 def factor_variables(shape: AmxTiling) -> AmxFactorVariables:
     """Variables of a factor's template."""
     kernel = shape.kernel
@@ -243,24 +232,6 @@ def factor_variables(shape: AmxTiling) -> AmxFactorVariables:
         "repair": "split" if is_split else "none",
         "block_arguments": "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras),
     }
-
-
-def tile_picture(shape: AmxTiling) -> str:
-    rows, columns = ("rows s of the batch", "outputs k") if shape.is_bsf else ("outputs k", "rows s of the batch")
-    heading = "Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all j of a plane sequentially."
-    return draw(
-        heading, DrawnSide(PAIR, rows, 2), DrawnSide(PAIR, columns, 2), lambda row, column: f"tile {2 * row + column}"
-    )
-
-
-def exchange_constexprs(shape: AmxTiling) -> list[Constexpr]:
-    """Lengths of the pieces in which exchanged features of rows are moved."""
-    found = []
-    if shape.is_bsf and shape.kernel.pattern.outputs.is_exchanged:
-        found.append(named(shape, "K_RUN", "neighbouring outputs k that are stored together"))
-    if shape.is_bsf and shape.kernel.pattern.inputs.is_exchanged:
-        found.append(named(shape, "IN_RUN", "neighbouring inputs that are copied together"))
-    return found
 
 
 def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
@@ -349,7 +320,8 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         named(shape, "AHEAD_LINES", "cache lines of the next inputs that are prefetched with two by two tiles"),
         named(shape, "AHEAD_RUN", "prefetched lines per row"),
         named(shape, "AHEAD_APART", "elements from one prefetched line of a row to the next"),
-        *exchange_constexprs(shape),
+        named(shape, "K_RUN", "neighbouring outputs k that are stored together"),
+        named(shape, "IN_RUN", "neighbouring inputs that are copied together"),
         named(pattern, "IN_FEATURES", "inputs per row of the batch"),
         named(pattern, "OUT_FEATURES", "outputs per row of the batch"),
     ]

@@ -5,9 +5,12 @@ They describe tiles, planes, groups of outputs, and the private buffer of a work
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 from ksgen.errors import ConstantsError
 from ksgen.families.base import Limits
+from ksgen.families.drawing import DrawnSide, draw
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
@@ -60,6 +63,13 @@ def are_timed(kernel: KernelSpec) -> bool:
     return tiles is not None and tiles.operand is BF16
 
 
+ON_TILES: Rule[Any] = Rule(
+    "precision is one that matrix tiles multiply",
+    lambda k, c: k.arithmetic.tiles is not None,
+    lambda k, c: ", ".join(on_tiles()),
+)
+
+
 def intensity(kernel: KernelSpec) -> float:
     """Multiply-adds per input or output of a factor, of all factors together; b * c / (b + c) of one factor."""
     factors = kernel.factors
@@ -97,6 +107,12 @@ class TilePlanes:
     def shares(self) -> int:
         """Shares of a step's products of two by two tiles; vector instructions may run between shares."""
         return 2 * self.products.parts
+
+    def picture(self, order: str, rows: str, columns: str) -> str:
+        """Drawing of the tiles that are multiplied at a time, in an order that the heading names."""
+        heading = f"Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for {order}."
+        down, across = DrawnSide(PAIR, rows, 2), DrawnSide(PAIR, columns, 2)
+        return draw(heading, down, across, lambda row, column: f"tile {2 * row + column}")
 
     # ---- planes: units of copies
 

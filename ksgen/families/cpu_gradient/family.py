@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, ClassVar
 
-from ksgen.families.amx.shape import INPUTS, PAIR, are_timed, has_tiles_for, intensity
+from ksgen.families.amx.shape import INPUTS, ON_TILES, PAIR, are_timed, has_tiles_for, intensity
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
 from ksgen.families.cpu_gradient.defaults import (
     TASKS,
@@ -23,9 +23,9 @@ from ksgen.families.cpu_gradient.vectors import CpuGradientVariables, VectorGrad
 from ksgen.families.kinds import OfKinds
 from ksgen.families.rules import Rule, at_most, no_more, positive
 from ksgen.families.signature import GRADIENT_WITH_BIAS
-from ksgen.families.vector.planes import lanes_of, round_up
+from ksgen.families.vector.planes import LANE_RULES, lanes_of, round_up
 from ksgen.spec import KernelSpec
-from ksgen.spec.precision import BF16, on_tiles
+from ksgen.spec.precision import BF16
 
 AnyGradientConstants = VectorGradientConstants | AmxGradientConstants
 
@@ -35,9 +35,7 @@ SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16
 
 _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
     Rule("job is gradient", lambda k, c: k.job == "gradient"),
-    Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
-    Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, 4, 8, 16)),
-    Rule("lanes is at most 8 in complex numbers", lambda k, c: c.lanes <= 8 or not k.arithmetic.is_complex),
+    *LANE_RULES,
     positive("every constant but pairs is at least 1", "pairs"),
     at_most("a tile has at most 64 vectors", 64, lambda k, c: c.height * c.width),
     Rule("height is at most c", lambda k, c: c.height <= k.pattern.c),
@@ -64,11 +62,7 @@ _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
 
 _TILE_RULES: tuple[Rule[AmxGradientConstants], ...] = (
     Rule("job is gradient", lambda k, c: k.job == "gradient"),
-    Rule(
-        "precision is one that matrix tiles multiply",
-        lambda k, c: k.arithmetic.tiles is not None,
-        lambda k, c: ", ".join(on_tiles()),
-    ),
+    ON_TILES,
     positive("every constant is at least 1"),
     Rule("block is a multiple of 32", lambda k, c: c.block % INPUTS == 0),
     Rule("outputs is a multiple of 32", lambda k, c: c.outputs % PAIR == 0),

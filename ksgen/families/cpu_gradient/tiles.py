@@ -9,7 +9,6 @@ from ksgen.families.amx.chain import ALONG, DOT, DOT_MULTIPLY_ADDS, TILE_BYTES, 
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, TilePlanes
 from ksgen.families.base import Constexpr, named
 from ksgen.families.cpu_gradient.vectors import CpuGradientVariables, GradientParts
-from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
 from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_RATE, TASK
 from ksgen.families.vector.planes import round_up
@@ -132,12 +131,7 @@ class AmxGradientTiling(TilePlanes, GradientParts):
             "variants": ("split",) if is_split else (),
             "inputs_lie": "interleaved" if self.is_interleaved else "apart",
             "repair": "split" if is_split else "none",
-            "picture": draw(
-                "Tiles that are multiplied at a time: 2 x 2 tiles of 16 x 16 sums, for all rows of a block.",
-                DrawnSide(PAIR, "outputs k", 2),
-                DrawnSide(PAIR, "inputs l", 2),
-                lambda row, column: f"tile {2 * row + column}",
-            ),
+            "picture": self.picture("all rows of a block", "outputs k", "inputs l"),
         }
 
     @property

@@ -257,10 +257,7 @@ class VectorGradientTiling(Planes, GradientParts):
 
     @property
     def variables(self) -> CpuGradientVariables:
-        picture = tile_picture(
-            "A tile of dW", self.constants, ("inputs l", "inputs l"), ("outputs (k, j)", "outputs k")
-        )
-        own: CpuGradientVariables = {
+        return cast("CpuGradientVariables", super().variables) | {
             "n": "",
             "inputs": self.kernel.pattern.inputs,
             "outputs": self.kernel.pattern.outputs,
@@ -272,11 +269,11 @@ class VectorGradientTiling(Planes, GradientParts):
             "planes": "cpu_gradient/plane_" if self.constants.pairs else "vector/plane_",
             "has_pairs": bool(self.constants.pairs),
             "stores_squares": bool(self.square),
-            "of_pairs": "_pairs" if self.constants.pairs else "",
             "variants": ("gradient", *(("pairs",) if self.constants.pairs else ())),
-            "picture": picture,
+            "picture": tile_picture(
+                "A tile of dW", self.constants, ("inputs l", "inputs l"), ("outputs (k, j)", "outputs k")
+            ),
         }
-        return cast("CpuGradientVariables", super().variables) | own
 
     @property
     def constexprs(self) -> list[Constexpr]:

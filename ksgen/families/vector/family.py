@@ -8,23 +8,21 @@ are packed as for each factor alone.
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
 from ksgen.families.chains import FactorPlace, own_of_factors, places, rule_of_tiles, transposes
-from ksgen.families.rules import Rule, at_most, multiple, no_more
+from ksgen.families.rules import Rule, at_most, multiple, no_more, positive
 from ksgen.families.signature import each_chains, layout_of
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.vector.chain import ProcessorProduct, VectorChainConstants, VectorChainTiling, output_reads
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import multiplies_pairs, small_batch_sizes, spread_sizes, tile_sizes
-from ksgen.families.vector.planes import PlaneVariables, lanes_of, round_up, tile_picture
+from ksgen.families.vector.planes import LANE_RULES, PlaneVariables, lanes_of, round_up, tile_picture, variants_of
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
 from ksgen.families.vector.sources import default, source_constants
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
-
-LANES = (4, 8, 16)
 
 AnyVectorConstants = VectorConstants | VectorChainConstants
 
@@ -32,6 +30,7 @@ AnyVectorConstants = VectorConstants | VectorChainConstants
 class VectorFactorVariables(PlaneVariables, total=False):
     """Template variables of one factor: its constants and snippets, where its inputs come from and its outputs go."""
 
+    columns_from: str
     weight: str  # type of a packed weight
     given: str  # type of a weight before it is packed
     one_weight: str
@@ -49,6 +48,9 @@ class VectorFactorVariables(PlaneVariables, total=False):
     given_j: str
     squares_of: str  # type of the weights that packing transposes in squares; empty if it takes each alone
     pair_up: str  # function that pairs them for each j; empty if they are pairs already
+    # lanes that copies of pairs take from two vectors
+    firsts: str
+    seconds: str
     # lanes of two neighbouring j of inputs 2l and 2l + 1, and then those of each j
     words_of_firsts: str
     words_of_seconds: str
@@ -78,13 +80,8 @@ class VectorVariables(VectorFactorVariables, total=False):
 
 RULES: tuple[Rule[VectorConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
-    Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
-    Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, *LANES)),
-    Rule("lanes is at most 8 in complex numbers", lambda k, c: c.lanes <= 8 or not k.arithmetic.is_complex),
-    Rule(
-        "every constant but panel and streaming is at least 1",
-        lambda k, c: min(c.height, c.width, c.block, c.parts) >= 1,
-    ),
+    *LANE_RULES,
+    positive("every constant but panel and streaming is at least 1", "panel", "streaming", "pairs"),
     Rule("panel is 0 or 1", lambda k, c: c.panel in (0, 1)),
     Rule("streaming is 0 or 1", lambda k, c: c.streaming in (0, 1)),
     at_most("a tile has at most 64 vectors", 64, lambda k, c: c.height * c.width),
@@ -198,7 +195,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     def variables(self, kernel: KernelSpec, constants: AnyVectorConstants) -> VectorVariables:
         shape = VectorChainTiling(kernel, constants)
         found = factor_variables(last := shape.factors[-1])  # its activation is that of every last factor
-        between = ("activated", *(f"between_{each}" for each in variants_of(shape.factors[0], kernel.between)))
+        between = ("activated", *(f"between_{each}" for each in variants_of(kernel, kernel.between)))
         is_along_batch = kernel.layout == "bsl" and last.constants.along == "batch"
         is_shifted = is_along_batch and bool(constants.streaming) and not shape.is_chain
         names = [
@@ -285,10 +282,12 @@ def packs_adjoint(kernel: KernelSpec) -> bool:
 def factor_variables(shape: VectorTiling) -> VectorFactorVariables:
     """Variables of a factor's template."""
     value = {1: "uchar", 2: "ushort"}.get(shape.weight_bytes, "")
-    variants = variants_of(shape, shape.kernel.epilogue.activation)
-    of_planes = shape.variables | _variables_of_pairs(shape) if shape.constants.pairs else shape.variables
-    return cast("VectorFactorVariables", of_planes) | {
+    variants = variants_of(shape.kernel, shape.kernel.epilogue.activation)
+    return {
+        **shape.variables,
         **_of_ties(shape),
+        **_variables_of_pairs(shape),
+        "columns_from": shape.columns_from,
         "squares_of": ("real" if shape.constants.pairs else "stored") if shape.square else "",
         "pair_up": "pair_up" if shape.constants.pairs and shape.kernel.pattern.d > 1 else "",
         "first_packed": shape.first_packed,
@@ -321,13 +320,6 @@ def _of_ties(shape: VectorTiling) -> VectorFactorVariables:
     }
 
 
-def variants_of(shape: VectorTiling, activation: str) -> tuple[str, ...]:
-    """Names of the snippet variants with a version of the activation for vectors; empty if there is none."""
-    # gelu of vectors has an erf of its own, in float32
-    own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if shape.real_bytes == 4 else ()}
-    return own.get(activation, ())
-
-
 def _variables_of_pairs(shape: VectorTiling) -> VectorFactorVariables:
     """Template variables for copies of inputs as pairs of neighbouring l.
 
@@ -340,7 +332,6 @@ def _variables_of_pairs(shape: VectorTiling) -> VectorFactorVariables:
     d = shape.kernel.pattern.d
     words = [lane // d * d + lane % d // 2 for lane in range(lanes)]
     return {
-        "of_pairs": "_pairs",
         "firsts": ", ".join(map(str, firsts)),
         "seconds": ", ".join(str(first + run) for first in firsts),
         "words_of_firsts": ", ".join(map(str, words)),

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from ksgen.families.base import Limits, Variables
 from ksgen.families.drawing import DrawnSide, draw
+from ksgen.families.rules import Rule
 from ksgen.families.tiles import divide_up
 from ksgen.order import Digit, Order
 from ksgen.spec import KernelSpec
@@ -23,6 +24,13 @@ def lanes_of(kernel: KernelSpec, limits: Limits) -> int:
     """Lanes of the device's vector registers, in the type of a kernel's sums."""
     return max(2, limits.vector_bytes // kernel.real_bytes)
 
+
+# rules of the lanes of products and gradients
+LANE_RULES: tuple[Rule[Any], ...] = (
+    Rule("along is outputs or batch", lambda k, c: c.along in ("outputs", "batch")),
+    Rule("lanes is 2, 4, 8 or 16", lambda k, c: c.lanes in (2, 4, 8, 16)),
+    Rule("lanes is at most 8 in complex numbers", lambda k, c: c.lanes <= 8 or not k.arithmetic.is_complex),
+)
 
 # a macro of `include/vector/tile.j2` for a vector of inputs, with its arguments
 Vector = tuple[str, tuple[Any, ...]]
@@ -41,21 +49,18 @@ class PlaneVariables(Variables, total=False):
     accumulator: str
     lanes: int
     layout: str
-    columns_from: str
     spread: SpreadInputs
-    mask: str
+    mask: str  # OpenCL type of a vector of lane numbers, the mask of a shuffle
     turns: list[tuple[int, str, str]]
     turns_of_runs: list[tuple[int, str, str]]  # those of a square whose entries are runs of d lanes
-    # end of the names of functions that copy inputs as pairs, and the lanes that these take from two vectors
-    of_pairs: str
-    firsts: str
-    seconds: str
+    of_pairs: str  # end of the names of functions that copy inputs as pairs
     input_digits: list[dict[str, int]]  # of a transposed plane's exchanged inputs
     # expressions of the row of the batch up to which a copy fills what a tile reads
     end_of_rows: str
     end_of_columns: str
     end_of_transposed: str
-    # of complex numbers
+    # indices that pick the parts of complex numbers, which alternate in a vector; `quarter_turn` multiplies by i: it
+    # picks from a vector and its negative
     parts: int
     real_parts: str
     imaginary_parts: str
@@ -66,7 +71,7 @@ class Planes:
     """Distribution of a kernel's outputs over vectors; sizes in elements of the sums' type."""
 
     kernel: KernelSpec
-    constants: Any  # has along, lanes and width
+    constants: Any  # has along, lanes, width and pairs
 
     @property
     def real_bytes(self) -> int:
@@ -174,11 +179,6 @@ class Planes:
         return digits_of_plane(self.kernel.pattern.inputs, self.scope)
 
     @property
-    def columns_from(self) -> str:
-        """Method by which inputs become columns of neighbouring rows of the batch, if lanes are along the batch."""
-        return self.kernel.layout
-
-    @property
     def square(self) -> int:
         """Inputs l of as many k, each with all j, that fill a square of vectors; 0 if none do."""
         d, lanes = self.kernel.pattern.d, self.constants.lanes
@@ -188,36 +188,28 @@ class Planes:
     # ---- variables of the templates
 
     @property
-    def mask_type(self) -> str:
-        """OpenCL type of a vector of lane numbers, the mask of a shuffle."""
-        precision = self.kernel.arithmetic
-        return (
-            f"{'ulong' if precision.sums == 'float64' else 'uint'}{self.constants.lanes * precision.reals_per_number}"
-        )
-
-    @property
     def variables(self) -> PlaneVariables:
         lanes, precision = self.constants.lanes, self.kernel.arithmetic
-        parts, d = precision.reals_per_number, self.kernel.pattern.d
+        parts, d, of_lanes = precision.reals_per_number, self.kernel.pattern.d, range(2 * lanes)
         turns = [(half, _of_parts(low, parts), _of_parts(high, parts)) for half, low, high in _transpose_steps(lanes)]
-        found: PlaneVariables = {
+        return {
             "accumulator": "lanes",
             "lanes": lanes,
             "layout": self.kernel.layout,
-            "columns_from": self.columns_from,
             "spread": spread(self.run, lanes, parts, self.period),
-            "mask": self.mask_type,
+            "mask": f"{'ulong' if precision.sums == 'float64' else 'uint'}{lanes * parts}",
             "turns": turns,
             "turns_of_runs": [(half // d, low, high) for half, low, high in turns if half >= d],
             "input_digits": self.input_digits,
-            "of_pairs": "",
-            "firsts": "",
-            "seconds": "",
+            "of_pairs": "_pairs" if self.constants.pairs else "",
             "end_of_rows": "max(count, HEIGHT)",
             "end_of_columns": "chunk + CHUNK",
             "end_of_transposed": "(count + CHUNK - 1) / CHUNK * CHUNK",
+            "parts": 2 * lanes,
+            "real_parts": ", ".join(str(part // 2 * 2) for part in of_lanes),
+            "imaginary_parts": ", ".join(str(part // 2 * 2 + 1) for part in of_lanes),
+            "quarter_turn": ", ".join(str(part - 1 if part % 2 else 2 * lanes + part + 1) for part in of_lanes),
         }
-        return found | _variables_of_parts(lanes) if precision.is_complex else found
 
 
 # ---- planes of features that are exchanged
@@ -275,20 +267,6 @@ def tile_picture(name: str, constants: Any, down: tuple[str, str], across: tuple
     )
 
 
-def _variables_of_parts(lanes: int) -> PlaneVariables:
-    """Indices that pick the parts of complex numbers, which alternate in a vector.
-
-    `quarter_turn` multiplies by i: it picks from a vector and its negative.
-    """
-    parts = range(2 * lanes)
-    return {
-        "parts": 2 * lanes,
-        "real_parts": ", ".join(str(part // 2 * 2) for part in parts),
-        "imaginary_parts": ", ".join(str(part // 2 * 2 + 1) for part in parts),
-        "quarter_turn": ", ".join(str(part - 1 if part % 2 else 2 * lanes + part + 1) for part in parts),
-    }
-
-
 def _of_parts(lanes: list[int], parts: int) -> str:
     """Indices of lanes as indices of their parts: one per lane, or two of a complex number."""
     return ", ".join(str(lane * parts + half) for lane in lanes for half in range(parts))
@@ -304,6 +282,13 @@ def _transpose_steps(lanes: int) -> list[tuple[int, list[int], list[int]]]:
         steps.append((half, low, high))
         half //= 2
     return steps
+
+
+def variants_of(kernel: KernelSpec, activation: str) -> tuple[str, ...]:
+    """Names of the snippet variants with a version of the activation for vectors; empty if there is none."""
+    # gelu of vectors has an erf of its own, in float32
+    own = {"relu": ("relu_of_lanes",), "gelu": ("gelu_of_lanes",) if kernel.real_bytes == 4 else ()}
+    return own.get(activation, ())
 
 
 def period_of(d: int, lanes: int) -> int:

@@ -76,6 +76,7 @@ class VectorTiling(Planes):
 
     @property
     def columns_from(self) -> str:
+        """Method by which inputs become columns of neighbouring rows of the batch, if lanes are along the batch."""
         in_planes = self.transposes or self.kernel.reads_exchanged
         return "bsl_planes" if self.x_layout == "bsl" and in_planes else self.x_layout
 
