@@ -30,7 +30,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Variables, Work, na
 from ksgen.families.chains import own_of_factors, rule_of_tiles
 from ksgen.families.rules import Rule, no_more, positive
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
-from ksgen.families.vector.chain import ProcessorProduct, output_reads
+from ksgen.families.vector.chain import ProcessorProduct
 from ksgen.families.vector.defaults import MANY
 from ksgen.families.vector.planes import round_up, variants_of
 from ksgen.spec import KernelSpec
@@ -141,7 +141,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     def work(self, kernel: KernelSpec, constants: AnyAmxConstants, batch: int) -> Work:
         shape = AmxChainTiling(kernel, constants)
         weights = sum(pattern.weight_count for pattern in kernel.factors) * kernel.item_bytes
-        moved = kernel.bytes(batch) - weights + shape.packed_bytes + output_reads(kernel, constants.streaming, batch)
+        moved = kernel.bytes(batch) - weights + shape.packed_bytes + self.output_reads(kernel, constants, batch)
         products = sum(dots(factor, batch) for factor in shape.factors)
         return Work(
             divide_up(batch, constants.block) * shape.parts, moved, moved, 0, products * DOT_MULTIPLY_ADDS,
@@ -178,7 +178,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         places = [f"(GLOBAL stored*)(own + {shape.panels + each * shape.between})" for each in range(2)]
         return found | {
             "number": number + 1,
-            "n": f"_{number + 1}" if shape.is_chain else "",
+            "n": f"_{number + 1}" if shape.kernel.is_chain else "",
             "kernel": factor.kernel,
             "constexprs": factor_constexprs(factor),
             "variants": (*variants_of(factor.kernel, activation), activation, *found["variants"]),
@@ -189,7 +189,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     def constexprs(self, kernel: KernelSpec, constants: AnyAmxConstants) -> list[Constexpr]:
         shape = AmxChainTiling(kernel, constants)
         return [
-            *([] if shape.is_chain else factor_constexprs(shape.factors[0])),
+            *([] if kernel.is_chain else factor_constexprs(shape.factors[0])),
             batch_constexpr(kernel),
             Constexpr("LANES", LANES, "lanes of a vector, and sums in a row of a tile"),
             named(constants, "BLOCK", "rows of the batch that a work group takes at a time, at most"),

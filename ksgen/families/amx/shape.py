@@ -86,10 +86,6 @@ class TilePlanes:
         return self.kernel.layout == "bsf"
 
     @property
-    def shared_bytes(self) -> int:
-        return 0
-
-    @property
     def registers(self) -> int:
         """Tile registers: four of sums, and two of each operand."""
         return 8

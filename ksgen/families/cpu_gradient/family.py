@@ -136,6 +136,9 @@ class CpuGradient(OfKinds):
     def packed_bytes(self, kernel: KernelSpec, constants: AnyGradientConstants) -> int:
         return int(self.shape(kernel, constants).part_bytes * constants.parts)
 
+    def shared_bytes(self, kernel: KernelSpec, constants: AnyGradientConstants) -> int:
+        return 0
+
     def geometry(self, kernel: KernelSpec, constants: AnyGradientConstants, batch: int) -> Geometry:
         shape = self.shape(kernel, constants)
         parts = shape.parts(batch)

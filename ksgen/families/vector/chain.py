@@ -41,10 +41,6 @@ class LaunchTiling:
         raise NotImplementedError
 
     @property
-    def is_chain(self) -> bool:
-        return self.kernel.is_chain
-
-    @property
     def parts(self) -> int:
         """Parts of a block's columns, one per work group; the factors of a chain have one."""
         return int(self.factors[0].constants.parts)
@@ -69,10 +65,6 @@ class LaunchTiling:
         return int(max(factor.registers for factor in self.factors))
 
     @property
-    def shared_bytes(self) -> int:
-        return 0
-
-    @property
     def packed_bytes(self) -> int:
         return int(sum(factor.packed_bytes for factor in self.factors))
 
@@ -85,15 +77,18 @@ class ProcessorProduct(Family[ConstantsT]):
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return 0 if kernel.is_chain else int(self.shape(kernel, constants).packed_bytes)
 
+    def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
+        return 0
+
     def geometry(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> Geometry:
         shape, of_source = self.shape(kernel, constants), self.shape(kernel, self.source_constants(kernel, constants))
         grid = divide_up(batch, shape.constants.block) * shape.parts
         return Geometry(grid, 1, 0, at_once=GROUPS_AT_ONCE, group_bytes=of_source.slot * kernel.real_bytes)
 
-
-def output_reads(kernel: KernelSpec, streaming: int, batch: int) -> int:
-    """Bytes that stores of outputs read: stores into the caches first read the lines that they replace."""
-    return 0 if streaming else batch * sum(chain.out_features for chain in kernel.chains) * kernel.item_bytes
+    def output_reads(self, kernel: KernelSpec, constants: Any, batch: int) -> int:
+        """Bytes that stores of outputs read: stores into the caches first read the lines that they replace."""
+        outputs = batch * sum(chain.out_features for chain in kernel.chains)
+        return 0 if constants.streaming else outputs * kernel.item_bytes
 
 
 @dataclass(frozen=True)
@@ -132,12 +127,15 @@ class VectorChainConstants(Constants):
             ) from None
 
 
+AnyVectorConstants = VectorConstants | VectorChainConstants
+
+
 @dataclass(frozen=True)
 class VectorChainTiling(LaunchTiling):
     """Sizes derived from the factors of one launch and their constants, in elements of the sums' type."""
 
     kernel: KernelSpec
-    constants: VectorConstants | VectorChainConstants
+    constants: AnyVectorConstants
 
     @cached_property
     def factors(self) -> list[VectorTiling]:
@@ -148,7 +146,7 @@ class VectorChainTiling(LaunchTiling):
     @property
     def unit(self) -> int:
         """Blocks have a multiple of this number of rows of the batch."""
-        return lcm(*(factor.unit for factor in self.factors)) if self.is_chain else self.factors[0].step
+        return lcm(*(factor.unit for factor in self.factors)) if self.kernel.is_chain else self.factors[0].step
 
     @property
     def pitch(self) -> int:

@@ -7,7 +7,7 @@ from math import lcm
 from ksgen.families.base import Limits
 from ksgen.families.chains import FactorPlace, factor_kernels, own_of_factors, places, transposes
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector.chain import VectorChainConstants
+from ksgen.families.vector.chain import AnyVectorConstants, VectorChainConstants
 from ksgen.families.vector.planes import lanes_of, period_of, round_up
 from ksgen.families.vector.shape import (
     CONFLICTING_BYTES,
@@ -70,12 +70,12 @@ def alike(batch: int) -> int:
     return batch if batch <= FEW else min(MANY, 1 << (batch - 1).bit_length())
 
 
-def default_by_rule(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants | VectorChainConstants:
+def default_by_rule(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants:
     """The fastest constants by rule at a batch; `sources.py` decides which batches share them."""
     return (_default_of_chain if kernel.is_chain else _default_of_factor)(kernel, limits, batch)
 
 
-def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> VectorConstants | VectorChainConstants:
+def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants:
     factors = list(zip(places(kernel), factor_kernels(kernel), strict=True))
     alone = [_default_in_chain(kernel, place, factor, limits, batch) for place, factor in factors]
     pairs = int(any(each.pairs for each in alone))
@@ -333,9 +333,7 @@ def along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> V
 # ---- constants of a launch
 
 
-def fitted(
-    kernel: KernelSpec, limits: Limits, constants: VectorConstants | VectorChainConstants, batch: int
-) -> VectorConstants | VectorChainConstants:
+def fitted(kernel: KernelSpec, limits: Limits, constants: AnyVectorConstants, batch: int) -> AnyVectorConstants:
     """The same tiles, with constants of a launch by rule for a batch: blocks, parts and streaming stores."""
     if isinstance(constants, VectorConstants):
         return _fitted_factor(kernel, limits, constants, batch)
@@ -343,7 +341,7 @@ def fitted(
     return constants.changed(block=block, streaming=streams_outputs(*own_of_factors(kernel, constants)[-1], batch))
 
 
-def shapes_of(kernel: KernelSpec, constants: VectorConstants | VectorChainConstants) -> list[VectorTiling]:
+def shapes_of(kernel: KernelSpec, constants: AnyVectorConstants) -> list[VectorTiling]:
     return [VectorTiling(*each) for each in own_of_factors(kernel, constants)]
 
 

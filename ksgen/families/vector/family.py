@@ -15,7 +15,7 @@ from ksgen.families.chains import FactorPlace, own_of_factors, places, rule_of_t
 from ksgen.families.rules import Rule, at_most, multiple, no_more, positive
 from ksgen.families.signature import each_chains, layout_of
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
-from ksgen.families.vector.chain import ProcessorProduct, VectorChainConstants, VectorChainTiling, output_reads
+from ksgen.families.vector.chain import AnyVectorConstants, ProcessorProduct, VectorChainConstants, VectorChainTiling
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import multiplies_pairs, small_batch_sizes, spread_sizes, tile_sizes
 from ksgen.families.vector.planes import LANE_RULES, PlaneVariables, lanes_of, round_up, tile_picture, variants_of
@@ -23,8 +23,6 @@ from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_pan
 from ksgen.families.vector.sources import default, source_constants
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
-
-AnyVectorConstants = VectorConstants | VectorChainConstants
 
 
 class VectorFactorVariables(PlaneVariables, total=False):
@@ -127,7 +125,7 @@ _CHAIN_RULES: tuple[Rule[VectorChainConstants], ...] = (
 )
 
 
-class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
+class Vector(ProcessorProduct[AnyVectorConstants]):
     """Products by fused multiply-adds on a processor's vector units: of one factor, or of all factors of a layer."""
 
     name = "vector"
@@ -176,7 +174,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
 
     def work(self, kernel: KernelSpec, constants: AnyVectorConstants, batch: int) -> Work:
         factors = [VectorTiling(*each) for each in own_of_factors(kernel, constants)]
-        moved = kernel.bytes(batch) + output_reads(kernel, constants.streaming, batch)
+        moved = kernel.bytes(batch) + self.output_reads(kernel, constants, batch)
         return Work(
             divide_up(batch, constants.block) * factors[0].constants.parts, moved, moved, 0,
             sum(multiply_adds(each, batch) for each in factors),
@@ -197,15 +195,11 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         found = factor_variables(last := shape.factors[-1])  # its activation is that of every last factor
         between = ("activated", *(f"between_{each}" for each in variants_of(kernel, kernel.between)))
         is_along_batch = kernel.layout == "bsl" and last.constants.along == "batch"
-        is_shifted = is_along_batch and bool(constants.streaming) and not shape.is_chain
-        names = [
-            f"A tile of factor {number}" if shape.is_chain else "A tile of Y"
-            for number in range(1, len(shape.factors) + 1)
-        ]
-        tiles = [
-            tile_picture(name, each.constants, OF_ROWS, OF_LANES)
-            for name, each in zip(names, shape.factors, strict=True)
-        ]
+        is_shifted = is_along_batch and bool(constants.streaming) and not kernel.is_chain
+        tiles = []
+        for number, each in enumerate(shape.factors, 1):
+            name = f"A tile of factor {number}" if kernel.is_chain else "A tile of Y"
+            tiles.append(tile_picture(name, each.constants, OF_ROWS, OF_LANES))
         return {
             **found,
             "variants": (*found["variants"], *(between if kernel.between != "none" else ())),
@@ -228,16 +222,16 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
         pitch_out = factor.kernel.pattern.out_features if factor.kernel.layout == "bsf" else shape.pitch
         return factor_variables(factor) | {
             "number": number + 1,
-            "n": f"_{number + 1}" if shape.is_chain else "",
+            "n": f"_{number + 1}" if shape.kernel.is_chain else "",
             "kernel": factor.kernel,
             "along": factor.constants.along,
-            "constexprs": factor_constexprs(factor) if shape.is_chain else [],
+            "constexprs": factor_constexprs(factor) if shape.kernel.is_chain else [],
             "source": between if not is_first else "byte" if factor.kernel.has_bytes_in else "stored",
             "target": "stored" if is_last else between,
             "kept": "outputs" if is_last else kept,
             "as_kept": "as_outputs" if is_last or has_pairs else "",
             "widen": widen if not is_first else "widen_byte" if factor.kernel.has_bytes_in else "widen",
-            "part": "0, 1" if shape.is_chain else "(int)part, (int)parts",
+            "part": "0, 1" if shape.kernel.is_chain else "(int)part, (int)parts",
             # the last rows of X are copied if loads reach beyond them; an intermediate's buffer is padded instead
             "is_last_block": "last == batch" if is_first else "false",
             "from_there": f"{_from_first(shape.kernel, 'x')}, x_pitch"
@@ -251,7 +245,7 @@ class Vector(ProcessorProduct[VectorConstants | VectorChainConstants]):
     def constexprs(self, kernel: KernelSpec, constants: AnyVectorConstants) -> list[Constexpr]:
         shape = VectorChainTiling(kernel, constants)
         return [
-            *([] if shape.is_chain else factor_constexprs(shape.factors[0])),
+            *([] if kernel.is_chain else factor_constexprs(shape.factors[0])),
             batch_constexpr(kernel),
             *epilogue_constexprs(kernel),
             named(shape.factors[0].constants, "LANES", "lanes per vector register"),

@@ -86,10 +86,6 @@ class Planes:
         """Lanes of the vectors in one row of a tile."""
         return int(self.constants.width * self.constants.lanes)
 
-    @property
-    def shared_bytes(self) -> int:
-        return 0
-
     # ---- planes: outputs that share their inputs
 
     @property

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector.chain import VectorChainConstants
+from ksgen.families.vector.chain import AnyVectorConstants, VectorChainConstants
 from ksgen.families.vector.cycles import LAUNCH, multiply_cycles
 from ksgen.families.vector.defaults import (
     FEW,
@@ -22,7 +22,7 @@ from ksgen.families.vector.defaults import (
     shapes_of,
     streams_outputs,
 )
-from ksgen.families.vector.shape import VectorConstants, VectorTiling
+from ksgen.families.vector.shape import VectorTiling
 from ksgen.spec import KernelSpec
 
 # batches whose tiles others take; each may take those of the ones before it, of larger batches first
@@ -36,8 +36,6 @@ MOST_LACKED, MOST_LACKED_D = 0.035, 4
 # expected time over that of its own tiles from which a batch has a source of its own, and from which the largest has
 LEAST_GAIN, LEAST_GAIN_OF_MANY = 1.1, 1.05
 REMEMBERED = 4096  # cached choices
-
-AnyVectorConstants = VectorConstants | VectorChainConstants
 
 
 def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyVectorConstants:
