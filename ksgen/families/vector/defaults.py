@@ -5,7 +5,7 @@ from functools import lru_cache
 from math import lcm
 
 from ksgen.families.base import Limits
-from ksgen.families.chains import FactorPlace, factor_kernels, own_of_factors, places, transposes
+from ksgen.families.chains import factor_kernels, own_of_factors, places, transposes
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.chain import AnyVectorConstants, VectorChainConstants
 from ksgen.families.vector.planes import lanes_of, period_of, round_up
@@ -76,23 +76,15 @@ def default_by_rule(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVector
 
 
 def _default_of_chain(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants:
-    factors = list(zip(places(kernel), factor_kernels(kernel), strict=True))
-    alone = [_default_in_chain(kernel, place, factor, limits, batch) for place, factor in factors]
-    pairs = int(any(each.pairs for each in alone))
-    alone = [each.changed(parts=1, pairs=pairs) for each in alone]
-    copied = [each.layout == "bsl" or (pairs and place.at == 0 and kernel.stride != "dense") for place, each in factors]
-    alone = [each.changed(panel=1) if is_copied else each for each, is_copied in zip(alone, copied, strict=True)]
-    return fitted(kernel, limits, VectorChainConstants.of(kernel, MOST_ROWS, alone), batch)
-
-
-def _default_in_chain(
-    kernel: KernelSpec, place: FactorPlace, factor: KernelSpec, limits: Limits, batch: int
-) -> VectorConstants:
-    """Default constants of a factor in a chain; lanes are along the batch in the factor that changes the layout."""
-    found = _default_of_factor(factor, limits, batch)
-    if not transposes(kernel, place) or found.along == "batch":
-        return found
-    return along_batch(factor, limits, found.lanes, batch).changed(pairs=found.pairs)
+    factors = factor_kernels(kernel)
+    alone = [_default_of_factor(each, limits, batch) for each in factors]
+    pairs, chosen = max(each.pairs for each in alone), []
+    for place, factor, own in zip(places(kernel), factors, alone, strict=True):
+        is_turned = transposes(kernel, place) and own.along == "outputs"
+        tiles = along_batch(factor, limits, own.lanes, batch) if is_turned else own
+        is_copied = factor.layout == "bsl" or (pairs and place.at == 0 and kernel.stride != "dense")
+        chosen.append(tiles.changed(pairs=pairs, panel=1 if is_copied else tiles.panel))
+    return fitted(kernel, limits, VectorChainConstants.of(kernel, MOST_ROWS, chosen), batch)
 
 
 def common_block(kernel: KernelSpec, shapes: list[VectorTiling], most: int) -> int:

@@ -17,10 +17,10 @@ from ksgen.families.signature import each_chains, layout_of
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, given_scales, pattern_constexprs
 from ksgen.families.vector.chain import AnyVectorConstants, ProcessorProduct, VectorChainConstants, VectorChainTiling
 from ksgen.families.vector.cycles import multiply_cycles
-from ksgen.families.vector.defaults import multiplies_pairs, small_batch_sizes, spread_sizes, tile_sizes
+from ksgen.families.vector.defaults import MANY, alike, multiplies_pairs, small_batch_sizes, spread_sizes, tile_sizes
 from ksgen.families.vector.planes import LANE_RULES, PlaneVariables, lanes_of, round_up, tile_picture, variants_of
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
-from ksgen.families.vector.sources import default, source_constants
+from ksgen.families.vector.sources import shared, source_constants
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
 
@@ -137,7 +137,7 @@ class Vector(ProcessorProduct[AnyVectorConstants]):
         return limits.is_cpu and kernel.job != "gradient"
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyVectorConstants:
-        return default(kernel, limits, batch)
+        return shared(kernel, limits, kernel.batch or alike(batch or MANY))
 
     def source_constants(self, kernel: KernelSpec, constants: AnyVectorConstants) -> AnyVectorConstants:
         return source_constants(kernel, constants)
@@ -334,7 +334,7 @@ def _variables_of_pairs(shape: VectorTiling) -> VectorFactorVariables:
     }
 
 
-def out_of_block(kernel: KernelSpec, chain: int = 0) -> str:
+def out_of_block(kernel: KernelSpec, chain: int) -> str:
     """Expressions for the fields of the source's `Out`: a chain's outputs for a block, and what is added."""
     y, bias, residual = (each_chains(kernel, operand)[chain] for operand in ("y", "bias", "residual"))
     added = f"{_from_first(kernel, residual)}, {residual}_pitch" if kernel.epilogue.residual else "0, 0"

@@ -14,7 +14,6 @@ from ksgen.families.vector.cycles import LAUNCH, multiply_cycles
 from ksgen.families.vector.defaults import (
     FEW,
     MANY,
-    alike,
     common_block,
     default_by_rule,
     fitted,
@@ -36,11 +35,6 @@ MOST_LACKED, MOST_LACKED_D = 0.035, 4
 # expected time over that of its own tiles from which a batch has a source of its own, and from which the largest has
 LEAST_GAIN, LEAST_GAIN_OF_MANY = 1.1, 1.05
 REMEMBERED = 4096  # cached choices
-
-
-def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyVectorConstants:
-    """Default constants at a batch size; None stands for a large batch."""
-    return shared(kernel, limits, kernel.batch or alike(batch or MANY))
 
 
 @lru_cache(REMEMBERED)
