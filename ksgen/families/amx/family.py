@@ -41,17 +41,10 @@ AnyAmxConstants = AmxConstants | AmxChainConstants
 class AmxFactorVariables(Variables, total=False):
     accumulator: str
     lanes: int
-    layout: str
+    shape: AmxTiling  # the sizes, which templates read as `shape.NAME`
     operand: str
-    is_bsf: bool
-    inputs_lie: str
-    outputs_lie: str
-    inputs_are: str
-    repair: str
     block_arguments: str
-    number: int
     n: str
-    kernel: KernelSpec
     constexprs: list[Constexpr]
     from_there: str
     to_there: str
@@ -177,9 +170,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         pitch = "0" if factor.is_bsf else str(shape.pitch)  # in batch-size-first, constants of the source are the pitch
         places = [f"(GLOBAL stored*)(own + {shape.panels + each * shape.between})" for each in range(2)]
         return found | {
-            "number": number + 1,
             "n": f"_{number + 1}" if shape.kernel.is_chain else "",
-            "kernel": factor.kernel,
             "constexprs": factor_constexprs(factor),
             "variants": (*variants_of(factor.kernel, activation), activation, *found["variants"]),
             "from_there": f"{places[(number - 1) % 2]}, {pitch}" if number else "x + first * X_BATCH_STRIDE, batch",
@@ -215,22 +206,15 @@ def _space_of_chain(kernel: KernelSpec) -> Iterator[AmxChainConstants]:
 def factor_variables(shape: AmxTiling) -> AmxFactorVariables:
     """Variables of a factor's template."""
     kernel = shape.kernel
-    extras = {"bias": "bias", "residual": "residual + first * Y_BATCH_STRIDE"}
-    wanted = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
-    is_split = shape.products.parts > 1
-    lie = "interleaved" if shape.is_interleaved else "apart"
+    bias = "bias" if kernel.epilogue.bias else "0"
+    residual = "residual + first * Y_BATCH_STRIDE" if kernel.epilogue.residual else "0"
     return {
         "accumulator": "lanes",
         "lanes": LANES,
-        "layout": kernel.layout,
+        "shape": shape,
         "operand": shape.products.operand.name,
-        "variants": (*(("split",) if is_split else ()), *(("tiles",) if kernel.dtype == "bfloat16" else ())),
-        "is_bsf": shape.is_bsf,
-        "inputs_lie": lie,
-        "outputs_lie": ("exchanged" if kernel.pattern.outputs.is_exchanged else lie) if shape.is_bsf else "bsl",
-        "inputs_are": "rows" if shape.is_bsf else "columns",
-        "repair": "split" if is_split else "none",
-        "block_arguments": "".join(f", {extras[name] if wanted[name] else '0'}" for name in extras),
+        "variants": (*(("split",) if shape.is_split else ()), *(("tiles",) if kernel.dtype == "bfloat16" else ())),
+        "block_arguments": f", {bias}, {residual}",
     }
 
 

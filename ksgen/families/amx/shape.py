@@ -95,6 +95,11 @@ class TilePlanes:
         return products_of(self.kernel)
 
     @property
+    def is_split(self) -> bool:
+        """Whether an element is split into several operands; sums that are not finite are then computed again."""
+        return self.products.parts > 1
+
+    @property
     def step_items(self) -> int:
         """16-bit operands from one step's tile to the next; the parts of a tile follow each other."""
         return TILE_ITEMS * self.products.parts
@@ -130,6 +135,11 @@ class TilePlanes:
     def is_interleaved(self) -> bool:
         """Whether vectors hold whole runs of j in their stored order."""
         return self.run == self.kernel.pattern.d and LANES % self.run == 0
+
+    @property
+    def inputs_lie(self) -> str:
+        """Method by which vectors of inputs are loaded in batch-size-first."""
+        return "interleaved" if self.is_interleaved else "apart"
 
     @property
     def square(self) -> int:
@@ -293,7 +303,7 @@ class AmxTiling(TilePlanes):
     @property
     def halves(self) -> int:
         """Groups of sixteen inputs that are put into a panel together: two fill a tile's row with 16-bit inputs."""
-        return 2 if self.products.parts == 1 else 1
+        return 1 if self.is_split else 2
 
     @property
     def copied_rows(self) -> int:
@@ -331,6 +341,12 @@ class AmxTiling(TilePlanes):
         return self.copied if self.run < self.kernel.pattern.d else divide_up(self.copied * self.run, line)
 
     # ---- stores of sums
+
+    @property
+    def outputs_lie(self) -> str:
+        """Method by which outputs are stored."""
+        in_rows = "exchanged" if self.kernel.pattern.outputs.is_exchanged else self.inputs_lie
+        return in_rows if self.is_bsf else "bsl"
 
     @property
     def line_vectors(self) -> int:

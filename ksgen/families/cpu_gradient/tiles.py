@@ -120,17 +120,13 @@ class AmxGradientTiling(TilePlanes, GradientParts):
 
     @property
     def variables(self) -> CpuGradientVariables:
-        is_split = self.products.parts > 1
         return {
             "accumulator": "lanes",
             "lanes": LANES,
+            "shape": self,
             "n": "",
-            "inputs": self.kernel.pattern.inputs,
-            "layout": self.kernel.layout,
             "operand": self.products.operand.name,
-            "variants": ("split",) if is_split else (),
-            "inputs_lie": "interleaved" if self.is_interleaved else "apart",
-            "repair": "split" if is_split else "none",
+            "variants": ("split",) if self.is_split else (),
             "picture": self.picture("all rows of a block", "outputs k", "inputs l"),
         }
 

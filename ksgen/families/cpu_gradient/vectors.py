@@ -78,17 +78,12 @@ class CpuGradientVariables(PlaneVariables, total=False):
     extra_outputs: str
     # by vectors
     n: str
-    inputs: Order
-    outputs: Order
     source: str
     widen: str
-    planes: str
     has_pairs: bool
     stores_squares: bool
     # by tiles
     operand: str
-    inputs_lie: str
-    repair: str
 
 
 @dataclass(frozen=True)
@@ -259,14 +254,11 @@ class VectorGradientTiling(Planes, GradientParts):
     def variables(self) -> CpuGradientVariables:
         return cast("CpuGradientVariables", super().variables) | {
             "n": "",
-            "inputs": self.kernel.pattern.inputs,
-            "outputs": self.kernel.pattern.outputs,
             "source": "stored",
             "widen": "widen",
             "end_of_rows": "count",
             "end_of_columns": "end",
             "end_of_transposed": "count",
-            "planes": "cpu_gradient/plane_" if self.constants.pairs else "vector/plane_",
             "has_pairs": bool(self.constants.pairs),
             "stores_squares": bool(self.square),
             "variants": ("gradient", *(("pairs",) if self.constants.pairs else ())),

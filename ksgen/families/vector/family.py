@@ -28,16 +28,11 @@ from ksgen.spec.precision import BF16
 class VectorFactorVariables(PlaneVariables, total=False):
     """Template variables of one factor: its constants and snippets, where its inputs come from and its outputs go."""
 
-    columns_from: str
     weight: str  # type of a packed weight
     given: str  # type of a weight before it is packed
     one_weight: str
-    is_quantized: bool
     packs_adjoint: bool
     rows: str
-    is_in_rows: bool
-    plane_digits: list[dict[str, int]]
-    stays_in_vectors: bool
     column_at: str
     packed_planes: str
     packed_lanes: str
@@ -53,18 +48,13 @@ class VectorFactorVariables(PlaneVariables, total=False):
     words_of_firsts: str
     words_of_seconds: str
     even_and_odd: str
-    first_packed: str
-    number: int
     n: str  # end of the names in its part of the source; a factor alone has none
-    kernel: KernelSpec
-    along: str
     constexprs: list[Constexpr]  # of a factor in a chain; empty for a factor alone: `Vector.constexprs` has them
     source: str
     target: str
     kept: str
     as_kept: str
     widen: str
-    part: str
     is_last_block: str
     from_there: str
     to_there: str
@@ -221,17 +211,13 @@ class Vector(ProcessorProduct[AnyVectorConstants]):
         pitch_in = factor.kernel.pattern.in_features if factor.x_layout == "bsf" else shape.pitch
         pitch_out = factor.kernel.pattern.out_features if factor.kernel.layout == "bsf" else shape.pitch
         return factor_variables(factor) | {
-            "number": number + 1,
             "n": f"_{number + 1}" if shape.kernel.is_chain else "",
-            "kernel": factor.kernel,
-            "along": factor.constants.along,
             "constexprs": factor_constexprs(factor) if shape.kernel.is_chain else [],
             "source": between if not is_first else "byte" if factor.kernel.has_bytes_in else "stored",
             "target": "stored" if is_last else between,
             "kept": "outputs" if is_last else kept,
             "as_kept": "as_outputs" if is_last or has_pairs else "",
             "widen": widen if not is_first else "widen_byte" if factor.kernel.has_bytes_in else "widen",
-            "part": "0, 1" if shape.kernel.is_chain else "(int)part, (int)parts",
             # the last rows of X are copied if loads reach beyond them; an intermediate's buffer is padded instead
             "is_last_block": "last == batch" if is_first else "false",
             "from_there": f"{_from_first(shape.kernel, 'x')}, x_pitch"
@@ -281,18 +267,12 @@ def factor_variables(shape: VectorTiling) -> VectorFactorVariables:
         **shape.variables,
         **_of_ties(shape),
         **_variables_of_pairs(shape),
-        "columns_from": shape.columns_from,
         "squares_of": ("real" if shape.constants.pairs else "stored") if shape.square else "",
         "pair_up": "pair_up" if shape.constants.pairs and shape.kernel.pattern.d > 1 else "",
-        "first_packed": shape.first_packed,
         "weight": value if shape.kernel.is_quantized else "real",
         "given": value if shape.kernel.is_quantized else "stored",
         "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
-        "is_quantized": shape.kernel.is_quantized,
         "packs_adjoint": packs_adjoint(shape.kernel),
-        "is_in_rows": shape.is_in_rows,
-        "plane_digits": shape.plane_digits,
-        "stays_in_vectors": shape.stays_in_vectors,
         "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
         "variants": (*variants, "pairs") if shape.constants.pairs else variants,
     }

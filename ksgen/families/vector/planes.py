@@ -48,13 +48,12 @@ class PlaneVariables(Variables, total=False):
 
     accumulator: str
     lanes: int
-    layout: str
+    shape: Any  # the sizes, which templates read as `shape.NAME`
     spread: SpreadInputs
     mask: str  # OpenCL type of a vector of lane numbers, the mask of a shuffle
     turns: list[tuple[int, str, str]]
     turns_of_runs: list[tuple[int, str, str]]  # those of a square whose entries are runs of d lanes
     of_pairs: str  # end of the names of functions that copy inputs as pairs
-    input_digits: list[dict[str, int]]  # of a transposed plane's exchanged inputs
     # expressions of the row of the batch up to which a copy fills what a tile reads
     end_of_rows: str
     end_of_columns: str
@@ -191,12 +190,11 @@ class Planes:
         return {
             "accumulator": "lanes",
             "lanes": lanes,
-            "layout": self.kernel.layout,
+            "shape": self,
             "spread": spread(self.run, lanes, parts, self.period),
             "mask": f"{'ulong' if precision.sums == 'float64' else 'uint'}{lanes * parts}",
             "turns": turns,
             "turns_of_runs": [(half // d, low, high) for half, low, high in turns if half >= d],
-            "input_digits": self.input_digits,
             "of_pairs": "_pairs" if self.constants.pairs else "",
             "end_of_rows": "max(count, HEIGHT)",
             "end_of_columns": "chunk + CHUNK",
