@@ -47,7 +47,7 @@ def test_baselines_multiply(name: str, layout: str) -> None:
     if missing:
         pytest.skip(f"{name} is not installed")
     assert computed or (name, layout) in {
-        *((each, "bsl") for each in ("three_passes", "densified", "pieces", "onednn")),
+        *((each, "bsl") for each in ("three_passes", "densified", "pieces", "onednn", "torch_structured")),
         *product(("authors", "semi_structured", "nvmath", "blr"), LAYOUTS),
         ("lazylinop", "bsf"),
     }

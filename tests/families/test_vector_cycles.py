@@ -72,7 +72,7 @@ def test_a_search_chooses_among_a_few_hundred(layout: str, job: str) -> None:
         pool = make_pool(wanted, machine, list_space(wanted, machine))
         assert 300 < len(pool) < 2000
         assert pool.predicted_us[0] >= CEILINGS.floor_s(kernel, BATCH) * 1e6
-        assert pool.predicted_us[-1] > 4 * pool.predicted_us[0]  # so that there is something to prune
+        assert pool.predicted_us[-1] > 3.8 * pool.predicted_us[0]  # so that there is something to prune
 
 
 def cycles(constants: VectorConstants, kernel: KernelSpec = KERNEL, batch: int = BATCH) -> float:
