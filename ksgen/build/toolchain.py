@@ -23,7 +23,6 @@ from glob import glob
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ksgen import install
 from ksgen.build.children import current_children, first_error, made_from, refusal, working_folder
 from ksgen.build.request import Binary, read_notes, read_resources
 from ksgen.errors import ToolchainError, warn
@@ -212,6 +211,8 @@ def warnings_are_errors() -> bool:
 
 def is_newer_than_driver(version: str) -> bool:
     """Whether the compiler's CUDA is newer than this machine's driver, which then cannot load its binaries."""
+    from ksgen import install  # reads the metadata of packages, and asks the driver's library
+
     return 0 < install.supported_cuda() // 1000 < int(version.partition(".")[0])
 
 
@@ -272,6 +273,8 @@ def _binary(data: bytes, entry: str, target: str, log: str) -> Binary:
 
 
 def _install_hint() -> str:
+    from ksgen import install  # reads the metadata of packages, and asks the driver's library
+
     nvrtc = f"{install.install_line(install.cuda_extra())} brings NVRTC"
     if 0 < install.supported_cuda() < install.NEWEST * 1000:  # a driver that loads no binary of the packaged nvcc
         return nvrtc
@@ -325,6 +328,8 @@ def _in_order_of_places(name: str | None, *surroundings: str | None) -> Iterator
 
 
 def _fits_driver(compiler: CudaCompiler) -> bool:
+    from ksgen import install  # reads the metadata of packages, and asks the driver's library
+
     if not install.supported_cuda():
         return True
     try:
