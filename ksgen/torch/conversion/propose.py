@@ -136,8 +136,9 @@ class Proposals:
             cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []
             rows.append(cells)
         note = describe_unreliable([each.doubt for each in (self.dense, *self)], "measured time")
+        none = "" if self.chains else "No chain fits the budget. "
         return (
-            f"{table_of(titles, rows, width=140)}Times at batch {self.batch}, expected by "
+            f"{table_of(titles, rows, width=140)}{none}Times at batch {self.batch}, expected by "
             f"{self.by}.{' ' * bool(note)}{note}"
         )
 

@@ -201,7 +201,10 @@ def test_the_table() -> None:
     found = propose(96, 80, device=TARGET, most=1)
     assert "error" not in str(found)
     assert repr(found).startswith(f"Proposals({len(found)} chains, the first of them ")
-    assert list(propose(7, 11, budget=0.1, device=TARGET)) == []
+    none = propose(7, 11, budget=0.1, device=TARGET)
+    assert list(none) == []
+    assert "No chain fits the budget. Times at batch 25088" in str(none)
+    assert "budget" not in shown
 
 
 @pytest.mark.parametrize(
