@@ -179,7 +179,7 @@ def test_onednn_multiplies_by_a_matrix_that_it_has_reordered(monkeypatch: pytest
 
 def test_pieces_have_the_fastest_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0, 3, 0, 1, 0, 2])  # seconds of each number of rows: the second is the fastest
-    monkeypatch.setattr("ksgen.bench.baselines.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("ksgen.measure.trust.perf_counter", lambda: next(ticks))
     rows: list[int] = []
     split = torch.Tensor.split
     monkeypatch.setattr(torch.Tensor, "split", lambda x, own: (rows.append(own), split(x, own))[1])
