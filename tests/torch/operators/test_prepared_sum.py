@@ -114,7 +114,7 @@ def streams(launches: Any) -> list[bool]:
     """Whether each launch of prepared calls may use streaming stores."""
     return [
         bool(arguments[len(plan.operands) + plan.choice.constants.at_launch.index("streaming")])
-        for plan, arguments, *_ in launches._calls
+        for plan, _, arguments, *_ in launches._calls
         if "streaming" in plan.choice.constants.at_launch
     ]
 
