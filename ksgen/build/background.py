@@ -38,6 +38,7 @@ class BackgroundJob:
     work: Callable[[], Any]
     imports: bool
     must_end: bool
+    is_needed: bool
     done: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     error: BaseException | None = None
@@ -143,6 +144,7 @@ def outcome(
     at_once: bool = False,
     imports: bool = False,
     must_end: bool = False,
+    is_needed: bool = True,
 ) -> Any:
     """Return the result of some work, or raise its error.
 
@@ -150,7 +152,8 @@ def outcome(
     result only once, so the caller must keep it. Equal keys are for the same work. `what` names the work in warnings.
     `at_once` says that the work takes no time, because its slow part is already done. `imports` says that the work may
     import modules. `must_end` says that the process waits for the work before it exits, for at most `MOST_WAIT_S`
-    seconds.
+    seconds. Work that is not `is_needed` only makes later calls faster: nothing waits for it, and times are measured
+    while it runs.
     """
     if at_once:
         _background.drop(key)
@@ -160,7 +163,7 @@ def outcome(
         if notice := _notice.get():
             notice.begin(what)
         return work()
-    job = _background.job(key, lambda: BackgroundJob(what, work, imports, must_end))
+    job = _background.job(key, lambda: BackgroundJob(what, work, imports, must_end, is_needed))
     if not job.done.is_set():
         raise PendingError(what)
     _background.drop(key)
@@ -183,7 +186,7 @@ def all_of(works: Iterable[Callable[[], Result]]) -> tuple[Result, ...]:
 
 
 def is_busy() -> bool:
-    """Whether the background has unfinished work, which disturbs measured times."""
+    """Whether the background has unfinished work that is needed, and disturbs measured times."""
     return bool(unfinished())
 
 
@@ -198,9 +201,9 @@ def is_pending(since: object) -> bool:
 
 
 def unfinished() -> list[BackgroundJob]:
-    """Jobs that the background has not finished."""
+    """Needed jobs that the background has not finished."""
     with _background.guard:
-        return [job for job in _background.jobs.values() if not job.done.is_set()]
+        return [job for job in _background.jobs.values() if job.is_needed and not job.done.is_set()]
 
 
 @contextmanager

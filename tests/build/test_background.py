@@ -69,6 +69,23 @@ def test_deferred_work_is_shared_and_handed_out_once() -> None:
         ask("key", work)
 
 
+def test_nothing_waits_for_work_that_is_not_needed() -> None:
+    gate = threading.Event()
+    ended, before = partial(gate.wait, 60), background.progress()
+    with deferred(lambda: True):
+        with pytest.raises(PendingError):
+            outcome("key", "key", ended, is_needed=False)
+        assert not background.is_busy()
+        assert not background.is_pending(before)
+        assert background.finish_jobs() == 0
+        with pytest.raises(PendingError):
+            outcome("key", "key", ended, is_needed=False)
+        gate.set()
+        (job,) = background._background.jobs.values()
+        assert job.done.wait(60)
+        assert outcome("key", "key", ended, is_needed=False) is True
+
+
 def test_an_error_is_raised_where_the_result_is_asked_for() -> None:
     def work() -> None:
         raise ToolchainError("refused")

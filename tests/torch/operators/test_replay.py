@@ -496,7 +496,8 @@ def test_the_extension_is_compiled_in_the_background_after_many_calls(monkeypatc
         def get(self, *_: Any) -> None:
             return None
 
-    def outcome(key: Any, what: str, work: Any) -> Any:
+    def outcome(key: Any, what: str, work: Any, is_needed: bool = True) -> Any:
+        assert not is_needed
         asked.append(what)
         if len(asked) < 3:
             raise PendingError(what)
@@ -524,7 +525,8 @@ def test_the_extension_is_compiled_in_the_background_after_many_calls(monkeypatc
 def test_first_calls_of_many_layers_do_not_compile_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def outcome(key: Any, what: str, work: Any) -> Any:
+    def outcome(key: Any, what: str, work: Any, is_needed: bool = True) -> Any:
+        assert not is_needed
         asked.append(what)
         raise PendingError(what)
 
@@ -673,7 +675,7 @@ def test_weights_in_eight_bits(storage: str) -> None:
 def test_the_extension_is_compiled_at_once_for_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     found, given_way = extension(), list[bool]()
 
-    def outcome(key: Any, what: str, work: Any) -> Any:
+    def outcome(key: Any, what: str, work: Any, is_needed: bool = True) -> Any:
         given_way.append(bool((policy := background._policy.get()) and policy()))
         return work()
 
