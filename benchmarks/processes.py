@@ -31,13 +31,13 @@ from torch import nn
 
 from benchmarks.torch_cpu import inference, medians_us
 from ksgen.bench import models
-from ksgen.bench.comparison import grouped
 from ksgen.build.background import is_busy
 from ksgen.measure.trust import keep_freed_memory
 from ksgen.torch import KSLinear
 from ksgen.torch.operators import replay
 from ksgen.torch.operators.meanwhile import times_unsettled
 from ksgen.torch.operators.prepared import Prepared
+from ksgen.values import grouped
 
 PATTERNS = (1, 192, 48, 2), (6, 64, 64, 1), (1, 128, 128, 3)
 BATCHES = 1, 4, 16, 64, 256, 1024

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from ksgen.bench.chains import transformers
-from ksgen.bench.comparison import grouped
 from ksgen.measure.trust import Blocks, Runs, block_of, host_clock, keep_freed_memory, take_blocks
 from ksgen.pattern import Chain, Pattern, Patterns, monarch
 from ksgen.spec import LAYOUTS, Layout
@@ -28,6 +27,7 @@ from ksgen.torch import KSConv1x1, KSLinear, freeze
 from ksgen.torch.layer.building import build_runs
 from ksgen.torch.operators import replay
 from ksgen.torch.operators.backends import BackendName
+from ksgen.values import grouped
 
 PATTERNS = [
     (2, 48, 192, 1), (1, 192, 48, 2), (6, 64, 64, 1), (1, 768, 192, 2), (1, 128, 128, 3),

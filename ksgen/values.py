@@ -1,10 +1,11 @@
-"""Reads users' values as numbers, and writes values, numbers and misfits in messages."""
+"""Reads users' values as numbers, writes values, numbers and misfits in messages, and groups items."""
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+Key = TypeVar("Key")
 MOST_SHOWN = 400  # characters of a path
 
 
@@ -47,6 +48,14 @@ def listed(values: Any) -> tuple[Any, ...] | None:
         return tuple(values)
     except TypeError:
         return None
+
+
+def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
+    """Group items by a key. Keys are in order of their first appearance."""
+    found: dict[Key, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def excerpt(value: object) -> str:

@@ -13,6 +13,7 @@ from ksgen.values import (
     cached_property,
     counted,
     excerpt,
+    grouped,
     listed,
     misfit_of_x,
     shown,
@@ -141,3 +142,9 @@ def test_no_message_counts_by_hand(path: Path) -> None:
     """A number in braces before a plural: `{len(kernels)} kernels` says "1 kernels" some day."""
     things = "kernels|entries|binaries|jobs|patterns|trials|candidates|layers|devices|GPUs|images|measurements"
     assert not re.findall(rf"\{{[^{{}}]+\}} (?:(?:other|of) )?(?:{things})\b", path.read_text(encoding="utf-8")), path
+
+
+def test_groups_keep_the_order_of_their_items() -> None:
+    found = grouped(["bc", "a", "d", "ef"], len)
+    assert list(found.items()) == [(2, ["bc", "ef"]), (1, ["a", "d"])]
+    assert grouped([], len) == {}

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from ksgen import structures
 from ksgen.bench.roster import COMPARISONS
 from ksgen.errors import SpecError
 from ksgen.paths import resource
-from ksgen.pattern import Chain, Pattern, block_butterfly, low_rank, monarch
+from ksgen.pattern import Chain, block_butterfly, low_rank, monarch
 from ksgen.spec import Epilogue, load, paper_patterns
 from ksgen.spec.spec import parts_of
 from ksgen.structures import Structure
+from ksgen.values import grouped
 
 OF_TRANSFORMERS = (
     (384, 384), (384, 1536), (1536, 384), (768, 768), (768, 3072), (3072, 768), (1024, 1024), (1024, 4096),
@@ -195,9 +197,7 @@ def named_layers() -> list[MeasuredLayer]:
 
 def _pairs() -> Iterator[Chain]:
     patterns = [each for each in paper_patterns() if max(each.in_features, each.out_features) <= MOST_FEATURES]
-    by_inputs: dict[int, list[Pattern]] = {}
-    for each in patterns:
-        by_inputs.setdefault(each.in_features, []).append(each)
+    by_inputs = grouped(patterns, attrgetter("in_features"))
     for first in patterns:
         for last in by_inputs.get(first.out_features, ()):
             if first.d != last.d:  # otherwise the product is a single pattern

@@ -8,19 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import TypeVar
 
 from ksgen.bench.roster import FORWARD, STEP_TITLES
 from ksgen.bench.rows import OK, ResultRow
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
+from ksgen.values import grouped
 
 BEST = "best"  # each contender in the better of its layouts
 UNTUNED = "ksgen, default"  # our families' defaults alone
 
 Pairs = list[tuple[Pattern, float]]
-Item = TypeVar("Item")
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -152,14 +150,6 @@ def comparisons(rows: Sequence[ResultRow]) -> list[Results]:
     """Results per batch size and precision: batch sizes ascending, precisions in the rows' order."""
     found = dict.fromkeys((row.batch, row.precision) for row in rows)
     return [Results(rows, precision, batch) for batch, precision in sorted(found, key=lambda each: each[0])]
-
-
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Group items by a key. Keys are in order of their first appearance."""
-    found: dict[Key, list[Item]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
 
 
 def group_by(pairs: Iterable[tuple[Pattern, float]], key: Callable[[Pattern], float]) -> dict[float, list[float]]:

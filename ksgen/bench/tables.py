@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, group_by, grouped
+from ksgen.bench.comparison import BEST, UNTUNED, Duel, Results, comparisons, group_by
 from ksgen.bench.roster import (
     AND,
     EVERYONE,
@@ -46,7 +46,7 @@ from ksgen.measure.roofline import NO_FLOOR
 from ksgen.measure.trust import MARK, MOST_WIDTH, ROUGH_WIDTH, marked
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS
-from ksgen.values import counted, spanned
+from ksgen.values import counted, grouped, spanned
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from operator import attrgetter
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from ksgen.spec import KernelSpec
 from ksgen.tuning import figures
 from ksgen.tuning.model import rank_correlation
 from ksgen.tuning.trials import STATES, Trial
-from ksgen.values import cached_property, counted
+from ksgen.values import cached_property, counted, grouped
 
 SHOWN_ROWS = 12  # rows of a table, until the reader asks for all
 LEAST_PREDICTED = 3  # candidates, for a picture of the cost model
@@ -107,9 +108,7 @@ def sections_of(trials: Sequence[Trial], winners: Collection[Trial] = ()) -> lis
     `winners` are the trials that a search chose after finals between the fastest few. In other jobs, the shortest time
     wins.
     """
-    jobs: dict[tuple[str, KernelSpec, int], list[Trial]] = {}
-    for trial in trials:
-        jobs.setdefault((trial.device, trial.kernel, trial.batch), []).append(trial)
+    jobs = grouped(trials, attrgetter("device", "kernel", "batch"))
     decided = {_candidate(trial) for trial in winners}
     sections = []
     for (device, kernel, batch), found in jobs.items():

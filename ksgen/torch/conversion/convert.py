@@ -41,7 +41,7 @@ from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.sum import KSSum, of_structures, summands
 from ksgen.torch.layer.tied import initialized
 from ksgen.torch.operators.checks import check_flags, dtype_name
-from ksgen.values import counted, excerpt, listed
+from ksgen.values import counted, excerpt, grouped, listed
 
 CHAINS_PER_FAMILY = 9  # candidates per family: the chains with the least expected time
 NEAR = 1.03  # among chains within this factor of the least error, the fastest training step decides
@@ -503,8 +503,5 @@ class Report:
 
 def _alike(layers: tuple[Replaced, ...]) -> list[tuple[str, list[Replaced]]]:
     """Group layers of equal chains whose names differ only in numbers; the group's name has * for each number."""
-    groups: dict[tuple[str, str], list[Replaced]] = {}
-    for layer in layers:
-        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name)
-        groups.setdefault((name, layer.text), []).append(layer)
+    groups = grouped(layers, lambda each: (re.sub(r"(?<![^.])\d+(?![^.])", "*", each.name), each.text))
     return [(name if len(alike) > 1 else alike[0].name, alike) for (name, _), alike in groups.items()]
