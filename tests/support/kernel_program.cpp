@@ -49,7 +49,7 @@ static void walk_together(const int64_t* arguments, long first, long last, long 
     arrived.fetch_add(1, std::memory_order_relaxed);
     while (arrived.load(std::memory_order_relaxed) < awaited) std::this_thread::yield();
     // long enough that the next launch is not left to one thread, which would wait for ever
-    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(2 * ALONE_NS);
     walk_of_kernel(arguments, first, last, groups);
     while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
 }
