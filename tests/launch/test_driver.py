@@ -282,6 +282,17 @@ def test_a_function_tells_what_it_takes(cuda: Cuda) -> None:
     assert cuda.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, cuda.add) == 0
 
 
+def test_a_refused_binary_leaves_logs_that_end(cuda: Cuda) -> None:
+    load = ctypes.CDLL("libcuda.so.1").cuModuleLoadDataEx
+    info, error = (ctypes.create_string_buffer(b"x" * 64) for _ in range(2))
+    options = (ctypes.c_int * 4)(3, 4, 5, 6)  # CU_JIT_INFO_LOG_BUFFER, its size in bytes, and both of the errors'
+    values = (ctypes.c_void_p * 4)(ctypes.addressof(info), 64, ctypes.addressof(error), 64)
+    module = ctypes.c_void_p()
+    assert load(ctypes.byref(module), b"no binary".ljust(64, b"\0"), 4, options, values)
+    assert max(len(info.value), len(error.value)) < 64
+    assert max(values[1] or 0, values[3] or 0) <= 64
+
+
 # ---- streams and events
 
 

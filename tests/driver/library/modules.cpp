@@ -106,6 +106,19 @@ void unload(const void* handle) {
   }
 }
 
+// A log that nothing was written to: a driver always writes the buffer's end and the length, and PyCUDA reads them.
+void leave_logs_empty(unsigned int count, const CUjit_option* options, void** values) {
+  for (unsigned int i = 0; i < count; ++i) {
+    switch (options[i]) {
+      case CU_JIT_INFO_LOG_BUFFER:
+      case CU_JIT_ERROR_LOG_BUFFER: *static_cast<char*>(values[i]) = '\0'; break;
+      case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
+      case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: values[i] = nullptr; break;
+      default: break;
+    }
+  }
+}
+
 int most_threads(const Kernel& kernel) {
   const int by_registers = (64 << 10) / std::max(kernel.registers, 1) / 32 * 32;
   const int most = std::min(1024, by_registers);
@@ -162,8 +175,12 @@ Function* function_of(const void* handle) {
 
 using namespace driver;
 
-CUresult cuModuleLoadDataEx(CUmodule* module, const void* code, unsigned int, CUjit_option*, void**) {
-  return call("cuModuleLoadData", IN_CONTEXT, [&] { *module = reinterpret_cast<CUmodule>(load(code, current())); });
+CUresult cuModuleLoadDataEx(CUmodule* module, const void* code, unsigned int count, CUjit_option* options,
+                            void** values) {
+  return call("cuModuleLoadData", IN_CONTEXT, [&] {
+    leave_logs_empty(count, options, values);
+    *module = reinterpret_cast<CUmodule>(load(code, current()));
+  });
 }
 
 CUresult cuModuleLoadData(CUmodule* module, const void* code) {
