@@ -69,6 +69,9 @@ class Device(Protocol):
     def compiler(self) -> Compiler | None:
         """The device's own compiler, or None for the compiler that `build` finds."""
 
+    def prepare_launches(self) -> object:
+        """Build what launches need besides their kernels; `PendingError` while a background thread does it."""
+
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> KernelHandle:
         """Load an entry. `starts_early` allows programmatic dependent launch, if the runtime supports it."""
 
@@ -115,6 +118,9 @@ class ProcessorDevice:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name})"
+
+    def prepare_launches(self) -> object:
+        return None
 
     def is_capturing(self, stream: Stream) -> bool:
         return False

@@ -170,6 +170,9 @@ class CudaDevice:
     allocate: Callable[[int], Buffer]
     _inside: Callable[[str], AbstractContextManager[None]]  # context manager whose errors say what was being done
 
+    def prepare_launches(self) -> None:
+        """Launches need only their kernels."""
+
     def shared(self, pointer: int) -> Buffer:
         raise DeviceError(f"{self.name} does not share the host's memory")
 

@@ -275,7 +275,7 @@ class NativeDevice(ProcessorDevice):
     ) -> None:
         _check_launch(self.name, kernel, block, stream)
         values = array("q", _words(args))
-        launcher = self._launcher or self._start()
+        launcher = self._launcher or self.prepare_launches()
         at, _ = values.buffer_info()
         launcher(kernel.walk, at, grid, self._threads(), _openmp())
 
@@ -283,16 +283,15 @@ class NativeDevice(ProcessorDevice):
         """Record launches, which one call then repeats together, on as many threads as wanted now."""
         for each in launches:
             _check_launch(self.name, each.kernel, each.block, stream)
-        if self._launcher is None:
-            self._start()
+        self.prepare_launches()
         return _Recording(self._several, launches, moved, self._threads())
 
     def _threads(self) -> int:
         return min(wanted_threads() or self.limits.multiprocessors, MOST_THREADS)
 
-    def _start(self) -> Any:
+    def prepare_launches(self) -> Any:
         """Function that distributes work groups over threads: compiled once, and cached like kernels."""
-        return outcome(self, "the function that distributes work over cores", self._start_here)
+        return self._launcher or outcome(self, "the function that distributes work over cores", self._start_here)
 
     def _start_here(self) -> Any:
         with self._starting:

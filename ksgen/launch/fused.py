@@ -5,12 +5,13 @@ Never launches.
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import inf
 from typing import Any
 
-from ksgen.build.background import all_of
+from ksgen.build.background import PendingError, all_of
 from ksgen.build.build import AbsentCompiler, compiling_is_forbidden
 from ksgen.build.toolchain import Nvcc, Nvrtc, find_compiler, fit_for
 from ksgen.devices.base import Device, Stream, refuse_capture
@@ -94,6 +95,10 @@ def fused_plan(
     try:
         plan = PLANNER.plan(device, kernel, batch)
         found = replace(plan, packers=packings(device, plan))
+    except PendingError:
+        with suppress(PendingError, ToolchainError):  # its packings are compiled meanwhile
+            _packings(device, kernel, batch, PLANNER.choice(device, kernel, batch), device.target)
+        raise
     except ToolchainError:  # a bundle holds fused kernels only if they were expected to be faster
         if fuse == "yes" or _compiles(device):
             raise
@@ -288,10 +293,12 @@ def _expected(kernel: KernelSpec, limits: Limits, batch: int) -> Verdict:
 
 def packings(device: Device, plan: Plan) -> tuple[Plan, ...]:
     """Plans that pack each factor's weights for a chain's launch, for the target of its binary."""
-    choices = packing_choices(plan.kernel, plan.choice.family, plan.choice.constants)
-    return all_of(
-        partial(PLANNER.plan_of, device, each, plan.batch, choice, plan.binary.target) for each, choice in choices
-    )
+    return _packings(device, plan.kernel, plan.batch, plan.choice, plan.binary.target)
+
+
+def _packings(device: Device, kernel: KernelSpec, batch: int, choice: Choice, target: str) -> tuple[Plan, ...]:
+    choices = packing_choices(kernel, choice.family, choice.constants)
+    return all_of(partial(PLANNER.plan_of, device, each, batch, of_factor, target) for each, of_factor in choices)
 
 
 def packing_choices(kernel: KernelSpec, family: str, constants: Any) -> list[tuple[KernelSpec, Choice]]:

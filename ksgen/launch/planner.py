@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ksgen import passport
-from ksgen.build.background import outcome
+from ksgen.build.background import all_of, outcome
 from ksgen.build.build import AbsentCompiler, Request, build, default_caches, put_in_use
 from ksgen.build.bundle import Bundle
 from ksgen.build.request import Binary
@@ -108,7 +108,8 @@ class Planner:
             before_loading()
         make = partial(self.plan_or_fallback, device, kernel, batch, aligned, choice)
         must_end = device.runtime == "opencl"
-        made: Plan = outcome((generation, *key), kernel.name, make, at_once=is_loaded, must_end=must_end)
+        request = partial(outcome, (generation, *key), kernel.name, make, at_once=is_loaded, must_end=must_end)
+        made: Plan = all_of((request, device.prepare_launches))[0]
         with self._guard:
             if generation != self.generation:  # chosen by outdated wisdom, so only this call uses it
                 return made

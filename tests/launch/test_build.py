@@ -2,18 +2,21 @@
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ksgen.build.background import PendingError
 from ksgen.build.build import usable_cores
 from ksgen.errors import DeviceError, KsgenError, LaunchError, SpecError, ToolchainError
-from ksgen.launch import base, explain, fused
+from ksgen.launch import base, explain, fused, planner
 from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.fused import plan_for
 from ksgen.launch.planner import Planner
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
+from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from tests.support.fake_gpu import FakeArray, FakeGpu, FakeTensor
 from tests.support.launching import BATCH, SHAPE, check, draw, inputs, plan_afresh, zeros
@@ -173,6 +176,37 @@ def test_a_call_makes_no_plan_after_its_build(
     call(ks)
     with pytest.raises(AssertionError, match="a plan was made"):  # nothing else was built
         ks.build([1], **options)
+
+
+def test_a_call_compiles_nothing_after_its_build(
+    without_tiles: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The function that distributes work over cores is compiled before, too."""
+    plan_afresh(monkeypatch)
+    device = chosen_native(monkeypatch)
+    monkeypatch.setattr(device, "_launcher", None)
+    monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
+    ks = Launcher(1, 3, 2, 2).build(4)
+    monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
+    x, weights = np.ones((4, 4), np.float32), np.ones((1, 3, 2, 2), np.float32)
+    assert np.array_equal(ks(x, weights), np.full((4, 6), 2, np.float32))
+
+
+def test_all_kernels_of_a_chain_are_requested_at_once(without_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that pack its weights do not wait for its own."""
+    plan_afresh(monkeypatch)
+    device, requested = chosen_native(monkeypatch), []
+
+    def request(key: Any, what: str, *given: Any, **named: Any) -> Any:
+        requested.append(what)
+        raise PendingError(what)
+
+    monkeypatch.setattr(planner, "outcome", request)
+    kernel = KernelSpec(((Pattern(2, 6, 4, 1), Pattern(1, 4, 6, 2)),), epilogue=Epilogue(activation="relu"))
+    with pytest.raises(PendingError):
+        fused.fused_plan(device, kernel, 64, "yes")
+    factors = ["ks_2x6x4x1_float32_bsf", "ks_1x4x6x2_float32_bsf"]
+    assert requested == [kernel.name, *factors]
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="one core compiles one kernel at a time")

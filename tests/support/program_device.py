@@ -116,6 +116,9 @@ class ProgramDevice:
     def compiler(self) -> ProgramCompiler:
         return self.compiled_by
 
+    def prepare_launches(self) -> None:
+        """Launches need only their programs."""
+
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> tuple[Path, str]:
         assert not shared_bytes
         program = self.folder / hash_of(binary.data)
