@@ -70,7 +70,7 @@ class Device(Protocol):
         """The device's own compiler, or None for the compiler that `build` finds."""
 
     def prepare_launches(self) -> object:
-        """Build what launches need besides their kernels; `PendingError` while a background thread does it."""
+        """Build what launches need in addition to kernels; `PendingError` while a background thread does it."""
 
     def load(self, binary: Binary, entry: str, shared_bytes: int, starts_early: bool = False) -> KernelHandle:
         """Load an entry. `starts_early` allows programmatic dependent launch, if the runtime supports it."""

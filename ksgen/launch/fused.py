@@ -20,6 +20,7 @@ from ksgen.families import Family, Limits, family_for, meant_for
 from ksgen.families.chains import factor_kernels, layer_kernels, transposed_bytes
 from ksgen.families.expected import LAUNCH_US, batch_like, default_us
 from ksgen.families.gpus import gpu_of
+from ksgen.families.vector.shape import LARGE_BYTES
 from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan
@@ -146,7 +147,7 @@ def verdict_for(kernel: KernelSpec, limits: Limits, kind: str, batch: int, fuse:
     if kind == "processor":
         if has_none := _why_no_chains(kernel, limits, batch):
             return Verdict(False, has_none)
-        why_not = CONTIGUOUS_READS if {kernel.layout, kernel.y_layout} == {"bsl"} else ""
+        why_not = _why_apart(kernel, limits)
         return Verdict(not why_not, why_not or "intermediates stay in the cache")
     if kind != "cuda":
         return Verdict(False, NO_FAMILY)
@@ -162,6 +163,20 @@ def _why_no_chains(kernel: KernelSpec, limits: Limits, batch: int) -> str:
     if family.supports(kernel, limits):
         return ""
     return f"{family.name} supports each factor, but not all in one launch; it is for: {family.why}"
+
+
+@lru_cache(REMEMBERED)
+def _why_apart(kernel: KernelSpec, limits: Limits) -> str:
+    """Reason why a processor takes a launch per factor by rule; empty if it takes one launch."""
+    layouts = {kernel.layout, kernel.y_layout}
+    if layouts == {"bsl"}:
+        return CONTIGUOUS_READS
+    if len(layouts) > 1 or (kernel.arithmetic.tiles and limits.tiles):
+        return ""
+    weight_bytes = max(each.weight_bytes for each in layer_kernels(kernel))
+    if weight_bytes <= LARGE_BYTES:
+        return ""
+    return f"weights have {weight_bytes / 2**20:.1f} MB, of which a launch per factor keeps a part in the cache"
 
 
 @lru_cache(REMEMBERED)

@@ -323,6 +323,22 @@ def test_blocks_along_the_batch_are_whole_tiles(layout: str) -> None:
     assert {each.name: each.value for each in FAMILY.constexprs(kernel, whole)}["UNIT"] == 48
 
 
+def test_parts_keep_large_weights_in_a_cache() -> None:
+    """Each part has at most 512 KB of weights, unless it would read too many inputs again."""
+
+    def parts(shape: tuple[int, ...], batch: int = 6272, layout: str = "bsf", **limits: int) -> int:
+        found: int = FAMILY.default(kernel_of(shape, layout=layout), replace(CPU, **limits), batch).parts
+        return found
+
+    assert [parts(shape) for shape in ((4, 256, 1024, 1), (1, 256, 2048, 1), (6, 768, 192, 4))] == [8, 4, 27]
+    assert parts((1, 512, 768, 1)) == 1  # 1.5 MB in all
+    assert parts((1, 512, 784, 1)) == 4
+    assert parts((2, 192, 768, 16)) == 1  # a row of the batch has 96 KB, which 18 parts of each plane would read
+    assert parts((4, 256, 1024, 1), layout="bsl") == 4  # a part per plane
+    assert [parts((4, 256, 1024, 1), batch) for batch in (32, 33)] == [4, 8]
+    assert parts((4, 256, 1024, 1), 32, multiprocessors=1) == 8
+
+
 def test_small_batches_keep_all_cores_busy() -> None:
     """Parts of a plane store its transposed outputs one by one, unless weights are few or planes suffice. Smaller
     batches are not transposed.

@@ -63,6 +63,39 @@ def test_a_processor_takes_one_launch_of_small_weights_or_large_batches(
 
 
 @pytest.mark.parametrize(
+    ("features", "precision", "layouts", "tiles", "is_one"),
+    [
+        (768, "float32", ("bsf", None), (), True),  # 1.5 MB of weights
+        (769, "float32", ("bsf", None), (), False),
+        (769, "float32", ("bsf", "bsl"), (), True),
+        (769, "bfloat16", ("bsf", None), (), True),
+        (1537, "bfloat16", ("bsf", None), (), False),
+        (1537, "bfloat16", ("bsf", None), ("bf16",), True),
+        (769, "float32", ("bsf", None), ("bf16",), False),
+    ],
+)
+def test_a_processor_takes_a_launch_per_factor_if_a_core_cannot_hold_their_weights(
+    features: int, precision: Any, layouts: Any, tiles: Any, is_one: bool
+) -> None:
+    chain, (layout, other) = Chain((Pattern(1, 256, features, 1), Pattern(1, features, 256, 1))), layouts
+    limits = replace(CPU, tiles=tiles)
+    device: Any = Imagined(shares_host=True, kind="native", target="", name="unnamed", limits=limits)
+    kernel = KernelSpec((chain.factors,), precision, layout, Epilogue(), out_layout=other)
+    for batch in (fused.LEAST_ROWS * CORES, 10_000):
+        found = fused.verdict(device, kernel, batch)
+        assert found.is_one == is_one
+        assert is_one or found.why == ("weights have 1.5 MB, of which a launch per factor keeps a part in the cache")
+
+
+def test_only_the_weights_of_each_chain_count_for_one_launch_of_a_group() -> None:
+    small = Chain((Pattern(1, 64, 768, 1), Pattern(1, 768, 64, 1)))
+    large = Chain((Pattern(1, 256, 768, 1), Pattern(1, 1024, 256, 1)))
+    device: Any = Imagined(shares_host=True, kind="native", target="", name="unnamed", limits=CPU)
+    assert fused.verdict(device, KernelSpec((small,) * 5), 10_000).is_one
+    assert not fused.verdict(device, KernelSpec((small, large)), 10_000).is_one
+
+
+@pytest.mark.parametrize(
     ("layout", "other", "is_one"), [("bsf", "bsl", True), ("bsl", "bsf", True), ("bsl", None, False)]
 )
 def test_one_launch_that_transposes_y_saves_a_copy_in_batch_size_last_too(

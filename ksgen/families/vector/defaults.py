@@ -11,6 +11,7 @@ from ksgen.families.vector.chain import AnyVectorConstants, VectorChainConstants
 from ksgen.families.vector.planes import lanes_of, period_of, round_up
 from ksgen.families.vector.shape import (
     CONFLICTING_BYTES,
+    LARGE_BYTES,
     LINE_BYTES,
     PLANE_BYTES,
     VectorConstants,
@@ -380,4 +381,19 @@ def _parts(shape: VectorTiling, limits: Limits, blocks: int) -> int:
     parts = min(divide_up(wanted, blocks), units) if blocks < wanted else 1
     if kernel.layout == "bsl" and not shape.is_along_outputs:  # planes are far apart: each is read from end to end
         parts = max(parts, shape.planes)
+    if blocks > limits.multiprocessors and parts_keep_weights(shape):
+        parts = max(parts, min(divide_up(shape.packed_bytes, PLANE_BYTES), units))
     return parts
+
+
+def parts_keep_weights(shape: VectorTiling) -> bool:
+    """Whether parts whose weights stay in an L2 cache for all blocks are faster, in batch-size-first.
+
+    The weights of a kernel are larger than the cache, and each block of a single part would read all of them. Parts of
+    one plane read the same inputs again, which must be fewer bytes.
+    """
+    kernel, weights = shape.kernel, shape.packed_bytes
+    if weights <= LARGE_BYTES or kernel.layout == "bsl" or not shape.is_along_outputs or shape.constants.panel:
+        return False
+    times = divide_up(divide_up(weights, PLANE_BYTES), shape.planes)
+    return (times - 1) * kernel.in_features * kernel.x_item_bytes * LEAST_ROWS < weights

@@ -16,6 +16,8 @@ MOST_LANES = 16  # lanes of a vector, in float32
 PACKED_AT_ONCE = 2**14  # bytes, half of an L1 cache
 # bytes of a plane's weights that stay in an L2 cache while all rows of a block are multiplied
 PLANE_BYTES = 512 * 1024
+# bytes of weights beyond which a part of them stays in an L2 cache for all blocks, in a launch of its own per factor
+LARGE_BYTES = 3 * PLANE_BYTES
 # most bytes of a plane's inputs and outputs for which it gets more blocks on the diagonal; with these, its exchanged
 # outputs are whole vectors in memory
 EXCHANGED_BYTES = 512 * 1024
