@@ -75,10 +75,13 @@ def build_runs(runs: Sequence[Callable[[], object]]) -> None:
 
 
 def _call(model: nn.Module, x: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """Call the model. In training mode, gradients of its parameters and of x are computed too, and dropped."""
+    """Call the model without gradients. In training mode, also compute those of its parameters and of x, and drop them.
+
+    Training has calls without gradients too, for validation and in gradient checkpointing.
+    """
+    with torch.no_grad():
+        model(*x, **options)
     if not model.training:
-        with torch.no_grad():
-            model(*x, **options)
         return
     with torch.enable_grad():
         y = [each for each in tree_leaves(model(*x, **options)) if isinstance(each, Tensor) and each.requires_grad]

@@ -55,6 +55,22 @@ def test_a_layer_compiles_nothing_after_its_build(tmp_path: Path) -> None:
     )
 
 
+def test_a_build_in_training_mode_times_calls_without_gradients_too(tmp_path: Path) -> None:
+    passes(
+        tmp_path,
+        """
+        from ksgen.torch.operators.meanwhile import times_unsettled
+        open_gate()
+        layer = KSLinear(["1,6,4,2", "2,3,6,1"]).build(40)
+        before = started(), times_unsettled()
+        with torch.no_grad():
+            for _ in range(3):
+                layer(torch.randn(40, 8))
+        assert (started(), times_unsettled()) == before
+        """,
+    )
+
+
 def test_a_build_compiles_what_nothing_replaces(tmp_path: Path) -> None:
     """Gradients of kernels that were asked for, a fused group, an operator, complex numbers."""
     passes(
