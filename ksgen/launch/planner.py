@@ -228,10 +228,10 @@ class Planner:
         """
         check_grid(kernel, choice.family, choice.constants, batch)
         kernel = as_read(kernel, choice)
-        key = _key(device, kernel, choice)
-        load_it = partial(self._load, device, kernel, choice, target or device.target)
+        key, target = _key(device, kernel, choice), target or device.target
+        load_it = partial(self._load, device, kernel, choice, target)
         must_end = device.runtime == "opencl"
-        loaded = outcome(key, kernel.name, load_it, at_once=key in self._loaded, must_end=must_end)
+        loaded = outcome((key, target), kernel.name, load_it, at_once=key in self._loaded, must_end=must_end)
         return make_plan(device, kernel, batch, choice, loaded)
 
     def _load(self, device: Device, kernel: KernelSpec, choice: Choice, target: str) -> Loaded:

@@ -90,6 +90,25 @@ def test_a_plan_during_which_wisdom_changed_serves_its_own_call_alone(
     assert found == ["plan 1", "plan 2", "plan 2"]
 
 
+def test_a_prebuilt_kernel_has_a_job_of_its_own(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The background failed to build the same source for the device's own target before."""
+    planner, kernel = Planner(), KernelSpec(PATTERN, "float32")
+    choice, binary_of = planner.choice(gpu, kernel, BATCH), planner._binary  # type: ignore[arg-type]
+
+    def find(device: Any, source: Any, target: str) -> Any:
+        if target == gpu.target:
+            raise ToolchainError("no compiler")
+        return binary_of(device, source, gpu.target)
+
+    monkeypatch.setattr(planner, "_binary", find)
+    with deferred(lambda: True):
+        for target in (None, "prebuilt"):
+            with pytest.raises(PendingError):
+                planner.plan_of(gpu, kernel, BATCH, choice, target)  # type: ignore[arg-type]
+            finish_background()
+        assert planner.plan_of(gpu, kernel, BATCH, choice, "prebuilt").batch == BATCH  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("target", "times"), [("", 1), ("another", 2)])
 def test_a_source_that_failed_to_compile_is_not_tried_again(
     target: str, times: int, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
