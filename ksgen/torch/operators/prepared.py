@@ -289,10 +289,11 @@ def _prepared(
             return UNFIT
         if not all(fits(each, x) for each in layers):
             return UNFIT
-        job = _Job.of(layers, x, residual, make_whole([*parameters]), after, adds)
-        needed = x.dtype, job.y_shape, x.device
-        if residual is not None and (residual.dtype, residual.shape, residual.device) != needed:
-            return seen  # the usual path reports it
+        job = _Job.of(layers, x, make_whole([*parameters]), after, adds)
+        if residual is not None:
+            if (residual.dtype, residual.shape, residual.device) != (x.dtype, job.y_shape, x.device):
+                return seen  # the usual path reports it
+            job = job._replace(residual=_rows(residual, job.y.shape))
         return by_kernels(lambda: Prepared(layers, x, job._replace(slices=slices))) or seen
     except NotPreparedError:
         return UNFIT
@@ -356,32 +357,23 @@ class _Job(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        layers: Sequence[Any],
-        x: Tensor,
-        residual: Tensor | None,
-        parameters: Parameters,
-        after: str = "none",
-        adds: bool = False,
+        cls, layers: Sequence[Any], x: Tensor, parameters: Parameters, after: str = "none", adds: bool = False
     ) -> "_Job":
-        """Build the operands."""
+        """Build the operands, without a residual."""
         adds &= len(layers) > 1
         first, features = layers[0], [each.out_features for each in (layers[:1] if adds else layers)]
         y_shape = first._y_shape(x)  # raises an error if the features of x do not fit
         y_shape = (*y_shape[:-1], sum(features)) if first.y_layout == "bsf" else (sum(features), *y_shape[1:])
-        layout, out_layout, rows, added = first.layout, first.out_layout, first._as_matrix(x.contiguous()), residual
-        if added is not None:
-            added = first._as_matrix(added.contiguous(), first.y_layout)
+        layout, out_layout, rows = first.layout, first.out_layout, first._as_matrix(x.contiguous())
         if rows.shape[0 if layout == "bsf" else 1] == 1:
             layout, out_layout, rows = "bsf", None, rows.reshape(1, -1)
-            added = None if added is None else added.reshape(1, -1)
         batch, axis = rows.shape[0 if layout == "bsf" else 1], 1 if (out_layout or layout) == "bsf" else 0
         y = x.new_empty((batch, sum(features)) if axis else (sum(features), batch))
         outs = [y] * len(layers) if adds else y.split(features, axis)
         activation: Any = first.activation if after == "none" else after
         residual_first = after != "none"
         return cls(
-            layout, out_layout, rows, added, y, outs, parameters, activation, residual_first, adds, y_shape=y_shape
+            layout, out_layout, rows, None, y, outs, parameters, activation, residual_first, adds, y_shape=y_shape
         )
 
     @property
@@ -471,9 +463,10 @@ class Prepared(replay.Replaceable):
         """One prepared call per layer of a group."""
         found = list[Prepared]()
         for number, (layer, bias) in enumerate(zip(layers, job.parameters, strict=True), 1):
-            added = x.new_zeros(self._y_shape) if job.adds and (found or job.residual is not None) else None
             is_end = job.adds and number == len(layers)
-            one = _Job.of([layer], x, added, [bias], job.activation if is_end else "none")
+            one = _Job.of([layer], x, [bias], job.activation if is_end else "none")
+            if job.adds and (found or job.residual is not None):
+                one = one._replace(residual=x.new_zeros(self._residual_shape))
             found.append(Prepared([layer], x, one))
         return found
 

@@ -381,11 +381,12 @@ def test_a_layer_that_thaws_while_a_call_is_prepared(monkeypatch: pytest.MonkeyP
     assert torch.allclose(warmed(layer, x), warmed(usual, x), atol=1e-5)
 
 
-def test_a_residual_that_is_refused_spoils_nothing() -> None:
-    for bad in ((4, 1), (1, 48), (48,)):
-        layer, usual = layer_of(), layer_of(backend="einsum")
+@pytest.mark.parametrize("layout", ["bsf", "bsl"])
+def test_a_residual_that_is_refused_spoils_nothing(layout: str) -> None:
+    for bad in ((4, 1), (1, 48), (48,), ()):
+        layer, usual = layer_of(layout=layout), layer_of(layout=layout, backend="einsum")
         x = x_of(layer, 4)
-        good = torch.ones(4, layer.out_features)
+        good = torch.ones_like(usual(x))
         with torch.no_grad():
             layer(x, good)
             for _ in range(2):
