@@ -113,6 +113,10 @@ def test_constants_that_a_device_cannot_run_do_not_fit() -> None:
     tensor = KernelSpec(KERNEL.pattern, "tf32")
     with pytest.raises(ConstantsError, match="mma does not run on this device"):
         check_fit("mma", FAMILIES["mma"].default(tensor, HOPPER), tensor, replace(HOPPER, tensor_cores=False))
+    gradient = KernelSpec(KERNEL.pattern, job="gradient")
+    of_processor = FAMILIES["cpu_gradient"].default(gradient, replace(HOPPER, is_cpu=True))
+    with pytest.raises(ConstantsError, match="cpu_gradient does not run on this device"):
+        check_fit("cpu_gradient", of_processor, gradient, HOPPER)
 
 
 def test_limits_are_the_tables_where_the_device_does_not_say_less() -> None:

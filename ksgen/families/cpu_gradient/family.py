@@ -88,12 +88,9 @@ class CpuGradient(OfKinds):
     }
     rules: Mapping[Any, Any] = {AmxGradientConstants: _TILE_RULES, VectorGradientConstants: _VECTOR_RULES}
 
-    def supports(self, kernel: KernelSpec, limits: Limits) -> bool:
-        return limits.is_cpu and super().supports(kernel, limits)
-
     def suits(self, tiling: Any, kernel: KernelSpec, limits: Limits) -> bool:
         by_tiles = has_tiles_for(kernel, limits) and not kernel.pattern.outputs.is_exchanged
-        return kernel.job == "gradient" and (tiling is VectorGradientTiling or by_tiles)
+        return limits.is_cpu and kernel.job == "gradient" and (tiling is VectorGradientTiling or by_tiles)
 
     def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyGradientConstants:
         by_rule = default_by_tiles if tiling is AmxGradientTiling else default_by_vectors
