@@ -97,8 +97,9 @@ def fused_plan(
         plan = PLANNER.plan(device, kernel, batch)
         found = replace(plan, packers=packings(device, plan))
     except PendingError:
-        with suppress(PendingError, ToolchainError):  # its packings are compiled meanwhile
-            _packings(device, kernel, batch, PLANNER.choice(device, kernel, batch), device.target)
+        if _compiles(device):  # otherwise another target's binary may be found, or none
+            with suppress(PendingError, ToolchainError):  # its packings are compiled meanwhile
+                _packings(device, kernel, batch, PLANNER.choice(device, kernel, batch), device.target)
         raise
     except ToolchainError:  # a bundle holds fused kernels only if they were expected to be faster
         if fuse == "yes" or _compiles(device):

@@ -192,8 +192,11 @@ def test_a_call_compiles_nothing_after_its_build(
     assert np.array_equal(ks(x, weights), np.full((4, 6), 2, np.float32))
 
 
-def test_all_kernels_of_a_chain_are_requested_at_once(without_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels that pack its weights do not wait for its own."""
+@pytest.mark.parametrize("compiles", [True, False])
+def test_all_kernels_of_a_chain_are_requested_at_once(
+    compiles: bool, without_tiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels that pack its weights do not wait for its own, unless only its binary tells which ones are there."""
     plan_afresh(monkeypatch)
     device, requested = chosen_native(monkeypatch), []
 
@@ -202,11 +205,12 @@ def test_all_kernels_of_a_chain_are_requested_at_once(without_tiles: None, monke
         raise PendingError(what)
 
     monkeypatch.setattr(planner, "outcome", request)
+    monkeypatch.setenv("KSGEN_NO_COMPILE", "" if compiles else "1")
     kernel = KernelSpec(((Pattern(2, 6, 4, 1), Pattern(1, 4, 6, 2)),), epilogue=Epilogue(activation="relu"))
     with pytest.raises(PendingError):
         fused.fused_plan(device, kernel, 64, "yes")
     factors = ["ks_2x6x4x1_float32_bsf", "ks_1x4x6x2_float32_bsf"]
-    assert requested == [kernel.name, *factors]
+    assert requested == [kernel.name, *(factors if compiles else [])]
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="one core compiles one kernel at a time")
