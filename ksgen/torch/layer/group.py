@@ -243,7 +243,7 @@ class KSLinears(Layers):
     def _in_one_launch(self, x: Tensor) -> Tensor:
         layers, first = list[Any](self), self._first
         for layer in layers:
-            frozen.thaw_if_changed(layer, layer._own_weights)
+            frozen.thaw_if_changed(layer)
         weights = [[operand(contiguous(each), False) for each in layer.weights] for layer in layers]
         bias = None if first.bias is None else [contiguous(layer.bias) for layer in layers if layer.bias is not None]
         is_bsf, features = first.layout == "bsf", sum(layer.out_features for layer in layers)

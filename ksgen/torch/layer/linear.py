@@ -492,7 +492,7 @@ class KSLinear(ChainLayer, nn.Linear):
 
     def _multiplied(self, x: Tensor, residual: Tensor | None) -> Tensor:
         if not torch.compiler.is_compiling():
-            frozen.thaw_if_changed(self, self._own_weights)
+            frozen.thaw_if_changed(self)
         if self._parallel is not None:
             y: Tensor = self._parallel(self, x, residual)
             return y
@@ -605,7 +605,7 @@ class KSLinear(ChainLayer, nn.Linear):
         repeated = keep(self.weights)
         weights, again = self._own_weights(), self._own_weights()
         del repeated
-        if computed := [each.removeprefix("weights.") for each in weights if weights[each] is not again[each]]:
+        if computed := [each for each in weights if weights[each] is not again[each]]:
             raise LaunchError(
                 f"{name}: its weights are computed at each use, by a parametrization; such a layer cannot be frozen; "
                 "torch.nn.utils.parametrize.remove_parametrizations(layer.weights, name) makes plain weights, for "
@@ -632,7 +632,7 @@ class KSLinear(ChainLayer, nn.Linear):
     @property
     def is_frozen(self) -> bool:
         """Whether the layer is frozen, and no change of its weights was detected."""
-        return frozen.is_frozen(self, self._own_weights())
+        return frozen.is_frozen(self)
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode like any module. `train(True)` also thaws the layer, unless it is a `QuantizedKSLinear`."""
@@ -729,7 +729,7 @@ class KSLinear(ChainLayer, nn.Linear):
         return stored(weights) if "parametrizations" in weights._modules else weights._parameters
 
     def _own_weights(self) -> dict[str, Tensor]:
-        return {f"weights.{name}": each for name, each in stored(self.weights).items()}
+        return stored(self.weights)
 
     def explain(self, batch: int = 1024, processes: int = 1) -> str:
         """Explain which backend multiplies each factor on the weights' device, and why. Measured times are included.

@@ -61,11 +61,8 @@ class _Frozen:
     name: str
     weights: Mapping[str, _Kept]
     forget: "weakref.finalize[Any, nn.Module]"  # runs when the layer is freed
+    seen: tuple[tuple[str, Seen], ...]  # by the name of the weights
     calls: dict[Hashable, Any] = field(default_factory=dict)
-    seen: tuple[tuple[str, Seen], ...] = field(init=False)  # by the name in the layer's list of weights
-
-    def __post_init__(self) -> None:
-        self.seen = tuple([(name.removeprefix("weights."), kept.seen) for name, kept in self.weights.items()])
 
 
 @dataclass(eq=False)
@@ -157,14 +154,14 @@ def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
     The weights must be plain tensors of the layer. PyTorch counts no writes to tensors made in inference mode: a layer
     with such a tensor is not frozen, and a warning says so.
     """
-    if is_frozen(layer, weights):
+    if was_frozen(layer) and not _changes(layer, weights):
         return True
     thaw(layer)
     if made_inside := [each for each, tensor in weights.items() if tensor.is_inference()]:
         how = "make or copy the layer outside it (copy.deepcopy), and freeze that one"
         warn(
-            f"{name} is not frozen: {made_inside[0]} was made in torch.inference_mode, where writes are not counted; "
-            f"{how}"
+            f"{name} is not frozen: weights.{made_inside[0]} was made in torch.inference_mode, where writes are not "
+            f"counted; {how}"
         )
         return False
     _watch_optimizers()
@@ -172,12 +169,12 @@ def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
     for each, tensor in weights.items():
         if type(tensor) not in (Tensor, nn.Parameter):
             raise LaunchError(
-                f"{name}: {each} is a {type(tensor).__name__}; only layers of plain tensors can be frozen"
+                f"{name}: weights.{each} is a {type(tensor).__name__}; only layers of plain tensors can be frozen"
             )
         if _is_gathered(tensor):
             raise LaunchError(
-                f"{name}: FSDP2 gathers {each} again after each step or load, which no counter shows; such a layer "
-                "cannot be frozen"
+                f"{name}: FSDP2 gathers weights.{each} again after each step or load, which no counter shows; such a "
+                "layer cannot be frozen"
             )
         kept = _kept.get(id(tensor))
         if kept is None or not kept.layers or kept.seen.what_happened():
@@ -188,7 +185,7 @@ def freeze(layer: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
         kept.layers.add(layer)
     forget = weakref.finalize(layer, _frozen.pop, id(layer), None)
     forget.atexit = False  # at exit the driver frees all memory
-    _frozen[id(layer)] = _Frozen(name, found, forget)
+    _frozen[id(layer)] = _Frozen(name, found, forget, tuple([(each, kept.seen) for each, kept in found.items()]))
     return True
 
 
@@ -211,8 +208,8 @@ def thaw(layer: nn.Module) -> bool:
     return True
 
 
-def is_frozen(layer: nn.Module, weights: Mapping[str, Tensor]) -> bool:
-    return was_frozen(layer) and not _changes(layer, weights)
+def is_frozen(layer: Any) -> bool:
+    return was_frozen(layer) and not _changes(layer, layer._own_weights())
 
 
 def was_frozen(layer: nn.Module) -> bool:
@@ -220,9 +217,9 @@ def was_frozen(layer: nn.Module) -> bool:
     return id(layer) in _frozen
 
 
-def thaw_if_changed(layer: nn.Module, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+def thaw_if_changed(layer: Any) -> None:
     """Thaw a frozen layer if a change of its weights is detected."""
-    if was_frozen(layer) and is_eager() and (changes := _changes(layer, weights())):
+    if was_frozen(layer) and is_eager() and (changes := _changes(layer, layer._own_weights())):
         _end(changes)
 
 
@@ -245,7 +242,8 @@ def _end(changes: Iterable[tuple[_Kept, str]]) -> None:
                 continue
             weight = next(name for name, each in frozen.weights.items() if each is kept)
             messages[layer] = (
-                f"{frozen.name} is frozen no more: {weight} {what}; freeze() it again once its weights no longer change"
+                f"{frozen.name} is frozen no more: weights.{weight} {what}; freeze() it again once its weights no "
+                "longer change"
             )
             thaw(layer)
     for message in sorted(messages.values()):
