@@ -88,13 +88,6 @@ class KernelOptions:
             more: dict[str, Any] = {"stride": stride, "weights": weights, "inputs": inputs, "tied": (self.tie,)}
             yield KernelSpec(pattern, precision, layout, Epilogue(*steps), batch, **more)
 
-    def values(self, name: str) -> tuple[Any, ...]:
-        """All values that an option has in these kernels."""
-        if name in ("weights", "inputs"):
-            return tuple(zip(*self._stored, strict=True))[name == "inputs"]
-        found: tuple[Any, ...] = getattr(self, name)
-        return found
-
     @property
     def _stored(self) -> list[tuple[str, str]]:
         """Combinations of the storage of weights and of X: X is stored like Y, or in eight bits like the weights."""
@@ -299,14 +292,15 @@ def _launches(layer: _Layer) -> tuple[KernelSpec, ...]:
 
     Empty if `fuse` is "no", or if the layer is one factor that keeps the layout.
     """
-    found: list[KernelSpec] = []
-    chains, layer_options = layer.chains, layer.layer_options
+    chains, given = layer.chains, layer.layer_options
+    if given.fuse == "no":
+        return ()
     with blaming(layer.place):
-        for last in layer.options.kernels(chains[0][-1]) if layer_options.fuse != "no" else ():
-            if is_layer(chains, last.layout, layer_options.out_layout):
-                between, out_layout = layer_options.between, layer_options.out_layout
-                found.append(replace(last, chains=chains, between=between, out_layout=out_layout, tied=layer.tied))
-    return tuple(found)
+        return tuple(
+            replace(last, chains=chains, between=given.between, out_layout=given.out_layout, tied=layer.tied)
+            for last in layer.options.kernels(chains[0][-1])
+            if is_layer(chains, last.layout, given.out_layout)
+        )
 
 
 def _stated_of_patterns(requests: list[SpecRequest]) -> dict[str | Pattern, StatedOptions]:
@@ -323,7 +317,7 @@ def _stated_of_patterns(requests: list[SpecRequest]) -> dict[str | Pattern, Stat
 def _stated(entries: list[KernelOptions]) -> StatedOptions:
     """Options with one value that all entries share. If there are several values, a call chooses."""
     found = {
-        each.name: {value for entry in entries for value in entry.values(each.name)} for each in fields(StatedOptions)
+        each.name: {value for entry in entries for value in getattr(entry, each.name)} for each in fields(StatedOptions)
     }
     if not all(entry.names_precision for entry in entries):
         del found["precision"]
