@@ -220,16 +220,15 @@ def _call(job: ModelJob, name: str, model: nn.Module, step: str) -> Callable[[],
 
 def _part(job: ModelJob, name: str, model: nn.Module) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Module of a model, and random arguments for it."""
-    is_vision = isinstance(model, models.VisionTransformer)
     if name == WHOLE:
-        return model, (model.random_inputs(job.batch) if is_vision else model.random_inputs(job.batch, job.tokens),)
+        return model, (model.random_inputs(job.batch, job.tokens),)
     module = MODULES[name]
     block = model.get_submodule("blocks.0")
     part = block.get_submodule(module.path)
     if module.has_bias is not None:
         part = _linear(part, module.has_bias)
     scale = block.get_submodule("attention_norm").weight
-    tokens = model.positions.shape[1] if is_vision else job.tokens
+    tokens = model.positions.shape[1] if isinstance(model, VisionTransformer) else job.tokens
     x = torch.randn(
         job.batch, tokens, getattr(part, "in_features", scale.numel()), dtype=scale.dtype, device=scale.device
     )

@@ -300,8 +300,8 @@ class VisionTransformer(nn.Module):
             block.attention.projection.out_layout = "bsl"
             block.feed_forward.up.layout = block.feed_forward.down.layout = "bsl"
 
-    def random_inputs(self, batch: int) -> Tensor:
-        """Random images on the model's device, in its dtype."""
+    def random_inputs(self, batch: int, tokens: int = 0) -> Tensor:
+        """Random images on the model's device, in its dtype; `tokens` is for language models."""
         return torch.randn(batch, 3, self.pixels, self.pixels, dtype=self.positions.dtype, device=self.positions.device)
 
 

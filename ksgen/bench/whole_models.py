@@ -129,8 +129,7 @@ class ModelArrays:
                 linear.weight = nn.Parameter(torch.cat([each.to_dense() for each in layers]))
                 if linear.bias is not None:
                     linear.bias = nn.Parameter(torch.cat([each.bias for each in layers]))
-            given = () if isinstance(self.dense, models.VisionTransformer) else (job.tokens,)
-            x = self.dense.random_inputs(job.batch, *given)
+            x = self.dense.random_inputs(job.batch, job.tokens)
             self.y_gradient = torch.randn_like(self.dense(x)) if job.step == TRAINING else None
         self.sets = [x]  # a model's weights exceed a cache
 

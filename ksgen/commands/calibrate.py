@@ -268,7 +268,7 @@ def _jobs_of_model(
     import torch
 
     from ksgen.bench.contenders import torch_device
-    from ksgen.bench.models import VisionTransformer, build, make_sparse, rule
+    from ksgen.bench.models import build, make_sparse, rule
     from ksgen.devices import find_device
     from ksgen.torch.layer import freeze
     from ksgen.torch.layer.building import build as build_calls
@@ -284,8 +284,7 @@ def _jobs_of_model(
     make_sparse(model, rule(name), from_weights=False)
     model = model.to(getattr(torch, precision))
     sizes = batches or (GPU_SEQUENCES if where.kind == "cuda" else CPU_SEQUENCES,)
-    tokens = () if isinstance(model, VisionTransformer) else (GPU_TOKENS if where.kind == "cuda" else CPU_TOKENS,)
-    inputs = [model.random_inputs(size, *tokens) for size in sizes]
+    inputs = [model.random_inputs(size, GPU_TOKENS if where.kind == "cuda" else CPU_TOKENS) for size in sizes]
 
     def call() -> None:
         for each in inputs:
