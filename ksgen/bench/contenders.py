@@ -221,8 +221,9 @@ def _methods(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Co
     methods = [name for name in OUR_METHODS if name in names and able[name]]
     for name, arithmetic in product(methods, arithmetics(job, device)):
         launches = _launches(job.kernel(arithmetic), name)
-        refusal = next((why for each in launches if (why := _why_unavailable(device, each, job.batch))), "")
-        refusal = UNTRAINED if job.step == TRAINING else refusal
+        verdicts = (verdict(device, each, job.batch, "yes") for each in launches if each.is_chain)
+        unavailable = next((each.why for each in verdicts if not each.is_one), "")
+        refusal = UNTRAINED if job.step == TRAINING else unavailable
         for choices in [[]] if refusal else _choices(device, launches, job.batch):
             yield Contender(
                 job,
@@ -283,14 +284,6 @@ def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
         replace(each, stride=kernel.stride) if number in ends else each
         for number, each in enumerate(factor_kernels(kernel), 1)
     ]
-
-
-def _why_unavailable(device: Device, kernel: KernelSpec, batch: int) -> str:
-    """Reason why one launch is unavailable; empty if it is available."""
-    if not kernel.is_chain:
-        return ""
-    found = verdict(device, kernel, batch, "yes")
-    return "" if found.is_one else found.why
 
 
 def _sources(device: Device, launches: Sequence[KernelSpec], choices: Sequence[Choice]) -> list[Source]:
