@@ -10,7 +10,7 @@ from ksgen.commands import bench_layers, bench_models, bench_table
 from ksgen.commands.bench_common import (
     LOG,
     Selection,
-    check_library,
+    check_torch,
     job_options,
     measure,
     measurements_option,
@@ -58,7 +58,7 @@ def paper(
       ksgen bench paper --patterns "1,192,48,2 2,48,192,1" --precision float32,float16 --without compiled
       ksgen bench report h200.jsonl -o h200.html
     """
-    check_library("torch", "`ksgen bench paper`", "bench")
+    check_torch("`ksgen bench paper`")
     from ksgen.bench.timing import Protocol, Times
     from ksgen.tuning.tuner import parse_budget
 
@@ -85,7 +85,7 @@ def energy(selection: Selection, measurements: int, length_s: float, as_json: bo
       ksgen bench energy --subset 30 --precision float32,float16 --time-limit 30m -o h200.jsonl
       ksgen bench energy --patterns 1,192,48,2 --contenders ksgen,bmm,einsum --measurements 3
     """
-    check_library("torch", "`ksgen bench energy`", "bench")
+    check_torch("`ksgen bench energy`")
     from ksgen.bench.timing import Protocol
 
     protocol = Protocol(

@@ -330,11 +330,12 @@ def print_table(table: "ResultTable") -> None:
         console().print(table.note, markup=False)
 
 
-def check_library(name: str, needed_for: str, extra: str) -> None:
+def check_torch(needed_for: str, extra: str = "bench") -> None:
+    """Raise `KsgenError` without PyTorch. `extra` is the extra of the package that installs it."""
     from importlib.util import find_spec as find_module
 
-    if find_module(name) is None:
-        raise KsgenError(f"{needed_for} needs {name}: {install_line(extra)}")
+    if find_module("torch") is None:
+        raise KsgenError(f"{needed_for} needs torch: {install_line(extra)}")
 
 
 def patterns_named(

@@ -12,8 +12,8 @@ import click
 from ksgen.bench.roster import FORWARD, METHODS, STEPS_OF_LAYERS
 from ksgen.commands.bench_common import (
     Part,
-    check_library,
     check_log_name,
+    check_torch,
     contender_options,
     contenders_left,
     ends_at,
@@ -121,7 +121,7 @@ def command(
     `ksgen bench mine.yaml` means `ksgen bench layers mine.yaml -o mine.jsonl --page`.
     """
     begun = monotonic()
-    check_library("torch", "`ksgen bench layers`", "bench")
+    check_torch("`ksgen bench layers`")
     check_log_name(output)
     methods = contenders_left(names or METHODS, without)
     layers = _layers(named or SETS[:1], seed)[:subset]

@@ -10,7 +10,7 @@ import click
 
 from ksgen import __version__
 from ksgen.bench.roster import LAYERS, MODELS, STEP_TITLES
-from ksgen.commands.bench_common import check_library, print_table, words_in, words_option
+from ksgen.commands.bench_common import check_torch, print_table, words_in, words_option
 from ksgen.commands.common import file_option, json_option, json_text, print_json, progress, sized_option, warn_if_busy
 from ksgen.errors import DeviceError, SpecError, ToolchainError
 from ksgen.files import check_writable, write
@@ -193,7 +193,7 @@ def share_command(
       ksgen bench share
       ksgen bench share --models ViT-S/16,ViT-B/16 --precision float32,float16 --json
     """
-    check_library("torch", "`ksgen bench share`", "bench")
+    check_torch("`ksgen bench share`")
     import torch
 
     from ksgen.bench.model import measure_shares

@@ -11,8 +11,8 @@ import click
 from ksgen.bench.roster import COMPARISONS, METHODS, METHODS_OF_MODELS, NAMES, STEPS_OF_LAYERS, TRAINING
 from ksgen.commands.bench_common import (
     Part,
-    check_library,
     check_log_name,
+    check_torch,
     contender_options,
     contenders_left,
     ends_at,
@@ -85,7 +85,7 @@ def command(
       ksgen bench report table.jsonl
     """
     begun = monotonic()
-    check_library("torch", "`ksgen bench table`", "bench")
+    check_torch("`ksgen bench table`")
     check_log_name(output)
     from ksgen.bench.timing import Protocol, Times
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import MODELS
-from ksgen.commands.bench_common import check_library
+from ksgen.commands.bench_common import check_torch
 from ksgen.commands.bench_models import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS, PRECISIONS
 from ksgen.commands.common import (
     ACTIVATION,
@@ -251,7 +251,7 @@ def _check_model(name: str, precision: str) -> None:
     """Raise an error before any work if the model or its precision is unknown, or if PyTorch is missing."""
     if name not in MODELS:
         raise SpecError(f"--model {excerpt(name)}; {hint(name, MODELS)}")
-    check_library("torch", "`ksgen calibrate --model`", "torch")
+    check_torch("`ksgen calibrate --model`", "torch")
     if precision not in PRECISIONS:
         raise SpecError(f"--precision {precision} of a model; {hint(precision, PRECISIONS)}")
 
