@@ -13,7 +13,7 @@ from ksgen.errors import LaunchError
 from ksgen.families import family_named
 from ksgen.launch.checks import BETWEEN_DIFFERS, Multiplier, check_layouts
 from ksgen.launch.choice import described, limits_of
-from ksgen.launch.fused import Verdict, verdict
+from ksgen.launch.fused import Verdict, verdict, versus_dense
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain
 from ksgen.spec import (
@@ -147,7 +147,8 @@ class Explainable(Multiplier):
 
         Returns:
             One line for one launch: kernel, batch size, device, family, constants and reason. Otherwise a line with the
-            reason for several launches, and the explanation of each factor or layer.
+            reason for several launches, and the explanation of each factor or layer. For several factors on a GPU, the
+            last line compares expected times with that of the dense product of the same size.
 
         Raises:
             SpecError: An option is unknown, or two options exclude each other.
@@ -164,6 +165,16 @@ class Explainable(Multiplier):
         """
         batch = checked_count("batch", batch)
         options, out_layout = self._asked(job, precision, layout, epilogue, weights, inputs, out_layout)
+        lines = self._explained(batch, options, device, job, out_layout)
+        if not self._is_factor(options, job, out_layout):
+            lines += self._versus_dense(find_device(device), options, batch, out_layout)
+        return "\n".join(lines)
+
+    def _explained(
+        self, batch: int, options: LaunchOptions, device: str | None = None, job: Job = "multiply",
+        out_layout: Layout | None = None,
+    ) -> list[str]:  # fmt: skip
+        """Lines about the kernels of a call, without the comparison with the dense product."""
         if self._is_factor(options, job, out_layout):
             # invalid combinations are refused before a device opens
             kernel = self._kernel_of_factor(batch, options, job)
@@ -171,7 +182,7 @@ class Explainable(Multiplier):
             choice = PLANNER.choice(where, kernel, batch)
             family = f"{choice.family} ({family_named(choice.family).why})"
             why = f"{described(choice, kernel, batch, limits_of(where), device)}{bytes_saved(kernel, batch)}"
-            return f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"
+            return [f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"]
         where = find_device(device)
         found = self._verdict(where, options, batch, out_layout)
         if found.is_one:
@@ -179,12 +190,21 @@ class Explainable(Multiplier):
             choice = PLANNER.choice(where, kernel, batch)
             known = f"; {described(choice, kernel, batch, limits_of(where), device)}"
             why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{known}{bytes_saved(kernel, batch)}"
-            return f"{self._describe(options.layout, out_layout)} at batch {batch} on {where.name}: {why}"
-        explanations = [
-            part.explain(batch, device=device, out_layout=part_options.layout, **part_options._asdict())
-            for part, part_options in self._parts_of(options, out_layout)
-        ]
-        return "\n".join([f"{self._describe_parts(options.layout, out_layout)}; {found.why}", *explanations])
+            return [f"{self._describe(options.layout, out_layout)} at batch {batch} on {where.name}: {why}"]
+        lines = [f"{self._describe_parts(options.layout, out_layout)}; {found.why}"]
+        for part, part_options in self._parts_of(options, out_layout):
+            lines += part._explained(batch, part_options, device, out_layout=part_options.layout)
+        return lines
+
+    def _versus_dense(
+        self, device: Device, options: LaunchOptions, batch: int, out_layout: Layout | None = None
+    ) -> list[str]:
+        """Line that compares expected times of all factors with that of the dense product; none if they are unknown."""
+        if len(self.factors) == 1:
+            return []
+        is_one = self._verdict(device, options, batch, out_layout).is_one
+        compared = versus_dense(self._kernel(device, options, out_layout), limits_of(device), batch, is_one)
+        return [compared] if compared else []
 
     def _asked(
         self, job: Any, precision: Any, layout: Any, epilogue: Any, weights: Any, inputs: Any, out_layout: Any

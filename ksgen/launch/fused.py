@@ -25,7 +25,7 @@ from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.choice import Choice, limits_of
 from ksgen.launch.plan import Plan
 from ksgen.launch.planner import PLANNER, as_read
-from ksgen.pattern import Chain
+from ksgen.pattern import Chain, Pattern
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.values import counted
 
@@ -268,6 +268,33 @@ def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
 
     found = _apart(kernel, us_of, transpose_us)
     return inf if found is None else found
+
+
+def dense_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
+    """Expected microseconds of a dense product with the inputs and outputs of a layer or group; 0 if unknown."""
+    out_features = sum(chain.out_features for chain in kernel.chains)
+    whole = Pattern(1, out_features, kernel.chains[0].in_features, 1)
+    product = KernelSpec(whole, kernel.precision, kernel.layout, kernel.epilogue)
+    return default_us(family_for(product, limits, batch), product, limits, batch)
+
+
+def versus_dense(kernel: KernelSpec, limits: Limits, batch: int, is_one: bool) -> str:
+    """Expected time of the dense product, and its ratio to that of a layer or group; empty if one is unknown.
+
+    `is_one`: whether the layer is one launch.
+    """
+    like = batch_like(kernel, batch)
+    family = family_of_chain(kernel, limits, like) if is_one else None
+    own_us = default_us(family, kernel, limits, like) if family else apart_us(kernel, limits, like)
+    if not 0 < own_us < inf:
+        return ""
+    product_us, (first, *_) = dense_us(kernel, limits, like), kernel.chains
+    out_features = sum(chain.out_features for chain in kernel.chains)
+    slower = "" if own_us < product_us else "; so they are not expected to be faster"
+    return (
+        f"dense product of {first.in_features} to {out_features} features at batch {like}: the cost model expects "
+        f"{product_us:.3g} us, {product_us / own_us:.2f} times the {own_us:.3g} us of these factors{slower}"
+    )
 
 
 def _apart(

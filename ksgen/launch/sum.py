@@ -145,6 +145,9 @@ class SumLauncher(GroupLauncher):
     def _verdict(self, *_: Any) -> Verdict:
         return Verdict(False, WHY_SEVERAL)
 
+    def _versus_dense(self, *_: Any) -> list[str]:
+        return []
+
     @property
     def _title(self) -> str:
         return " plus ".join(map(str, self.chains))

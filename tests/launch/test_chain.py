@@ -209,9 +209,10 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
         assert re.match(one, told)
     assert "one launch, by gemv, tile_batch=1, " in layer.explain(1, precision="bfloat16")
     wide = ChainLauncher(Launcher(1, 4096, 16, 1), Launcher(1, 16, 4096, 1))
-    first, *each = wide.explain(25088, precision="float32").splitlines()
+    first, *each, compared = wide.explain(25088, precision="float32").splitlines()
     assert first.endswith("one launch per factor; no family has room for all factors in one launch, in this precision")
     assert [line.partition(" at ")[0] for line in each] == ["ks_1x4096x16x1_float32_bsf", "ks_1x16x4096x1_float32_bsf"]
+    assert compared.startswith("dense product of 16 to 16 features at batch 25088: the cost model expects ")
     assert "there is one" in ChainLauncher(layer.factors[0]).explain(8, precision="float16")
 
 

@@ -13,12 +13,13 @@ from ksgen.devices.base import DeviceLimits
 from ksgen.emit.templates import template_digest
 from ksgen.errors import ToolchainError
 from ksgen.families import Limits as FamilyLimits
-from ksgen.families import family_for
+from ksgen.families import cuda_limits, family_for, family_named
 from ksgen.families.chains import factor_kernels
+from ksgen.families.expected import default_us
 from ksgen.launch import fused
 from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.planner import Planner
-from ksgen.pattern import Chain, Pattern
+from ksgen.pattern import Chain, Pattern, monarch
 from ksgen.spec import Epilogue, KernelSpec
 from ksgen.wisdom import Entry, Wisdom
 
@@ -303,3 +304,35 @@ def test_other_devices_have_no_chains() -> None:
     device: Any = Imagined(shares_host=False, name="unnamed", kind="opencl", target="", limits=limits)
     found = fused.verdict(device, KernelSpec((PAIR.factors,), "float32", "bsf", Epilogue()), 4096)
     assert found == fused.Verdict(False, "no family runs several factors in one launch on such a device")
+
+
+@pytest.mark.parametrize(
+    ("features", "layers", "one_launch", "slower"),
+    [
+        (768, 1, True, ""),
+        (768, 1, False, "; so they are not expected to be faster"),
+        (768, 3, True, ""),
+        (256, 3, True, "; so they are not expected to be faster"),
+    ],
+)
+def test_a_layer_is_compared_with_the_dense_product_of_its_size(
+    features: int, layers: int, one_launch: bool, slower: str
+) -> None:
+    kernel = KernelSpec((monarch(features, features, 16, 16),) * layers, "bfloat16", "bsf", Epilogue(bias=True))
+    limits = cuda_limits("sm_90a")
+    outputs = layers * features
+    product = KernelSpec(Pattern(1, outputs, features, 1), "bfloat16", "bsf", Epilogue(bias=True))
+    dense_us = default_us(family_named("wgmma"), product, limits, 25088)
+    own_us = (
+        default_us(family_named("mma"), kernel, limits, 25088) if one_launch else fused.apart_us(kernel, limits, 25088)
+    )
+    assert fused.versus_dense(kernel, limits, 20000, one_launch) == (
+        f"dense product of {features} to {outputs} features at batch 25088: the cost model expects {dense_us:.3g} us, "
+        f"{dense_us / own_us:.2f} times the {own_us:.3g} us of these factors{slower}"
+    )
+    assert (dense_us <= own_us) == bool(slower)
+
+
+@pytest.mark.parametrize("limits", [WITH_TILES, cuda_limits("sm_99")])
+def test_nothing_is_compared_where_the_speed_is_unknown(limits: FamilyLimits) -> None:
+    assert fused.versus_dense(KernelSpec(PAIR, "float32"), limits, 25088, True) == ""

@@ -456,7 +456,9 @@ def test_what_a_search_found_for_small_batches_is_launched(
         assert [(each.family, each.constants, each.why) for each in chosen] == [
             ("gemv", fastest, "wisdom, measured at batch 3; 2.00 times as fast as the default")
         ]
-        assert told.endswith(f": one launch, by gemv, {fastest}; {says}; {chosen[0].why}")
+        first, compared = told.splitlines()
+        assert first.endswith(f": one launch, by gemv, {fastest}; {says}; {chosen[0].why}")
+        assert compared.startswith("dense product of 128 to 304 features at batch 4: the cost model expects ")
     else:
         assert GemvGroupConstants not in {type(each.constants) for each in chosen}  # the layers may each be gemv's
         assert told.splitlines()[0].endswith(f": layer by layer; {says}")
@@ -483,6 +485,7 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
         r'calibrate 2,48,64,1 1,64,48,2 --precision float16 --group-with "2,24,64,1" '
         r'--group-with "2,48,64,1 1,64,48,2" --batch 25088$',
         told,
+        re.MULTILINE,
     )
     told = of_gpu().explain(3, precision="bfloat16", layout="bsl")
     assert ": one launch, by gemv, tile_batch=" in told
@@ -492,6 +495,7 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
         r'calibrate 2,48,64,1 1,64,48,2 --precision bfloat16 --layout bsl --group-with "2,24,64,1" '
         r'--group-with "2,48,64,1 1,64,48,2" --batch 3$',
         told,
+        re.MULTILINE,
     )
     long = GroupLauncher(
         *(ChainLauncher(Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1), Launcher(1, 64, 64, 1)) for _ in range(2))
@@ -499,9 +503,10 @@ def test_explain_says_whether_layers_are_one_launch_and_why(gpu: FakeGpu, monkey
     first, *_ = long.explain(3, precision="float32", weights="int8", inputs="int8").splitlines()
     assert first.endswith("layer by layer; no family for such a batch takes x in int8 through all factors")
     wide = GroupLauncher(*(ChainLauncher(Launcher(1, 8192, 16, 1), Launcher(1, 16, 8192, 1)) for _ in range(2)))
-    first, *each = wide.explain(25088, precision="float16").splitlines()
+    first, *each, compared = wide.explain(25088, precision="float16").splitlines()
     assert first.endswith("layer by layer; no family has room for all factors in one launch, in this precision")
     assert [line.partition(";")[0] for line in each[::3]] == ["1,8192,16,1 then 1,16,8192,1: one launch per factor"] * 2
+    assert compared.startswith("dense product of 16 to 32 features at batch 25088: the cost model expects ")
     alone = GroupLauncher(Launcher(1, 16, 64, 1)).explain(8).splitlines()[0]
     assert alone == "1,16,64,1: layer by layer; there is one factor"
 

@@ -136,9 +136,11 @@ class Proposals:
             cells += ["-" if each.relative_error is None else f"{each.relative_error:.3f}"] if has_error else []
             rows.append(cells)
         note = describe_unreliable([each.doubt for each in (self.dense, *self)], "measured time")
-        none = "" if self.chains else "No chain fits the budget. "
+        bound, remark = self.dense.expected_us or inf, "" if self.chains else "No chain fits the budget. "
+        if self.chains and all((each.expected_us or 0.0) >= bound for each in self):
+            remark = "No chain is expected to take less time than the dense layer takes at least. "
         return (
-            f"{table_of(titles, rows, width=140)}{none}Times at batch {self.batch}, expected by "
+            f"{table_of(titles, rows, width=140)}{remark}Times at batch {self.batch}, expected by "
             f"{self.by}.{' ' * bool(note)}{note}"
         )
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ksgen.errors import LaunchError
+from ksgen.launch.explain import LaunchOptions
 from ksgen.launch.fused import Verdict
 from ksgen.quantized import describe_scales
 from ksgen.spec import Epilogue, KernelSpec
@@ -10,7 +11,7 @@ from ksgen.spec.kernel import layout_word
 from ksgen.torch.layer.splits import explain as explain_splits
 from ksgen.torch.operators.backends import describe_intermediates, explain
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import describe_times, has_kernels, is_one_launch, launcher_of
+from ksgen.torch.operators.choice import describe_times, has_kernels, is_one_launch, launcher_of, versus_dense
 from ksgen.torch.operators.prepared import BACKENDS, launcher_of_layers, shapes_of
 
 
@@ -36,8 +37,9 @@ def explained(layer: Any, batch: int, processes: int) -> str:
     if (len(chain) > 1 or layer.out_layout) and is_stated and layer.backend in BACKENDS:
         verdict = Verdict(layer.fuse == "yes", f"fuse={layer.fuse!r}")
         if first.device.type == "cuda":
-            form = first.device, precision, layer.layout, last, batch
-            verdict = is_one_launch(launcher_of_layers([layer]), *form, out_layout=layer.out_layout)
+            form = launcher_of_layers([layer]), first.device, precision, layer.layout, last, batch
+            verdict = is_one_launch(*form, out_layout=layer.out_layout)
+            lines = [*versus_dense(*form, out_layout=layer.out_layout), *lines]
         lines.insert(0, f"{'one launch' if verdict.is_one else 'one launch per factor'}: {verdict.why}")
     if layer.backend in BACKENDS and layer.precision is None:
         layout = layout_word(layer.layout, layer.out_layout)
@@ -60,9 +62,8 @@ def _explained_stored(layer: Any, batch: int) -> str:
     # `apart` describes the launch of each factor; it is empty if one launch runs several factors
     lines, apart = list[str](), [""] * (len(layer.chain) == 1)
     if has_kernels(device) and len(layer.chain) > 1:
-        form: dict[str, Any] = {"precision": precision, "layout": layer.layout, "epilogue": last}
-        explanation = launcher_of_layers([layer]).explain(batch, weights=layer.storage, inputs=layer._inputs, **form)
-        first, *apart = explanation.splitlines()
+        form = LaunchOptions(precision, layer.layout, last, layer.storage, layer._inputs)
+        first, *apart = launcher_of_layers([layer])._explained(batch, form)
         lines.append(first)
     scales = describe_scales(layer.storage, layer.per)
     for number, (each, count) in enumerate(zip(layer.chain, layer.saturated, strict=True), 1):

@@ -414,6 +414,18 @@ def _verdict(fused: Any, device: Any, options: LaunchOptions, batch: int, out_la
     return verdict
 
 
+def versus_dense(
+    fused: ChainLauncher, device: Any, precision: Any, layout: Any, epilogue: Epilogue, batch: int, *,
+    out_layout: Any = None,
+) -> list[str]:  # fmt: skip
+    """Line that compares expected times on a tensor's GPU with that of the dense product; none if they are unknown."""
+    try:
+        where = device_for(("cuda", device.index))
+    except DeviceError:
+        return []
+    return fused._versus_dense(where, LaunchOptions(precision, layout, epilogue), batch, out_layout)
+
+
 def disable_fusion(fused: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
     """Disable the fused launch for this layer or group from now on; warns once."""
     _fusion_errors[fused] = str(error)

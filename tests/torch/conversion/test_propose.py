@@ -1,6 +1,7 @@
 """propose: what is listed, in which order, what the table shows, and what is refused."""
 
 from collections import Counter
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -205,6 +206,16 @@ def test_the_table() -> None:
     assert list(none) == []
     assert "No chain fits the budget. Times at batch 25088" in str(none)
     assert "budget" not in shown
+
+
+@pytest.mark.parametrize(("features", "wins"), [(256, False), (1024, True)])
+def test_the_table_says_if_no_chain_is_expected_to_be_faster(features: int, wins: bool) -> None:
+    found = propose(features, features, device="sm_90a", precision="bfloat16", most=1)
+    assert (min(each.us for each in found) < found.dense.us) == wins
+    says = "No chain is expected to take less time than the dense layer takes at least. Times at batch 25088"
+    assert (says in str(found)) == (not wins)
+    unknown = replace(found, dense=replace(found.dense, expected_us=None))
+    assert "No chain" not in str(unknown)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from torch import func, nn  # noqa: E402  (after the skip)
+from torch._subclasses import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from ksgen.errors import KsgenError, LaunchError, PatternError, SpecError  # noqa: E402
+from ksgen.errors import DeviceError, KsgenError, LaunchError, PatternError, SpecError  # noqa: E402
 from ksgen.install import install_line  # noqa: E402
 from ksgen.launch.plan import Plan  # noqa: E402
 from ksgen.pattern import Chain, Pattern, monarch  # noqa: E402
@@ -28,6 +29,7 @@ from ksgen.torch import KSLinear, factorize, multiply  # noqa: E402
 from ksgen.torch.operators import choice  # noqa: E402
 from ksgen.torch.operators.backends import NAMES, to_dense  # noqa: E402
 from tests.support.emulated_tiles import needs_emulation  # noqa: E402
+from tests.support.fake_gpu import FakeGpu  # noqa: E402
 from tests.support.libraries import needs_inductor  # noqa: E402
 from tests.support.native import chosen_native, saying_it_has_tiles  # noqa: E402
 from tests.support.torch_cases import use_kernels  # noqa: E402
@@ -778,6 +780,29 @@ def test_kernels_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         layer(torch.randn(7, 24))
     assert re.match(r"2,8,4,3: (ksgen|strided): \d+ us here, (ksgen|strided) \d+ us", layer.explain(batch=7))
+
+
+def test_a_layer_on_a_gpu_is_compared_with_the_dense_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "device_for", lambda _: FakeGpu())
+    layer = KSLinear([(32, 24, 24, 1), (1, 32, 32, 24)], device="meta", dtype=torch.bfloat16)
+    mode = FakeTensorMode()
+    layer.weights = torch.nn.ParameterList(
+        FakeTensor(mode, each.detach(), torch.device("cuda", 0)) for each in layer.weights
+    )
+    one, compared, *each = layer.explain(25088).splitlines()
+    own_us = re.match(r"one launch: the cost model expects ([\d.]+) us for one launch at batch 25088, and ", one)
+    assert own_us
+    dense_us = (
+        r"dense product of 768 to 768 features at batch 25088: the cost model expects [\d.]+ us, 1\.\d\d times the "
+    )
+    assert re.match(rf"{dense_us}{own_us[1]} us of these factors$", compared)
+    assert [line.partition(":")[0] for line in each] == ["32,24,24,1", "1,32,32,24"]
+
+    def absent(_: Any) -> None:
+        raise DeviceError("no GPU, says this test")
+
+    monkeypatch.setattr(choice, "device_for", absent)
+    assert "dense product" not in layer.explain(25087)
 
 
 # ---- what is refused
