@@ -27,6 +27,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from io import StringIO
 from itertools import product
+from math import inf
 from pathlib import Path
 from statistics import geometric_mean, mean, median, quantiles
 from typing import Any
@@ -46,9 +47,9 @@ from ksgen.families.expected import LARGE, Prediction, Speed, default_us, gpu_us
 from ksgen.families.gpus import gpu_of
 from ksgen.families.tiles import WARP, Constants
 from ksgen.families.traffic import SECTOR
-from ksgen.launch.fused import apart_us, family_of_chain, shared_out, verdict_for
+from ksgen.launch.fused import apart_us, dense_us, family_of_chain, shared_out, verdict_for
 from ksgen.measure.roofline import Ceilings
-from ksgen.pattern import Chain, Pattern
+from ksgen.pattern import Chain, Pattern, monarch
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec, stratified
 from ksgen.spec.kernel import layer_launch
 from ksgen.tuning.model import Machine, rank_correlation
@@ -171,7 +172,8 @@ def hopper(patterns: int, copy: float, multiply: float) -> None:
 
 # ---- layers
 
-_ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}  {}"
+_ROW = "{:30} {:>9} {:>9} {:>6}   {:>9} {:>9} {:>6}   {:>9} {:>8}  {}"
+SPLITS = (8, 16, 32, 64, 128)  # of both sides of the Monarch pairs that --square compares
 
 
 def layer_row(
@@ -180,7 +182,7 @@ def layer_row(
     """Return megabytes and microseconds of one launch per factor, summed, and of a single launch, if one is possible.
 
     For layers side by side, a single launch is compared with one launch per layer. The figures are the fewest bytes
-    possible, and the expected time of each layer's fastest form.
+    possible, and the expected time of each layer's fastest form. The dense product has the layers' inputs and outputs.
     """
     alone, limits = KernelSpec((chain.factors,), precision, layout, Epilogue()), cuda_limits(target)
     kernel = KernelSpec((chain.factors,) * side_by_side, precision, layout, Epilogue())
@@ -189,6 +191,7 @@ def layer_row(
         "each_mb": sum(launch.bytes(batch) for launch in each) / 1e6,
         "one_mb": kernel.bytes(batch) / 1e6,
         "each_us": apart_us(kernel, limits, batch),
+        "dense_us": dense_us(kernel, limits, batch),
     }
     fused = family_of_chain(kernel, limits, batch)
     if fused is None:
@@ -197,9 +200,29 @@ def layer_row(
     return found | {"one_us": default_us(fused, kernel, limits, batch), "by": by}
 
 
+def of_dense(found: dict[str, Any]) -> float:
+    """Expected time of the layer's faster form as a share of that of the dense product."""
+    share: float = min(found["each_us"], found.get("one_us", inf)) / found["dense_us"]
+    return share
+
+
+def square_row(features: int, *options: Any) -> tuple[str, dict[str, Any]]:
+    """Name and row of the Monarch pair of so many features that is expected to be the fastest."""
+    splits = [split for split in SPLITS if features % split == 0]
+    if not splits:
+        raise click.BadParameter(f"--square {features}; accepted: multiples of {SPLITS[0]}")
+    rows = {
+        f"monarch {features}, splits {split}": layer_row(monarch(features, features, split, split), *options)
+        for split in splits
+    }
+    return min(rows.items(), key=lambda row: of_dense(row[1]))
+
+
 def layer_lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yield a table, and a summary of all gains."""
-    yield _ROW.format("chain", "each, MB", "one, MB", "gain", "each, us", "one, us", "gain", "by")
+    yield _ROW.format(
+        "chain", "each, MB", "one, MB", "gain", "each, us", "one, us", "gain", "dense, us", "of dense", "by"
+    )
     fewer, gains = [], []
     for name, found in rows.items():
         each, one = found["each_us"], found.get("one_us")
@@ -207,7 +230,8 @@ def layer_lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
         gains += [each / one] if one else []
         mb = (f"{found['each_mb']:.1f}", f"{found['one_mb']:.1f}", f"{fewer[-1]:.2f}")
         us = (f"{one:.1f}", f"{each / one:.2f}") if one else ("-", "-")
-        yield _ROW.format(name, *mb, f"{each:.1f}", *us, found.get("by", "no room"))
+        dense = f"{found['dense_us']:.1f}", f"{of_dense(found):.2f}"
+        yield _ROW.format(name, *mb, f"{each:.1f}", *us, *dense, found.get("by", "no room"))
     taken = [gain for gain in gains if gain > 1]
     yield (
         f"{len(rows)} chains: {geometric_mean(fewer):.2f} times fewer bytes at the mean; "
@@ -227,23 +251,27 @@ def layer_lines(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
 @click.option(
     "--side-by-side", type=click.IntRange(min=1), default=1, show_default=True, help="Number of equal layers on one X."
 )
+@click.option(
+    "--square",
+    type=click.IntRange(min=8),
+    multiple=True,
+    help="Instead of the 24 chains, the fastest Monarch pair of so many inputs and outputs; may be given again.",
+)
 @click.option("--json", "as_json", is_flag=True)
 def fused(
-    batch: int,
-    precisions: Sequence[str],
-    layouts: Sequence[str],
-    targets: Sequence[str],
-    side_by_side: int,
-    as_json: bool,
-) -> None:
+    batch: int, precisions: Sequence[str], layouts: Sequence[str], targets: Sequence[str], side_by_side: int,
+    square: Sequence[int], as_json: bool,
+) -> None:  # fmt: skip
     """Print bytes and expected times of the 24 chains of `ksgen bench layers`.
 
-    One launch per factor is compared with one launch. With --side-by-side 3, three layers on one X, such as q, k and v,
-    are compared: one launch per layer, and one launch. Bytes are the least that cross memory.
+    One launch per factor is compared with one launch, and the faster of both with the dense product. With
+    --side-by-side 3, three layers on one X, such as q, k and v, are compared: one launch per layer, and one launch.
+    Bytes are the least that cross memory.
     """
     for target, precision, layout in product(targets, precisions, layouts):
         options = precision, layout, target, batch, side_by_side
-        rows = {name: layer_row(chain, *options) for name, chain in transformers().items()}
+        rows = {name: layer_row(chain, *options) for name, chain in transformers().items()} if not square else {}
+        rows |= dict(square_row(features, *options) for features in square)
         if as_json:
             setting = {"target": target, "precision": precision, "layout": layout, "batch": batch}
             click.echo(json.dumps(setting | {"chains": rows}))

@@ -2,6 +2,7 @@
 its band.
 """
 
+import json
 from itertools import product
 
 import pytest
@@ -14,15 +15,18 @@ from benchmarks.model import (
     Replay,
     Tiles,
     band,
+    layer_lines,
+    layer_row,
     main,
+    of_dense,
     published,
     replay,
     requested_and_read,
 )
 from ksgen.bench.tables import published_patterns, published_us
-from ksgen.families import cuda_limits, family_for
-from ksgen.families.expected import TAKEN
-from ksgen.pattern import Pattern
+from ksgen.families import cuda_limits, family_for, family_named
+from ksgen.families.expected import TAKEN, default_us
+from ksgen.pattern import Pattern, monarch
 from ksgen.spec import LAYOUTS, KernelSpec
 
 
@@ -181,3 +185,47 @@ def test_sources_are_counted_for_every_precision_and_layout() -> None:
     rows = [line.split() for line in printed.output.splitlines()]
     assert [tuple(row[:2]) for row in rows] == list(product(("float32", "bfloat16"), LAYOUTS))
     assert all(1 <= float(least) <= float(mean) <= float(most) for _, _, mean, least, most in rows)
+
+
+# ---- layers
+
+
+def rows_of_layers(*given: str) -> dict[str, dict[str, float]]:
+    common = ("fused", "--precision", "bfloat16", "--layout", "bsf", "--target", "sm_90a", "--json")
+    found = CliRunner().invoke(main, [*common, *given], catch_exceptions=False)
+    rows: dict[str, dict[str, float]] = json.loads(found.output)["chains"]
+    return rows
+
+
+def test_layers_are_compared_with_dense_products() -> None:
+    """On an H100, a square pair wins at 1024 features, not at 256."""
+    rows = rows_of_layers("--square", "256", "--square", "1024")
+    assert list(rows) == ["monarch 256, splits 16", "monarch 1024, splits 16"]
+    shares = [of_dense(row) for row in rows.values()]
+    assert shares[0] > 0.95 > 0.6 > shares[1]
+    for features, row in zip((256, 1024), rows.values(), strict=True):
+        product = KernelSpec(Pattern(1, features, features, 1), "bfloat16")
+        assert row["dense_us"] == default_us(family_named("wgmma"), product, cuda_limits("sm_90a"), BATCH)
+        others = [monarch(features, features, split, split) for split in (8, 32, 64)]
+        least = of_dense(rows[f"monarch {features}, splits 16"])
+        assert least <= min(of_dense(layer_row(other, "bfloat16", "bsf", "sm_90a", BATCH)) for other in others)
+
+
+def test_the_dense_product_of_layers_side_by_side_has_all_outputs() -> None:
+    (row,) = rows_of_layers("--square", "512", "--side-by-side", "3").values()
+    product = KernelSpec(Pattern(1, 1536, 512, 1), "bfloat16")
+    assert row["dense_us"] == default_us(family_named("wgmma"), product, cuda_limits("sm_90a"), BATCH)
+
+
+def test_a_square_layer_without_a_split_is_refused() -> None:
+    found = CliRunner().invoke(main, ["fused", "--square", "250"])
+    assert found.exit_code == 2
+    assert "--square 250; accepted: multiples of 8" in found.output
+
+
+def test_the_table_of_layers_has_their_share_of_the_dense_time() -> None:
+    row = {"each_mb": 4.0, "one_mb": 2.0, "each_us": 30.0, "one_us": 12.0, "dense_us": 24.0, "by": "mma"}
+    head, line, other, *_ = layer_lines({"a layer": row, "another": row | {"one_us": 60.0}})
+    assert head.endswith(" dense, us of dense  by")
+    assert line.split()[-3:] == ["24.0", "0.50", "mma"]
+    assert other.split()[-3:] == ["24.0", "1.25", "mma"]
