@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from ksgen.emit.render import Source
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits, family_for, meant_for
+from ksgen.families.expected import expected_us
 from ksgen.families.mma.chain import MmaChainConstants, MmaChainTiling
 from ksgen.families.mma.family import Mma
-from ksgen.pattern import Pattern
+from ksgen.pattern import Pattern, low_rank
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
 from tests.emulator import Counts, is_installed
 from tests.families.test_gpu_chain import GOOD
@@ -62,6 +63,27 @@ def test_x_in_stages_gives_the_bits_of_one_launch_per_factor(
     for batch in (1, source.constants.tile_batch + 3):
         arrays = arrays_of(kernel, batch)
         check_against_factors(source, arrays, run)
+
+
+# ---- large tiles
+
+
+def test_a_block_of_192_rows_saves_reads_of_weights() -> None:
+    """Three low-rank layers on one X on an H100: all weights pass through the L2 cache once per block."""
+    limits = cuda_limits("sm_90a")
+    kernel = KernelSpec((low_rank(3072, 768, 96),) * 3, "bfloat16")
+    chosen = FAMILY.default(kernel, limits)
+    smaller = [each for each in FAMILY.space(kernel, limits) if each.tile_batch < 192]
+    least = min(expected_us(FAMILY, kernel, limits, None, each) for each in smaller)
+    assert chosen.tile_batch == 192
+    assert expected_us(FAMILY, kernel, limits, None, chosen) < 0.8 * least
+
+
+@pytest.mark.parametrize(("layout", "precision"), [("bsf", "bfloat16"), ("bsl", "float16")])
+def test_blocks_of_192_rows_give_the_bits_of_one_launch_per_factor(layout: str, precision: str) -> None:
+    kernel = chain_of(RAGGED, precision, layout, ALL)
+    constants = next(each for each in FAMILY.space(kernel, LIMITS) if each.tile_batch == 192)
+    check_against_factors(source_of("mma", kernel, constants), arrays_of(kernel, 197), in_emulator())
 
 
 @st.composite

@@ -30,7 +30,7 @@ from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
 MOST_SUMS = 128  # accumulators per thread
-TILES_BATCH = (16, 32, 48, 64, 96, 128)  # rows of the batch per block
+TILES_BATCH = (16, 32, 48, 64, 96, 128, 192)  # rows of the batch per block
 WARPS_OF_BLOCK = (4, 8)
 STRETCHES = (1, 2, 4)  # most periods of the lanes' order of inputs per stage
 STAGES = (4, 3, 2)
