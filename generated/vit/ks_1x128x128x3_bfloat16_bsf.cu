@@ -1,4 +1,4 @@
-// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 2f26edd2, spec e6e1972c
+// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 2f835e69, spec e6e1972c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -466,15 +466,15 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
                 UNROLL for (int column = 0; column < 2; ++column) {
                     const int line = 8 * n + column;
-                    if (first_line + line >= tile.batch_left) continue;
                     stored* const to = y + y_offset + line * y_pitch;
-                    stored values[Y_VECTOR];
+                    stored values[Y_VECTOR];  // of rows beyond the batch too: a branch would widen the bias per row
                     UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
                         const int q = r + (first + e) / WARP_D;
                         const real sum = sum_of(sums[(first + e) % WARP_D][q / 2][n], q % 2, column);
                         values[e] = narrow(finish(sum, own_bias.at[e],
                                                   own_residual[n][column].at[e]));
                     }
+                    if (first_line + line >= tile.batch_left) continue;
                     if (wide) write_wide(to, values);
                     else UNROLL for (int e = 0; e < Y_VECTOR; ++e) to[e] = values[e];
                 }

@@ -1,4 +1,4 @@
-// ks_6x64x256x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 2f26edd2, spec 2637c845
+// ks_6x64x256x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 2f835e69, spec 2637c845
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -462,15 +462,15 @@ DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const exten
             UNROLL for (int n = 0; n < COLUMN_TILES; ++n)
                 UNROLL for (int column = 0; column < 2; ++column) {
                     const int line = 8 * n + column;
-                    if (first_line + line >= tile.batch_left) continue;
                     stored* const to = y + y_offset + line * y_pitch;
-                    stored values[Y_VECTOR];
+                    stored values[Y_VECTOR];  // of rows beyond the batch too: a branch would widen the bias per row
                     UNROLL for (int e = 0; e < Y_VECTOR; ++e) {
                         const int q = r + (first + e) / WARP_D;
                         const real sum = sum_of(sums[(first + e) % WARP_D][q / 2][n], q % 2, column);
                         values[e] = narrow(finish(sum, own_bias.at[e],
                                                   own_residual[n][column].at[e]));
                     }
+                    if (first_line + line >= tile.batch_left) continue;
                     if (wide) write_wide(to, values);
                     else UNROLL for (int e = 0; e < Y_VECTOR; ++e) to[e] = values[e];
                 }
