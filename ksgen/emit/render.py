@@ -121,6 +121,7 @@ def render(
     variables = {
         "kernel": kernel,
         "constants": constants,
+        "shape": chosen.shape(kernel, constants),  # sizes derived from the constants
         "constexprs": chosen.constexprs(kernel, constants),
         "dialect": dialect,
         "entry": entry,
@@ -141,6 +142,7 @@ def render(
         "launch_parameters": "".join(f"const extent {name}, " for name in constants.at_launch),
         # type of X: `given`, that of weights before packing, if X has eight bits too; else `stored`
         "x_stored": "given" if kernel.has_bytes_in else "stored",
+        "input_storage": "bytes" if kernel.has_bytes_in else "same",
         "widen_x": "widen_input" if kernel.has_bytes_in else "widen",
         "accumulator": "real",
         "activated": "" if kernel.between == "none" else "activate_between",  # for intermediates

@@ -100,7 +100,7 @@ class Family(Generic[ConstantsT]):
         raise NotImplementedError
 
     def variables(self, kernel: KernelSpec, constants: ConstantsT) -> Mapping[str, Any]:
-        """Further variables of its template, as a `Variables`."""
+        """Further variables of its template."""
         raise NotImplementedError
 
     # ---- launches

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, ClassVar, Generic, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from ksgen.families.base import Constexpr, Limits, Variables, named
+from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.chains import (
     FactorPlace,
     listed,
@@ -27,7 +27,7 @@ from ksgen.families.chains import (
 from ksgen.families.family import PackingFamily
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule, at_most
-from ksgen.families.signature import each_chains
+from ksgen.families.signature import each_chains, weights_of
 from ksgen.families.tiles import Constants, Sized, batch_constexpr, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
@@ -35,37 +35,6 @@ from ksgen.values import cached_property
 BLOCKS = (3, 2, 1)  # blocks per multiprocessor that a search tries
 REMEMBERED = 4096  # cached constants of factors
 SHARED = 64  # cached lists of sizes: combinations that share one follow each other, and a list takes kilobytes
-
-
-class LayerVariables(TypedDict):
-    """Variables of one layer of a source: its name, and the arguments for its outputs and what is added to them."""
-
-    name: str
-    outputs: str
-
-
-class FactorVariables(TypedDict, total=False):
-    """Variables of one factor: its constants, its own copies and the destination of its outputs."""
-
-    number: int
-    layer: str
-    kernel: KernelSpec
-    constexprs: list[Constexpr]
-    variants: tuple[str, ...]
-    copies_x: bool
-    streams_x: bool
-    is_last: bool  # of its chain
-    next_layout: str
-    next: int
-    has_next: bool  # in any chain
-
-
-class ProductVariables(Variables, total=False):
-    # of several factors
-    weights_of_all: str
-    results: tuple[str, ...]
-    layers: list[LayerVariables]
-    factors: list[FactorVariables]
 
 
 @dataclass(frozen=True)
@@ -273,25 +242,27 @@ class GpuProduct(PackingFamily[ConstantsT]):
 
     # ---- the source
 
-    def variables(self, kernel: KernelSpec, constants: Any) -> ProductVariables:
+    def variables(self, kernel: KernelSpec, constants: Any) -> dict[str, Any]:
         if not kernel.is_chain:
             return {"picture": self.picture(self.shape(kernel, constants))}
         shape = self.shape(kernel, constants)
         pictures = [self.picture(own, f"Factor {n}: a tile of its outputs") for n, own in enumerate(shape.factors, 1)]
         return {
             "picture": "//\n".join(pictures),
-            "weights_of_all": ", ".join(f"weights_{number}" for number in range(1, len(shape.factors) + 1)),
+            "weights_of_all": ", ".join(weights_of(kernel)),
             "results": each_chains(kernel, "y"),
             "layers": layers_of(kernel),
             "factors": [self._factor(shape, at) for at in range(len(shape.factors))],
         }
 
-    def _factor(self, shape: GpuChainShape[Any], at: int) -> FactorVariables:
-        own, where, is_last = shape.factors[at], shape.places[at], shape.places[at].is_last
+    def _factor(self, shape: GpuChainShape[Any], at: int) -> dict[str, Any]:
+        """Variables of one factor: its constants, its own copies and the destination of its outputs."""
+        own, where = shape.factors[at], shape.places[at]
         alone = {each.name: each for each in self.constexprs_of_factor(own.kernel, own.constants)}
         return {
             "number": at + 1,
             "layer": layers_of(shape.kernel)[where.chain]["name"],
+            "shape": own,
             "kernel": own.kernel,
             "constexprs": [
                 *(alone[name] for name in self.repeated if name in alone),
@@ -303,10 +274,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
             ],
             "variants": self.variants_in_chain(own),
             "copies_x": self.copies_x(shape, at),
-            "is_last": is_last,
-            "next_layout": "" if is_last else shape.factors[at + 1].kernel.layout,
-            "next": at + 2,
-            "has_next": at + 1 < len(shape.factors),
+            "is_last": where.is_last,  # of its chain
         }
 
     def copies_x(self, shape: Any, at: int) -> bool:
@@ -350,7 +318,8 @@ def _shared_bytes_alone(family: GpuProduct[Any], each: tuple[tuple[KernelSpec, A
     return max(family.shared_bytes(*own) for own in each)
 
 
-def layers_of(kernel: KernelSpec) -> list[LayerVariables]:
+def layers_of(kernel: KernelSpec) -> list[dict[str, Any]]:
+    """Variables of each layer: its name, and the arguments for its outputs and what is added to them."""
     names = each_chains(kernel, "layer")
     given = {"bias": kernel.epilogue.bias, "residual": kernel.epilogue.residual}
     added = [each_chains(kernel, name) if wanted else ["0"] * len(names) for name, wanted in given.items()]

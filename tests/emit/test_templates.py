@@ -15,9 +15,9 @@ import pytest
 
 from ksgen.emit import templates
 from ksgen.emit.render import render
-from ksgen.emit.templates import template_of
+from ksgen.emit.templates import Dialect, template_of
 from ksgen.errors import RenderError
-from ksgen.families import FAMILIES, cuda_limits
+from ksgen.families import FAMILIES, Limits, cuda_limits
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
 
@@ -117,23 +117,42 @@ def test_templates_extend_at_most_two_others() -> None:
         assert len(levels) <= 3, levels
 
 
-def variables_of(record: Any) -> Iterator[str]:
+def names_of_record(record: Any) -> Iterator[str]:
     """Names of a record of template variables, and of the records in it."""
     for name, kind in get_type_hints(record).items():
         yield name
         while get_args(kind):
             kind = get_args(kind)[0]
         if is_typeddict(kind):
-            yield from variables_of(kind)
+            yield from names_of_record(kind)
+
+
+def names_in(variables: Any) -> Iterator[str]:
+    """Names of template variables, and of those of parts."""
+    if isinstance(variables, dict):
+        yield from variables
+        variables = variables.values()
+    elif not isinstance(variables, list):
+        return
+    for each in variables:
+        yield from names_in(each)
+
+
+def variables_of(name: str) -> set[str]:
+    """Names of a family's template variables for every job and layout, and those that its type states, if any."""
+    family, stated = FAMILIES[name], get_type_hints(type(FAMILIES[name]).variables)["return"]
+    found = set(names_of_record(stated)) if is_typeddict(stated) else set[str]()
+    for kernel, limits in supported(name):
+        found.update(names_in(family.variables(kernel, family.default(kernel, limits))))
+    return found
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_variable_of_a_family_is_used_by_a_template(name: str) -> None:
     every = [path.read_text() for path in (ROOT / "templates").rglob("*.j2")]
     spelled = " ".join(each for text in every for each in re.findall(r"{[{%].*?[%}]}", text, re.DOTALL))
-    record = get_type_hints(type(FAMILIES[name]).variables)["return"]
     python_reads = {"variants", "constexprs"}  # and no template
-    assert set(variables_of(record)) - set(re.findall(r"\w+", spelled)) - python_reads == set()
+    assert variables_of(name) - set(re.findall(r"\w+", spelled)) - python_reads == set()
 
 
 def test_each_family_has_its_template() -> None:
@@ -193,8 +212,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-def rendered(family: str) -> Iterator[str]:
-    """Texts of a family for every job, layout and dialect, with all that may follow the product."""
+def supported(family: str) -> Iterator[tuple[KernelSpec, Limits]]:
+    """Kernels of a family for every job and layout, with all that may follow the product, and the device's limits."""
     limits = [cuda_limits("sm_90a"), replace(cuda_limits("sm_70"), is_cpu=True, tiles=("bf16", "f16"))]
     kernels = [
         KernelSpec(Pattern(2, 64, 64, d), precision, layout, Epilogue(bias=True, activation="gelu", residual=True))
@@ -210,12 +229,14 @@ def rendered(family: str) -> Iterator[str]:
     kernels += [*gradients, *(each for each in chains if each.precision != "tf32x3"), *groups]
     for kernel, limit in product(kernels, limits):
         if FAMILIES[family].supports(kernel, limit):
-            yield render(
-                kernel,
-                FAMILIES[family].default(kernel, limit),
-                family=family,
-                dialect="opencl" if limit.is_cpu else "cuda",
-            ).text
+            yield kernel, limit
+
+
+def rendered(family: str) -> Iterator[str]:
+    """Texts of a family for its kernels, in every dialect."""
+    for kernel, limits in supported(family):
+        dialect: Dialect = "opencl" if limits.is_cpu else "cuda"
+        yield render(kernel, FAMILIES[family].default(kernel, limits), family=family, dialect=dialect).text
 
 
 @pytest.mark.exhaustive

@@ -18,7 +18,7 @@ from ksgen.families.gemv import counts, defaults, group
 from ksgen.families.gemv.chain_shape import GemvChainConstants, GemvChainTiling, is_narrow, most_alike
 from ksgen.families.gemv.group import GemvGroupConstants, GemvGroupTiling
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
-from ksgen.families.gemv.source import GemvVariables, constexprs_of, variables_of
+from ksgen.families.gemv.source import constexprs_of, variables_of
 from ksgen.families.gpus import begins_early
 from ksgen.families.rules import Rule, at_most, first_broken, multiple, positive, refusal
 from ksgen.families.tiles import MOST_THREADS, WARP
@@ -170,7 +170,7 @@ class Gemv(PackingFamily[AnyGemvConstants]):
 
     # ---- the source
 
-    def variables(self, kernel: KernelSpec, constants: AnyGemvConstants) -> GemvVariables:
+    def variables(self, kernel: KernelSpec, constants: AnyGemvConstants) -> dict[str, Any]:
         return variables_of(self.shape(kernel, constants))
 
     def constexprs(self, kernel: KernelSpec, constants: AnyGemvConstants) -> list[Constexpr]:

@@ -2,18 +2,17 @@
 several layers on one X."""
 
 from itertools import accumulate
-from typing import TypedDict
+from typing import Any
 
-from ksgen.families.base import Constexpr, Variables, named
+from ksgen.families.base import Constexpr, named
 from ksgen.families.chains import factor_kernels
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gemv.chain_shape import GemvChainTiling
 from ksgen.families.gemv.group import GemvGroupTiling
 from ksgen.families.gemv.shape import GemvTiling
-from ksgen.families.gpu_chain import LayerVariables, layers_of
+from ksgen.families.gpu_chain import layers_of
 from ksgen.families.signature import each_chains, weights_of
 from ksgen.families.tiles import batch_constexpr, epilogue_constexprs, packing_constexprs, product_constexprs
-from ksgen.order import Place
 from ksgen.spec import KernelSpec
 from ksgen.values import counted
 
@@ -29,89 +28,26 @@ _OF_LAST = (  # the same for the last factor only
 )  # fmt: skip
 
 
-class GemvFactor(TypedDict, total=False):
-    """Variables of one factor's part of a source."""
-
-    kernel: KernelSpec
-    constexprs: list[Constexpr]
-    variants: tuple[str, ...]
-    # of the first factor of two
-    is_exchanged: bool
-    row: list[Place]
-    plane: list[Place]
-    i_of_plane: list[Place]
-    j_of_plane: list[Place]
-
-
-class GemvLayer(LayerVariables):
-    """Variables of one layer of a group."""
-
-    kind: int
-    first_block: str
-    weights: str
-
-
-class GemvKind(TypedDict):
-    """Variables of equal layers of a group: their source, and the arguments of its call."""
-
-    number: int
-    layers: str
-    is_pair: bool
-    alone: list[GemvFactor]  # the factor of such a layer, or none
-    pair: list[list[GemvFactor]]  # its two factors, or none
-    within: str
-    weights: str
-
-
-class GemvVariables(Variables, total=False):
-    weight: str  # type of a packed weight
-    piece: str  # type of one load of weights
-    of_pieces: str
-    of_storage: str
-    input_storage: str
-    starts_early: bool
-    unwritten: str  # qualifier of arrays that no other launch writes
-    # of several factors
-    has_scales: bool
-    has_bytes_in: bool
-    x_given: str
-    x_stored: str  # type of a factor's input: X or the intermediate
-    factors: list[GemvFactor]
-    # of several layers
-    extra_arguments: str
-    extra_pitches: str
-    has_pairs: bool
-    own_weights: tuple[str, ...]  # of one layer
-    weights_of_all: tuple[str, ...]
-    results: tuple[str, ...]
-    layers: list[GemvLayer]
-    kinds: list[GemvKind]
-
-
-def variables_of(tiling: AnyGemvTiling) -> GemvVariables:
+def variables_of(tiling: AnyGemvTiling) -> dict[str, Any]:
     """Template variables: types of X and of packed and read weights, variables of an early start, and those of each
     factor.
 
     A kernel that starts early waits, and reads nothing through restricted pointers, because nvcc would move those reads
     before the wait.
     """
-    kernel, early = tiling.kernel, tiling.constants.early
-    found: GemvVariables = {
-        "weight": "given" if kernel.is_quantized else "stored",
-        "piece": "Values" if kernel.is_quantized else "Piece",
+    kernel = tiling.kernel
+    found: dict[str, Any] = {
+        "weight": "given" if kernel.is_quantized else "stored",  # type of a packed weight
+        "piece": "Values" if kernel.is_quantized else "Piece",  # type of one load of weights
         "of_pieces": "X" if kernel.is_quantized else "W, or of X",
         "of_storage": "quantized" if kernel.is_quantized else "same",
-        "input_storage": "bytes" if kernel.has_bytes_in else "same",
-        "starts_early": bool(early),
-        "unwritten": "" if early else "RESTRICT ",
+        "unwritten": "" if tiling.constants.early else "RESTRICT ",  # qualifier of arrays that no other launch writes
     }
     if isinstance(tiling, GemvTiling):
         return {**found, "picture": picture(tiling), "variants": ("bsf",)}  # tiles of several j, in both layouts
     found |= {
-        "has_scales": kernel.is_quantized,
         "x_given": "given" if kernel.has_bytes_in else "stored",
-        "x_stored": "Input" if kernel.has_bytes_in else "stored",
-        "has_bytes_in": kernel.has_bytes_in,
+        "x_stored": "Input" if kernel.has_bytes_in else "stored",  # type of a factor's input: X or the intermediate
     }
     if isinstance(tiling, GemvChainTiling):
         return {**found, "picture": picture(tiling.last), "factors": _factors(tiling)}
@@ -151,16 +87,13 @@ def picture(tiling: GemvTiling) -> str:
     )
 
 
-def _factors(tiling: GemvChainTiling) -> list[GemvFactor]:
+def _factors(tiling: GemvChainTiling) -> list[dict[str, Any]]:
     """Template variables of each factor of two."""
-    alone, first = factor_kernels(tiling.kernel), tiling.first
-    exchanged: GemvFactor = {"is_exchanged": first.is_exchanged}
-    if first.is_exchanged:
-        exchanged |= {"row": first.row_places, "plane": first.plane_places}
-        exchanged |= {"i_of_plane": first.index_places("i"), "j_of_plane": first.index_places("j")}
+    (first, last), shape = factor_kernels(tiling.kernel), tiling.first
+    own = {"shape": shape, "is_exchanged": shape.is_exchanged}
     return [
-        {"kernel": alone[0], "constexprs": _first(tiling), "variants": (), **exchanged},
-        {"kernel": alone[1], "constexprs": _last(tiling), "variants": ("bsf",)},  # tiles of several j, in both layouts
+        {"kernel": first, "constexprs": _first(tiling), "variants": (), **own},
+        {"kernel": last, "constexprs": _last(tiling), "variants": ("bsf",)},  # tiles of several j, in both layouts
     ]
 
 
@@ -201,7 +134,7 @@ def _last(tiling: GemvChainTiling) -> list[Constexpr]:
     return [*(known[name] for name in (*_OF_LAST, *_OF_BOTH)), between]
 
 
-def _variables_of_layers(tiling: GemvGroupTiling) -> GemvVariables:
+def _variables_of_layers(tiling: GemvGroupTiling) -> dict[str, Any]:
     """Template variables of several layers; equal ones share one source."""
     kernel, kinds = tiling.kernel, list(dict.fromkeys(tiling.layers))
     numbers = [kinds.index(each) + 1 for each in tiling.layers]
@@ -223,14 +156,17 @@ def _variables_of_layers(tiling: GemvGroupTiling) -> GemvVariables:
     }
 
 
-def _kind(tiling: GemvGroupTiling, number: int, numbers: list[int], layer: GemvTiling | GemvChainTiling) -> GemvKind:
+def _kind(
+    tiling: GemvGroupTiling, number: int, numbers: list[int], layer: GemvTiling | GemvChainTiling
+) -> dict[str, Any]:
+    """Template variables of equal layers: their source, and the arguments of its call."""
     of = [str(at) for at, each in enumerate(numbers, 1) if each == number]
-    found: GemvKind = {
+    found = {
         "number": number,
         "layers": f"{layer.kernel.factors}, of {'layers' if len(of) > 1 else 'layer'} {', '.join(of)}",
         "is_pair": False,
-        "alone": [],
-        "pair": [],
+        "alone": [],  # the factor of such a layer
+        "pair": [],  # its two factors
         "within": "",
         "weights": "layer.weights_1",
     }
@@ -243,10 +179,10 @@ def _kind(tiling: GemvGroupTiling, number: int, numbers: list[int], layer: GemvT
     return found | {"alone": [{"kernel": layer.kernel, "constexprs": constexprs, "variants": ("bsf",)}]}
 
 
-def _layer_variables(kernel: KernelSpec, kinds: list[int], most: int) -> list[GemvLayer]:
+def _layer_variables(kernel: KernelSpec, kinds: list[int], most: int) -> list[dict[str, Any]]:
     """Template variables of each layer: its kind, its first block, and its arrays."""
     names = iter(weights_of(kernel))
-    found: list[GemvLayer] = []
+    found = []
     for at, (layer, chain, kind) in enumerate(zip(layers_of(kernel), kernel.chains, kinds, strict=True), 1):
         weights = [*(next(names) for _ in chain), *["0"] * (most - len(chain))]
         first = f"BEFORE_{at} * tiles" if at > 1 else "0"

@@ -15,7 +15,7 @@ from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work, named
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.gradient import mma, plain
 from ksgen.families.gradient.mma import GradientMmaConstants, GradientMmaTiling
-from ksgen.families.gradient.parts import SUM_COLUMNS, GradientVariables, blocks_that_fit, fits, sides_of
+from ksgen.families.gradient.parts import SUM_COLUMNS, blocks_that_fit, fits, sides_of
 from ksgen.families.gradient.plain import GradientConstants, GradientTiling
 from ksgen.families.kinds import OfKinds
 from ksgen.families.signature import GRADIENT
@@ -121,10 +121,9 @@ class Gradient(OfKinds):
 
     # ---- the source
 
-    def variables(self, kernel: KernelSpec, constants: Any) -> GradientVariables:
+    def variables(self, kernel: KernelSpec, constants: Any) -> dict[str, Any]:
         tiling = self.shape(kernel, constants)
-        variables: GradientVariables = tiling.own_variables()
-        return {**variables, "sides": sides_of(kernel), "picture": tiling.picture}
+        return {**tiling.own_variables(), "sides": sides_of(kernel), "picture": tiling.picture}
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
         tiling = self.shape(kernel, constants)

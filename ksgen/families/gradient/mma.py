@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import gcd
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ksgen.families.banks import CYCLE_BYTES, Image, image_cycles, write_cycles
 from ksgen.families.base import Constexpr, Limits, named
@@ -20,7 +20,6 @@ from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.gradient.parts import (
     MOST_TILE,
-    GradientVariables,
     Parts,
     Side,
     SideImage,
@@ -241,14 +240,14 @@ class GradientMmaTiling(Parts):
             f"{COLUMNS}.",
         )
 
-    def own_variables(self) -> GradientVariables:
+    def own_variables(self) -> dict[str, Any]:
         is_split, is_complex = self.components == 2, self.kernel.arithmetic.is_complex
         operand = "tf32" if is_split else {"float16": "f16", "bfloat16": "bf16"}.get(self.operand, self.operand)
         load = "gradient_mma/load_registers" if self.copy == "registers" else "gradient/load_async"
         has = {"complex_split": is_split and is_complex, "split": is_split, "spread": self.is_spread}
         variants = (self.operand, *(name for name, is_so in has.items() if is_so))
         conjugated = ", conjugated" if is_complex else ""
-        return {"copy": self.copy, "load": load, "operand": operand, "variants": variants, "conjugated": conjugated}
+        return {"load": load, "operand": operand, "variants": variants, "conjugated": conjugated}
 
     def own_constexprs(self) -> list[Constexpr]:
         constants = self.constants

@@ -4,13 +4,12 @@ copies of operands."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar, TypedDict
+from typing import Any, ClassVar
 
 from ksgen.families.banks import Image, line_cycles, write_cycles
-from ksgen.families.base import Constexpr, Limits, Variables, named
+from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.tiles import WARP, CopyPlan, Tiled, divide_up, power_of_two_in
 from ksgen.families.traffic import SECTOR, array_bytes, bytes_of_row
-from ksgen.order import Order
 from ksgen.spec import KernelSpec
 from ksgen.values import counted
 
@@ -21,39 +20,17 @@ GPU_WARPS = 16 * 132  # warps that keep a large GPU busy: sixteen per multiproce
 MOST_TILE = 128  # weights along one side of a tile
 
 
-class SideNames(TypedDict):
-    """Names that the source has for one operand."""
-
-    name: str
-    NAME: str
-    features: str
-    tile: str
-    first: str
-    order: Order
-    is_exchanged: bool
-
-
-class GradientVariables(Variables, total=False):
-    sides: tuple[SideNames, ...]
-    # on tensor cores
-    copy: str
-    load: str
-    operand: str
-    conjugated: str
-
-
-def sides_of(kernel: KernelSpec) -> tuple[SideNames, ...]:
+def sides_of(kernel: KernelSpec) -> list[dict[str, Any]]:
     """Names of both operands in the source, and the orders of their features."""
     inputs, outputs = kernel.pattern.inputs, kernel.pattern.outputs
-    x: SideNames = {
-        "name": "x", "NAME": "X", "features": "C", "tile": "TILE_IN", "first": "first_in",
-        "order": inputs, "is_exchanged": inputs.is_exchanged,
-    }  # fmt: skip
-    dy: SideNames = {
-        "name": "dy", "NAME": "DY", "features": "B", "tile": "TILE_OUT", "first": "first_out",
-        "order": outputs, "is_exchanged": outputs.is_exchanged,
-    }  # fmt: skip
-    return x, dy
+    sides = (("x", "C", "TILE_IN", "first_in", inputs), ("dy", "B", "TILE_OUT", "first_out", outputs))
+    return [
+        {
+            "name": name, "NAME": name.upper(), "features": features, "tile": tile, "first": first,
+            "order": order, "is_exchanged": order.is_exchanged,
+        }
+        for name, features, tile, first, order in sides
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)

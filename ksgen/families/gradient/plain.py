@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import gcd
+from typing import Any
 
 from ksgen.families.banks import CYCLE_BYTES
 from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.drawing import DrawnSide, draw
-from ksgen.families.gradient.parts import MOST_TILE, GradientVariables, Parts, Side, SideImage, heading, lane_runs
+from ksgen.families.gradient.parts import MOST_TILE, Parts, Side, SideImage, heading, lane_runs
 from ksgen.families.rules import Rule, at_most, multiple, positive
 from ksgen.families.simt.defaults import neighbours, planes_of_search
 from ksgen.families.simt.shape import LANES_OUT, PlainTile, eight_read_cycles, four_read_cycles, is_narrow
@@ -188,7 +189,7 @@ class GradientTiling(PlainTile, Parts):
             f"A warp: 8 lanes along l by 4 along k, with {constants.thread_in} x {constants.thread_out} sums each.",
         )
 
-    def own_variables(self) -> GradientVariables:
+    def own_variables(self) -> dict[str, Any]:
         return {}
 
     def own_constexprs(self) -> list[Constexpr]:

@@ -7,13 +7,13 @@ docs/kernels/mma.md. Never renders, compiles or runs.
 
 from collections.abc import Iterator, Mapping
 from itertools import product
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, Limits, Work, named
 from ksgen.families.chains import factor_kernels
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import fastest
-from ksgen.families.gpu_chain import FactorVariables, GpuProduct, ProductVariables, ends_of
+from ksgen.families.gpu_chain import GpuProduct, ends_of
 from ksgen.families.mma.chain import CHAIN_RULES, MmaChainConstants, MmaChainTiling, MmaFactor, options
 from ksgen.families.mma.defaults import default, others, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTiling
@@ -22,27 +22,6 @@ from ksgen.families.tiles import divide_up, packing_constexprs, product_constexp
 from ksgen.spec import KernelSpec
 
 AnyMmaConstants = MmaConstants | MmaChainConstants
-
-
-class CopiesOfX(TypedDict):
-    """Arguments of the macro that copies X."""
-
-    wide_bytes: int
-    at_once: int
-    are_elements_apart: bool
-    are_lines_apart: bool
-
-
-class MmaFactorVariables(FactorVariables, total=False):
-    x_copies: CopiesOfX
-
-
-class MmaVariables(ProductVariables, total=False):
-    x_copies: CopiesOfX
-    operand: str
-    input_storage: str
-    resident: bool
-    streams_x: bool
 
 
 def variants_of(tiling: MmaTiling) -> tuple[str, ...]:
@@ -57,16 +36,6 @@ def variants_of(tiling: MmaTiling) -> tuple[str, ...]:
         f"widened_{tiling.operand}": tiling.widens_bytes,
     }
     return tuple(name for name, is_so in has.items() if is_so)
-
-
-def copies_of_x(tiling: MmaTiling) -> CopiesOfX:
-    """How copies of X move it. If no copy is wide, 16 bytes are a placeholder that compiles."""
-    return {
-        "wide_bytes": tiling.wide_bytes if tiling.has_wide_copies else CHUNK,
-        "at_once": tiling.elements_at_once,
-        "are_elements_apart": tiling.elements_at_once > 1,
-        "are_lines_apart": tiling.kernel.reads_exchanged and not tiling.is_bsf,
-    }
 
 
 class Mma(GpuProduct[AnyMmaConstants]):
@@ -149,21 +118,16 @@ class Mma(GpuProduct[AnyMmaConstants]):
 
     # ---- the source
 
-    def variables(self, kernel: KernelSpec, constants: AnyMmaConstants) -> MmaVariables:
+    def variables(self, kernel: KernelSpec, constants: AnyMmaConstants) -> dict[str, Any]:
         first = self.shape(kernel, constants).factors[0]
         return {
             **super().variables(kernel, constants),
-            "x_copies": copies_of_x(first),
             "operand": first.operand,
-            "input_storage": "bytes" if kernel.has_bytes_in else "same",
-            "resident": bool(first.constants.resident),
             "variants": () if kernel.is_chain else variants_of(first),  # factors of a chain have their own
-            "streams_x": bool(getattr(constants, "stream", 0)),
         }
 
-    def _factor(self, shape: Any, at: int) -> MmaFactorVariables:
-        own = shape.factors[at]
-        return {**super()._factor(shape, at), "streams_x": bool(own.streamed), "x_copies": copies_of_x(own)}
+    def _factor(self, shape: Any, at: int) -> dict[str, Any]:
+        return {**super()._factor(shape, at), "streams_x": bool(shape.factors[at].streamed)}
 
     def copies_x(self, shape: MmaChainTiling, at: int) -> bool:
         return at in [copying for _, copying in shape.orders.values()]

@@ -175,9 +175,24 @@ class MmaTiling(TensorTile):
         return self.wide_bytes >= LEAST_COPIED
 
     @property
+    def copied_bytes(self) -> int:
+        """Bytes of a wide copy as its function's name has them. If no copy is wide, a placeholder that compiles."""
+        return self.wide_bytes if self.has_wide_copies else CHUNK
+
+    @property
+    def are_elements_apart(self) -> bool:
+        """Whether exchanged inputs have no neighbours, so that they are copied one by one."""
+        return self.kernel.reads_exchanged and not self.has_wide_copies
+
+    @property
+    def are_lines_apart(self) -> bool:
+        """Whether exchanged inputs put lines of X at no constant distance."""
+        return self.kernel.reads_exchanged and not self.is_bsf
+
+    @property
     def elements_at_once(self) -> int:
-        """Single elements of X that a thread has in flight: several if exchanged inputs have no neighbours."""
-        return ELEMENTS_AT_ONCE if self.kernel.reads_exchanged and not self.has_wide_copies else 1
+        """Single elements of X that a thread has in flight: several if they are apart."""
+        return ELEMENTS_AT_ONCE if self.are_elements_apart else 1
 
     @property
     def y_vector(self) -> int:

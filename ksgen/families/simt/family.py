@@ -14,7 +14,7 @@ from ksgen.families.base import Constexpr, Limits, Work, named
 from ksgen.families.chains import places
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.expected import MIN_CLASS_SAVING, fastest
-from ksgen.families.gpu_chain import FactorVariables, GpuProduct, ProductVariables, ends_of
+from ksgen.families.gpu_chain import GpuProduct, ends_of
 from ksgen.families.gpus import PORTABLE
 from ksgen.families.simt.chain import CHAIN_RULES, SimtChainConstants, SimtChainTiling, options
 from ksgen.families.simt.defaults import cpu_default, gpu_default, others, planes_of_search, smaller, whole_rounds
@@ -26,20 +26,6 @@ LEAST_ITEM = 4  # bytes of the smallest asynchronous copy; chains of 16-bit type
 FEW_SUMS = 32  # per thread
 
 AnySimtConstants = SimtConstants | SimtChainConstants
-
-
-class SimtFactorVariables(FactorVariables, total=False):
-    packed_stage: str
-
-
-class SimtVariables(ProductVariables, total=False):
-    x_group: str
-    products: str
-    stored_tile: str
-    packed_tile: str
-    packed_a: str
-    packed_tiles_d: str
-    given_at: str
 
 
 class Simt(GpuProduct[AnySimtConstants]):
@@ -146,7 +132,7 @@ class Simt(GpuProduct[AnySimtConstants]):
 
     # ---- the source
 
-    def variables(self, kernel: KernelSpec, constants: AnySimtConstants) -> SimtVariables:
+    def variables(self, kernel: KernelSpec, constants: AnySimtConstants) -> dict[str, Any]:
         group = "InputGroup" if kernel.has_bytes_in else "StoredGroup"
         return {
             **super().variables(kernel, constants),
@@ -159,7 +145,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             "given_at": f"((i * B + k) * C + l){'' if 'd' in kernel.tie else ' * D + j'}",
         }
 
-    def _factor(self, shape: Any, at: int) -> SimtFactorVariables:
+    def _factor(self, shape: Any, at: int) -> dict[str, Any]:
         tie, of_j = shape.factors[at].kernel.tie, "(TILES_OUT * STEPS)"
         stage = _packed_at("own_stage", tie, of_j, "(TILES_D * TILES_OUT * STEPS)")
         return {**super()._factor(shape, at), "packed_stage": stage}

@@ -12,10 +12,9 @@ from itertools import product
 from math import gcd, lcm
 from typing import Any, ClassVar, TypeVar
 
-from ksgen.families.base import MAP_ALIGNMENT, Geometry, Limits, TensorMap, Variables
+from ksgen.families.base import MAP_ALIGNMENT, Geometry, Limits, TensorMap
 from ksgen.families.gpus import REGISTERS as MULTIPROCESSOR_REGISTERS
 from ksgen.families.operands import CHUNK, FREE_OF_CONFLICTS, TensorTile, wavefronts
-from ksgen.families.ptx import Box, WgmmaInstruction
 from ksgen.families.signature import PRODUCT
 from ksgen.families.tiles import WARP, Constants, divide_up
 from ksgen.order import Digit, Order, Place
@@ -45,31 +44,6 @@ ADDRESSES = 40  # registers per thread for addresses, approximately
 
 
 ConstantsT = TypeVar("ConstantsT", bound=Constants)
-
-
-class WgmmaVariables(Variables, total=False):
-    """Template variables; most of them name the variant of a macro."""
-
-    operand: str
-    input_storage: str
-    wgmma: WgmmaInstruction
-    product: str
-    boxes: list[Box]
-    stored_boxes: list[Box]
-    x_places: list[Place]
-    from_registers: bool
-    finishes_stores: bool
-    is_permuted: bool
-    # of clusters
-    blocks: str
-    find_tile: str
-    copy_weights: str
-    load_x: str
-    # of the source of X
-    schedule: str
-    walk: str
-    store: str
-    out: str
 
 
 @dataclass(frozen=True)

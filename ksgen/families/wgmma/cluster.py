@@ -11,7 +11,7 @@ from typing import Any
 
 from ksgen.families.base import Constexpr, named
 from ksgen.families.rules import Rule
-from ksgen.families.wgmma.block import Block, WgmmaVariables
+from ksgen.families.wgmma.block import Block
 from ksgen.spec import KernelSpec
 
 MOST_BLOCKS = 8  # largest cluster that every GPU with clusters can launch
@@ -60,22 +60,15 @@ def tried(block: Block, most: int) -> Iterator[tuple[int, int]]:
     return (each for each in sizes if each[0] * each[1] <= most)
 
 
-def variables(block: Block, image: str) -> WgmmaVariables:
+def variables(block: Block, image: str) -> dict[str, Any]:
     """Template variables of clusters; `image` names the layout of X in shared memory."""
-    constants = block.constants
-    if block.cluster == 1:
-        return {
-            "blocks": "alone", "find_tile": "find_tile",
-            "copy_weights": "copy_bulk", "load_x": "load_box",
-            "variants": (image,),
-        }  # fmt: skip
-    shares_w, shares_x = constants.cluster_batch > 1, constants.cluster_out > 1
+    is_clustered, constants = block.cluster > 1, block.constants
     return {
-        "variants": (image, "cluster"),
-        "blocks": "clustered",
-        "find_tile": "find_tile_in_cluster",
-        "copy_weights": "copy_part" if shares_w else "copy_bulk",
-        "load_x": "load_part" if shares_x else "load_box",
+        "variants": (image, "cluster") if is_clustered else (image,),
+        "blocks": "clustered" if is_clustered else "alone",
+        "find_tile": "find_tile_in_cluster" if is_clustered else "find_tile",
+        "copy_weights": "copy_part" if constants.cluster_batch > 1 else "copy_bulk",
+        "load_x": "load_part" if constants.cluster_out > 1 else "load_box",
     }
 
 

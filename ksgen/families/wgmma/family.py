@@ -27,7 +27,6 @@ from ksgen.families.wgmma.block import (
     ROWS,
     WARPGROUP,
     Block,
-    WgmmaVariables,
 )
 from ksgen.families.wgmma.permuted import PermutedBlock
 from ksgen.families.wgmma.registers import RegistersBlock
@@ -177,7 +176,7 @@ class Wgmma(OfKinds, PackingFamily[Any]):
 
     # ---- sources
 
-    def variables(self, kernel: KernelSpec, constants: Any) -> WgmmaVariables:
+    def variables(self, kernel: KernelSpec, constants: Any) -> dict[str, Any]:
         block = self.shape(kernel, constants)
         image = "bsl" if not block.is_bsf else "flat" if block.is_flat else "slab"
         picture = draw(
@@ -186,20 +185,16 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             DrawnSide(constants.tile_out, "outputs k", 1),
             lambda row, _: f"warpgroup {row // block.row_tiles}",
         )
-        common: WgmmaVariables = cluster.variables(block, image) | {
+        common = cluster.variables(block, image) | {
             "operand": block.operand,
-            "input_storage": "bytes" if kernel.has_bytes_in else "same",
             "wgmma": block.instruction,
             "picture": picture,
-            "boxes": [Box(len(block.x_map[0]))],
-            "stored_boxes": [Box(Y_DIMENSIONS)],
-            "x_places": block.x_places,
+            "box": Box(len(block.x_map[0])),
+            "stored_box": Box(Y_DIMENSIONS),
             "from_registers": constants.x_from == "registers",
-            "finishes_stores": constants.x_from != "registers",
             "is_permuted": constants.x_from == "permuted",
         }
-        rest: WgmmaVariables = block.own_variables(common["variants"])
-        return common | rest
+        return {**common, **block.own_variables(common["variants"])}
 
     def constexprs(self, kernel: KernelSpec, constants: Any) -> list[Constexpr]:
         block = self.shape(kernel, constants)

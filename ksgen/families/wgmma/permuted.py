@@ -12,7 +12,6 @@ from ksgen.families.base import Constexpr, Geometry, Pass, TensorMap
 from ksgen.families.operands import CHUNK
 from ksgen.families.signature import PRODUCT_WITH_WORKSPACE
 from ksgen.families.tiles import divide_up
-from ksgen.families.wgmma.block import WgmmaVariables
 from ksgen.families.wgmma.registers import MOST_FLAT
 from ksgen.families.wgmma.shared import SharedBlock, SharedConstants
 from ksgen.pattern import Pattern
@@ -88,7 +87,7 @@ class PermutedBlock(SharedBlock):
         features = 2 * self.whole.pattern.in_features + outputs * self.whole.pattern.out_features
         return batch * features * self.whole.item_bytes
 
-    def own_variables(self, variants: tuple[str, ...]) -> WgmmaVariables:
+    def own_variables(self, variants: tuple[str, ...]) -> dict[str, Any]:
         common = super().own_variables(variants)
         return {
             **common,

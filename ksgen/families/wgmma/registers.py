@@ -25,7 +25,6 @@ from ksgen.families.wgmma.block import (
     ROWS,
     SPANS,
     Block,
-    WgmmaVariables,
     are_free_of_conflicts,
     deepest,
     has_boxes,
@@ -243,7 +242,7 @@ class RegistersBlock(Block):
 
     # ---- the source
 
-    def own_variables(self, variants: tuple[str, ...]) -> WgmmaVariables:
+    def own_variables(self, variants: tuple[str, ...]) -> dict[str, Any]:
         constants, schedule = self.constants, "resident" if self.constants.resident else "streaming"
         conditions = {"resident": constants.resident, "promoted": constants.promote, "split": self.components == 2}
         return {

@@ -16,7 +16,7 @@ from ksgen.families.operands import multiplies_bytes
 from ksgen.families.ptx import WgmmaInstruction
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import Constants, divide_up
-from ksgen.families.wgmma.block import LINE, ROWS, Block, WgmmaVariables, deepest, feature_sizes, has_boxes, takes_rows
+from ksgen.families.wgmma.block import LINE, ROWS, Block, deepest, feature_sizes, has_boxes, takes_rows
 from ksgen.spec import KernelSpec
 
 MOST_SUMS = {1: 200, 2: 200, 3: 120}  # per thread, by the number of warpgroups that multiply
@@ -127,7 +127,7 @@ class SharedBlock(Block):
 
     # ---- the source
 
-    def own_variables(self, variants: tuple[str, ...]) -> WgmmaVariables:
+    def own_variables(self, variants: tuple[str, ...]) -> dict[str, Any]:
         conditions = {"promoted": self.promote, "multiplied_bytes": self.kernel.has_bytes_in}
         return {
             "variants": ("plain_order", *(name for name, holds in conditions.items() if holds), *variants),
