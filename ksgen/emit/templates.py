@@ -276,17 +276,17 @@ def libraries(family: Family[Any], kind: type[Any], dialect: Dialect, in_parts: 
 
     `in_parts` says that the source has parts with snippets of their own. The result then excludes the parts' snippets.
     """
+    own: tuple[str, ...] = LIBRARIES[dialect]
+    others = set(part_libraries(family, kind)) if in_parts else set[str]()
     if template_of(family, kind).endswith(".cl.j2"):
         own = VECTOR_LIBRARIES if family.name == "vector" else TILE_LIBRARIES
-        return tuple(each for each in own if not in_parts or each not in part_libraries(family, kind))
-    if in_parts:
-        return tuple(each for each in LIBRARIES[dialect] if each not in (*PART_LIBRARIES, "parts", "warpgroups"))
-    others = {"tile" if family.name.startswith("gradient") else "parts"} | (
-        set() if family.by_warpgroups else {"warpgroups"}
-    )
-    if not kind.on_tensor_cores:
-        others.add("operands")
-    return tuple(each for each in LIBRARIES[dialect] if each not in others)
+    else:
+        others.add("tile" if family.name.startswith("gradient") else "parts")
+        if not family.by_warpgroups:
+            others.add("warpgroups")
+        if not kind.on_tensor_cores:
+            others.add("operands")
+    return tuple(each for each in own if each not in others)
 
 
 @cache
