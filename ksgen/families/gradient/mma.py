@@ -28,7 +28,7 @@ from ksgen.families.gradient.parts import (
     registers_taken,
 )
 from ksgen.families.mma.shape import COLUMNS, ROWS
-from ksgen.families.operands import CHUNK
+from ksgen.families.operands import CHUNK, tensor_operand
 from ksgen.families.rules import Rule, at_most, multiple, positive
 from ksgen.families.simt.defaults import neighbours, planes_of_search
 from ksgen.families.tiles import MOST_THREADS, WARP, Constants, CopyPlan, divide_up, power_of_two_in
@@ -120,11 +120,6 @@ class GradientMmaTiling(Parts):
     def group(self) -> int:
         """Elements of a chunk."""
         return CHUNK // self.kernel.item_bytes
-
-    @property
-    def operand(self) -> str:
-        """Name of the precision that is multiplied."""
-        return self.kernel.arithmetic.name
 
     @property
     def components(self) -> int:
@@ -242,10 +237,10 @@ class GradientMmaTiling(Parts):
 
     def own_variables(self) -> dict[str, Any]:
         is_split, is_complex = self.components == 2, self.kernel.arithmetic.is_complex
-        operand = "tf32" if is_split else {"float16": "f16", "bfloat16": "bf16"}.get(self.operand, self.operand)
+        operand = tensor_operand(self.kernel).name
         load = "gradient_mma/load_registers" if self.copy == "registers" else "gradient/load_async"
         has = {"complex_split": is_split and is_complex, "split": is_split, "spread": self.is_spread}
-        variants = (self.operand, *(name for name, is_so in has.items() if is_so))
+        variants = (self.kernel.arithmetic.name, *(name for name, is_so in has.items() if is_so))
         conjugated = ", conjugated" if is_complex else ""
         return {"load": load, "operand": operand, "variants": variants, "conjugated": conjugated}
 

@@ -304,20 +304,6 @@ class Block(TensorTile):
         """Time that a box of X takes in the L2 cache, relative to a box with rows of whole sectors."""
         return 1
 
-    # ---- reads of X by lanes
-
-    @cached_property
-    def swaps_rows(self) -> bool:
-        """Whether neighbouring lanes read rows 0, 4, 1, 5 ... of eight, which an odd number of chunks per lane
-        requires."""
-        return self.is_flat and self.group_chunks % 2 == 1
-
-    @property
-    def reads(self) -> Reads:
-        tile_batch = int(self.constants.tile_batch)
-        rounds = int(self.constants.tile_in) // self.group_inputs // 4
-        return Reads(self.is_bsf, tile_batch, self.panel_bytes, self.span, self.group_chunks, rounds, self.swaps_rows)
-
     # ---- tensor maps
 
     def maps(self, batch: int) -> tuple[TensorMap, ...]:

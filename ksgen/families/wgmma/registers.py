@@ -25,6 +25,7 @@ from ksgen.families.wgmma.block import (
     ROWS,
     SPANS,
     Block,
+    Reads,
     are_free_of_conflicts,
     deepest,
     has_boxes,
@@ -32,6 +33,7 @@ from ksgen.families.wgmma.block import (
     whole_periods,
 )
 from ksgen.spec import KernelSpec
+from ksgen.values import cached_property
 
 MOST_FLAT = 12  # largest d, if it is not a multiple of 16 bytes: a tile then has sums of all j
 # registers per thread for sums and fragments, by the number of warpgroups that multiply
@@ -143,6 +145,17 @@ class RegistersBlock(Block):
     @property
     def instruction(self) -> WgmmaInstruction:
         return WgmmaInstruction(self.operand, self.constants.tile_out, a_in_registers=True)
+
+    @cached_property
+    def swaps_rows(self) -> bool:
+        """Whether neighbouring lanes read rows 0, 4, 1, 5 ... of eight, which an odd number of chunks per lane
+        requires."""
+        return self.is_flat and self.group_chunks % 2 == 1
+
+    @property
+    def reads(self) -> Reads:
+        tile_batch, rounds = self.constants.tile_batch, self.constants.tile_in // self.group_inputs // 4
+        return Reads(self.is_bsf, tile_batch, self.panel_bytes, self.span, self.group_chunks, rounds, self.swaps_rows)
 
     @property
     def own_chunks(self) -> int:

@@ -109,10 +109,6 @@ class SharedBlock(Block):
         return self.sums * (2 if self.promote else 1)
 
     @property
-    def swaps_rows(self) -> bool:
-        return False
-
-    @property
     def y_bytes(self) -> int:
         """Bytes of shared memory for Y: a tile in batch-size-last, stored as boxes; none in batch-size-first."""
         return 0 if self.is_bsf else self.constants.tile_batch * self.constants.tile_out * self.kernel.item_bytes
