@@ -21,7 +21,6 @@ from ksgen.emit.templates import (
     Dialect,
     dialects_of,
     fill,
-    has_parts,
     libraries,
     part_libraries,
     template_digest,
@@ -170,8 +169,7 @@ def render(
         *kinds,
     )
     variants = (*variables["variants"], *numbers, *of_kernel)
-    in_parts = kernel.is_chain and has_parts(template)
-    text = fill(template, variables, libraries(chosen, type(constants), dialect, in_parts), variants)
+    text = fill(template, variables, libraries(chosen, type(constants), dialect, kernel.is_chain), variants)
     return Source(text, entry, dialect, kernel, chosen.name, given)
 
 

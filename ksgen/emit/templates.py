@@ -245,39 +245,29 @@ def template_of(family: Family[Any], kind: type[Any]) -> str:
 
 
 def part_libraries(family: Family[Any], kind: type[Any]) -> tuple[str, ...]:
-    """Snippet libraries for each part of a source with constants of type `kind`.
-
-    They matter only for sources that have parts.
-    """
+    """Snippet libraries for each part of a chain's source with constants of type `kind`; none if it has no parts."""
     if template_of(family, kind).endswith(".cl.j2"):
-        return TILE_PART_LIBRARIES
+        return () if family.name == "vector" else TILE_PART_LIBRARIES
     return tuple(each for each in PART_LIBRARIES if each != "operands" or kind.on_tensor_cores)
 
 
 def dialects_of(family: Family[Any], kind: type[Any]) -> tuple[Dialect, ...]:
     """Dialects in which the family's template for such constants can be rendered."""
-    if (template := template_of(family, kind)).endswith(".cl.j2"):
+    if template_of(family, kind).endswith(".cl.j2"):
         return ("opencl",)
-    # OpenCL lacks instructions of tensor cores, and the wide loads of small-batch kernels
-    return ("cuda",) if has_parts(template) or kind.on_tensor_cores or family.for_small_batches else tuple(DIALECTS)
+    # OpenCL lacks namespaces for a chain's factors, instructions of tensor cores, and the wide loads of small-batch
+    # kernels
+    is_cuda = bool(kind.template) or kind.on_tensor_cores or family.for_small_batches
+    return ("cuda",) if is_cuda else tuple(DIALECTS)
 
 
-@cache
-def has_parts(template: str) -> bool:
-    """Whether the template's sources of chains have parts with snippets of their own."""
-    root = resource("templates")
-    text = (root / template).read_text(encoding="utf-8")
-    included = ((root / name).read_text(encoding="utf-8") for name in re.findall(r'"(include/[\w/]+\.j2)"', text))
-    return any("with_snippets" in each for each in (text, *included))
-
-
-def libraries(family: Family[Any], kind: type[Any], dialect: Dialect, in_parts: bool = False) -> tuple[str, ...]:
+def libraries(family: Family[Any], kind: type[Any], dialect: Dialect, is_chain: bool = False) -> tuple[str, ...]:
     """Snippet libraries that the family's sources with such constants may use in a dialect, in order.
 
-    `in_parts` says that the source has parts with snippets of their own. The result then excludes the parts' snippets.
+    A chain's parts have snippets of their own, which are left out.
     """
     own: tuple[str, ...] = LIBRARIES[dialect]
-    others = set(part_libraries(family, kind)) if in_parts else set[str]()
+    others = set(part_libraries(family, kind)) if is_chain else set[str]()
     if template_of(family, kind).endswith(".cl.j2"):
         own = VECTOR_LIBRARIES if family.name == "vector" else TILE_LIBRARIES
     else:
