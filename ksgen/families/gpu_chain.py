@@ -261,7 +261,7 @@ class GpuProduct(PackingFamily[ConstantsT]):
         alone = {each.name: each for each in self.constexprs_of_factor(own.kernel, own.constants)}
         return {
             "number": at + 1,
-            "layer": layers_of(shape.kernel)[where.chain]["name"],
+            "layer": each_chains(shape.kernel, "layer")[where.chain],
             "shape": own,
             "kernel": own.kernel,
             "constexprs": [
