@@ -185,12 +185,18 @@ class GradientMmaTiling(Parts):
     # ---- costs
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes read from shared memory per step: each warp reads its own part of both operands."""
+        constants = self.constants
+        read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
+        return constants.tile_batch * read * self.kernel.item_bytes
+
+    @property
     def step_shared_bytes(self) -> int:
-        """Bytes written to and read from shared memory per step: each warp reads its own part of both operands."""
+        """Bytes written to and read from shared memory per step."""
         constants = self.constants
         written = constants.tile_d * (constants.tile_in + constants.tile_out)
-        read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
-        return constants.tile_batch * (written + read) * self.kernel.item_bytes
+        return constants.tile_batch * written * self.kernel.item_bytes + self.read_bytes
 
     @property
     def kept_bytes(self) -> int:
@@ -203,10 +209,7 @@ class GradientMmaTiling(Parts):
     @property
     def step_shared_cycles(self) -> int:
         """Shared-memory cycles of one step; the pitch keeps reads free of conflicts."""
-        constants = self.constants
-        read = constants.tile_d * (constants.tile_in * constants.warps_out + constants.tile_out * constants.warps_in)
-        reads = divide_up(constants.tile_batch * read * self.kernel.item_bytes, CYCLE_BYTES)
-        return self.write_cycles(self.x) + self.write_cycles(self.dy) + reads
+        return self.write_cycles(self.x) + self.write_cycles(self.dy) + divide_up(self.read_bytes, CYCLE_BYTES)
 
     @property
     def registers(self) -> int:
