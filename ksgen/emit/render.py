@@ -42,7 +42,7 @@ from ksgen.families import (
 from ksgen.families.amx.shape import INPUTS, TILE_SUMS
 from ksgen.families.gpus import FULLEST, LEAST
 from ksgen.families.ptx import WgmmaInstruction
-from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of
+from ksgen.families.signature import each_chains, features_of, layout_of, pitches_of, weights_of
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import PRECISIONS, KernelSpec, Spec
 from ksgen.spec.kernel import is_word, pattern_as_list
@@ -129,6 +129,8 @@ def render(
         "template_digest": template_digest(chosen.name),
         "summary": _summary(kernel),
         "memory_lines": _memory_lines(kernel),
+        "weights_of_all": weights_of(kernel),
+        "results": each_chains(kernel, "y"),
         "extras": added,
         "extra_arguments": "".join(f", {name if wanted else '0'}" for name, wanted in extras.items()),
         "extra_pitches": ", residual_pitch" if kernel.epilogue.residual else ", 0",

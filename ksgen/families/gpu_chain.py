@@ -27,7 +27,7 @@ from ksgen.families.chains import (
 from ksgen.families.family import PackingFamily
 from ksgen.families.gpus import PORTABLE, REGISTERS
 from ksgen.families.rules import Rule, at_most
-from ksgen.families.signature import each_chains, weights_of
+from ksgen.families.signature import each_chains
 from ksgen.families.tiles import Constants, Sized, batch_constexpr, divide_up, epilogue_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
@@ -249,8 +249,6 @@ class GpuProduct(PackingFamily[ConstantsT]):
         pictures = [self.picture(own, f"Factor {n}: a tile of its outputs") for n, own in enumerate(shape.factors, 1)]
         return {
             "picture": "//\n".join(pictures),
-            "weights_of_all": ", ".join(weights_of(kernel)),
-            "results": each_chains(kernel, "y"),
             "layers": layers_of(kernel),
             "factors": [self._factor(shape, at) for at in range(len(shape.factors))],
         }

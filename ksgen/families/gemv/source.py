@@ -11,7 +11,7 @@ from ksgen.families.gemv.chain_shape import GemvChainTiling
 from ksgen.families.gemv.group import GemvGroupTiling
 from ksgen.families.gemv.shape import GemvTiling
 from ksgen.families.gpu_chain import layers_of
-from ksgen.families.signature import each_chains, weights_of
+from ksgen.families.signature import weights_of
 from ksgen.families.tiles import batch_constexpr, epilogue_constexprs, packing_constexprs, product_constexprs
 from ksgen.spec import KernelSpec
 from ksgen.values import counted
@@ -138,7 +138,7 @@ def _variables_of_layers(tiling: GemvGroupTiling) -> dict[str, Any]:
     """Template variables of several layers; equal ones share one source."""
     kernel, kinds = tiling.kernel, list(dict.fromkeys(tiling.layers))
     numbers = [kinds.index(each) + 1 for each in tiling.layers]
-    names, most = weights_of(kernel), max(len(each.kernel.factors) for each in kinds)
+    most = max(len(each.kernel.factors) for each in kinds)
     drawn = [each.last if isinstance(each, GemvChainTiling) else each for each in kinds]
     pictures = zip(kinds, map(picture, drawn), strict=True)
     return {
@@ -148,9 +148,7 @@ def _variables_of_layers(tiling: GemvGroupTiling) -> dict[str, Any]:
         "extra_arguments": ", bias, residual",  # named as in the source of a single layer
         "extra_pitches": ", residual_pitch",
         "has_pairs": most > 1,
-        "own_weights": names[:most],
-        "weights_of_all": names,
-        "results": each_chains(kernel, "y"),
+        "own_weights": weights_of(kernel)[:most],
         "layers": _layer_variables(kernel, numbers, most),
         "kinds": [_kind(tiling, number, numbers, kind) for number, kind in enumerate(kinds, 1)],
     }
