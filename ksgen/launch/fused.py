@@ -133,7 +133,8 @@ def verdict(device: Device, kernel: KernelSpec, batch: int, fuse: str = "auto") 
         PLANNER.report(device, kernel, batch)
         if device.shares_host and (why := shared_out(kernel, device.limits.multiprocessors, batch)):
             return Verdict(False, why)
-        if (measured := _measured(device, kernel, batch)) is not None:
+        where: Any = device  # devices are hashed by their identity
+        if (measured := _measured(where, kernel, batch, PLANNER.generation)) is not None:
             return measured
     return verdict_for(kernel, limits_of(device), "processor" if device.shares_host else device.kind, batch, fuse)
 
@@ -197,7 +198,8 @@ def _why_too_large(kernel: KernelSpec) -> str:
     )
 
 
-def _measured(device: Device, kernel: KernelSpec, batch: int) -> Verdict | None:
+@lru_cache(REMEMBERED)
+def _measured(device: Any, kernel: KernelSpec, batch: int, generation: int) -> Verdict | None:
     """The verdict by measured times, if searches timed one launch and its alternatives at one batch size; else None.
 
     Times of the chain without epilogue and activations count if no times of this kernel were measured.

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ksgen import passport
-from ksgen.build.background import all_of, outcome
+from ksgen.build.background import PendingError, outcome
 from ksgen.build.build import AbsentCompiler, Request, build, default_caches, put_in_use
 from ksgen.build.bundle import Bundle
 from ksgen.build.request import Binary
 from ksgen.devices.base import Device, RefusedError
 from ksgen.emit.render import Source, render
-from ksgen.errors import ConstantsError, ToolchainError
+from ksgen.errors import ConstantsError, KsgenError, ToolchainError
 from ksgen.families import family_named
 from ksgen.launch.choice import Choice, built_beforehand, check_fit, choose, choose_for_many, fallback_choice, limits_of
 from ksgen.launch.plan import Loaded, Plan, check_grid, check_launchable, load, make_plan
@@ -108,8 +108,11 @@ class Planner:
             before_loading()
         make = partial(self.plan_or_fallback, device, kernel, batch, aligned, choice)
         must_end = device.runtime == "opencl"
-        request = partial(outcome, (generation, *key), kernel.name, make, at_once=is_loaded, must_end=must_end)
-        made: Plan = all_of((request, device.prepare_launches))[0]
+        try:
+            made: Plan = outcome((generation, *key), kernel.name, make, at_once=is_loaded, must_end=must_end)
+        finally:
+            with contextlib.suppress(PendingError, KsgenError):  # launches report errors
+                device.prepare_launches()
         with self._guard:
             if generation != self.generation:  # chosen by outdated wisdom, so only this call uses it
                 return made

@@ -10,8 +10,10 @@ import pytest
 
 from ksgen.build.background import PendingError
 from ksgen.build.build import usable_cores
+from ksgen.build.host import find_host_compiler
+from ksgen.devices.native import NativeDevice
 from ksgen.errors import DeviceError, KsgenError, LaunchError, SpecError, ToolchainError
-from ksgen.launch import base, explain, fused, planner
+from ksgen.launch import base, explain, fused, planner, streams
 from ksgen.launch.checks import CheckedArguments
 from ksgen.launch.fused import plan_for
 from ksgen.launch.planner import Planner
@@ -183,8 +185,10 @@ def test_a_call_compiles_nothing_after_its_build(
 ) -> None:
     """The function that distributes work over cores is compiled before, too."""
     plan_afresh(monkeypatch)
-    device = chosen_native(monkeypatch)
-    monkeypatch.setattr(device, "_launcher", None)
+    chosen_native(monkeypatch)
+    device = NativeDevice(find_host_compiler())
+    monkeypatch.setattr(base, "find_device", lambda name: device)
+    monkeypatch.setattr(streams, "device_for", lambda place: device)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     ks = Launcher(1, 3, 2, 2).build(4)
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")

@@ -549,8 +549,8 @@ class KSLinear(ChainLayer, nn.Linear):
         """Compile all kernels of calls at some batch sizes now, in parallel, and time them for `backend="auto"`.
 
         Later calls at these sizes use the fastest method from the start, with or without gradients. In training mode,
-        kernels of all gradients are included, also of the gradient of x. A terminal shows a progress bar. For x of another dtype, or under
-        autocast, use `ksgen.torch.build`.
+        kernels of all gradients are included, also of the gradient of x. A terminal shows a progress bar. For x of
+        another dtype, or under autocast, use `ksgen.torch.build`.
 
         Args:
             batch: Batch size, or a list of them: all dimensions of x except the features, multiplied.
