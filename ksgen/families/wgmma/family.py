@@ -189,8 +189,8 @@ class Wgmma(OfKinds, PackingFamily[Any]):
             "operand": block.operand,
             "wgmma": block.instruction,
             "picture": picture,
-            "box": Box(len(block.x_map[0])),
-            "stored_box": Box(Y_DIMENSIONS),
+            "boxes": [Box(len(block.x_map[0]))],
+            "stored_boxes": [Box(Y_DIMENSIONS)],
             "from_registers": constants.x_from == "registers",
             "is_permuted": constants.x_from == "permuted",
         }
