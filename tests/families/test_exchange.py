@@ -333,7 +333,10 @@ def test_chains_that_read_exchanged_features_in_the_emulator(
 @pytest.mark.parametrize(
     ("family", "precision", "batch", "changed"),
     [
-        *(("mma", "bfloat16", 37, {"stream": stream, "stages": 2, "min_blocks": 1}) for stream in (0, 1)),
+        *(
+            ("mma", "bfloat16", 37, {"tile_batch": 128, "stream": stream, "stages": 2, "min_blocks": 1})
+            for stream in (0, 1)
+        ),
         ("gemv", "float16", 3, {}),
     ],
 )
