@@ -603,7 +603,8 @@ def test_no_replay_takes_over_after_the_first_calls(case: str, training: bool, m
     with torch.set_grad_enabled(training):
         for _ in range(4):
             step(layer, x_of(layer, 4)) if training else layer(x_of(layer, 4))
-    assert compared == [True] * ((case == "built") * (1 + training))  # steps with a gradient of x, and without
+    # calls without gradients, and in training steps with a gradient of x, and without
+    assert compared == [True] * ((case == "built") * (1 + 2 * training))
     assert ("_replay" in vars(layer)) == (case == "built")
 
 
