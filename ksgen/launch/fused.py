@@ -274,8 +274,7 @@ def apart_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
 
 def dense_us(kernel: KernelSpec, limits: Limits, batch: int) -> float:
     """Expected microseconds of a dense product with the inputs and outputs of a layer or group; 0 if unknown."""
-    out_features = sum(chain.out_features for chain in kernel.chains)
-    whole = Pattern(1, out_features, kernel.chains[0].in_features, 1)
+    whole = Pattern(1, kernel.out_features, kernel.in_features, 1)
     product = KernelSpec(whole, kernel.precision, kernel.layout, kernel.epilogue)
     return default_us(family_for(product, limits, batch), product, limits, batch)
 
@@ -290,12 +289,11 @@ def versus_dense(kernel: KernelSpec, limits: Limits, batch: int, is_one: bool) -
     own_us = default_us(family, kernel, limits, like) if family else apart_us(kernel, limits, like)
     if not 0 < own_us < inf:
         return ""
-    product_us, (first, *_) = dense_us(kernel, limits, like), kernel.chains
-    out_features = sum(chain.out_features for chain in kernel.chains)
+    product_us = dense_us(kernel, limits, like)
     slower = "" if own_us < product_us else "; so they are not expected to be faster"
     return (
-        f"dense product of {first.in_features} to {out_features} features at batch {like}: the cost model expects "
-        f"{product_us:.3g} us, {product_us / own_us:.2f} times the {own_us:.3g} us of these factors{slower}"
+        f"dense product of {kernel.in_features} to {kernel.out_features} features at batch {like}: the cost model "
+        f"expects {product_us:.3g} us, {product_us / own_us:.2f} times the {own_us:.3g} us of these factors{slower}"
     )
 
 

@@ -100,7 +100,7 @@ class Plan:
         result, weights, pitches = result_of(kernel), weights_of(kernel), pitches_of(kernel)
         others = {*weights, *pitches.values(), "workspace"}
         arrays = {each: "out" if each == result else each for each in self.operands if each not in others}
-        features = sum(chain.out_features for chain in kernel.chains)
+        features = kernel.out_features
         derived = {
             "result": result,
             "weights": weights,

@@ -550,7 +550,7 @@ def footprint(kernel: KernelSpec, batch: int, limits: Limits) -> Footprint:
 
     The arrays of this module and of `reference.py` are counted. Tests compare the estimate with traced memory.
     """
-    item, features = kernel.item_bytes, sum(chain.out_features for chain in kernel.chains)
+    item, features = kernel.item_bytes, kernel.out_features
     inputs, outputs = batch * kernel.in_features, batch * features
     weights = sum(chain.weight_count for chain in kernel.chains)
     is_gradient = kernel.job == "gradient"

@@ -361,6 +361,11 @@ class KernelSpec:
     def in_features(self) -> int:
         return self.factors.in_features
 
+    @property
+    def out_features(self) -> int:
+        """Outputs of all chains together."""
+        return sum(chain.out_features for chain in self.chains)
+
     @cached_property
     def item_bytes(self) -> int:
         return PRECISIONS[self.precision].item_bytes
@@ -438,7 +443,7 @@ class KernelSpec:
 
     def bytes(self, batch: int) -> int:
         """Least memory traffic in bytes: X, Y (or its gradient), the weights and the residual, each moved once."""
-        outputs = (2 if self.epilogue.residual else 1) * sum(chain.out_features for chain in self.chains)
+        outputs = (2 if self.epilogue.residual else 1) * self.out_features
         return batch * (self.x_item_bytes * self.in_features + self.item_bytes * outputs) + self.weight_bytes
 
     @cached_property

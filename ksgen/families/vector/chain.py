@@ -87,8 +87,7 @@ class ProcessorProduct(Family[ConstantsT]):
 
     def output_reads(self, kernel: KernelSpec, constants: Any, batch: int) -> int:
         """Bytes that stores of outputs read: stores into the caches first read the lines that they replace."""
-        outputs = batch * sum(chain.out_features for chain in kernel.chains)
-        return 0 if constants.streaming else outputs * kernel.item_bytes
+        return 0 if constants.streaming else batch * kernel.out_features * kernel.item_bytes
 
 
 @dataclass(frozen=True)

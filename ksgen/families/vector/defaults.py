@@ -381,19 +381,20 @@ def _parts(shape: VectorTiling, limits: Limits, blocks: int) -> int:
     parts = min(divide_up(wanted, blocks), units) if blocks < wanted else 1
     if kernel.layout == "bsl" and not shape.is_along_outputs:  # planes are far apart: each is read from end to end
         parts = max(parts, shape.planes)
-    if blocks > limits.multiprocessors and parts_keep_weights(shape):
-        parts = max(parts, min(divide_up(shape.packed_bytes, PLANE_BYTES), units))
+    if blocks > limits.multiprocessors:
+        parts = max(parts, min(_parts_of_weights(shape), units))
     return parts
 
 
-def parts_keep_weights(shape: VectorTiling) -> bool:
-    """Whether parts whose weights stay in an L2 cache for all blocks are faster, in batch-size-first.
+def _parts_of_weights(shape: VectorTiling) -> int:
+    """Parts whose weights stay in an L2 cache for all blocks, in batch-size-first; one if they would not be faster.
 
-    The weights of a kernel are larger than the cache, and each block of a single part would read all of them. Parts of
-    one plane read the same inputs again, which must be fewer bytes.
+    Weights that are larger than the cache would be read whole for each block of a single part. Parts of one plane read
+    the same inputs again, which must be fewer bytes.
     """
     kernel, weights = shape.kernel, shape.packed_bytes
     if weights <= LARGE_BYTES or kernel.layout == "bsl" or not shape.is_along_outputs or shape.constants.panel:
-        return False
-    times = divide_up(divide_up(weights, PLANE_BYTES), shape.planes)
-    return (times - 1) * kernel.in_features * kernel.x_item_bytes * LEAST_ROWS < weights
+        return 1
+    parts = divide_up(weights, PLANE_BYTES)
+    again = (divide_up(parts, shape.planes) - 1) * kernel.in_features * kernel.x_item_bytes
+    return parts if again * LEAST_ROWS < weights else 1
