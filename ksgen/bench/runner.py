@@ -32,7 +32,7 @@ from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families import family_for, operand_of
 from ksgen.launch.choice import limits_of
 from ksgen.measure.roofline import Ceilings, best_of, measure_ceilings
-from ksgen.measure.trust import LEAST_BLOCKS, keep_freed_memory, return_freed_memory, why_unreliable
+from ksgen.measure.trust import BLOCK_SECONDS, LEAST_BLOCKS, keep_freed_memory, return_freed_memory, why_unreliable
 from ksgen.values import counted
 
 ACCEPTED = 2.0  # accepted multiple of the tolerance, because baselines round at other points than our kernels
@@ -260,7 +260,8 @@ class Runner:
                 if contender.implementation not in COMPILED:
                     self._check_seconds(contender, monotonic() - begin, DISTURBED)
                 error = None if contender.is_part else problem.error(ready.y(result), ready.gradients(result))
-                timed = Timed(ready, turns, self.protocol)
+                # on a processor, single disturbances and waking threads would decide shorter measurements
+                timed = Timed(ready, turns, self.protocol, BLOCK_SECONDS if self.device.limits.is_cpu else 0.0)
                 self._check_seconds(contender, timed.once_s)
             conversion_us = self._conversion_us(contender, timed, prepared_s)
         except _TooSlowError as refused:

@@ -5,7 +5,7 @@ The clock for work on a GPU excludes the time that the host takes to launch it.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from statistics import median
 from typing import Any
 from typing import Protocol as PythonProtocol
@@ -89,19 +89,20 @@ WAKING_S = 0.02  # shorter calls get a warm-up before each measurement: sleeping
 
 
 class Timed:
-    """A warm contender, and its number of runs: the protocol's, or less if that takes too long.
+    """A warm contender, and its number of runs: the protocol's, more in `least_s`, or less if that takes too long.
 
     Each run takes the next set of arrays from `turns`, which all contenders of a job share. So no contender finds in a
     cache what another one has just read.
     """
 
-    def __init__(self, ready: ReadyContender, turns: Iterator[int], protocol: Protocol) -> None:
+    def __init__(self, ready: ReadyContender, turns: Iterator[int], protocol: Protocol, least_s: float = 0.0) -> None:
         self._ready, self._turns = ready, turns
         self.runs, self.once_s = 1, inf
         self.once_s = self.seconds()
         once = self.once_s = self._typical(self.once_s, self.seconds, protocol)
         allowed = int(protocol.most_seconds / once)
-        self.runs = max(1, min(protocol.runs, allowed // protocol.measurements))
+        wanted = max(protocol.runs, ceil(least_s / once))
+        self.runs = max(1, min(wanted, allowed // protocol.measurements))
         self.most_measurements = max(1, allowed // self.runs)
 
     def conversion_us(self, protocol: Protocol) -> float | None:

@@ -185,9 +185,14 @@ class _Recording:
     __slots__ = ("_by_time", "_kept", "_launcher", "_recorded", "_recorded_at", "_threads", "_workspace")
 
     def __init__(
-        self, launcher: Any, launches: Sequence[Launch], moved: Sequence[tuple[int, int]], threads: int
+        self,
+        launcher: Any,
+        launches: Sequence[Launch],
+        moved: Sequence[tuple[int, int]],
+        threads: int,
+        by_time: ThreadsByTime,
     ) -> None:
-        self._launcher, self._threads, self._by_time = launcher, threads, ThreadsByTime()
+        self._launcher, self._threads, self._by_time = launcher, threads, by_time
         words, steps, working = array("q"), array("q"), list[tuple[int, ThreadWorkspace]]()
         for each in launches:
             begin = len(words)
@@ -252,6 +257,8 @@ class NativeDevice(ProcessorDevice):
         self._per_thread = threading.local()
         # by their bytes: the entries of a binary share one library
         self._libraries = weakref.WeakValueDictionary[bytes, ctypes.CDLL]()
+        # recordings of the same launches on other arrays share what was found
+        self._by_time = weakref.WeakValueDictionary[tuple[Any, ...], ThreadsByTime]()
 
     def compiler(self) -> Compiler:
         return self._compiler
@@ -284,7 +291,10 @@ class NativeDevice(ProcessorDevice):
         for each in launches:
             _check_launch(self.name, each.kernel, each.block, stream)
         self.prepare_launches()
-        return _Recording(self._several, launches, moved, self._threads())
+        threads = self._threads()
+        key = threads, *((each.kernel.walk, each.grid) for each in launches)
+        by_time = self._by_time.setdefault(key, ThreadsByTime())
+        return _Recording(self._several, launches, moved, threads, by_time)
 
     def _threads(self) -> int:
         return min(wanted_threads() or self.limits.multiprocessors, MOST_THREADS)

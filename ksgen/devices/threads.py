@@ -31,7 +31,7 @@ class ThreadsByTime:
     on all threads are watched, since they may become slow: threads fall asleep if calls are rarer.
     """
 
-    __slots__ = ("_again", "_calls", "_is_one", "_is_short", "_late", "_most_ns", "_soon", "_times")
+    __slots__ = ("__weakref__", "_again", "_calls", "_is_one", "_is_short", "_late", "_most_ns", "_soon", "_times")
 
     def __init__(self) -> None:
         self._calls, self._is_one, self._is_short = 0, False, False

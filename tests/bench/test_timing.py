@@ -105,6 +105,13 @@ def test_a_slow_contender_is_measured_less_often(once_s: float, runs: int, most_
     assert ran == [number % 3 for number in range(len(ran))]  # sets of arrays take turns
 
 
+def test_a_measurement_of_short_runs_has_more_of_them() -> None:
+    turns, ready = repeat(0), ReadyContender(lambda number: None, lambda y: y, lambda call: 0.0004, lambda: None)
+    assert Timed(ready, turns, Protocol(()), least_s=0.02).runs == 50
+    assert Timed(ready, turns, Protocol((), runs=60), least_s=0.02).runs == 60
+    assert Timed(ready, turns, Protocol((), most_seconds=0.1), least_s=0.02).runs == 25
+
+
 def test_contenders_share_the_order_of_the_sets() -> None:
     ran: dict[str, list[int]] = {"a": [], "b": []}
     turns = cycle(range(4))

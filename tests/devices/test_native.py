@@ -242,6 +242,21 @@ def test_recorded_launches_wait_for_each_other(
     np.testing.assert_array_equal(others[1], count + np.arange(count))
 
 
+def test_recordings_of_the_same_launches_share_the_fastest_number_of_threads(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "threads_of_environment", lambda: 2)
+    kernel = device.load(device.compiler().compile(SUMS, "sums", device.target), "sums", 0)
+    x, *ys = [np.zeros(5, np.int64) for _ in range(3)]
+    one, other = (device.record([Launch(kernel, 5, 1, 0, (x.ctypes.data, y.ctypes.data, 5))], None) for y in ys)
+    smaller = device.record([Launch(kernel, 4, 1, 0, (x.ctypes.data, ys[0].ctypes.data, 5))], None)
+    assert other.settled() is None
+    for _ in range(threads.WARM_UP + 2 * threads.SAMPLES):
+        one()
+    assert other.settled()[2:] == one.settled()[2:]  # all but where its arguments are
+    assert smaller.settled() is None
+
+
 def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All its launches in the same, where the first needs less than a later one, and none where another thread
     works.
