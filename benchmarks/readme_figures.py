@@ -105,11 +105,12 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     lead = f"**{machine}** ran layers in {PRECISION} at batch {BATCH} ({max(row.date for row in rows)}):"
     note = (
         "A `KSLinear`, ksgen's PyTorch layer, frozen for inference, is compared with the dense layer and the "
-        f"fastest of [{tables.measured_names(compared.rows, EVERYONE)}](docs/benchmarks.md#whole-layers). "
+        "fastest of [all others](docs/benchmarks.md#whole-layers). "
+        f"These are {tables.measured_names(compared.rows, EVERYONE)}. "
         "Speed-ups are geometric means; *the least* and *the most* are extremes over the best other. "
         "The floor is the longer time of memory traffic or arithmetic at peak rates; *floor / time* is a median."
     )
-    picture = f"![microseconds of eight layers: dense, the fastest other method, ksgen]({PICTURE})"
+    picture = f"![microseconds of layers: dense, the fastest other method, ksgen]({PICTURE})"
     drawn = draw(f"Layers on {machine}, {PRECISION}, batch {BATCH}", panels)
     parts = (f"{state}{lead}", picture, markdown(table).partition("\n\n")[2].strip(), note, _all_in_all(rows))
     return "\n\n".join(filter(None, parts)) + "\n", drawn

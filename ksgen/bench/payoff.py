@@ -49,7 +49,7 @@ def by_density(rows: Sequence[ResultRow]) -> ResultTable:
         )
         by = "time" if is_measured else "floor"
         density = crossing(pairs)
-        below = None if density is None else "any density" if density > 1 else f"{100 * density:.2g} %"
+        below = None if density is None else "any density" if density > 1 else f"{float(f'{100 * density:.2g}'):g} %"
         lines.append((results.batch, results.precision, layout, by, *cells, below))
     columns = ("batch", "precision", "layout", "dense by", *CLASSES, "ours is faster below")
     note = (

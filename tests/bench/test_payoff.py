@@ -58,6 +58,11 @@ def test_the_density_at_which_ours_stops_paying_is_found() -> None:
     assert sum(int(cell.partition("(")[2].rstrip(")")) for cell in line[4:8]) == 60
 
 
+def test_a_density_of_nearly_all_has_no_exponent() -> None:
+    (line,) = by_density(against_dense(lambda pattern: 99.7 / pattern.density)).rows
+    assert line[-1] == "100 %"
+
+
 def test_each_density_is_in_its_class_and_a_bound_in_the_lower_one() -> None:
     rows = []
     for pattern, us in (("1,8,8,3", 150.0), ("2,8,8,2", 400.0), ("4,8,8,4", 800.0), ("1,8,8,64", 900.0)):

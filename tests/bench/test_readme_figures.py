@@ -153,7 +153,7 @@ def test_readme_prefers_a_table_with_enough_layers(tmp_path: Path) -> None:
     write_table(tmp_path / "b", figures.LEAST_LAYERS)
     shown, _ = figures.readme_figures(tmp_path)
     assert "| ViT-S | 8 | x3.00 | x2.00 | x2.00 | x2.00 | 50 % |" in shown
-    assert "the fastest of [dense and authors](docs/benchmarks.md#whole-layers)." in shown  # not those of patterns
+    assert "These are dense and authors." in shown  # not those of patterns
     work = "On that machine, all batches and precisions, forward and in training, make"
     assert f"{work} 19 comparisons with the best other method." in shown
     assert "in 95 % of them. The mean speed-up is x1.86, the range x0.50 to x2.00" in shown
@@ -196,7 +196,7 @@ def test_readme_shows_layers_of_one_machine_a_gpus_first(tmp_path: Path) -> None
         write_csv(rows, tmp_path / name / "layers.csv")
     shown, picture = figures.readme_figures(tmp_path)
     assert "| ViT-S/16 | 1 | x8.00 | x3.00 | x3.00 | x3.00 | 100 % |" in shown
-    assert "the fastest of [bmm, dense and views](docs/benchmarks.md#whole-layers)." in shown.replace("\n", " ")
+    assert "These are bmm, dense and views." in shown.replace("\n", " ")
     work = "On that machine, all batches and precisions, forward and in training, make"
     assert f"{work} 1 comparison with the best other method. A `KSLinear`" in shown
     assert figures.NOTHING.strip() not in shown
