@@ -28,6 +28,7 @@ def arrays_of(job: Any) -> LayerArrays:
     return LayerArrays(job, torch.device("cpu"), seed=0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # lazylinop's of what it lacks, PyTorch's of its sparse formats
 @pytest.mark.parametrize("name", [name for name in BASELINES if name not in (*PARTS, "compiled")])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -61,6 +62,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("name", ["bmm", "views", "einsum", "pieces", "compiled", "layer", "dense", "onednn"])
 def test_baselines_multiply_by_layers(layer: str, name: str) -> None:

@@ -96,6 +96,7 @@ def test_every_contender_for_layers_trains_except_launch_variants_and_libraries(
         baselines.training_step("pieces", arrays_of(job_of("plain")))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("name", [name for name in baselines.TRAINED if name != "compiled"])
 def test_gradients_are_right(name: str, layer: str) -> None:

@@ -44,6 +44,7 @@ def error_of(arrays: ModelArrays, name: str) -> float:
         return arrays.error(arrays.contender(name)(0))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["vit-s16", "gpt2-medium", "llama-1b"])
 @pytest.mark.parametrize("step", ["forward", TRAINING])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -118,6 +118,7 @@ def test_in_any_order_of_blocks_and_threads_within_its_arrays_without_races(chai
             np.testing.assert_array_equal(got, y)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("chains", "precision", "layout", "weights", "inputs"),
     [

@@ -164,6 +164,7 @@ def test_agrees_with_float64(kernel: KernelSpec, constants: VectorConstants) -> 
         agrees(kernel, constants, batch)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(
     ("shape", "square"), [((2, 21, 32, 1), 8), ((2, 13, 11, 2), 4), ((2, 13, 22, 2), 4), ((1, 9, 10, 4), 2)]
@@ -226,6 +227,7 @@ def test_adjoint_weights_beyond_32_bits_are_packed(monkeypatch: pytest.MonkeyPat
     assert (np.flatnonzero(packed).tolist(), packed[7]) == ([7], 3)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize("tie", ["a", "d", "ad"])
 @pytest.mark.parametrize(("along", "layout"), list(product(("outputs", "batch"), LAYOUTS)))

@@ -104,6 +104,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch", [1, 33])
 def test_chains_add_to_one_array(either: Device, layout: str, batch: int, written: list[Any]) -> None:

@@ -149,6 +149,7 @@ def test_state_dicts_become_layers_and_come_back(name: str) -> None:
         torch.testing.assert_close(weights, each.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_training_is_that_of_peft(name: str) -> None:
     theirs, ours = adapted(name)
@@ -179,6 +180,7 @@ def test_prepared_steps_train_like_peft(name: str, fastest: str, monkeypatch: py
     assert all(fastest in methods for methods in asked)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("casts", [True, False])
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_training_in_bfloat16(name: str, casts: bool) -> None:

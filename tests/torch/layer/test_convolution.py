@@ -32,6 +32,7 @@ def gradients(layer: Callable[[Tensor], Tensor], x: Tensor, others: Any) -> list
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("layout", ["bsl", "bsf"])
 @pytest.mark.parametrize("chain", CHAINS, ids=str)

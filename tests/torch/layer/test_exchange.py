@@ -39,6 +39,7 @@ def truth(layer: Any, x: Any) -> Any:
     return y if layer.layout == "bsf" else y.t()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("backend", ["auto", "ksgen", "bmm", "einsum", "strided", "dense"])
 @pytest.mark.parametrize("chain", CHAINS)
@@ -109,6 +110,7 @@ def test_an_exchange_and_a_layer_of_a_structure() -> None:
     torch.testing.assert_close(orthogonal @ orthogonal.t(), torch.eye(64), rtol=0, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("chain", CHAINS)
 def test_eight_bits(chain: Sequence[str], layout: Any) -> None:

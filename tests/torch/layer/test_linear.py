@@ -448,6 +448,7 @@ def test_strided_nested_tensors_are_refused(kind: str, grad: bool) -> None:
 # ---- traces, and transforms of empty batches
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
     "kind", ["layer", "gelu", "between", "bsl", "ksgen", "recompute", "frozen", "group", "frozen group", "quantized"]

@@ -22,6 +22,7 @@ def made(biases: tuple[bool, ...] = (True, False, True), **options: Any) -> KSSu
     return KSSum([KSLinear(each, bias=bias, **options) for each, bias in zip(CHAINS, biases, strict=True)])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("layout", "out_layout"), [("bsf", None), ("bsl", None), ("bsf", "bsl")])
 def test_values_and_gradients_are_those_of_the_dense_sum(layout: Any, out_layout: Any, dtype: Any) -> None:

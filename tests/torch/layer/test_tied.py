@@ -38,6 +38,7 @@ def untied(layer: KSLinear) -> KSLinear:
     return layer
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("structure", [B_FIRST, A_FIRST], ids=["B first", "A first"])
@@ -68,6 +69,7 @@ def test_values_and_gradients_are_those_of_the_kronecker_product(structure: Any,
                 check(each(x))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize(
@@ -382,6 +384,7 @@ def test_a_call_repeats_each_slice_once(is_trained: bool, backend: Any, monkeypa
     assert not any(isinstance(each, prepared.Unprepared) for each in known)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize(
     ("structure", "options", "adds"),

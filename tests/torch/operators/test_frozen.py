@@ -202,6 +202,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "einsum"])  # which prepares nothing
 def test_frozen_weights_are_prepared_once_and_others_at_each_call(

@@ -129,6 +129,7 @@ def test_one_launch_is_timed_in_batch_size_last_where_batches_are_large(
         assert "in turn" in met[-1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("layout", "other"), [("bsf", "bsl"), ("bsl", "bsf")])
 @pytest.mark.parametrize("fuse", ["auto", "yes", "no"])
 @pytest.mark.parametrize("patterns", CHAINS)

@@ -91,6 +91,7 @@ def check(group: Any, x: Any, tolerance: float = 1e-5) -> None:
         torch.testing.assert_close(part, other, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_every_variant_is_right(layout: str, way: str, monkeypatch: pytest.MonkeyPatch, served: list[Any]) -> None:
@@ -111,6 +112,7 @@ def test_every_variant_is_right(layout: str, way: str, monkeypatch: pytest.Monke
     assert met[0] == met[-1] == set(WAYS)  # of one entry, of small weights
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fuse", ["yes", "no", "auto"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types_and_words_for_fuse(dtype: Any, fuse: str, served: list[Any]) -> None:

@@ -73,6 +73,7 @@ def warmed(model: KSSum, x: Any, residual: Any = None) -> None:
             model(x, residual)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("layout", "out_layout"), [("bsf", None), ("bsl", None), ("bsf", "bsl")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

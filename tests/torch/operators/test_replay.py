@@ -125,6 +125,7 @@ def same(found: Any, wanted: Any) -> bool:
     return all(a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("shape", "bias"), [((1,), False), ((3,), True), ((2, 5), True)])
@@ -715,6 +716,7 @@ def is_as_dense(layer: Any, found: tuple[Any, ...], x: Any, *residual: Any) -> b
     return all(float(error) <= bound * float(norm) for error, norm in norms)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -760,6 +762,7 @@ def tied_layer(**options: Any) -> KSLinear:
     return KSLinear.from_structure(structures.kronecker(24, 20, (5, 3)), **({"backend": "ksgen"} | options))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("shape", "bias"), [((1,), False), ((1,), True), ((3,), False), ((3,), True), ((2, 5), False)])
@@ -886,6 +889,7 @@ def test_further_derivatives_of_tied_weights(by_kernels: None) -> None:
             y.sum().backward()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 3)])
 def test_steps_with_a_residual(shape: tuple[int, ...], layout: str, by_kernels: None) -> None:

@@ -90,6 +90,7 @@ def gradients(layer: Any, x: Tensor, upstream: Tensor, **options: Any) -> list[T
     return list(torch.autograd.grad(layer(x), wanted, upstream, **options))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("options", [{}, {"between": "silu", "activation": "gelu"}])
 @pytest.mark.parametrize("fastest", ["bmm", "ksgen"])
@@ -141,6 +142,7 @@ def test_the_launches_sum_the_bias_unless_they_read_another_order(
     assert len(summed) == (0 if by_launch else 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fastest", ["bmm", "ksgen"])
 @pytest.mark.parametrize(
@@ -187,6 +189,7 @@ def test_a_step_whose_x_takes_no_gradient_serves_no_x_that_does(clock: Clock) ->
             torch.testing.assert_close(one, other)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("chain", [[(1, 8, 6, 2)], FACTORS, [(1, 6, 4, 20), (1, 4, 6, 20), (2, 3, 40, 1)]])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_factor_is_packed_as_its_adjoint(chain: Any, layout: str, clock: Clock) -> None:
