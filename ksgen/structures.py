@@ -130,6 +130,7 @@ class Structure:
 
         Raises:
             LaunchError: A parameter is missing, unknown, or of another shape, or is complex but stands for rotations.
+                Also if the state is no mapping.
 
         Examples:
             >>> import numpy as np
@@ -139,6 +140,7 @@ class Structure:
             >>> [each.shape for each in weights]
             [(1, 2, 8, 1), (1, 6, 2, 1)]
         """
+        check_state(self.chain.name, state)
         form = self.form_of(state)
         if set(state) - {form.scale} != set(form.shapes):
             raise LaunchError(f"{self.chain.name}: got {names_of(state)}; {self._needed}")
@@ -831,3 +833,9 @@ def _like(wide: Any, array: Any) -> Any:
 def names_of(given: Mapping[str, Any]) -> str:
     """Names of a state's parameters, in words."""
     return ", ".join(sorted(map(str, given))) or "no parameters"
+
+
+def check_state(owner: str, state: object) -> None:
+    """Raise `LaunchError` unless a state is a mapping. `owner` begins the message."""
+    if not hasattr(state, "keys"):  # PyTorch's `ParameterDict` is no `Mapping`
+        raise LaunchError(f"{owner}: state={excerpt(state)}; accepted: a mapping of names to arrays or tensors")

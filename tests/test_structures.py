@@ -195,6 +195,9 @@ def test_a_state_is_taken_exactly() -> None:
         structure.from_state({**state, "D": np.zeros((3, 5, 7))})
     with pytest.raises(LaunchError, match=r"blast: D=\[1\]; accepted: an array or a tensor$"):
         structure.from_state({**state, "D": [1]})
+    for no_mapping in (list(state.values()), list(state), list(state.items()), state["D"], None):
+        with pytest.raises(LaunchError, match=r"^blast: state=.*; accepted: a mapping of names to arrays or tensors$"):
+            structure.from_state(no_mapping)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match=r"blast: got weights of shapes \[\(3, 7, 8, 1\)\]; \[\(3, 7, 8, 1\), "):
         structure.to_state(structure.from_state(state)[:1])
 

@@ -16,7 +16,7 @@ from ksgen.quantized import Per, Quantized, quantize, quantize_inputs
 from ksgen.spec import LAYOUTS, PRECISIONS, Activation, Epilogue, Fuse, KernelSpec, Layout, PrecisionName, WeightStorage
 from ksgen.spec.kernel import checked_count, is_word
 from ksgen.spec.storage import STORED, x_precisions
-from ksgen.structures import Structure, of_chain
+from ksgen.structures import Structure, check_state, of_chain
 from ksgen.torch.conversion.factorize import factorize
 from ksgen.torch.layer.base import NOT_COPIED, ChainLayer
 from ksgen.torch.layer.building import build_calls
@@ -240,7 +240,8 @@ class KSLinear(ChainLayer, nn.Linear):
             The layer.
 
         Raises:
-            LaunchError: A parameter is missing, unknown, or of another shape, or `bias` contradicts the state.
+            LaunchError: A parameter is missing, unknown, or of another shape, or `bias` contradicts the state. Also if
+                the state is no mapping.
 
         Examples:
             >>> import torch
@@ -257,6 +258,7 @@ class KSLinear(ChainLayer, nn.Linear):
             )
         if state is None:
             return cls._drawn(structure, bias is not False, options)
+        check_state("KSLinear.from_structure", state)
         parameters, form = dict(state), structure.form_of(state)
         given = parameters.pop(form.bias, None)
         if given is not None and form.has_bias_column and given.shape == (structure.chain.out_features, 1):

@@ -10,7 +10,7 @@ from ksgen.errors import LaunchError
 from ksgen.families.vector.defaults import STREAMING_BYTES
 from ksgen.spec import Activation
 from ksgen.spec.kernel import checked_count, layout_word
-from ksgen.structures import Structure, names_of, shared_names
+from ksgen.structures import Structure, check_state, names_of, shared_names
 from ksgen.torch.layer.base import ChainLayer, activated
 from ksgen.torch.layer.group import Layers, are_watched
 from ksgen.torch.layer.linear import KSLinear
@@ -87,7 +87,8 @@ class KSSum(Layers):
             The module.
 
         Raises:
-            LaunchError: A parameter is missing, unknown or of another shape, or several structures have it.
+            LaunchError: A parameter is missing, unknown or of another shape, or several structures have it. Also if the
+                state is no mapping.
 
         Examples:
             >>> from ksgen import structures
@@ -102,6 +103,7 @@ class KSSum(Layers):
         if state is None:
             drawn = [KSLinear.from_structure(each, bias=bias and not at, **options) for at, each in enumerate(given)]
             return cls(drawn, activation)
+        check_state("KSSum", state)
         forms = [each.form_of(state) for each in given]
         if twice := shared_names(forms):
             raise LaunchError(

@@ -129,3 +129,10 @@ def test_a_wrong_checkpoint_is_refused() -> None:
         assert (KSLinear.from_structure(structure, {**state, **given}, bias=not bias).bias is None) == bias
     with pytest.raises(LaunchError, match=r"got bias of shape \(8,\); \(6,\) is needed"):
         KSLinear.from_structure(structure, {**state, "bias": torch.zeros(8)})
+    for no_mapping in (list(state.values()), list(state)):
+        accepted = "; accepted: a mapping of names to arrays or tensors$"
+        with pytest.raises(LaunchError, match=rf"^KSLinear\.from_structure: state=.*{accepted}"):
+            KSLinear.from_structure(structure, no_mapping)  # type: ignore[arg-type]
+        with pytest.raises(LaunchError, match=rf"^KSSum: state=.*{accepted}"):
+            KSSum.from_structures([structure], no_mapping)  # type: ignore[arg-type]
+    assert KSLinear.from_structure(structure, torch.nn.ParameterDict(state)).in_features == 8
