@@ -43,6 +43,8 @@ TIES = ("", "a", "d", "ad")
 SLICES = {tie: tuple(slice(1) if axis in tie else slice(None) for axis in "abcd") for tie in TIES}  # of tied weights
 CHAIN = "chain"  # job of a kernel for several factors, or for one factor that changes the layout; no spec names it
 LONGEST_PATTERNS = 150  # characters of the patterns in a kernel's name, which names a file; longer ones are hashed
+# characters of a kernel's name; the end of a longer one is hashed, because compilers add to it in names of files
+LONGEST_NAME = 200
 MOST_BYTES = 2**63 - 1  # bytes of X, Y or the weights: offsets are signed and 64 bits wide
 
 
@@ -415,9 +417,10 @@ class KernelSpec:
         patterns = "_and_".join("_".join(pattern.name for pattern in chain) for chain in self.chains)
         if len(patterns) > LONGEST_PATTERNS:
             factors = sum(map(len, self.chains))
-            patterns = f"{factors}_factors_{hashlib.sha256(patterns.encode()).hexdigest()[:16]}"
+            patterns = f"{factors}_factors_{_hash_of(patterns)}"
         steps = (*self._steps, *batch, *job)
-        return "_".join(("ks", patterns, self.precision, *self.stored, self.layout_word, *steps))
+        name = "_".join(("ks", patterns, self.precision, *self.stored, self.layout_word, *steps))
+        return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 17]}_{_hash_of(name)}"
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -463,6 +466,11 @@ class KernelSpec:
     def scales_begin(self) -> int:
         """Offset in bytes of a factor's scales, which follow its values in the operand of a packing kernel."""
         return scales_begin(self.pattern.weight_count, self.weight_item_bytes)
+
+
+def _hash_of(text: str) -> str:
+    """The 16 hex digits that replace a text in a name."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _pattern_as_json(pattern: Pattern) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import json
 import pickle
 from dataclasses import fields, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -112,6 +113,21 @@ def test_tied_weights_are_a_part_of_the_kernel() -> None:
     for wrong in ({"tied": ("a",)}, {"tied": ("b", "")}, {"tied": ("a", "d"), "weights": "int8"}):
         with pytest.raises(SpecError, match=r"tied=.* accepted: one of \('', 'a', 'd', 'ad'\) per factor"):
             KernelSpec((SMALL, SMALL), **wrong)  # type: ignore[arg-type]
+
+
+def test_a_long_name_is_that_of_a_file_too(tmp_path: Path) -> None:
+    """An entry adds a hash of its constants to it, and the file of a refused source adds one of its text."""
+    tied = [KernelSpec((SMALL,) * 60, tied=("",) * 59 + (last,)) for last in ("a", "d")]
+    chain = (SMALL,) * 15  # few enough for a name with all patterns
+    full = Epilogue(True, "gelu_tanh", True)
+    options: dict[str, Any] = {"weights": "e4m3", "inputs": "e4m3", "stride": "any", "between": "gelu_tanh"}
+    long = [KernelSpec(chain, "bfloat16", "bsf", full, batch, out_layout="bsl", **options) for batch in (25088, 25089)]
+    names = {each.name for each in (*tied, *long)}
+    assert len(names) == 4
+    for name in names:
+        (tmp_path / f"{name}_01234567-89abcdef.cpp").touch()
+    assert tied[0].name.startswith("ks_60_factors_")
+    assert KernelSpec(chain).name == f"ks_{'_'.join(['6x64x64x1'] * 15)}_float32_bsf"
 
 
 def test_flops_and_bytes() -> None:
