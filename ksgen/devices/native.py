@@ -301,18 +301,20 @@ class NativeDevice(ProcessorDevice):
 
     def prepare_launches(self) -> Any:
         """Function that distributes work groups over threads: compiled once, and cached like kernels."""
-        return self._launcher or outcome(self, "the function that distributes work over cores", self._start_here)
+        if self._launcher is None:  # kept here, because the background drops a job when its result is fetched
+            self._launcher = outcome(self, "the function that distributes work over cores", self._start_here)
+        return self._launcher
 
     def _start_here(self) -> Any:
         with self._starting:
-            if self._launcher is None:
+            if self._several is None:
                 library = load_library(self._built_threads().data, _LAUNCH)
                 launcher, several = library.ksgen_launch, library.ksgen_launch_all
                 launcher.restype = several.restype = None
                 launcher.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p)
                 several.argtypes = (ctypes.c_char_p,)
-                self._library, self._several, self._launcher = library, several, launcher
-        return self._launcher
+                self._library, self._several = library, several
+        return self._library.ksgen_launch
 
     def _built_threads(self) -> Binary:
         request = threads_request(self.target)

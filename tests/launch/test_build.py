@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ksgen.build import background
 from ksgen.build.background import PendingError
 from ksgen.build.build import usable_cores
 from ksgen.build.host import find_host_compiler
@@ -183,14 +184,16 @@ def test_a_call_makes_no_plan_after_its_build(
 def test_a_call_compiles_nothing_after_its_build(
     without_tiles: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The function that distributes work over cores is compiled before, too."""
+    """The function that distributes work over cores is compiled before, too. The background keeps no job of it."""
     plan_afresh(monkeypatch)
+    monkeypatch.setattr(background, "_background", background._Background())
     chosen_native(monkeypatch)
     device = NativeDevice(find_host_compiler())
     monkeypatch.setattr(base, "find_device", lambda name: device)
     monkeypatch.setattr(streams, "device_for", lambda place: device)
     monkeypatch.setenv("KSGEN_CACHE_DIR", str(tmp_path))
     ks = Launcher(1, 3, 2, 2).build(4)
+    assert not background._background.jobs
     monkeypatch.setenv("KSGEN_NO_COMPILE", "1")
     x, weights = np.ones((4, 4), np.float32), np.ones((1, 3, 2, 2), np.float32)
     assert np.array_equal(ks(x, weights), np.full((4, 6), 2, np.float32))
