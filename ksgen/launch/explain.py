@@ -165,16 +165,13 @@ class Explainable(Multiplier):
         """
         batch = checked_count("batch", batch)
         options, out_layout = self._asked(job, precision, layout, epilogue, weights, inputs, out_layout)
-        lines = self._explained(batch, options, device, job, out_layout)
-        if not self._is_factor(options, job, out_layout):
-            lines += self._versus_dense(find_device(device), options, batch, out_layout)
-        return "\n".join(lines)
+        return "\n".join(self._explained(batch, options, device, job, out_layout, compares=True))
 
     def _explained(
         self, batch: int, options: LaunchOptions, device: str | None = None, job: Job = "multiply",
-        out_layout: Layout | None = None,
+        out_layout: Layout | None = None, compares: bool = False,
     ) -> list[str]:  # fmt: skip
-        """Lines about the kernels of a call, without the comparison with the dense product."""
+        """Lines about the kernels of a call. `compares` adds the line of `_versus_dense`."""
         if self._is_factor(options, job, out_layout):
             # invalid combinations are refused before a device opens
             kernel = self._kernel_of_factor(batch, options, job)
@@ -185,24 +182,24 @@ class Explainable(Multiplier):
             return [f"{kernel.name} at batch {batch} on {where.name}: {family}, {choice.constants}; {why}"]
         where = find_device(device)
         found = self._verdict(where, options, batch, out_layout)
+        compared = self._versus_dense(where, options, batch, found.is_one, out_layout) if compares else []
         if found.is_one:
             kernel = self._kernel(where, options, out_layout)
             choice = PLANNER.choice(where, kernel, batch)
             known = f"; {described(choice, kernel, batch, limits_of(where), device)}"
             why = f"one launch, by {choice.family}, {choice.constants}; {found.why}{known}{bytes_saved(kernel, batch)}"
-            return [f"{self._describe(options.layout, out_layout)} at batch {batch} on {where.name}: {why}"]
+            return [f"{self._describe(options.layout, out_layout)} at batch {batch} on {where.name}: {why}", *compared]
         lines = [f"{self._describe_parts(options.layout, out_layout)}; {found.why}"]
         for part, part_options in self._parts_of(options, out_layout):
             lines += part._explained(batch, part_options, device, out_layout=part_options.layout)
-        return lines
+        return [*lines, *compared]
 
     def _versus_dense(
-        self, device: Device, options: LaunchOptions, batch: int, out_layout: Layout | None = None
+        self, device: Device, options: LaunchOptions, batch: int, is_one: bool, out_layout: Layout | None = None
     ) -> list[str]:
         """Line that compares expected times of all factors with that of the dense product; none if they are unknown."""
         if len(self.factors) == 1:
             return []
-        is_one = self._verdict(device, options, batch, out_layout).is_one
         compared = versus_dense(self._kernel(device, options, out_layout), limits_of(device), batch, is_one)
         return [compared] if compared else []
 

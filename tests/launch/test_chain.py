@@ -10,7 +10,7 @@ import pytest
 
 from ksgen import reference
 from ksgen.errors import LaunchError, PatternError
-from ksgen.launch import explain, streams
+from ksgen.launch import explain, fused, streams
 from ksgen.launch.arrays import view
 from ksgen.launch.weights import storage_of
 from ksgen.launcher import ChainLauncher, GroupLauncher, Launcher
@@ -214,6 +214,23 @@ def test_explain_says_how_many_launches_and_why(gpu: FakeGpu, monkeypatch: pytes
     assert [line.partition(" at ")[0] for line in each] == ["ks_1x4096x16x1_float32_bsf", "ks_1x16x4096x1_float32_bsf"]
     assert compared.startswith("dense product of 16 to 16 features at batch 25088: the cost model expects ")
     assert "there is one" in ChainLauncher(layer.factors[0]).explain(8, precision="float16")
+
+
+@pytest.mark.parametrize("features", [64, 4096])
+def test_explain_decides_once_whether_there_is_one_launch(
+    features: int, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain, "find_device", lambda _: gpu)
+    found: list[fused.Verdict] = []
+
+    def noted(*given: Any) -> fused.Verdict:
+        found.append(fused.verdict(*given))
+        return found[-1]
+
+    monkeypatch.setattr(explain, "verdict", noted)
+    told = ChainLauncher((1, features, 16, 1), (1, 16, features, 1)).explain(25088, precision="float32")
+    assert told.splitlines()[-1].startswith("dense product of 16 to 16 features at batch 25088: ")
+    assert [each.is_one for each in found] == [features == 64]
 
 
 @needs_opencl

@@ -39,7 +39,7 @@ def explained(layer: Any, batch: int, processes: int) -> str:
         if first.device.type == "cuda":
             form = launcher_of_layers([layer]), first.device, precision, layer.layout, last, batch
             verdict = is_one_launch(*form, out_layout=layer.out_layout)
-            lines = [*versus_dense(*form, out_layout=layer.out_layout), *lines]
+            lines = [*versus_dense(*form, verdict.is_one, out_layout=layer.out_layout), *lines]
         lines.insert(0, f"{'one launch' if verdict.is_one else 'one launch per factor'}: {verdict.why}")
     if layer.backend in BACKENDS and layer.precision is None:
         layout = layout_word(layer.layout, layer.out_layout)

@@ -415,7 +415,7 @@ def _verdict(fused: Any, device: Any, options: LaunchOptions, batch: int, out_la
 
 
 def versus_dense(
-    fused: ChainLauncher, device: Any, precision: Any, layout: Any, epilogue: Epilogue, batch: int, *,
+    fused: ChainLauncher, device: Any, precision: Any, layout: Any, epilogue: Epilogue, batch: int, is_one: bool, *,
     out_layout: Any = None,
 ) -> list[str]:  # fmt: skip
     """Line that compares expected times on a tensor's GPU with that of the dense product; none if they are unknown."""
@@ -423,7 +423,7 @@ def versus_dense(
         where = device_for(("cuda", device.index))
     except DeviceError:
         return []
-    return fused._versus_dense(where, LaunchOptions(precision, layout, epilogue), batch, out_layout)
+    return fused._versus_dense(where, LaunchOptions(precision, layout, epilogue), batch, is_one, out_layout)
 
 
 def disable_fusion(fused: ChainLauncher | GroupLauncher, error: ToolchainError) -> None:
