@@ -2,7 +2,7 @@
 device."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from ksgen.families.gpus import LEAST, REGISTERS, gpu_of
 from ksgen.spec import KernelSpec
@@ -79,13 +79,6 @@ def cuda_limits(target: str) -> Limits:
         gpu.shared_bytes, multiprocessors=gpu.rates.multiprocessors if gpu.rates else 1, async_copies=gpu.async_copies,
         tensor_cores=gpu.tensor_cores, warpgroups=gpu.warpgroups, target=target,
     )  # fmt: skip
-
-
-class Variables(TypedDict, total=False):
-    """Variables that a family's templates have in addition to those of every source."""
-
-    picture: str  # drawing of a tile
-    variants: tuple[str, ...]  # variants of snippets, the preferred ones first
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args, get_type_hints, is_typeddict
+from typing import Any
 
 import jinja2
 import pytest
@@ -117,16 +117,6 @@ def test_templates_extend_at_most_two_others() -> None:
         assert len(levels) <= 3, levels
 
 
-def names_of_record(record: Any) -> Iterator[str]:
-    """Names of a record of template variables, and of the records in it."""
-    for name, kind in get_type_hints(record).items():
-        yield name
-        while get_args(kind):
-            kind = get_args(kind)[0]
-        if is_typeddict(kind):
-            yield from names_of_record(kind)
-
-
 def names_in(variables: Any) -> Iterator[str]:
     """Names of template variables, and of those of parts."""
     if isinstance(variables, dict):
@@ -139,9 +129,8 @@ def names_in(variables: Any) -> Iterator[str]:
 
 
 def variables_of(name: str) -> set[str]:
-    """Names of a family's template variables for every job and layout, and those that its type states, if any."""
-    family, stated = FAMILIES[name], get_type_hints(type(FAMILIES[name]).variables)["return"]
-    found = set(names_of_record(stated)) if is_typeddict(stated) else set[str]()
+    """Names of a family's template variables for every job and layout."""
+    family, found = FAMILIES[name], set[str]()
     for kernel, limits in supported(name):
         found.update(names_in(family.variables(kernel, family.default(kernel, limits))))
     return found

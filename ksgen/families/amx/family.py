@@ -26,8 +26,8 @@ from ksgen.families.amx.shape import (
     has_tiles_for,
     intensity,
 )
-from ksgen.families.base import Constexpr, Geometry, Limits, Variables, Work, named
-from ksgen.families.chains import own_of_factors, rule_of_tiles
+from ksgen.families.base import Constexpr, Geometry, Limits, Work, named
+from ksgen.families.chains import rule_of_tiles
 from ksgen.families.rules import Rule, no_more, positive
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
 from ksgen.families.vector.chain import ProcessorProduct
@@ -36,22 +36,6 @@ from ksgen.families.vector.planes import round_up, variants_of
 from ksgen.spec import KernelSpec
 
 AnyAmxConstants = AmxConstants | AmxChainConstants
-
-
-class AmxFactorVariables(Variables, total=False):
-    accumulator: str
-    lanes: int
-    shape: AmxTiling  # the sizes, which templates read as `shape.NAME`
-    operand: str
-    block_arguments: str
-    n: str
-    constexprs: list[Constexpr]
-    from_there: str
-    to_there: str
-
-
-class AmxVariables(AmxFactorVariables, total=False):
-    factors: list[AmxFactorVariables]
 
 
 RULES: tuple[Rule[AmxConstants], ...] = (
@@ -151,28 +135,34 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
     def pack_geometry(self, kernel: KernelSpec, constants: AnyAmxConstants) -> Geometry:
         return Geometry(0 if kernel.is_chain else AmxChainTiling(kernel, constants).factors[0].packed_tiles, 1, 0)
 
-    def variables(self, kernel: KernelSpec, constants: AnyAmxConstants) -> AmxVariables:
+    def variables(self, kernel: KernelSpec, constants: AnyAmxConstants) -> dict[str, Any]:
         shape = AmxChainTiling(kernel, constants)
-        found = factor_variables(last := shape.factors[-1])
+        last = shape.factors[-1]
         rows, columns = ("rows s of the batch", "outputs k") if last.is_bsf else ("outputs k", "rows s of the batch")
         of_lanes = () if kernel.is_chain else variants_of(kernel, kernel.epilogue.activation)
+        of_tiles = (*(("split",) if last.is_split else ()), *(("tiles",) if kernel.dtype == "bfloat16" else ()))
         return {
-            **found,
-            "variants": (*of_lanes, *found["variants"]),
+            "accumulator": "lanes",
+            "lanes": LANES,
+            "shape": last,
+            "operand": last.products.operand.name,
+            "added": _added(last.kernel),
+            "variants": (*of_lanes, *of_tiles),
             "picture": last.picture("all j of a plane sequentially", rows, columns),
             "factors": [self._factor(shape, number) for number in range(len(shape.factors))],
         }
 
-    def _factor(self, shape: AmxChainTiling, number: int) -> AmxFactorVariables:
+    def _factor(self, shape: AmxChainTiling, number: int) -> dict[str, Any]:
         """Template variables of a chain's factor: constants and snippets, the places of its inputs and outputs."""
         factor, is_last = shape.factors[number], number + 1 == len(shape.factors)
-        found, activation = factor_variables(factor), factor.kernel.epilogue.activation
+        activation = factor.kernel.epilogue.activation
         pitch = "0" if factor.is_bsf else str(shape.pitch)  # in batch-size-first, constants of the source are the pitch
         places = [f"(GLOBAL stored*)(own + {shape.panels + each * shape.between})" for each in range(2)]
-        return found | {
-            "n": f"_{number + 1}" if shape.kernel.is_chain else "",
+        return {
+            "shape": factor,
             "constexprs": factor_constexprs(factor),
-            "variants": (*variants_of(factor.kernel, activation), activation, *found["variants"]),
+            "added": _added(factor.kernel),
+            "variants": (*variants_of(factor.kernel, activation), activation),
             "from_there": f"{places[(number - 1) % 2]}, {pitch}" if number else "x + first * X_BATCH_STRIDE, batch",
             "to_there": "y + first * Y_BATCH_STRIDE, batch" if is_last else f"{places[number % 2]}, {pitch}",
         }
@@ -193,29 +183,19 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
 def _space_of_chain(kernel: KernelSpec) -> Iterator[AmxChainConstants]:
     """Yield constants with every block and kind of stores, and several limits on each factor's outputs and depth."""
     for block in BLOCKS:
-        best = own_of_factors(kernel, of_block(kernel, block, kernel.batch or MANY))
+        best = of_block(kernel, block, kernel.batch or MANY).parsed
         for outputs, depth in product((64, 128, 256), (2, 4, 8)):
-            limited = [
-                replace(each, outputs=min(each.outputs, outputs), depth=min(each.depth, depth)) for _, each in best
-            ]
+            limited = [replace(each, outputs=min(each.outputs, outputs), depth=min(each.depth, depth)) for each in best]
             for streaming in (0, 1):
                 yield AmxChainConstants.of(kernel, block, limited, streaming)
                 yield AmxChainConstants.of(kernel, block, [replace(each, panel=1) for each in limited], streaming)
 
 
-def factor_variables(shape: AmxTiling) -> AmxFactorVariables:
-    """Variables of a factor's template."""
-    kernel = shape.kernel
+def _added(kernel: KernelSpec) -> str:
+    """Arguments for the bias, and for the residual of a block's first row."""
     bias = "bias" if kernel.epilogue.bias else "0"
     residual = "residual + first * Y_BATCH_STRIDE" if kernel.epilogue.residual else "0"
-    return {
-        "accumulator": "lanes",
-        "lanes": LANES,
-        "shape": shape,
-        "operand": shape.products.operand.name,
-        "variants": (*(("split",) if shape.is_split else ()), *(("tiles",) if kernel.dtype == "bfloat16" else ())),
-        "block_arguments": f", {bias}, {residual}",
-    }
+    return f"{bias}, {residual}"
 
 
 def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:

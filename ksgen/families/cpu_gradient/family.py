@@ -19,7 +19,7 @@ from ksgen.families.cpu_gradient.defaults import (
     tile_sizes,
 )
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
-from ksgen.families.cpu_gradient.vectors import CpuGradientVariables, VectorGradientConstants, VectorGradientTiling
+from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
 from ksgen.families.kinds import OfKinds
 from ksgen.families.rules import Rule, at_most, no_more, positive
 from ksgen.families.signature import GRADIENT_WITH_BIAS
@@ -157,10 +157,10 @@ class CpuGradient(OfKinds):
             passed_bytes=parts * shape.part_bytes,
         )  # fmt: skip
 
-    def variables(self, kernel: KernelSpec, constants: AnyGradientConstants) -> CpuGradientVariables:
-        found: CpuGradientVariables = self.shape(kernel, constants).variables
+    def variables(self, kernel: KernelSpec, constants: AnyGradientConstants) -> dict[str, Any]:
         has_bias = kernel.epilogue.bias
-        return found | {
+        return {
+            **self.shape(kernel, constants).variables,
             "by_tiles": isinstance(constants, AmxGradientConstants),
             "has_bias": has_bias,
             "extra_outputs": "GLOBAL stored* RESTRICT bias, " if has_bias else "",

@@ -3,12 +3,12 @@ Columns are a plane's inputs with one group of its outputs. The expected cycles 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ksgen.families.amx.chain import ALONG, DOT, DOT_MULTIPLY_ADDS, TILE_BYTES, exchange_cycles
 from ksgen.families.amx.shape import INPUTS, LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, TILE_SUMS, TilePlanes
 from ksgen.families.base import Constexpr, named
-from ksgen.families.cpu_gradient.vectors import CpuGradientVariables, GradientParts
+from ksgen.families.cpu_gradient.vectors import GradientParts
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
 from ksgen.families.vector.cycles import LAUNCH, SECOND_LEVEL_RATE, TASK
 from ksgen.families.vector.planes import round_up
@@ -119,11 +119,10 @@ class AmxGradientTiling(TilePlanes, GradientParts):
     # ---- the source
 
     @property
-    def variables(self) -> CpuGradientVariables:
+    def variables(self) -> dict[str, Any]:
         return {
             "accumulator": "lanes",
             "lanes": LANES,
-            "shape": self,
             "n": "",
             "operand": self.products.operand.name,
             "variants": ("split",) if self.is_split else (),

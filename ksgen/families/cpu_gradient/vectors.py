@@ -3,7 +3,7 @@ the template. Columns are tiles that share their outputs.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from ksgen.families.base import Constexpr, named
 from ksgen.families.tiles import Constants, divide_up, pattern_constexprs, row_constexprs
@@ -19,7 +19,7 @@ from ksgen.families.vector.cycles import (
     tile_of,
     unused_line_cycles,
 )
-from ksgen.families.vector.planes import Planes, PlaneVariables, round_up, tile_picture
+from ksgen.families.vector.planes import Planes, round_up, tile_picture
 from ksgen.families.vector.shape import LINE_BYTES
 from ksgen.order import Order
 from ksgen.spec import KernelSpec
@@ -70,20 +70,6 @@ class GradientParts:
             Constexpr("OUTPUT_VECTORS", vectors, "vectors of outputs per row of the batch"),
             named(self, "SUM_GROUPS", "work groups that add the parts"),
         ]
-
-
-class CpuGradientVariables(PlaneVariables, total=False):
-    by_tiles: bool
-    has_bias: bool
-    extra_outputs: str
-    # by vectors
-    n: str
-    source: str
-    widen: str
-    has_pairs: bool
-    stores_squares: bool
-    # by tiles
-    operand: str
 
 
 @dataclass(frozen=True)
@@ -251,16 +237,15 @@ class VectorGradientTiling(Planes, GradientParts):
     # ---- the source
 
     @property
-    def variables(self) -> CpuGradientVariables:
-        return cast("CpuGradientVariables", super().variables) | {
+    def variables(self) -> dict[str, Any]:
+        return super().variables | {
+            # of templates that products by vectors share
             "n": "",
             "source": "stored",
             "widen": "widen",
             "end_of_rows": "count",
             "end_of_columns": "end",
             "end_of_transposed": "count",
-            "has_pairs": bool(self.constants.pairs),
-            "stores_squares": bool(self.square),
             "variants": ("gradient", *(("pairs",) if self.constants.pairs else ())),
             "picture": tile_picture(
                 "A tile of dW", self.constants, ("inputs l", "inputs l"), ("outputs (k, j)", "outputs k")

@@ -18,53 +18,11 @@ from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs
 from ksgen.families.vector.chain import AnyVectorConstants, ProcessorProduct, VectorChainConstants, VectorChainTiling
 from ksgen.families.vector.cycles import multiply_cycles
 from ksgen.families.vector.defaults import MANY, alike, multiplies_pairs, small_batch_sizes, spread_sizes, tile_sizes
-from ksgen.families.vector.planes import LANE_RULES, PlaneVariables, lanes_of, round_up, tile_picture, variants_of
+from ksgen.families.vector.planes import LANE_RULES, lanes_of, round_up, tile_picture, variants_of
 from ksgen.families.vector.shape import VectorConstants, VectorTiling, needs_panel
 from ksgen.families.vector.sources import shared, source_constants
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
-
-
-class VectorFactorVariables(PlaneVariables, total=False):
-    """Template variables of one factor: its constants and snippets, where its inputs come from and its outputs go."""
-
-    weight: str  # type of a packed weight
-    given: str  # type of a weight before it is packed
-    one_weight: str
-    packs_adjoint: bool
-    rows: str
-    column_at: str
-    packed_planes: str
-    packed_lanes: str
-    weight_lanes: str
-    given_d: str
-    given_j: str
-    squares_of: str  # type of the weights that packing transposes in squares; empty if it takes each alone
-    pair_up: str  # function that pairs them for each j; empty if they are pairs already
-    # lanes that copies of pairs take from two vectors
-    firsts: str
-    seconds: str
-    # lanes of two neighbouring j of inputs 2l and 2l + 1, and then those of each j
-    words_of_firsts: str
-    words_of_seconds: str
-    even_and_odd: str
-    n: str  # end of the names in its part of the source; a factor alone has none
-    constexprs: list[Constexpr]  # of a factor in a chain; empty for a factor alone: `Vector.constexprs` has them
-    source: str
-    target: str
-    kept: str
-    as_kept: str
-    widen: str
-    is_last_block: str
-    from_there: str
-    to_there: str
-
-
-class VectorVariables(VectorFactorVariables, total=False):
-    shift: str
-    results: tuple[str, ...]
-    factors: list[VectorFactorVariables]
-
 
 RULES: tuple[Rule[VectorConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
@@ -178,54 +136,81 @@ class Vector(ProcessorProduct[AnyVectorConstants]):
         return not constants.pairs
 
     def packs_adjoint(self, kernel: KernelSpec) -> bool:
-        return not kernel.is_chain and packs_adjoint(kernel)
+        # training needs that: it uses no quantized weights, and conjugates complex ones before they are packed
+        is_trained = not kernel.is_quantized and not kernel.arithmetic.is_complex
+        return is_trained and not kernel.is_chain and not kernel.tied
 
-    def variables(self, kernel: KernelSpec, constants: AnyVectorConstants) -> VectorVariables:
+    def variables(self, kernel: KernelSpec, constants: AnyVectorConstants) -> dict[str, Any]:
         shape = VectorChainTiling(kernel, constants)
-        found = factor_variables(last := shape.factors[-1])  # its activation is that of every last factor
-        between = ("activated", *(f"between_{each}" for each in variants_of(kernel, kernel.between)))
-        is_along_batch = kernel.layout == "bsl" and last.constants.along == "batch"
-        is_shifted = is_along_batch and bool(constants.streaming) and not kernel.is_chain
-        tiles = []
-        for number, each in enumerate(shape.factors, 1):
-            name = f"A tile of factor {number}" if kernel.is_chain else "A tile of Y"
-            tiles.append(tile_picture(name, each.constants, OF_ROWS, OF_LANES))
+        last = shape.factors[-1]  # its activation is that of every last factor
+        variants = variants_of(kernel, kernel.epilogue.activation)
+        if last.constants.pairs:
+            variants += ("pairs",)
+        if kernel.between != "none":
+            variants += ("activated", *(f"between_{each}" for each in variants_of(kernel, kernel.between)))
+        is_shifted = kernel.layout == "bsl" and last.constants.along == "batch" and constants.streaming
+        name = "A tile of factor {}" if kernel.is_chain else "A tile of Y"
+        pictures = [
+            tile_picture(name.format(number), each.constants, OF_ROWS, OF_LANES)
+            for number, each in enumerate(shape.factors, 1)
+        ]
         return {
-            **found,
-            "variants": (*found["variants"], *(between if kernel.between != "none" else ())),
+            **last.variables,
+            **_variables_of_packing(last),
+            "shape": last,
+            "packs_adjoint": self.packs_adjoint(kernel),
+            "variants": variants,
+            # expressions of the row of the batch up to which a copy fills what a tile reads
+            "end_of_rows": "max(count, HEIGHT)",
+            "end_of_columns": "chunk + CHUNK",
+            "end_of_transposed": "(count + CHUNK - 1) / CHUNK * CHUNK",
             "shift": "streams && y_pitch % LINE == 0 ? (extent)((ulong)y / sizeof(stored) % LINE) : 0"
             if is_shifted
             else "0",
-            "picture": "//\n".join(tiles),
-            "results": each_chains(kernel, "y"),
+            "picture": "//\n".join(pictures),
             "factors": [self._factor(shape, number, place) for number, place in enumerate(places(kernel))],
         }
 
-    def _factor(self, shape: VectorChainTiling, number: int, place: FactorPlace) -> VectorFactorVariables:
-        factor = shape.factors[number]
-        is_first, is_last, has_pairs = place.at == 0, place.is_last, bool(factor.constants.pairs)
-        between, kept, widen = ("between", "outputs", "widen") if has_pairs else ("real", "lanes", "")
-        buffer = f"own + {shape.panels} + {{}} * (extent){shape.between}"
-        if has_pairs:
-            buffer = f"(GLOBAL between*)({buffer})"
+    def _factor(self, shape: VectorChainTiling, number: int, place: FactorPlace) -> dict[str, Any]:
+        """Variables of one factor: its constants, its inputs and weights, and the destination of its outputs."""
+        factor, is_chain = shape.factors[number], shape.kernel.is_chain
+        is_first, has_pairs = place.at == 0, bool(factor.constants.pairs)
+        between = "between" if has_pairs else "real"
+        source = between if not is_first else "byte" if factor.kernel.has_bytes_in else "stored"
+        target = "stored" if place.is_last else between
+
+        def buffer(at: int) -> str:
+            own = f"own + {shape.panels} + {at % 2} * (extent){shape.between}"
+            return f"(GLOBAL between*)({own})" if has_pairs else own
+
         pitch_in = factor.kernel.pattern.in_features if factor.x_layout == "bsf" else shape.pitch
         pitch_out = factor.kernel.pattern.out_features if factor.kernel.layout == "bsf" else shape.pitch
-        return factor_variables(factor) | {
-            "n": f"_{number + 1}" if shape.kernel.is_chain else "",
-            "constexprs": factor_constexprs(factor) if shape.kernel.is_chain else [],
-            "source": between if not is_first else "byte" if factor.kernel.has_bytes_in else "stored",
-            "target": "stored" if is_last else between,
-            "kept": "outputs" if is_last else kept,
-            "as_kept": "as_outputs" if is_last or has_pairs else "",
-            "widen": widen if not is_first else "widen_byte" if factor.kernel.has_bytes_in else "widen",
+        # lanes that copies of pairs of neighbouring l take from two vectors; if a vector does not hold whole l, inputs
+        # are copied one l at a time
+        lanes = factor.constants.lanes
+        run = factor.run if lanes % factor.run == 0 else lanes
+        firsts = [lane // run * 2 * run + lane % run for lane in range(lanes)]
+        return {
+            "shape": factor,
+            "n": f"_{number + 1}" if is_chain else "",  # end of the names in its part of the source
+            "constexprs": factor_constexprs(factor) if is_chain else [],  # else `constexprs` has them
+            "rows": "panel" if factor.constants.panel else "in_place_pairs" if has_pairs else "in_place",
+            "column_at": _column_at(factor),
+            "firsts": ", ".join(map(str, firsts)),
+            "seconds": ", ".join(str(first + run) for first in firsts),
+            "source": source,
+            "target": target,
+            "kept": "lanes" if target == "real" else "outputs",
+            "as_kept": "" if target == "real" else "as_outputs",
+            "widen": {"byte": "widen_byte", "real": ""}.get(source, "widen"),
             # the last rows of X are copied if loads reach beyond them; an intermediate's buffer is padded instead
             "is_last_block": "last == batch" if is_first else "false",
             "from_there": f"{_from_first(shape.kernel, 'x')}, x_pitch"
             if is_first
-            else f"{buffer.format((place.at - 1) % 2)}, {pitch_in}",
+            else f"{buffer(place.at - 1)}, {pitch_in}",
             "to_there": out_of_block(shape.kernel, place.chain)
-            if is_last
-            else f"{buffer.format(place.at % 2)}, {pitch_out}, 0, 0, 0, false",
+            if place.is_last
+            else f"{buffer(place.at)}, {pitch_out}, 0, 0, 0, false",
         }
 
     def constexprs(self, kernel: KernelSpec, constants: AnyVectorConstants) -> list[Constexpr]:
@@ -251,67 +236,37 @@ def multiply_adds(shape: VectorTiling, batch: int) -> int:
 OF_ROWS, OF_LANES = ("rows s of the batch", "outputs k"), ("outputs (k, j)", "rows s of the batch")
 
 
-def packs_adjoint(kernel: KernelSpec) -> bool:
-    """Whether a factor's source also packs the weights of the adjoint factor.
-
-    Training needs that. It uses no quantized weights, and conjugates complex ones before they are packed.
-    """
-    return not kernel.is_quantized and not kernel.arithmetic.is_complex and not kernel.tied
-
-
-def factor_variables(shape: VectorTiling) -> VectorFactorVariables:
-    """Variables of a factor's template."""
+def _variables_of_packing(shape: VectorTiling) -> dict[str, Any]:
+    """Template variables of weights: their types, the places of tied ones, and the lanes of those that are paired."""
+    kernel, pairs, is_tied = shape.kernel, shape.constants.pairs, "d" in shape.kernel.tie
     value = {1: "uchar", 2: "ushort"}.get(shape.weight_bytes, "")
-    variants = variants_of(shape.kernel, shape.kernel.epilogue.activation)
-    return {
-        **shape.variables,
-        **_of_ties(shape),
-        **_variables_of_pairs(shape),
-        "squares_of": ("real" if shape.constants.pairs else "stored") if shape.square else "",
-        "pair_up": "pair_up" if shape.constants.pairs and shape.kernel.pattern.d > 1 else "",
-        "weight": value if shape.kernel.is_quantized else "real",
-        "given": value if shape.kernel.is_quantized else "stored",
-        "one_weight": "one_value" if shape.kernel.is_quantized else "one_stored_input",
-        "packs_adjoint": packs_adjoint(shape.kernel),
-        "rows": "panel" if shape.constants.panel else "in_place_pairs" if shape.constants.pairs else "in_place",
-        "variants": (*variants, "pairs") if shape.constants.pairs else variants,
-    }
-
-
-def _of_ties(shape: VectorTiling) -> VectorFactorVariables:
-    """Expressions in which tied weights differ from others: their places before and after packing."""
-    tie, planes = shape.kernel.tie, "PLANES_J" if shape.is_along_outputs else "D"
-    column = f"current % ({planes} * TILES)" if tie == "a" else "current % TILES"
-    column = f"current / ({planes} * TILES) * TILES + {column}" if tie == "d" else column
-    at = "weights + (l * WIDTH + n) * LANES"
-    return {
-        "column_at": f"{f'({column})' if tie else 'current'} * (extent)COLUMN",
-        "packed_planes": "1" if "d" in tie else planes,
-        "packed_lanes": "1" if shape.is_broadcast else "LANES",
-        "weight_lanes": "all_lanes(weights[l * WIDTH + n])" if shape.is_broadcast else f"load_weights({at})",
-        "given_d": "1" if "d" in tie else "D",
-        "given_j": "0" if "d" in tie else "min(j, D - 1)",
-    }
-
-
-def _variables_of_pairs(shape: VectorTiling) -> VectorFactorVariables:
-    """Template variables for copies of inputs as pairs of neighbouring l.
-
-    They say which lanes of two source vectors, or of one, become a vector of pairs.
-    """
-    lanes = shape.constants.lanes
-    # if a vector does not hold whole l, inputs are copied one l at a time
-    run = shape.run if lanes % shape.run == 0 else lanes
-    firsts = [lane // run * 2 * run + lane % run for lane in range(lanes)]
-    d = shape.kernel.pattern.d
+    d, lanes = kernel.pattern.d, shape.constants.lanes
     words = [lane // d * d + lane % d // 2 for lane in range(lanes)]
     return {
-        "firsts": ", ".join(map(str, firsts)),
-        "seconds": ", ".join(str(first + run) for first in firsts),
+        "weight": value if kernel.is_quantized else "real",  # type of a packed weight
+        "given": value if kernel.is_quantized else "stored",  # type of a weight before it is packed
+        "one_weight": "one_value" if kernel.is_quantized else "one_stored_input",
+        "packed_planes": "1" if is_tied else "PLANES_J",
+        "packed_lanes": "1" if shape.is_broadcast else "LANES",
+        "given_d": "1" if is_tied else "D",
+        "given_j": "0" if is_tied else "min(j, D - 1)",
+        # type of the weights that packing transposes in squares; empty if it takes each alone
+        "squares_of": ("real" if pairs else "stored") if shape.square else "",
+        # function that pairs them for each j; empty if they are pairs already
+        "pair_up": "pair_up" if pairs and d > 1 else "",
+        # lanes of two neighbouring j of inputs 2l and 2l + 1, and then those of each j
         "words_of_firsts": ", ".join(map(str, words)),
         "words_of_seconds": ", ".join(str(word + d // 2) for word in words),
         "even_and_odd": ", ".join(str(lane + lane % 2 * lanes) for lane in range(lanes)),
     }
+
+
+def _column_at(shape: VectorTiling) -> str:
+    """Offset of a tile's packed weights, which planes share if they are tied."""
+    tie, planes = shape.kernel.tie, "PLANES_J" if shape.is_along_outputs else "D"
+    column = f"current % ({planes} * TILES)" if tie == "a" else "current % TILES"
+    column = f"current / ({planes} * TILES) * TILES + {column}" if tie == "d" else column
+    return f"{f'({column})' if tie else 'current'} * (extent)COLUMN"
 
 
 def out_of_block(kernel: KernelSpec, chain: int) -> str:
@@ -323,7 +278,7 @@ def out_of_block(kernel: KernelSpec, chain: int) -> str:
 
 def _from_first(kernel: KernelSpec, array: str) -> str:
     """Expression for the first element of a block of the batch."""
-    pitch = f" * {array}_pitch" if layout_of(kernel, "x" if array == "x" else "y") == "bsf" else ""
+    pitch = f" * {array}_pitch" if layout_of(kernel, array) == "bsf" else ""
     return f"{array} + first{pitch}"
 
 

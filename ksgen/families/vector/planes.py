@@ -5,9 +5,9 @@ Lanes of a vector are along the outputs or along the batch.
 
 from functools import lru_cache
 from math import gcd, prod
-from typing import Any, TypedDict
+from typing import Any
 
-from ksgen.families.base import Limits, Variables
+from ksgen.families.base import Limits
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.rules import Rule
 from ksgen.families.tiles import divide_up
@@ -34,36 +34,6 @@ LANE_RULES: tuple[Rule[Any], ...] = (
 
 # a macro of `include/vector/tile.j2` for a vector of inputs, with its arguments
 Vector = tuple[str, tuple[Any, ...]]
-
-
-class SpreadInputs(TypedDict):
-    """Vectors of inputs: loaded ones by name, and the vectors of a period."""
-
-    kept: list[tuple[str, str, tuple[Any, ...]]]
-    vectors: list[Vector]
-
-
-class PlaneVariables(Variables, total=False):
-    """Template variables of lanes, and of copies of inputs."""
-
-    accumulator: str
-    lanes: int
-    shape: Any  # the sizes, which templates read as `shape.NAME`
-    spread: SpreadInputs
-    mask: str  # OpenCL type of a vector of lane numbers, the mask of a shuffle
-    turns: list[tuple[int, str, str]]
-    turns_of_runs: list[tuple[int, str, str]]  # those of a square whose entries are runs of d lanes
-    of_pairs: str  # end of the names of functions that copy inputs as pairs
-    # expressions of the row of the batch up to which a copy fills what a tile reads
-    end_of_rows: str
-    end_of_columns: str
-    end_of_transposed: str
-    # indices that pick the parts of complex numbers, which alternate in a vector; `quarter_turn` multiplies by i: it
-    # picks from a vector and its negative
-    parts: int
-    real_parts: str
-    imaginary_parts: str
-    quarter_turn: str
 
 
 class Planes:
@@ -183,22 +153,55 @@ class Planes:
     # ---- variables of the templates
 
     @property
-    def variables(self) -> PlaneVariables:
+    def spread(self) -> dict[str, list[Any]]:
+        """Vectors of a period that hold the inputs at `at`: those that are loaded, by name, and all of them.
+
+        A complex number is two neighbours. If d is less than the lanes and does not divide them, loads may read one
+        input per lane. So the memory after the d inputs must be readable.
+        """
+        parts = self.kernel.arithmetic.reals_per_number
+        d, lanes = self.run * parts, self.constants.lanes * parts
+
+        def repeated(inputs: int) -> Vector:
+            return "repeated", (inputs, "".join(f"{lane % inputs:x}" for lane in range(lanes)))
+
+        def vector(first: int) -> Vector:
+            if first in kept and d > lanes:
+                return "kept_as", (kept[first],)
+            if first + lanes <= d:
+                return "loaded", (lanes, first)
+            wanted = [(first + lane) % d for lane in range(lanes)]
+            if d < lanes:
+                return "shuffled", ("head", wanted)
+            return "shuffled", ("tail", [j - d + lanes if j >= first else lanes + j for j in wanted])
+
+        if lanes % d == 0:
+            own = ("of_one", ()) if d == 1 else ("loaded", (lanes, 0)) if d == lanes else repeated(d)
+            return {"kept": [], "vectors": [own]}
+        # loaded vectors, from which shuffles make the others
+        kept = {0: "head", d - lanes: "tail"} if d > lanes else {0: "head"}
+        loads = [(name, "load", (lanes, first)) for first, name in kept.items()]
+        if 2 * d <= lanes:  # a load of fewer bytes straddles two cache lines less often
+            loads = [("head", *repeated(1 << (d - 1).bit_length()))]
+        return {"kept": loads, "vectors": [vector(number * lanes % d) for number in range(self.period)]}
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Template variables of lanes, and of copies of inputs."""
         lanes, precision = self.constants.lanes, self.kernel.arithmetic
         parts, d, of_lanes = precision.reals_per_number, self.kernel.pattern.d, range(2 * lanes)
         turns = [(half, _of_parts(low, parts), _of_parts(high, parts)) for half, low, high in _transpose_steps(lanes)]
         return {
             "accumulator": "lanes",
             "lanes": lanes,
-            "shape": self,
-            "spread": spread(self.run, lanes, parts, self.period),
+            # type of a vector of lane numbers, the mask of a shuffle
             "mask": f"{'ulong' if precision.sums == 'float64' else 'uint'}{lanes * parts}",
             "turns": turns,
+            # those of a square whose entries are runs of d lanes
             "turns_of_runs": [(half // d, low, high) for half, low, high in turns if half >= d],
-            "of_pairs": "_pairs" if self.constants.pairs else "",
-            "end_of_rows": "max(count, HEIGHT)",
-            "end_of_columns": "chunk + CHUNK",
-            "end_of_transposed": "(count + CHUNK - 1) / CHUNK * CHUNK",
+            "of_pairs": "_pairs" if self.constants.pairs else "",  # end of the names of templates that copy pairs
+            # indices that pick the parts of complex numbers, which alternate in a vector; `quarter_turn` multiplies by
+            # i: it picks from a vector and its negative
             "parts": 2 * lanes,
             "real_parts": ", ".join(str(part // 2 * 2) for part in of_lanes),
             "imaginary_parts": ", ".join(str(part // 2 * 2 + 1) for part in of_lanes),
@@ -288,35 +291,3 @@ def variants_of(kernel: KernelSpec, activation: str) -> tuple[str, ...]:
 def period_of(d: int, lanes: int) -> int:
     """Vectors of neighbouring (k, j) after which the j of their lanes repeat."""
     return d // gcd(d, lanes)
-
-
-def spread(d: int, lanes: int, parts: int, vectors: int) -> SpreadInputs:
-    """Vectors of a period that hold the inputs at `at`.
-
-    A complex number is two neighbours. If d is less than the lanes and does not divide them, loads may read one input
-    per lane. So the memory after the d inputs must be readable.
-    """
-    d, lanes, firsts = d * parts, lanes * parts, [number * lanes % d * parts for number in range(vectors)]
-
-    def repeated(inputs: int) -> Vector:
-        return "repeated", (inputs, "".join(f"{lane % inputs:x}" for lane in range(lanes)))
-
-    def vector(first: int) -> Vector:
-        if first in kept and d > lanes:
-            return "kept_as", (kept[first],)
-        if first + lanes <= d:
-            return "loaded", (lanes, first)
-        wanted = [(first + lane) % d for lane in range(lanes)]
-        if d < lanes:
-            return "shuffled", ("head", wanted)
-        return "shuffled", ("tail", [j - d + lanes if j >= first else lanes + j for j in wanted])
-
-    if lanes % d == 0:
-        own = ("of_one", ()) if d == 1 else ("loaded", (lanes, 0)) if d == lanes else repeated(d)
-        return {"kept": [], "vectors": [own]}
-    # loaded vectors, from which shuffles make the others
-    kept = {0: "head", d - lanes: "tail"} if d > lanes else {0: "head"}
-    loads = [(name, "load", (lanes, first)) for first, name in kept.items()]
-    if 2 * d <= lanes:  # a load of fewer bytes straddles two cache lines less often
-        loads = [("head", *repeated(1 << (d - 1).bit_length()))]
-    return {"kept": loads, "vectors": list(map(vector, firsts))}
