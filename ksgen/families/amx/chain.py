@@ -154,29 +154,6 @@ class AmxChainConstants(Constants):
 
 
 @dataclass(frozen=True)
-class AmxFactor(AmxTiling):
-    """A factor in a chain. After the first factor, inputs are in the cache, and none are prefetched."""
-
-    is_first: bool
-
-    @property
-    def ahead_lines(self) -> int:
-        return super().ahead_lines if self.is_first else 0
-
-    @property
-    def copy_lines(self) -> int:
-        return super().copy_lines if self.is_first else 0
-
-    @property
-    def copied_meanwhile(self) -> float:
-        """Share of inputs that are copied while tiles are multiplied.
-
-        No products overlap the copy of the first plane, because it waits for the previous factor's outputs.
-        """
-        return super().copied_meanwhile * (self.planes - 1) / self.planes
-
-
-@dataclass(frozen=True)
 class AmxChainTiling(LaunchTiling):
     """Sizes derived from the factors of one launch and their constants, in elements of the sums' type."""
 
@@ -185,10 +162,8 @@ class AmxChainTiling(LaunchTiling):
 
     @cached_property
     def factors(self) -> Sequence[AmxTiling]:
-        factors = own_of_factors(self.kernel, self.constants)
-        if not self.kernel.is_chain:
-            return [AmxTiling(*factors[0])]
-        return [AmxFactor(*each, is_first=number == 0) for number, each in enumerate(factors)]
+        factors = enumerate(own_of_factors(self.kernel, self.constants))
+        return [AmxTiling(*each, number if self.kernel.is_chain else None) for number, each in factors]
 
     @property
     def pitch(self) -> int:

@@ -8,7 +8,6 @@ from ksgen.families.amx.chain import (
     SECOND_LEVEL_BYTES,
     AmxChainConstants,
     AmxChainTiling,
-    AmxFactor,
     Resident,
     factor_cycles,
     multiply_cycles,
@@ -85,7 +84,7 @@ def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
         panels = (2, 1) if least_of(factor).planes > 1 else (1,)
         every = product(outputs_and_depths(factor), panels)
         candidates = [AmxConstants(block, outputs, 1, panel, 0, depth) for (outputs, depth), panel in every]
-        tilings = [AmxFactor(factor, each, is_first=not best) for each in candidates]
+        tilings = [AmxTiling(factor, each, len(best)) for each in candidates]
         chosen = min(tilings, key=lambda each: factor_cycles(each, Resident(kept + each.slot * 4, weights), batch))
         is_in_place = _are_read_in_place(factor, block)
         best.append(replace(chosen.constants, panel=0) if is_in_place else chosen.constants)

@@ -167,6 +167,7 @@ class AmxTiling(TilePlanes):
 
     kernel: KernelSpec
     constants: AmxConstants
+    at: int | None = None  # place in a chain, from 0; from 1 on, inputs are in the cache, and none are prefetched
 
     # ---- tiles
 
@@ -274,7 +275,7 @@ class AmxTiling(TilePlanes):
     @property
     def ahead_lines(self) -> int:
         """Lines that are prefetched with two by two tiles; 0 if panels alternate: the next inputs are then copied."""
-        if self.constants.panel == 2:
+        if self.constants.panel == 2 or self.at:
             return 0
         rows = self.constants.block if self.is_bsf else self.kernel.pattern.c
         return divide_up(rows * self.ahead_run, self.groups * self.squares)
@@ -322,8 +323,13 @@ class AmxTiling(TilePlanes):
 
     @property
     def copied_meanwhile(self) -> float:
-        """Share of inputs that are copied while tiles are multiplied."""
-        return float(self.constants.panel == 2)
+        """Share of inputs that are copied while tiles are multiplied.
+
+        In a chain, no products overlap the copy of the first plane, because it waits for the previous factor's outputs.
+        """
+        if self.constants.panel < 2:
+            return 0.0
+        return 1.0 if self.at is None else (self.planes - 1) / self.planes
 
     @property
     def copy_every(self) -> int:
@@ -333,6 +339,8 @@ class AmxTiling(TilePlanes):
     @property
     def copy_lines(self) -> int:
         """Cache lines that each copy prefetches: 32 rows of the batch ahead, or in batch-size-last `AHEAD_INPUTS`."""
+        if self.at:
+            return 0
         line = LINE_BYTES // self.kernel.item_bytes
         if not self.is_bsf:
             return 2 * divide_up(self.copied, line)
