@@ -227,7 +227,7 @@ def render_processor_probe(precision: str, limits: Limits) -> Probe:
     """Copy and multiply-add kernels for a processor with the vector registers of `limits`."""
     known = PRECISIONS[precision]
     lanes = limits.vector_bytes // (8 if known.sums == "float64" else 4)
-    sums = 24 if limits.vector_registers == 32 else 12
+    sums = limits.vector_sums
     pairs = ("pairs",) if limits.multiplies_pairs(known.operand) else ()
     per_round, numbers = lanes * sums * (2 if pairs else 1), {"precision": precision, "lanes": lanes, "sums": sums}
     entry = f"ks_probe_{precision}"

@@ -55,6 +55,11 @@ class Limits:
         """Vector registers of a processor: ARM has 32, x86 has 32 if they are 64 bytes wide, else 16."""
         return 32 if self.has_arm_vectors or self.vector_bytes >= 64 else 16
 
+    @property
+    def vector_sums(self) -> int:
+        """Vectors of sums that fit the vector registers, in addition to operands."""
+        return 24 if self.vector_registers == 32 else 12
+
     def multiplies_pairs(self, operand: Operand | None) -> bool:
         """Whether a processor's vectors multiply this operand in pairs; False for None."""
         return operand is not None and operand.name in self.dots

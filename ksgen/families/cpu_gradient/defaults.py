@@ -6,7 +6,7 @@ from itertools import takewhile
 from ksgen.families.amx.shape import INPUTS, PAIR
 from ksgen.families.base import Limits
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
-from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
+from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling, vectors_of_outputs
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import MANY, complex_registers, cost, prefers_outputs
 from ksgen.families.vector.planes import lanes_of, round_up
@@ -30,9 +30,7 @@ SPARE = 8  # factor by which X and dY must outweigh the parts' sums
 
 def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> list[tuple[int, int]]:
     """(height, width) of tiles whose sums and operands fit the vector registers."""
-    _, b, c, d = kernel.pattern.shape
     registers = limits.vector_registers
-    widest = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
 
     def used(height: int, width: int) -> int:
         kept = height if along == "batch" else width
@@ -40,10 +38,10 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
             return complex_registers(height, width, kept)
         return height * width + kept + 1
 
-    widths = range(1, min(widest, registers) + 1)
+    widths = range(1, min(vectors_of_outputs(kernel, along, lanes), registers) + 1)
     return [
         (height, width)
-        for height in range(min(c, registers), 0, -1)
+        for height in range(min(kernel.pattern.c, registers), 0, -1)
         for width in takewhile(lambda width: used(height, width) <= registers, widths)  # noqa: B023 (used at once)
     ]
 
@@ -58,16 +56,14 @@ def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int | None) ->
     batch = _batch_like(kernel, batch)
     lanes = lanes_of(kernel, limits)
     along = "outputs" if prefers_outputs(kernel, lanes, batch) else "batch"
-    _, b, c, d = kernel.pattern.shape
-    most = 24 if limits.vector_registers == 32 else 12
-    outputs = b if along == "batch" else divide_up(b * d, lanes) if d <= lanes else b
+    outputs = vectors_of_outputs(kernel, along, lanes)
     constants = VectorGradientConstants(
         along, lanes, 1, 1, 2 * lanes, 1, 1, int(multiplies_pairs(kernel, limits, along))
     )
     sizes = tile_sizes(kernel, along, lanes, limits)
     if (square := VectorGradientTiling(kernel, constants).square) and batch <= FEW_ROWS and along == "outputs":
         sizes = [size for size in sizes if size[0] % square == 0] or sizes
-    height, width = min(sizes, key=lambda size: cost(size, outputs, c, most))
+    height, width = min(sizes, key=lambda size: cost(size, outputs, kernel.pattern.c, limits.vector_sums))
     constants = replace(constants, height=height, width=width)
     constants = replace(constants, block=_block(kernel, constants, batch))
     shape = VectorGradientTiling(kernel, constants)

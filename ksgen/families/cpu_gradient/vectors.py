@@ -89,6 +89,12 @@ class VectorGradientConstants(Constants):
     pairs: int = 0
 
 
+def vectors_of_outputs(kernel: KernelSpec, along: str, lanes: int) -> int:
+    """Vectors of outputs per plane, or outputs of an (i, j) if lanes are along the batch."""
+    _, b, _, d = kernel.pattern.shape
+    return divide_up(b * d, lanes) if along == "outputs" and d <= lanes else b
+
+
 @dataclass(frozen=True)
 class VectorGradientTiling(Planes, GradientParts):
     """Sizes derived from a kernel and its constants, in elements of the sums' type."""
@@ -102,10 +108,8 @@ class VectorGradientTiling(Planes, GradientParts):
 
     @property
     def tiles(self) -> int:
-        _, b, _, d = self.kernel.pattern.shape
-        if self.is_along_outputs and self.is_short:
-            return divide_up(b * d, self.tile_lanes)
-        return divide_up(b, self.constants.width)
+        constants = self.constants
+        return divide_up(vectors_of_outputs(self.kernel, constants.along, constants.lanes), constants.width)
 
     @property
     def units(self) -> int:

@@ -8,6 +8,7 @@ from ksgen.families.base import Limits
 from ksgen.families.chains import factor_kernels, own_of_factors, places, transposes
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.chain import AnyVectorConstants, VectorChainConstants
+from ksgen.families.vector.cycles import FIRST_LEVEL_BYTES, WAYS
 from ksgen.families.vector.planes import lanes_of, period_of, round_up
 from ksgen.families.vector.shape import (
     CONFLICTING_BYTES,
@@ -26,11 +27,10 @@ TRANSPOSED_VECTORS = 2  # vectors per row of a tile of transposed outputs, at mo
 TRANSPOSING_VECTOR_BYTES = 32  # with vectors of this size, transposing may be faster although outputs fill the lanes
 LEAST_TRANSPOSED_INTENSITY = 36  # least multiply-adds per input or output, b * c / (b + c), to transpose
 TRANSPOSED_BYTES = 800 * 1024  # bytes of a chunk's inputs and outputs that stay in an L2 cache
-FIRST_LEVEL_BYTES, MISSED = 32 * 1024, 0.15  # size of a cache; additional cost of a tile whose inputs exceed it
+MISSED = 0.15  # additional cost of a tile whose inputs exceed an L1 cache
 # rows per block, if lanes are along the outputs: enough to reuse each tile of weights, few enough to stay cached
 LEAST_ROWS, MOST_ROWS = 24, 48
 BSL_ROWS = 128  # rows per block in batch-size-last, approximately; the next block's rows are prefetched meanwhile
-WAYS = 8  # lines per set of an L1 cache
 FEW, MANY = 16, 1 << 15  # up to FEW rows each batch is a class; from MANY on all are one
 # on processors with matrix tiles, weights per row of the batch from which on at most PAIRED_ROWS rows multiply pairs
 PAIRED_WEIGHTS, PAIRED_ROWS = 1 << 18, 4
@@ -171,7 +171,7 @@ def small_batch_sizes(kernel: KernelSpec, limits: Limits) -> list[tuple[int, int
     Tiles are wide, because each vector of inputs takes a shuffle.
     """
     d, lanes = kernel.pattern.d, lanes_of(kernel, limits)
-    period, most = period_of(d, lanes), 24 if limits.vector_registers == 32 else 12
+    period, most = period_of(d, lanes), limits.vector_sums
     if lanes % d == 0 or d % lanes == 0 or 2 * period > most:
         return []
     sizes = [(height, vectors) for height in (2, 1) for vectors in range(most // height // period * period, 0, -period)]
@@ -248,7 +248,7 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
     elif is_spread:
         height, width = min(spread_sizes(kernel, limits), key=lambda size: _spread_cost(kernel, limits, size, vectors))
     else:
-        most, far = (24, 1.5) if limits.vector_registers == 32 else (12, 2.5)
+        most, far = limits.vector_sums, 1.5 if limits.vector_registers == 32 else 2.5
         height, width = min(tile_sizes(kernel, limits), key=lambda size: cost(size, vectors, batch, most, far))
     found = VectorConstants("outputs", lanes, height, width, height, 1, 0, 0)
     shape = VectorTiling(kernel, found)
@@ -311,12 +311,11 @@ def cost(size: tuple[int, int], vectors: int, batch: int, most: int, far: float 
 
 def along_batch(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -> VectorConstants:
     _, b, c, _ = kernel.pattern.shape
-    most = 24 if limits.vector_registers == 32 else 12
     vectors = divide_up(batch, lanes)
     widest = min(vectors, TRANSPOSED_VECTORS if kernel.layout == "bsf" else vectors)
 
     def cost_of(size: tuple[int, int]) -> tuple[float, ...]:
-        first, loads = cost((size[0], size[1]), min(vectors, 12), b, most)
+        first, loads = cost(size, min(vectors, 12), b, limits.vector_sums)
         return first + MISSED * (c * size[1] * limits.vector_bytes > FIRST_LEVEL_BYTES), loads
 
     height, width = min((size for size in tile_sizes(kernel, limits) if size[1] <= widest), key=cost_of)
