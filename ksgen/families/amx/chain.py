@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ksgen.families.amx.shape import LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, AmxConstants, AmxTiling, TilePlanes
-from ksgen.families.chains import listed, numbers_of, own_of_factors, places, tiles_of
+from ksgen.families.chains import listed, numbers_of, own_of_factors, places, spelled, tiles_of
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.chain import LaunchTiling
 from ksgen.families.vector.cycles import ELEMENT, LAUNCH, TASK
@@ -140,8 +140,7 @@ class AmxChainConstants(Constants):
     @classmethod
     def of(cls, kernel: KernelSpec, block: int, factors: list[AmxConstants], streaming: int) -> "AmxChainConstants":
         """Constants of a chain from those of each factor alone."""
-        words = (f"{each.outputs} {each.panel} {each.depth}" for each in factors)
-        return cls(block, tiles_of(kernel, words), streaming)
+        return cls(block, tiles_of(kernel, (spelled(each, _NAMES) for each in factors)), streaming)
 
     @property
     def parsed(self) -> list[AmxConstants]:

@@ -111,19 +111,18 @@ class VectorChainConstants(Constants):
     @property
     def parsed(self) -> list[VectorConstants]:
         """Constants of each factor alone."""
-        return [self._parsed(words, is_last) for words, is_last in listed(self.tiles)]
-
-    def _parsed(self, words: str, is_last: bool) -> VectorConstants:
-        streaming = self.streaming if is_last else 0  # an intermediate is read immediately: it stays in the cache
-        try:
-            along, lanes, height, width, panel = words.split()
-            return VectorConstants(
-                along, int(lanes), int(height), int(width), self.block, 1, int(panel), streaming, self.pairs
-            )
-        except ValueError:
-            raise ConstantsError(
-                f"tiles={self.tiles!r}: {words!r} must be along, lanes, height, width and panel"
-            ) from None
+        found = []
+        for words, is_last in listed(self.tiles):
+            try:
+                along, *numbers = words.split()
+                lanes, height, width, panel = map(int, numbers)
+            except ValueError:
+                raise ConstantsError(
+                    f"tiles={self.tiles!r}: {words!r} must be along, lanes, height, width and panel"
+                ) from None
+            streaming = self.streaming if is_last else 0  # an intermediate is read immediately: it stays in the cache
+            found.append(VectorConstants(along, lanes, height, width, self.block, 1, panel, streaming, self.pairs))
+        return found
 
 
 AnyVectorConstants = VectorConstants | VectorChainConstants

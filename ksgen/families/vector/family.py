@@ -66,8 +66,7 @@ _CHAIN_RULES: tuple[Rule[VectorChainConstants], ...] = (
     Rule(
         "tiles has lanes along the batch in the factor that transposes",
         lambda k, c: all(
-            each.along == "batch"
-            for each in [own for place, own in zip(places(k), c.parsed, strict=True) if transposes(k, place)]
+            own.along == "batch" for place, own in zip(places(k), c.parsed, strict=True) if transposes(k, place)
         ),
     ),
 )
