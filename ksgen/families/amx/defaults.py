@@ -17,7 +17,7 @@ from ksgen.families.amx.shape import INPUTS, LINE_BYTES, PAIR, AmxConstants, Amx
 from ksgen.families.base import Limits
 from ksgen.families.chains import factor_kernels
 from ksgen.families.tiles import divide_up, power_of_two_in
-from ksgen.families.vector.defaults import MANY, STREAMING_BYTES, alike
+from ksgen.families.vector.defaults import STREAMING_BYTES
 from ksgen.families.vector.planes import round_up
 from ksgen.spec import KernelSpec
 
@@ -45,30 +45,23 @@ def least_of(kernel: KernelSpec) -> AmxTiling:
     return AmxTiling(kernel, AmxConstants(PAIR, PAIR, 1, 1, 0, 1))
 
 
-def default(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxConstants | AmxChainConstants:
+def default(kernel: KernelSpec, limits: Limits, batch: int) -> AmxConstants | AmxChainConstants:
     """Constants with the fewest expected cycles, summed over all cores."""
-    batch = kernel.batch or alike(batch or MANY)
 
     def cycles(constants: AmxConstants | AmxChainConstants) -> float:
         return multiply_cycles(AmxChainTiling(kernel, constants), batch)
 
     if not kernel.is_chain:
-        tilings = _fitting([AmxTiling(kernel, each) for each in _options(kernel, batch)])
-        return min((_with_parts(each, limits, batch) for each in tilings), key=cycles)
+        tilings = [AmxTiling(kernel, each) for each in _options(kernel, batch)]
+        # Private buffers fit the L2 cache; if none does, they are the smallest. The model does not include the cost of
+        # larger buffers. With them, eleven kernels took 1.06 to 1.98 times as long.
+        most = max(SECOND_LEVEL_BYTES // 4, min(each.slot for each in tilings))
+        return min((_with_parts(each, limits, batch) for each in tilings if each.slot <= most), key=cycles)
     # The data of a large block exceed the L2 cache; with small blocks, all weights are read more often.
     most = round_up(divide_up(batch, limits.multiprocessors), PAIR)  # so that every core has a block
     return min(
         (of_block(kernel, block, batch) for block in dict.fromkeys(min(each, most) for each in BLOCKS)), key=cycles
     )
-
-
-def _fitting(tilings: list[AmxTiling]) -> list[AmxTiling]:
-    """Tilings whose private buffers fit the L2 cache; if none does, those with the smallest buffer.
-
-    The model does not include the cost of larger buffers. With them, eleven kernels took 1.06 to 1.98 times as long.
-    """
-    most = max(SECOND_LEVEL_BYTES // 4, min(shape.slot for shape in tilings))
-    return [shape for shape in tilings if shape.slot <= most]
 
 
 def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
@@ -137,8 +130,8 @@ def _with_parts(shape: AmxTiling, limits: Limits, batch: int) -> AmxConstants:
 
     The number of parts is never reduced.
     """
-    blocks, wanted = divide_up(batch, shape.constants.block), limits.multiprocessors * TASKS
-    parts = min(divide_up(wanted, blocks), shape.columns) if blocks < wanted else 1
+    blocks = divide_up(batch, shape.constants.block)
+    parts = min(divide_up(limits.multiprocessors * TASKS, blocks), shape.columns)
     return replace(shape.constants, parts=max(parts, shape.constants.parts))
 
 

@@ -31,7 +31,7 @@ from ksgen.families.chains import rule_of_tiles
 from ksgen.families.rules import Rule, no_more, positive
 from ksgen.families.tiles import batch_constexpr, divide_up, epilogue_constexprs, pattern_constexprs, row_constexprs
 from ksgen.families.vector.chain import ProcessorProduct
-from ksgen.families.vector.defaults import MANY
+from ksgen.families.vector.defaults import MANY, alike
 from ksgen.families.vector.planes import round_up, variants_of
 from ksgen.spec import KernelSpec
 
@@ -100,7 +100,7 @@ class Amx(ProcessorProduct[AnyAmxConstants]):
         return not kernel.is_strided
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyAmxConstants:
-        return default(kernel, limits, batch)
+        return default(kernel, limits, kernel.batch or alike(batch or MANY))
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyAmxConstants]:
         return iter(dict.fromkeys(_space_of_chain(kernel))) if kernel.is_chain else self._space_of_factor(kernel)

@@ -8,7 +8,7 @@ from ksgen.families.base import Limits
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
 from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling, vectors_of_outputs
 from ksgen.families.tiles import divide_up
-from ksgen.families.vector.defaults import MANY, complex_registers, cost, prefers_outputs
+from ksgen.families.vector.defaults import complex_registers, cost, prefers_outputs
 from ksgen.families.vector.planes import lanes_of, round_up
 from ksgen.spec import KernelSpec
 
@@ -46,14 +46,8 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
     ]
 
 
-def _batch_like(kernel: KernelSpec, batch: int | None) -> int:
-    """Batch whose constants this one uses: batches between two powers of two share them, and so their source."""
-    return kernel.batch or min(MANY, 1 << ((batch or MANY) - 1).bit_length())
-
-
-def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int | None) -> VectorGradientConstants:
+def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int) -> VectorGradientConstants:
     """Choose constants by rule."""
-    batch = _batch_like(kernel, batch)
     lanes = lanes_of(kernel, limits)
     along = "outputs" if prefers_outputs(kernel, lanes, batch) else "batch"
     outputs = vectors_of_outputs(kernel, along, lanes)
@@ -67,7 +61,7 @@ def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int | None) ->
     constants = replace(constants, height=height, width=width)
     constants = replace(constants, block=_block(kernel, constants, batch))
     shape = VectorGradientTiling(kernel, constants)
-    parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, constants.block), shape.part, shape.units)
+    parts, pieces = shared_out(shape, limits, batch)
     return replace(constants, parts=parts, pieces=pieces)
 
 
@@ -90,23 +84,21 @@ def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -
     return min(max(least, min(vectors, most)) * shape.unit, round_up(batch, shape.unit))
 
 
-def shared_out(kernel: KernelSpec, limits: Limits, batch: int, blocks: int, sums: int, units: int) -> tuple[int, int]:
+def shared_out(shape: VectorGradientTiling | AmxGradientTiling, limits: Limits, batch: int) -> tuple[int, int]:
     """Numbers of parts of the batch and of pieces of the weights. Parts come first, while their sums are small compared
     with X and dY; then pieces; then more parts if both are too few.
-
-    `blocks` counts blocks of the batch, `sums` the sums of one part, and `units` the columns that pieces consist of.
     """
+    kernel, blocks = shape.kernel, divide_up(batch, shape.constants.block)
     tasks = TASKS * limits.multiprocessors
     features = kernel.pattern.in_features + kernel.pattern.out_features
-    most = min(blocks, batch * features // (SPARE * sums))
+    most = min(blocks, batch * features // (SPARE * shape.part))
     parts = max(count for count in range(1, tasks + 1) if tasks % count == 0 and (count <= most or count == 1))
-    pieces = min(divide_up(tasks, parts), units)
+    pieces = min(divide_up(tasks, parts), shape.units)
     return max(parts, min(blocks, divide_up(tasks, pieces))), pieces
 
 
-def default_by_tiles(kernel: KernelSpec, limits: Limits, batch: int | None) -> AmxGradientConstants:
+def default_by_tiles(kernel: KernelSpec, limits: Limits, batch: int) -> AmxGradientConstants:
     """Choose constants by rule."""
-    batch = _batch_like(kernel, batch)
     outputs = min(MOST_OUTPUTS, round_up(kernel.pattern.b, PAIR))
     chosen = AmxGradientConstants(INPUTS, outputs, 1, 1)
     while chosen.outputs > PAIR and not _fits(AmxGradientTiling(kernel, chosen)):
@@ -114,7 +106,7 @@ def default_by_tiles(kernel: KernelSpec, limits: Limits, batch: int | None) -> A
     block = next((each for each in BLOCKS if _fits(AmxGradientTiling(kernel, replace(chosen, block=each)))), INPUTS)
     chosen = replace(chosen, block=min(block, round_up(batch, INPUTS)))
     shape = AmxGradientTiling(kernel, chosen)
-    parts, pieces = shared_out(kernel, limits, batch, divide_up(batch, chosen.block), shape.part, shape.units)
+    parts, pieces = shared_out(shape, limits, batch)
     return replace(chosen, parts=parts, pieces=pieces)
 
 

@@ -23,6 +23,7 @@ from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorG
 from ksgen.families.kinds import OfKinds
 from ksgen.families.rules import Rule, at_most, no_more, positive
 from ksgen.families.signature import GRADIENT_WITH_BIAS
+from ksgen.families.vector.defaults import MANY
 from ksgen.families.vector.planes import LANE_RULES, lanes_of, round_up
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
@@ -30,8 +31,7 @@ from ksgen.spec.precision import BF16
 AnyGradientConstants = VectorGradientConstants | AmxGradientConstants
 
 LEAST_VECTORS = 8  # vectors per tile that a search tries, if a pattern allows this number
-# (parts, pieces) of 16 work groups
-SHARED_OUT = [(parts, pieces) for parts, pieces in product((1, 4, 16), (1, 4, 16)) if parts * pieces == 16]
+SHARED_OUT = ((1, 16), (4, 4), (16, 1))  # (parts, pieces) of 16 work groups
 
 _VECTOR_RULES: tuple[Rule[VectorGradientConstants], ...] = (
     Rule("job is gradient", lambda k, c: k.job == "gradient"),
@@ -93,6 +93,8 @@ class CpuGradient(OfKinds):
         return limits.is_cpu and kernel.job == "gradient" and (tiling is VectorGradientTiling or by_tiles)
 
     def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyGradientConstants:
+        # batches between two powers of two share constants, and so their source
+        batch = kernel.batch or min(MANY, 1 << ((batch or MANY) - 1).bit_length())
         by_rule = default_by_tiles if tiling is AmxGradientTiling else default_by_vectors
         return by_rule(kernel, limits, batch)
 

@@ -377,7 +377,7 @@ def _parts(shape: VectorTiling, limits: Limits, blocks: int) -> int:
     is_heavy = kernel.pattern.weight_count >= SPLIT_WEIGHTS
     is_split = shape.transposes and shape.planes * blocks < limits.multiprocessors and is_heavy
     units = shape.columns if is_split else shape.columns // shape.column_unit
-    parts = min(divide_up(wanted, blocks), units) if blocks < wanted else 1
+    parts = min(divide_up(wanted, blocks), units)
     if kernel.layout == "bsl" and not shape.is_along_outputs:  # planes are far apart: each is read from end to end
         parts = max(parts, shape.planes)
     if blocks > limits.multiprocessors:
