@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ksgen.build.background import PendingError, deferred, finish_jobs
 from ksgen.calibration.trials import Calibrated, opened
 from ksgen.devices.base import Device
+from ksgen.errors import LaunchError
 from ksgen.launch.choice import Choice
 from ksgen.launch.planner import PLANNER, WATCHERS
 from ksgen.spec import KernelSpec
@@ -39,6 +40,7 @@ def build(model: nn.Module, *x: Any, **options: Any) -> None:
         **options: Arguments by name.
 
     Raises:
+        LaunchError: A parameter is distributed over several processes.
         ToolchainError: A kernel that PyTorch's products cannot replace cannot be compiled.
 
     Examples:
@@ -53,6 +55,13 @@ def build(model: nn.Module, *x: Any, **options: Any) -> None:
 
 def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
     """Build like `build`, for several calls together, each with positional arguments and arguments by name."""
+    for name, parameter in model.named_parameters():
+        mesh: Any = getattr(parameter, "device_mesh", None)  # of a DTensor
+        if mesh is not None and mesh.size() > 1:
+            raise LaunchError(
+                f"build: {name} is distributed over {mesh.size()} processes, which may need different numbers of calls"
+                "; accepted: plain parameters; first calls of split or sharded layers wait for their kernels"
+            )
     build_runs([partial(_call, model, x, options) for x, options in calls])
 
 

@@ -561,6 +561,7 @@ class KSLinear(ChainLayer, nn.Linear):
             The layer itself.
 
         Raises:
+            LaunchError: The layer is split or sharded over several processes.
             SpecError: A batch size is not a whole number of at least 1.
             ToolchainError: Compilation fails for a kernel that PyTorch's products cannot replace.
 

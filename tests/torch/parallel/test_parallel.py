@@ -25,7 +25,7 @@ from torch.nn import functional  # noqa: E402
 
 from ksgen import structures  # noqa: E402
 from ksgen.errors import LaunchError, PatternError  # noqa: E402
-from ksgen.torch import KSLinear  # noqa: E402
+from ksgen.torch import KSLinear, build  # noqa: E402
 from ksgen.torch.parallel import (  # noqa: E402
     KSBlockwise,
     KSColwise,
@@ -358,6 +358,8 @@ def refusals() -> list[str]:
         lambda: setattr(rows, "between", "relu"),
         lambda: setattr(split, "layout", "bsl"),
         lambda: setattr(split, "out_layout", "bsl"),
+        lambda: split.build(4),
+        lambda: build(nn.Sequential(sharded), torch.zeros(3, 12)),
     ]
     split.between, split.activation, split.out_layout, rows.layout = "relu", "gelu", "bsf", "bsf"
     told = []
@@ -397,6 +399,8 @@ def test_mistakes_are_reported(four: Processes) -> None:
         "between='relu' of a layer that is split over processes; accepted: 'none'",
         "layout='bsl' of a layer that is split over processes; accepted: 'bsf'",
         "out_layout='bsl' of a layer that is split over processes; accepted: None",
+        "build: bias is distributed over 4 processes, which may need different numbers of calls; accepted: plain",
+        "build: 0.bias is distributed over 4 processes",
     ]
     for told in four.run(refusals):
         for words, message in zip(expected, told, strict=True):
