@@ -27,6 +27,7 @@ _KNOWN = {  # functions whose results need no values
 _OPERATORS = "setitem iadd isub imul itruediv ifloordiv imatmul ipow set"
 _WRITES = {f"__{name}__" for name in _OPERATORS.split()}
 _NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}  # functions named like writes that change no values
+_SENDS = {"send", "isend", "gather"}  # collectives that only read their first argument
 
 
 class Weight(Tensor):
@@ -86,7 +87,8 @@ class Weight(Tensor):
     def __torch_dispatch__(
         cls, operator: Any, types: Any, given: tuple[Any, ...] = (), named: dict[str, Any] | None = None
     ) -> Any:
-        """Compute the dense values for calls from PyTorch's own C++ code."""
+        """Compute the dense values for calls from PyTorch's own C++ code. Refuses writes, which would be lost."""
+        _refuse_writes(operator.overloadpacket, given, named or {})
         return operator(*tree_map(_dense, given), **tree_map(_dense, named or {}))
 
     def _as_data(self) -> "Weight":
@@ -199,7 +201,8 @@ def _refuse_writes(function: Any, given: tuple[Any, ...], named: dict[str, Any])
     name = getattr(function, "__name__", "")
     written = [named.get("out")]
     is_in_place = name.endswith("_") and not name.startswith("__") and name not in _NO_WRITES
-    if name in _WRITES or is_in_place or named.get("inplace"):
+    is_collective = getattr(function, "__module__", "") == "torch.distributed.distributed_c10d" and name not in _SENDS
+    if name in _WRITES or is_in_place or is_collective or named.get("inplace"):
         written += given[:1] or [named.get("tensor")]
     for each in tree_leaves(written):
         if isinstance(each, _Values) and name == "__set__" and function != Tensor.data.__set__:  # such as requires_grad

@@ -4,7 +4,8 @@ written.
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -260,6 +261,43 @@ def test_other_writes_are_refused_and_change_nothing(write: Callable[[KSLinear],
     ):
         write(layer)
     assert layer.to_dense().equal(before)
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("broadcast", lambda weight: torch.distributed.broadcast(weight, 0)),
+        ("broadcast", lambda weight: torch.distributed.broadcast(weight.detach(), 0)),
+        ("all_reduce", lambda weight: torch.distributed.all_reduce(weight)),
+        ("scatter", lambda weight: torch.distributed.scatter(weight, [torch.zeros(48, 48)])),
+        (r"all_?to_?all\w*_", lambda weight: torch.distributed.all_to_all_single(weight, torch.zeros(48, 48))),
+    ],
+    ids=range(5),
+)
+@pytest.mark.usefixtures("one_process")
+def test_collectives_that_write_are_refused(name: str, write: Callable[[Any], Any]) -> None:
+    """The last one is refused below PyTorch's Python functions. In some processes, the values would be lost."""
+    layer = make()
+    with pytest.raises(LaunchError, match=f"{name} would write to weight, which is the product of the factors"):
+        write(layer.weight.data)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_collectives_that_read_get_the_values() -> None:
+    layer, found = make(), torch.zeros(48, 48)
+    torch.distributed.all_gather([found], layer.weight.data)
+    assert found.equal(layer.to_dense())
+    found.zero_()
+    torch.distributed.gather(layer.weight.data, [found])
+    assert found.equal(layer.to_dense())
 
 
 @pytest.mark.parametrize("write", [set_parameter, lambda layer: setattr(layer, "weight", torch.zeros(48, 48))])
