@@ -16,17 +16,18 @@ from ksgen.order import inverse_of
 from ksgen.pattern import Chain, Pattern, Patterns
 from ksgen.spec import PRECISIONS, KernelSpec, PrecisionName
 from ksgen.spec.kernel import check_word
-from ksgen.torch.conversion.projection import covering, on_support, stored_features
+from ksgen.torch.conversion.projection import covering, stored_features
 from ksgen.torch.conversion.relabelling import relabelled
 from ksgen.torch.conversion.times import Clock, clock_of, measured_us
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.tied import initialized, tie, ties_of
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.products import chain_to_dense
+from ksgen.torch.operators.products import blocks_of, exchange_of, exchanged, natural, permuted_multiply
 
 TIMED = 3  # merges that are timed: each is compiled, which takes a second or more
 _REMEMBERED = 4096  # merged factors, because `propose` compares many chains
 MIN_SAVING = 0.05  # share of the time that a merge must save, as two timings of one layer may differ by less
+MOST_TIMES = 16  # a merge whose expected time is longer, relative to that of the chain, is not built: it may be huge
 
 
 @overload
@@ -139,7 +140,8 @@ def _partitions(chain: Chain, clock: Clock, ties: Sequence[str] = ()) -> list[li
     """Select at most `TIMED` merges with the least expected times. Factors with ties are not merged.
 
     A merge is a list of sizes: the number of neighbouring factors that each new factor replaces. All merges differ in
-    their number of factors. If the cost model knows no time, the number of weights is used as the cost.
+    their number of factors. Those that should take over `MOST_TIMES` times as long as the chain are left out. If the
+    cost model knows no time, the number of weights is used as the cost.
     """
     count = len(chain)
 
@@ -164,7 +166,8 @@ def _partitions(chain: Chain, clock: Clock, ties: Sequence[str] = ()) -> list[li
                 for end in range(count + 1)
             ]
         )
-    found = (sizes for us, sizes in sorted(each[count] for each in best[1:]) if us < inf)
+    most = MOST_TIMES * sum(cost(place, place + 1) for place in range(count))
+    found = (sizes for us, sizes in sorted(each[count] for each in best[1:]) if us <= most)
     return list(islice((sizes for sizes in found if _merged_chain(chain, sizes)), TIMED))
 
 
@@ -184,13 +187,13 @@ def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
     """Layer in which each factor is the product of the given number of neighbouring factors."""
     weights, given, kept = list[Tensor](), iter(layer.weights), iter(ties_of(layer.weights))
     merged, ties = _merged_chain(layer.chain, sizes), list[str]()
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(layer.weights[0].device.type, enabled=False):
         for part in _parts(layer.chain, sizes):
             factors = list(islice(given, len(part)))
             ties.append("".join(islice(kept, len(part))))
             pattern = merged_factor(part.factors)
             assert pattern is not None  # as `_partitions` returns no other
-            weights.append(factors[0] if len(part) == 1 else _on_exchanged(chain_to_dense(part, factors), pattern))
+            weights.append(factors[0] if len(part) == 1 else _product(part.factors, factors, pattern))
     options = {name: getattr(layer, name) for name in layer._settable if name not in ("between", "intermediates")}
     made = KSLinear.from_weights(weights, layer.bias, patterns=merged, **options)
     tie(made.weights, ties)
@@ -198,7 +201,21 @@ def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
     return made.train(layer.training)
 
 
-def _on_exchanged(matrix: Tensor, pattern: Pattern) -> Tensor:
-    """Extract the entries on the support of a pattern that may exchange features, as weights."""
-    rows, columns = (stored_features(order, matrix.device).argsort() for order in (pattern.outputs, pattern.inputs))
-    return on_support(matrix[rows][:, columns], pattern)
+def _product(factors: Sequence[Pattern], weights: Sequence[Tensor], pattern: Pattern) -> Tensor:
+    """Weights of a product of factors, for the pattern that covers it. The product itself is never dense.
+
+    Blocks of the pattern share no features. So a row of x with a one in each block, at the same input l, gives the
+    weights of this l in all blocks.
+    """
+    a, b, c, d = pattern.shape
+    if b < c:  # fewer rows of the transpose
+        turned = [each.transpose for each in reversed(factors)], [each.transpose(1, 2) for each in reversed(weights)]
+        return _product(*turned, pattern.transpose).transpose(1, 2).contiguous()
+    inputs, outputs = (stored_features(order, weights[0].device) for order in (pattern.inputs, pattern.outputs))
+    ones = torch.eye(c, dtype=weights[0].dtype, device=weights[0].device)
+    x = ones[:, None, :, None].expand(c, a, c, d).reshape(c, -1)[:, inputs]
+    for factor, each in zip(factors, weights, strict=True):
+        exchange = exchange_of(factor)
+        y = permuted_multiply(natural(x, exchange, "bsf"), blocks_of(each), "bsf", factor.a, factor.d)
+        x = exchanged(y, exchange, "bsf")
+    return x[:, outputs.argsort()].reshape(c, a, b, d).permute(1, 2, 0, 3).contiguous()

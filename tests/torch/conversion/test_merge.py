@@ -13,6 +13,9 @@ from tests.support.libraries import library
 pytestmark = pytest.mark.libraries
 torch = library("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
 from ksgen.torch import KSLinear, optimize  # noqa: E402
 from ksgen.torch.conversion import merge  # noqa: E402
 from ksgen.torch.conversion.times import Clock  # noqa: E402
@@ -94,6 +97,44 @@ def test_merged_exchanges_have_the_same_matrix(chain: Chain) -> None:
             torch.testing.assert_close(merge._merged(layer, sizes).to_dense(), layer.to_dense())
         else:
             assert 1 < len(sizes) < len(chain)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that an operator returns."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        found = function(*given, **(named or {}))
+        sizes = [each.numel() for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
+        self.most = max([self.most, *sizes])
+        return found
+
+
+@pytest.mark.parametrize(
+    ("chain", "sizes"),
+    [
+        (square_dyadic(256), (2, 1, 1, 1, 1, 1, 1)),
+        (Chain(("1,4,256,1", "1,4,4,1")), (2,)),
+        (Chain(("1,4,4,1", "1,256,4,1")), (2,)),
+    ],
+)
+def test_no_array_of_a_merge_is_larger_than_its_weights(chain: Chain, sizes: tuple[int, ...]) -> None:
+    """The first chain is 256 x 256, and so would be an identity matrix for one of the others."""
+    layer = KSLinear(chain, bias=False)
+    with Largest() as seen:
+        merged = merge._merged(layer, sizes)
+    assert seen.most == max(each.numel() for each in merged.weights) == 1024
+    torch.testing.assert_close(merged.to_dense(), layer.to_dense())
+
+
+def test_a_merge_that_is_expected_to_be_far_slower_is_not_built() -> None:
+    def us(kernel: Any) -> float:
+        return float(kernel.pattern.weight_count)
+
+    clock = Clock(None, "float32", 7, "a test", us, us)
+    assert merge._partitions(monarch(1024, 1024, 32, 32), clock) == [[2]]  # 16 times as many weights
+    assert merge._partitions(monarch(4096, 4096, 64, 64), clock) == []
 
 
 def test_merged_levels_of_boft_stay_sparse(timed: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
