@@ -389,6 +389,11 @@ class StoredWeights(ChainLayer, nn.Module):
                 "x_too"
             )
         if not torch.compiler.is_compiling():
+            if torch._C._functorch.is_batchedtensor(x):
+                raise LaunchError(
+                    f"{self._name()}: x in eight bits under torch.func.vmap; accepted: all of x in one call, or a "
+                    "layer quantized without x_too"
+                )
             self._ready_now()  # updates `_x_scale` if its buffer was written to
         assert self._x_scale is not None
         how = STORAGES[self.storage]

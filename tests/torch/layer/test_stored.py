@@ -322,6 +322,16 @@ def test_x_in_eight_bits_has_no_forward_mode() -> None:
         made(forward_ad.make_dual(x, x))
 
 
+def test_x_in_eight_bits_is_not_mapped() -> None:
+    """The layer counts saturated elements of all samples in one buffer, which a mapped sample cannot be added to."""
+    x = torch.randn(2, 3, 48)
+    made = KSLinear(CHAIN).quantize("int8", x=x, x_too=True)
+    with torch.no_grad():
+        with pytest.raises(LaunchError, match=r"x in eight bits under torch.func.vmap; accepted: all of x in one call"):
+            torch.func.vmap(made)(x)
+        torch.testing.assert_close(made(x)[1], made(x[1]))
+
+
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_operations_are_counted(layout: str) -> None:
     """Two for each weight and row: forward, and for the gradient of x."""
