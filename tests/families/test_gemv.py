@@ -11,14 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ksgen.errors import ConstantsError
+from ksgen.build.toolchain import WARNINGS, find_compiler
+from ksgen.errors import ConstantsError, ToolchainError
 from ksgen.families import FAMILIES, check, cuda_limits, families_for, family_for
 from ksgen.families.expected import resident_blocks
 from ksgen.families.gemv.defaults import MOST_OF_BLOCK, MOST_REGISTERS, best, expected_cycles, factor_options, rows_for
 from ksgen.families.gemv.shape import GemvConstants, GemvTiling
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec, stratified
-from tests.emulator import is_installed
+from tests.emulator import is_installed, run_cuda
 from tests.support import kernels
 from tests.support.counting import compared, count_kernel
 from tests.support.kernels import in_emulator, kernel_of, source_of
@@ -72,6 +73,45 @@ def test_slices_and_memory_that_is_not_aligned(pattern: tuple[int, ...], layout:
     source = source_of("gemv", kernel, FEW.default(kernel, LIMITS, 5))
     for gaps, shift in product(({}, {"x": 5, "y": 3, "residual": 7}, {"x": 8}), (0, 1)):
         kernels.check(source, 5, in_emulator(), gaps=gaps, shift=shift)
+
+
+LAST_STAGE = """
+ENTRY(THREADS, 1)
+void last_stage(const stored* x, stored* found, const extent first_in) {
+    const Tile tile = {0, 0, 0, 0, 0, 1};
+    Copied held[X_ROUNDS];
+    read_x(held, x - first_in, tile, (int)first_in, 1, false);
+    for (int round = 0; round < X_ROUNDS; ++round)
+        for (int e = 0; e < X_VECTOR; ++e)
+            found[(round * THREADS + thread_index()) * X_VECTOR + e] = held[round].at[e];
+}
+"""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_last_stage_of_the_longest_rows_ends_with_the_row(layout: str) -> None:
+    """Three steps do not divide 2^31, so the stage's end exceeds 32 bits. The array holds the last inputs alone."""
+    kernel = kernel_of((1, 1, 2**31 - 4, 1), "float32", layout)
+    tiling = GemvTiling(kernel, GemvConstants(1, 1, 1, 1, 32, 1, 3))
+    first = (tiling.stages - 1) * tiling.tile_in
+    assert first < kernel.pattern.c < 2**31 < first + tiling.tile_in
+    x = np.arange(1, kernel.pattern.c - first + 1, dtype=np.float32)
+    found = np.full(tiling.tile_in, np.nan, np.float32)
+    text = source_of("gemv", kernel, tiling.constants).text + LAST_STAGE
+    run_cuda(text, "last_stage", 1, tiling.threads, 0, [x, found, first])
+    np.testing.assert_array_equal(found, np.pad(x, (0, len(found) - len(x))))
+
+
+@pytest.mark.libraries
+def test_rows_of_the_most_inputs_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole pieces of such a row have 2^31 inputs, which an int cannot count."""
+    monkeypatch.setenv(WARNINGS, "error")
+    try:
+        compiler = find_compiler("nvrtc")
+    except ToolchainError as absent:
+        pytest.skip(str(absent))
+    source = source_of("gemv", kernel_of((1, 1, 2**31 - 1, 1), "float32", "bsf"), GemvConstants(1, 1, 1, 1, 32, 1, 1))
+    assert compiler.compile(source.text, source.entry, "sm_90a").data
 
 
 @st.composite
