@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, TypeVar
 
 from ksgen.build.build import usable_cores
@@ -42,6 +43,7 @@ class BackgroundJob:
     done: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     error: BaseException | None = None
+    traceback: TracebackType | None = None  # of the error
 
 
 class _Background(Crew):
@@ -49,7 +51,8 @@ class _Background(Crew):
 
     def __init__(self) -> None:
         super().__init__(is_background=True)
-        self.jobs: dict[Hashable, BackgroundJob] = {}  # unfinished jobs, and those whose result is not fetched yet
+        # unfinished jobs, those whose result is not fetched yet, and failed ones: whoever asks gets their error
+        self.jobs: dict[Hashable, BackgroundJob] = {}
         self.progress = object()  # replaced by a new object after each job
 
     def job(self, key: Hashable, make: Callable[[], BackgroundJob]) -> BackgroundJob:
@@ -65,13 +68,20 @@ class _Background(Crew):
         try:
             job.result = job.work()
         except BaseException as error:  # raised again in the thread that asks for the result
-            job.error = error
+            job.error, job.traceback = error, error.__traceback__
         job.done.set()
         self.progress = object()
 
     def drop(self, key: Hashable) -> None:
         with self.guard:
             self.jobs.pop(key, None)
+
+    def forget_errors(self, *keys: Hashable) -> None:
+        """Let failed work be done again: that of all keys if none is given."""
+        with self.guard:
+            for key in keys or [*self.jobs]:
+                if (job := self.jobs.get(key)) and job.error:
+                    del self.jobs[key]
 
 
 _background = _Background()
@@ -149,7 +159,8 @@ def outcome(
     """Return the result of some work, or raise its error.
 
     Raises `PendingError` while the background does the work for a caller that defers it. The background returns a
-    result only once, so the caller must keep it. Equal keys are for the same work. `what` names the work in warnings.
+    result only once, so the caller must keep it. Its error is raised again, until `finished` or `build` forgets it: the
+    work is not repeated. Equal keys are for the same work. `what` names the work in warnings.
     `at_once` says that the work takes no time, because its slow part is already done. `imports` says that the work may
     import modules. `must_end` says that the process waits for the work before it exits, for at most `MOST_WAIT_S`
     seconds. Work that is not `is_needed` only makes later calls faster: nothing waits for it, and times are measured
@@ -162,13 +173,14 @@ def outcome(
     if policy is None or not policy():
         if notice := _notice.get():
             notice.begin(what)
+        _background.forget_errors(key)
         return work()
     job = _background.job(key, lambda: BackgroundJob(what, work, imports, must_end, is_needed))
     if not job.done.is_set():
         raise PendingError(what)
-    _background.drop(key)
     if job.error:
-        raise job.error
+        raise job.error.with_traceback(job.traceback)  # which each raise would lengthen
+    _background.drop(key)
     return job.result
 
 
@@ -231,8 +243,14 @@ def finish_jobs() -> int:
     return len(jobs)
 
 
+def forget_errors() -> None:
+    """Let work that failed be done again, because its caller asks for it explicitly."""
+    _background.forget_errors()
+
+
 def finished(works: Sequence[Callable[[], Result]]) -> tuple[Result, ...]:
     """Results of several pieces of work. Waits until the background has done all missing pieces, in parallel."""
+    forget_errors()
     with deferred(lambda: True):
         while True:
             try:

@@ -93,8 +93,20 @@ def test_an_error_is_raised_where_the_result_is_asked_for() -> None:
     with pytest.raises(PendingError):
         ask("key", work)
     finish()
-    with pytest.raises(ToolchainError, match=r"^refused$"):
+    lengths = set()
+    for _ in range(3):
+        with pytest.raises(ToolchainError, match=r"^refused$") as raised:
+            ask("key", work)
+        lengths.add(len(raised.traceback))
+    assert len(lengths) == 1
+    assert not background.is_busy()
+    background.forget_errors()
+    with pytest.raises(PendingError):
         ask("key", work)
+    finish()
+    with pytest.raises(ToolchainError):
+        outcome("key", "key", work)
+    assert "key" not in background._background.jobs  # the caller did the work, so its result is the last one
 
 
 def test_several_works_begin_together() -> None:

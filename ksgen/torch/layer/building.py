@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ksgen.build.background import PendingError, deferred, finish_jobs
+from ksgen.build.background import PendingError, deferred, finish_jobs, forget_errors
 from ksgen.calibration.trials import Calibrated, opened
 from ksgen.devices.base import Device
 from ksgen.errors import LaunchError
@@ -68,6 +68,7 @@ def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[s
 def build_runs(runs: Sequence[Callable[[], object]]) -> None:
     """Compile and time all that some runs need, by repeating them until nothing is missing. Their results are lost."""
     rounds_left = LAST_CALLS
+    forget_errors()
     token = building.set(True)
     try:
         with deferred(lambda: True):

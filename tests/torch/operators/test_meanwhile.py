@@ -117,18 +117,22 @@ def test_a_compiler_that_fails_is_warned_of_once(tmp_path: Path) -> None:
         wanted = KSLinear.from_weights(list(layer.weights), backend="strided")(x)
         open_gate()
 
+        asked = [-1] * 5
+
         def is_settled():
             assert torch.allclose(layer(x), wanted)
             with torch.no_grad():
                 assert torch.allclose(layer(x), wanted)
-            return choice._measured and not background.unfinished() and not choice._trials
+            asked.append(started())
+            return choice._measured and not background.unfinished() and asked[-1] == asked[-5]
 
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             until(is_settled)
-            for _ in range(5):
+            for _ in range(20):
                 is_settled()
         assert not launched
+        assert asked[-1] == asked[-20] <= 10, asked  # no kernel is requested again
         words = [str(each.message).splitlines()[0] for each in told if "no kernel is available" in str(each.message)]
         assert len(words) == len(set(words)) and all("refused it" in each for each in words), words
         print(len(words))
@@ -137,6 +141,28 @@ def test_a_compiler_that_fails_is_warned_of_once(tmp_path: Path) -> None:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert int(ended.stdout) >= 1
+
+
+def test_a_build_ends_though_the_compiler_fails(tmp_path: Path) -> None:
+    ended = run_gated(
+        tmp_path,
+        """
+        from ksgen.torch import build
+
+        layer, x = KSLinear(["2,6,4,1", "1,4,6,2"], bias=False), torch.randn(7, 8)
+        open_gate()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            build(layer, x)
+            asked = started()
+            with torch.no_grad():
+                layer(x)
+        assert not launched and asked == started() <= 10
+        assert any("no kernel is available" in str(each.message) for each in told)
+        """,
+        action="echo 'error: no such machine'; exit 1",
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_a_process_ends_while_compilers_run(tmp_path: Path) -> None:
