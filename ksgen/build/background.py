@@ -51,7 +51,7 @@ class _Background(Crew):
 
     def __init__(self) -> None:
         super().__init__(is_background=True)
-        # unfinished jobs, those whose result is not fetched yet, and failed ones: whoever asks gets their error
+        # unfinished jobs, those whose result is not fetched yet, and failed ones, whose error every caller gets
         self.jobs: dict[Hashable, BackgroundJob] = {}
         self.progress = object()  # replaced by a new object after each job
 

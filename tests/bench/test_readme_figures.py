@@ -152,7 +152,7 @@ def test_readme_prefers_a_table_with_enough_layers(tmp_path: Path) -> None:
     assert "| all of them | 1 | x1.00 |" in figures.readme_figures(tmp_path)[0]
     write_table(tmp_path / "b", figures.LEAST_LAYERS)
     shown, _ = figures.readme_figures(tmp_path)
-    assert "| ViT-S | 8 | x3.00 | x2.00 | x2.00 | x2.00 | 50 % |" in shown
+    assert "| Monarch | 8 | x3.00 | x2.00 | x2.00 | x2.00 | 50 % |" in shown
     assert "These are dense and authors." in shown  # not those of patterns
     work = "On that machine, all batches and precisions, forward and in training, make"
     assert f"{work} 19 comparisons with the best other method." in shown

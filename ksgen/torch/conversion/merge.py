@@ -140,7 +140,7 @@ def _partitions(chain: Chain, clock: Clock, ties: Sequence[str] = ()) -> list[li
     """Select at most `TIMED` merges with the least expected times. Factors with ties are not merged.
 
     A merge is a list of sizes: the number of neighbouring factors that each new factor replaces. All merges differ in
-    their number of factors. Those that should take over `MOST_TIMES` times as long as the chain are left out. If the
+    their number of factors. Merges that should take over `MOST_TIMES` times as long as the chain are left out. If the
     cost model knows no time, the number of weights is used as the cost.
     """
     count = len(chain)
