@@ -69,6 +69,7 @@ def test_contenders_take_turns_and_every_row_is_complete(
     path = tmp_path / "paper.jsonl"
     # a test's short probe may copy within a cache
     monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings(5e10, 2e11))
+    monkeypatch.setattr(runner, "BLOCK_SECONDS", 0.0)
     jobs = [JOB, product_job(Pattern(2, 4, 8, 1), "float16", "bsl", 40)]
     complete, rows = measure(cpu, path, jobs, measurements=3, names=("ksgen", "bmm", "strided", "rewriting"))
     assert complete == 2
@@ -90,6 +91,11 @@ def test_contenders_take_turns_and_every_row_is_complete(
     order = [line["key"].split()[4] for line in lines_of(path, "measurement") if line["key"].startswith("1,8,8,2")]
     one, two, three = "ksgen", "bmm", "rewriting"
     assert order == [one, two, three, two, three, one, three, one, two], "each round begins with the next contender"
+
+
+def test_short_runs_fill_a_block_on_a_processor(cpu: Any, tmp_path: Path) -> None:
+    _, (row,) = measure(cpu, tmp_path / "paper.jsonl", [JOB], names=("bmm",))
+    assert row.runs > 2, "the protocol's"
 
 
 def test_a_processors_floor_is_measured_for_every_job(
