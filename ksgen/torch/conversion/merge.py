@@ -22,7 +22,7 @@ from ksgen.torch.conversion.times import Clock, clock_of, measured_us
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.tied import initialized, tie, ties_of
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.products import blocks_of, exchange_of, exchanged, natural, permuted_multiply
+from ksgen.torch.operators.products import multiply_rows
 
 TIMED = 3  # merges that are timed: each is compiled, which takes a second or more
 _REMEMBERED = 4096  # merged factors, because `propose` compares many chains
@@ -187,7 +187,7 @@ def _merged(layer: KSLinear, sizes: Sequence[int]) -> KSLinear:
     """Layer in which each factor is the product of the given number of neighbouring factors."""
     weights, given, kept = list[Tensor](), iter(layer.weights), iter(ties_of(layer.weights))
     merged, ties = _merged_chain(layer.chain, sizes), list[str]()
-    with torch.no_grad(), torch.autocast(layer.weights[0].device.type, enabled=False):
+    with torch.no_grad():
         for part in _parts(layer.chain, sizes):
             factors = list(islice(given, len(part)))
             ties.append("".join(islice(kept, len(part))))
@@ -214,8 +214,5 @@ def _product(factors: Sequence[Pattern], weights: Sequence[Tensor], pattern: Pat
     inputs, outputs = (stored_features(order, weights[0].device) for order in (pattern.inputs, pattern.outputs))
     ones = torch.eye(c, dtype=weights[0].dtype, device=weights[0].device)
     x = ones[:, None, :, None].expand(c, a, c, d).reshape(c, -1)[:, inputs]
-    for factor, each in zip(factors, weights, strict=True):
-        exchange = exchange_of(factor)
-        y = permuted_multiply(natural(x, exchange, "bsf"), blocks_of(each), "bsf", factor.a, factor.d)
-        x = exchanged(y, exchange, "bsf")
-    return x[:, outputs.argsort()].reshape(c, a, b, d).permute(1, 2, 0, 3).contiguous()
+    y = multiply_rows(x, factors, weights)
+    return y[:, outputs.argsort()].reshape(c, a, b, d).permute(1, 2, 0, 3).contiguous()

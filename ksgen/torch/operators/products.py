@@ -44,15 +44,23 @@ def to_dense(weights: Tensor) -> Tensor:
 def chain_to_dense(chain: Chain, weights: Sequence[Tensor]) -> Tensor:
     """K of a chain, whose factors are in the order in which they multiply x. Autocast does not apply."""
     first, *others = weights
-    columns, kind = exchanged(to_dense(first).t(), exchange_of(chain[0]), "bsf"), first.device.type
+    columns = exchanged(to_dense(first).t(), exchange_of(chain[0]), "bsf")
+    columns = multiply_rows(columns, chain.factors[1:], others)
+    inputs = chain[0].inputs
+    return _copied(columns, inputs.exchange() if inputs.is_exchanged else None, "bsl").t()
+
+
+def multiply_rows(x: Tensor, factors: Sequence[Pattern], weights: Sequence[Tensor]) -> Tensor:
+    """Multiply the rows of x by each factor in turn. Autocast does not apply."""
+    kind = x.device.type
     is_cast = kind != "meta" and torch.is_autocast_enabled(kind)
     uncast: Any = torch.autocast(kind, enabled=False) if is_cast else nullcontext()
     with uncast:
-        for pattern, each in zip(chain.factors[1:], others, strict=True):
-            product = permuted_multiply(columns, blocks_of(each), "bsf", pattern.a, pattern.d)
-            columns = exchanged(product, exchange_of(pattern), "bsf")
-    inputs = chain[0].inputs
-    return _copied(columns, inputs.exchange() if inputs.is_exchanged else None, "bsl").t()
+        for pattern, each in zip(factors, weights, strict=True):
+            exchange = exchange_of(pattern)
+            y = permuted_multiply(natural(x, exchange, "bsf"), blocks_of(each), "bsf", pattern.a, pattern.d)
+            x = exchanged(y, exchange, "bsf")
+    return x
 
 
 Copy = tuple[tuple[int, ...], tuple[int, ...]] | None  # shape of features, and the order of its axes in the copy
