@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from math import prod
 from typing import Any
 
-from ksgen.devices.base import HostArray, host_memory
+from ksgen.devices.base import HostArray, host_memory, use_huge_pages
 from ksgen.devices.libcuda import context_of
 from ksgen.errors import LaunchError
 from ksgen.launch.arrays import ArrayView, is_row_major, is_same_stream, stream_handle, type_name, view
@@ -142,7 +142,11 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
     """
     if like.kind == "torch":
         more = {} if dtype is None else {"dtype": getattr(sys.modules["torch"], dtype)}
-        if like.device == "host" or is_same_stream(stream or 0, like.stream):
+        if like.device == "host":
+            array = like.owner.new_empty(shape, **more)
+            use_huge_pages(array.data_ptr(), array.nbytes)
+            return array
+        if is_same_stream(stream or 0, like.stream):
             return like.owner.new_empty(shape, **more)
         with sys.modules["torch"].cuda.stream(torch_stream(stream, like.device[1])):
             return like.owner.new_empty(shape, **more)

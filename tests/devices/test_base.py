@@ -1,5 +1,7 @@
 """What all runtimes share: targets by compute capability, and an array's own bytes."""
 
+import mmap
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from ksgen.devices import base
 from ksgen.errors import DeviceError
 from ksgen.families.gpus import target_of
+from tests.support.huge_pages import asks_for_huge_pages, needs_huge_pages
 
 
 def test_targets_name_hoppers_own_instructions():
@@ -39,3 +42,19 @@ def test_the_address_of_an_array_is_that_of_its_first_element() -> None:
         np.array(1.5, np.float16),
     ]:
         assert base.address_of(array) == array.ctypes.data
+
+
+@needs_huge_pages
+def test_large_arrays_lie_in_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mmap.mmap(-1, 2 * base.HUGE_BYTES) as memory:
+        array = np.frombuffer(memory, np.uint8)
+        address, middle = base.address_of(array) + 100, base.address_of(array) + base.HUGE_BYTES // 2
+        base.use_huge_pages(address, base.HUGE_BYTES - 1)
+        monkeypatch.setattr(base, "_madvise", lambda: None)  # as on other systems
+        base.use_huge_pages(address, base.HUGE_BYTES)
+        assert not asks_for_huge_pages(middle)
+        monkeypatch.undo()
+        base.use_huge_pages(address, base.HUGE_BYTES)
+        assert asks_for_huge_pages(middle)
+        assert not asks_for_huge_pages(address)  # the array begins within a page, which others may use
+        del array

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from ksgen.build.background import awaited, is_pending, progress
-from ksgen.devices.base import RefusedError
+from ksgen.devices.base import HUGE_BYTES, RefusedError, use_huge_pages
 from ksgen.errors import DeviceError, KsgenError, ToolchainError
 from ksgen.families import MAP_ALIGNMENT
 from ksgen.families.signature import each_chains
@@ -735,10 +735,13 @@ class _Launches(Launches):
         super().__init__(calls)
         self.reads_slices, size = reads_slices, job.y.element_size()
         self._shape, self._outs = job.y.shape, [out.storage_offset() * size for out in job.outs]
+        self._is_large = job.y.is_cpu and job.y.nbytes >= HUGE_BYTES
 
     def __call__(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         y = x.new_empty(*self._shape)  # as numbers, which PyTorch reads twice as fast as a `torch.Size`
         begin, added = y.data_ptr(), 0 if residual is None else residual.data_ptr()
+        if self._is_large:
+            use_huge_pages(begin, y.nbytes)
         given = [0 if each is None else each.data_ptr() for each in parameters]
         self.run([x.data_ptr(), added, *[begin + each for each in self._outs], *given], x)
         return y

@@ -17,6 +17,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#if __has_include(<sys/mman.h>)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -36,6 +41,7 @@ using Words = c10::SmallVector<int64_t, 48>;
 constexpr size_t MOST_ENTRIES = 8;  // per layer
 constexpr int MOST_LATE = 16;       // late launches, minus others, until threads are timed again: as in threads.py
 constexpr size_t LINE_BYTES = 256;  // alignment of scratch memory, as in launches.py
+constexpr size_t HUGE_BYTES = 4 << 20;  // arrays from this size on lie in huge pages: as in devices/base.py
 
 PyObject* parameter_class = nullptr;  // torch.nn.Parameter
 
@@ -69,6 +75,19 @@ struct Fact {  // entry of a dictionary, which is the layer's own if it is null;
 };
 
 int64_t address(const Tensor& tensor) { return tensor.defined() ? (int64_t)tensor.const_data_ptr() : 0; }
+
+// Allocate an uninitialised array; a large one lies in huge pages, as `use_huge_pages` of devices/base.py explains.
+Tensor new_array(at::IntArrayRef sizes, const Tensor& like) {
+    Tensor array = at::empty(sizes, like.options());
+#ifdef MADV_HUGEPAGE
+    if (array.nbytes() >= HUGE_BYTES) {
+        const auto begin = (uintptr_t)array.data_ptr(), page = (uintptr_t)getpagesize();
+        const uintptr_t first = (begin + page - 1) / page * page;
+        madvise((void*)first, begin + array.nbytes() - first, MADV_HUGEPAGE);
+    }
+#endif
+    return array;
+}
 
 struct Form {  // of a contiguous tensor on the processor
     explicit Form(const Tensor& like)
@@ -191,7 +210,7 @@ struct Record : torch::CustomClassHolder {
     Launches forward, backward;
     std::unique_ptr<Object> second, keep;  // computes gradients on the usual path; what the launches need
 
-    Tensor output(size_t index, const Tensor& like) const { return at::empty(outputs[index], like.options()); }
+    Tensor output(size_t index, const Tensor& like) const { return new_array(outputs[index], like); }
 
     // Append the addresses of x or y, of the bias or 0, and of weights, which have to live until the launches.
     void append(Words& words, at::TensorList given) const {
@@ -321,12 +340,12 @@ struct Step : torch::autograd::Function<Step> {
         for (size_t index = weights; index < inputs; ++index) words.push_back(address(arrays[index]));
         words.push_back(address(in_order));
         for (size_t index = weights; index < inputs; ++index) {
-            found[1 + index] = at::empty(arrays[index].sizes(), arrays[index].options());
+            found[1 + index] = new_array(arrays[index].sizes(), arrays[index]);
             words.push_back(address(found[1 + index]));
         }
-        if (record.x.requires_grad) found[1] = at::empty(given[0].sizes(), given[0].options());
+        if (record.x.requires_grad) found[1] = new_array(given[0].sizes(), given[0]);
         words.push_back(address(found[1]));
-        if (record.sums_bias) found[2] = at::empty(given[1].sizes(), given[1].options());
+        if (record.sums_bias) found[2] = new_array(given[1].sizes(), given[1]);
         words.push_back(record.sums_bias ? address(found[2]) : 0);
         record.backward.run(words);
         for (size_t index = weights; index < inputs; ++index)

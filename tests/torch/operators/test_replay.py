@@ -32,9 +32,10 @@ from ksgen.pattern import Chain  # noqa: E402
 from ksgen.torch import KSLinear, KSSum  # noqa: E402
 from ksgen.torch.layer.tied import Tied  # noqa: E402
 from ksgen.torch.operators import launches, prepared, replay, trained  # noqa: E402
-from ksgen.torch.operators.choice import has_kernels  # noqa: E402
+from ksgen.torch.operators.choice import has_kernels, launcher_of  # noqa: E402
 from ksgen.torch.operators.factors import factors_of, swapped  # noqa: E402
 from ksgen.torch.operators.meanwhile import building  # noqa: E402
+from tests.support.huge_pages import asks_for_huge_pages, needs_huge_pages  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not has_kernels(torch.device("cpu")), reason="replays are for kernels on the processor"),
@@ -143,6 +144,20 @@ def test_calls_and_steps_are_those_in_python(layout: str, dtype: Any, shape: tup
     with torch.inference_mode():
         wanted = warmed(layer, lambda: layer(x.detach()))
         assert same([replayed(layer, lambda: layer(x.detach()))], [wanted])
+
+
+@needs_huge_pages
+def test_large_arrays_lie_in_huge_pages() -> None:
+    """y, and the gradient of x, of launchers, of calls in Python and of replays."""
+    layer = layer_of([(1, 16, 16, 256)])
+    x = torch.randn(2100, layer.in_features, requires_grad=True)
+    assert x.nbytes > 2**25  # the C library maps such arrays one by one, and unmaps them
+    with torch.no_grad():
+        found = [launcher_of(layer.chain[0])(x.detach(), layer.weights[0].detach())]
+        found += [*(layer(x) for _ in range(3)), warmed(layer, lambda: layer(x)), replayed(layer, lambda: layer(x))]
+    for call in (warmed, replayed):
+        found += call(layer, lambda: step(layer, x))[:2]
+    assert all(asks_for_huge_pages(each.data_ptr() + each.nbytes // 2) for each in found)
 
 
 def test_further_backends_and_chains() -> None:
