@@ -6,10 +6,11 @@ from itertools import product
 import pytest
 
 from ksgen.families import check
-from ksgen.families.amx.chain import SECOND_LEVEL_BYTES
+from ksgen.families.amx.chain import SECOND_LEVEL_BYTES, AmxChainTiling
 from ksgen.families.amx.defaults import reads_in_place
 from ksgen.families.amx.shape import AmxTiling
-from ksgen.spec import LAYOUTS
+from ksgen.pattern import Pattern
+from ksgen.spec import LAYOUTS, KernelSpec
 from tests.families.test_vector import kernel_of
 from tests.support.amx_kernels import CPU, FAMILY, PATTERNS, PRECISIONS
 
@@ -38,6 +39,16 @@ def test_defaults_keep_the_rules(shape: tuple[int, ...], layout: str, precision:
 def test_rows_that_meet_in_a_cache_are_copied() -> None:
     """Rows of 2 KiB alternate between two sets of an L1 cache. Rows of 96 numbers use all sets."""
     assert [FAMILY.default(kernel_of((1, 256, c, 1), "bfloat16"), CPU, 6272).panel for c in (96, 1024)] == [0, 2]
+
+
+def test_rows_of_intermediates_meet_nowhere_and_are_read_in_place() -> None:
+    """Rows of X have 2 KiB and are copied. Those of intermediates are 17 and 33 lines apart."""
+    chain = Pattern(1, 512, 1024, 1), Pattern(1, 1024, 512, 1), Pattern(1, 64, 1024, 1)
+    kernel = KernelSpec((chain,), "bfloat16")
+    first, second, third = AmxChainTiling(kernel, FAMILY.default(kernel, CPU, 6272)).factors
+    assert (first.x_row, first.y_row, third.x_row, third.y_row) == (1024, 17 * 32, 33 * 32, 64)
+    assert (second.x_row, second.y_row) == (first.y_row, third.x_row)
+    assert [each.constants.panel for each in (first, second, third)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("shape", [(2, 192, 768, 16), (1, 1024, 1024, 6), (2, 384, 384, 64)])

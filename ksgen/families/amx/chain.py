@@ -9,7 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from ksgen.families.amx.shape import LANES, LINE_BYTES, PAIR, ROWS, TILE_ITEMS, AmxConstants, AmxTiling, TilePlanes
+from ksgen.families.amx.shape import (
+    LANES,
+    LINE_BYTES,
+    PAIR,
+    ROWS,
+    TILE_ITEMS,
+    AmxConstants,
+    AmxTiling,
+    TilePlanes,
+    spread,
+)
 from ksgen.families.chains import listed, numbers_of, own_of_factors, places, spelled, tiles_of
 from ksgen.families.tiles import Constants, divide_up
 from ksgen.families.vector.chain import LaunchTiling
@@ -161,24 +171,25 @@ class AmxChainTiling(LaunchTiling):
 
     @cached_property
     def factors(self) -> Sequence[AmxTiling]:
-        factors = enumerate(own_of_factors(self.kernel, self.constants))
-        return [AmxTiling(*each, number if self.kernel.is_chain else None) for number, each in factors]
+        if not self.kernel.is_chain:
+            return [AmxTiling(self.kernel, *self.constants.parsed)]
+        factors = zip(own_of_factors(self.kernel, self.constants), places(self.kernel), strict=True)
+        return [AmxTiling(*each, place.at, place.is_last) for each, place in factors]
 
     @property
     def pitch(self) -> int:
-        """Elements from one feature of an intermediate to the next, in batch-size-last.
-
-        Features are an odd number of lines apart, so that they use many sets of a cache.
-        """
-        lines = divide_up(self.constants.block * self.kernel.item_bytes, LINE_BYTES) | 1
-        return lines * LINE_BYTES // self.kernel.item_bytes
+        """Elements from one feature of an intermediate to the next, in batch-size-last."""
+        return spread(self.constants.block, self.kernel.item_bytes)
 
     @property
     def between(self) -> int:
         """Elements of the buffer for one intermediate."""
-        rows = self.constants.block if self.kernel.layout == "bsf" else self.pitch
-        features = max((each.pattern.out_features for each in places(self.kernel) if not each.is_last), default=0)
-        return round_up(divide_up(features * rows * self.kernel.item_bytes, 4), LINE_BYTES)
+        inner = [each for each in self.factors if not each.is_last]
+        if self.kernel.layout == "bsf":
+            elements = max((each.y_row * self.constants.block for each in inner), default=0)
+        else:
+            elements = max((each.kernel.out_features * self.pitch for each in inner), default=0)
+        return round_up(divide_up(elements * self.kernel.item_bytes, 4), LINE_BYTES)
 
     @property
     def held(self) -> Resident:

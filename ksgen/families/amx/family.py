@@ -288,4 +288,6 @@ def factor_constexprs(shape: AmxTiling) -> list[Constexpr]:
         named(shape, "IN_RUN", "neighbouring inputs that are copied together"),
         named(pattern, "IN_FEATURES", "inputs per row of the batch"),
         named(pattern, "OUT_FEATURES", "outputs per row of the batch"),
+        named(shape, "X_ROW", "elements of X from one row of the batch to the next, in batch-size-first"),
+        named(shape, "Y_ROW", "elements of Y from one row of the batch to the next, in batch-size-first"),
     ]

@@ -76,6 +76,14 @@ def intensity(kernel: KernelSpec) -> float:
     return sum(each.weight_count for each in factors) / sum(each.in_features + each.out_features for each in factors)
 
 
+def spread(elements: int, item_bytes: int) -> int:
+    """Elements from one row of an intermediate to the next.
+
+    Rows are an odd number of cache lines apart, so that they use many sets of a cache.
+    """
+    return (divide_up(elements * item_bytes, LINE_BYTES) | 1) * LINE_BYTES // item_bytes
+
+
 class TilePlanes:
     """Shared sizes of kernels by tiles: the tiles of an (i, j)'s products, and the planes that are copied at a time."""
 
@@ -168,6 +176,7 @@ class AmxTiling(TilePlanes):
     kernel: KernelSpec
     constants: AmxConstants
     at: int | None = None  # place in a chain, from 0; from 1 on, inputs are in the cache, and none are prefetched
+    is_last: bool = True  # whether outputs are those of the launch, and no intermediates
 
     # ---- tiles
 
@@ -249,6 +258,20 @@ class AmxTiling(TilePlanes):
         if not self.is_bsf or self.kernel.item_bytes * LANES >= LINE_BYTES:
             return super().run
         return d if d <= MOST_RUN else PAIR
+
+    # ---- rows of the batch in batch-size-first
+
+    @property
+    def x_row(self) -> int:
+        """Elements from one row of inputs to the next."""
+        features = self.kernel.in_features
+        return spread(features, self.kernel.item_bytes) if self.at else features
+
+    @property
+    def y_row(self) -> int:
+        """Elements from one row of outputs to the next."""
+        features = self.kernel.out_features
+        return features if self.is_last else spread(features, self.kernel.item_bytes)
 
     # ---- prefetches of the next inputs
 
