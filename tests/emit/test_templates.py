@@ -162,7 +162,7 @@ def test_each_family_has_its_template() -> None:
         ("gemv_group.cu.j2", {"gemv"}),
         ("include/gemv/place_bsf.j2", {"gemv"}),
         ("include/text.j2", set(FAMILIES)),
-        ("include/gradient/sum.j2", {"gradient"}),
+        ("include/gradient/common.j2", {"gradient"}),
         ("include/gradient_mma/load_registers.j2", {"gradient"}),
         ("include/vector/tile.j2", {"vector", "cpu_gradient"}),
         ("include/exchange/input_at.j2", ON_PROCESSORS),
