@@ -137,8 +137,11 @@ class Family(Generic[ConstantsT]):
         return False
 
     def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        """Bytes of packed weights, which the second entry writes; for a gradient, of partial sums, which it reads."""
-        raise NotImplementedError
+        """Bytes of packed weights, which the second entry writes; for a gradient, of partial sums, which it reads.
+
+        A chain's source packs nothing, because its weights are packed as for each factor alone.
+        """
+        return 0 if kernel.is_chain else int(self.shape(kernel, constants).packed_bytes)
 
     # ---- resources
 
@@ -157,8 +160,8 @@ class Family(Generic[ConstantsT]):
 class PackingFamily(Family[ConstantsT]):
     """A family of products by packed weights, with one block per tile.
 
-    A chain's source packs nothing, because its weights are packed as for each factor alone. Tilings have a `grid`,
-    `threads` per block, `packed_bytes`, and the `word_bytes` that a thread of the packing kernel writes.
+    Tilings have a `grid`, `threads` per block, `packed_bytes`, and the `word_bytes` that a thread of the packing kernel
+    writes.
     """
 
     def fits(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
@@ -174,9 +177,6 @@ class PackingFamily(Family[ConstantsT]):
     def is_able(self, kernel: KernelSpec, constants: ConstantsT, limits: Limits) -> bool:
         """Whether the constants keep the rules and fit the device."""
         return self.keeps_rules(kernel, constants) and self.fits(kernel, constants, limits)
-
-    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return 0 if kernel.is_chain else int(self.shape(kernel, constants).packed_bytes)
 
     def memory_bytes(self, kernel: KernelSpec, constants: ConstantsT, batch: int) -> int:
         """X, packed weights and Y, each once."""

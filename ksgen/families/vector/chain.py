@@ -74,9 +74,6 @@ class ProcessorProduct(Family[ConstantsT]):
 
     signature = PRODUCT_WITH_WORKSPACE
 
-    def packed_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
-        return 0 if kernel.is_chain else int(self.shape(kernel, constants).packed_bytes)
-
     def shared_bytes(self, kernel: KernelSpec, constants: ConstantsT) -> int:
         return 0
 
