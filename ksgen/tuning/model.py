@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike
 from ksgen.build.request import Resources
 from ksgen.families import Family, Limits, operand_of
 from ksgen.families.expected import (
-    LAUNCH_US,
     MOST_GRID,
     Speed,
     cache_rate,
@@ -28,8 +27,6 @@ from ksgen.families.gpus import gpu_of
 from ksgen.families.vector.cycles import EXPOSED
 from ksgen.measure.roofline import Ceilings
 from ksgen.spec import KernelSpec
-
-__all__ = ["LAUNCH_US", "Machine", "misfit", "predict_us", "rank_correlation", "resident_blocks"]
 
 FLOPS_PER_CYCLE = 4  # of a lane of a processor's vector units: two multiply-adds
 CPU_REGISTERS = 160  # per thread, by a family's estimate; kernels with more spill to memory, and compile slowly

@@ -13,13 +13,13 @@ from ksgen.emit.render import PORTABLE as PORTABLE_LIMITS
 from ksgen.emit.render import render
 from ksgen.errors import ToolchainError
 from ksgen.families import FAMILIES, check, cuda_limits, family_for
+from ksgen.families.expected import resident_blocks
 from ksgen.families.gpus import FULLEST, GPUS, OLDER, PORTABLE, TYPICAL, Gpu, gpu_of, target_of
 from ksgen.launch.choice import limits_of
 from ksgen.launch.planner import Planner
 from ksgen.measure.verify import Bench, make_problem, tolerance
 from ksgen.pattern import Pattern
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.tuning.model import resident_blocks
 from tests.emulator import is_installed
 from tests.support.fake_gpu import FakeGpu
 

@@ -7,6 +7,7 @@ import pytest
 
 from ksgen.build.request import Resources
 from ksgen.families import FAMILIES, Limits, cuda_limits, family_named
+from ksgen.families.expected import LAUNCH_US, resident_blocks
 from ksgen.families.mma.shape import MmaConstants
 from ksgen.families.simt.shape import SimtConstants
 from ksgen.families.wgmma.permuted import with_blocks_apart
@@ -15,7 +16,7 @@ from ksgen.measure.roofline import Ceilings
 from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.tuning.job import Candidate
-from ksgen.tuning.model import LAUNCH_US, Machine, misfit, predict_us, resident_blocks
+from ksgen.tuning.model import Machine, misfit, predict_us
 from tests.support.tuning_pools import pool_of
 
 H200 = cuda_limits("sm_90a")
