@@ -37,7 +37,7 @@ from ksgen.torch.conversion.propose import (
 from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, write_config
 from ksgen.torch.conversion.sums import text_of
 from ksgen.torch.layer.group import group
-from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.layer.linear import COMPUTED, KSLinear
 from ksgen.torch.layer.sum import KSSum, of_structures, summands
 from ksgen.torch.layer.tied import initialized
 from ksgen.torch.operators.checks import check_flags, dtype_name
@@ -206,7 +206,7 @@ def _proposed(
         if not name or not any(_fits(key, name) for key in keys or ()):
             continue
         weight = dense_weight(layer).detach()
-        if names is None and (owners[id(layer.weight)] > 1 or not (type(layer) is nn.Linear or _is_conv1d(layer))):
+        if names is None and (owners[id(layer.weight)] > 1 or not _is_plain(layer) or "weight" in vars(layer)):
             continue
         if names is None and (len(weight) <= FEW_OUTPUTS or layer is head or HEAD_OR_EMBEDDING.fullmatch(name)):
             continue
@@ -329,10 +329,12 @@ def _is_replaced(model: nn.Module, key: str, wanted: RuleEntry) -> bool:
 def _check_layer(name: str, layer: nn.Module, wanted: RuleEntry) -> None:
     if not name:
         raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear and factorize")
-    if type(layer) is not nn.Linear and not _is_conv1d(layer):
+    if not _is_plain(layer):
         raise SpecError(
             f"{name} is a {type(layer).__name__}, which its owner may not call as a layer; accepted: nn.Linear, Conv1D"
         )
+    if "weight" in vars(layer):
+        raise SpecError(f"{name}.{COMPUTED}")
     chain, (rows, columns) = wanted.chain, dense_weight(layer).shape
     if (rows, columns) != (wanted.count * chain.out_features, chain.in_features):
         several = f"{wanted.count} side by side of " if wanted.count > 1 else ""
@@ -357,6 +359,11 @@ def _check_not_tied(model: nn.Module, found: Mapping[nn.Module, tuple[list[str],
 
 def _is_dense(module: nn.Module) -> bool:
     return (isinstance(module, nn.Linear) and not isinstance(module, KSLinear)) or _is_conv1d(module)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a dense layer is no subclass, which its owner may not call."""
+    return type(module) is nn.Linear or _is_conv1d(module)
 
 
 def _is_conv1d(module: nn.Module) -> bool:

@@ -51,6 +51,11 @@ from ksgen.torch.operators.ops import multiply, shaped
 from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, exchange_of, exchanged, natural
 from ksgen.values import excerpt, listed, misfit
 
+# end of a message about a dense layer whose `weight` is an attribute that each call sets, so that it may be outdated
+COMPUTED = (
+    "weight is computed by a hook at each call, such as that of weight_norm or prune; accepted: a parameter, as after "
+    "torch.nn.utils.remove_weight_norm or prune.remove"
+)
 CALIBRATED_ROWS = 4096  # rows of x for the calibration of a layer's scales
 OPTIONS: dict[str, Any] = {  # options that may be set later, with their defaults
     "layout": "bsf", "precision": None, "backend": "auto", "activation": "none", "between": "none", "fuse": "auto",
@@ -310,7 +315,8 @@ class KSLinear(ChainLayer, nn.Linear):
             The layer.
 
         Raises:
-            LaunchError: The layer is no `nn.Linear`, its weight has another shape, or an activation `between` is given.
+            LaunchError: The layer is no `nn.Linear`, a hook computes its weight, or the weight has another shape. Also
+                if an activation `between` is given, or if the new layer would lack the activation of a `KSLinear`.
 
         Examples:
             >>> from torch import nn
@@ -320,6 +326,14 @@ class KSLinear(ChainLayer, nn.Linear):
         """
         if not isinstance(linear, nn.Linear):
             raise LaunchError(f"KSLinear.from_linear: got {type(linear).__name__}; accepted: an nn.Linear")
+        activation = linear.activation if isinstance(linear, KSLinear) else "none"
+        if activation not in ("none", options.get("activation")):
+            raise LaunchError(
+                f"KSLinear.from_linear: the layer has activation={activation!r}, which the new one would lack; "
+                f"accepted: activation={activation!r}"
+            )
+        if "weight" in vars(linear):
+            raise LaunchError(f"KSLinear.from_linear: {COMPUTED}")
         if options.get("between", "none") != "none":
             raise LaunchError(
                 f"KSLinear.from_linear: between={excerpt(options['between'])} makes it nonlinear; accepted: 'none'"

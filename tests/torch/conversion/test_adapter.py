@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
 from torch import nn  # noqa: E402  (after the skip)
+from torch.nn.utils import prune  # noqa: E402
 
 from ksgen import structures  # noqa: E402
 from ksgen.errors import KsgenError, SpecError  # noqa: E402
@@ -54,6 +55,25 @@ def test_adapters_begin_as_nothing_train_alone_and_merge() -> None:
     torch.testing.assert_close(model(x), after)
     assert model[2].weight.equal(dense[2])
     assert not model[0].weight.equal(dense[0])
+
+
+@pytest.mark.parametrize("change", [convert, adapt])
+def test_a_weight_that_a_hook_computes_is_refused(change: Any) -> None:
+    model = nn.Sequential(nn.Linear(24, 72), prune.l1_unstructured(nn.Linear(72, 96), "weight", 0.5))
+    with torch.no_grad():
+        model[1].weight_orig.mul_(2)  # `weight` is that of before until the next call
+    with pytest.raises(SpecError, match=r"^1\.weight is computed by a hook at .*; accepted: a parameter"):
+        change(model, {"1": "1,96,72,1"})
+    assert type(model[1]) is nn.Linear
+    prune.remove(model[1], "weight")
+    change(model, {"1": "1,96,72,1"})
+    assert type(model[1]) is not nn.Linear
+
+
+def test_without_names_a_weight_that_a_hook_computes_stays() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), prune.l1_unstructured(nn.Linear(64, 64), "weight", 0.5))
+    convert(model, budget=0.5, from_weights=False)
+    assert [type(each) for each in model] == [KSLinear, nn.Linear]
 
 
 def test_an_adapter_is_like_the_layer_it_adapts() -> None:

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 from torch import func, nn  # noqa: E402  (after the skip)
 from torch._subclasses import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from torch.nn.utils import parametrize  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from ksgen.errors import DeviceError, KsgenError, LaunchError, PatternError, SpecError  # noqa: E402
@@ -276,6 +276,21 @@ def test_from_a_linear_layer_and_back() -> None:
         make(activation="gelu").to_linear()
     with pytest.raises(LaunchError, match=r"KSLinear\.from_linear: got Conv1d; accepted: an nn\.Linear"):
         KSLinear.from_linear(nn.Conv1d(3, 3, 1), CHAIN)
+
+
+def test_from_a_layer_with_an_activation() -> None:
+    layer, x = make(activation="relu"), x_of()
+    with pytest.raises(LaunchError, match="the layer has activation='relu', which the new one would lack; accepted: a"):
+        KSLinear.from_linear(layer, CHAIN)
+    torch.testing.assert_close(KSLinear.from_linear(layer, CHAIN, activation="relu")(x), layer(x))
+
+
+def test_from_a_weight_that_a_hook_computes() -> None:
+    linear = prune.l1_unstructured(nn.Linear(24, 24), "weight", 0.5)
+    with pytest.raises(LaunchError, match=r"from_linear: weight is computed by a hook .*; accepted: a parameter, as"):
+        KSLinear.from_linear(linear, CHAIN)
+    prune.remove(linear, "weight")
+    assert KSLinear.from_linear(linear, "1,24,24,1").to_dense().equal(linear.weight)
 
 
 def test_autocast_does_not_round_the_matrix() -> None:
