@@ -51,7 +51,7 @@ from ksgen.torch.operators.ops import multiply, shaped
 from ksgen.torch.operators.products import ACTIVATIONS, chain_to_dense, exchange_of, exchanged, natural
 from ksgen.values import excerpt, listed, misfit
 
-# end of a message about a dense layer whose `weight` is an attribute that each call sets, so that it may be outdated
+# end of a message about a layer whose `weight` is an attribute that each call sets, so that it may be outdated
 COMPUTED = (
     "weight is computed by a hook at each call, such as that of weight_norm or prune; accepted: a parameter, as after "
     "torch.nn.utils.remove_weight_norm or prune.remove"

@@ -12,6 +12,7 @@ from tests.support.libraries import library
 torch = library("torch")
 
 from torch import Tensor, nn  # noqa: E402  (after the skip)
+from torch.nn.utils import prune  # noqa: E402
 
 from ksgen.errors import LaunchError  # noqa: E402
 from ksgen.torch import KSConv1x1, KSLinear, freeze  # noqa: E402
@@ -168,6 +169,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "no convolution": (
         lambda: KSConv1x1.from_conv(nn.Linear(8, 6)),
         "KSConv1x1.from_conv: got Linear; accepted: an nn.Conv2d",
+    ),
+    "pruned": (
+        lambda: KSConv1x1.from_conv(prune.l1_unstructured(nn.Conv2d(8, 6, 1), "weight", 0.5)),
+        "KSConv1x1.from_conv: weight is computed by a hook at each call, such as that of weight_norm or prune; "
+        "accepted: a parameter, as after torch.nn.utils.remove_weight_norm or prune.remove",
     ),
     "kernel": (
         lambda: KSConv1x1.from_conv(nn.Conv2d(8, 6, (1, 3))),
