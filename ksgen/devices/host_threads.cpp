@@ -33,6 +33,7 @@ struct Step {  // one of several launches, as native.py writes it
     Walk walk;
     int64_t begin;  // number of its first argument among those of all launches
     int64_t groups;
+    int64_t size;  // the batch, or another number by which times differ; 0 if unknown
 };
 
 struct Move {
@@ -100,14 +101,16 @@ struct Cores {
 #endif
 
 // Nanoseconds per work group, as measured by the last thread that ran some of a kernel's groups in a launch of as many
-// groups. Other processes may delay a thread that is woken by milliseconds, and its launch with it.
+// groups and of the same size. Other processes may delay a thread that is woken by milliseconds, and its launch with it.
 const int64_t ALONE_NS = 5000;  // a launch that takes less than this on one thread wakes no others
 struct Pace {
     std::atomic<uintptr_t> key{0};
     std::atomic<int64_t> ns{0};
 
     static Pace& of(const Step& step) { return all[key_of(step) % COUNT]; }
-    static uintptr_t key_of(const Step& step) { return (uintptr_t)step.walk * 31 + (uintptr_t)step.groups * 2 + 1; }
+    static uintptr_t key_of(const Step& step) {
+        return ((uintptr_t)step.size * 8191 + (uintptr_t)step.walk * 31 + (uintptr_t)step.groups) * 2 + 1;
+    }
 
     // of all groups of a launch on one thread; ALONE_NS if they were not measured
     static int64_t expected_ns(const Step& step) {
@@ -309,7 +312,7 @@ static void launch_some(const Step* steps, long count, const int64_t* arguments,
 }
 
 extern "C" void ksgen_launch(Walk walk, const int64_t* arguments, long groups, long threads, Parallel parallel) {
-    const Step step{walk, 0, groups};
+    const Step step{walk, 0, groups, 0};
     launch_some(&step, 1, arguments, threads, parallel);
 }
 

@@ -196,7 +196,7 @@ class _Recording:
         words, steps, working = array("q"), array("q"), list[tuple[int, ThreadWorkspace]]()
         for each in launches:
             begin = len(words)
-            steps.extend((each.kernel.walk, begin, each.grid))
+            steps.extend((each.kernel.walk, begin, each.grid, _size_of(each)))
             words.extend(_words(each.args))
             working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, ThreadWorkspace)]
         # the largest: all use the same memory of the calling thread, whose address precedes the others
@@ -292,7 +292,7 @@ class NativeDevice(ProcessorDevice):
             _check_launch(self.name, each.kernel, each.block, stream)
         self.prepare_launches()
         threads = self._threads()
-        key = threads, *((each.kernel.walk, each.grid) for each in launches)
+        key = threads, *((each.kernel.walk, each.grid, _size_of(each)) for each in launches)
         by_time = self._by_time.setdefault(key, ThreadsByTime())
         return _Recording(self._several, launches, moved, threads, by_time)
 
@@ -362,6 +362,12 @@ class NativeDevice(ProcessorDevice):
 def _words(args: tuple[Any, ...]) -> list[int]:
     """Arguments as 64-bit numbers: integers unchanged, memory by its address, None as 0."""
     return [arg if isinstance(arg, int) else 0 if arg is None else arg.pointer for arg in args]
+
+
+def _size_of(launch: Launch) -> int:
+    """Number by which times of one kernel differ with equal grids: a product's last argument, which is the batch."""
+    *_, last = launch.args
+    return last if isinstance(last, int) else 0
 
 
 def _check_launch(device: str, kernel: _Kernel, block: int, stream: Stream) -> None:

@@ -249,12 +249,16 @@ def test_recordings_of_the_same_launches_share_the_fastest_number_of_threads(
     kernel = device.load(device.compiler().compile(SUMS, "sums", device.target), "sums", 0)
     x, *ys = [np.zeros(5, np.int64) for _ in range(3)]
     one, other = (device.record([Launch(kernel, 5, 1, 0, (x.ctypes.data, y.ctypes.data, 5))], None) for y in ys)
-    smaller = device.record([Launch(kernel, 4, 1, 0, (x.ctypes.data, ys[0].ctypes.data, 5))], None)
+    sizes = (4, 5), (5, 4)  # numbers of groups, and of rows
+    others = [
+        device.record([Launch(kernel, grid, 1, 0, (x.ctypes.data, ys[0].ctypes.data, rows))], None)
+        for grid, rows in sizes
+    ]
     assert other.settled() is None
     for _ in range(threads.WARM_UP + 2 * threads.SAMPLES):
         one()
     assert other.settled()[2:] == one.settled()[2:]  # all but where its arguments are
-    assert smaller.settled() is None
+    assert [each.settled() for each in others] == [None, None]
 
 
 def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,6 +432,9 @@ static void parallel(void (*function)(void*), void* data, unsigned, unsigned) {
 }
 static void brief(const int64_t*, long, long, long) {}
 static void lengthy(const int64_t*, long, long, long) { spend_microseconds(); }
+static void sized_walk(const int64_t* size, long, long, long) {
+    if (*size > 1) spend_microseconds();
+}
 static long regions_of(Walk walk, const long groups) {
     regions = 0;
     for (int launch = 0; launch < 1000; ++launch) ksgen_launch(walk, nullptr, groups, 2, parallel);
@@ -435,7 +442,7 @@ static long regions_of(Walk walk, const long groups) {
 }
 
 int main() {
-    const Step both[] = {{lengthy, 0, 2}, {brief, 0, 2}};
+    const Step both[] = {{lengthy, 0, 2, 0}, {brief, 0, 2, 0}};
     const Recorded recorded{parallel, both, 2, nullptr, 0, nullptr, 0};
     const Repeat repeat{&recorded, 2};
     const long first = regions_of(brief, 2);
@@ -443,7 +450,19 @@ int main() {
     if (regions_of(lengthy, 2) != 1000 || regions_of(brief, 1) != 0) return 2;
     regions = 0;
     ksgen_launch_all(&repeat);
-    return regions == 1 ? 0 : 3;
+    if (regions != 1) return 3;
+    // equal numbers of groups, but other sizes: what is brief for one batch is lengthy for another
+    const Step sized[] = {{sized_walk, 0, 2, 1}, {sized_walk, 0, 2, 2}};
+    const int64_t sizes[] = {1, 2};
+    for (int launch = 0; launch < 10; ++launch)
+        for (int each = 0; each < 2; ++each) {
+            const Recorded one{parallel, sized + each, 1, sizes + each, 1, nullptr, 0};
+            const Repeat again{&one, 2};
+            regions = 0;
+            ksgen_launch_all(&again);
+            if (launch > 0 && regions != each) return 4;
+        }
+    return 0;
 }
 """
 
