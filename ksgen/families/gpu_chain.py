@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ksgen.families.base import Constexpr, Limits, named
@@ -47,6 +47,7 @@ class GpuChainConstants(Constants):
     min_blocks: int  # blocks that must fit on a multiprocessor: bounds the registers
 
     names: ClassVar[tuple[str, ...]]  # of a factor's constants in `tiles`
+    searched: ClassVar[tuple[int, ...]]  # numbers of stages that a search tries
     of_factor: ClassVar[Callable[..., Any]]  # makes a factor's constants from these and `tile_batch`
 
     @property
@@ -226,18 +227,33 @@ class GpuProduct(PackingFamily[ConstantsT]):
     def has_chain(self, kernel: KernelSpec, limits: Limits) -> bool:
         """Whether any constants take a layer's factors through shared memory; else each factor has a launch."""
         is_single = not kernel.is_group and len(kernel.factors) == 1  # its factor changes the layout
-        return not kernel.has_bytes_in and not is_single and any(self.space(kernel, limits))
+        return not kernel.has_bytes_in and not is_single and _has_able(self, kernel, limits)
 
     def space(self, kernel: KernelSpec, limits: Limits) -> Iterator[ConstantsT]:
         """Yield every combination that the rules, the shared memory and the registers allow."""
         if not kernel.is_chain:
             return self.space_of_factor(kernel, limits)
-        return (each for each in self.options_of_chain(kernel, limits) if self.fits(kernel, each, limits))
+        return self.space_of_chain(kernel, limits)
+
+    def space_of_chain(self, kernel: KernelSpec, limits: Limits, is_distinct: bool = False) -> Iterator[Any]:
+        """Yield every combination of a chain's constants that fits; `is_distinct`: that the cost model distinguishes.
+
+        The cost model does not know `min_blocks`, so the first that fits of constants that differ in it alone will do.
+        """
+        for least in self.options_of_chain(kernel, limits):
+            able = [each for each in least if self.fits(kernel, each, limits)]  # else more stages or blocks do not fit
+            found = set()
+            for stages, blocks, each in product(type(least[0]).searched, BLOCKS, able):
+                constants = each.changed(stages=stages, min_blocks=blocks)
+                if (stages, each) not in found and self.fits(kernel, constants, limits):
+                    yield constants
+                    found |= {(stages, each)} if is_distinct else set()
 
     def space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
         raise NotImplementedError
 
-    def options_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
+    def options_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[Sequence[Any]]:
+        """Yield different tiles of all factors, each as constants with the fewest stages and blocks."""
         raise NotImplementedError
 
     # ---- the source
@@ -308,6 +324,13 @@ class GpuProduct(PackingFamily[ConstantsT]):
             named(shape, "THREADS", "threads per block"),
             *shape.constexprs,
         ]
+
+
+@lru_cache(REMEMBERED)
+def _has_able(family: GpuProduct[Any], kernel: KernelSpec, limits: Limits) -> bool:
+    """Whether any tiles of all factors fit, cached because several questions about a kernel begin with this one."""
+    options = family.options_of_chain(kernel, limits)
+    return any(family.fits(kernel, each, limits) for least in options for each in least)
 
 
 @lru_cache(REMEMBERED)

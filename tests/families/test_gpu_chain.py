@@ -3,7 +3,7 @@ within their arrays. Constants of each factor in one word, halves of shared memo
 """
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from ksgen.errors import ConstantsError
 from ksgen.families import FAMILIES
 from ksgen.families.chains import factor_kernels, own_of_factors
-from ksgen.families.gpu_chain import GpuChainShape, GpuProduct
+from ksgen.families.gpu_chain import BLOCKS, GpuChainShape, GpuProduct
 from ksgen.families.mma.chain import MmaChainConstants
 from ksgen.families.rules import first_broken
 from ksgen.families.simt.chain import SimtChainConstants
@@ -296,3 +296,25 @@ def test_registers_are_bounded(name: str, precision: str) -> None:
         "the registers of min_blocks blocks are at most 65536",
         "min_blocks blocks have at most 1536 threads",
     )
+
+
+@pytest.mark.parametrize(("name", "precision"), CHAINS)
+def test_the_space_has_every_combination_that_fits_and_a_default_compares_those_that_differ(
+    name: str, precision: str
+) -> None:
+    family: Any = FAMILIES[name]
+    kernel = chain_of(RAGGED, precision, "bsf", ALL)
+    tiles = list(family.options_of_chain(kernel, LIMITS))
+    every = [
+        each.changed(stages=stages, min_blocks=blocks)
+        for least in tiles
+        for stages, blocks, each in product(type(least[0]).searched, BLOCKS, least)
+    ]
+    able = [each for each in every if family.fits(kernel, each, LIMITS)]
+    assert list(family.space(kernel, LIMITS)) == able
+    assert 0 < len(able) < len(every) == len(set(every))
+    first: dict[Any, Any] = {}
+    for each in able:
+        first.setdefault(each.changed(min_blocks=1), each)
+    assert list(family.space_of_chain(kernel, LIMITS, is_distinct=True)) == list(first.values())
+    assert len(first) < len(able)

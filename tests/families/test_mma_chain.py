@@ -3,6 +3,7 @@ does not serve.
 """
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from ksgen.emit.render import Source
 from ksgen.errors import ConstantsError
 from ksgen.families import check, cuda_limits, family_for, meant_for
 from ksgen.families.expected import expected_us
-from ksgen.families.mma.chain import MmaChainConstants, MmaChainTiling
+from ksgen.families.mma.chain import MmaChainConstants, MmaChainTiling, _able_tiles, _alike
 from ksgen.families.mma.family import Mma
 from ksgen.pattern import Pattern, low_rank
 from ksgen.spec import LAYOUTS, PRECISIONS, Epilogue, KernelSpec
@@ -254,3 +255,19 @@ def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: st
         within = 0.15 if name == "cycles of shared memory" else 0
         found = counted + (read_again(source, batch) if name == "bytes of the cache" else 0)
         assert expected == pytest.approx(found, rel=within), (name, source.constants, rows)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32x3", "tf32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_factors_with_equal_d_share_their_tiles(layout: str, precision: str) -> None:
+    found = []
+    for d in (1, 2, 16):
+        natural = [Pattern(2, 33, 40, d), Pattern(1, 7, 3, d)]
+        exchanged = Pattern(2, 32, 4, d, load="l.i.j")
+        kernels = [KernelSpec(each, precision, layout) for each in (*natural, exchanged)]
+        kernels += [KernelSpec(each, precision, layout, Epilogue(residual=True)) for each in natural]
+        for kernel, warps, tile_batch in product(kernels, (4, 8), (32, 64)):
+            own = _able_tiles(kernel, 0, tile_batch, warps)
+            assert _able_tiles(_alike(kernel), 0, tile_batch, warps) == own
+            found += own
+    assert found

@@ -5,7 +5,7 @@ in its shared memory.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any, ClassVar
@@ -26,6 +26,7 @@ from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTili
 from ksgen.families.operands import CHUNK
 from ksgen.families.rules import Rule, first_broken
 from ksgen.families.tiles import MOST_THREADS
+from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
@@ -51,6 +52,7 @@ class MmaChainConstants(GpuChainConstants):
     names: ClassVar[tuple[str, ...]] = (
         "tile_out", "tile_in", "tile_d", "warps_batch", "warps_out", "warps_d", "promote",
     )  # fmt: skip
+    searched: ClassVar[tuple[int, ...]] = STAGES
     of_factor: ClassVar[Any] = partial(MmaConstants, stages=2, min_blocks=1)
 
     stream: int = 0  # 1: X comes in stages, again for each tile of the first factor's outputs; 0: all of X is resident
@@ -192,16 +194,15 @@ CHAIN_RULES: tuple[Rule[MmaChainConstants], ...] = (
 )
 
 
-def options(kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
+def options(kernel: KernelSpec, limits: Limits) -> Iterator[list[MmaChainConstants]]:
     """Yield the best tiles of all factors for each `tile_batch`, number of warps and length of a stage.
 
-    They are combined with every number of stages and of blocks.
+    Equal tiles are yielded once, with resident X and with X in stages.
     """
-    for tile_batch, warps, stretches in product(TILES_BATCH, WARPS_OF_BLOCK, STRETCHES):
-        if best := _best_of_all(kernel, limits, tile_batch, warps, stretches):
-            tiles = MmaChainConstants.tiles_with(kernel, best)
-            for stages, blocks, stream in product(STAGES, BLOCKS, (0, 1)):
-                yield MmaChainConstants(tile_batch, tiles, stages, blocks, stream)
+    for tile_batch, warps in product(TILES_BATCH, WARPS_OF_BLOCK):
+        best = (_best_of_all(kernel, limits, tile_batch, warps, stretches) for stretches in STRETCHES)
+        for tiles in dict.fromkeys(MmaChainConstants.tiles_with(kernel, each) for each in best if each):
+            yield [MmaChainConstants(tile_batch, tiles, min(STAGES), min(BLOCKS), stream) for stream in (0, 1)]
 
 
 def _best_of_all(kernel: KernelSpec, limits: Limits, tile_batch: int, warps: int, stretches: int) -> list[MmaConstants]:
@@ -239,6 +240,28 @@ def best_of_factor(
 @lru_cache(SHARED)
 def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: int) -> list[tuple[int, MmaConstants]]:
     """All tiles, each with the number of periods of the lanes' order per stage, those with the least cost first."""
+    found = []
+    for count, own in _able_tiles(_alike(kernel), promote, tile_batch, warps):
+        shape = MmaFactor(kernel, own)
+        padding = shape.multiply_adds / (kernel.pattern.weight_count * tile_batch)
+        per_product = padding * (1 + 1 / shape.row_tiles + 1 / shape.column_tiles)
+        found.append(((per_product, shape.block_stages, -shape.sums), count, own))
+    return [(count, own) for _, count, own in sorted(found, key=lambda each: each[0])]
+
+
+@lru_cache(REMEMBERED)
+def _alike(kernel: KernelSpec) -> KernelSpec:
+    """Kernel of a small pattern for which the same tiles keep the rules and fit the registers.
+
+    These depend on b, c and orders only if a residual or exchanged inputs are read.
+    """
+    depends = kernel.epilogue.residual or kernel.reads_exchanged
+    return kernel if depends else replace(kernel, chains=Pattern(1, 1, 1, kernel.pattern.d))
+
+
+@lru_cache(REMEMBERED)
+def _able_tiles(kernel: KernelSpec, promote: int, tile_batch: int, warps: int) -> list[tuple[int, MmaConstants]]:
+    """Tiles that keep the rules and fit the registers, each with the number of periods per stage."""
     chunk, whole = CHUNK // kernel.item_bytes, planes(kernel)
     unit = COLUMNS * (1 if kernel.layout == "bsf" else chunk)
     threads = [each for each in (*WARPS, (1, 8, 1), (2, 4, 1)) if each[0] * each[1] * each[2] == warps]
@@ -258,7 +281,5 @@ def _tiles_of_factor(kernel: KernelSpec, promote: int, tile_batch: int, warps: i
             has_registers = shape.promoted_sums <= MOST_SUMS and shape.registers <= MOST_REGISTERS
             fits = has_registers and shape.threads <= MOST_THREADS
             if fits and first_broken(RULES, kernel, shape.constants) is None:
-                padding = shape.multiply_adds / (kernel.pattern.weight_count * tile_batch)
-                per_product = padding * (1 + 1 / shape.row_tiles + 1 / shape.column_tiles)
-                found.append(((per_product, shape.block_stages, -shape.sums), count, shape.constants))
-    return [(count, own) for _, count, own in sorted(found, key=lambda each: each[0])]
+                found.append((count, shape.constants))
+    return found

@@ -63,14 +63,16 @@ class Mma(GpuProduct[AnyMmaConstants]):
         return all(is_precise(each, limits) for each in factor_kernels(kernel)) and self.has_chain(kernel, limits)
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnyMmaConstants:
-        candidates = self.space if kernel.is_chain else self._candidates
-        return fastest(self, kernel, limits, batch, lambda: candidates(kernel, limits))
+        return fastest(self, kernel, limits, batch, lambda: self._candidates(kernel, limits))
 
     def _candidates(self, kernel: KernelSpec, limits: Limits) -> Iterator[AnyMmaConstants]:
-        yield default(kernel, limits)
-        yield from (each for each in others(kernel, limits) if self.keeps_rules(kernel, each))
+        if kernel.is_chain:
+            yield from self.space_of_chain(kernel, limits, is_distinct=True)
+        else:
+            yield default(kernel, limits)
+            yield from (each for each in others(kernel, limits) if self.keeps_rules(kernel, each))
 
-    def options_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaChainConstants]:
+    def options_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[list[MmaChainConstants]]:
         return options(kernel, limits)
 
     def space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:

@@ -39,6 +39,7 @@ class SimtChainConstants(GpuChainConstants):
     template: ClassVar[str] = "simt_chain"
     copy: ClassVar[str] = "async"
     names: ClassVar[tuple[str, ...]] = ("tile_out", "tile_in", "tile_d", "thread_batch", "thread_out")
+    searched: ClassVar[tuple[int, ...]] = STAGES
     of_factor: ClassVar[Any] = partial(SimtConstants, stages=2, min_blocks=1, copy="async")
 
 
@@ -117,20 +118,17 @@ CHAIN_RULES: tuple[Rule[SimtChainConstants], ...] = (
 )
 
 
-def options(kernel: KernelSpec) -> Iterator[SimtChainConstants]:
+def options(kernel: KernelSpec) -> Iterator[list[SimtChainConstants]]:
     """Yield the best tiles of all factors for each `tile_batch`, number of warps and size of a stage.
 
-    They are combined with every number of stages and of blocks.
+    Equal tiles are yielded once.
     """
     least, ends = LANES_BATCH * 16 // kernel.real_bytes, [(where.at == 0, where.is_last) for where in places(kernel)]
-    for times, warps, most in product(TILES_BATCH, WARPS, MOST_STAGE):
-        factors = zip(factor_kernels(kernel), ends, strict=True)
-        best = [best_of_factor(*each, times * least, warps, most) for each in factors]
-        if None not in best:
-            tiles = SimtChainConstants.tiles_with(kernel, best)
-            yield from (
-                SimtChainConstants(times * least, tiles, stages, blocks) for stages, blocks in product(STAGES, BLOCKS)
-            )
+    for times, warps in product(TILES_BATCH, WARPS):
+        asked = [(*each, times * least, warps) for each in zip(factor_kernels(kernel), ends, strict=True)]
+        best = ([best_of_factor(*each, most) for each in asked] for most in MOST_STAGE)
+        for tiles in dict.fromkeys(SimtChainConstants.tiles_with(kernel, each) for each in best if None not in each):
+            yield [SimtChainConstants(times * least, tiles, min(STAGES), min(BLOCKS))]
 
 
 @lru_cache(REMEMBERED)

@@ -54,7 +54,7 @@ class Simt(GpuProduct[AnySimtConstants]):
 
     def default(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> AnySimtConstants:
         if kernel.is_chain:
-            return fastest(self, kernel, limits, batch, lambda: self.space(kernel, limits))
+            return fastest(self, kernel, limits, batch, lambda: self.space_of_chain(kernel, limits, is_distinct=True))
         if limits.is_cpu:
             return self._fitted(kernel, limits, cpu_default(kernel))
         return fastest(self, kernel, limits, batch, lambda: self._options(kernel, limits), MIN_CLASS_SAVING)
@@ -74,7 +74,7 @@ class Simt(GpuProduct[AnySimtConstants]):
             chosen = smaller(kernel, chosen, budget)
         return chosen
 
-    def options_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtChainConstants]:
+    def options_of_chain(self, kernel: KernelSpec, limits: Limits) -> Iterator[list[SimtChainConstants]]:
         return options(kernel)
 
     def space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[SimtConstants]:
