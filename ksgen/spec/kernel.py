@@ -252,6 +252,14 @@ class KernelSpec:
             if count * self.item_bytes > MOST_BYTES:
                 raise SpecError(f"{self.precision} {name} of {self.pattern} is too large; accepted: under 2^63 bytes")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Hash of all fields, cached because the cost model finds most of what it knows by kernel."""
+        return hash(tuple(self.__getstate__().values()))
+
     def __getstate__(self) -> dict[str, Any]:
         """State of pickles: only the fields, because another thread may be caching a property meanwhile."""
         return {name: vars(self)[name] for name in type(self).__dataclass_fields__}
