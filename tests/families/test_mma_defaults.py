@@ -3,6 +3,7 @@
 import pytest
 
 from ksgen.families import check, cuda_limits, family_named
+from ksgen.families.mma.defaults import others
 from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, paper_patterns
 from tests.support.mma_kernels import kernel
@@ -63,3 +64,10 @@ def test_space_holds_to_the_rules_and_the_default_lies_near(layout: str) -> None
         check(MMA, each, constants, GPU)
     assert {constants.promote for constants in found} == {32}  # a search buys no speed with accuracy
     assert {constants.promote for constants in MMA.space(each, cuda_limits("sm_80"))} == {16}
+
+
+def test_no_two_alternatives_differ_in_min_blocks_alone() -> None:
+    for layout in LAYOUTS:
+        found = list(others(kernel("tf32x3", layout, Pattern(1, 192, 48, 2)), cuda_limits("sm_86")))
+        assert {each.min_blocks for each in found} == {1, 2}
+        assert len({each.changed(min_blocks=1) for each in found}) == len(found)

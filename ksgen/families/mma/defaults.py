@@ -101,7 +101,9 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
         ]
         lean = [each for each in tilings if tile.tile_d < MANY_PLANES or each.registers <= MOST_OF_MANY]
         for blocks, tiling in product((1, 2), lean):
-            stages = _most_stages(tiling, limits.shared_bytes_for(blocks))
+            alone, stages = (_most_stages(tiling, limits.shared_bytes_for(count)) for count in (1, blocks))
+            if blocks > 1 and stages == alone:
+                continue  # the cost model does not know `min_blocks`
             fits_registers = min(255, tiling.registers) * tiling.threads * blocks <= limits.registers
             if stages > 1 and fits_registers and tiling.threads * blocks <= PORTABLE.threads:
                 yield tiling.constants.changed(stages=stages, min_blocks=blocks)
