@@ -131,6 +131,9 @@ class KSLinear(ChainLayer, nn.Linear):
     _settable: Collection[str] = tuple(OPTIONS)  # options that may be set later
     # attributes that cannot be set, each with the alternative that messages name
     _fixed: Mapping[str, str] = {"chain": "a new KSLinear"}
+    # words of messages that refuse writes to `weight`
+    _weight_is = "the product of the factors in `weights`"
+    _nearest = "KSLinear(init=...), or KSLinear.from_linear for the nearest product to a matrix"
 
     def __init__(
         self,
@@ -407,8 +410,7 @@ class KSLinear(ChainLayer, nn.Linear):
     @weight.setter
     def weight(self, value: Any) -> None:
         raise LaunchError(
-            f"{self._name()}: weight is the product of the factors in `weights`, and cannot be set; accepted: "
-            "KSLinear.from_linear"
+            f"{self._name()}: weight is {self._weight_is}, and cannot be set; accepted: KSLinear.from_linear"
         )
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from ksgen.structures import Structure, check_state, names_of, shared_names
 from ksgen.torch.layer.base import ChainLayer, activated
 from ksgen.torch.layer.group import Layers, are_watched
 from ksgen.torch.layer.linear import KSLinear
+from ksgen.torch.layer.weight import Weight
 from ksgen.torch.operators import prepared, replay
 from ksgen.torch.operators.checks import check_words
 from ksgen.torch.operators.choice import describe_times
@@ -52,6 +53,9 @@ class KSSum(Layers):
     """
 
     activation: Activation = "none"  # for modules saved before this option existed
+    # words of messages that refuse writes to `weight`
+    _weight_is = "the sum of products of the factors in the layers' `weights`"
+    _nearest = "or KSSum.from_structures with the state of `factorize` for the nearest sum to a matrix"
 
     def __init__(self, layers: Iterable[KSLinear], activation: Activation = "none") -> None:
         check_words(activation=(activation, ACTIVATIONS))
@@ -199,6 +203,32 @@ class KSSum(Layers):
                     [2., 2.]])
         """
         return torch.stack(self._matrices()).sum(0)
+
+    @property
+    def weight(self) -> Tensor:
+        """Lazy sum of the layers' matrices, dense only when its values are read, like the weight of a `KSLinear`."""
+        return self.to_dense() if torch.compiler.is_compiling() else Weight(self, [each.weight for each in self])
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Bias of the sum, None if no layer has one.
+
+        If one layer has a bias, this is its parameter. The sum of several is computed, so that writes to it are lost.
+        """
+        given = [getattr(each, "bias", None) for each in self]
+        found = [each for each in given if each is not None]
+        return sum(found[1:], found[0]) if found else None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("weight", "bias"):  # with a parameter as value, PyTorch would only report that the attribute exists
+            raise LaunchError(
+                f"KSSum: {name} is a sum over the layers, and cannot be set; accepted: writes to the layers' "
+                "parameters, or KSSum.from_structures"
+            )
+        super().__setattr__(name, value)
+
+    def _name(self) -> str:
+        return "KSSum"
 
     def explain(self, batch: int = 1024) -> str:
         """Explain which backend multiplies each factor of each layer, and why.

@@ -1,11 +1,11 @@
-"""`layer.weight` of a `KSLinear`: the matrix that an `nn.Linear` would have, dense only when its values are read.
+"""`layer.weight` of `KSLinear` and `KSSum`: the matrix that an `nn.Linear` would have, dense only when it is read.
 
 Shape, dtype and device are known without the values. Random draws and fills with zero write to the factors. Other
 writes are refused, including writes to views of the values. An initializer may consist of several writes, such as a
 draw and a truncation. If one of these is refused, the factors return to their state before the first one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import sqrt
 from typing import Any, Self
@@ -34,16 +34,20 @@ class Weight(Tensor):
     """Lazy matrix (out_features, in_features): each use computes it from the factors, to which gradients flow back."""
 
     _layer: Any
+    _parts: Sequence[Tensor]  # weights of the layers of a sum
     _is_data = False  # whether gradients do not flow back, as from `weight.data`
     # copies of the factors before the draws of this object, and write counts of the factors after them
     _drawn: tuple[list[Tensor], list[object]] | None = None
 
     @staticmethod
-    def __new__(cls, layer: Any) -> "Weight":
-        first = (layer.values if layer.has_stored_type else layer.weights)[0]
-        shape = (layer.out_features, layer.in_features)
-        made: Weight = Tensor._make_wrapper_subclass(cls, shape, dtype=layer._dtype, device=first.device)
-        made._layer = layer
+    def __new__(cls, layer: Any, parts: Sequence[Tensor] = ()) -> "Weight":
+        if parts:
+            shape, dtype, device = parts[0].shape, parts[0].dtype, parts[0].device
+        else:
+            shape, dtype = (layer.out_features, layer.in_features), layer._dtype
+            device = (layer.values if layer.has_stored_type else layer.weights)[0].device
+        made: Weight = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made._layer, made._parts = layer, parts
         return made
 
     def __repr__(self, *_: Any, **__: Any) -> str:
@@ -64,8 +68,17 @@ class Weight(Tensor):
 
     @property
     def _factors(self) -> list[Tensor]:
-        """Tensors that an initializer's draws write to; none if the layer stores its weights in another type."""
-        return [] if self._layer.has_stored_type else initialized(self._layer.weights)
+        """Tensors that an initializer's draws write to; none for a layer that stores its weights in another type."""
+        if self._parts:
+            return [each for part in self._parts for each in (part._factors if isinstance(part, Weight) else [part])]
+        return [] if self._stored else initialized(self._layer.weights)
+
+    @property
+    def _stored(self) -> list[Any]:
+        """Layers that store their weights in another type."""
+        if self._parts:
+            return [layer for part in self._parts if isinstance(part, Weight) for layer in part._stored]
+        return [self._layer] if self._layer.has_stored_type else []
 
     @classmethod
     def __torch_function__(
@@ -93,7 +106,7 @@ class Weight(Tensor):
 
     def _as_data(self) -> "Weight":
         """The same matrix without gradients. A refused write to it undoes the draws of this object, too."""
-        made = Weight(self._layer)
+        made = Weight(self._layer, self._parts)
         made._is_data, made._drawn = True, self._drawn
         return made
 
@@ -106,11 +119,11 @@ class Weight(Tensor):
 
         The draws stay if other code has written to the factors since.
         """
-        if self._layer.has_stored_type:
-            stored = f"is derived from weights in {self._layer.storage}"
+        for layer in self._stored:
+            stored = f"is derived from weights in {layer.storage}"
             return LaunchError(
-                f"{self._layer._name()}: {what} would write to weight, which {stored}; accepted: writes to the "
-                "KSLinear before `quantize`"
+                f"{layer._name()}: {what} would write to weight, which {stored}; accepted: writes to the KSLinear "
+                "before `quantize`"
             )
         factors = self._factors
         if self._drawn is not None and self._drawn[1] == _writes(factors):
@@ -119,18 +132,20 @@ class Weight(Tensor):
                     factor.copy_(before)
             self._drawn = None
         return LaunchError(
-            f"{self._layer._name()}: {what} would write to weight, which is the product of the factors in `weights`; "
-            "accepted: writes to those, draws around zero (`nn.init`), zeros, KSLinear(init=...), or "
-            "KSLinear.from_linear for the nearest product to a matrix"
+            f"{self._layer._name()}: {what} would write to weight, which is {self._layer._weight_is}; accepted: writes "
+            f"to those, draws around zero (`nn.init`), zeros, {self._layer._nearest}"
         )
 
     def _draw(self, deviation: float, is_uniform: bool, generator: Any) -> Self:
         """Draw the factors so that outputs vary as with a dense weight of this standard deviation."""
         with self._writing() as factors:
-            gain = (self._layer.in_features**0.5 * deviation) ** (1 / len(factors))  # of each factor
-            for factor in factors:
-                std = gain / sqrt(factor.shape[2] * (2 if factor.is_complex() else 1))
-                values = torch.view_as_real(factor) if factor.is_complex() else factor
+            drawn = [(part, deviation / sqrt(len(self._parts))) for part in self._parts]
+            if not drawn:
+                gain = (self._layer.in_features**0.5 * deviation) ** (1 / len(factors))  # of each factor
+                for factor in factors:
+                    std = gain / sqrt(factor.shape[2] * (2 if factor.is_complex() else 1))
+                    drawn.append((torch.view_as_real(factor) if factor.is_complex() else factor, std))
+            for values, std in drawn:
                 if is_uniform:
                     values.uniform_(-sqrt(3) * std, sqrt(3) * std, generator=generator)
                 else:
@@ -140,7 +155,7 @@ class Weight(Tensor):
     @contextmanager
     def _writing(self) -> Iterator[list[Tensor]]:
         """Provide the factors for writing, and copy them before. A refused write directly afterwards restores them."""
-        if self._layer.has_stored_type:
+        if self._stored:
             raise self._refusal("an initializer")
         factors = self._factors
         if self._drawn is None or self._drawn[1] != _writes(factors):
@@ -253,12 +268,13 @@ def _fill(weight: Weight, val: float = 0.0, *, value: float | None = None) -> We
     if val if value is None else value:
         raise weight._refusal("a fill with other values than zero")
     with weight._writing() as factors:
-        factors[-1].zero_()  # the others stay: with all factors zero, all gradients would be zero
+        for each in weight._parts or factors[-1:]:
+            each.zero_()  # the others stay: with all factors zero, all gradients would be zero
     return weight
 
 
 def _require_gradient(weight: Weight, requires_grad: bool = True) -> Weight:
-    if requires_grad and weight._layer.has_stored_type:
+    if requires_grad and weight._stored:
         raise weight._refusal("training")
     for each in weight._factors:
         each.requires_grad_(requires_grad)
@@ -268,7 +284,7 @@ def _require_gradient(weight: Weight, requires_grad: bool = True) -> Weight:
 def _refuse_hook(weight: Weight, *_: Any) -> None:
     raise LaunchError(
         f"{weight._layer._name()}: a hook on weight would be lost, because each use computes it; accepted: hooks on "
-        "the factors in `weights`"
+        "the factors in `weights` of a KSLinear"
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ksgen import structures
 from ksgen.errors import LaunchError, SpecError
-from ksgen.torch import KSLinear, KSSum, build, freeze, thaw
+from ksgen.torch import KSLinear, KSSum, build, convert, freeze, thaw
 from ksgen.torch.layer import base
 from ksgen.torch.layer.base import ChainLayer
 
@@ -330,3 +330,136 @@ def test_structures_are_one_or_several() -> None:
     for residual in (None, torch.randn(5, 32)):
         with pytest.raises(LaunchError, match="KSSum: it has no layers; accepted: two KSLinear or more"):
             layer(torch.randn(5, 64), residual)
+
+
+def test_its_weight_is_known_without_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = made(dtype=torch.float64)
+    layer.activation, layer[0].between = "relu", "gelu"
+    weight = layer.weight
+    with monkeypatch.context() as patch:
+        patch.setattr(KSLinear, "to_dense", lambda _: pytest.fail("the values were asked for"))
+        assert (weight.shape, weight.dtype, weight.device.type, weight.requires_grad) == (
+            (20, 16),
+            torch.float64,
+            "cpu",
+            True,
+        )
+        assert repr(weight) == "weight of KSSum, as (20, 16) of torch.float64 on cpu; its values: to_dense()"
+        assert layer.to(torch.float32).weight.dtype == torch.float32
+        weight.requires_grad_(False)
+        assert not any(each.requires_grad for part in layer for each in part.weights)
+    with pytest.raises(LaunchError, match="with between='gelu' the layer has no matrix"):
+        weight.clone()
+    layer[1] = nn.Sequential()
+    assert not hasattr(layer, "weight")
+
+
+def test_the_values_of_its_weight_are_the_sum() -> None:
+    layer, x = made(dtype=torch.float64), torch.randn(5, 16, dtype=torch.float64)
+    expected, y = layer(x), nn.functional.linear(x, layer.weight, layer.bias)
+    torch.testing.assert_close(y, expected)
+    for found, truth in zip(
+        *(torch.autograd.grad(each.square().sum(), list(layer.parameters())) for each in (y, expected)), strict=True
+    ):
+        torch.testing.assert_close(found, truth)
+    assert layer.bias.equal(layer[0].bias + layer[2].bias)
+    assert made((False, True, False)).bias is not None
+    assert (one := made((False, True, False))).bias is one[1].bias
+    assert made((False,) * 3).bias is None
+    for apart in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert list(apart.state_dict()) == list(layer.state_dict())
+        assert "weight" not in apart.state_dict()
+        assert apart.weight.equal(layer.weight)
+    layer[1] = nn.Linear(16, 20, dtype=torch.float64)
+    torch.testing.assert_close(nn.functional.linear(x, layer.weight, layer.bias), layer(x))
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda weight: weight.normal_(0, 0.1), nn.init.kaiming_normal_, nn.init.xavier_uniform_]
+)
+def test_a_draw_of_its_weight_reaches_the_layers(draw: Any) -> None:
+    """Outputs vary as with a dense weight: the mean square of K says how much."""
+    layer, dense = made(), torch.empty(20, 16)
+    layer[1] = nn.Linear(16, 20)
+    found, wanted = [], []
+    for _ in range(100):
+        draw(layer.weight)
+        found.append(layer.to_dense().detach().square().mean())
+        wanted.append(draw(dense).square().mean())
+    assert float(torch.stack(found).mean()) == pytest.approx(float(torch.stack(wanted).mean()), rel=0.1)
+    nn.init.zeros_(layer.weight)
+    assert not layer.to_dense().any()
+    assert layer[0].weights[0].any()
+
+
+def test_other_writes_to_its_weight_are_refused() -> None:
+    layer = made()
+    before = [each.clone() for each in layer.parameters()]
+    for write in (nn.init.orthogonal_, lambda weight: weight.normal_().mul_(2)):
+        with pytest.raises(
+            LaunchError,
+            match=r"^KSSum: \w+ would write to weight, which is the sum of products of the factors in the layers' "
+            r"`weights`; accepted: writes to those, .* or KSSum.from_structures with the state of `factorize` for",
+        ):
+            write(layer.weight)
+    for name in ("weight", "bias"):
+        for value in (nn.Parameter(torch.zeros(20, 16)), torch.zeros(20, 16), None):
+            with pytest.raises(LaunchError, match=f"^KSSum: {name} is a sum over the layers, and cannot be set; acce"):
+                setattr(layer, name, value)
+    with pytest.raises(LaunchError, match=r"^KSSum: a hook on weight would be lost.*; accepted: hooks on the factors"):
+        layer.weight.register_hook(print)
+    assert all(each.equal(old) for each, old in zip(layer.parameters(), before, strict=True))
+    layer[1] = layer[1].quantize("int8")
+    assert layer.weight.dtype == torch.float32
+    with pytest.raises(LaunchError, match=r"zero_|an initializer would write to weight, which is derived from weights"):
+        nn.init.zeros_(layer.weight)
+    assert all(each.equal(old) for each, old in zip(layer[0].parameters(), before, strict=False))
+
+
+def test_compilers_see_a_dense_weight() -> None:
+    layer, x = made(), torch.randn(5, 16)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: nn.functional.linear(x.to(layer.weight.dtype), layer.weight, layer.bias),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("names", [("linear1",), ("linear2",), ("linear1", "linear2")], ids="+".join)
+@pytest.mark.parametrize("kind", ["encoder", "encoders", "decoder"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_transformers_of_pytorch_call_it(kind: str, names: tuple[str, ...]) -> None:
+    """They read weights and biases to choose their fast path, which would multiply by the dense weights."""
+    torch.manual_seed(0)
+    make: Any = nn.TransformerDecoderLayer if kind == "decoder" else nn.TransformerEncoderLayer
+    model = make(d_model=64, nhead=4, dim_feedforward=128, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(model, 2) if kind == "encoders" else model
+    sums = {"linear1": structures.dyad(64, 128, 4), "linear2": structures.dyad(128, 64, 4)}
+    convert(model, {"*." * (kind == "encoders") + name: sums[name] for name in names})
+    dense = copy.deepcopy(model)
+    for part in dense.layers if kind == "encoders" else [dense]:
+        for name in names:
+            layer = getattr(part, name)
+            assert isinstance(layer, KSSum)
+            linear = nn.Linear(*reversed(layer.weight.shape))
+            linear.load_state_dict({"weight": layer.weight.detach().clone(), "bias": layer.bias})
+            setattr(part, name, linear)
+    x, padded = torch.randn(3, 7, 64), torch.zeros(3, 7, dtype=torch.bool)
+    padded[0, 5:] = True
+    given = (x, torch.randn(3, 5, 64)) if kind == "decoder" else (x,)
+    masks: list[dict[str, Tensor]] = [{}] if kind == "decoder" else [{}, {"src_key_padding_mask": padded}]
+    for is_training, has_gradient in ((True, True), (False, True), (False, False)):
+        model.train(is_training), dense.train(is_training)
+        for mask in masks:
+            with torch.set_grad_enabled(has_gradient):
+                y, wanted = model(*given, **mask), dense(*given, **mask)
+                torch.backends.mha.set_fastpath_enabled(False)
+                try:
+                    apart = model(*given, **mask)
+                finally:
+                    torch.backends.mha.set_fastpath_enabled(True)
+            read = ~padded if mask else slice(None)
+            torch.testing.assert_close(y[read], apart[read])
+            torch.testing.assert_close(y[read], wanted[read], rtol=1e-4, atol=1e-5)
