@@ -1,4 +1,4 @@
-// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec e6e1972c
+// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 8df412fe, spec e6e1972c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec 9c0342c6
+// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 8df412fe, spec 9c0342c6
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float16, batch-size-last.
 // Edit the template, not this file.
 //

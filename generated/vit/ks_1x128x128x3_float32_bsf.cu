@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 be3aa7b1, spec 2190bf8c
+// ks_1x128x128x3_float32_bsf   ksgen 0.1.0, simt.cu.j2 8f617903, spec 2190bf8c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-first.
 // Edit the template, not this file.
 //

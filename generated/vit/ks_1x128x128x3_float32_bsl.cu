@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 be3aa7b1, spec 972405b4
+// ks_1x128x128x3_float32_bsl   ksgen 0.1.0, simt.cu.j2 8f617903, spec 972405b4
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float32, batch-size-last.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_1x192x48x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec a2215122
+// ks_1x192x48x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 8df412fe, spec a2215122
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, bfloat16, batch-size-last.
 // Edit the template, not this file.
 //

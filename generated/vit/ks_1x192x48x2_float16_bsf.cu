@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec 3d0b35f7
+// ks_1x192x48x2_float16_bsf   ksgen 0.1.0, mma.cu.j2 8df412fe, spec 3d0b35f7
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float16, batch-size-first.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 be3aa7b1, spec 6e2e412c
+// ks_1x192x48x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 8f617903, spec 6e2e412c
 // Y = X K^T, support I_1 ⊗ 1_{192x48} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec fb9ebd7c
+// ks_1x768x192x2_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 8df412fe, spec fb9ebd7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec eeadb7c2
+// ks_1x768x192x2_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 8df412fe, spec eeadb7c2
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, bfloat16, batch-size-last.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float16_bsl   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec 23ff3fd7
+// ks_1x768x192x2_float16_bsl   ksgen 0.1.0, mma.cu.j2 8df412fe, spec 23ff3fd7
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float16, batch-size-last.
 // Edit the template, not this file.
 //

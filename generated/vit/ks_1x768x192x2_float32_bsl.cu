@@ -1,4 +1,4 @@
-// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 be3aa7b1, spec aab0fb7c
+// ks_1x768x192x2_float32_bsl   ksgen 0.1.0, simt.cu.j2 8f617903, spec aab0fb7c
 // Y = X K^T, support I_1 ⊗ 1_{768x192} ⊗ I_2, float32, batch-size-last.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_2x48x192x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec 439a03cb
+// ks_2x48x192x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 8df412fe, spec 439a03cb
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //

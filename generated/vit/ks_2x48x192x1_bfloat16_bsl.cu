@@ -1,4 +1,4 @@
-// ks_2x48x192x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec a910390e
+// ks_2x48x192x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 8df412fe, spec a910390e
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, bfloat16, batch-size-last.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec bef467e7
+// ks_2x48x192x1_float16_bsl   ksgen 0.1.0, mma.cu.j2 8df412fe, spec bef467e7
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float16, batch-size-last.
 // Edit the template, not this file.
 //

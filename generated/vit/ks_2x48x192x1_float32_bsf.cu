@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 be3aa7b1, spec a793a835
+// ks_2x48x192x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 8f617903, spec a793a835
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 be3aa7b1, spec f0d86422
+// ks_2x48x192x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 8f617903, spec f0d86422
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 //

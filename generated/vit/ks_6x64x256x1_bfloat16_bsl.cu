@@ -1,4 +1,4 @@
-// ks_6x64x256x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec 748e9aa7
+// ks_6x64x256x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 8df412fe, spec 748e9aa7
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, bfloat16, batch-size-last.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec 35b92d37
+// ks_6x64x256x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 8df412fe, spec 35b92d37
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float16, batch-size-first.
 // Edit the template, not this file.
 //

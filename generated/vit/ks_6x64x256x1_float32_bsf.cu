@@ -1,4 +1,4 @@
-// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 be3aa7b1, spec 2565d987
+// ks_6x64x256x1_float32_bsf   ksgen 0.1.0, simt.cu.j2 8f617903, spec 2565d987
 // Y = X K^T, support I_6 ⊗ 1_{64x256} ⊗ I_1, float32, batch-size-first.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_6x64x64x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec 4dd6bb34
+// ks_6x64x64x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 8df412fe, spec 4dd6bb34
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //

@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 0a2eca96, spec d0a5e6e1
+// ks_6x64x64x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 8df412fe, spec d0a5e6e1
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float16, batch-size-first.
 // Edit the template, not this file.
 //

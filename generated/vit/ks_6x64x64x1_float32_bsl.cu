@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 be3aa7b1, spec 6e694259
+// ks_6x64x64x1_float32_bsl   ksgen 0.1.0, simt.cu.j2 8f617903, spec 6e694259
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float32, batch-size-last.
 // Edit the template, not this file.
 //

@@ -177,6 +177,24 @@ def narrow() -> Case:
     return Case("narrow", text, "narrow", "sm_80", 1024, 0, [x, f16, bf16, tf32, one], check)
 
 
+def parts() -> Case:
+    """Rounding to tf32 with ties to even, and the middle of the floats that tf32 cuts off to the same one."""
+    ties = np.array([0x3F801000, 0x3F803000, 0xBF801000, 0xBF803000, 0x7F7FF000, 0x00001000, 0x00003000], np.uint32)
+    nans = np.array([0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF], np.uint32)
+    x = np.concatenate([ties, ties - 1, ties + 1, nans, words(np.array([0, -0.0, np.inf, -np.inf], np.float32))])
+    x = np.concatenate([x, np.random.default_rng(1).integers(0, 2**32, 1024 - len(x), np.uint32)])
+    upper, middle = np.zeros(1024, np.uint32), np.zeros(1024, np.uint32)
+
+    def check() -> None:
+        is_special = x & 0x7F800000 == 0x7F800000
+        rounded = (x + 0xFFF + (x >> 13 & 1)) & 0xFFFFE000
+        special = np.where(x & 0x7FFFFF, 0x7FFFFFFF, x)
+        np.testing.assert_array_equal(upper, np.where(is_special, special, rounded))
+        np.testing.assert_array_equal(middle, x & 0xFFFFE000 | 0x1000)
+
+    return Case("parts", kernels.PARTS, "parts", "sm_90", 1024, 0, [x, upper, middle], check)
+
+
 def eight_bits() -> Case:
     """Convert every e4m3 value to float16, in pairs with the reversed sequence."""
     first = np.arange(256, dtype=np.uint16)
@@ -408,6 +426,7 @@ def all_cases() -> Iterator[Case]:
         pairs(),
         copies(),
         narrow(),
+        parts(),
         eight_bits(),
         named(),
         ring(),

@@ -40,6 +40,14 @@ extern "C" __global__ void narrow(const float* x, unsigned* f16, unsigned* bf16,
 }
 """
 
+PARTS = """
+extern "C" __global__ void parts(const unsigned* x, unsigned* upper, unsigned* middle) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    upper[i] = upper_tf32(x[i]);
+    middle[i] = __float_as_uint(middle_of_tf32(x[i]));
+}
+"""
+
 HALVES = """
 extern "C" __global__ void halves(const float* x, float* y) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -39,7 +39,17 @@ EMULATED unsigned narrow_half(float value) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
     return narrow;
 }
-EMULATED void narrow_tf32(unsigned& to, float value) { to = (__float_as_uint(value) + 0x1000u) & 0xffffe000u; }
+template <bool TIES_TO_EVEN>
+EMULATED void narrow_tf32(unsigned& to, float value) {
+    const unsigned bits = __float_as_uint(value);
+    to = (bits + (TIES_TO_EVEN ? 0xfffu + (bits >> 13 & 1u) : 0x1000u)) & 0xffffe000u;
+}
+EMULATED void logical_of_three(unsigned& to, unsigned x, unsigned y, unsigned z, unsigned table) {
+    to = 0;
+#pragma unroll
+    for (unsigned at = 0; at < 8; ++at)
+        if (table >> at & 1u) to |= (at & 4u ? x : ~x) & (at & 2u ? y : ~y) & (at & 1u ? z : ~z);
+}
 EMULATED void narrow_bf16(unsigned short& to, float value) {  // to nearest, ties to even; every NaN becomes 0x7fff
     const unsigned bits = __float_as_uint(value);
     to = value != value ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;

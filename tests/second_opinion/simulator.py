@@ -30,7 +30,7 @@ from tests.emulator.ptx import translate
 COMMIT = "6691574843fc4dc2bf819f8c46859db59f42c28e"  # which the patch was made for
 NEEDED = ("git", "cmake", "make", "g++", "flex", "bison", "nvcc", "ptxas")
 # Instructions that it lacks. Sources also have some for newer GPUs, in functions that nvcc leaves out.
-UNKNOWN = ("cp.async", "mma.sync", "ldmatrix", "cvt.rn.bf16", "cvt.rn.f16x2", "cvt.rna.tf32")
+UNKNOWN = ("cp.async", "mma.sync", "ldmatrix", "cvt.rn.bf16", "cvt.rn.f16x2", "cvt.rn.tf32", "cvt.rna.tf32", "lop3")
 OF_NEWER_GPUS = re.compile("e4m3|e5m2")
 LAUNCH_SECONDS = 600
 _HERE = Path(__file__).parent

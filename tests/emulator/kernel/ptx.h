@@ -46,10 +46,17 @@ __forceinline__ void narrow_bf16x2(unsigned& to, float high, float low) {
 __forceinline__ void widen_e4m3x2(unsigned& to, unsigned short value) {
   narrow_f16x2(to, simt::e4m3_to_float(value >> 8), simt::e4m3_to_float(value & 0xff));
 }
-__forceinline__ void narrow_tf32(unsigned& to, float value) {  // to nearest, ties away from zero
-  const unsigned bits = __float_as_uint(value);
+template <bool TIES_TO_EVEN>
+__forceinline__ void narrow_tf32(unsigned& to, float value) {  // to nearest; other ties go away from zero
+  const unsigned bits = __float_as_uint(value), half = TIES_TO_EVEN ? 0xfffu + (bits >> 13 & 1) : 0x1000u;
   const bool is_number = (bits & 0x7f800000u) != 0x7f800000u;
-  to = is_number ? (bits + 0x1000u) & 0xffffe000u : bits & 0x007fffffu ? 0x7fffffffu : bits;
+  to = is_number ? (bits + half) & 0xffffe000u : bits & 0x007fffffu ? 0x7fffffffu : bits;
+}
+// Bit 4x + 2y + z of the table is the result for the bits x, y and z.
+__forceinline__ void logical_of_three(unsigned& to, unsigned x, unsigned y, unsigned z, unsigned table) {
+  to = 0;
+  for (unsigned at = 0; at < 8; ++at)
+    if (table >> at & 1) to |= (at & 4 ? x : ~x) & (at & 2 ? y : ~y) & (at & 1 ? z : ~z);
 }
 __forceinline__ void exp2_approximated(float& to, float value) {  // the exact result; subnormal numbers become zeros
   const float power = exp2f(value);
