@@ -3,6 +3,7 @@
 A check takes `run`, which makes one launch: `in_emulator()` or `on_device(device)`.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -181,13 +182,16 @@ MATRIX = [
 
 
 def in_emulator(**options: Any) -> Run:
-    """Options of `run_cuda`."""
+    """Options of `run_cuda`. Of a source, the code for a given target runs."""
+    target = re.sub("[^0-9]", "", options.get("target", ""))
     if not is_installed(options.get("sanitize", "none")):
         pytest.skip("the emulator needs g++, with its sanitizers' libraries")
 
     def run(source: Source, entry: str, geometry: Geometry, args: list[Any]) -> None:
         launched = (geometry.launched(EMULATED), geometry.block, geometry.shared_bytes)
-        run_cuda(source.text, entry, *launched, args, early=geometry.starts_early, **options)
+        is_chosen = not target or "#define __CUDA_ARCH__ " in source.text
+        text = source.text if is_chosen else f"#define __CUDA_ARCH__ {target}0\n{source.text}"
+        run_cuda(text, entry, *launched, args, early=geometry.starts_early, **options)
 
     return run
 
