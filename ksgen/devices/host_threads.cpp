@@ -101,7 +101,8 @@ struct Cores {
 #endif
 
 // Nanoseconds per work group, as measured by the last thread that ran some of a kernel's groups in a launch of as many
-// groups and of the same size. Other processes may delay a thread that is woken by milliseconds, and its launch with it.
+// groups and of the same size. Other processes may delay a thread that is woken by milliseconds, and its launch with
+// it.
 const int64_t ALONE_NS = 5000;  // a launch that takes less than this on one thread wakes no others
 struct Pace {
     std::atomic<uintptr_t> key{0};

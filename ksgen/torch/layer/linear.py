@@ -403,9 +403,11 @@ class KSLinear(ChainLayer, nn.Linear):
     def weight(self) -> Tensor:
         """Lazy matrix K, dense only when its values are read.
 
-        PyTorch's compilers get a plain tensor instead, and remove its computation if it is unused.
+        PyTorch's compilers get a plain tensor instead, and remove its computation if it is unused. They interrupt a
+        program that reads the weight of a layer with an activation.
         """
-        return self.to_dense() if torch.compiler.is_compiling() else Weight(self)
+        is_dense = torch.compiler.is_compiling() and self.activation == "none"
+        return self.to_dense() if is_dense else Weight(self)
 
     @weight.setter
     def weight(self, value: Any) -> None:

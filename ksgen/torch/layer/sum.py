@@ -207,7 +207,8 @@ class KSSum(Layers):
     @property
     def weight(self) -> Tensor:
         """Lazy sum of the layers' matrices, dense only when its values are read, like the weight of a `KSLinear`."""
-        return self.to_dense() if torch.compiler.is_compiling() else Weight(self, [each.weight for each in self])
+        is_dense = torch.compiler.is_compiling() and self.activation == "none"
+        return self.to_dense() if is_dense else Weight(self, [each.weight for each in self])
 
     @property
     def bias(self) -> Tensor | None:

@@ -427,6 +427,21 @@ def test_compilers_see_a_dense_weight() -> None:
     torch.testing.assert_close(compiled(x), layer(x))
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [KSLinear([(1, 128, 64, 1)], activation="relu"), KSSum([KSLinear([(1, 128, 64, 1)]) for _ in range(2)], "relu")],
+    ids=["layer", "sum"],
+)
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_compilers_leave_layers_with_an_activation_to_pytorch(layer: Any) -> None:
+    """PyTorch's fast path would multiply by their dense weights, and leave the activation out."""
+    torch._dynamo.reset()
+    model = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, activation="gelu", batch_first=True).eval()
+    model.linear1, x = layer, torch.randn(2, 8, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), model(x))
+
+
 @pytest.mark.parametrize("names", [("linear1",), ("linear2",), ("linear1", "linear2")], ids="+".join)
 @pytest.mark.parametrize("kind", ["encoder", "encoders", "decoder"])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
