@@ -42,7 +42,7 @@ def test_rows_that_meet_in_a_cache_are_copied() -> None:
 
 
 def test_rows_of_intermediates_meet_nowhere_and_are_read_in_place() -> None:
-    """Rows of X have 2 KiB and are copied. Those of intermediates are 17 and 33 lines apart."""
+    """Rows of X have 2 KiB and are copied. Rows of intermediates are 17 and 33 cache lines apart."""
     chain = Pattern(1, 512, 1024, 1), Pattern(1, 1024, 512, 1), Pattern(1, 64, 1024, 1)
     kernel = KernelSpec((chain,), "bfloat16")
     first, second, third = AmxChainTiling(kernel, FAMILY.default(kernel, CPU, 6272)).factors
