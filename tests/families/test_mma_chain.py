@@ -261,8 +261,8 @@ def test_what_the_cost_model_says_moved_is_what_moves(precision: str, layout: st
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_factors_with_equal_d_share_their_tiles(layout: str, precision: str) -> None:
     found = []
-    for d in (1, 2, 16):
-        natural = [Pattern(2, 33, 40, d), Pattern(1, 7, 3, d)]
+    for d in (1, 4, 16):
+        natural = [Pattern(2, 33, 40, d), Pattern(1, 7, 3, d), Pattern(1, 48, 48, d)]
         exchanged = Pattern(2, 32, 4, d, load="l.i.j")
         kernels = [KernelSpec(each, precision, layout) for each in (*natural, exchanged)]
         kernels += [KernelSpec(each, precision, layout, Epilogue(residual=True)) for each in natural]
