@@ -12,6 +12,7 @@ from ksgen.bench.rows import read_rows, write_csv
 from ksgen.emit.render import render
 from ksgen.errors import ConstantsError, KsgenError, KsgenWarning
 from ksgen.families import ALIASES, FAMILIES, Limits, cuda_limits, family_named, family_of, present_names
+from ksgen.families.amx.chain import AmxChainConstants
 from ksgen.families.expected import expected_us
 from ksgen.families.mma.chain import MmaChainConstants
 from ksgen.families.simt.shape import SimtConstants
@@ -197,6 +198,7 @@ ENTRIES = {  # of the time when these families had these names
 }
 # constants of that time where the default has changed since
 EARLIER = {
+    "amx_chain": AmxChainConstants(64, "64 1 2, 32 0 2", 0),
     "mma_chain": MmaChainConstants(96, "64 16 2 4 1 1 0, 32 32 1 4 1 1 0", 4, 3, 0),
     "vector_chain": VectorChainConstants(96, "outputs 16 6 4 1, batch 16 12 2 1", 0, 0),
 }

@@ -251,15 +251,17 @@ def test_every_core_has_a_block() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_a_work_group_keeps(layout: str) -> None:
-    """One place between two factors, two between more; in batch-size-last rows an odd number of lines apart."""
+    """One place between two factors, two between more; rows, or features in batch-size-last, are an odd number of
+    lines apart.
+    """
     two, three = chain_of(TWO, "bfloat16", layout), chain_of(CHAINS["in place, ragged"], "bfloat16", layout)
     for kernel, places in ((two, 1), (three, 2)):
         tiles = ", ".join("32 1 1" for _ in kernel.factors)
         shape = AmxChainTiling(kernel, AmxChainConstants(64, tiles, 0))
-        rows = 64 if layout == "bsf" else shape.pitch
         assert shape.slot == max(factor.slot for factor in shape.factors) + places * shape.between
         widest = max(each.out_features for each in kernel.factors.factors[:-1])
-        assert widest * rows * 2 <= shape.between * 4 < widest * rows * 2 + 512
+        elements = 64 * (-(-widest // 32) | 1) * 32 if layout == "bsf" else widest * shape.pitch
+        assert elements * 2 <= shape.between * 4 < elements * 2 + 512
     assert AmxChainTiling(two, GOOD_CHAIN).pitch * 2 % 128 == 64
     assert FAMILY.geometry(two, GOOD_CHAIN, 100).group_bytes == AmxChainTiling(two, GOOD_CHAIN).slot * 4
 
