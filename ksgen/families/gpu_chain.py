@@ -247,7 +247,8 @@ class GpuProduct(PackingFamily[ConstantsT]):
                 constants = each.changed(stages=stages, min_blocks=blocks)
                 if (stages, each) not in found and self.fits(kernel, constants, limits):
                     yield constants
-                    found |= {(stages, each)} if is_distinct else set()
+                    if is_distinct:
+                        found.add((stages, each))
 
     def space_of_factor(self, kernel: KernelSpec, limits: Limits) -> Iterator[Any]:
         raise NotImplementedError

@@ -134,6 +134,14 @@ def torch_stream(handle: Any, index: Any) -> Any:
     return sys.modules["torch"].cuda.ExternalStream(handle or 0, index)
 
 
+def new_tensor(like: Any, *shape: int, **options: Any) -> Any:
+    """Allocate an uninitialised tensor of PyTorch like another; a large one on a processor lies in huge pages."""
+    tensor = like.new_empty(*shape, **options)
+    if tensor.is_cpu:
+        use_huge_pages(tensor.data_ptr(), tensor.nbytes)
+    return tensor
+
+
 def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype: str | None = None) -> Any:
     """Allocate an uninitialised array of the library and device of `like`, to be written on `stream`, a handle.
 
@@ -143,9 +151,7 @@ def new_array(like: ArrayView, shape: tuple[int, ...], stream: Any = None, dtype
     if like.kind == "torch":
         more = {} if dtype is None else {"dtype": getattr(sys.modules["torch"], dtype)}
         if like.device == "host":
-            array = like.owner.new_empty(shape, **more)
-            use_huge_pages(array.data_ptr(), array.nbytes)
-            return array
+            return new_tensor(like.owner, *shape, **more)
         if is_same_stream(stream or 0, like.stream):
             return like.owner.new_empty(shape, **more)
         with sys.modules["torch"].cuda.stream(torch_stream(stream, like.device[1])):

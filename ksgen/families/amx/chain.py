@@ -171,10 +171,9 @@ class AmxChainTiling(LaunchTiling):
 
     @cached_property
     def factors(self) -> Sequence[AmxTiling]:
-        if not self.kernel.is_chain:
-            return [AmxTiling(self.kernel, *self.constants.parsed)]
         factors = zip(own_of_factors(self.kernel, self.constants), places(self.kernel), strict=True)
-        return [AmxTiling(*each, place.at, place.is_last) for each, place in factors]
+        is_chain = self.kernel.is_chain
+        return [AmxTiling(*each, place.at if is_chain else None, place.is_last) for each, place in factors]
 
     @property
     def pitch(self) -> int:
@@ -185,11 +184,11 @@ class AmxChainTiling(LaunchTiling):
     def between(self) -> int:
         """Elements of the buffer for one intermediate."""
         inner = [each for each in self.factors if not each.is_last]
-        if self.kernel.layout == "bsf":
-            elements = max((each.y_row * self.constants.block for each in inner), default=0)
-        else:
-            elements = max((each.kernel.out_features * self.pitch for each in inner), default=0)
-        return round_up(divide_up(elements * self.kernel.item_bytes, 4), LINE_BYTES)
+        elements = (
+            each.y_row * self.constants.block if each.is_bsf else each.kernel.out_features * self.pitch
+            for each in inner
+        )
+        return round_up(divide_up(max(elements, default=0) * self.kernel.item_bytes, 4), LINE_BYTES)
 
     @property
     def held(self) -> Resident:

@@ -79,7 +79,7 @@ def of_block(kernel: KernelSpec, block: int, batch: int) -> AmxChainConstants:
         candidates = [AmxConstants(block, outputs, 1, panel, 0, depth) for (outputs, depth), panel in every]
         tilings = [AmxTiling(factor, each, len(best)) for each in candidates]
         chosen = min(tilings, key=lambda each: factor_cycles(each, Resident(kept + each.slot * 4, weights), batch))
-        is_in_place = _are_read_in_place(chosen)
+        is_in_place = _are_read_in_place(chosen, block)
         best.append(replace(chosen.constants, panel=0) if is_in_place else chosen.constants)
     return AmxChainConstants.of(kernel, block, best, streaming)
 
@@ -89,11 +89,10 @@ def _options(kernel: KernelSpec, batch: int) -> Iterator[AmxConstants]:
 
     In batch-size-last, one panel was as fast as two or faster in all eight measured kernels.
     """
-    streaming, parts = streams_outputs(kernel, batch), _parts_of_planes(kernel)
+    streaming, parts, least = streams_outputs(kernel, batch), _parts_of_planes(kernel), least_of(kernel)
     most = min(MOST_ROWS if kernel.layout == "bsf" else max(BLOCKS), round_up(batch, PAIR))
     for block in dict.fromkeys(min(block, most) for block in BLOCKS):
-        least = AmxTiling(kernel, AmxConstants(block, PAIR, 1, 1, 0, 1))
-        panels = (0,) if _are_read_in_place(least) else (2, 1) if kernel.layout == "bsf" else (1,)
+        panels = (0,) if _are_read_in_place(least, block) else (2, 1) if kernel.layout == "bsf" else (1,)
         for (outputs, depth), panel in product(outputs_and_depths(kernel), panels):
             yield AmxConstants(block, outputs, parts, panel, streaming, depth)
 
@@ -111,11 +110,11 @@ def outputs_and_depths(kernel: KernelSpec) -> Iterator[tuple[int, int]]:
     return product(outputs, depths)
 
 
-def _are_read_in_place(shape: AmxTiling) -> bool:
+def _are_read_in_place(shape: AmxTiling, block: int) -> bool:
     """Whether a block's rows of inputs can be read in place, and do not evict each other from the L1 cache."""
     row_bytes = shape.x_row * shape.kernel.item_bytes
     sets = SETS_BYTES // power_of_two_in(row_bytes, SETS_BYTES)  # sets over which rows spread
-    return reads_in_place(shape.kernel) and shape.constants.block <= WAYS * sets
+    return reads_in_place(shape.kernel) and block <= WAYS * sets
 
 
 def streams_outputs(kernel: KernelSpec, batch: int) -> int:

@@ -100,9 +100,10 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
             MmaTiling(kernel, wide.changed(resident=resident, tile_in=tile_in)) for resident, tile_in in variants
         ]
         lean = [each for each in tilings if tile.tile_d < MANY_PLANES or each.registers <= MOST_OF_MANY]
-        for blocks, tiling in product((1, 2), lean):
-            alone, stages = (_most_stages(tiling, limits.shared_bytes_for(count)) for count in (1, blocks))
-            if blocks > 1 and stages == alone:
+        alone = [_most_stages(each, limits.shared_bytes_for(1)) for each in lean]
+        for blocks, (tiling, most) in product((1, 2), zip(lean, alone, strict=True)):
+            stages = most if blocks == 1 else _most_stages(tiling, limits.shared_bytes_for(blocks))
+            if blocks > 1 and stages == most:
                 continue  # the cost model does not know `min_blocks`
             fits_registers = min(255, tiling.registers) * tiling.threads * blocks <= limits.registers
             if stages > 1 and fits_registers and tiling.threads * blocks <= PORTABLE.threads:

@@ -37,7 +37,7 @@ from ksgen.torch.conversion.propose import (
 from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, write_config
 from ksgen.torch.conversion.sums import text_of
 from ksgen.torch.layer.group import group
-from ksgen.torch.layer.linear import COMPUTED, KSLinear
+from ksgen.torch.layer.linear import COMPUTED, KSLinear, is_computed
 from ksgen.torch.layer.sum import KSSum, of_structures, summands
 from ksgen.torch.layer.tied import initialized
 from ksgen.torch.operators.checks import check_flags, dtype_name
@@ -206,7 +206,7 @@ def _proposed(
         if not name or not any(_fits(key, name) for key in keys or ()):
             continue
         weight = dense_weight(layer).detach()
-        if names is None and (owners[id(layer.weight)] > 1 or not _is_plain(layer) or "weight" in vars(layer)):
+        if names is None and (owners[id(layer.weight)] > 1 or not _is_plain(layer) or is_computed(layer)):
             continue
         if names is None and (len(weight) <= FEW_OUTPUTS or layer is head or HEAD_OR_EMBEDDING.fullmatch(name)):
             continue
@@ -333,7 +333,7 @@ def _check_layer(name: str, layer: nn.Module, wanted: RuleEntry) -> None:
         raise SpecError(
             f"{name} is a {type(layer).__name__}, which its owner may not call as a layer; accepted: nn.Linear, Conv1D"
         )
-    if "weight" in vars(layer):
+    if is_computed(layer):
         raise SpecError(f"{name}.{COMPUTED}")
     chain, (rows, columns) = wanted.chain, dense_weight(layer).shape
     if (rows, columns) != (wanted.count * chain.out_features, chain.in_features):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.fused import Verdict, least_rows
+from ksgen.launch.memory import new_tensor
 from ksgen.spec import Epilogue
 from ksgen.torch.layer.base import ChainLayer, freeze
 from ksgen.torch.operators import frozen, prepared
@@ -27,7 +28,6 @@ from ksgen.torch.operators.choice import (
     size_of,
 )
 from ksgen.torch.operators.frozen import operand
-from ksgen.torch.operators.launches import new_array
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
 from ksgen.values import excerpt
@@ -249,7 +249,7 @@ class KSLinears(Layers):
         bias = None if first.bias is None else [contiguous(layer.bias) for layer in layers if layer.bias is not None]
         is_bsf, features = first.layout == "bsf", sum(layer.out_features for layer in layers)
         rows = first._as_matrix(x)
-        out = new_array(rows, *((rows.shape[0], features) if is_bsf else (features, rows.shape[1])))
+        out = new_tensor(rows, *((rows.shape[0], features) if is_bsf else (features, rows.shape[1])))
         options: dict[str, Any] = {"layout": first.layout, "activation": first.activation, "precision": first.precision}
         prepared.launcher_of_layers(list(self))(rows_of(rows), weights, bias=bias, out=out, **options)
         return out.view((*x.shape[:-1], features) if is_bsf else (features, *x.shape[1:]))

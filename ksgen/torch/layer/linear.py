@@ -25,7 +25,7 @@ from ksgen.torch.layer.group import KSLinears, Layers, group
 from ksgen.torch.layer.initial import INITS, Init, initialize
 from ksgen.torch.layer.stored import StoredWeights
 from ksgen.torch.layer.tied import initialized, keep, packed, retie, stored, tie, untied
-from ksgen.torch.layer.weight import Weight
+from ksgen.torch.layer.weight import Weight, is_traced
 from ksgen.torch.operators import frozen
 from ksgen.torch.operators.backends import (
     INTERMEDIATES,
@@ -335,7 +335,7 @@ class KSLinear(ChainLayer, nn.Linear):
                 f"KSLinear.from_linear: the layer has activation={activation!r}, which the new one would lack; "
                 f"accepted: activation={activation!r}"
             )
-        if "weight" in vars(linear):
+        if is_computed(linear):
             raise LaunchError(f"KSLinear.from_linear: {COMPUTED}")
         if options.get("between", "none") != "none":
             raise LaunchError(
@@ -406,8 +406,7 @@ class KSLinear(ChainLayer, nn.Linear):
         PyTorch's compilers get a plain tensor instead, and remove its computation if it is unused. They interrupt a
         program that reads the weight of a layer with an activation.
         """
-        is_dense = torch.compiler.is_compiling() and self.activation == "none"
-        return self.to_dense() if is_dense else Weight(self)
+        return self.to_dense() if is_traced(self) else Weight(self)
 
     @weight.setter
     def weight(self, value: Any) -> None:
@@ -859,6 +858,11 @@ def _gathered(parameter: Any) -> Tensor:
     """The full parameter, gathered if it is sharded."""
     full: Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
     return full
+
+
+def is_computed(layer: nn.Module) -> bool:
+    """Whether a hook sets a dense layer's `weight` at each call: an attribute, and no parameter or property."""
+    return "weight" in vars(layer)
 
 
 def dense_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:

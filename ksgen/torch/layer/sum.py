@@ -14,7 +14,7 @@ from ksgen.structures import Structure, check_state, names_of, shared_names
 from ksgen.torch.layer.base import ChainLayer, activated
 from ksgen.torch.layer.group import Layers, are_watched
 from ksgen.torch.layer.linear import KSLinear
-from ksgen.torch.layer.weight import Weight
+from ksgen.torch.layer.weight import Weight, is_traced
 from ksgen.torch.operators import prepared, replay
 from ksgen.torch.operators.checks import check_words
 from ksgen.torch.operators.choice import describe_times
@@ -207,8 +207,7 @@ class KSSum(Layers):
     @property
     def weight(self) -> Tensor:
         """Lazy sum of the layers' matrices, dense only when its values are read, like the weight of a `KSLinear`."""
-        is_dense = torch.compiler.is_compiling() and self.activation == "none"
-        return self.to_dense() if is_dense else Weight(self, [each.weight for each in self])
+        return self.to_dense() if is_traced(self) else Weight(self, [each.weight for each in self])
 
     @property
     def bias(self) -> Tensor | None:

@@ -30,6 +30,15 @@ _NO_WRITES = {"requires_grad_", "detach_", "share_memory_"}  # functions named l
 _SENDS = {"send", "isend", "gather"}  # collectives that only read their first argument
 
 
+def is_traced(layer: Any) -> bool:
+    """Whether a compiler reads a layer's weight, as a plain tensor.
+
+    A layer with an activation stays lazy: PyTorch's fast paths take plain weights, and would leave the activation out.
+    """
+    is_compiling: bool = torch.compiler.is_compiling()
+    return is_compiling and layer.activation == "none"
+
+
 class Weight(Tensor):
     """Lazy matrix (out_features, in_features): each use computes it from the factors, to which gradients flow back."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ksgen.devices.base import use_huge_pages
+from ksgen.launch.memory import new_tensor
 from ksgen.launch.plan import Call, Packing, RepeatedCall, RepeatedCalls
 from ksgen.launcher import Weights
 
@@ -100,22 +100,14 @@ class Launches:
         return (function, recorded, threads, workspace_bytes > 0, offsets, nbytes, most_ns), calls
 
 
-def new_array(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Allocate an uninitialised array on the device of `like`; a large one on a processor lies in huge pages."""
-    array = like.new_empty(*shape, dtype=dtype)
-    if like.is_cpu:
-        use_huge_pages(array.data_ptr(), array.nbytes)
-    return array
-
-
 def _scratch_memory(x: Tensor, nbytes: int) -> Tensor:
     """Scratch memory of one call, for launches on the current stream.
 
     A thread keeps its memory on a processor: fresh pages cost more than a small product.
     """
     if not x.is_cpu or nbytes > KEPT_BYTES:
-        return new_array(x, nbytes, dtype=torch.uint8)
+        return new_tensor(x, nbytes, dtype=torch.uint8)
     kept: Tensor | None = getattr(_scratch, "memory", None)
     if kept is None or kept.numel() < nbytes:
-        kept = _scratch.memory = new_array(x, nbytes, dtype=torch.uint8)
+        kept = _scratch.memory = new_tensor(x, nbytes, dtype=torch.uint8)
     return kept

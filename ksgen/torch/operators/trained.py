@@ -25,6 +25,7 @@ from torch import Tensor
 from ksgen.build.background import progress
 from ksgen.errors import DeviceError, KsgenError, PatternError, ToolchainError
 from ksgen.launch.checks import y_shape
+from ksgen.launch.memory import new_tensor
 from ksgen.launch.planner import PLANNER
 from ksgen.pattern import Chain
 from ksgen.torch.operators import choice, frozen, ops, prepared, replay
@@ -32,7 +33,7 @@ from ksgen.torch.operators.backends import is_recomputed
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import chain_launcher, faster, has_kernels, is_ready, job_of, launcher_of, size_of
 from ksgen.torch.operators.factors import Factor, factors_of, swapped, ties_of, views_of
-from ksgen.torch.operators.launches import Calls, Launches, new_array
+from ksgen.torch.operators.launches import Calls, Launches
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.prepared import UNFIT, NotPreparedError, Unprepared
 from ksgen.torch.operators.products import ACTIVATIONS, exchange_of, order_of
@@ -366,7 +367,7 @@ class _TrainedProduct(torch.autograd.Function):
     def forward(
         ctx: Any, trained: Trained, x: Tensor, bias: Tensor | None, residual: Tensor | None, *weights: Tensor
     ) -> Tensor:
-        ys, added = [new_array(x, *shape) for shape in trained.shapes], [] if residual is None else [residual]
+        ys, added = [new_tensor(x, *shape) for shape in trained.shapes], [] if residual is None else [residual]
         trained.launches[0].run(_addresses([x, bias, *weights, *ys, *added]), x)
         *intermediates, y = ys
         ctx.trained, ctx.threads = trained, torch.get_num_threads()
@@ -387,8 +388,8 @@ class _TrainedProduct(torch.autograd.Function):
             wanted = [wants_x, wants_bias, *wanted]
             of_x, of_bias, *found = _by_autograd(trained, (x, bias, *weights), gradient, wanted)
             return None, of_x, of_bias, of_residual, *found
-        of_weights = [new_array(each, *each.shape) for each in weights]
-        of_x = new_array(x, *x.shape) if wants_x else None
+        of_weights = [new_tensor(each, *each.shape) for each in weights]
+        of_x = new_tensor(x, *x.shape) if wants_x else None
         of_bias = bias.new_empty(*bias.shape) if bias is not None and trained.sums_bias else None
         digits, axes = trained.order
         in_order = (gradient.reshape(digits).permute(axes) if axes else gradient).contiguous()
