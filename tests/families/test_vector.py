@@ -434,6 +434,35 @@ def test_columns_share_a_copy_while_their_weights_stay_near() -> None:
     assert at_once((1, 64, 64, 8), "float16") == (1, 8)  # no pairs
 
 
+@pytest.mark.parametrize(
+    ("shape", "layout", "vector_bytes", "is_by_rows"),
+    [
+        ((1, 128, 128, 16), "bsf", 32, True),
+        ((1, 128, 128, 8), "bsf", 32, True),  # read in place
+        ((1, 128, 256, 4), "bsf", 32, True),
+        ((1, 128, 128, 2), "bsf", 32, False),  # a tile's weights are more bytes than its rows
+        ((1, 64, 129, 16), "bsf", 32, False),  # 6 rows of 4,128 bytes exceed the L1 cache
+        ((1, 129, 128, 16), "bsf", 32, False),  # a plane's weights exceed the L2 cache
+        ((1, 128, 128, 16), "bsl", 32, False),
+        ((1, 128, 128, 16), "bsf", 64, False),  # not measured
+        ((1, 64, 64, 16), "bsf", 16, False),
+    ],
+)
+def test_rows_are_multiplied_with_all_columns_where_both_stay_near(
+    shape: tuple[int, ...], layout: str, vector_bytes: int, is_by_rows: bool
+) -> None:
+    lanes = vector_bytes // 4
+    tiling = VectorTiling(kernel_of(shape, layout=layout), VectorConstants("outputs", lanes, 6, 2, 24, 1, 1, 0))
+    assert tiling.is_by_rows == is_by_rows
+    assert tiling.columns_at_once == (tiling.tiles if is_by_rows else 1)
+
+
+@pytest.mark.parametrize(("d", "lanes", "step"), [(16, 8, 25), (8, 8, 25), (12, 8, 1), (8, 16, 1)])
+def test_transposed_inputs_of_a_j_are_neighbours_if_vectors_hold_j_alone(d: int, lanes: int, step: int) -> None:
+    tiling = VectorTiling(kernel_of((2, 16, 24, d)), VectorConstants("batch", lanes, 6, 2, 2 * lanes, 1, 1, 0))
+    assert (tiling.j_step, tiling.x_step) == (step, 2 * lanes * (d if step == 1 else 1))
+
+
 def test_inputs_that_are_copied_as_pairs_are_spread_where_runs_are_longer() -> None:
     able = replace(CPU, dots=("bf16",))
     assert [FAMILY.default(kernel_of((1, 48, 48, d), "bfloat16"), able, 6272).along for d in (3, 6)] == [
@@ -946,14 +975,17 @@ def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str
     ("vector_bytes", "shape", "batch", "along"),
     [
         (32, (1, 128, 512, 8), 6272, "batch"),
-        (32, (1, 48, 192, 24), 32, "batch"),
+        (32, (1, 48, 193, 24), 32, "batch"),
+        (32, (1, 48, 192, 24), 32, "outputs"),  # tiles of four rows, which stay in the L1 cache
         (64, (1, 128, 512, 8), 6272, "outputs"),  # enough registers to hold an input for a whole tile
         (64, (1, 128, 128, 16), 6272, "outputs"),
         (32, (1, 512, 512, 4), 6272, "outputs"),  # an input is repeated for all lanes
-        (32, (1, 72, 72, 8), 6272, "batch"),
-        (32, (1, 72, 71, 8), 6272, "outputs"),  # too few multiply-adds for the transpose
-        (32, (2, 96, 104, 64), 6272, "batch"),
-        (32, (2, 96, 105, 64), 6272, "outputs"),  # too many features to stay near
+        (32, (1, 50, 129, 8), 6272, "batch"),
+        (32, (1, 49, 129, 8), 6272, "outputs"),  # too few multiply-adds for the transpose
+        (32, (2, 128, 128, 64), 6272, "outputs"),  # a tile's rows stay in the L1 cache for all outputs
+        (32, (2, 128, 129, 64), 6272, "batch"),
+        (32, (2, 192, 192, 64), 6272, "batch"),
+        (32, (2, 192, 193, 64), 6272, "outputs"),  # too many features to stay near
         (32, (1, 128, 512, 8), 17, "batch"),
         (32, (1, 128, 512, 8), 16, "outputs"),
         (16, (1, 128, 512, 8), 6272, "outputs"),  # measured: never worth it

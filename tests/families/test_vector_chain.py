@@ -206,8 +206,8 @@ def test_blocks_are_whole_tiles_of_every_factor() -> None:
         assert batch < MANY or all(found.block % each == 0 for each in tiles), (found, tiles)
         return found.block
 
-    # 1024 -> 3072: along the outputs, six entries a tile, and along the batch, sixteen
-    wide = ((16, 64, 64, 1), (1, 192, 64, 16))
+    # 2560 -> 3072: along the outputs, six entries a tile, and along the batch, sixteen
+    wide = ((40, 64, 64, 1), (1, 192, 160, 16))
     assert block("bsf", 1568, *wide) == 48
     assert block("bsl", 1568, *wide) == 48
     assert block("bsl", 1568, (32, 96, 24, 1), (1, 32, 32, 96)) == 48

@@ -11,6 +11,7 @@ from ksgen.families.vector.chain import AnyVectorConstants, VectorChainConstants
 from ksgen.families.vector.cycles import FIRST_LEVEL_BYTES, WAYS
 from ksgen.families.vector.planes import lanes_of, period_of, round_up
 from ksgen.families.vector.shape import (
+    AVX2_BYTES,
     CONFLICTING_BYTES,
     LARGE_BYTES,
     LINE_BYTES,
@@ -24,9 +25,8 @@ from ksgen.spec import KernelSpec
 
 BLOCK_BYTES = 128 * 1024  # bytes of a block's inputs that stay in an L2 cache
 TRANSPOSED_VECTORS = 2  # vectors per row of a tile of transposed outputs, at most: a chunk stays in a near cache
-TRANSPOSING_VECTOR_BYTES = 32  # with vectors of this size, transposing may be faster although outputs fill the lanes
 LEAST_TRANSPOSED_INTENSITY = 36  # least multiply-adds per input or output, b * c / (b + c), to transpose
-TRANSPOSED_BYTES = 800 * 1024  # bytes of a chunk's inputs and outputs that stay in an L2 cache
+TRANSPOSED_BYTES = 1536 * 1024  # bytes of a chunk's inputs and outputs that stay in an L2 cache
 MISSED = 0.15  # additional cost of a tile whose inputs exceed an L1 cache
 # rows per block, if lanes are along the outputs: enough to reuse each tile of weights, few enough to stay cached
 LEAST_ROWS, MOST_ROWS = 24, 48
@@ -230,7 +230,9 @@ def transposing_is_faster(kernel: KernelSpec, limits: Limits, lanes: int, batch:
     it needs enough multiply-adds, and a chunk that stays in the L2 cache.
     """
     _, b, c, d = kernel.pattern.shape
-    if kernel.layout == "bsl" or limits.vector_bytes != TRANSPOSING_VECTOR_BYTES or d < lanes or batch <= FEW:
+    if kernel.layout == "bsl" or limits.vector_bytes != AVX2_BYTES or d < lanes or batch <= FEW:
+        return False
+    if VectorTiling(kernel, _along_outputs(kernel, limits, lanes, batch)).is_by_rows:
         return False
     chunk_bytes = (b + c) * d * TRANSPOSED_VECTORS * lanes * kernel.real_bytes
     return b * c >= LEAST_TRANSPOSED_INTENSITY * (b + c) and chunk_bytes <= TRANSPOSED_BYTES
@@ -259,9 +261,9 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
 
 
 def are_far(shape: VectorTiling) -> bool:
-    """Whether rows with many j share few sets of a cache."""
+    """Whether rows with many j share few sets of a cache; with vectors of AVX2, also because they fill half lines."""
     kernel = shape.kernel
-    meet = kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0
+    meet = kernel.in_features * kernel.x_item_bytes % CONFLICTING_BYTES == 0 or shape.has_avx2_vectors
     return shape.is_along_outputs and kernel.pattern.d > shape.constants.lanes and meet
 
 

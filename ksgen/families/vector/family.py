@@ -327,6 +327,7 @@ def factor_constexprs(shape: VectorTiling) -> list[Constexpr]:
         named(shape, "REACHES", "whether vectors of inputs reach beyond a row's end: the last block's are copied"),
         # of lanes along the batch
         Constexpr("CHUNK", shape.tile_lanes, "rows of the batch whose inputs are copied together"),
+        named(shape, "J_STEP", "transposed inputs from one j to the next; if one, those of one l are neighbours"),
         named(shape, "MATRICES", "(i, j) of a plane, whose inputs are copied together"),
         named(shape, "RUN_IN", "inputs of a plane that are contiguous in x"),
         Constexpr("SCOPE", shape.scope if shape.transposes else 1, "blocks on the diagonal per plane"),

@@ -18,6 +18,8 @@ PACKED_AT_ONCE = 2**14  # bytes, half of an L1 cache
 PLANE_BYTES = 512 * 1024
 # bytes of weights beyond which a part of them stays in an L2 cache for all blocks, in a launch of its own per factor
 LARGE_BYTES = 3 * PLANE_BYTES
+AVX2_BYTES = 32  # bytes of a vector
+TILE_BYTES = 24 * 1024  # bytes of a tile's inputs that stay in an L1 cache together with the weights of a column
 # most bytes of a plane's inputs and outputs for which it gets more blocks on the diagonal; with these, its exchanged
 # outputs are whole vectors in memory
 EXCHANGED_BYTES = 512 * 1024
@@ -140,13 +142,29 @@ class VectorTiling(Planes):
 
     @property
     def columns_at_once(self) -> int:
-        """Columns that are multiplied with a tile's rows before the next rows, if lanes are along the outputs.
+        """Columns that are multiplied with a tile's rows before the next rows, if lanes are along the outputs."""
+        return self.tiles if self.is_by_rows else 1
 
-        They are all columns of a plane if pairs are copied, and the plane's weights stay in an L2 cache. Then
-        the copy holds one tile's rows. Otherwise it is one column.
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether a tile's rows are multiplied with all columns of a plane, if lanes are along the outputs.
+
+        They are if the plane's weights stay in an L2 cache and pairs are copied. With vectors of AVX2 they also are in
+        batch-size-first, if the rows' inputs stay in the L1 cache and are more than a column's weights. A copy holds
+        one tile's rows then.
         """
-        fits = self.tiles * self.column * self.weight_bytes <= PLANE_BYTES
-        return self.tiles if self.constants.panel and self.constants.pairs and fits else 1
+        constants = self.constants
+        if not self.is_along_outputs or self.tiles * self.column * self.weight_bytes > PLANE_BYTES:
+            return False
+        if not self.has_avx2_vectors or self.kernel.layout == "bsl":
+            return bool(constants.panel and constants.pairs)
+        row = min(self.run, constants.lanes)  # inputs of one l
+        stay = constants.height * self.inputs * row * self.real_bytes <= TILE_BYTES
+        return stay and constants.height * row > constants.width * constants.lanes
+
+    @property
+    def has_avx2_vectors(self) -> bool:
+        return self.constants.lanes * self.real_bytes == AVX2_BYTES
 
     @property
     def is_split(self) -> bool:
@@ -254,7 +272,17 @@ class VectorTiling(Planes):
         d = self.kernel.pattern.d
         if self.is_along_outputs:
             return self.constants.lanes if self.constants.panel and not self.is_short else d
-        return self.tile_lanes * (d if self.x_layout == "bsf" else 1)
+        return self.tile_lanes * (d if self.x_layout == "bsf" and self.j_step == 1 else 1)
+
+    @property
+    def j_step(self) -> int:
+        """Transposed inputs from one j to the next.
+
+        If vectors hold j alone, the inputs of one j are neighbours. In X's order, a tile would read inputs that share
+        few sets of the L1 cache. A gap of one input keeps the vectors of a square in different sets, too.
+        """
+        is_apart = self.kernel.pattern.d % self.constants.lanes == 0 and not self.constants.pairs
+        return self.inputs + 1 if is_apart and self.transposes and self.x_layout == "bsf" else 1
 
     @property
     def unit(self) -> int:
@@ -386,7 +414,8 @@ class VectorTiling(Planes):
     @property
     def transposed_offset(self) -> int:
         """Offset of a chunk's outputs that are still to be transposed, which follow its inputs."""
-        return self.scope * self.inputs * self.kernel.pattern.d * self.tile_lanes
+        inputs = self.j_step if self.j_step > 1 else self.inputs
+        return self.scope * inputs * self.kernel.pattern.d * self.tile_lanes
 
     @property
     def waiting_offset(self) -> int:
