@@ -457,6 +457,23 @@ def test_rows_are_multiplied_with_all_columns_where_both_stay_near(
     assert tiling.columns_at_once == (tiling.tiles if is_by_rows else 1)
 
 
+@pytest.mark.parametrize(
+    ("shape", "batch", "vector_bytes", "block"),
+    [
+        ((1, 64, 64, 64), 1568, 32, 6),
+        ((1, 64, 64, 64), 32, 32, 24),  # too few blocks to share among the cores
+        ((8, 64, 64, 64), 1568, 32, 24),  # the weights of all planes exceed the cache
+        ((1, 64, 64, 8), 1568, 32, 48),  # read in place
+        ((1, 64, 64, 64), 1568, 64, 24),
+    ],
+)
+def test_blocks_of_copied_rows_are_one_tile_where_all_weights_stay_near(
+    shape: tuple[int, ...], batch: int, vector_bytes: int, block: int
+) -> None:
+    found = FAMILY.default(kernel_of(shape), replace(CPU, vector_bytes=vector_bytes, multiprocessors=2), batch)
+    assert (found.along, found.block) == ("outputs", block)
+
+
 @pytest.mark.parametrize(("d", "lanes", "step"), [(16, 8, 25), (8, 8, 25), (12, 8, 1), (8, 16, 1)])
 def test_transposed_inputs_of_a_j_are_neighbours_if_vectors_hold_j_alone(d: int, lanes: int, step: int) -> None:
     tiling = VectorTiling(kernel_of((2, 16, 24, d)), VectorConstants("batch", lanes, 6, 2, 2 * lanes, 1, 1, 0))

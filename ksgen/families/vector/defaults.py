@@ -30,6 +30,9 @@ TRANSPOSED_BYTES = 1536 * 1024  # bytes of a chunk's inputs and outputs that sta
 MISSED = 0.15  # additional cost of a tile whose inputs exceed an L1 cache
 # rows per block, if lanes are along the outputs: enough to reuse each tile of weights, few enough to stay cached
 LEAST_ROWS, MOST_ROWS = 24, 48
+# with vectors of AVX2, bytes of weights up to which a block of copied rows is one tile, if there are many blocks: the
+# weights of all planes, which each block reads, stay in an L3 cache
+CACHED_BYTES = 4 * 1024 * 1024
 BSL_ROWS = 128  # rows per block in batch-size-last, approximately; the next block's rows are prefetched meanwhile
 FEW, MANY = 16, 1 << 15  # up to FEW rows each batch is a class; from MANY on all are one
 # on processors with matrix tiles, weights per row of the batch from which on at most PAIRED_ROWS rows multiply pairs
@@ -344,6 +347,8 @@ def _fitted_factor(kernel: KernelSpec, limits: Limits, constants: VectorConstant
     shape = VectorTiling(kernel, constants)
     reads_far = are_far(shape) and reads_far_rows(limits) and not needs_panel(kernel, 0) and shape.period == 1
     block = min(largest_block(shape, FAR_ROWS if reads_far else LEAST_ROWS), round_up(batch, shape.tile_rows))
+    if shape.has_avx2_vectors and shape.is_by_rows and constants.panel and shape.packed_bytes <= CACHED_BYTES:
+        block = block if divide_up(batch, block) <= 4 * limits.multiprocessors else shape.tile_rows
     streaming = streams_outputs(kernel, constants, batch)
     return constants.changed(block=block, parts=_parts(shape, limits, divide_up(batch, block)), streaming=streaming)
 
