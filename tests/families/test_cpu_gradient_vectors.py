@@ -15,7 +15,7 @@ from ksgen import reference
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for
 from ksgen.families.cpu_gradient.family import CpuGradient
-from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
+from ksgen.families.cpu_gradient.vectors import FETCH_STEP, VectorGradientConstants, VectorGradientTiling
 from ksgen.launcher import Launcher
 from ksgen.measure.verify import make_problem, tolerance
 from ksgen.pattern import Pattern
@@ -243,6 +243,30 @@ def test_whole_squares_of_weights_are_transposed(height: int, shape: tuple[int, 
         constants = constants_of(kernel, "outputs", 8, height)
         assert VectorGradientTiling(kernel, constants).square == square
         agrees(kernel, constants, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "vector_bytes", "block"),
+    [
+        ((1, 192, 48, 24), 32, 81),  # 128 KB of copied inputs
+        ((8, 192, 48, 1), 32, 170),  # 16 KB of a column's outputs
+        ((1, 256, 256, 4), 32, 126),  # 128 KB would be 31 rows: as with long vectors
+        ((1, 64, 64, 16), 64, 96),
+    ],
+)
+def test_blocks_stay_in_the_smaller_caches_of_avx2(shape: tuple[int, ...], vector_bytes: int, block: int) -> None:
+    found = FAMILY.default(kernel_of(shape), replace(CPU, vector_bytes=vector_bytes), 2048)
+    assert (found.along, found.block) == ("outputs", block)
+
+
+@pytest.mark.parametrize("pairs", [0, 1])
+@pytest.mark.parametrize("shape", [(8, 192, 48, 1), (1, 64, 64, 16), (1, 1024, 1024, 1), (4, 20, 7, 1), (2, 3, 2, 4)])
+def test_the_tiles_of_a_column_prefetch_all_rows_of_the_next(shape: tuple[int, ...], pairs: int) -> None:
+    kernel, count = kernel_of(shape, "bfloat16" if pairs else "float32"), 96
+    made = VectorGradientTiling(kernel, replace(constants_of(kernel, "outputs", 16), block=count, pairs=pairs))
+    rows_of_tile = -(-count // made.rows)
+    assert rows_of_tile <= count // made.together // FETCH_STEP * made.fetched_rows
+    assert replace(made, kernel=kernel_of(shape, layout="bsl")).fetched_rows == 0
 
 
 def test_tiles_of_few_rows_are_whole_squares() -> None:

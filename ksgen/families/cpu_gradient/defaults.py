@@ -10,11 +10,15 @@ from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorG
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import complex_registers, cost, prefers_outputs
 from ksgen.families.vector.planes import lanes_of, round_up
+from ksgen.families.vector.shape import AVX2_BYTES
 from ksgen.spec import KernelSpec
 
 TASKS = 4  # work groups per core, so that other cores can take the work of one that starts late
 COLUMN_BYTES = 24 * 1024  # bytes of dY that stay in an L1 cache while lanes are along the outputs
 PANEL_BYTES = 512 * 1024  # bytes of a block's copied operands that stay in an L2 cache
+# the same with vectors of AVX2, if a block has at least LEAST_ROWS rows then
+AVX2_COLUMN_BYTES, AVX2_PANEL_BYTES = 16 * 1024, 128 * 1024
+LEAST_ROWS = 32
 # bytes of a work group's private buffer with matrix tiles: it stays in the L2 cache, together with its sums
 KEPT_BYTES = 768 * 1024
 MOST_OUTPUTS = 256  # outputs per j that share a copy of the inputs
@@ -75,8 +79,10 @@ def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -
     shape = VectorGradientTiling(kernel, constants)
     _, b, c, d = kernel.pattern.shape
     if shape.is_along_outputs:
-        in_column = COLUMN_BYTES // (shape.tile_lanes * shape.real_bytes)
-        rows = min(in_column, max(32, PANEL_BYTES // (shape.x_row * shape.real_bytes)))
+        row_bytes, vector_bytes = shape.x_row * shape.real_bytes, constants.lanes * shape.real_bytes
+        is_small = vector_bytes == AVX2_BYTES and LEAST_ROWS * row_bytes <= AVX2_PANEL_BYTES
+        column, panel = (AVX2_COLUMN_BYTES, AVX2_PANEL_BYTES) if is_small else (COLUMN_BYTES, PANEL_BYTES)
+        rows = min(column // (shape.tile_lanes * shape.real_bytes), max(LEAST_ROWS, panel // row_bytes))
         return min(rows * shape.together, round_up(batch, shape.unit))
     features = shape.scope * (b + c) * d if shape.transposes else c + constants.width
     vectors = PANEL_BYTES // (features * constants.lanes * shape.real_bytes)

@@ -24,6 +24,7 @@ from ksgen.families.vector.shape import LINE_BYTES
 from ksgen.order import Order
 from ksgen.spec import KernelSpec
 
+FETCH_STEP = 4  # rows that are multiplied between two prefetches
 ACROSS = 6  # cycles to add up the lanes of a sum
 
 
@@ -177,6 +178,16 @@ class VectorGradientTiling(Planes, GradientParts):
         return self.pitch * (self.kernel.pattern.d if self.transposes else 1)
 
     @property
+    def fetched_rows(self) -> int:
+        """Rows of the batch whose outputs of the next column are prefetched at a time.
+
+        The tiles of a column prefetch all of them, in batch-size-first. There, a column's outputs are pieces of rows.
+        """
+        is_in_rows = self.is_along_outputs and self.kernel.layout == "bsf"
+        has_pieces = is_in_rows and not self.kernel.pattern.outputs.is_exchanged
+        return divide_up(FETCH_STEP * self.together, self.rows) if has_pieces else 0
+
+    @property
     def dy_base(self) -> int:
         """Offset of dY, which follows X."""
         if self.is_along_outputs:
@@ -279,6 +290,8 @@ class VectorGradientTiling(Planes, GradientParts):
             *self.bias_constexprs(constants.lanes),
             named(self, "SLOT", "elements of a work group's private buffer", "long long"),
             named(self, "DY_BASE", "offset of dY in the private buffer"),
+            Constexpr("FETCH_STEP", FETCH_STEP, "rows that are multiplied between two prefetches"),
+            named(self, "FETCHED_ROWS", "rows per prefetch of the next outputs"),
             named(self, "X_STEP", "elements from one l to the next"),
             *row_constexprs(self.kernel, "dY"),
             named(self, "RUN_IN", "inputs of a plane that are contiguous in x"),
