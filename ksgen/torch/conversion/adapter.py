@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ksgen.errors import SpecError
-from ksgen.torch.conversion.convert import Rule, dense_weight, find_layers, put, put_all, read_rule
+from ksgen.torch.conversion.convert import Rule, dense_weight, find_layers, move_hooks, put, put_all, read_rule
 from ksgen.torch.conversion.rule import RuleEntry
 from ksgen.torch.layer.group import KSLinears
 from ksgen.torch.layer.linear import KSLinear
@@ -75,7 +75,8 @@ def adapt(model: nn.Module, rule: Rule, **options: Any) -> list[str]:
     """Freeze a model and add a trainable adapter to every dense layer that a rule names.
 
     `rule` has the forms that `convert` accepts. `options` are options of the adapters' `KSLinear`, except an
-    activation. Returns the names of the layers. If anything is wrong, the model stays unchanged.
+    activation. Hooks of calls move to the adapted layers. Returns the names of the layers. If anything is wrong, the
+    model stays unchanged.
     """
     wanted = read_rule(rule)
     found = find_layers(model, wanted)
@@ -88,6 +89,7 @@ def adapt(model: nn.Module, rule: Rule, **options: Any) -> list[str]:
         new[layer].adapter.requires_grad_(True)
         for name in names:
             put(model, name, new[layer])
+        move_hooks(layer, new[layer])
     return [names[0] for names, _ in found.values()]
 
 

@@ -51,6 +51,8 @@ HEAD_OR_EMBEDDING = re.compile(
     r"(.*[._])?embed(ding)?s?([._].*)?|(.*\.)?((lm|mlm|cls|classification)_)?head(\..*)?"
     r"|(.*\.)?(classifier|score)(\..*)?|fc"
 )
+# state of the hooks that see a module's calls; hooks of state dicts know the names of its parameters, and stay behind
+_HOOKS = [name for name in vars(nn.Module()) if "hook" in name and "state_dict" not in name]
 Rule = Mapping[str, Patterns | Structure | tuple[Structure, ...] | RuleEntry] | Spec | str | Path
 
 
@@ -62,8 +64,9 @@ def convert(
     """Replace every dense layer that a rule names by a `KSLinear` of its chain or structure, or by a sum, in place.
 
     Dense layers are `nn.Linear` and transformers' `Conv1D`. New weights approximate the old ones (`factorize`). Bias,
-    dtype, device, requires_grad and training mode stay. If anything is wrong, the model stays unchanged. The config of
-    a transformers model gets the rule, so that `save_pretrained` saves it.
+    dtype, device, requires_grad and training mode stay, and hooks of calls move to the new layers. If anything is
+    wrong, the model stays unchanged. The config of a transformers model gets the rule, so that `save_pretrained` saves
+    it.
 
     Args:
         model: Module whose layers are replaced.
@@ -147,6 +150,14 @@ def put_all(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> None:
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module in new:
             put(model, name, new[module])
+    for old, module in new.items():
+        move_hooks(old, module)
+
+
+def move_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Move the hooks of a module's calls to a new module. Their handles still remove them."""
+    for name in _HOOKS:
+        vars(old)[name], vars(new)[name] = vars(new)[name], vars(old)[name]
 
 
 def read_rule(rule: Any) -> dict[str, RuleEntry]:

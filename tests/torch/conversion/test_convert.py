@@ -25,11 +25,12 @@ from ksgen.pattern import Chain, Pattern  # noqa: E402
 from ksgen.spec import parse  # noqa: E402
 from ksgen.structures import of_chain  # noqa: E402
 from ksgen.torch import KSLinear, KSSum, propose, save_rule  # noqa: E402
-from ksgen.torch.conversion.adapter import adapt  # noqa: E402
+from ksgen.torch.conversion.adapter import adapt, merge  # noqa: E402
 from ksgen.torch.conversion.convert import convert  # noqa: E402
 from ksgen.torch.conversion.projection import product_of  # noqa: E402
 from ksgen.torch.conversion.propose import Proposal  # noqa: E402
 from ksgen.torch.conversion.propose import offers as offers_of  # noqa: E402
+from ksgen.torch.conversion.quantize import quantize_model  # noqa: E402
 from ksgen.torch.conversion.rule import RuleEntry  # noqa: E402
 from ksgen.torch.layer.group import KSLinears  # noqa: E402
 from tests.support.program import ROOT  # noqa: E402
@@ -129,6 +130,48 @@ def test_what_stays() -> None:
     model["blocks"][0].mlp["up"].bias.requires_grad_(False)
     convert(model, {"up": UP})
     assert [block.mlp["up"].bias.requires_grad for block in model["blocks"]] == [False, True]
+
+
+@pytest.mark.parametrize("change", ["chain", "group", "sum", "adapt", "merge", "quantize"])
+def test_hooks_move_to_the_new_layer(change: str) -> None:
+    seen: list[str] = []
+    model: Any = nn.Sequential(KSLinear("1,8,8,1") if change == "quantize" else nn.Linear(8, 8))
+    layer, x, one = model[0], torch.randn(3, 8, requires_grad=True), Chain.read("1,8,8,1")
+
+    def note(what: str) -> Callable[..., None]:
+        return lambda module, *_, **__: seen.append(f"{what} {type(module).__name__}")
+
+    handles = [
+        layer.register_forward_pre_hook(lambda _, args, kwargs: ((2 * args[0],), kwargs), with_kwargs=True),
+        layer.register_forward_hook(note("forward"), with_kwargs=True, always_call=True),
+        layer.register_full_backward_pre_hook(note("before backward")),
+        layer.register_full_backward_hook(note("backward")),
+    ]
+    y = model(x)
+    seen.clear()
+    if change == "quantize":
+        quantize_model(model, "int8")
+    elif change in ("adapt", "merge"):
+        adapt(model, {"0": one})
+    else:
+        rules: dict[str, Any] = {"group": RuleEntry(Chain.read("1,4,8,1"), 2), "sum": (of_chain(one), of_chain(one))}
+        convert(model, {"0": rules.get(change, one)})
+    if change == "merge":
+        model[0].register_forward_hook(note("adapter's"))
+        merge(model)
+    assert model[0] is not layer
+    torch.testing.assert_close(model(x), y, rtol=0.1, atol=0.1)  # of 2 x
+    if change != "quantize":  # a layer for inference
+        model(x).sum().backward()
+    noted = ["forward"] + ["adapter's"] * (change == "merge")
+    noted = noted if change == "quantize" else [*noted, *noted, "before backward", "backward"]
+    assert seen == [f"{each} {type(model[0]).__name__}" for each in noted]
+    for handle in handles:
+        handle.remove()
+    seen.clear()
+    torch.testing.assert_close(model(2 * x), y, rtol=0.1, atol=0.1)
+    layer(x)
+    assert not [each for each in seen if "adapter's" not in each]
 
 
 def test_fresh_weights_and_the_meta_device() -> None:
@@ -878,9 +921,9 @@ def test_a_budgets_chain_may_have_merged_factors(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(module, "offers", proposed)
     lengths = []
-    for merge in (False, True):
+    for merged in (False, True):
         model = nn.Sequential(nn.Linear(64, 64))
-        (layer,) = convert(model, ["0"], budget=0.45, merge=merge, from_weights=False).layers
+        (layer,) = convert(model, ["0"], budget=0.45, merge=merged, from_weights=False).layers
         assert layer.chain.weight_count <= 0.45 * 64**2
         lengths.append(len(layer.chain))
     assert lengths[1] < lengths[0] == 6
