@@ -37,7 +37,7 @@ from ksgen.torch.conversion.propose import (
 from ksgen.torch.conversion.rule import RuleEntry, check_config, described, exactly, load_rule, write_config
 from ksgen.torch.conversion.sums import text_of
 from ksgen.torch.layer.group import group
-from ksgen.torch.layer.linear import COMPUTED, KSLinear, is_computed
+from ksgen.torch.layer.linear import COMPUTED, KSLinear, is_computed, uninitialized
 from ksgen.torch.layer.sum import KSSum, of_structures, summands
 from ksgen.torch.layer.tied import initialized
 from ksgen.torch.operators.checks import check_flags, dtype_name
@@ -304,6 +304,8 @@ def _step_us(count: int, proposal: Proposal) -> float:
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Dense layers of a model, once per name."""
+    if wrong := uninitialized(model):
+        raise SpecError(wrong)
     return [(name, module) for name, module in model.named_modules(remove_duplicate=False) if _is_dense(module)]
 
 

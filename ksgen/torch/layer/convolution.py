@@ -10,7 +10,7 @@ from ksgen.pattern import Pattern, Patterns
 from ksgen.spec import Layout
 from ksgen.structures import Structure
 from ksgen.torch.layer.base import as_leaf
-from ksgen.torch.layer.linear import COMPUTED, KSLinear, dense_layer, is_computed
+from ksgen.torch.layer.linear import KSLinear, dense_layer, unreadable
 from ksgen.torch.operators.checks import check_tensors
 from ksgen.values import misfit
 
@@ -203,8 +203,8 @@ def _check_conv(conv: nn.Module) -> None:
     """Raise `LaunchError` if the module is not a convolution that multiplies each pixel by one matrix."""
     if not isinstance(conv, nn.Conv2d):
         raise LaunchError(f"KSConv1x1.from_conv: got {type(conv).__name__}; accepted: an nn.Conv2d")
-    if is_computed(conv):
-        raise LaunchError(f"KSConv1x1.from_conv: {COMPUTED}")
+    if wrong := unreadable(conv):
+        raise LaunchError(f"KSConv1x1.from_conv: {wrong}")
     wanted: dict[str, list[Any]] = {"kernel_size": [(1, 1)], "stride": [(1, 1)], "padding": [(0, 0), "valid", "same"]}
     for name, accepted in wanted.items():
         if (found := getattr(conv, name)) not in accepted:

@@ -8,6 +8,7 @@ from typing import Any, Never, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from ksgen.errors import LaunchError, PatternError, SpecError
@@ -318,8 +319,9 @@ class KSLinear(ChainLayer, nn.Linear):
             The layer.
 
         Raises:
-            LaunchError: The layer is no `nn.Linear`, a hook computes its weight, or the weight has another shape. Also
-                if an activation `between` is given, or if the new layer would lack the activation of a `KSLinear`.
+            LaunchError: The layer is no `nn.Linear`, a hook computes its weight, or the weight has another shape or no
+                values yet. Also if an activation `between` is given, or if the new layer would lack the activation of a
+                `KSLinear`.
 
         Examples:
             >>> from torch import nn
@@ -335,8 +337,8 @@ class KSLinear(ChainLayer, nn.Linear):
                 f"KSLinear.from_linear: the layer has activation={activation!r}, which the new one would lack; "
                 f"accepted: activation={activation!r}"
             )
-        if is_computed(linear):
-            raise LaunchError(f"KSLinear.from_linear: {COMPUTED}")
+        if wrong := unreadable(linear):
+            raise LaunchError(f"KSLinear.from_linear: {wrong}")
         if options.get("between", "none") != "none":
             raise LaunchError(
                 f"KSLinear.from_linear: between={excerpt(options['between'])} makes it nonlinear; accepted: 'none'"
@@ -863,6 +865,18 @@ def _gathered(parameter: Any) -> Tensor:
 def is_computed(layer: nn.Module) -> bool:
     """Whether a hook sets a dense layer's `weight` at each call: an attribute, and no parameter or property."""
     return "weight" in vars(layer)
+
+
+def uninitialized(module: nn.Module) -> str:
+    """Message about the first parameter that waits for a call of a lazy layer; empty if there is none."""
+    lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
+    needed = "has no values before the first call of its lazy layer; accepted: a model that was called once"
+    return f"{lazy[0]} {needed}" if lazy else ""
+
+
+def unreadable(layer: nn.Module) -> str:
+    """Message about parameters of a dense layer that cannot be read; empty if they can."""
+    return uninitialized(layer) or (COMPUTED if is_computed(layer) else "")
 
 
 def dense_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -186,6 +186,21 @@ def test_fresh_weights_and_the_meta_device() -> None:
         convert(model, {"down": DOWN})  # fmt: skip
 
 
+@pytest.mark.parametrize("named", [{"rule": {"0": "1,4,8,1"}}, {"rule": {"1": "1,4,4,1"}}, {"budget": 0.5}])
+def test_a_lazy_layer_needs_a_call_first(named: Any) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4))
+    message = (
+        r"^0\.weight has no values before the first call of its lazy layer; accepted: a model that was called once$"
+    )
+    with pytest.raises(SpecError, match=message):
+        convert(model, **named)
+    with pytest.raises(SpecError, match=message):
+        adapt(model, {"1": "1,4,4,1"})
+    model = nn.Sequential(nn.LazyLinear(4))
+    model(torch.zeros(2, 8))
+    assert len(convert(model, {"0": "1,4,8,1"}).layers) == 1
+
+
 def test_conv1d_of_transformers() -> None:
     model = nn.Sequential(Conv1D(nf=96, nx=24))
     x = torch.randn(5, 24)

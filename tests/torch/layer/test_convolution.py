@@ -175,6 +175,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "KSConv1x1.from_conv: weight is computed by a hook at each call, such as that of weight_norm or prune; "
         "accepted: a parameter, as after torch.nn.utils.remove_weight_norm or prune.remove",
     ),
+    "lazy": (
+        lambda: KSConv1x1.from_conv(nn.LazyConv2d(8, 1)),
+        "KSConv1x1.from_conv: weight has no values before the first call of its lazy layer; accepted: a model that was "
+        "called once",
+    ),
     "kernel": (
         lambda: KSConv1x1.from_conv(nn.Conv2d(8, 6, (1, 3))),
         "KSConv1x1.from_conv: kernel_size=(1, 3); accepted: (1, 1)",

@@ -285,10 +285,12 @@ def test_from_a_layer_with_an_activation() -> None:
     torch.testing.assert_close(KSLinear.from_linear(layer, CHAIN, activation="relu")(x), layer(x))
 
 
-def test_from_a_weight_that_a_hook_computes() -> None:
+def test_from_a_weight_that_a_hook_computes_or_a_call_creates() -> None:
     linear = prune.l1_unstructured(nn.Linear(24, 24), "weight", 0.5)
     with pytest.raises(LaunchError, match=r"from_linear: weight is computed by a hook .*; accepted: a parameter, as"):
         KSLinear.from_linear(linear, CHAIN)
+    with pytest.raises(LaunchError, match=r"from_linear: weight has no values before the first call of its lazy layer"):
+        KSLinear.from_linear(nn.LazyLinear(24), CHAIN)
     prune.remove(linear, "weight")
     assert KSLinear.from_linear(linear, "1,24,24,1").to_dense().equal(linear.weight)
 
