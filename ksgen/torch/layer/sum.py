@@ -14,7 +14,7 @@ from ksgen.structures import Structure, check_state, names_of, shared_names
 from ksgen.torch.layer.base import ChainLayer, activated
 from ksgen.torch.layer.group import Layers, are_watched
 from ksgen.torch.layer.linear import KSLinear
-from ksgen.torch.layer.weight import Weight, is_traced
+from ksgen.torch.layer.weight import Weight, is_traced, refusing
 from ksgen.torch.operators import prepared, replay
 from ksgen.torch.operators.checks import check_words
 from ksgen.torch.operators.choice import describe_times
@@ -213,11 +213,18 @@ class KSSum(Layers):
     def bias(self) -> Tensor | None:
         """Bias of the sum, None if no layer has one.
 
-        If one layer has a bias, this is its parameter. The sum of several is computed, so that writes to it are lost.
+        If one layer has a bias, this is its parameter. The sum of several is computed, and refuses writes.
         """
         given = [getattr(each, "bias", None) for each in self]
         found = [each for each in given if each is not None]
-        return sum(found[1:], found[0]) if found else None
+        if len(found) < 2 or torch.compiler.is_compiling():
+            return sum(found[1:], found[0]) if found else None
+        return refusing(sum(found[1:], found[0]), self)
+
+    def _refusal(self, what: str) -> LaunchError:
+        return LaunchError(
+            f"KSSum: {what} would write to bias, which is the sum of the layers' biases; accepted: writes to those"
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("weight", "bias"):  # with a parameter as value, PyTorch would only report that the attribute exists

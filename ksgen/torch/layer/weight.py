@@ -175,9 +175,9 @@ class Weight(Tensor):
 
 
 class _Values(Tensor):
-    """Values of a weight, or a view of them. Writes are refused, because they would be lost."""
+    """Values of a weight or a sum of biases, or a view of them. Writes are refused, because they would be lost."""
 
-    _weight: Weight
+    _weight: Any  # builds the error
 
     @classmethod
     def __torch_function__(
@@ -193,8 +193,13 @@ def _values(value: Any) -> Any:
     """Values of a weight; anything else unchanged."""
     if not isinstance(value, Weight):
         return value
-    made = value._computed().as_subclass(_Values)
-    made._weight = value
+    return refusing(value._computed(), value)
+
+
+def refusing(values: Tensor, owner: Any) -> Tensor:
+    """Computed values whose owner builds the error for a write."""
+    made = values.as_subclass(_Values)
+    made._weight = owner
     return made
 
 
@@ -210,9 +215,7 @@ def _called(function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any
     def viewed(each: Any) -> Any:
         if not isinstance(each, Tensor) or isinstance(each, _Values) or (weight := weights.get(_memory(each))) is None:
             return each
-        made = each.as_subclass(_Values)
-        made._weight = weight
-        return made
+        return refusing(each, weight)
 
     found = function(*given, **named)
     if function in (Tensor.numpy, Tensor.__array__):

@@ -416,6 +416,19 @@ def test_other_writes_to_its_weight_are_refused() -> None:
     assert all(each.equal(old) for each, old in zip(layer[0].parameters(), before, strict=False))
 
 
+@pytest.mark.parametrize(
+    "write", [nn.init.zeros_, lambda bias: bias.data.copy_(torch.ones(20)), lambda bias: bias[2:].add_(1)]
+)
+def test_writes_to_its_sum_of_biases_are_refused(write: Any) -> None:
+    layer = made()
+    message = r"^KSSum: \w+_ would write to bias, which is the sum of the layers' biases; accepted: writes to those$"
+    with torch.no_grad(), pytest.raises(LaunchError, match=message):
+        write(layer.bias)
+    layer = made((False, True, False))
+    with torch.no_grad():
+        write(layer.bias)  # the layer's own
+
+
 def test_compilers_see_a_dense_weight() -> None:
     layer, x = made(), torch.randn(5, 16)
     torch._dynamo.reset()
