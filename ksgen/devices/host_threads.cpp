@@ -312,8 +312,9 @@ static void launch_some(const Step* steps, long count, const int64_t* arguments,
     pthread_mutex_unlock(&crew()->one_launch);
 }
 
-extern "C" void ksgen_launch(Walk walk, const int64_t* arguments, long groups, long threads, Parallel parallel) {
-    const Step step{walk, 0, groups, 0};
+extern "C" void ksgen_launch(
+    Walk walk, const int64_t* arguments, long groups, int64_t size, long threads, Parallel parallel) {
+    const Step step{walk, 0, groups, size};
     launch_some(&step, 1, arguments, threads, parallel);
 }
 

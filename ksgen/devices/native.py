@@ -196,7 +196,7 @@ class _Recording:
         words, steps, working = array("q"), array("q"), list[tuple[int, ThreadWorkspace]]()
         for each in launches:
             begin = len(words)
-            steps.extend((each.kernel.walk, begin, each.grid, _size_of(each)))
+            steps.extend((each.kernel.walk, begin, each.grid, _size_of(each.args)))
             words.extend(_words(each.args))
             working += [(at, arg) for at, arg in enumerate(each.args, begin) if isinstance(arg, ThreadWorkspace)]
         # the largest: all use the same memory of the calling thread, whose address precedes the others
@@ -284,7 +284,7 @@ class NativeDevice(ProcessorDevice):
         values = array("q", _words(args))
         launcher = self._launcher or self.prepare_launches()
         at, _ = values.buffer_info()
-        launcher(kernel.walk, at, grid, self._threads(), _openmp())
+        launcher(kernel.walk, at, grid, _size_of(args), self._threads(), _openmp())
 
     def record(self, launches: Sequence[Launch], stream: Stream, moved: Sequence[tuple[int, int]] = ()) -> Recording:
         """Record launches, which one call then repeats together, on as many threads as wanted now."""
@@ -292,7 +292,7 @@ class NativeDevice(ProcessorDevice):
             _check_launch(self.name, each.kernel, each.block, stream)
         self.prepare_launches()
         threads = self._threads()
-        key = threads, *((each.kernel.walk, each.grid, _size_of(each)) for each in launches)
+        key = threads, *((each.kernel.walk, each.grid, _size_of(each.args)) for each in launches)
         by_time = self._by_time.setdefault(key, ThreadsByTime())
         return _Recording(self._several, launches, moved, threads, by_time)
 
@@ -311,7 +311,8 @@ class NativeDevice(ProcessorDevice):
                 library = load_library(self._built_threads().data, _LAUNCH)
                 launcher, several = library.ksgen_launch, library.ksgen_launch_all
                 launcher.restype = several.restype = None
-                launcher.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p)
+                numbers = ctypes.c_long, ctypes.c_int64, ctypes.c_long
+                launcher.argtypes = (ctypes.c_void_p, ctypes.c_void_p, *numbers, ctypes.c_void_p)
                 several.argtypes = (ctypes.c_char_p,)
                 self._library, self._several = library, several
         return self._library.ksgen_launch
@@ -364,9 +365,9 @@ def _words(args: tuple[Any, ...]) -> list[int]:
     return [arg if isinstance(arg, int) else 0 if arg is None else arg.pointer for arg in args]
 
 
-def _size_of(launch: Launch) -> int:
+def _size_of(args: tuple[Any, ...]) -> int:
     """Number by which times of one kernel differ with equal grids: a product's last argument, which is the batch."""
-    *_, last = launch.args
+    *_, last = args
     return last if isinstance(last, int) else 0
 
 

@@ -261,6 +261,16 @@ def test_recordings_of_the_same_launches_share_the_fastest_number_of_threads(
     assert [each.settled() for each in others] == [None, None]
 
 
+def test_a_launch_gives_its_batch(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches whose grids are equal do not share their times."""
+    kernel = device.load(device.compiler().compile(SUMS, "sums", device.target), "sums", 0)
+    given = list[Any]()
+    monkeypatch.setattr(device, "_launcher", lambda *args: given.append(args))
+    for batch in (3, 4):
+        device.launch(kernel, 2, 1, 0, (0, 0, batch), None)
+    assert [each[2:4] for each in given] == [(2, 3), (2, 4)]
+
+
 def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All its launches in the same, where the first needs less than a later one, and none where another thread
     works.
@@ -404,13 +414,13 @@ static void together(const int64_t*, long, long, long) {
 }
 
 int main() {
-    ksgen_launch(alone, nullptr, 2, 2, nullptr);
+    ksgen_launch(alone, nullptr, 2, 0, 2, nullptr);
     while (asleep.load() < 1) sched_yield();
-    for (int launch = 0; launch < 100; ++launch) ksgen_launch(alone, nullptr, 2, 2, nullptr);
+    for (int launch = 0; launch < 100; ++launch) ksgen_launch(alone, nullptr, 2, 0, 2, nullptr);
     may_wake.store(true);
     for (int launch = 0; launch < 100; ++launch) {
         joined.store(0);
-        ksgen_launch(together, nullptr, 2, 2, nullptr);
+        ksgen_launch(together, nullptr, 2, 0, 2, nullptr);
     }
     return 0;
 }
@@ -437,7 +447,7 @@ static void sized_walk(const int64_t* size, long, long, long) {
 }
 static long regions_of(Walk walk, const long groups) {
     regions = 0;
-    for (int launch = 0; launch < 1000; ++launch) ksgen_launch(walk, nullptr, groups, 2, parallel);
+    for (int launch = 0; launch < 1000; ++launch) ksgen_launch(walk, nullptr, groups, 0, 2, parallel);
     return regions;
 }
 
@@ -459,7 +469,8 @@ int main() {
             const Recorded one{parallel, sized + each, 1, sizes + each, 1, nullptr, 0};
             const Repeat again{&one, 2};
             regions = 0;
-            ksgen_launch_all(&again);
+            if (launch % 2) ksgen_launch_all(&again);
+            else ksgen_launch(sized_walk, sizes + each, 2, sizes[each], 2, parallel);
             if (launch > 0 && regions != each) return 4;
         }
     return 0;
@@ -514,7 +525,7 @@ static void as_openmp(void (*function)(void*), void* data, unsigned, unsigned) {
 
 static bool both_are(const float wanted, const Parallel parallel) {
     joined.store(0);
-    ksgen_launch(divide, nullptr, 2, 2, parallel);
+    ksgen_launch(divide, nullptr, 2, 0, 2, parallel);
     return thirds[0] == wanted && thirds[1] == wanted;
 }
 

@@ -78,7 +78,7 @@ int main(int count, char** words) {
     awaited = groups < threads ? groups : threads;
     for (long launch = 0; launch < atol(words[4]); ++launch) {
         arrived.store(0);
-        ksgen_launch(walk_together, arguments, groups, threads, nullptr);
+        ksgen_launch(walk_together, arguments, groups, 0, threads, nullptr);
     }
     arrived.store(0);
     // the second writes where the first one wrote
