@@ -925,6 +925,22 @@ def test_rules_of_the_job_of_d_and_of_panels() -> None:
             check(FAMILY, kernel, GOOD)
 
 
+@pytest.mark.parametrize(
+    ("c", "d", "constants"),
+    [
+        (2**27, 1, VectorConstants("outputs", 8, 1, 2, 24, 1, 0, 0)),  # 16 weights per input
+        (2**27, 1, VectorConstants("batch", 8, 16, 1, 24, 1, 1, 0)),
+        (2**25, 4, VectorConstants("batch", 8, 1, 2, 24, 1, 1, 0)),  # 64 places per input, for each of four j
+    ],
+)
+def test_a_tile_is_counted_in_32_bits(c: int, d: int, constants: VectorConstants) -> None:
+    check(FAMILY, kernel_of((1, 16, c - 1, d)), constants)
+    with pytest.raises(
+        ConstantsError, match=r"a tile's weights or inputs take at most 2147483647 elements: 2147483648"
+    ):
+        check(FAMILY, kernel_of((1, 16, c, d)), constants)
+
+
 def test_which_devices_it_serves() -> None:
     kernel = kernel_of((2, 9, 5, 3))
     assert family_for(kernel, CPU).name == "vector"

@@ -24,6 +24,7 @@ from ksgen.families.vector.sources import shared, source_constants
 from ksgen.spec import KernelSpec
 from ksgen.spec.precision import BF16
 
+MOST_ELEMENTS = 2**31 - 1  # kernels count the elements of a tile in 32 bits
 RULES: tuple[Rule[VectorConstants], ...] = (
     Rule("job is multiply", lambda k, c: k.job == "multiply"),
     *LANE_RULES,
@@ -48,6 +49,11 @@ RULES: tuple[Rule[VectorConstants], ...] = (
     ),
     Rule("pairs is 0 with weights in eight bits", lambda k, c: not (c.pairs and k.is_quantized)),
     no_more("parts", "the tiles of all outputs", lambda k, c: VectorTiling(k, c).columns),
+    at_most(
+        f"a tile's weights or inputs take at most {MOST_ELEMENTS} elements",
+        MOST_ELEMENTS,
+        lambda k, c: VectorTiling(k, c).tile_elements,
+    ),
 )
 
 

@@ -185,6 +185,11 @@ class VectorTiling(Planes):
         return self.inputs * (self.constants.width if self.is_broadcast else self.column_outputs)
 
     @property
+    def tile_elements(self) -> int:
+        """Elements that a tile's weights take, or its inputs if these take more."""
+        return max(self.column, self.inputs * self.x_step)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of one packed weight."""
         return self.kernel.weight_item_bytes if self.kernel.is_quantized else self.real_bytes
