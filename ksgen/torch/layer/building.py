@@ -32,7 +32,7 @@ def build(model: nn.Module, *x: Any, **options: Any) -> None:
 
     Later calls with such shapes use the fastest methods at once. The model is called a few times: random numbers and
     the running statistics of batch norms advance, as in any call. In training mode, gradients are computed too, but not
-    stored. A terminal shows a progress bar.
+    stored. Of `DistributedDataParallel`, the module inside is called. A terminal shows a progress bar.
 
     Args:
         model: Module with `KSLinear` layers, or one such layer.
@@ -55,6 +55,8 @@ def build(model: nn.Module, *x: Any, **options: Any) -> None:
 
 def build_calls(model: nn.Module, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> None:
     """Build like `build`, for several calls together, each with positional arguments and arguments by name."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module  # DDP sends buffers at each call, but processes may need different numbers of calls
     for name, parameter in model.named_parameters():
         mesh: Any = getattr(parameter, "device_mesh", None)  # of a DTensor
         if mesh is not None and mesh.size() > 1:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from torch import distributed, nn  # noqa: E402  (after the skip)
 from torch.distributed.tensor import Shard  # noqa: E402
 
 from ksgen.errors import LaunchError  # noqa: E402
-from ksgen.torch import KSLinear, freeze  # noqa: E402
+from ksgen.torch import KSLinear, build, freeze  # noqa: E402
 from ksgen.torch.parallel import shard_placement  # noqa: E402
 from tests.support.processes import Processes  # noqa: E402
 
@@ -196,6 +197,24 @@ def train_in_ddp(options: dict[str, bool]) -> None:
 )
 def test_ddp_trains_as_one_process_with_the_whole_batch(two: Processes, options: dict[str, bool]) -> None:
     two.run(train_in_ddp, options)
+
+
+def build_in_ddp() -> bool:
+    """DDP sends the buffers of a batch norm at each call. One process needs fewer calls, as it was built before."""
+    own = nn.Sequential(KSLinear([(1, 8, 6, 4)]), nn.BatchNorm1d(32))
+    model = nn.parallel.DistributedDataParallel(own)
+    if distributed.get_rank():
+        build(own, torch.ones(9, 24))
+    before = int(own[1].num_batches_tracked)
+    build(model, torch.ones(9, 24))
+    calls: list[Any] = [None, None]
+    distributed.all_gather_object(calls, int(own[1].num_batches_tracked) - before)
+    return bool(calls[0] > calls[1])
+
+
+@needs_gloo
+def test_processes_of_ddp_build_with_different_numbers_of_calls(two: Processes) -> None:
+    assert two.run(build_in_ddp) == [True, True]
 
 
 def train_in_16_bits() -> None:
