@@ -6,7 +6,7 @@ The JSON fields of kernels and their times follow the schema of docs/json.md.
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import wraps
 from math import isfinite, isnan
@@ -308,12 +308,12 @@ def print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]], left: i
     screen.print(table)
 
 
-def print_facts(rows: Iterable[tuple[str, str]], facts: Mapping[str, Any]) -> None:
+def print_facts(rows: Mapping[str, str], facts: Mapping[str, Any]) -> None:
     """Print a table of names and texts, whose fields such as `{batch}` are replaced by facts."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, text in rows:
+    for name, text in rows.items():
         table.add_row(f"[bold]{name.format(**facts)}[/]", text.format(**facts))
     console().print(table)
 

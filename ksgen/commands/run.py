@@ -186,28 +186,20 @@ def _print(figures: dict[str, object], chosen: str) -> None:
     from ksgen.measure.trust import marked
 
     why = cast("str", figures["doubt"])
-    rows = [
-        ("kernel", "{entry}, batch {batch}"),
-        ("device", "{device} ({runtime})"),
-        ("constants", "{family}: {chosen}"),
-        ("chosen by", "{why}"),
-        (
-            "error",
-            "{error:.2e} against float64 over {checked_rows} rows of the batch; {verdict} (at most {tolerance:.1e})",
-        ),
-        (
-            "time",
-            f"{marked('{median_us:.1f}', why)} us median of {{blocks}} blocks, interval of the median {{low_us:.1f}} "
-            f"to {{high_us:.1f}}",
-        ),
-        ("rate", f"{marked('{gflop_per_s:.1f}', why)} GFLOP/s, {marked('{gbyte_per_s:.1f}', why)} GB/s"),
-        (
-            "floor",
-            "{floor}: this device just copied {measured_gbyte_per_s:.0f} GB/s and did {measured_gflop_per_s:.0f} "
-            "GFLOP/s of {multiply_adds}",
-        ),
-        ("share", "{share}"),
-    ]
+    rows = {
+        "kernel": "{entry}, batch {batch}",
+        "device": "{device} ({runtime})",
+        "constants": "{family}: {chosen}",
+        "chosen by": "{why}",
+        "error": "{error:.2e} against float64 over {checked_rows} rows of the batch; {verdict} "
+        "(at most {tolerance:.1e})",
+        "time": f"{marked('{median_us:.1f}', why)} us median of {{blocks}} blocks, interval of the median "
+        "{low_us:.1f} to {high_us:.1f}",
+        "rate": f"{marked('{gflop_per_s:.1f}', why)} GFLOP/s, {marked('{gbyte_per_s:.1f}', why)} GB/s",
+        "floor": "{floor}: this device just copied {measured_gbyte_per_s:.0f} GB/s and did {measured_gflop_per_s:.0f} "
+        "GFLOP/s of {multiply_adds}",
+        "share": "{share}",
+    }
     if factor_us := figures.get("each_factor_us"):
         copy_us = cast("float", figures.get("transpose_us", 0.0))
         sum_us = sum(cast("list[float]", factor_us)) + copy_us
@@ -215,7 +207,7 @@ def _print(figures: dict[str, object], chosen: str) -> None:
         why_factor = next(filter(None, cast("list[str]", figures["each_factor_doubt"])), "")
         ratio = f"{sum_us / cast('float', figures['median_us']):.2f} times the time of one launch"
         note = _untrusted(why or why_factor) if why or why_factor else ratio
-        rows.append(("unfused", f"{marked(f'{sum_us:.1f}', why_factor)} us for one launch per factor{copied}: {note}"))
+        rows["unfused"] = f"{marked(f'{sum_us:.1f}', why_factor)} us for one launch per factor{copied}: {note}"
     floor_us, part = cast("float | None", figures["floor_us"]), cast("float | None", figures["share_of_floor"])
     floor = "none" if floor_us is None else f"{floor_us:.1f} us"
     reached = (

@@ -312,52 +312,36 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
         "constants": chosen,
         "devices": _by_family(facts["by_device"], {family: family for family in facts["by_device"].values()}),
     }
-    rows = [
-        (
-            "pattern",
-            "{pattern}: {rows} x {columns}, {weights} weights, {density:.2%} of dense, in {blocks} permuted blocks",
-        ),
-        (
-            "batch {batch}",
-            "{gflop:.3g} GFLOP (dense {dense_gflop:.3g}), {mbyte:.3g} MB, {flop_per_byte:.1f} FLOP per byte",
-        ),
-        ("by default", "{devices}"),
-        ("kernel", "{kernel}, {family}: {constants}; {chosen_by}"),
-    ]
+    rows = {
+        "pattern": "{pattern}: {rows} x {columns}, {weights} weights, {density:.2%} of dense, in {blocks} "
+        "permuted blocks",
+        "batch {batch}": "{gflop:.3g} GFLOP (dense {dense_gflop:.3g}), {mbyte:.3g} MB, "
+        "{flop_per_byte:.1f} FLOP per byte",
+        "by default": "{devices}",
+        "kernel": "{kernel}, {family}: {constants}; {chosen_by}",
+    }
     if is_alone:
-        on_processor = [
-            ("traffic", "{cache_mbyte:.3g} MB that cores read and write"),
-            ("resources", "{blocks_of_threads} parts, which the cores share, and about {registers} vector registers"),
-        ]
-        by_results = [
-            (
-                "{on_processors[rule]}",
+        for name, each in facts["expected_faster"].items():
+            rows[f"on {name}"] = f"{each['family']} expected {each['factor']:.2f} times as fast"
+        rows |= {"{family}": "{why}", "(b+c)/(bc)": "{rewrite_ratio:.4f}: {predicts}"}
+        if "on_processors" in facts:
+            rows["{on_processors[rule]}"] = (
                 "{on_processors[value]:.2g}: the fastest other contender took {on_processors[gain]:.1f} times as long "
-                "at batch {on_processors[batch]}, on average over such patterns on processors",
+                "at batch {on_processors[batch]}, on average over such patterns on processors"
             )
-        ]
-        on_gpu = [
-            ("traffic", "{cache_mbyte:.3g} MB between cache and blocks, {shared_mbyte:.3g} MB through shared memory"),
-            (
-                "resources",
-                "{threads} threads and {shared_bytes} bytes of shared memory per block, about {registers} registers "
-                "per thread",
-            ),
-        ]
-        rows += [
-            *(
-                (f"on {name}", f"{each['family']} expected {each['factor']:.2f} times as fast")
-                for name, each in facts["expected_faster"].items()
-            ),
-            ("{family}", "{why}"),
-            ("(b+c)/(bc)", "{rewrite_ratio:.4f}: {predicts}"),
-            *(by_results if "on_processors" in facts else []),
-            (
-                "products",
-                "{multiply_adds_ratio:.2f} times the least multiply-adds, because of padding and split operands",
-            ),
-            *(on_processor if facts["is_processor"] else on_gpu),
-        ]
+        rows["products"] = (
+            "{multiply_adds_ratio:.2f} times the least multiply-adds, because of padding and split operands"
+        )
+        on_processor = {
+            "traffic": "{cache_mbyte:.3g} MB that cores read and write",
+            "resources": "{blocks_of_threads} parts, which the cores share, and about {registers} vector registers",
+        }
+        on_gpu = {
+            "traffic": "{cache_mbyte:.3g} MB between cache and blocks, {shared_mbyte:.3g} MB through shared memory",
+            "resources": "{threads} threads and {shared_bytes} bytes of shared memory per block, about {registers} "
+            "registers per thread",
+        }
+        rows |= on_processor if facts["is_processor"] else on_gpu
     print_facts(rows, facts)
     if is_alone:
         from ksgen.figures.picture import can_show
