@@ -431,11 +431,6 @@ def _dense_count(chain: Chain) -> int:
     return chain.in_features * chain.out_features
 
 
-def _authors_count(chain: Chain) -> int:
-    """Values of a published form's parameters. BOFT's form multiplies by a dense rotation."""
-    return _dense_count(chain) if chain.name == "boft" else chain.weight_count
-
-
 BASELINES = {
     each.name: each
     for each in (
@@ -469,8 +464,9 @@ BASELINES = {
             by_factors(semi_structured), lambda chain: _dense_count(chain) // 2, stored=4,
         ),
         Baseline("compiled", "torch.compile of the einsums", compiled, only_converts=False),
-        Baseline(
-            "authors", "the form in PyTorch that the structure's authors published", authors, _authors_count
+        Baseline(  # BOFT's form multiplies by a dense rotation
+            "authors", "the form in PyTorch that the structure's authors published", authors,
+            lambda chain: _dense_count(chain) if chain.name == "boft" else chain.weight_count,
         ),
         Baseline(
             LAYER, "KSLinear, frozen, which chooses by itself among ksgen's kernels and PyTorch's products", layer,

@@ -50,11 +50,6 @@ class Constants:
         return [self]
 
     @property
-    def launch_values(self) -> tuple[int, ...]:
-        """Values of those constants that a launch passes as arguments, in order."""
-        return tuple(getattr(self, name) for name in self.at_launch)
-
-    @property
     def in_entries(self) -> dict[str, Any]:
         """Values from which the hash in an entry point's name is derived, by the earliest name of each constant."""
         return {

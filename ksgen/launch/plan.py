@@ -518,7 +518,7 @@ def make_plan(device: Device, kernel: KernelSpec, batch: int, choice: Choice, lo
         packed_bytes=family.packed_bytes(kernel, choice.constants),
         packing=" ".join((*words, packed_for, *kernel.tied)),
         operands=family.operands(kernel, choice.constants),
-        at_launch=choice.constants.launch_values,
+        at_launch=tuple(getattr(choice.constants, name) for name in choice.constants.at_launch),
         maps=family.maps(kernel, choice.constants, batch),
         workspace_bytes=geometry.workspace_bytes + geometry.group_bytes * multiply.grid,
         steps=steps if len(steps) > 1 else (),

@@ -47,9 +47,6 @@ class Library:
         """x with its first axis moved to the end."""
         return self.module.moveaxis(x, 0, -1)
 
-    def moved_back(self, x: Any) -> Any:
-        return self.contiguous(self.module.moveaxis(x, -1, 0))
-
     def taken(self, x: Any, order: Any) -> Any:
         """Columns of x in the given order."""
         return self.module.take(x, order, 1)

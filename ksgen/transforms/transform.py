@@ -96,7 +96,7 @@ class Transform:
         rows = x if layout == "bsf" else library.moved(x)
         y = self._of_rows(library, rows.reshape(-1, wanted))
         y = y.reshape(*rows.shape[:-1], y.shape[-1])
-        return y if layout == "bsf" else library.moved_back(y)
+        return y if layout == "bsf" else library.contiguous(library.module.moveaxis(y, -1, 0))
 
     @property
     def order(self) -> NDArray[Any]:

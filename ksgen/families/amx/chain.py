@@ -196,7 +196,9 @@ class AmxChainTiling(LaunchTiling):
         if not self.kernel.is_chain:
             factor = self.factors[0]
             # a block reads one plane's weights if there are at least as many parts as planes, else those of all planes
-            weights = factor.plane_weights if factor.constants.parts >= factor.planes else factor.packed_bytes
+            weights = factor.packed_bytes
+            if factor.constants.parts >= factor.planes:
+                weights = factor.run * factor.tiles * factor.steps * factor.tile_bytes
             return Resident(factor.slot * 4 + factor.ahead_bytes, weights)
         return Resident(
             self.slot * 4 + passing_bytes(self.kernel, self.constants.block, self.constants.streaming),

@@ -88,6 +88,7 @@ class TilePlanes:
     """Shared sizes of kernels by tiles: the tiles of an (i, j)'s products, and the planes that are copied at a time."""
 
     kernel: KernelSpec
+    constants: Any  # has outputs
 
     @property
     def is_bsf(self) -> bool:
@@ -138,6 +139,11 @@ class TilePlanes:
     @property
     def planes(self) -> int:
         return self.kernel.pattern.a * self.planes_j
+
+    @property
+    def groups(self) -> int:
+        """Groups of a plane's outputs."""
+        return divide_up(self.kernel.pattern.b, self.constants.outputs)
 
     @property
     def is_interleaved(self) -> bool:
@@ -225,21 +231,11 @@ class AmxTiling(TilePlanes):
         return self.packed_tiles * self.steps * self.step_items * 2
 
     @property
-    def plane_weights(self) -> int:
-        """Bytes of a plane's weights."""
-        return self.run * self.tiles * self.steps * self.tile_bytes
-
-    @property
     def group_weights(self) -> int:
         """Bytes of the weights of one group of outputs."""
         return self.run * min(self.tiles, self.constants.outputs // ROWS) * self.steps * self.tile_bytes
 
     # ---- groups of outputs
-
-    @property
-    def groups(self) -> int:
-        """Groups of a plane's outputs."""
-        return divide_up(self.kernel.pattern.b, self.constants.outputs)
 
     @property
     def columns(self) -> int:

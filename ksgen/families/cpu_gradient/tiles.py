@@ -39,11 +39,6 @@ class AmxGradientTiling(TilePlanes, GradientParts):
     # ---- columns: a plane's inputs with one group of its outputs
 
     @property
-    def groups(self) -> int:
-        """Groups of a plane's outputs."""
-        return divide_up(self.kernel.pattern.b, self.constants.outputs)
-
-    @property
     def units(self) -> int:
         """Number of columns; a piece has whole columns."""
         return self.planes * self.groups

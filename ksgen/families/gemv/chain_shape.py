@@ -289,11 +289,6 @@ class GemvChainTiling(Sized):
         return divide_up(self.row_groups * self.constants.first_lanes_in, self.threads)
 
     @property
-    def copy_rounds(self) -> int:
-        """Rounds in which a block copies X; all copies of a round are in flight together."""
-        return divide_up(self.first.x_copies, self.threads * self.first.at_once)
-
-    @property
     def between(self) -> int:
         """Byte offset of the intermediate in shared memory.
 

@@ -195,7 +195,8 @@ def waits(tiling: GemvChainTiling) -> int:
 
     The second factor's first stage of weights arrives while the first factor is multiplied.
     """
-    return tiling.copy_rounds - 1 + tiling.passes * tiling.first.stages + tiling.last.stages - 1
+    rounds = divide_up(tiling.first.x_copies, tiling.threads * tiling.first.at_once)  # of copies of X
+    return rounds - 1 + tiling.passes * tiling.first.stages + tiling.last.stages - 1
 
 
 def chain_work(kernel: KernelSpec, constants: GemvChainConstants, batch: int, memory_bytes: int) -> Work:

@@ -90,7 +90,9 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
     for tile, (warps_batch, warps_out, warps_d) in product(tiles, WARPS):
         if warps_out > 1 and (warps_out - 1) * tile.tile_out >= b:
             continue  # a warp would have nothing but padding
-        if warps_d > 1 and not _is_spread(kernel, tile.tile_d, warps_d):
+        # one chunk of neighbouring j per warp, and no warp with padding alone
+        is_spread = kernel.layout == "bsf" and tile.tile_d == chunk and tile.tile_d * warps_d <= kernel.pattern.d
+        if warps_d > 1 and not is_spread:
             continue
         reads_again = kernel.layout == "bsf" and tile.tile_out * warps_out < b  # X per tile of outputs, unless resident
         wide = _of_warps(tile, warps_batch, warps_out, warps_d)
@@ -108,11 +110,6 @@ def others(kernel: KernelSpec, limits: Limits) -> Iterator[MmaConstants]:
             fits_registers = min(255, tiling.registers) * tiling.threads * blocks <= limits.registers
             if stages > 1 and fits_registers and tiling.threads * blocks <= PORTABLE.threads:
                 yield tiling.constants.changed(stages=stages, min_blocks=blocks)
-
-
-def _is_spread(kernel: KernelSpec, warp_d: int, warps_d: int) -> bool:
-    """Whether `warps_d` warps can divide j among themselves: one chunk per warp, and no warp with padding alone."""
-    return kernel.layout == "bsf" and warp_d == CHUNK // kernel.x_item_bytes and warp_d * warps_d <= kernel.pattern.d
 
 
 def _of_warps(tile: MmaConstants, warps_batch: int, warps_out: int, warps_d: int = 1) -> MmaConstants:

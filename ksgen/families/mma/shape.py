@@ -145,10 +145,6 @@ class MmaTiling(TensorTile):
         stages = self.steps if self.constants.resident else 1
         return CHUNK * padded_chunks(stages * self.x_run * self.kernel.x_item_bytes // CHUNK, self.x_strides)
 
-    @property
-    def x_wavefronts(self) -> int:
-        return _wavefronts(self.x_pitch, self.x_strides)
-
     # ---- which output a lane's sums belong to
 
     @property
@@ -369,6 +365,6 @@ RULES: tuple[Rule[MmaConstants], ...] = (
     Rule("promote is 0, or a multiple of tile_in", lambda k, c: c.promote >= 0 and c.promote % c.tile_in == 0),
     Rule(
         "X is read from shared memory with no bank conflicts",
-        lambda k, c: MmaTiling.of(k, c).x_wavefronts == FREE_OF_CONFLICTS,
+        lambda k, c: _wavefronts((x := MmaTiling.of(k, c)).x_pitch, x.x_strides) == FREE_OF_CONFLICTS,
     ),
 )
