@@ -6,7 +6,6 @@ through the dequantized values; the weights have no gradients.
 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, Self
 
 import torch
@@ -213,11 +212,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_keep)
 
 
-@register_flop_formula([torch.ops.ksgen.multiply_quantized])
-def _flops(x_shape: Sequence[int], values_shape: Sequence[int], *given: Any, out_shape: Any = None, **_: Any) -> int:
-    """Operations for `FlopCounterMode`: a multiplication and an addition per weight and row."""
-    rows: int = x_shape[0 if given[3] == "bsf" else 1]
-    return 2 * rows * prod(values_shape)
+register_flop_formula([torch.ops.ksgen.multiply_quantized])(ops.flops_of_product)
 
 
 # ---- the layer

@@ -36,12 +36,11 @@ _timed = torch.library.custom_op(
     schema="(Tensor x, Tensor weights, Tensor? bias, Tensor? residual, str order, str? precision, str activation, "
     "bool transposed, str backend) -> Tensor",
 )
-
-
-@_timed.register_fake
-def _(x: Tensor, weights: Tensor, bias: Any, residual: Any, order: str, precision: Any, activation: str,
-      transposed: bool, backend: str) -> Tensor:  # fmt: skip
-    return ops.empty_y(x, weights, order, transposed)
+_timed.register_fake(
+    lambda x, weights, bias, residual, order, precision, activation, transposed, backend: ops.empty_y(
+        x, weights, order, transposed
+    )
+)
 
 
 def by_blocks(

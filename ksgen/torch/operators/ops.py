@@ -645,18 +645,16 @@ def _folded(tensor: Any, dim: int | None, count: int, axis: int) -> Any:
 # ---- operations for `FlopCounterMode`: a multiplication and an addition per weight and row
 
 
-@register_flop_formula([torch.ops.ksgen.multiply])
-def _flops_of_product(
-    x_shape: Sequence[int], weights_shape: Sequence[int], *given: Any, out_shape: Any = None, **_: Any
-) -> int:
-    rows: int = x_shape[0 if given[2] == "bsf" else 1]
-    return 2 * rows * prod(weights_shape)
+def flops_of_product(x_shape: Sequence[int], weights_shape: Sequence[int], *given: Any, **_: Any) -> int:
+    return 2 * x_shape[0 if "bsf" in given else 1] * prod(weights_shape)
+
+
+register_flop_formula([torch.ops.ksgen.multiply])(flops_of_product)
 
 
 @register_flop_formula([torch.ops.ksgen.weight_gradient])
 def _flops_of_weight_gradient(x_shape: Sequence[int], *given: Any, out_shape: Sequence[int], **_: Any) -> int:
-    rows: int = x_shape[0 if given[3] == "bsf" else 1]
-    return 2 * rows * prod(out_shape)
+    return flops_of_product(x_shape, out_shape, *given)
 
 
 # ---- helpers of both operators
