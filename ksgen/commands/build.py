@@ -276,35 +276,31 @@ def _sources_for(spec: Spec, setup: _Setup, wisdom: Wisdom, adds_tuned: bool) ->
     For a GPU, sources are added that launchers take until its families are proven. With `adds_tuned`, sources with the
     constants tuned for the setup's device are added, too.
     """
-    sources = {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, wisdom)}
+    sources = [*_sources(spec, setup.limits, setup.dialect, wisdom)]
     if bars := unproven(setup.target):
-        allowed = replace(setup.limits, bars=bars)
-        sources |= {source.digest: source for source in _sources(spec, allowed, setup.dialect, wisdom)}
+        sources += _sources(spec, replace(setup.limits, bars=bars), setup.dialect, wisdom)
     if adds_tuned and setup.device_name and (tuned := load_wisdom(setup.device_name, target=setup.target)).entries():
-        sources |= {source.digest: source for source in _sources(spec, setup.limits, setup.dialect, tuned)}
-    return list(sources.values())
+        sources += _sources(spec, setup.limits, setup.dialect, tuned)
+    return list({source.digest: source for source in sources}.values())
 
 
-def _sources(spec: Spec, limits: Limits, dialect: Dialect, wisdom: Wisdom) -> list[Source]:
-    """Sources that launchers with these limits will render: one per batch in wisdom and per class of batches."""
+def _sources(spec: Spec, limits: Limits, dialect: Dialect, wisdom: Wisdom) -> Iterator[Source]:
+    """Yield the sources that launchers with these limits will render, for batches in wisdom and classes of batches.
+
+    Equal sources may be yielded several times.
+    """
     classes = (
         [1 << power for power in range(LARGEST_CPU_BATCH.bit_length())] if limits.is_cpu else [LARGE, *CLASSES, *SMALL]
     )
-    sources: dict[str, Source] = {}
-
-    def add(kernel: KernelSpec, choice: Choice) -> None:
-        source = render(kernel, choice.constants, family=choice.family, dialect=dialect)
-        sources[source.digest] = source
-
+    chosen: list[tuple[KernelSpec, Choice]] = []
     for kernel in spec.kernels:
         for batch in sorted({*wisdom.batches(kernel.untied), *([kernel.batch] if kernel.batch else classes)}):
-            add(kernel, choose_for_many(kernel, batch, limits, wisdom))
+            chosen.append((kernel, choose_for_many(kernel, batch, limits, wisdom)))
     for kernel, batch in _launches(spec, limits, classes, wisdom):
         choice = choose_for_many(kernel, batch, limits, wisdom)
-        add(kernel, choice)
-        for factor, packing in packing_choices(kernel, choice.family, choice.constants):
-            add(factor, packing)
-    return list(sources.values())
+        chosen += [(kernel, choice), *packing_choices(kernel, choice.family, choice.constants)]
+    for kernel, choice in chosen:
+        yield render(kernel, choice.constants, family=choice.family, dialect=dialect)
 
 
 def _launches(spec: Spec, limits: Limits, classes: Sequence[int], wisdom: Wisdom) -> Iterator[tuple[KernelSpec, int]]:

@@ -423,10 +423,10 @@ class BaseLauncher(Explainable):
         if given.out is None:
             arrays = dict(given.arrays)
             given = given._replace(arrays=arrays, out=self._add_outputs(out, given.options.layout, arrays))
-        call: Any = self._prepared(given, checks)  # never several launches: only plans of one factor have tensor maps
-        prepared: Call = call
-        _keep_memory(prepared, given.options.stream)
-        return prepared
+        call = self._prepared(given, checks)
+        assert isinstance(call, Call)  # never several launches: only plans of one factor have tensor maps
+        _keep_memory(call, given.options.stream)
+        return call
 
     def _packed_memory(self, weights: Sequence[Any]) -> Mapping[str, ArrayView]:
         """Memory of packed weights that one launch may read after an earlier launch of the call wrote an output."""

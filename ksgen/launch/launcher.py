@@ -187,9 +187,9 @@ class Launcher(BaseLauncher):
         options = CallOptions(
             layout, precision=self.stated.precision if precision is None else precision, stream=stream
         )
-        call: Any = self._prepared(Given(arrays, (), (), (), out, options), self._gradient_checks)
-        prepared: Call = call
-        return prepared
+        call = self._prepared(Given(arrays, (), (), (), out, options), self._gradient_checks)
+        assert isinstance(call, Call)
+        return call
 
     def pack(self, weights: Any, *, device: str | None = None, stream: Any = None) -> Weights:
         """Pack weights on their device once, for many calls.
