@@ -347,8 +347,10 @@ def _fitted_factor(kernel: KernelSpec, limits: Limits, constants: VectorConstant
     shape = VectorTiling(kernel, constants)
     reads_far = are_far(shape) and reads_far_rows(limits) and not needs_panel(kernel, 0) and shape.period == 1
     block = min(largest_block(shape, FAR_ROWS if reads_far else LEAST_ROWS), round_up(batch, shape.tile_rows))
-    if shape.has_avx2_vectors and shape.is_by_rows and constants.panel and shape.packed_bytes <= CACHED_BYTES:
-        block = block if divide_up(batch, block) <= 4 * limits.multiprocessors else shape.tile_rows
+    are_many = divide_up(batch, block) > 4 * limits.multiprocessors
+    is_copied = shape.has_avx2_vectors and shape.is_by_rows and constants.panel
+    if are_many and is_copied and shape.packed_bytes <= CACHED_BYTES:
+        block = shape.tile_rows
     streaming = streams_outputs(kernel, constants, batch)
     return constants.changed(block=block, parts=_parts(shape, limits, divide_up(batch, block)), streaming=streaming)
 
