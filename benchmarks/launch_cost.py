@@ -105,7 +105,7 @@ def _kernel_call(device: Any, plan: Any, arguments: tuple[Any, ...]) -> Callable
             *(each if isinstance(each, int) else each.pointer if each else 0 for each in arguments)
         )
         launch, walk = device._launcher, plan.multiply.walk
-        return lambda: launch(walk, values, plan.grid, device.limits.multiprocessors, None)
+        return lambda: launch(walk, values, plan.grid, 0, device.limits.multiprocessors, None)
     enqueue, queue, kernel = device._cl.enqueue_nd_range_kernel, device._queue, plan.multiply.kernel
 
     def alone() -> None:

@@ -66,6 +66,8 @@ class _Lazy(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # `ksgen ... | head`; click would exit with 1, as after a failed check
+            # what is still buffered goes nowhere, or Python's last flush would fail
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
 
 

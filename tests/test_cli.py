@@ -151,12 +151,15 @@ def test_the_script_at_the_top_is_the_same_command() -> None:
     assert done.stdout == ksgen_program("--version").stdout
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [("spec", "schema"), ("show", "1,4,6,4")])  # printed by click, and by rich
-def test_a_command_whose_output_is_not_read_ends_like_others_in_a_pipe(arguments: tuple[str, ...]) -> None:
+def test_a_command_whose_output_is_not_read_ends_like_others_in_a_pipe(
+    arguments: tuple[str, ...], unbuffered: str
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, ROOT / "cli.py", *arguments]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    command, environment = [sys.executable, ROOT / "cli.py", *arguments], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
 

