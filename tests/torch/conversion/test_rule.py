@@ -67,6 +67,7 @@ def test_names_are_whole_names(tmp_path: Path) -> None:
     assert (again[2][0].backend, again[2][0].activation) == ("einsum", "gelu")
     again.load_state_dict(model.state_dict())
     x = torch.randn(5, 24)
+    model(x)  # the first call of a process at a shape may differ in its last bits from later ones
     assert again(x).equal(model(x))
 
 
@@ -99,6 +100,7 @@ for kind in kinds:
             load_model(model, folder + "/model.safetensors")
         else:
             model.load_state_dict(torch.load(folder + "/state.pt"))
+    model(x)  # the first call of a process at a shape may differ in its last bits from later ones
     print(kind, model(x).equal(y))
 """
 )
@@ -113,6 +115,7 @@ def test_a_fresh_process_gives_the_same_back(tmp_path: Path) -> None:
         kinds.append("safetensors")
     torch.save(model, tmp_path / "model.pt")
     torch.save(model.state_dict(), tmp_path / "state.pt")
+    model(x)
     torch.save((x, model(x).detach()), tmp_path / "xy.pt")
     save_rule(model, tmp_path / "rule.json")
     done = subprocess.run(

@@ -104,6 +104,7 @@ def test_a_bias_has_the_name_and_shape_of_its_authors() -> None:
     column = torch.randn(20, 1)
     total, x = KSSum.from_structures(pair, {**parameters, "bias": column}), torch.randn(3, 24)
     wanted_sum = KSSum.from_structures(pair, {**parameters, "bias": column[:, 0]})
+    total(x)  # the first call of a process at a shape may differ in its last bits from later ones
     assert torch.equal(total(x), wanted_sum(x))
     for shape in ((20, 2), (1, 20), (19, 1)):
         with pytest.raises(LaunchError, match=r"got bias of shape .*; \(20,\) is needed"):

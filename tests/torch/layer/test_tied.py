@@ -152,7 +152,7 @@ def test_states_copies_and_casts() -> None:
     empty.load_state_dict(other.state_dict())
     assert torch.equal(empty(x), other(x))
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x), other(x))
+    torch.testing.assert_close(compiled(x), other(x))  # other products may be faster without the compiler
     torch.testing.assert_close(other.quantize("int8").to_dense(), other.to_dense(), rtol=0.05, atol=0.01)
 
 

@@ -267,7 +267,8 @@ def load_into_four(folder: str, is_sharded: bool) -> None:
     found = step(model, optimizer, 1, rows)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     for own, whole in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(own.full_tensor(), whole, rtol=1e-4, atol=1e-5)
+        # the first steps of AdamW divide a gradient by its own size, and magnify the rounding of small ones
+        torch.testing.assert_close(own.full_tensor(), whole, rtol=1e-4, atol=1e-4)
 
 
 def state_of(model: nn.Module, optimizer: Any) -> dict[str, Any]:
