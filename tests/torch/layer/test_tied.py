@@ -151,8 +151,9 @@ def test_states_copies_and_casts() -> None:
     empty = KSLinear.from_structure(B_FIRST, device="meta").to_empty(device="cpu")
     empty.load_state_dict(other.state_dict())
     assert torch.equal(empty(x), other(x))
+    other.backend = "bmm"  # "auto" may choose another product without the compiler, which differs in the last bits
     compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), other(x))  # other products may be faster without the compiler
+    assert torch.equal(compiled(x), other(x))
     torch.testing.assert_close(other.quantize("int8").to_dense(), other.to_dense(), rtol=0.05, atol=0.01)
 
 
