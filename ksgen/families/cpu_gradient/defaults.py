@@ -10,7 +10,6 @@ from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorG
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import complex_registers, cost, prefers_outputs
 from ksgen.families.vector.planes import lanes_of, round_up
-from ksgen.families.vector.shape import AVX2_BYTES
 from ksgen.spec import KernelSpec
 
 TASKS = 4  # work groups per core, so that other cores can take the work of one that starts late
@@ -79,8 +78,8 @@ def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -
     shape = VectorGradientTiling(kernel, constants)
     _, b, c, d = kernel.pattern.shape
     if shape.is_along_outputs:
-        row_bytes, vector_bytes = shape.x_row * shape.real_bytes, constants.lanes * shape.real_bytes
-        is_small = vector_bytes == AVX2_BYTES and LEAST_ROWS * row_bytes <= AVX2_PANEL_BYTES
+        row_bytes = shape.x_row * shape.real_bytes
+        is_small = shape.has_avx2_vectors and LEAST_ROWS * row_bytes <= AVX2_PANEL_BYTES
         column, panel = (AVX2_COLUMN_BYTES, AVX2_PANEL_BYTES) if is_small else (COLUMN_BYTES, PANEL_BYTES)
         rows = min(column // (shape.tile_lanes * shape.real_bytes), max(LEAST_ROWS, panel // row_bytes))
         return min(rows * shape.together, round_up(batch, shape.unit))

@@ -9,9 +9,8 @@ from ksgen.families.chains import factor_kernels, own_of_factors, places, transp
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.chain import AnyVectorConstants, VectorChainConstants
 from ksgen.families.vector.cycles import FIRST_LEVEL_BYTES, WAYS
-from ksgen.families.vector.planes import lanes_of, period_of, round_up
+from ksgen.families.vector.planes import AVX2_BYTES, lanes_of, period_of, round_up
 from ksgen.families.vector.shape import (
-    AVX2_BYTES,
     CONFLICTING_BYTES,
     LARGE_BYTES,
     LINE_BYTES,

@@ -15,6 +15,8 @@ from ksgen.order import Digit, Order
 from ksgen.spec import KernelSpec
 from ksgen.values import cached_property
 
+AVX2_BYTES = 32  # bytes of a vector
+
 
 def round_up(value: int, to: int) -> int:
     return divide_up(value, to) * to
@@ -45,6 +47,10 @@ class Planes:
     @property
     def real_bytes(self) -> int:
         return self.kernel.real_bytes
+
+    @property
+    def has_avx2_vectors(self) -> bool:
+        return bool(self.constants.lanes * self.real_bytes == AVX2_BYTES)
 
     @property
     def is_along_outputs(self) -> bool:

@@ -18,7 +18,6 @@ PACKED_AT_ONCE = 2**14  # bytes, half of an L1 cache
 PLANE_BYTES = 512 * 1024
 # bytes of weights beyond which a part of them stays in an L2 cache for all blocks, in a launch of its own per factor
 LARGE_BYTES = 3 * PLANE_BYTES
-AVX2_BYTES = 32  # bytes of a vector
 TILE_BYTES = 24 * 1024  # bytes of a tile's inputs that stay in an L1 cache together with the weights of a column
 # most bytes of a plane's inputs and outputs for which it gets more blocks on the diagonal; with these, its exchanged
 # outputs are whole vectors in memory
@@ -161,10 +160,6 @@ class VectorTiling(Planes):
         row = min(self.run, constants.lanes)  # inputs of one l
         stay = constants.height * self.inputs * row * self.real_bytes <= TILE_BYTES
         return stay and constants.height * row > constants.width * constants.lanes
-
-    @property
-    def has_avx2_vectors(self) -> bool:
-        return self.constants.lanes * self.real_bytes == AVX2_BYTES
 
     @property
     def is_split(self) -> bool:
