@@ -67,6 +67,7 @@ from ksgen.torch.operators.products import (
     exchange_of,
     exchanged,
     finish,
+    is_cast,
     natural,
     permuted,
     permuted_back,
@@ -81,6 +82,8 @@ DENSE = "the dense layer of the same shape: torch.nn.functional.linear"
 # calls after which a layer's calls are prepared, and after which a replay repeats them, if they take that many seconds
 PREPARING, REPLAYING, REPLAYING_S = 3, 64, 0.1
 _GROUPED_BYTES = 16  # alignment of rows that PyTorch's grouped product accepts
+# libraries whose baselines compute in float32 if the processor has no products of a 16-bit type
+BY_PYTORCH = ("torch", "torch-structured")
 MOST_DENSIFIED = 4  # largest d at which multiplying by the zeros between weights may be faster than permuting
 
 
@@ -126,6 +129,16 @@ def by_factors(prepare: Prepare) -> PrepareLayer:
             return x
 
         return lambda x: arrays.finished(of_chain(place, x) for place in range(len(chains)))
+
+    return prepare_layer
+
+
+def in_float32(prepare: PrepareLayer) -> PrepareLayer:
+    """Return a preparation that computes in float32 from X and Y of 16 bits, whose casts are timed."""
+
+    def prepare_layer(arrays: LayerArrays) -> LayerProduct:
+        product, dtype = prepare(arrays.in_float32()), arrays.sets[0].dtype
+        return lambda x: [y.to(dtype) for y in product(x.float())]
 
     return prepare_layer
 
@@ -532,19 +545,20 @@ def training_step(
     """
     if name not in TRAINED:
         raise UnsupportedError(f"{name} has no training step")
-    trained = TRAINED[name](arrays)
+    own = arrays.in_float32() if name != LAYER and is_cast(arrays.sets[0]) else arrays
+    trained, dtype = TRAINED[name](own), own.sets[0].dtype
     xs = [each.detach().requires_grad_() for each in arrays.sets]
     learned = [*trained.parameters, *trained.biases]
 
     def run(number: int) -> StepResult:
         x = xs[number]
-        ys = trained.product(x)
+        ys = [y.to(x.dtype) for y in trained.product(x.to(dtype))]
         found = torch.autograd.grad(ys, [x, *learned], arrays.y_gradients)
         return StepResult(ys, [each.contiguous() for each in found])  # as PyTorch stores gradients
 
     if name == LAYER:
         warm_up(lambda: run(0))
-    return run, partial(_gradients, arrays, trained)
+    return run, partial(_gradients, own, trained)
 
 
 def _gradients(arrays: LayerArrays, trained: TrainedContender, result: StepResult) -> Gradients:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ksgen import __version__
 from ksgen.bench import whole_models
-from ksgen.bench.baselines import BASELINES, TRAINED, Baseline, training_step
+from ksgen.bench.baselines import BASELINES, BY_PYTORCH, TRAINED, Baseline, in_float32, training_step
 from ksgen.bench.libraries import UnsupportedError, library_version
 from ksgen.bench.problem import LayerArrays, LayerJob
 from ksgen.bench.roster import (
@@ -49,6 +49,7 @@ from ksgen.launcher import Call
 from ksgen.measure.trust import host_clock, rest
 from ksgen.measure.verify import Packed
 from ksgen.spec import PRECISIONS, KernelSpec
+from ksgen.torch.operators.products import is_cast
 from ksgen.wisdom import load_wisdom
 
 Added = Mapping[str, Sequence[Tensor | None]]  # biases and residuals, per chain
@@ -434,12 +435,15 @@ def _whole(job: WholeJob, name: str, where: torch.device) -> Contender:
 
 
 def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contender:
+    dtype = getattr(torch, PRECISIONS[job.comparison.baselines].dtype)
+    is_in_float32 = baseline.library in BY_PYTORCH and is_cast(torch.empty(0, dtype=dtype, device=where))
+
     def prepare(arrays: LayerArrays) -> ReadyContender:
         if job.step == TRAINING:
             step, gradients = training_step(baseline.name, arrays)
             ready = by_calls(step, where.type == "cuda")
             return replace(ready, y=lambda result: result.ys, gradients=gradients)
-        convert = partial(baseline.prepare, arrays)
+        convert = partial(in_float32(baseline.prepare) if is_in_float32 else baseline.prepare, arrays)
         product, again = convert(), convert if baseline.only_converts else None
         return by_calls(lambda number: product(arrays.sets[number]), where.type == "cuda", convert=again)
 
@@ -452,5 +456,5 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
         products = 3 if baseline.name in TRAINED else 0
     return Contender(
         job, baseline.name, "", arithmetic, identity, prepare, stored_bytes + 2 * job.bytes,
-        products * multiplications, why=baseline.says,
+        products * multiplications, why=baseline.says + ", in float32" * is_in_float32,
     )  # fmt: skip

@@ -5,6 +5,7 @@ The job of a product is a layer of one factor without a name.
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import zip_longest
@@ -163,6 +164,16 @@ class LayerArrays:
         self.biases = [normal(count) if added.bias else None for count in self.features]
         self.residuals = [normal(*shape) if added.residual else None for shape in self.y_shapes]
         self.y_gradients = [normal(*shape) for shape in self.y_shapes] if job.step == TRAINING else []
+
+    def in_float32(self) -> "LayerArrays":
+        """The same arrays in float32, and a single set of X."""
+        wide = copy(self)
+        wide.weights = [[each.float() for each in weights] for weights in self.weights]
+        wide.sets = [self.sets[0].float()]
+        wide.biases, wide.residuals = (
+            [None if each is None else each.float() for each in some] for some in (self.biases, self.residuals)
+        )
+        return wide
 
     @property
     def features(self) -> list[int]:

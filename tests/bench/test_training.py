@@ -27,6 +27,8 @@ from ksgen.bench.contenders import contenders  # noqa: E402
 from ksgen.bench.problem import Gradients, LayerArrays, LayerJob  # noqa: E402
 from ksgen.bench.runner import ACCEPTED, Runner  # noqa: E402
 from ksgen.bench.timing import Protocol, Times  # noqa: E402
+from ksgen.torch.operators import products  # noqa: E402
+from tests.support.torch_cases import operands_of_products  # noqa: E402
 
 PAIR = Chain((Pattern(2, 4, 8, 1), Pattern(1, 12, 4, 2)))  # 16 -> 24
 WIDE = Chain((Pattern(2, 16, 8, 1), Pattern(1, 8, 32, 1)))
@@ -124,6 +126,28 @@ def test_16_bits_are_within_the_tolerance(name: str) -> None:
     error = arrays.error(*result_of(name, arrays))
     assert 1e-4 < error < ACCEPTED * job.tolerance("bfloat16")
     assert job.tolerance("bfloat16") > replace(job, step=FORWARD).tolerance("bfloat16")
+
+
+@pytest.mark.parametrize("step", [FORWARD, TRAINING])
+def test_pytorch_computes_in_float32_where_it_has_no_products(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an expert would write it there."""
+    job = replace(job_of("btt", "bfloat16"), step=step)
+    arrays = arrays_of(job)
+    for without, expected in (((), torch.bfloat16), ((torch.bfloat16,), torch.float32)):
+        monkeypatch.setattr(products, "_WITHOUT_PRODUCTS", without)
+        found = contenders(job, find_device("native"), ("bmm", "einsum", "views", "pieces", "dense", "authors"))
+        for each in found:
+            if step == TRAINING and each.implementation == "pieces":
+                continue
+            ready = each.prepare(arrays)
+            with operands_of_products() as operands:
+                result = ready.run(0)
+            if each.implementation not in ("views", "pieces"):  # whose products an operator hides
+                assert operands == {expected}, each.implementation
+            assert each.why.endswith(", in float32") == bool(without)
+            ys = ready.y(result)
+            assert {y.dtype for y in ys} == {torch.bfloat16}
+            assert arrays.error(ys, ready.gradients(result)) < ACCEPTED * job.tolerance("bfloat16")
 
 
 @pytest.mark.parametrize("part", ["x", "weights", "biases"])

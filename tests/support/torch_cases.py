@@ -1,7 +1,8 @@
 """Shared by the tests of `ksgen.torch`: patterns, tensors, the float64 truth, and kernels on the processor."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -30,6 +31,24 @@ def wrong_in_threads(call: Callable[[Any], Any], xs: Sequence[Any], wanted: Sequ
     for each in threads:
         each.join()
     return wrong
+
+
+@contextmanager
+def operands_of_products() -> Iterator[set[Any]]:
+    """The types of the operands of PyTorch's products meanwhile."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    types: set[Any] = set()
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.mm, torch.ops.aten.addmm):
+                types.update(each.dtype for each in args[-2:])
+            return func(*args, **kwargs or {})
+
+    with Watched():
+        yield types
 
 
 def use_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

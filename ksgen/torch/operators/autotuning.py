@@ -22,10 +22,10 @@ except ImportError as error:
         "installed"
     ) from error
 
+from ksgen.pattern import Pattern
 from ksgen.torch.operators import ops, products
 from ksgen.torch.operators.checks import dtype_name
 
-DENSE_ELEMENTS = 2**22  # most elements of K, zeros included, for which its dense matrix competes
 _MULTIPLY = torch.ops.ksgen.multiply.default
 _BIAS, _RESIDUAL, _PRECISION, _BACKEND = 2, 3, 5, 8  # positions among the operator's arguments
 
@@ -63,8 +63,8 @@ def by_whole_matrix(
 
 def _alternatives(given: dict[str, Tensor]) -> list[CustomOpConfig]:
     """PyTorch's products that compete with the operator."""
-    a, b, c, d = given["weights"].shape
-    methods = [by_blocks, by_whole_matrix] if a * d * a * d * b * c <= DENSE_ELEMENTS else [by_blocks]
+    is_small = products.is_small(Pattern(*given["weights"].shape))
+    methods = [by_blocks, by_whole_matrix] if is_small else [by_blocks]
     return [CustomOpConfig(each) for each in methods]
 
 

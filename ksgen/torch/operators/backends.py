@@ -93,6 +93,7 @@ def _multiply_bsr(x: Tensor, blocks: Tensor, layout: str, pattern: Pattern) -> T
     return permuted_back(y.unflatten(0, (a * d, -1)), layout, a, d)
 
 
+@products.in_float32
 def _multiply_einsum(x: Tensor, weights: Tensor, layout: str, pattern: Pattern) -> Tensor:
     a, _, c, d = pattern.shape
     if layout == "bsf":

@@ -334,8 +334,8 @@ def _compute(
         return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
 
     methods = {"ksgen": by_kernels, "strided": on_views}
-    if x.device.type == "cpu" and x.element_size() == 2 and not transposed and is_cached(weights):
-        methods["dense"] = by_whole_matrix  # matrix tiles may multiply by zeros faster than kernels skip them
+    if not transposed and is_cached(weights) and products.may_be_dense(x, factor.pattern):
+        methods["dense"] = by_whole_matrix
     return run_chosen(factor, x, layout, precision, backend, methods, epilogue=epilogue)
 
 

@@ -821,7 +821,7 @@ def _factor(layer: Any, place: int, job: _Job, weights: Any, layout_of_job: str,
     by_pytorch("bmm", products.blocks_of, lambda x, blocks: products.permuted_multiply(x, blocks, layout, a, d))
     if job.weights:  # reads the parameters without a permuted copy
         by_pytorch("einsum", lambda raw: raw, lambda x, raw: PRODUCTS["einsum"].multiply(x, raw, layout, pattern))
-    elif job.x.element_size() == 2 and exchange is None:  # as in `ksgen.torch.operators.ops`
+    elif exchange is None and products.may_be_dense(job.x, pattern):
         dense = made_by(products.to_dense)
 
         def in_rows(x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:

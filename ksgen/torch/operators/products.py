@@ -5,22 +5,79 @@ blocks of X and Y in place if they are views. Blocks are views in batch-size-las
 In batch-size-first with d > 1 the elements of a block are not contiguous, so X and Y are permuted. `multiply` and
 `weight_gradient` write into preallocated memory and are not differentiable; `permuted_multiply` and
 `permuted_weight_gradient` are.
+
+oneDNN computes PyTorch's products of 16-bit operands on processors. On those for which it has none, such as those with
+AVX2 alone, loops of its own take up to 170 times as long as products of float32. There, operands are cast to float32,
+and results are cast back (`in_float32`).
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVarTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec.kernel import pattern_as_list
 
 # least elements of X per product on views; with fewer, one product of permuted copies costs less than several calls
 LEAST_ELEMENTS = 2**14
+DENSE_ELEMENTS = 2**22  # most elements of K, zeros included, for which its dense matrix competes
+Rest = TypeVarTuple("Rest")
+
+
+def _types_without_products() -> tuple[torch.dtype, ...]:
+    """16-bit types of which oneDNN has no products on this processor."""
+    operators: Any = torch.ops.mkldnn
+    try:
+        has_bfloat16, has_float16 = operators._is_mkldnn_bf16_supported(), operators._is_mkldnn_fp16_supported()
+    except (AttributeError, RuntimeError):  # PyTorch without oneDNN, or an earlier one
+        return ()
+    products = {torch.bfloat16: has_bfloat16, torch.float16: has_float16}
+    return tuple(dtype for dtype, has_products in products.items() if not has_products)
+
+
+_WITHOUT_PRODUCTS = _types_without_products()
+
+
+def is_cast(x: Tensor) -> bool:
+    """Whether a processor multiplies x in float32, because it has no products of its 16-bit type."""
+    return x.dtype in _WITHOUT_PRODUCTS and x.device.type == "cpu"
+
+
+def in_float32(
+    product: Callable[[Tensor, Tensor, *Rest], Tensor],
+) -> Callable[[Tensor, Tensor, *Rest], Tensor]:
+    """Let a function of two operands compute in float32 if the processor has no products of their type.
+
+    Sparse matrices, some of which are wrappers, are never cast.
+    """
+
+    @wraps(product)
+    def computed(x: Tensor, other: Tensor, *rest: *Rest) -> Tensor:
+        if is_cast(x) and other.layout == torch.strided and not is_traceable_wrapper_subclass(other):
+            return product(x.float(), other.float(), *rest).to(x.dtype)
+        return product(x, other, *rest)
+
+    return computed
+
+
+def may_be_dense(x: Tensor, pattern: Pattern) -> bool:
+    """Whether the product of x with the dense K competes.
+
+    Matrix tiles of processors may multiply 16-bit operands by zeros faster than kernels skip them.
+    """
+    return x.device.type == "cpu" and x.element_size() == 2 and not is_cast(x) and is_small(pattern)
+
+
+def is_small(pattern: Pattern) -> bool:
+    """Whether the dense K has few enough elements to compete."""
+    return pattern.out_features * pattern.in_features <= DENSE_ELEMENTS
 
 
 def by_matrix(weights: Tensor) -> Tensor:
@@ -112,11 +169,13 @@ def order_of(copy: Copy, layout: str, batch: int) -> tuple[tuple[int, ...], tupl
     return (*shape, batch), (*axes, len(shape))
 
 
+@in_float32
 def by_whole_matrix(x: Tensor, matrix: Tensor, layout: str) -> Tensor:
     """Compute Y = X K^T with the full matrix K, dense or sparse."""
     return functional.linear(x, matrix) if layout == "bsf" else matrix @ x
 
 
+@in_float32
 def multiply(x: Tensor, matrices: Tensor, layout: str) -> Tensor:
     """Compute Y = X K^T. The last two axes of `matrices` may be transposed."""
     a, d, b, _ = matrices.shape
@@ -129,6 +188,7 @@ def multiply(x: Tensor, matrices: Tensor, layout: str) -> Tensor:
     return y
 
 
+@in_float32
 def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
     """Gradient of the weights, (a, b, c, d), summed over the batch."""
     if not _has_views(x, layout, a, d):
@@ -141,6 +201,7 @@ def weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) 
     return matrices.permute(0, 2, 3, 1).contiguous()
 
 
+@in_float32
 def permuted_multiply(x: Tensor, blocks: Tensor, layout: str, a: int, d: int) -> Tensor:
     """Compute Y = X K^T by permuting X, one batched product with (a*d, b, c), and permuting back.
 
@@ -167,6 +228,7 @@ def _is_row(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and type(rows := x.shape[0]) is int and rows == 1
 
 
+@in_float32
 def permuted_weight_gradient(x: Tensor, y_gradient: Tensor, layout: str, a: int, d: int) -> Tensor:
     """Gradient of the weights by permuting both operands and one batched product, differentiably."""
     blocks = torch.bmm(permuted(y_gradient, layout, a, d), permuted(x, layout, a, d).mH)

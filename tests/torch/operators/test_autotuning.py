@@ -16,7 +16,7 @@ from torch._inductor import config, select_algorithm  # noqa: E402  (after the s
 from torch._inductor.utils import fresh_inductor_cache, run_and_get_code  # noqa: E402
 
 from ksgen.torch import KSLinear  # noqa: E402
-from ksgen.torch.operators import autotuning  # noqa: E402
+from ksgen.torch.operators import products  # noqa: E402
 
 pytestmark = needs_inductor
 OPERATOR = "torch.ops.ksgen.timed_multiply"
@@ -70,7 +70,7 @@ def test_each_outcome_multiplies(is_operator: bool, timings: list[Any]) -> None:
 
 
 def test_large_matrices_do_not_compete(timings: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotuning, "DENSE_ELEMENTS", 24 * 48 - 1)
+    monkeypatch.setattr(products, "DENSE_ELEMENTS", 24 * 48 - 1)
     compiled(KSLinear("2,8,4,3").requires_grad_(False), torch.randn(16, 24))
     (times,) = timings
     assert len(times) == 2

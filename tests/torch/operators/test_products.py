@@ -4,10 +4,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 
+from ksgen import Pattern  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
 from ksgen.torch import multiply  # noqa: E402
 from ksgen.torch.operators import products  # noqa: E402
-from tests.support.torch_cases import matrix, truth  # noqa: E402
+from ksgen.torch.operators.backends import BACKENDS  # noqa: E402
+from tests.support.torch_cases import matrix, operands_of_products, truth  # noqa: E402
 
 
 def test_many_small_products_are_one_of_copies_and_large_ones_are_views() -> None:
@@ -57,3 +59,44 @@ def test_a_single_row_has_a_contiguous_gradient_of_its_blocks(count: int) -> Non
 
     traced = torch.jit.trace(multiply_rows, (x[:1], blocks), check_trace=False)
     torch.testing.assert_close(traced(x, blocks), y)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(1, 5, 3, 1), (4, 5, 3, 1), (4, 5, 3, 6)])
+def test_types_without_products_are_multiplied_in_float32(
+    shape: tuple[int, ...], layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, c, d = shape
+    x, weights = matrix(7, a * c * d, layout, torch.bfloat16), torch.randn(shape, dtype=torch.bfloat16)
+    x.requires_grad_()
+    blocks = products.blocks_of(weights)
+
+    def results(x: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+        y = products.permuted_multiply(x, blocks.to(x.dtype), layout, a, d)
+        views = products.multiply(x.detach(), products.by_matrix(weights), layout)
+        by_einsum = BACKENDS["einsum"](x.detach(), weights, layout)
+        of_weights = products.weight_gradient(x.detach(), y.detach(), layout, a, d)
+        return [y, *torch.autograd.grad(y.square().sum(), x), views, by_einsum, of_weights]
+
+    wide = results(x.detach().float().requires_grad_(), weights.float())
+    for without, expected in (((), torch.bfloat16), ((torch.bfloat16,), torch.float32)):
+        monkeypatch.setattr(products, "_WITHOUT_PRODUCTS", without)
+        with operands_of_products() as operands:
+            found = results(x, weights)
+        assert operands == {expected}
+        assert {each.dtype for each in found} == {torch.bfloat16}
+        for one, other in zip(found, wide, strict=True):
+            torch.testing.assert_close(one.float(), other, atol=0.2, rtol=0.02)
+    assert torch.equal(found[0], wide[0].bfloat16())
+
+
+def test_the_dense_matrix_competes_in_16_bits_on_processors_that_multiply_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, pattern = torch.empty(1, 24, dtype=torch.bfloat16), Pattern(2, 5, 3, 4)
+    monkeypatch.setattr(products, "_WITHOUT_PRODUCTS", ())
+    assert products.may_be_dense(x, pattern)
+    assert not products.may_be_dense(x.float(), pattern)
+    assert not products.may_be_dense(x.to("meta"), pattern)
+    # the matrix of a large pattern would take seconds, and hundreds of megabytes
+    assert not products.may_be_dense(x, Pattern(2, 192, 768, 16))
+    monkeypatch.setattr(products, "_WITHOUT_PRODUCTS", (torch.bfloat16,))
+    assert not products.may_be_dense(x, pattern)
