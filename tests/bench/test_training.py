@@ -130,7 +130,6 @@ def test_16_bits_are_within_the_tolerance(name: str) -> None:
 
 @pytest.mark.parametrize("step", [FORWARD, TRAINING])
 def test_pytorch_computes_in_float32_where_it_has_no_products(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an expert would write it there."""
     job = replace(job_of("btt", "bfloat16"), step=step)
     arrays = arrays_of(job)
     for without, expected in (((), torch.bfloat16), ((torch.bfloat16,), torch.float32)):

@@ -6,9 +6,9 @@ In batch-size-first with d > 1 the elements of a block are not contiguous, so X 
 `weight_gradient` write into preallocated memory and are not differentiable; `permuted_multiply` and
 `permuted_weight_gradient` are.
 
-oneDNN computes PyTorch's products of 16-bit operands on processors. On those for which it has none, such as those with
-AVX2 alone, loops of its own take up to 170 times as long as products of float32. There, operands are cast to float32,
-and results are cast back (`in_float32`).
+oneDNN computes PyTorch's products of 16-bit operands on processors. It has none for processors with AVX2 alone. There,
+loops of PyTorch's own take up to 170 times as long as products of float32. So operands are cast to float32 on such
+processors, and results are cast back (`in_float32`).
 """
 
 from collections.abc import Callable, Sequence
@@ -61,10 +61,17 @@ def in_float32(
     @wraps(product)
     def computed(x: Tensor, other: Tensor, *rest: *Rest) -> Tensor:
         if is_cast(x) and other.layout == torch.strided and not is_traceable_wrapper_subclass(other):
-            return product(x.float(), other.float(), *rest).to(x.dtype)
+            with _without_autocast("cpu"):
+                return product(x.float(), other.float(), *rest).to(x.dtype)
         return product(x, other, *rest)
 
     return computed
+
+
+def _without_autocast(kind: str) -> Any:
+    """Context in which autocast does not apply to a type of devices."""
+    is_enabled = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if is_enabled else nullcontext()
 
 
 def may_be_dense(x: Tensor, pattern: Pattern) -> bool:
@@ -109,10 +116,7 @@ def chain_to_dense(chain: Chain, weights: Sequence[Tensor]) -> Tensor:
 
 def multiply_rows(x: Tensor, factors: Sequence[Pattern], weights: Sequence[Tensor]) -> Tensor:
     """Multiply the rows of x by each factor in turn. Autocast does not apply."""
-    kind = x.device.type
-    is_cast = kind != "meta" and torch.is_autocast_enabled(kind)
-    uncast: Any = torch.autocast(kind, enabled=False) if is_cast else nullcontext()
-    with uncast:
+    with _without_autocast(x.device.type):
         for pattern, each in zip(factors, weights, strict=True):
             exchange = exchange_of(pattern)
             y = permuted_multiply(natural(x, exchange, "bsf"), blocks_of(each), "bsf", pattern.a, pattern.d)

@@ -76,14 +76,17 @@ def test_types_without_products_are_multiplied_in_float32(
         views = products.multiply(x.detach(), products.by_matrix(weights), layout)
         by_einsum = BACKENDS["einsum"](x.detach(), weights, layout)
         of_weights = products.weight_gradient(x.detach(), y.detach(), layout, a, d)
-        return [y, *torch.autograd.grad(y.square().sum(), x), views, by_einsum, of_weights]
+        with torch.autocast("cpu", enabled=False):  # as PyTorch recommends
+            of_x = torch.autograd.grad(y.square().sum(), x)
+        return [y, *of_x, views, by_einsum, of_weights]
 
     wide = results(x.detach().float().requires_grad_(), weights.float())
     for without, expected in (((), torch.bfloat16), ((torch.bfloat16,), torch.float32)):
         monkeypatch.setattr(products, "_WITHOUT_PRODUCTS", without)
-        with operands_of_products() as operands:
-            found = results(x, weights)
-        assert operands == {expected}
+        for is_cast in (False, True):
+            with operands_of_products() as operands, torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+                found = results(x, weights)
+            assert operands == {expected}
         assert {each.dtype for each in found} == {torch.bfloat16}
         for one, other in zip(found, wide, strict=True):
             torch.testing.assert_close(one.float(), other, atol=0.2, rtol=0.02)
