@@ -1005,6 +1005,24 @@ def test_sixteen_registers_hold_six_by_two_sums_along_the_outputs(precision: str
 
 
 @pytest.mark.parametrize(
+    ("shape", "batch", "size"),
+    [
+        ((1, 384, 96, 4), 1568, (6, 2)),
+        ((1, 384, 96, 4), 64, (6, 2)),
+        ((1, 384, 96, 4), 4, (4, 3)),  # two of six rows would be empty
+        ((3, 96, 96, 64), 1568, (6, 2)),  # six rows stay in the L1 cache
+        ((1, 768, 192, 48), 1568, (4, 3)),  # only four do
+        ((1, 384, 96, 96), 1568, (4, 3)),  # the weights of a plane exceed the L2 cache, so each column reads all rows
+    ],
+)
+def test_tiles_leave_a_register_free_unless_rows_are_read_again(
+    shape: tuple[int, ...], batch: int, size: tuple[int, int]
+) -> None:
+    found = FAMILY.default(kernel_of(shape, "bfloat16"), replace(CPU, vector_bytes=32), batch)
+    assert (found.along, (found.height, found.width)) == ("outputs", size)
+
+
+@pytest.mark.parametrize(
     ("vector_bytes", "shape", "batch", "along"),
     [
         (32, (1, 128, 512, 8), 6272, "batch"),

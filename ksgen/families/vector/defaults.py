@@ -33,6 +33,8 @@ LEAST_ROWS, MOST_ROWS = 24, 48
 # weights of all planes, which each block reads, stay in an L3 cache
 CACHED_BYTES = 4 * 1024 * 1024
 BSL_ROWS = 128  # rows per block in batch-size-last, approximately; the next block's rows are prefetched meanwhile
+FULL, LEAN = (4, 3), (6, 2)  # tiles of 12 sums: with their operands, they take 16 and 15 vector registers
+MOST_MORE = 1.1  # largest cost of LEAN tiles, relative to that of FULL ones, at which they are faster
 FEW, MANY = 16, 1 << 15  # up to FEW rows each batch is a class; from MANY on all are one
 # on processors with matrix tiles, weights per row of the batch from which on at most PAIRED_ROWS rows multiply pairs
 PAIRED_WEIGHTS, PAIRED_ROWS = 1 << 18, 4
@@ -253,13 +255,27 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
         height, width = min(spread_sizes(kernel, limits), key=lambda size: _spread_cost(kernel, limits, size, vectors))
     else:
         most, far = limits.vector_sums, 1.5 if limits.vector_registers == 32 else 2.5
-        height, width = min(tile_sizes(kernel, limits), key=lambda size: cost(size, vectors, batch, most, far))
+        costs = {size: cost(size, vectors, batch, most, far) for size in tile_sizes(kernel, limits)}
+        height, width = min(costs, key=costs.__getitem__)
+        if (height, width) == FULL and costs[LEAN][0] <= MOST_MORE * costs[FULL][0] and prefers_lean(kernel, lanes):
+            height, width = LEAN
     found = VectorConstants("outputs", lanes, height, width, height, 1, 0, 0)
     shape = VectorTiling(kernel, found)
     # rows straddle cache lines; or all rows are the last ones, which are copied anyway
     straddles = shape.reaches and (is_small or not shape.is_short)
     is_copied = needs_panel(kernel, 0) or straddles or (are_far(shape) and not reads_far_rows(limits))
     return found.changed(panel=int(is_copied))
+
+
+def prefers_lean(kernel: KernelSpec, lanes: int) -> bool:
+    """Whether `LEAN` tiles are faster than `FULL` ones, with float32 sums in vectors of AVX2, in batch-size-first.
+
+    FULL tiles leave no register free, so that GCC loads vectors again for each product. But they read rows less often,
+    which counts where each column reads them from an L2 cache, and they are whole vectors of j.
+    """
+    shape = VectorTiling(kernel, VectorConstants("outputs", lanes, *LEAN, 1, 1, 0, 0))
+    is_measured = shape.has_avx2_vectors and kernel.real_bytes == 4 and kernel.layout == "bsf"
+    return is_measured and (kernel.pattern.d < lanes or shape.is_by_rows)
 
 
 def are_far(shape: VectorTiling) -> bool:
