@@ -1,4 +1,4 @@
-// ks_6x64x64x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 8df412fe, spec d0a5e6e1
+// ks_6x64x64x1_float16_bsf   ksgen 0.1.0, mma.cu.j2 dbab31b2, spec d0a5e6e1
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, float16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -280,7 +280,8 @@ DEVICE real sum_of(const float (&sums)[ELEMENT_FLOATS][4], const int row, const 
 template <int WORDS>
 DEVICE void set_operand_word(unsigned (&x)[COMPONENTS][WORDS], const int word, const unsigned* words, const int first,
                              const int second) {
-    x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
+    if (first % 2 == 0 && second == first + 1) x[0][word] = words[first / 2];  // neighbours, as with one j
+    else x[0][word] = pair(words[first / 2], first % 2, words[second / 2], second % 2);
 }
 // Read operand A of one instruction: four words per lane, for each part.
 DEVICE void load_weights(unsigned (&w)[COMPONENTS][4], const Chunk* from) {
