@@ -38,6 +38,7 @@ TABLE = {  # by family, precision and layout
 }
 # per output, by step of an epilogue of `simt` in float32
 OF_STEP = {"bias": 1.5, "residual": 2.4, "relu": 2.0, "gelu": 27.0, "gelu_tanh": 23.0, "silu": 21.0}
+PERMUTATIONS = 0.5  # of bytes, per product, that `mma` executes in 16 bits and bsf unless d = 1
 ALIKE = {"float16": "bfloat16"}  # precisions that share a row, because their instructions differ only in type
 PAIRS = ("sm_100", "sm_103")  # targets on which one instruction multiplies and adds two float32
 
@@ -51,6 +52,8 @@ def issued_by(family: str, kernel: KernelSpec, target: str) -> Issued | None:
     if found and family == "simt":
         steps, saved = sum(OF_STEP[word] for word in kernel.epilogue.words), 0.5 if target in PAIRS else 0.0
         return replace(found, per_output=found.per_output + steps, per_product=found.per_product - saved)
+    if found and family == "mma" and kernel.layout == "bsf" and kernel.x_item_bytes == 2 and kernel.pattern.d == 1:
+        return replace(found, per_product=found.per_product - PERMUTATIONS)
     return found
 
 
