@@ -2,7 +2,7 @@
 
     python benchmarks/readme_figures.py [--check]
 
-README shows known layers of one machine: a GPU's if there is one, else that of a file `table` with enough layers.
+README shows known layers of one machine: a GPU's if there is one, else that of the `table` with the most, if enough.
 docs/benchmarks.md has a part per GPU and processor, whose heading is the line in `machine.txt`. A folder's `table`, of
 `ksgen bench table`, takes the place of its `paper` and `layers`. docs/structures.md has the layers of
 `ksgen bench layers structures`: the file `structures` of a folder has their times. Never edit the figures by hand:
@@ -95,8 +95,8 @@ def readme_figures(folder: Path) -> tuple[str, str]:
     for path, rows in results(folder, TABLE, "layers"):
         compared = Results([row for row in kinds_of(rows).layers if AND not in row.pattern], PRECISION, BATCH)
         if (table := _families(compared)).rows:
-            is_preferred = path.stem == TABLE and int(table.rows[-1][1]) >= LEAST_LAYERS
-            measured.append(((on_gpu(rows), is_preferred), path, rows, compared, table))
+            layers = int(table.rows[-1][1]) if path.stem == TABLE else 0
+            measured.append(((on_gpu(rows), layers if layers >= LEAST_LAYERS else 0), path, rows, compared, table))
     if not measured:
         return NOTHING, ""
     _, path, rows, compared, table = max(measured, key=lambda found: found[0])
