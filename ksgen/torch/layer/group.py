@@ -117,7 +117,8 @@ class KSLinears(Layers):
         if (whole := self._whole(x)) is None:
             return [layer(x) for layer in self]
         axis, layers = -1 if self._first.layout == "bsf" else 0, list[Any](self)
-        parts: Sequence[Tensor] = whole.split([layer.out_features for layer in layers], dim=axis)
+        # not `split`, whose views cannot be written to while gradients are recorded
+        parts: Sequence[Tensor] = whole.unsafe_split_with_sizes([layer.out_features for layer in layers], dim=axis)
         return parts
 
     def _prepared(self, x: Tensor) -> tuple[prepared.Prepared, prepared.Parameters] | None:

@@ -447,7 +447,7 @@ class Prepared(replay.Replaceable):
         """Outputs per layer: slices of one tensor if one call computed them all."""
         if self._each:
             return [each.run(x, None, [bias]) for each, bias in zip(self._each, parameters, strict=True)]
-        return list(self.run(x, None, parameters).split(self._features, self._axis))
+        return list(self.run(x, None, parameters).unsafe_split_with_sizes(self._features, self._axis))
 
     def _by_each(self, each: "Sequence[Prepared]", x: Tensor, residual: Tensor | None, parameters: Parameters) -> Any:
         """Output by one prepared call per layer."""

@@ -105,6 +105,26 @@ def test_gradients_are_those_of_each_alone(launched: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("in_one_launch")
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_outputs_of_one_launch_may_be_written_to_in_training(launched: list[int], is_frozen: bool) -> None:
+    """A frozen base with a trained addition, which the outputs of separate layers allow, too."""
+    together, x = KSLinear.group(layers(backend="ksgen")).requires_grad_(False), rows(MANY)
+    if is_frozen:
+        together.freeze()
+    for is_recorded in (True, False):
+        for _ in range(3):
+            added = nn.Parameter(torch.ones(21))
+            with torch.set_grad_enabled(is_recorded):
+                first, *others = together.parts(x)
+            before = [each.clone() for each in others]
+            first += added
+            first.sum().backward()
+            assert torch.equal(added.grad, torch.full((21,), float(MANY)))
+            assert all(map(torch.equal, others, before))
+    assert launched
+
+
+@pytest.mark.usefixtures("in_one_launch")
 def test_frozen_layers_notice_a_write(launched: list[int]) -> None:
     own, x = layers(backend="ksgen"), rows(MANY)
     together = KSLinear.group(own)
