@@ -262,7 +262,8 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     tensors, memory = {id(tensor) for tensor in stepped}, {_address_of(tensor) for tensor in stepped} - {0}
     what = f"was in a step of {type(optimizer).__name__}"
-    _end([(kept, what) for kept in list(_kept.values()) if id(kept.seen.tensor) in tensors or kept.address in memory])
+    frozen = [reference() for reference in _kept.valuerefs()]  # other threads may freeze layers meanwhile
+    _end([(each, what) for each in frozen if each and (id(each.seen.tensor) in tensors or each.address in memory)])
 
 
 def _address_of(tensor: Tensor) -> int:

@@ -7,7 +7,9 @@ import copy
 import gc
 import io
 import pickle
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -576,3 +578,27 @@ def test_factors_by_themselves_take_what_a_layer_keeps(monkeypatch: pytest.Monke
             multiply(x, layer.weights[0])
             multiply_all_by("bmm", x, [layer.weights[0]], None, None, **options)
     assert prepared.count("blocks_of") == prepared.count("bmm") == 1
+
+
+def test_other_threads_may_freeze_layers_during_an_optimizers_step() -> None:
+    """Each line of Python's weak dictionary stands for a switch to a thread that freezes one more layer."""
+    others, frozen_too = [KSLinear(CHAIN).eval() for _ in range(20)], [KSLinear(CHAIN).eval().freeze()]
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter])
+    parameter.grad = torch.ones(1)
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != weakref.__file__:
+            return None
+        if event == "line" and others:
+            frozen_too.append(others.pop().freeze())
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        optimizer.step()
+    finally:
+        sys.settrace(before)
+    assert len(frozen_too) > 1
+    assert all(each.is_frozen for each in frozen_too)
