@@ -147,6 +147,9 @@ class Weight(Tensor):
 
     def _draw(self, deviation: float, is_uniform: bool, generator: Any) -> Self:
         """Draw the factors so that outputs vary as with a dense weight of this standard deviation."""
+        if not deviation:
+            _fill(self)
+            return self
         with self._writing() as factors:
             drawn = [(part, deviation / sqrt(len(self._parts))) for part in self._parts]
             if not drawn:

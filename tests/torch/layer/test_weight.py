@@ -5,6 +5,7 @@ written.
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,9 +214,12 @@ def test_arrays_of_the_values_are_read_only(read: Callable[[Any], Any]) -> None:
         values[0, 0] = 1
 
 
-def test_zeros_leave_gradients() -> None:
+@pytest.mark.parametrize(
+    "initialize", [nn.init.zeros_, partial(nn.init.normal_, std=0.0), partial(nn.init.xavier_uniform_, gain=0.0)]
+)
+def test_zeros_leave_gradients(initialize: Callable[[Any], object]) -> None:
     layer = make(bias=False)
-    nn.init.zeros_(layer.weight)
+    initialize(layer.weight)
     assert not layer.to_dense().any()
     layer(torch.randn(5, 48)).sum().backward()
     assert layer.weights[-1].grad.any()
