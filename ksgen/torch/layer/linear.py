@@ -588,7 +588,8 @@ class KSLinear(ChainLayer, nn.Linear):
             >>> from ksgen.torch import KSLinear
             >>> layer = KSLinear("1,3,2,2").eval().build(batch=[1, 4])
         """
-        dtype = torch.float32 if self.has_stored_type else self._dtype
+        # that of x; stored weights have another
+        dtype = self._dtype if self.bias is None else self.bias.dtype
         sizes = [(checked_count("batch", each), self.in_features) for each in listed(batch) or [batch]]
         shapes = sizes if self.layout == "bsf" else [size[::-1] for size in sizes]
         device = next(self.buffers() if self.has_stored_type else self.parameters()).device

@@ -697,6 +697,11 @@ def test_a_layer_that_quantizes_x_is_built_in_training_mode() -> None:
     assert made.build(4) is made
 
 
+def test_a_layer_that_was_in_16_bits_is_built_for_such_x() -> None:
+    layer = KSLinear(CHAIN, dtype=torch.bfloat16).eval().quantize("int8").build(4)
+    assert layer(torch.randn(4, 48, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
 def test_what_is_refused_of_x_in_eight_bits() -> None:
     layer, x = KSLinear(CHAIN), torch.randn(4, 48)
     with pytest.raises(LaunchError, match="x_too=True without x; accepted: typical inputs of the layer as x"):
