@@ -129,6 +129,8 @@ class KSLinear(ChainLayer, nn.Linear):
     fuse: Fuse = "auto"
     intermediates: Intermediates = "keep"
     init: Init = "uniform"
+    # standard deviations of a structure's initial weights, by factor: None for uniform ones; empty: all are uniform
+    _scales: Sequence[float | None] = ()
     _settable: Collection[str] = tuple(OPTIONS)  # options that may be set later
     # attributes that cannot be set, each with the alternative that messages name
     _fixed: Mapping[str, str] = {"chain": "a new KSLinear"}
@@ -293,14 +295,12 @@ class KSLinear(ChainLayer, nn.Linear):
             layer.init = options.get("init", "uniform")
             tie(layer.weights, structure.ties)
             layer.to_empty(device=torch.empty(0).device if device is None else device)
-            layer.reset_parameters()  # refuses an `init` that tied weights cannot represent
         else:
             layer = cls(structure.chain, bias, **options)
-        scales = {} if "init" in options else structure.scales
-        with torch.no_grad():
-            for name, weights in zip(structure.names, initialized(layer.weights), strict=True):
-                if name in scales:
-                    weights.normal_(std=scales[name])
+        if structure.scales and "init" not in options:
+            layer._scales = tuple(map(structure.scales.get, structure.names))
+        if layer._scales or any(structure.ties):
+            layer.reset_parameters()  # refuses an `init` that tied weights cannot represent
         return layer
 
     @classmethod
@@ -500,12 +500,16 @@ class KSLinear(ChainLayer, nn.Linear):
     def reset_parameters(self) -> None:
         """Initialise the weights by `init`, and draw the bias within +-1/sqrt(in_features) like `nn.Linear`.
 
-        "uniform" draws within +-1/sqrt(c), the bounds of the paper.
+        "uniform" draws within +-1/sqrt(c), the bounds of the paper, or with the standard deviations of a structure.
         """
         check_words(init=(self.init, INITS))
         if self.init == "uniform":
-            for pattern, weights in zip(self.chain, initialized(self.weights), strict=True):
-                _draw(weights, 1 / sqrt(pattern.c))
+            scales = self._scales or (None,) * len(self.chain)
+            for pattern, weights, scale in zip(self.chain, initialized(self.weights), scales, strict=True):
+                if scale is None:
+                    _draw(weights, 1 / sqrt(pattern.c))
+                else:
+                    nn.init.normal_(weights, std=scale)
         else:
             initialize(self._name(), self.init, self.chain, initialized(self.weights))
         if self.bias is not None:
