@@ -213,7 +213,10 @@ def _proposed(
     head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models have this method
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     choices: dict[str, tuple[Tensor, list[tuple[float, RuleEntry]]]] = {}
-    for name, layer in _layers(model):
+    layers = _layers(model)
+    for key in (keys or ()) if names is not None else ():
+        _check_named(model, key, layers)
+    for name, layer in layers:
         if not name or not any(_fits(key, name) for key in keys or ()):
             continue
         weight = dense_weight(layer).detach()
@@ -234,8 +237,7 @@ def _proposed(
         )
     if not choices:
         raise SpecError(
-            f"rule={excerpt(names)} names no layer of the model; its layers: "
-            f"{excerpt([name for name, _ in _layers(model)])}"
+            f"rule={excerpt(names)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}"
         )
     found: dict[str, RuleEntry] = {}
     steps = sum(entry.count for _, candidates in choices.values() for _, entry in candidates) if from_weights else 0
@@ -317,10 +319,7 @@ def find_layers(model: nn.Module, wanted: Mapping[str, RuleEntry]) -> dict[nn.Mo
     """Find the layers of a rule. Each comes with its names that the rule matches, and with the key that matches."""
     layers = _layers(model)
     for key, entry in wanted.items():
-        if not any(_fits(key, name) for name, _ in layers) and not _is_replaced(model, key, entry):
-            raise SpecError(
-                f"rule {excerpt(key)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}"
-            )
+        _check_named(model, key, layers, entry)
     found: dict[nn.Module, tuple[list[str], str]] = {}
     for name, layer in layers:
         if key := next((key for key in wanted if _fits(key, name)), ""):
@@ -330,11 +329,21 @@ def find_layers(model: nn.Module, wanted: Mapping[str, RuleEntry]) -> dict[nn.Mo
     return found
 
 
-def _is_replaced(model: nn.Module, key: str, wanted: RuleEntry) -> bool:
-    """Whether a layer that the key names already has the chains of the rule."""
+def _check_named(
+    model: nn.Module, key: str, layers: list[tuple[str, nn.Module]], wanted: RuleEntry | None = None
+) -> None:
+    """Raise `SpecError` if a key names no dense layer, and none that already has the chains of `wanted`, or any."""
+    if not any(_fits(key, name) for name, _ in layers) and not _is_replaced(model, key, wanted):
+        raise SpecError(
+            f"rule {excerpt(key)} names no layer of the model; its layers: {excerpt([name for name, _ in layers])}"
+        )
+
+
+def _is_replaced(model: nn.Module, key: str, wanted: RuleEntry | None) -> bool:
+    """Whether a layer that the key names already has the chains of the rule, or any chains if `wanted` is None."""
     for name, module in model.named_modules(remove_duplicate=False):
         with suppress(SpecError):  # a layer that no rule describes has others
-            if _fits(key, name) and (entry := described(module)) and entry.chains == wanted.chains:
+            if _fits(key, name) and (entry := described(module)) and (not wanted or entry.chains == wanted.chains):
                 return True
     return False
 

@@ -105,16 +105,17 @@ def quantize_model(
     """
     if not isinstance(model, nn.Module):
         raise SpecError(f"model={excerpt(model)}; accepted: a torch.nn.Module")
-    if (keys := ("*",) if names is None else listed(names)) is None:
+    if (keys := ("*",) if names is None else listed(names)) is None or isinstance(names, str):
         raise SpecError(f"names={excerpt(names)}; accepted: a list of layers' names, or of patterns of names")
     every = {name: layer for name, layer in model.named_modules() if isinstance(layer, KSLinear)}
     unquantized = {name: layer for name, layer in every.items() if not layer.has_stored_type}
     found = {name: layer for name, layer in unquantized.items() if any(fnmatchcase(name, str(key)) for key in keys)}
     if every and not unquantized:
         raise SpecError("every KSLinear of the model is quantized already; accepted: the model before it was quantized")
-    if not found:
+    missing = [key for key in keys if not any(fnmatchcase(name, str(key)) for name in every)]
+    if missing or not found:
         raise SpecError(
-            f"names={excerpt(names)} name no KSLinear of the model; its layers: {excerpt(list(unquantized))}"
+            f"names={excerpt(missing or names)} name no KSLinear of the model; its layers: {excerpt(list(unquantized))}"
         )
     if "" in found:
         raise SpecError("the model is a single layer, which cannot be replaced in place; use KSLinear.quantize")

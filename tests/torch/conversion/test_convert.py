@@ -892,7 +892,8 @@ def tied_embedding(model: nn.Module) -> nn.Module:
     ("names", "budget", "message"),
     [
         ({"up": UP}, 0.3, "rule={'up': "),
-        (["none"], 0.3, "rule=['none'] names no layer of the model; its layers: ['blocks.0.qkv'"),
+        ([], 0.3, "rule=[] names no layer of the model; its layers: ['blocks.0.qkv'"),
+        (["up", "dwon"], 0.3, "rule 'dwon' names no layer of the model; its layers: ['blocks.0.qkv'"),
         (["up"], 3, "budget=3; accepted: a share of the dense weights"),
         (["head"], 0.01, "budget=0.01: no chain from 24 to 5 features fits it, for head"),
     ],

@@ -78,7 +78,9 @@ def test_names_say_which_layers() -> None:
     assert "error of K" in str(report)
     for options, message in (
         ({"names": ["up"]}, r"names=\['up'\] name no KSLinear of the model; its layers: \['0'\]"),
+        ({"names": ["0", "up"]}, r"names=\['up'\] name no KSLinear of the model; its layers: \['0'\]"),
         ({"names": 3}, "names=3; accepted: a list"),
+        ({"names": "20"}, "names='20'; accepted: a list"),
     ):
         with pytest.raises(SpecError, match=message):
             quantize(model, "int8", **options)
