@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from itertools import groupby
@@ -22,7 +22,7 @@ from ksgen.errors import LaunchError, SpecError
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Spec, load
 from ksgen.structures import Structure, of_chain
-from ksgen.torch.conversion.factorize import Factorization, SumFactorization, errors_of, factorized
+from ksgen.torch.conversion.factorize import errors_of, factorized
 from ksgen.torch.conversion.nearest import check_values
 from ksgen.torch.conversion.propose import (
     BUDGET,
@@ -129,10 +129,10 @@ def convert(
     replaced: list[Replaced] = []
     with progress_bar(progress, "factorizing" if from_weights else "drawing", len(found)) as advance:
         for layer, (names, key) in found.items():
-            new[layer], factorizations = _sparse(names[0], layer, wanted[key], from_weights, refine, options)
+            new[layer], errors = _sparse(names[0], layer, wanted[key], from_weights, refine, options)
             counts = _parameter_count(layer), _parameter_count(new[layer])
             chain, *added = wanted[key].chains
-            replaced.append(Replaced(names[0], chain, wanted[key].count, counts, factorizations, tuple(added)))
+            replaced.append(Replaced(names[0], chain, wanted[key].count, counts, errors, tuple(added)))
             advance()
     put_all(model, new)
     write_config(model)
@@ -414,8 +414,8 @@ def _factorizing(name: str, weight: Tensor) -> Iterator[None]:
 
 def _sparse(
     name: str, layer: nn.Module, wanted: RuleEntry, from_weights: bool, refine: int, options: dict[str, Any]
-) -> tuple[nn.Module, tuple[Factorization | SumFactorization, ...]]:
-    """Build the layer or group that replaces a dense layer. Also returns the factorizations of the weights."""
+) -> tuple[nn.Module, tuple[float, ...]]:
+    """Build the layer or group that replaces a dense layer. Also returns the relative errors of the factorizations."""
     weight, bias = dense_weight(layer), layer.bias
     if weight.is_meta and from_weights:
         raise SpecError(f"{name} is on the meta device, so that it has no weights; accepted: from_weights=False")
@@ -427,16 +427,17 @@ def _sparse(
         )
     biases = [None] * wanted.count if bias is None else bias.chunk(wanted.count)
     parts: list[KSLinear | KSSum] = []
-    factorizations: list[Factorization | SumFactorization] = []
+    errors: list[float] = []
     drawn = list(map(_never_zero, wanted.structures))
     for rows, added in zip(weight.detach().chunk(wanted.count), biases, strict=True):
         part = of_structures(drawn, bias=added is not None, **options)
         if from_weights:
             with _factorizing(name, weight):
-                factorizations.append(factorized(rows, wanted.structures, refine))
+                factorization = factorized(rows, wanted.structures, refine)
+            errors.append(factorization.relative_error)
             slices = [each for layer in summands(part) for each in initialized(layer.weights)]
             with torch.no_grad():
-                for parameter, value in zip(slices, factorizations[-1].weights, strict=True):
+                for parameter, value in zip(slices, factorization.weights, strict=True):
                     parameter.copy_(value[tuple(map(slice, parameter.shape))])
         part.requires_grad_(weight.requires_grad)
         first = summands(part)[0]  # which has the bias of a sum
@@ -446,7 +447,7 @@ def _sparse(
             first.bias.requires_grad_(added.requires_grad)
         parts.append(part)
     new = parts[0] if wanted.count == 1 else group(parts)
-    return new.train(layer.training), tuple(factorizations)
+    return new.train(layer.training), tuple(errors)
 
 
 def _never_zero(structure: Structure) -> Structure:
@@ -472,8 +473,7 @@ class Replaced:
     chain: Chain
     count: int  # number of chains side by side
     parameters: tuple[int, int]  # before and after
-    # empty if the new weights are drawn
-    factorizations: tuple[Factorization | SumFactorization, ...] = field(repr=False)
+    relative_errors: tuple[float, ...]  # of the factorizations; empty if the new weights are drawn
     added: tuple[Chain, ...] = ()  # further chains of a sum
 
     @property
@@ -491,10 +491,6 @@ class Replaced:
     def text(self) -> str:
         """The chains in words."""
         return text_of(self.chains) + (f" x {self.count}" if self.count > 1 else "")
-
-    @property
-    def relative_errors(self) -> tuple[float, ...]:
-        return tuple(each.relative_error for each in self.factorizations)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -113,6 +114,12 @@ def test_the_report_counts() -> None:
     assert "blocks.*.mlp.down │ x 2 │ 6,4,16,1 then 1,8,8,3" in shown
     assert f"4 layers replaced: {dense:,} parameters became {sparse:,} in the whole model" in shown
     assert "drawn" in str(convert(blocks(), {"up": UP}, from_weights=False))
+
+
+def test_a_report_keeps_no_weights() -> None:
+    report = convert(nn.Sequential(nn.Linear(256, 256)), {"0": ["16,16,16,1", "1,16,16,16"]})
+    assert len(report.layers[0].relative_errors) == 1
+    assert len(pickle.dumps(report)) < 2**12  # the weights have 2**15 bytes
 
 
 def test_what_stays() -> None:

@@ -12,7 +12,7 @@ CHAIN = Chain((Pattern(2, 3, 4, 1), Pattern(1, 4, 3, 2)))
 
 
 def replaced(name: str, count: int = 1, has_errors: bool = True) -> Replaced:
-    found = (factorize(torch.eye(8), CHAIN),) if has_errors else ()
+    found = (factorize(torch.eye(8), CHAIN).relative_error,) if has_errors else ()
     return Replaced(name, CHAIN, count, (64 * count, CHAIN.weight_count * count), found)
 
 
