@@ -70,7 +70,7 @@ class CacheLayers:
 
 def default_caches(*bundles: CacheLayer) -> CacheLayers:
     listed = [Path(paths.from_start(each)) for each in os.environ.get("KSGEN_CACHE_PATH", "").split(os.pathsep) if each]
-    project = tuple(place for place in listed if place.exists())
+    project = tuple(place for place in listed if os.path.exists(place))  # False for one that cannot be looked up
     return CacheLayers(
         (*_layers(project, paths.cache_dir(), max_bytes_from_environment()), *bundles_in_use(), *bundles)
     )

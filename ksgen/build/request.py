@@ -78,7 +78,7 @@ def digest_of(*fields: str | bytes) -> str:
     """SHA-256 of the fields, each after its length, so that different fields never have the same concatenation."""
     digest = hashlib.sha256()
     for each in fields:
-        data = each.encode() if isinstance(each, str) else each
+        data = each.encode(errors="surrogateescape") if isinstance(each, str) else each  # any bytes of a path
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()
 

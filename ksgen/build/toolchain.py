@@ -120,7 +120,7 @@ class Nvrtc:
     def compile(self, text: str, entry: str, target: str) -> Binary:
         check_target(target, self)
         nvrtc = _nvrtc()
-        flags = [flag.encode() for flag in (*self.options(target), *(f"-I{folder}" for folder in _include_folders()))]
+        flags = list(map(os.fsencode, (*self.options(target), *(f"-I{folder}" for folder in _include_folders()))))
         _, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{entry}.cu".encode(), 0, [], [])
         try:
             with locale_restored():
@@ -371,7 +371,7 @@ def _include_folders() -> list[Path]:
     homes = [variable(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     toolkits = [*(Path(home) for home in homes if home), *_packaged_toolkits()]
     folders = [toolkit / "include" / part for toolkit in toolkits for part in (".", "cccl")]
-    return [folder for folder in folders if folder.is_dir()]
+    return [folder for folder in folders if os.path.isdir(folder)]  # False for one that cannot be looked up
 
 
 @functools.cache

@@ -242,15 +242,23 @@ def test_bundle_is_the_last_layer_and_answers_for_every_compiler(compiler, tmp_p
 def test_cache_path_lists_folders_and_bundles(compiler, monkeypatch, tmp_path):
     bundle_of(tmp_path / "vit.ksb", "text")
     (tmp_path / "project").mkdir()
-    listed = [tmp_path / "absent", tmp_path / "vit.ksb", tmp_path / "project"]
-    monkeypatch.setenv("KSGEN_CACHE_PATH", os.pathsep.join(map(str, listed)))
+    unknown = [tmp_path / "absent", tmp_path / ("x" * 300)]  # no file system has such a name, and says so
+    listed = [tmp_path / "vit.ksb", tmp_path / "project"]
+    monkeypatch.setenv("KSGEN_CACHE_PATH", os.pathsep.join(map(str, (*unknown, *listed))))
     layers = default_caches()
-    assert [layer.path for layer in layers.layers] == [*listed[1:], tmp_path / "user"]
+    assert [layer.path for layer in layers.layers] == [*listed, tmp_path / "user"]
     assert build("text", "ks_1", "sm_90a", compiler).data == b"0.9 text"
     build("new", "ks_1", "sm_90a", compiler)
     assert len(list(Cache(tmp_path / "project").entries())) == 1
     assert not (tmp_path / "user").exists()
     assert default_caches().layers[0] is layers.layers[0]
+
+
+def test_a_folder_whose_name_is_not_text(compiler, monkeypatch, tmp_path):
+    monkeypatch.setenv("KSGEN_CACHE_DIR", os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    for _ in range(2):
+        assert build("text", "ks_1", "sm_90a", compiler).data == b"1.0 text"
+    assert compiler.count() == 1
 
 
 def test_forbidden_compiling(compiler, monkeypatch):

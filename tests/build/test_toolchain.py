@@ -429,6 +429,15 @@ def test_command_to_repeat_repeats_the_error():
     assert str(caught.value).splitlines()[0] in again.log
 
 
+def test_a_toolkit_at_any_path_does_not_disturb_nvrtc(monkeypatch, tmp_path):
+    compiler = real("nvrtc")
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    Path(odd, "include").mkdir(parents=True)
+    for home in ("x" * 300, odd):  # the first is longer than names can be
+        monkeypatch.setenv("CUDA_HOME", home)
+        assert compiler.compile(SOURCE, "scale", "sm_90a").data
+
+
 def test_nvcc_gives_the_same_bytes_again():
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc on PATH")
