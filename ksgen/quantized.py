@@ -19,7 +19,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, STORAGES, ByteStorage, Layout, Storage, WeightStorage
 from ksgen.spec.kernel import check_word
 from ksgen.spec.storage import SAME, SCALE_BYTES, STORED, scales_begin
-from ksgen.values import counted, excerpt, misfit, misfit_of_x, real_number
+from ksgen.values import counted, excerpt, is_masked, misfit, misfit_of_x, real_number
 
 Array = np.ndarray[Any, Any]
 
@@ -483,6 +483,8 @@ def _as_array(given: Any) -> Array:
         given = (given if given.is_complex() else given.double()).numpy()
     try:
         found = np.asarray(given)
+        if is_masked(given):
+            raise LaunchError(f"got a masked array, {excerpt(given)}; accepted: an array without a mask")
         if found.dtype.kind == "c":
             raise LaunchError("got complex numbers; accepted: real ones")
         return found.astype(np.float64)

@@ -1,5 +1,6 @@
 """Reads users' values as numbers, writes values, numbers and misfits in messages, and groups items."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any, Generic, TypeVar
@@ -40,6 +41,11 @@ def real_number(value: Any) -> float | None:
         return None if isinstance(value, bool | str | bytes) else float(value)
     except Exception:  # an array of several numbers, or any error of a foreign object
         return None
+
+
+def is_masked(array: Any) -> bool:
+    """Whether an array is one of NumPy with a mask, which conversions drop without a word."""
+    return isinstance(array, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
 
 
 def listed(values: Any) -> tuple[Any, ...] | None:

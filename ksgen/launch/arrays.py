@@ -19,7 +19,7 @@ from ksgen.launch.dlpack import PLACES, Managed, element_type
 from ksgen.spec import Activation, Layout, PrecisionName
 from ksgen.spec.precision import stored_types
 from ksgen.spec.storage import BYTE_TYPES
-from ksgen.values import excerpt, whole_number
+from ksgen.values import excerpt, is_masked, whole_number
 
 DTYPES = stored_types()
 ACCEPTED = (
@@ -128,7 +128,7 @@ def _find_reader(array: Any, name: str) -> Reader:
     for module, classname, library_reader in _LIBRARIES:
         library = sys.modules.get(module)
         if library is not None and isinstance(array, getattr(library, classname, ())):
-            if "numpy.ma" in sys.modules and isinstance(array, sys.modules["numpy.ma"].MaskedArray):
+            if is_masked(array):
                 raise _no_array(array, name)
             reader = library_reader
             break

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from ksgen.errors import LaunchError
-from ksgen.values import excerpt
+from ksgen.values import excerpt, is_masked
 
 NUMBERS = "buifc"  # kinds of NumPy's types
 _LIBRARIES = {"numpy": "ndarray", "cupy": "ndarray", "torch": "Tensor"}
@@ -110,7 +110,7 @@ class PyTorch(Library):
 def library_of(x: Any, caller: str) -> Library:
     """Library that an array belongs to; `LaunchError` for other objects."""
     for name, kind in _LIBRARIES.items():
-        if name in sys.modules and isinstance(x, getattr(sys.modules[name], kind, ())):
+        if name in sys.modules and isinstance(x, getattr(sys.modules[name], kind, ())) and not is_masked(x):
             dtype: Any = getattr(x, "dtype", None)
             if name != "torch" and dtype.kind not in NUMBERS and str(dtype) != "bfloat16":
                 raise LaunchError(f"{caller}: x is of {dtype}; accepted: numbers")

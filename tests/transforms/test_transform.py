@@ -37,6 +37,7 @@ def test_any_axes_of_a_batch_and_either_layout() -> None:
         (np.float64(1), {}, LaunchError, "accepted: a NumPy or CuPy array"),
         (np.zeros((2, 8), complex), {}, LaunchError, r"rdft\(8\): got x of complex128; accepted: real numbers"),
         (np.full((2, 8), "a"), {}, LaunchError, r"rdft\(8\): x is of <U1; accepted: numbers"),
+        (np.ma.zeros((2, 8)), {}, LaunchError, r"rdft\(8\): x=masked_array\(.*; accepted: a NumPy or CuPy array"),
         (np.full((2, 8), None), {}, LaunchError, r"rdft\(8\): x is of object; accepted: numbers"),
         (np.zeros((2, 8)), {"layout": "any"}, SpecError, "layout='any'; accepted: bsf, bsl"),
     ],
