@@ -18,13 +18,14 @@ from ksgen.launch.planner import PLANNER
 from ksgen.passport import read_bars
 from ksgen.pattern import Chain, Patterns
 from ksgen.spec import Epilogue, KernelSpec, Layout, PrecisionName, load
-from ksgen.spec.kernel import layer_launch
+from ksgen.spec.kernel import checked_count, layer_launch
 from ksgen.tuning.engine import Engine
 from ksgen.tuning.job import Job, chains_of, job_of, kernels_of_layer, kernels_of_spec, with_layers
 from ksgen.tuning.search import Progress, Tuned
 from ksgen.tuning.strategies import TRIAL
 from ksgen.tuning.trials import TrialStore
 from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine
+from ksgen.values import listed
 from ksgen.wisdom import Entry
 
 BACKGROUND_NICE = 5  # niceness added to trials that a launcher started, so that the user's own work goes first
@@ -106,7 +107,7 @@ class Calibration:
 
 def calibrate(
     *what: Patterns | Path | Sequence[Chain], precision: PrecisionName = "float32", layout: Layout = "bsf",
-    batches: Sequence[int] | None = None, device: str | None = None, fresh: bool = False,
+    batches: int | Sequence[int] | None = None, device: str | None = None, fresh: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[Calibrated]:  # fmt: skip
     """Try a few candidates of each kernel on this machine's device, and save the fastest in the user's wisdom.
@@ -121,7 +122,7 @@ def calibrate(
             chain is tried in one launch and factor by factor. A spec may ask for gradients.
         precision: Arithmetic of the patterns, such as "float16".
         layout: Layout of the patterns' x: "bsf" or "bsl".
-        batches: Batch sizes. None: 25088 on a GPU and 1568 on a processor.
+        batches: Batch size, or a list of them. None: 25088 on a GPU and 1568 on a processor.
         device: Device, such as "cuda:1" or "native". None: `KSGEN_DEVICE`, else the best device.
         fresh: Whether kernels whose wisdom is from a trial are tried again. Results of `ksgen tune` stay.
         progress: Function that is called after each candidate, by a separate thread.
@@ -145,8 +146,9 @@ def calibrate(
     kernels = [kernel for item in what for kernel in _kernels_of(item, precision, layout)]
     if not kernels:
         raise SpecError("nothing to calibrate; accepted: patterns such as '1,192,48,2', chains, or paths of specs")
+    asked = [] if batches is None else [checked_count("batch", each) for each in listed(batches) or [batches]]
     with opened(device, fresh) as calibration:
-        sizes = [default_batch(calibration.facts.limits)] if batches is None else list(batches)
+        sizes = asked or [default_batch(calibration.facts.limits)]
         jobs = dict.fromkeys(job_of(kernel, batch) for kernel in kernels for batch in sizes)
         return calibration.run_all(list(jobs), progress)
 

@@ -199,6 +199,9 @@ def test_calibrate_takes_patterns_chains_and_specs_and_launchers_take_the_winner
 def test_mistakes_are_named_before_anything_is_opened() -> None:
     with pytest.raises(SpecError, match="nothing to calibrate; accepted: patterns such as '1,192,48,2'"):
         ksgen.calibrate()
+    for batches in (0, [2.5], []):
+        with pytest.raises(SpecError, match="^batch=.*; accepted: a whole number from 1 up$"):
+            ksgen.calibrate("1,3,2,2", batches=batches)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_takes_no_wisdom_is_named_before_anything_is_measured(
