@@ -282,14 +282,17 @@ private:
     std::atomic<long> generation{0};
 };
 
+// A forked child has none of its parent's threads: neither those of the crew nor those of OpenMP, for which it would
+// wait forever.
+bool is_forked = false;
 alignas(Crew) char place[sizeof(Crew)];
-Crew* crew() {
-    static Crew* const made = [] {
-        pthread_atfork(nullptr, nullptr, [] { new (place) Crew; });  // a child has none of its parent's threads
-        return new (place) Crew;
-    }();
-    return made;
-}
+Crew* const crew = [] {
+    pthread_atfork(nullptr, nullptr, [] {
+        is_forked = true;
+        new (place) Crew;
+    });
+    return new (place) Crew;
+}();
 
 }  // namespace
 
@@ -306,10 +309,10 @@ static void launch_some(const Step* steps, long count, const int64_t* arguments,
     if (alone_ns < ALONE_NS) return take_groups(&launch);
     launch.caller = pthread_self();
     fegetenv(&launch.modes);
-    if (parallel) return parallel(take_groups_for_openmp, &launch, (unsigned)threads, 0);
-    if (pthread_mutex_trylock(&crew()->one_launch)) return take_groups(&launch);
-    crew()->run(launch, threads);
-    pthread_mutex_unlock(&crew()->one_launch);
+    if (parallel && !is_forked) return parallel(take_groups_for_openmp, &launch, (unsigned)threads, 0);
+    if (pthread_mutex_trylock(&crew->one_launch)) return take_groups(&launch);
+    crew->run(launch, threads);
+    pthread_mutex_unlock(&crew->one_launch);
 }
 
 extern "C" void ksgen_launch(

@@ -297,9 +297,7 @@ def test_a_recording_works_in_memory_of_the_thread_that_runs_it(device: Any, mon
         np.testing.assert_array_equal(out, 10 + np.arange(5))
 
 
-def test_a_child_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child has no threads of its parent. It would wait for them forever."""
-    code = """
+IN_A_CHILD = """
 import os, signal
 from tests.devices.test_native import product
 wanted = product().tobytes()
@@ -310,7 +308,15 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 assert product().tobytes() == wanted
 """
+
+
+@pytest.mark.parametrize("torch", ["", pytest.param("import torch", marks=pytest.mark.libraries)])
+def test_a_child_has_threads_of_its_own(torch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child has no threads of its parent, nor those of PyTorch. It would wait for them forever."""
+    if torch:
+        library("torch")
     monkeypatch.setenv("KSGEN_THREADS", "3")
+    code = torch + IN_A_CHILD
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stderr
 
