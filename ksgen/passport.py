@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -279,8 +278,6 @@ def why_not(device: Device) -> str:
     """Reason why no child of this process can use the GPU; empty if one can."""
     from ksgen.devices.libcuda import compute_mode
 
-    if not Path(sys.executable or "").name.lower().startswith(("python", "pypy")):
-        return f"{sys.executable} is no Python that a child could run"
     mode = compute_mode(device.index)
     if mode in (_EXCLUSIVE, _PROHIBITED):
         word = "exclusive-process" if mode == _EXCLUSIVE else "prohibited"

@@ -43,6 +43,15 @@ LONG_S, LONG_PERIOD_S = 0.25, 1.0  # in a call that has taken `LONG_S` seconds, 
 _HIDDEN_OPTIONS = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
 
+def python_program() -> str:
+    """Path of the Python that runs this process; `ToolchainError` if that is another program, which a child would start
+    again.
+    """
+    if not Path(sys.executable or "").name.lower().startswith(("python", "pypy")):
+        raise ToolchainError(f"{sys.executable} is no Python that a child could run")
+    return sys.executable
+
+
 def python_child(code: str, *arguments: str, **variables: str) -> tuple[list[str], dict[str, Any]]:
     """Command and options of `Popen` for Python code in a child that imports modules from the same folders.
 
@@ -51,7 +60,7 @@ def python_child(code: str, *arguments: str, **variables: str) -> tuple[list[str
     """
     imports = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     # -P: the child imports from its working folder only if this process does
-    return [sys.executable, "-P", "-c", code, *arguments], {
+    return [python_program(), "-P", "-c", code, *arguments], {
         "stdin": subprocess.DEVNULL,
         "cwd": STARTED_IN if os.path.isdir(STARTED_IN) else None,  # relative paths in variables are relative to it
         "env": {**os.environ, "KSGEN_TRIAL": "off", **imports, **variables},

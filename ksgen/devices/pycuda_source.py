@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pycuda.compiler import SourceModule, compile
 
+from ksgen.build.children import python_program
 from ksgen.build.request import Binary
 from ksgen.build.toolchain import Nvcc
 
@@ -37,7 +38,7 @@ def by_pycuda(nvcc: Nvcc) -> Nvcc:
     """
     places = [os.path.abspath(each) for each in sys.path]
     program = f"import sys; sys.path[:] = {places!r}; from {__name__} import main; sys.exit(main(*sys.argv[1:]))"
-    return replace(nvcc, starter=(sys.executable, "-c", program))
+    return replace(nvcc, starter=(python_program(), "-c", program))
 
 
 def main(nvcc: str, target: str, source: str, *options: str) -> int:

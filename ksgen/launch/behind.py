@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ksgen import STARTED_IN
 from ksgen.build.background import PendingError, deferred, outcome
-from ksgen.build.children import current_children
+from ksgen.build.children import current_children, python_program
 from ksgen.devices.base import Device, Stream
 from ksgen.devices.threads import of_torch
 from ksgen.errors import KsgenError, ToolchainError, warn
@@ -99,7 +99,7 @@ def _try(device: Device, asked: list[Asked]) -> None:
         path = Path(folder) / "asked"
         path.write_bytes(pickle.dumps((f"{device.runtime}:{device.index}", asked)))
         child = _CHILD.format(STARTED_IN, [os.path.abspath(each) for each in sys.path], str(path))
-        done = current_children.get().run([sys.executable, "-c", child])
+        done = current_children.get().run([python_program(), "-c", child])
     if done.returncode:
         raise ToolchainError(next(reversed([*filter(None, done.log.splitlines())]), f"exit status {done.returncode}"))
 

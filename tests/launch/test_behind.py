@@ -177,6 +177,12 @@ def test_a_child_that_ends_with_the_program_is_not_reported(gpu: Device, monkeyp
     assert told == []
 
 
+def test_a_program_that_embeds_python_is_not_started_again(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/editor")
+    with pytest.raises(ToolchainError, match="^/opt/editor is no Python that a child could run$"):
+        behind._try(gpu, [])
+
+
 def test_a_child_that_fails_is_reported_once_and_the_default_serves_on(
     trials: Trials, call: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

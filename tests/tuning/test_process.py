@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ksgen.devices import Found, list_devices
-from ksgen.errors import DeviceError
+from ksgen.errors import DeviceError, ToolchainError
 from ksgen.tuning.process import Worker
 from tests.support.process_state import has_ended
 
@@ -69,6 +70,12 @@ def test_a_folder_for_temporary_files_that_is_full_is_named(tmp_path: Path, monk
         match=r"^the process that measures: temporary files cannot be written \(.*none.*\); TMPDIR",
     ):
         Worker("native").facts()
+
+
+def test_a_program_that_embeds_python_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/editor")
+    with closing(Worker("native")) as worker, pytest.raises(ToolchainError, match="^/opt/editor is no Python"):
+        worker.facts()
 
 
 def test_a_child_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
