@@ -158,7 +158,7 @@ def test_packed_arrays_are_read_only() -> None:
             r"1 of 288 weights beyond 3.4e\+38, the largest float32",
         ),
         (WEIGHTS * 1j, {}, "got complex numbers; accepted: real ones"),
-        (np.ma.array(WEIGHTS, mask=WEIGHTS > 0), {}, r"got a masked array, masked_array\(.*; accepted: an array without"),
+        (np.ma.array(WEIGHTS, mask=WEIGHTS > 0), {}, r"got a masked array, masked_array\(.*; accepted: an array"),
         ("weights", {}, "got 'weights'; accepted: an array of NumPy, or a tensor of PyTorch"),
         (WEIGHTS, {"x": X.T}, r"got x of shape \(48, 50\); layout bsf wants \(batch, 48\)"),
         (WEIGHTS, {"x": X * np.inf}, "x holds numbers that are not finite"),

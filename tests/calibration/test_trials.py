@@ -200,7 +200,7 @@ def test_mistakes_are_named_before_anything_is_opened() -> None:
     with pytest.raises(SpecError, match="nothing to calibrate; accepted: patterns such as '1,192,48,2'"):
         ksgen.calibrate()
     for batches in (0, [2.5], []):
-        with pytest.raises(SpecError, match="^batch=.*; accepted: a whole number from 1 up$"):
+        with pytest.raises(SpecError, match=r"^batch=.*; accepted: a whole number from 1 up$"):
             ksgen.calibrate("1,3,2,2", batches=batches)  # type: ignore[arg-type]
 
 

@@ -179,7 +179,7 @@ def test_a_child_that_ends_with_the_program_is_not_reported(gpu: Device, monkeyp
 
 def test_a_program_that_embeds_python_is_not_started_again(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/opt/editor")
-    with pytest.raises(ToolchainError, match="^/opt/editor is no Python that a child could run$"):
+    with pytest.raises(ToolchainError, match=r"^/opt/editor is no Python that a child could run$"):
         behind._try(gpu, [])
 
 

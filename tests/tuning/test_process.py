@@ -74,7 +74,7 @@ def test_a_folder_for_temporary_files_that_is_full_is_named(tmp_path: Path, monk
 
 def test_a_program_that_embeds_python_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/opt/editor")
-    with closing(Worker("native")) as worker, pytest.raises(ToolchainError, match="^/opt/editor is no Python"):
+    with closing(Worker("native")) as worker, pytest.raises(ToolchainError, match=r"^/opt/editor is no Python"):
         worker.facts()
 
 
