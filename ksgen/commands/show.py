@@ -153,7 +153,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
         "rewrite_ratio": pattern.rewrite_ratio,
         "predicts": str(pattern.predicts()),
         "gflop": kernel.flops(batch) / 1e9,
-        "dense_gflop": 2e-9 * batch * pattern.out_features * pattern.in_features,
+        "dense_gflop": kernel.flops(batch) / pattern.density / 1e9,
         "mbyte": kernel.bytes(batch) / 1e6,
         "flop_per_byte": kernel.flops(batch) / kernel.bytes(batch),
         **choice_figures(family.name, constants),
@@ -167,7 +167,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
         "registers": family.registers(kernel, constants),
         "cache_mbyte": work.cache_bytes / 1e6,
         "shared_mbyte": work.shared_bytes / 1e6,
-        "multiply_adds_ratio": 2 * work.multiply_adds / kernel.flops(batch),
+        "multiply_adds_ratio": 2 * kernel.arithmetic.multiply_adds * work.multiply_adds / kernel.flops(batch),
     }
 
 

@@ -24,6 +24,13 @@ def test_show_gives_sizes_and_costs() -> None:
     assert facts["threads"] % 32 == 0
 
 
+@pytest.mark.parametrize(("precision", "least"), [("float32", 1), ("complex64", 1), ("c64_tf32x3", 3)])
+def test_show_counts_real_operations_of_complex_numbers(precision: str, least: int) -> None:
+    (facts,) = json.loads(run("show", "1,192,48,2", "--precision", precision, "--json").stdout)["patterns"]
+    assert facts["dense_gflop"] == pytest.approx(facts["gflop"] / 0.5, rel=1e-5)
+    assert facts["multiply_adds_ratio"] >= least
+
+
 def test_json_has_the_order_of_outputs() -> None:
     facts = json.loads(run("show", "4,32,16,1@k1:4.i.k2", "1,16,8,16@j.k", "--json").stdout)
     orders = [[4, 32, 16, 1, "k1:4.i.k2:8"], [1, 16, 8, 16, "j.k"]]
