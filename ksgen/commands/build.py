@@ -1,6 +1,6 @@
 """`ksgen build` and `ksgen bundle`: compile a whole spec for several targets."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
       KSGEN_CACHE_DIR=./cache ksgen build specs/gpt2.yaml --arch sm_90a --device-name "NVIDIA H200"
     """
     loaded = load(find_spec(spec))
-    compiled, _ = compile_all(loaded, arch, [device_name] if device_name else [], jobs)
+    compiled, _ = compile_all(loaded, arch, [device_name], jobs)
     spilling = [job for job in compiled if job.binary.resources.spill_bytes]
     if as_json:
         print_json(
@@ -110,7 +110,7 @@ def bundle(spec: Path, arch: str, output: Path | None, device_name: tuple[str, .
     loaded = load(find_spec(spec))
     path = output or Path(f"{loaded.name}.ksb")
     check_writable(path)
-    compiled, helpers = compile_all(loaded, arch, device_name)
+    compiled, helpers = compile_all(loaded, arch, [None, *device_name])
     wisdom = {file_name(name): dump(name, load_wisdom(name, strict=True)).encode() for name in device_name}
     binaries = [*((job.request, job.binary) for job in compiled), *helpers]
     write_bundle(path, binaries, wisdom, {"ksgen": __version__, "spec": loaded.name})
@@ -157,19 +157,19 @@ class _Setup:
 
 
 def compile_all(
-    spec: Spec, arch: str, device_names: Sequence[str], jobs: int | None = None
+    spec: Spec, arch: str, device_names: Sequence[str | None], jobs: int | None = None
 ) -> tuple[list[Compiled], list[tuple[Request, Binary]]]:
-    """Compile a spec with the constants of each device, and all other functions and proofs that launchers need."""
-    found = {job.request: job for name in device_names or (None,) for job in compile_spec(spec, arch, name, jobs)}
+    """Compile a spec as `compile_spec` does, and all other functions and proofs that launchers need."""
+    found = {job.request: job for job in compile_spec(spec, arch, device_names, jobs)}
     compiled = list(found.values())
     first_failure([job.result for job in compiled])
     return compiled, [*compile_threads(arch), *compile_proofs(compiled, jobs)]
 
 
-def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | None = None) -> list[Compiled]:
-    """Compile every kernel and every fused layer of the spec, for every target, with the named device's constants.
+def compile_spec(spec: Spec, arch: str, device_names: Sequence[str | None], jobs: int | None = None) -> list[Compiled]:
+    """Compile every kernel and every fused layer of the spec, for every target, with the named devices' constants.
 
-    Without a device name, default constants are compiled, and for this processor also the constants tuned for it.
+    None stands for the default constants, and for this processor also for the constants tuned for it.
     """
     setups = _setups(arch)
     for setup in setups:
@@ -178,8 +178,8 @@ def compile_spec(spec: Spec, arch: str, device_name: str | None, jobs: int | Non
                 f"--arch {setup.target}: launchers on such a GPU ask for {asked}, and take no other binary", err=True
             )
     # This may warn, so it follows `_setups`, which may raise an error.
-    wisdom = _wisdom(device_name) if device_name else Wisdom()
-    wanted = [(setup, _sources_for(spec, setup, wisdom, adds_tuned=device_name is None)) for setup in setups]
+    known = {name: _wisdom(name) if name else Wisdom() for name in device_names}
+    wanted = [(setup, _sources_for(spec, setup, known)) for setup in setups]
     finished: list[Compiled] = []
     with progress() as bar:
         task = bar.add_task(f"compiling {spec.name}", total=sum(len(sources) for _, sources in wanted), now="")
@@ -270,17 +270,19 @@ def _wisdom(device_name: str) -> Wisdom:
     return wisdom
 
 
-def _sources_for(spec: Spec, setup: _Setup, wisdom: Wisdom, adds_tuned: bool) -> list[Source]:
-    """Return a spec's sources with the constants of that wisdom.
+def _sources_for(spec: Spec, setup: _Setup, known: Mapping[str | None, Wisdom]) -> list[Source]:
+    """Return a spec's sources with the constants of each wisdom, by device name.
 
-    For a GPU, sources are added that launchers take until its families are proven. With `adds_tuned`, sources with the
-    constants tuned for the setup's device are added, too.
+    For a GPU, sources are added that launchers take until its families are proven. If None is among the names, sources
+    with the constants tuned for the setup's device are added, too.
     """
-    sources = [*_sources(spec, setup.limits, setup.dialect, wisdom)]
-    if bars := unproven(setup.target):
-        sources += _sources(spec, replace(setup.limits, bars=bars), setup.dialect, wisdom)
-    if adds_tuned and setup.device_name and (tuned := load_wisdom(setup.device_name, target=setup.target)).entries():
-        sources += _sources(spec, setup.limits, setup.dialect, tuned)
+    found = [*known.values()]
+    if None in known and setup.device_name:
+        found.append(load_wisdom(setup.device_name, target=setup.target))
+    bars = unproven(setup.target)
+    limits = [setup.limits, *([replace(setup.limits, bars=bars)] if bars else [])]
+    pairs = [(each, wisdom) for wisdom in found for each in limits]
+    sources = (source for each, wisdom in pairs for source in _sources(spec, each, setup.dialect, wisdom))
     return list({source.digest: source for source in sources}.values())
 
 

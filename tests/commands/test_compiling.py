@@ -23,6 +23,7 @@ from ksgen.launch.planner import Planner
 from ksgen.passport import unproven
 from ksgen.spec import STRIDES, Epilogue, KernelSpec, parse
 from ksgen.wisdom import Entry, Wisdom, save
+from tests.support.commands import run
 from tests.support.fake_gpu import FakeGpu
 from tests.support.launching import plan_afresh
 from tests.support.native import chosen_native
@@ -66,7 +67,7 @@ def test_this_processor_gets_its_tuned_constants_and_the_defaults(
     spec = parse("kernels: [[2,9,5,3]]")
     (kernel,), setup = spec.kernels, _processor_setup("host")
     usual = {source.text for source in _sources(spec, setup.limits, setup.dialect, Wisdom())}
-    assert {source.text for source in _sources_for(spec, setup, Wisdom(), adds_tuned=True)} == usual
+    assert {source.text for source in _sources_for(spec, setup, {None: Wisdom()})} == usual
     family = family_for(kernel, setup.limits, 1568)
     found = replace(
         family.default(kernel, setup.limits, 1568), streaming=1 - family.default(kernel, setup.limits, 1568).streaming
@@ -74,9 +75,36 @@ def test_this_processor_gets_its_tuned_constants_and_the_defaults(
     measured = {"median_us": 1.0, "template": template_digest(family.name), "date": "2026-11-25"}
     save(device.name, [Entry(kernel, 1568, family.name, found, measured)])
     tuned = render(kernel, found, family=family.name, dialect=setup.dialect).text
-    assert {source.text for source in _sources_for(spec, setup, Wisdom(), adds_tuned=True)} == {tuned, *usual}
+    assert {source.text for source in _sources_for(spec, setup, {None: Wisdom()})} == {tuned, *usual}
     # another device was named
-    assert {source.text for source in _sources_for(spec, setup, Wisdom(), adds_tuned=False)} == usual
+    assert {source.text for source in _sources_for(spec, setup, {"another": Wisdom()})} == usual
+
+
+def test_a_bundle_for_a_device_also_has_the_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Devices of another name take the defaults, even for the kernels that are tuned for the named one."""
+    limits, packed = cuda_limits("sm_80"), list[str]()
+    (kernel,) = parse(ONE).kernels
+    usual = FAMILIES["simt"].default(kernel, limits, 64)
+    other = replace(usual, stages=2)
+    monkeypatch.setenv("KSGEN_WISDOM_DIR", str(tmp_path))
+    save("Abacus", [Entry(kernel, 64, "simt", other, {"median_us": 1.0})])
+    monkeypatch.setattr(build, "_setups", lambda _: [_Setup("sm_80", AbsentCompiler("none"), "cuda", limits)])
+    binary = Binary(b"", "", "sm_80")
+    monkeypatch.setattr(build, "build_many", lambda requests, *_, **__: [binary for _ in requests])
+    monkeypatch.setattr(build, "write_bundle", lambda _, pairs, *__: packed.extend(each.text for each, _ in pairs))
+    (tmp_path / "one.yaml").write_text(ONE)
+    (tmp_path / "one.ksb").touch()
+    run(
+        "bundle",
+        str(tmp_path / "one.yaml"),
+        "--arch",
+        "sm_80",
+        "--device-name",
+        "Abacus",
+        "-o",
+        str(tmp_path / "one.ksb"),
+    )
+    assert set(packed) == {render(kernel, each, family="simt", dialect="cuda").text for each in (usual, other)}
 
 
 LAYERS = """
@@ -158,7 +186,7 @@ def test_a_target_whose_families_need_a_proof_gets_other_kernels_and_the_proofs(
     spec = parse("kernels: [{pattern: [1,1024,1024,1], precision: float16}]")
     target, limits = "sm_90a", cuda_limits("sm_90a")
     setup = _Setup(target, AbsentCompiler("none"), "cuda", limits)
-    sources = _sources_for(spec, setup, Wisdom(), adds_tuned=False)
+    sources = _sources_for(spec, setup, {"another": Wisdom()})
     by_family = {source.family: source for source in sources}
     assert {"wgmma", "mma"} <= set(by_family)
     waiting = replace(limits, bars=unproven(target))
@@ -178,7 +206,7 @@ def test_a_target_whose_families_need_a_proof_gets_other_kernels_and_the_proofs(
 def test_a_spec_that_fails_names_its_first_error_and_counts_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, limits = parse("kernels: [[1,4,4,2], [2,4,4,2]]"), cuda_limits("sm_80")
     setup, failed = _Setup("sm_80", AbsentCompiler("none"), "cuda", limits), ToolchainError("no room")
-    one, other = _sources_for(spec, setup, Wisdom(), adds_tuned=False)[:2]
+    one, other = _sources_for(spec, setup, {"another": Wisdom()})[:2]
     monkeypatch.setattr(build, "compile_spec", lambda *_: [Compiled(each, "sm_80", failed) for each in (one, other)])
     with pytest.raises(ToolchainError, match=r"^no room \(and 1 other kernel failed\)$"):
         build.compile_all(spec, "sm_80", [])
