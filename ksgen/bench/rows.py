@@ -33,6 +33,7 @@ from ksgen.values import excerpt
 
 Facts = dict[str, Any]
 MOST_BYTES_OF_FILE = 2**28  # two million lines
+_BEGIN = b'{"kind":'  # of every line of a log
 
 
 @dataclass
@@ -77,19 +78,26 @@ class Content:
 def read_log(path: Path) -> Content:
     """Read a log.
 
-    An incomplete last line, left by a killed process, is skipped. `KsgenError` names a line that cannot be read.
+    An incomplete last line, left by a killed process, is skipped. `KsgenError` names a line that cannot be read, and a
+    last line that is not the beginning of a log's.
     """
     content = Content()
     with reading(path):
-        data = read(path, MOST_BYTES_OF_FILE)
-    content.whole_bytes = data.rfind(b"\n") + 1
-    for number, line in enumerate(data[: content.whole_bytes].split(b"\n")[:-1], start=1):
+        *whole, last = read(path, MOST_BYTES_OF_FILE).split(b"\n")
+    content.whole_bytes = sum(map(len, whole)) + len(whole)
+    for number, line in enumerate(whole, start=1):
         try:
             content.take(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            found = excerpt(line.decode(errors="replace"))
-            raise KsgenError(f"{path}:{number}: not a line of `ksgen bench` ({found}); delete that line") from error
+            raise _foreign(path, number, line) from error
+    if not last.startswith(_BEGIN[: len(last)]):
+        raise _foreign(path, len(whole) + 1, last)
     return content
+
+
+def _foreign(path: Path, number: int, line: bytes) -> KsgenError:
+    found = excerpt(line.decode(errors="replace"))
+    return KsgenError(f"{path}:{number}: not a line of `ksgen bench` ({found}); delete that line, or name another file")
 
 
 class Log(AbstractContextManager["Log"]):

@@ -136,6 +136,15 @@ def test_a_damaged_line_is_named(damage: str, log_text: str, tmp_path: Path) -> 
         read_log(path)
 
 
+@pytest.mark.parametrize("text", ['{"my": "data"}', "notes", '{"kind":"song"}\nnotes'])
+def test_a_file_that_is_no_log_keeps_its_content(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text(text)
+    with pytest.raises(KsgenError, match=r"notes\.jsonl:1: not a line of `ksgen bench` \(.*\); .*name another file"):
+        Log(path)
+    assert path.read_text() == text
+
+
 def test_a_log_with_a_time_of_zero_is_refused(log_text: str, tmp_path: Path) -> None:
     path = tmp_path / "zero.jsonl"
     path.write_text(re.sub(r'"us":[0-9.e-]+', '"us":0.0', log_text))
