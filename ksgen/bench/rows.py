@@ -360,7 +360,7 @@ def _read_log(path: Path) -> list[ResultRow]:
 
 def _read_csv(path: Path) -> list[ResultRow]:
     with reading(path):
-        text = read(path, MOST_BYTES_OF_FILE).decode()
+        text = read(path, MOST_BYTES_OF_FILE).decode("utf-8-sig")  # spreadsheets add a mark
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""))
         names = reader.fieldnames or ()

@@ -37,6 +37,13 @@ def test_older_files_lack_conversions(tmp_path: Path) -> None:
     assert read_rows(path) == [row()]
 
 
+def test_a_table_from_a_spreadsheet_begins_with_a_mark(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    write_csv([row()], path)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert read_rows(path) == [row()]
+
+
 def test_rows_have_the_identity_of_the_log(log_text: str, tmp_path: Path) -> None:
     (tmp_path / "whole.jsonl").write_text(log_text)
     assert all(each.identity for each in read_rows(tmp_path / "whole.jsonl"))
