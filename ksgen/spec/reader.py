@@ -120,7 +120,7 @@ class KernelOptions:
                 yield KernelSpec(pattern.transpose, trained, layout, batch=batch)
 
     def without_epilogue(self) -> "KernelOptions":
-        return replace(self, bias=(False,), activation=("none",), residual=(False,))
+        return replace(self, bias=(False,), activation=("none",), residual=(False,), residual_first=(False,))
 
     def transposed(self) -> "KernelOptions":
         """Options of the transposed products of `backward`."""

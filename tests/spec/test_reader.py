@@ -245,6 +245,10 @@ def test_a_sum_has_a_layer_per_chain_each_of_which_adds_the_earlier_ones() -> No
         "1x6x8x1_float32_bsf_residual",
         "1x6x8x1_float32_bsf_residual_gelu",
     ]
+    ends = "activation: relu, residual: true, residual_first: true"
+    chained = parse(f"layers: {{up: {{chain: [[2,9,5,1], [1,5,18,1]], {ends}}}}}")
+    first, last = (chained.stated_of(pattern).non_defaults for pattern in chained.chains_of["up"][0].factors)
+    assert (first, last) == ({}, {"activation": "relu", "residual": True, "residual_first": True})
     further = parse("layers: {up: {sum: [[[2,3,4,1]], [[2,3,4,1]]], gradients: true, weights: same, layout: bsl}}")
     assert [each.name.removeprefix("ks_") for each in further.kernels] == [
         "2x3x4x1_float32_bsl",
