@@ -112,7 +112,7 @@ def percent(share: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    return NONE if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return NONE if value is None else f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def times(factor: float | None) -> str:
@@ -643,7 +643,7 @@ def shares(content: Mapping[str, Any]) -> ResultTable:
     rows = content["shares"]
     lines = []
     for row in rows:
-        figures = (f"{row['whole_us'] / 1e3:.3g}", marked(percent(row["share"]), row["doubt"]), percent(row["paper"]))
+        figures = (number(row["whole_us"] / 1e3), marked(percent(row["share"]), row["doubt"]), percent(row["paper"]))
         lines.append((row["model"], row["precision"], *figures))
     columns = ("model", "precision", "forward pass, ms", "feed-forward linear layers", "the paper")
     title = f"Table 6: the share of a forward pass, batch {content['batch']} on {content['device']}"

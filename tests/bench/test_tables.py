@@ -79,6 +79,21 @@ def test_markdown_tables(rows: list[ResultRow]) -> None:
     assert all(len(set(counts)) <= 1 for counts in widths)
 
 
+def test_numbers_have_three_digits_and_no_exponent() -> None:
+    values = (None, 0.0123456, 999.4, 999.5, 999.96, 1000.0, 123456.7)
+    assert list(map(tables.number, values)) == [tables.NONE, "0.0123", "999", "1000", "1000", "1000", "123457"]
+    share = {
+        "model": "ViT-H/14",
+        "precision": "float32",
+        "whole_us": 1.23456e6,
+        "share": 0.5,
+        "paper": 0.5,
+        "doubt": "",
+    }
+    (line,) = tables.shares({"shares": [share], "batch": 128, "device": "abacus"}).rows
+    assert line[2] == "1235"
+
+
 def test_names_of_what_was_measured() -> None:
     assert tables.measured_names(FOUR, OTHERS) == "bmm, einsum and dense"
     assert tables.measured_names(FOUR, ["dense"]) == "dense"
