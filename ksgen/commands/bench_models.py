@@ -1,6 +1,7 @@
 """`ksgen bench model` and `ksgen bench share`: whole models, and the share of their linear layers."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -132,7 +133,7 @@ def _job(
 def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
     from ksgen.bench.model import measure, modules_of
 
-    with progress() as bar:
+    with _memory_for(job.batch), progress() as bar:
         task = bar.add_task(
             "timing",
             total=len(job.precisions) * len(job.steps) * len(modules_of(job)) * len(job.layouts) * len(job.backends),
@@ -144,10 +145,17 @@ def _measured(job: "ModelJob") -> Iterator["ModelRow"]:
                 bar.update(task, advance=1, now=f"{row.precision} {row.step} {row.module}")
         except NotImplementedError as error:
             raise DeviceError(f"PyTorch on {job.device}: {error}; choose another --backend or --precision") from error
-        except RuntimeError as error:
-            if "memory" in str(error):
-                raise MemoryError(f"--batch {job.batch}: {str(error).splitlines()[0]}") from error
-            raise
+
+
+@contextmanager
+def _memory_for(batch: int) -> Iterator[None]:
+    """Raise `MemoryError` that names the batch size, if PyTorch has too little memory in the block."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" in str(error):
+            raise MemoryError(f"--batch {batch}: {str(error).splitlines()[0]}") from error
+        raise
 
 
 def _report(job: "ModelJob", rows: list["ModelRow"]) -> dict[str, Any]:
@@ -206,9 +214,9 @@ def share_command(
     images = batch or (GPU_IMAGES if on_gpu else CPU_IMAGES)
     rounds = repeats or (SHARE_GPU_REPEATS if on_gpu else SHARE_CPU_REPEATS)
     warn_if_busy()
-    shares = list(
-        measure_shares(models or (SHARE_MODELS if on_gpu else SHARE_MODELS[:1]), precisions, where, images, rounds)
-    )
+    usual = SHARE_MODELS if on_gpu else SHARE_MODELS[:1]
+    with _memory_for(images):
+        shares = list(measure_shares(models or usual, precisions, where, images, rounds))
     device = torch.cuda.get_device_name() if on_gpu else "a processor"
     content = {"device": device, "batch": images, "repeats": rounds, "shares": list(map(asdict, shares))}
     if output:
