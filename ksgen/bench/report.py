@@ -226,7 +226,8 @@ def _merged(groups: Mapping[float, Sequence[float]]) -> list[tuple[str, list[flo
 RATIO = "(b+c)/(bc)"
 MOST_BYTES_OF_LINE = 1000
 FASTER = "times as fast"
-NO_CHARTS = "No charts, as no time of ksgen in the file is reliable: measure again on a quiet machine."
+LACKS_TIMES = "the file has no reliable time of ksgen for forward products, or for layers"
+NO_CHARTS = f"No charts, as {LACKS_TIMES}."
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,8 @@ def picture(rows: Sequence[ResultRow], machine: str = "") -> str:
     title = f"Kronecker-sparse products: {machine or _devices(rows)}"
     if not (panels := [panel for each in charts(rows) for panel in each.panels]):
         raise KsgenError(
-            "the file has no reliable time of ksgen, so there is nothing to draw; measure again on an idle machine"
+            f"{LACKS_TIMES}, so there is nothing to draw; the page without --svg lists all times, and those to measure "
+            "again on a quiet machine"
         )
     return drawn_picture(title, panels)
 

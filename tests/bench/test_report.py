@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ksgen.bench import report, tables
-from ksgen.bench.roster import LAYER, ONE_LAUNCH, OTHERS, OURS
+from ksgen.bench.roster import LAYER, ONE_LAUNCH, OTHERS, OURS, TRAINING, WHOLE
 from ksgen.bench.rows import ResultRow, write_csv
 from ksgen.commands import bench
 from ksgen.errors import KsgenError
@@ -173,6 +173,15 @@ def test_few_rows_are_a_page_too() -> None:
     assert "no luck" in alone
     assert report.NO_CHARTS in alone
     assert report.NO_CHARTS not in report.page(FOUR)
+
+
+def test_a_file_of_models_and_training_has_no_charts_however_reliable_it_is() -> None:
+    rows = [row(WHOLE, LAYER, layer="vit-s16: forward"), row(implementation=LAYER, step=TRAINING)]
+    assert all(each.counts for each in rows)
+    with pytest.raises(KsgenError) as caught:
+        report.picture(rows)
+    for said in (report.page(rows), str(caught.value)):
+        assert report.LACKS_TIMES in said
 
 
 def test_layers_without_a_reliable_time_have_no_table_of_dashes() -> None:
