@@ -303,7 +303,7 @@ def print_results(
     if as_json:
         files = [str(path) for path in (*done.files, done.page) if path]
         facts = {"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": files}
-        print_json({**facts, "rows": len(rows), "in_doubt": sum(bool(row.doubt) for row in rows)})
+        print_json({**facts, "rows": len(rows), "in_doubt": sum(bool(row.doubt) and not row.has_time for row in rows)})
         return
     for table in tables(rows):
         if table.rows:

@@ -1,14 +1,17 @@
 """What the commands of `ksgen bench` share: durations, and which patterns."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ksgen.commands.bench_common import Selection, patterns_named
+from ksgen.bench.rows import write_csv
+from ksgen.commands.bench_common import Done, Selection, patterns_named, print_results
 from ksgen.errors import KsgenError, SpecError
 from ksgen.pattern import Pattern
+from tests.support.bench_rows import row
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
@@ -33,6 +36,14 @@ def test_any_limit_of_operations_selects_patterns(limit: float, jobs: int) -> No
     else:
         with pytest.raises(SpecError, match="--most-gflop nan at batch 1024: every pattern needs more"):
             selection.jobs(device)
+
+
+def test_rough_times_are_not_counted_as_unreliable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "a.csv"
+    doubt = "the median is uncertain by 9%"
+    write_csv([row(), row(doubt=doubt, uncertainty=0.09), row(doubt=doubt, uncertainty=0.9)], log)
+    print_results(Done("abacus", 3, 3, (log,)), as_json=True, tables=lambda _: ())
+    assert json.loads(capsys.readouterr().out)["in_doubt"] == 1
 
 
 @pytest.mark.parametrize(
