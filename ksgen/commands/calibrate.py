@@ -192,7 +192,7 @@ def report_of(facts: "Facts", passport: "Passport | None", trials: "Iterable[Tri
 
 def without_paths(text: str) -> str:
     """Shorten a text, and replace paths, which may hold a user's name."""
-    home = str(Path.home())
+    home = os.path.expanduser("~")  # unchanged for a user without a home
     return _PATH.sub(OMITTED, text.replace(home, "~") if len(home) > 1 else text)[:MOST_LETTERS]
 
 

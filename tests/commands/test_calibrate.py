@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import pwd
 import shlex
 import socket
 from collections.abc import Callable, Iterator
@@ -194,6 +195,17 @@ def test_compilers_of_the_report_lose_the_names_of_files() -> None:
 def test_a_home_with_a_space_in_its_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann lee")
     assert without_paths("see /home/ann lee/k.cu") == "see ..."
+
+
+def test_a_user_without_a_home_has_reasons_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run as users whom the system does not know."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert without_paths("see /app/k.cu") == "see ..."
 
 
 @pytest.mark.parametrize(
