@@ -57,10 +57,11 @@ def show(device: str | None, pattern: Pattern | None, as_json: bool) -> None:
         return
     for name, entries in wanted.items():
         _print_entries(name, entries)
-    if not wanted:
+    if not any(wanted.values()):
         from ksgen.wisdom import folders
 
-        click.echo(f"no wisdom yet in {' or '.join(map(str, folders()))}")
+        of = f" of {pattern}" if pattern else ""
+        click.echo(f"no wisdom{of} yet in {' or '.join(map(str, folders()))}")
 
 
 @command.command("merge", short_help="Merge two wisdom files or exports into one.")

@@ -97,6 +97,7 @@ def test_show_groups_by_the_version_that_measured(folders: tuple[Path, Path]) ->
 
 
 def test_show_of_nothing_says_where_it_looked(folders: tuple[Path, Path]) -> None:
+    assert said("show", "--pattern", "9,9,9,9") == f"no wisdom of 9,9,9,9 yet in {folders[0]} or {folders[1]}\n"
     for folder in folders:
         (folder / "nvidia-h200.json").unlink()
     assert said("show") == f"no wisdom yet in {folders[0]} or {folders[1]}\n"
