@@ -29,6 +29,7 @@ from ksgen.commands.common import (
 )
 from ksgen.devices.base import GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
+from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec, Spec, load
 from ksgen.values import counted
 
@@ -261,7 +262,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         figures = (f"{row['median_us']:.0f}", "doubt"), (f"{row['numpy_us']:.0f}", "numpy_doubt")
         verdict = "ok" if row["passed"] else f"over {row['tolerance']:.1e}"
         share = "" if row["share_of_floor"] is None else f"{row['share_of_floor']:.0%}"
-        name = f"{','.join(map(str, row['pattern']))}{job}"
+        name = f"{Pattern(*row['pattern'])}{job}"
         each = (marked(figure, row[why]) for figure, why in figures)
         ratio = marked("" if row["ratio_doubt"] else f"{row['ratio']:.2f}x", row["ratio_doubt"])
         lines.append((name, row["precision"], row["layout"], f"{row['error']:.1e}", verdict, *each, ratio, share))

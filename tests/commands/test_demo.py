@@ -100,6 +100,10 @@ def test_unreliable_times_are_marked_numpys_too(capsys: pytest.CaptureFixture[st
     assert f"? 2 of 4 times unreliable; the first: {load}." in said
 
 
+def test_a_pattern_has_its_order_of_outputs_as_commands_take_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "1,8,16,4@j.k  " in printed(capsys, {"pattern": [1, 8, 16, 4, "j.k"]})
+
+
 def test_speed_ups_are_summed_up_where_they_can_be_trusted(capsys: pytest.CaptureFixture[str]) -> None:
     said = printed(capsys, {}, {"ratio": 8.0}, {"ratio": 100.0, "ratio_doubt": "the median is uncertain by 9%"})
     assert "ksgen is 4.00 times as fast as NumPy (geometric mean of 2 reliable speed-ups; 2.00x to 8.00x)." in said
