@@ -6,18 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ksgen.bench.roster import OTHERS, OURS
-from ksgen.commands import bench_layers, bench_models, bench_table
-from ksgen.commands.bench_common import (
-    LOG,
-    Selection,
-    check_torch,
-    job_options,
-    measure,
-    measurements_option,
-    print_done,
-    runs_option,
-    seconds_option,
-)
+from ksgen.commands import bench_common, bench_layers, bench_models, bench_table
+from ksgen.commands.bench_common import Selection
 from ksgen.commands.common import REPLACED, file_option, json_option, number_option
 from ksgen.files import write
 from ksgen.spec.kernel import hint
@@ -33,10 +23,10 @@ MOST_D = 64
 
 
 @click.command("paper", short_help="Time ksgen's kernels against every baseline, as the paper does.")
-@job_options
-@measurements_option(10)
-@runs_option(10)
-@seconds_option(2.0)
+@bench_common.job_options
+@bench_common.measurements_option(10)
+@bench_common.runs_option(10)
+@bench_common.seconds_option(2.0)
 @click.option(
     "--tune",
     metavar="BUDGET",
@@ -58,18 +48,18 @@ def paper(
       ksgen bench paper --patterns "1,192,48,2 2,48,192,1" --precision float32,float16 --without compiled
       ksgen bench report h200.jsonl -o h200.html
     """
-    check_torch("`ksgen bench paper`")
+    bench_common.check_torch("`ksgen bench paper`")
     from ksgen.bench.timing import Protocol, Times
     from ksgen.tuning.tuner import parse_budget
 
     parse_budget(tune)  # raises errors now, rather than at the first search
     protocol = Protocol(selection.contenders(), measurements, runs, most_seconds, selection.seed, tune)
-    print_done(measure(selection, protocol, lambda device: Times()), as_json)
+    bench_common.print_done(bench_common.measure(selection, protocol, lambda device: Times()), as_json)
 
 
 @click.command("energy", short_help="Measure joules per run with the GPU's own counter, minus its idle power.")
-@job_options
-@measurements_option(10)
+@bench_common.job_options
+@bench_common.measurements_option(10)
 @number_option("--seconds", "length_s", help_text="Seconds per measurement.", usual=2.5, least=0.1)
 @json_option
 def energy(selection: Selection, measurements: int, length_s: float, as_json: bool) -> None:
@@ -85,7 +75,7 @@ def energy(selection: Selection, measurements: int, length_s: float, as_json: bo
       ksgen bench energy --subset 30 --precision float32,float16 --time-limit 30m -o h200.jsonl
       ksgen bench energy --patterns 1,192,48,2 --contenders ksgen,bmm,einsum --measurements 3
     """
-    check_torch("`ksgen bench energy`")
+    bench_common.check_torch("`ksgen bench energy`")
     from ksgen.bench.timing import Protocol
 
     protocol = Protocol(
@@ -105,7 +95,7 @@ def energy(selection: Selection, measurements: int, length_s: float, as_json: bo
         meter = Meter(nvml, find_handle(nvml, str(uuid) if uuid else None, device.index))
         return Energies(meter, meter.idle(), length_s)
 
-    print_done(measure(selection, protocol, quantity, MOST_D), as_json)
+    bench_common.print_done(bench_common.measure(selection, protocol, quantity, MOST_D), as_json)
 
 
 class _OrSpec(click.Group):
@@ -140,7 +130,7 @@ def command() -> None:
 
 
 @click.command("report", short_help="Make a page, Markdown tables or a picture from a results file.")
-@click.argument("file", type=click.Path(path_type=Path), default=LOG)
+@click.argument("file", type=click.Path(path_type=Path), default=bench_common.LOG)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help=f"HTML page to write; {REPLACED}.  [default: next to FILE]"
 )

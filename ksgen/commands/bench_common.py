@@ -13,19 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import COMPARISONS, NAMES, USUAL
-from ksgen.commands.common import (
-    REPLACED,
-    ReadBy,
-    batch_option,
-    console,
-    device_option,
-    find_spec,
-    number_option,
-    print_columns,
-    print_json,
-    progress,
-    warn_if_busy,
-)
+from ksgen.commands import common
 from ksgen.devices.base import default_batch
 from ksgen.errors import KsgenError, PatternError, SpecError
 from ksgen.install import install_line
@@ -61,7 +49,7 @@ def words_option(
 
     `what` names the words in messages. The default is the option's flag.
     """
-    read = ReadBy(lambda text: words_in(text, accepted, what or flag))
+    read = common.ReadBy(lambda text: words_in(text, accepted, what or flag))
     shows = usual is not None
     return click.option(flag, name, type=read, metavar="WORDS", default=usual, show_default=shows, help=help_text)
 
@@ -81,13 +69,13 @@ def words_in(text: str, accepted: Collection[str], what: str) -> tuple[str, ...]
 def log_option(log: Path) -> Callable[[Any], Any]:
     return click.option(
         "-o", "--output", type=click.Path(path_type=Path), default=log, show_default=True,
-        help=f"Log file; an existing log is continued. Its rows also go to a .csv file next to it; {REPLACED}.",
+        help=f"Log file; an existing log is continued. Its rows also go to a .csv file next to it; {common.REPLACED}.",
     )  # fmt: skip
 
 
 def seconds_option(usual: float) -> Callable[[Any], Any]:
     help_text = "Time limit in seconds per contender and job. Slow contenders get fewer runs."
-    return number_option("--most-seconds", help_text=help_text, usual=usual, least=0.001)
+    return common.number_option("--most-seconds", help_text=help_text, usual=usual, least=0.001)
 
 
 def precisions_option(default: str) -> Callable[[Any], Any]:
@@ -108,11 +96,11 @@ def contender_options(accepted: Collection[str], such_as: str, but: str) -> Call
 
 def measurements_option(usual: int) -> Callable[[Any], Any]:
     help_text = "Measurements per contender and job; the result is their median."
-    return number_option("--measurements", help_text=help_text, usual=usual)
+    return common.number_option("--measurements", help_text=help_text, usual=usual)
 
 
 def runs_option(usual: int) -> Callable[[Any], Any]:
-    return number_option("--runs", help_text="Runs per measurement.", usual=usual)
+    return common.number_option("--runs", help_text="Runs per measurement.", usual=usual)
 
 
 def time_limit_option(usual: str | None = None) -> Callable[[Any], Any]:
@@ -123,12 +111,12 @@ def time_limit_option(usual: str | None = None) -> Callable[[Any], Any]:
     )  # fmt: skip
 
 
-seed_option = number_option("--seed", help_text="Seed of the random chains and arrays.", usual=0, least=0)
+seed_option = common.number_option("--seed", help_text="Seed of the random chains and arrays.", usual=0, least=0)
 LOG = Path("paper.jsonl")
 LATE = "--time-limit ended before the first measurement; give more time"
 _OPTIONS = (
     log_option(LOG),
-    number_option(
+    common.number_option(
         "--subset", help_text="Measure only this many of the patterns, the most informative ones, in a fixed order."
     ),
     click.option(
@@ -140,12 +128,12 @@ _OPTIONS = (
         help="paper (the default), published (with times by the paper's authors), a spec, or patterns such as "
         '"1,192,48,2 2,48,192,1".',
     ),
-    batch_option,
+    common.batch_option,
     precisions_option(f"{','.join(USUAL)}; also accepted: fp16x3"),
     words_option("--layout", "layouts", LAYOUTS, "Layouts.", ",".join(LAYOUTS), "layout"),
     contender_options(NAMES, "ksgen,bmm,strided.  [default: all; for energy, all but layer and rewriting]", "compiled"),
     time_limit_option(),
-    device_option,
+    common.device_option,
     seed_option,
 )
 
@@ -273,7 +261,7 @@ def measure_by(
     with Log(output) as log, bar() as report:
         facts = run_facts(device)
         if monotonic() < deadline:
-            warn_if_busy()
+            common.warn_if_busy()
         for shares in (True, False) if len(parts) > 1 else (False,):
             for number, part in enumerate(parts):
                 left = deadline - monotonic()
@@ -303,7 +291,8 @@ def print_results(
     if as_json:
         files = [str(path) for path in (*done.files, done.page) if path]
         facts = {"device": done.device, "jobs": done.jobs, "complete": done.complete, "files": files}
-        print_json({**facts, "rows": len(rows), "in_doubt": sum(bool(row.doubt) and not row.has_time for row in rows)})
+        in_doubt = sum(bool(row.doubt) and not row.has_time for row in rows)
+        common.print_json({**facts, "rows": len(rows), "in_doubt": in_doubt})
         return
     for table in tables(rows):
         if table.rows:
@@ -325,9 +314,9 @@ def print_done(done: Done, as_json: bool) -> None:
 
 def print_table(table: "ResultTable") -> None:
     click.echo(table.title)
-    print_columns(table.columns, table.rows, left=2)
+    common.print_columns(table.columns, table.rows, left=2)
     if table.note:
-        console().print(table.note, markup=False)
+        common.console().print(table.note, markup=False)
 
 
 def check_torch(needed_for: str, extra: str = "bench") -> None:
@@ -353,7 +342,7 @@ def patterns_named(
     elif named == "published":
         found = published_patterns()
     elif named.endswith((".yaml", ".yml")):
-        found = list(dict.fromkeys(kernel.pattern for kernel in load(find_spec(Path(named))).kernels))
+        found = list(dict.fromkeys(kernel.pattern for kernel in load(common.find_spec(Path(named))).kernels))
     else:
         found = [Pattern.parse(word) for word in named.split()]
         if not found:
@@ -376,6 +365,6 @@ def write_rows(log: Path) -> list[Path]:
 @contextmanager
 def bar() -> Iterator["Report"]:
     """A progress bar: jobs done, time spent, time left, the current job. Hidden if there is no terminal."""
-    with progress(shows_left=True) as shown:
+    with common.progress(shows_left=True) as shown:
         task = shown.add_task("", total=None, now="")
         yield lambda done, total, now: shown.update(task, completed=done, total=total, now=now)

@@ -10,35 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ksgen.bench.roster import FORWARD, METHODS, STEPS_OF_LAYERS
-from ksgen.commands.bench_common import (
-    Part,
-    check_log_name,
-    check_torch,
-    contender_options,
-    contenders_left,
-    ends_at,
-    log_option,
-    measure_by,
-    measurements_option,
-    precisions_option,
-    print_results,
-    runs_option,
-    seconds_option,
-    seed_option,
-    time_limit_option,
-    words_option,
-)
-from ksgen.commands.common import (
-    ACTIVATION,
-    BATCHES,
-    REPLACED,
-    batches_in,
-    device_option,
-    find_spec,
-    json_option,
-    number_option,
-    renamed_option,
-)
+from ksgen.commands import bench_common, common
+from ksgen.commands.common import ACTIVATION, BATCHES, REPLACED
 from ksgen.errors import DeviceError, SpecError
 from ksgen.files import write
 from ksgen.spec import LAYOUTS, Epilogue
@@ -56,15 +29,16 @@ SETS = ("transformers", "structures", "random", "named")
 @click.command("layers", short_help="Time layers: one launch against one per factor, PyTorch and the dense layer.")
 @click.argument("named", nargs=-1, metavar="[transformers|structures|random|named|SPEC]...")
 @click.option(
-    "--batch", "batches", type=batches_in, metavar="NUMBERS", help=f"Batch sizes.  [default: the spec's, or {BATCHES}]"
-)
-@precisions_option("the spec's, or float32")
-@words_option("--layout", "layouts", LAYOUTS, "Layouts.  [default: the spec's, or both]", what="layout")
-@words_option(
+    "--batch", "batches", type=common.batches_in, metavar="NUMBERS",
+    help=f"Batch sizes.  [default: the spec's, or {BATCHES}]",
+)  # fmt: skip
+@bench_common.precisions_option("the spec's, or float32")
+@bench_common.words_option("--layout", "layouts", LAYOUTS, "Layouts.  [default: the spec's, or both]", what="layout")
+@bench_common.words_option(
     "--steps", "steps", STEPS_OF_LAYERS, "One or both of forward and training, separated by a comma.", FORWARD
 )
-@number_option("--subset", help_text="Measure only this many layers, the first ones.")
-@number_option(
+@common.number_option("--subset", help_text="Measure only this many layers, the first ones.")
+@common.number_option(
     "--group-size",
     help_text="Also measure groups of this many equal layers on one x, such as 3 for q, k and v.",
     least=2,
@@ -78,16 +52,16 @@ SETS = ("transformers", "structures", "random", "named")
     is_flag=True,
     help="Add a residual after the activation, also for layers that have none in their spec.",
 )
-@contender_options(METHODS, "one_launch,bmm.  [default: all]", "layer")
-@measurements_option(10)
-@runs_option(10)
-@seconds_option(0.5)
-@time_limit_option()
-@log_option(LOG)
+@bench_common.contender_options(METHODS, "one_launch,bmm.  [default: all]", "layer")
+@bench_common.measurements_option(10)
+@bench_common.runs_option(10)
+@bench_common.seconds_option(0.5)
+@bench_common.time_limit_option()
+@bench_common.log_option(LOG)
 @click.option("--page", is_flag=True, help=f"Also write the page of the results next to the log; {REPLACED}.")
-@device_option
-@seed_option
-@json_option
+@common.device_option
+@bench_common.seed_option
+@common.json_option
 def command(
     named: tuple[str, ...], batches: tuple[int, ...] | None, precisions: tuple[str, ...] | None, layouts: tuple[str,
         ...] | None,
@@ -120,13 +94,13 @@ def command(
       ksgen bench report layers.jsonl --markdown -
     `ksgen bench mine.yaml` means `ksgen bench layers mine.yaml -o mine.jsonl --page`.
     """
-    begun = monotonic()
-    check_torch("`ksgen bench layers`")
-    check_log_name(output)
-    methods = contenders_left(names or METHODS, without)
+    deadline = bench_common.ends_at(monotonic(), seconds)
+    bench_common.check_torch("`ksgen bench layers`")
+    bench_common.check_log_name(output)
+    methods = bench_common.contenders_left(names or METHODS, without)
     layers = _layers(named or SETS[:1], seed)[:subset]
     layers = [_with(layer, between, activation, Epilogue(bias, residual=residual)) for layer in layers]
-    size = group_size or renamed_option("--beside", "--group-size", group_size_before)
+    size = group_size or common.renamed_option("--beside", "--group-size", group_size_before)
     # in a group, y has the layout of x
     layers += [each.group_of(size) for each in layers if size and each.out_layout is None and not each.is_sum]
     from ksgen.bench.problem import LayerJob
@@ -137,13 +111,13 @@ def command(
         for each in layers
         for precision in precisions or each.precisions or ("float32",)
         for layout, batch, step in product(
-            layouts or each.layouts or LAYOUTS, batches or each.batches or batches_in(BATCHES), steps
+            layouts or each.layouts or LAYOUTS, batches or each.batches or common.batches_in(BATCHES), steps
         )
     ]
     protocol = Protocol(methods, measurements, runs, most_seconds, seed)
     unfit = "none of these contenders supports these layers; name other contenders"
-    parts = [Part(protocol, jobs)]
-    done = measure_by(output, find_sharing(device), Times(), parts, ends_at(begun, seconds), unfit)
+    parts = [bench_common.Part(protocol, jobs)]
+    done = bench_common.measure_by(output, find_sharing(device), Times(), parts, deadline, unfit)
     from ksgen.bench.tables import headlines, layers_summary
 
     if page:
@@ -152,7 +126,7 @@ def command(
 
         done = replace(done, page=output.with_suffix(".html"))
         write(output.with_suffix(".html"), report.page(read_rows(output), machine=report.machine_of(output)))
-    print_results(done, as_json, lambda rows: [headlines(rows), layers_summary(rows)])
+    bench_common.print_results(done, as_json, lambda rows: [headlines(rows), layers_summary(rows)])
 
 
 def _layers(named: Sequence[str], seed: int) -> list["MeasuredLayer"]:
@@ -161,7 +135,7 @@ def _layers(named: Sequence[str], seed: int) -> list["MeasuredLayer"]:
     found: list[MeasuredLayer] = []
     for word in dict.fromkeys(named):
         if word.endswith((".yaml", ".yml")):
-            found += of_spec(find_spec(Path(word)))
+            found += of_spec(common.find_spec(Path(word)))
         elif word == "structures":
             found += structured()
         elif word == "named":

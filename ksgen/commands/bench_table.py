@@ -9,22 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ksgen.bench.roster import COMPARISONS, METHODS, METHODS_OF_MODELS, NAMES, STEPS_OF_LAYERS, TRAINING
-from ksgen.commands.bench_common import (
-    Part,
-    check_log_name,
-    check_torch,
-    contender_options,
-    contenders_left,
-    ends_at,
-    log_option,
-    measure_by,
-    measurements_option,
-    print_results,
-    runs_option,
-    seed_option,
-    time_limit_option,
-    words_option,
-)
+from ksgen.commands import bench_common
 from ksgen.commands.bench_layers import find_sharing
 from ksgen.commands.bench_models import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS
 from ksgen.commands.common import batches_in, device_option, json_option, number_option
@@ -48,22 +33,22 @@ TRAINING_LIMIT = 3  # factor of these limits for training jobs, since a step com
 
 
 @click.command("table", short_help="Measure every contender on patterns, layers and whole models, in one file.")
-@words_option("--parts", "kinds", KINDS, "One or more of patterns, layers and models.", ",".join(KINDS))
-@words_option("--steps", "steps", STEPS_OF_LAYERS, "One or both steps.", ",".join(STEPS_OF_LAYERS))
-@words_option("--precision", "precisions", COMPARISONS, "Precisions.", ",".join(PRECISIONS), "precision")
+@bench_common.words_option("--parts", "kinds", KINDS, "One or more of patterns, layers and models.", ",".join(KINDS))
+@bench_common.words_option("--steps", "steps", STEPS_OF_LAYERS, "One or both steps.", ",".join(STEPS_OF_LAYERS))
+@bench_common.words_option("--precision", "precisions", COMPARISONS, "Precisions.", ",".join(PRECISIONS), "precision")
 @click.option(
     "--batch", "batches", type=batches_in, metavar="NUMBERS", default=BATCHES, show_default=True,
     help=f"Batch sizes in rows, in the order of measurement. Models take one sequence per {TOKENS} rows, at most "
          f"{CPU_SEQUENCES} on processors and {GPU_SEQUENCES} on GPUs.",
 )  # fmt: skip
 @number_option("--subset", help_text="Measure only this many patterns, layers and models, the first ones.")
-@contender_options(dict.fromkeys((*NAMES, *METHODS)), "layer,bmm.  [default: all]", "compiled")
-@measurements_option(7)
-@runs_option(3)
-@time_limit_option("90m")
-@log_option(LOG)
+@bench_common.contender_options(dict.fromkeys((*NAMES, *METHODS)), "layer,bmm.  [default: all]", "compiled")
+@bench_common.measurements_option(7)
+@bench_common.runs_option(3)
+@bench_common.time_limit_option("90m")
+@bench_common.log_option(LOG)
 @device_option
-@seed_option
+@bench_common.seed_option
 @json_option
 def command(
     kinds: tuple[str, ...], steps: tuple[str, ...], precisions: tuple[str, ...], batches: tuple[int, ...],
@@ -84,23 +69,23 @@ def command(
       ksgen bench table --parts models --without bmm
       ksgen bench report table.jsonl
     """
-    begun = monotonic()
-    check_torch("`ksgen bench table`")
-    check_log_name(output)
+    deadline = bench_common.ends_at(monotonic(), seconds)
+    bench_common.check_torch("`ksgen bench table`")
+    bench_common.check_log_name(output)
     from ksgen.bench.timing import Protocol, Times
 
-    parts, found = list[Part](), find_sharing(device)
+    parts, found = list[bench_common.Part](), find_sharing(device)
     left = {kind: [each for each in KINDS[kind] if each in (names or KINDS[kind])] for kind in kinds}
-    contenders_left([each for some in left.values() for each in some], without)
+    bench_common.contenders_left([each for some in left.values() for each in some], without)
     for step, kind in product(steps, kinds):
         some = tuple(each for each in left[kind] if each not in (without or ()))
         limit = LIMITS[kind] * (TRAINING_LIMIT if step == TRAINING else 1)
         protocol = Protocol(some, measurements, runs, limit, seed)
         if some:
-            parts.append(Part(protocol, _jobs(kind, step, found, batches, precisions, subset)))
+            parts.append(bench_common.Part(protocol, _jobs(kind, step, found, batches, precisions, subset)))
     unfit = "none of these contenders supports this work; name other contenders"
-    done = measure_by(output, found, Times(), parts, ends_at(begun, seconds), unfit, takes_all=True)
-    print_results(done, as_json, _summaries)
+    done = bench_common.measure_by(output, found, Times(), parts, deadline, unfit, takes_all=True)
+    bench_common.print_results(done, as_json, _summaries)
 
 
 def _jobs(

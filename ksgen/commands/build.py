@@ -13,19 +13,7 @@ from ksgen.build.host import HostCompiler, compiler_for
 from ksgen.build.processors import INSTRUCTION_SETS
 from ksgen.build.toolchain import find_compiler, parse_targets
 from ksgen.calibration.proof import cases_of
-from ksgen.commands.common import (
-    SPEC,
-    arch_option,
-    choice_figures,
-    file_option,
-    find_spec,
-    first_failure,
-    json_option,
-    kernel_figures,
-    number_option,
-    print_json,
-    progress,
-)
+from ksgen.commands import common
 from ksgen.devices.native import ThreadsCompiler, limits_for, open_device, threads_request, working_compiler
 from ksgen.emit.render import Source, render
 from ksgen.emit.templates import Dialect
@@ -43,11 +31,11 @@ from ksgen.wisdom import Wisdom, dump, file_name, known_devices, load_wisdom
 
 
 @click.command("build")
-@click.argument("spec", type=SPEC)
-@arch_option
+@click.argument("spec", type=common.SPEC)
+@common.arch_option
 @click.option("--device-name", help="Use the constants tuned for this device, such as 'NVIDIA H200'.")
-@number_option("--jobs", help_text="Compilers to run at once.  [default: one per core]")
-@json_option
+@common.number_option("--jobs", help_text="Compilers to run at once.  [default: one per core]")
+@common.json_option
 def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as_json: bool) -> None:
     """Compile the kernels of a spec into the cache, for every target. Launchers then find them there.
 
@@ -57,15 +45,15 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
       ksgen build specs/vit.yaml --arch host
       KSGEN_CACHE_DIR=./cache ksgen build specs/gpt2.yaml --arch sm_90a --device-name "NVIDIA H200"
     """
-    loaded = load(find_spec(spec))
+    loaded = load(common.find_spec(spec))
     compiled, _ = compile_all(loaded, arch, [device_name], jobs)
     spilling = [job for job in compiled if job.binary.resources.spill_bytes]
     if as_json:
-        print_json(
+        common.print_json(
             [
                 {
-                    **kernel_figures(job.source.kernel, job.source.kernel.batch),
-                    **choice_figures(job.source.family, job.source.constants),
+                    **common.kernel_figures(job.source.kernel, job.source.kernel.batch),
+                    **common.choice_figures(job.source.family, job.source.constants),
                     "entry": job.source.entry,
                     "target": job.target,
                     "registers": job.binary.resources.registers,
@@ -89,15 +77,15 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
 
 
 @click.command("bundle")
-@click.argument("spec", type=SPEC)
-@arch_option
-@file_option("-o", "--output", help_text="File to write", usual="<spec name>.ksb")
+@click.argument("spec", type=common.SPEC)
+@common.arch_option
+@common.file_option("-o", "--output", help_text="File to write", usual="<spec name>.ksb")
 @click.option(
     "--device-name",
     multiple=True,
     help="Also pack the constants tuned for this device, such as 'NVIDIA H200'. May be repeated.",
 )
-@json_option
+@common.json_option
 def bundle(spec: Path, arch: str, output: Path | None, device_name: tuple[str, ...], as_json: bool) -> None:
     """Pack the sources, binaries and wisdom of a spec into one file. Launchers use it on a machine that has a driver
     and no compiler, after ksgen.use_bundle("vit.ksb").
@@ -107,7 +95,7 @@ def bundle(spec: Path, arch: str, output: Path | None, device_name: tuple[str, .
       ksgen bundle specs/vit.yaml --arch sm_80,sm_90a -o vit.ksb
       ksgen bundle specs/vit.yaml --arch x86-64-v3,x86-64-v4,aarch64 -o vit.ksb
     """
-    loaded = load(find_spec(spec))
+    loaded = load(common.find_spec(spec))
     path = output or Path(f"{loaded.name}.ksb")
     check_writable(path)
     compiled, helpers = compile_all(loaded, arch, [None, *device_name])
@@ -115,7 +103,7 @@ def bundle(spec: Path, arch: str, output: Path | None, device_name: tuple[str, .
     binaries = [*((job.request, job.binary) for job in compiled), *helpers]
     write_bundle(path, binaries, wisdom, {"ksgen": __version__, "spec": loaded.name})
     if as_json:
-        print_json({"file": str(path), "bytes": path.stat().st_size, "binaries": len(compiled)})
+        common.print_json({"file": str(path), "bytes": path.stat().st_size, "binaries": len(compiled)})
     else:
         click.echo(
             f"{counted(len(compiled), 'binary', 'binaries')} of {loaded.name} for {arch} in {path} "
@@ -162,7 +150,7 @@ def compile_all(
     """Compile a spec as `compile_spec` does, and all other functions and proofs that launchers need."""
     found = {job.request: job for job in compile_spec(spec, arch, device_names, jobs)}
     compiled = list(found.values())
-    first_failure([job.result for job in compiled])
+    common.first_failure([job.result for job in compiled])
     return compiled, [*compile_threads(arch), *compile_proofs(compiled, jobs)]
 
 
@@ -181,7 +169,7 @@ def compile_spec(spec: Spec, arch: str, device_names: Sequence[str | None], jobs
     known = {name: _wisdom(name) if name else Wisdom() for name in device_names}
     wanted = [(setup, _sources_for(spec, setup, known)) for setup in setups]
     finished: list[Compiled] = []
-    with progress() as bar:
+    with common.progress() as bar:
         task = bar.add_task(f"compiling {spec.name}", total=sum(len(sources) for _, sources in wanted), now="")
         for setup, sources in wanted:
             if bar.disable:  # no terminal: print a line, because this may take minutes
@@ -223,7 +211,7 @@ def compile_proofs(compiled: Iterable[Compiled], jobs: int | None = None) -> lis
         names = ", ".join(dict.fromkeys(case.candidate.family for case, _ in cases))
         click.echo(f"compiling {counted(len(requests), 'small source')} that prove {names} on a GPU", err=True)
     results = build_many(requests, workers=jobs)
-    first_failure(results)
+    common.first_failure(results)
     return [(request, each) for request, each in zip(requests, results, strict=True) if isinstance(each, Binary)]
 
 

@@ -13,23 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ksgen.bench.roster import MODELS
+from ksgen.commands import common
 from ksgen.commands.bench_common import check_torch
 from ksgen.commands.bench_models import CPU_SEQUENCES, CPU_TOKENS, GPU_SEQUENCES, GPU_TOKENS, PRECISIONS
-from ksgen.commands.common import (
-    ACTIVATION,
-    ReadBy,
-    batches_in,
-    device_option,
-    entry_figures,
-    file_option,
-    json_option,
-    json_text,
-    kernel_figures,
-    pattern_option,
-    print_columns,
-    print_json,
-    warn_if_busy,
-)
+from ksgen.commands.common import ACTIVATION, ReadBy
 from ksgen.commands.layers import Layer, Wanted, epilogue_of, takes_layers, takes_wanted
 from ksgen.commands.tune import TuneTable, name_of
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
@@ -65,7 +52,7 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 
 @click.command("calibrate")
 @click.argument("patterns", type=spec_or_pattern, nargs=-1, metavar="[SPEC|A,B,C,D]...")
-@pattern_option
+@common.pattern_option
 @takes_layers
 @click.option(
     "--chain", is_flag=True, help="The patterns are factors of a layer: try one launch of all, and one per factor."
@@ -81,14 +68,14 @@ def spec_or_pattern(text: str) -> Pattern | Path:
 @click.option(
     "--batch",
     "batches",
-    type=batches_in,
+    type=common.batches_in,
     metavar="NUMBERS",
     help=f"Batch sizes; for a model, sequences.  [default: {GPU_BATCH} on a GPU, {CPU_BATCH} on a processor]",
 )
-@device_option
+@common.device_option
 @click.option("--fresh", is_flag=True, help="Prove all families again and repeat all trials.")
-@file_option("--report", help_text="Write a report for ksgen's authors, without personal data")
-@json_option
+@common.file_option("--report", help_text="Write a report for ksgen's authors, without personal data")
+@common.json_option
 def command(
     patterns: tuple[Pattern | Path, ...], named: tuple[Pattern, ...], layer: Layer, chain: bool, model: str | None,
     wanted: Wanted, bias: bool, activation: str, residual: bool, residual_first: bool,
@@ -138,7 +125,7 @@ def command(
     if report:
         check_writable(report)
     if kernels or model:  # making a passport alone times nothing
-        warn_if_busy()
+        common.warn_if_busy()
     passport = make_passport(device, fresh)
     if not kernels and not model:
         print_passport(passport, as_json)
@@ -156,7 +143,7 @@ def command(
         settle()
     content = {"device": facts.name, "stopped": is_stopped, "kernels": [figures_of(each) for each in found]}
     if as_json:
-        print_json(content)
+        common.print_json(content)
     else:
         print_found(found, facts)
     if report:
@@ -203,7 +190,7 @@ def _trial(trial: "Trial") -> dict[str, Any]:
 
 
 def _write_report(path: Path, content: dict[str, Any], as_json: bool) -> None:
-    write(path, json_text(content) + "\n")
+    write(path, common.json_text(content) + "\n")
     click.echo(f"{counted(len(content['trials']), 'trial')} in {path}", err=as_json)
 
 
@@ -240,7 +227,7 @@ def make_passport(device: str | None, fresh: bool = False) -> "Passport | None":
 def print_passport(passport: "Passport | None", as_json: bool) -> None:
     """Print a GPU's passport, or how to find the fastest kernels of a device that needs no passport."""
     if as_json:
-        print_json({"passport": passport and str(passport)})
+        common.print_json({"passport": passport and str(passport)})
     elif passport:
         click.echo(f"Passport: {passport}")
     else:
@@ -298,7 +285,7 @@ def _jobs_of_model(
 
 def figures_of(found: "Calibrated") -> dict[str, Any]:
     """Facts of a kernel for `--json`: its entry of wisdom and its speed-ups, or the reason why it has no entry."""
-    facts = entry_figures(found.entry) if found.entry else kernel_figures(found.kernel, found.batch)
+    facts = common.entry_figures(found.entry) if found.entry else common.kernel_figures(found.kernel, found.batch)
     return facts | {
         "tried_now": found.is_new,
         "over_default": found.over_default,
@@ -326,7 +313,7 @@ def print_found(found: "Sequence[Calibrated]", facts: "Facts") -> None:
         us = marked(f"{each.entry.median_us or 0:.1f}", each.entry.why_unreliable)
         compared = times(each.over_default), times(each.over_prediction)
         rows.append((name, str(each.batch), each.entry.family, us, *compared, by))
-    print_columns(("kernel", "batch", "chosen", "us", "over default", "over model", "by"), rows)
+    common.print_columns(("kernel", "batch", "chosen", "us", "over default", "over model", "by"), rows)
     known, new = [each.entry for each in found if each.entry], sum(each.is_new for each in found)
     still_open = sum(entry.is_open for entry in known)
     given_up = sum(entry.is_trial and bool(entry.why_unreliable) for entry in known) - still_open

@@ -11,22 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import (
-    SPEC,
-    batch_option,
-    check_memory,
-    choice_figures,
-    device_option,
-    find_spec,
-    folder_option,
-    json_option,
-    kernel_figures,
-    output_folder,
-    print_columns,
-    print_json,
-    progress,
-    warn_if_busy,
-)
+from ksgen.commands import common
 from ksgen.devices.base import GPU_BATCH, default_batch
 from ksgen.errors import KsgenError
 from ksgen.pattern import Pattern
@@ -47,11 +32,11 @@ MOST_SECONDS = 0.5  # limit for the blocks of runs per contender and kernel
 
 
 @click.command("demo")
-@click.argument("spec", type=SPEC, default=Path("specs/vit.yaml"))
-@folder_option
-@batch_option
-@device_option
-@json_option
+@click.argument("spec", type=common.SPEC, default=Path("specs/vit.yaml"))
+@common.folder_option
+@common.batch_option
+@common.device_option
+@common.json_option
 def command(spec: Path, output: Path | None, batch: int | None, device: str | None, as_json: bool) -> None:
     """Emit a spec, build it, check every kernel against a float64 reference, time it alternately with NumPy, and show a
     table. Exit code 1 if a check fails. On a GPU, the demo first determines which kernels launchers take, like `ksgen
@@ -69,12 +54,12 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     from ksgen.emit.render import emit
     from ksgen.launch.choice import limits_of
 
-    loaded = load(find_spec(spec))
+    loaded = load(common.find_spec(spec))
     where = find_device(device)
-    folder = output_folder(output, loaded)
+    folder = common.output_folder(output, loaded)
     size = batch or default_batch(where.limits)
     for kernel in loaded.kernels:
-        check_memory(kernel, kernel.batch or size, limits_of(where), loaded.batch_places.get(kernel))
+        common.check_memory(kernel, kernel.batch or size, limits_of(where), loaded.batch_places.get(kernel))
     emit(loaded, folder)
     note = f", smaller than the default of GPUs, {GPU_BATCH}" if where.limits.is_cpu and not batch else ""
     if not as_json:
@@ -83,10 +68,10 @@ def command(spec: Path, output: Path | None, batch: int | None, device: str | No
     jobs = [(kernel, kernel.batch or size) for kernel in loaded.kernels]
     settled = _settle(f"{where.runtime}:{where.index}", loaded, size) if where.kind == "cuda" else ""
     _build_all(where, jobs)
-    warn_if_busy()
+    common.warn_if_busy()
     rows = _measure_all(where, jobs)
     if as_json:
-        print_json({"device": where.name, "batch": size, "kernels": rows})
+        common.print_json({"device": where.name, "batch": size, "kernels": rows})
     else:
         _print(rows)
         _print_choices(rows, spec)
@@ -159,7 +144,7 @@ def _build_all(device: "Device", jobs: "Sequence[Job]") -> None:
         choice = PLANNER.choice(device, kernel, batch)
         source = render(kernel, choice.constants, family=choice.family, dialect=device.dialect)
         requests.append(Request(source.text, source.entry, device.target))
-    with progress() as bar:
+    with common.progress() as bar:
         task = bar.add_task("building", total=len(requests), now="")
         build_many(
             requests, device.compiler(), on_done=lambda request, _: bar.update(task, advance=1, now=request.entry)
@@ -175,7 +160,7 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
     keep_freed_memory()  # NumPy's operands and results are new arrays at each call
     ceilings_of = cache(partial(measure_ceilings, device))
     rows = []
-    with progress() as bar:
+    with common.progress() as bar:
         task = bar.add_task("checking and timing", total=len(jobs), now="")
         for kernel, batch in jobs:
             bar.update(task, now=kernel.name)
@@ -192,8 +177,8 @@ def _measure_all(device: "Device", jobs: "Sequence[Job]") -> list[dict[str, Any]
             floor_us = ceilings.floor_us(kernel, batch, 1 if called else most_sets(device.limits.is_cpu))
             rows.append(
                 {
-                    **kernel_figures(kernel, batch),
-                    **choice_figures(choice.family, choice.constants),
+                    **common.kernel_figures(kernel, batch),
+                    **common.choice_figures(choice.family, choice.constants),
                     "why": choice.why,
                     **({"bmm_us": bmm_us(device, kernel, batch)} if device.kind == "cuda" else {}),
                     "error": measured.error,
@@ -266,7 +251,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
         each = (marked(figure, row[why]) for figure, why in figures)
         ratio = marked("" if row["ratio_doubt"] else f"{row['ratio']:.2f}x", row["ratio_doubt"])
         lines.append((name, row["precision"], row["layout"], f"{row['error']:.1e}", verdict, *each, ratio, share))
-    print_columns(("pattern", "precision", "layout", "error", "", "us", "NumPy us", "speed-up", "floor"), lines, left=3)
+    columns = ("pattern", "precision", "layout", "error", "", "us", "NumPy us", "speed-up", "floor")
+    common.print_columns(columns, lines, left=3)
     passed = sum(row["passed"] for row in rows)
     click.echo(f"{passed} of {counted(len(rows), 'kernel')} agree{'s' * (len(rows) == 1)} with float64.")
     click.echo("NumPy: permute, batched matrix product, permute back, on this processor, timed alternately with ksgen.")

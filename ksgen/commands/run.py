@@ -7,22 +7,8 @@ from typing import cast
 
 import click
 
-from ksgen.commands.common import (
-    ACTIVATION,
-    JOB,
-    SPEC,
-    STRIDE,
-    check_memory,
-    choice_figures,
-    device_option,
-    json_option,
-    kernel_figures,
-    number_option,
-    print_facts,
-    print_json,
-    takes_patterns,
-    warn_if_busy,
-)
+from ksgen.commands import common
+from ksgen.commands.common import ACTIVATION, JOB, SPEC, STRIDE
 from ksgen.commands.layers import Layer, Wanted, epilogue_of, launch_of_spec, takes_layers, takes_wanted
 from ksgen.devices.base import CPU_BATCH, GPU_BATCH, default_batch
 from ksgen.errors import PatternError, SpecError
@@ -33,7 +19,7 @@ from ksgen.values import excerpt
 
 
 @click.command("run")
-@takes_patterns
+@common.takes_patterns
 @takes_layers
 @click.option("--spec", type=SPEC, help="Run a layer or group of this spec, with its options.")
 @click.option("--layer", "layer_name", metavar="NAME", help="Name of the layer or group, if the spec has several.")
@@ -50,10 +36,12 @@ from ksgen.values import excerpt
 @click.option("--activation", type=ACTIVATION, default="none", show_default=True, help="Activation after the bias.")
 @click.option("--residual", is_flag=True, help="Add a residual, after the activation.")
 @click.option("--residual-first", is_flag=True, help="Add the residual before the activation.")
-@device_option
-@number_option("--runs", help_text="Minimum number of consecutive runs that are timed together, as one block.", usual=1)
-@number_option("--seed", help_text="Seed of the random arrays.", usual=0, least=0)
-@json_option
+@common.device_option
+@common.number_option(
+    "--runs", help_text="Minimum number of consecutive runs that are timed together, as one block.", usual=1
+)
+@common.number_option("--seed", help_text="Seed of the random arrays.", usual=0, least=0)
+@common.json_option
 def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, layer_name: str | None, batch: int | None,
     wanted: Wanted, stride: str, job: str, family: str | None, bias: bool, activation: str, residual: bool,
@@ -112,11 +100,11 @@ def command(
             kernel = replace(kernel, batch=None)
     where = find_device(device)
     batch = batch or default_batch(where.limits)
-    check_memory(kernel, batch, limits_of(where), place)
+    common.check_memory(kernel, batch, limits_of(where), place)
     kernel = job_of(kernel, batch).kernel  # specialised for one batch size only where launchers are, too
     measured = measure(where, kernel, batch, runs, seed, family)
     factors = [measure(where, each, batch, runs, seed) for each in factor_kernels(kernel)] if kernel.is_chain else []
-    warn_if_busy()  # after all checks, so that a user's mistake prints one line
+    common.warn_if_busy()  # after all checks, so that a user's mistake prints one line
     why, *each_why = (each.seconds.why_unreliable for each in (measured, *factors))
     choice = measured.plan.choice
     operand = operand_of(kernel, choice.constants)
@@ -125,11 +113,11 @@ def command(
     low, high = measured.seconds.interval
     transpose_s = transposed_bytes(kernel, batch) / ceilings.bytes_per_s
     figures = {
-        **kernel_figures(kernel, batch),
+        **common.kernel_figures(kernel, batch),
         "entry": measured.plan.source.entry,
         "device": where.name,
         "runtime": where.runtime,
-        **choice_figures(choice.family, choice.constants),
+        **common.choice_figures(choice.family, choice.constants),
         "why": described(choice, kernel, batch, limits_of(where), device),
         "passed": measured.passed and all(each.passed for each in factors),
         "error": measured.error,
@@ -158,7 +146,7 @@ def command(
         "multiply_adds": f"multiply-adds on tensor cores, {operand} operands" if operand else "plain multiply-adds",
     }
     if as_json:
-        print_json(figures)
+        common.print_json(figures)
     else:
         _print(figures, str(choice.constants))
     if not figures["passed"]:
@@ -219,7 +207,7 @@ def _print(figures: dict[str, object], chosen: str) -> None:
     )
     share = _untrusted(why) if why else reached
     verdict = "[green]passed[/]" if figures["passed"] else "[red]FAILED[/]"
-    print_facts(rows, {**figures, "verdict": verdict, "share": share, "floor": floor, "chosen": chosen})
+    common.print_facts(rows, {**figures, "verdict": verdict, "share": share, "floor": floor, "chosen": chosen})
 
 
 def _untrusted(why: str) -> str:

@@ -7,19 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ksgen.commands.common import (
-    SPEC,
-    choice_figures,
-    console,
-    file_option,
-    find_spec,
-    json_option,
-    kernel_figures,
-    number_option,
-    print_facts,
-    print_json,
-    takes_patterns,
-)
+from ksgen.commands import common
 from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
 from ksgen.errors import PatternError, SpecError
 from ksgen.families import Limits, cuda_limits, family_for, family_named, faster_family
@@ -41,18 +29,18 @@ _USUAL = "sm_80"  # target whose kernel is shown without a device
 
 
 @click.command("show")
-@takes_patterns
+@common.takes_patterns
 @takes_layers
-@click.option("--spec", type=SPEC, help="Describe all patterns and layers of this spec.")
-@number_option("--batch", help_text="Batch size, to choose kernels and count bytes and operations.", usual=25088)
+@click.option("--spec", type=common.SPEC, help="Describe all patterns and layers of this spec.")
+@common.number_option("--batch", help_text="Batch size, to choose kernels and count bytes and operations.", usual=25088)
 @takes_wanted(has_job=False)
 @click.option(
     "--device",
     help="Show the kernel that launchers choose on this device, from its wisdom if there is any. Values are those of "
     "KSGEN_DEVICE, such as cuda.",
 )
-@file_option("--png", help_text="Draw the pattern (only one) to this file", metavar="PATH")
-@json_option
+@common.file_option("--png", help_text="Draw the pattern (only one) to this file", metavar="PATH")
+@common.json_option
 def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, batch: int, wanted: Wanted, device: str | None,
     png: Path | None, as_json: bool,
@@ -88,14 +76,14 @@ def command(
     if png:
         _draw(patterns, png)
     if as_json:
-        print_json({"patterns": described, "layers": of_layers})
+        common.print_json({"patterns": described, "layers": of_layers})
         return
     for name, each in layers.items():
         _print_layer(name, each, of_layers[name])
     for pattern, facts in zip(patterns, described, strict=True):
         _print(pattern, facts, is_alone)
     if not device:
-        console().print(
+        common.console().print(
             f"Kernels are those for {_USUAL}. For a device of this machine, give --device, such as native or cuda."
         )
 
@@ -105,7 +93,7 @@ def _of_spec(spec: Path, wanted: Wanted) -> "tuple[list[KernelSpec], dict[str, _
 
     The kernels are without their epilogues, batches and strides.
     """
-    loaded = load(find_spec(spec))
+    loaded = load(common.find_spec(spec))
     products = [kernel for kernel in loaded.kernels if kernel.job == "multiply"]
     first = {kernel.pattern: kernel for kernel in reversed(products) if wanted.matches(kernel)}
     chosen = [first[pattern] for pattern in dict.fromkeys(each.pattern for each in products) if pattern in first]
@@ -144,7 +132,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
     geometry, work = family.geometry(kernel, constants, batch), family.work(kernel, constants, batch)
     return {
         **(_on_processors(kernel) if is_processor else {}),
-        **kernel_figures(kernel, batch),
+        **common.kernel_figures(kernel, batch),
         "rows": pattern.out_features,
         "columns": pattern.in_features,
         "weights": pattern.weight_count,
@@ -156,7 +144,7 @@ def _describe(kernel: KernelSpec, batch: int, device: str | None) -> dict[str, A
         "dense_gflop": kernel.flops(batch) / pattern.density / 1e9,
         "mbyte": kernel.bytes(batch) / 1e6,
         "flop_per_byte": kernel.flops(batch) / kernel.bytes(batch),
-        **choice_figures(family.name, constants),
+        **common.choice_figures(family.name, constants),
         "why": family.why,
         "by_device": {name: family_for(kernel, limits, batch).name for name, limits in _device_limits().items()},
         "chosen_by": choice.why,
@@ -266,14 +254,14 @@ def _describe_launch(kernel: KernelSpec, fuse: str, batch: int, device: str | No
         for name, limits in _device_limits().items()
         if name != "opencl"  # under OpenCL only processors have chains
     }
-    facts = {**kernel_figures(kernel, batch), "fuse": fuse, "by_device": by_device}
+    facts = {**common.kernel_figures(kernel, batch), "fuse": fuse, "by_device": by_device}
     if device is None:
         return facts
     from ksgen.devices import find_device
 
     found = verdict(find_device(device), kernel, batch, fuse)
     choice = _choice(kernel, batch, device)[0] if found.is_one else None
-    chosen = choice_figures(choice.family, choice.constants) | {"chosen_by": choice.why} if choice else {}
+    chosen = common.choice_figures(choice.family, choice.constants) | {"chosen_by": choice.why} if choice else {}
     return facts | {"one_launch": found.is_one, "why": found.why, **chosen}
 
 
@@ -342,12 +330,12 @@ def _print(pattern: Pattern, facts: dict[str, Any], is_alone: bool) -> None:
             "registers per thread",
         }
         rows |= on_processor if facts["is_processor"] else on_gpu
-    print_facts(rows, facts)
+    common.print_facts(rows, facts)
     if is_alone:
         from ksgen.figures.picture import can_show
         from ksgen.figures.picture import text as draw
 
-        screen = console()
+        screen = common.console()
         screen.print()
         screen.print(Text(draw(pattern, screen.width, plain=not can_show(screen.encoding)), style="cyan"))
 

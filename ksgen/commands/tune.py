@@ -10,22 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ksgen.commands.common import (
-    SPEC,
-    OneOf,
-    batch_option,
-    check_memory,
-    console,
-    device_option,
-    entry_figures,
-    file_option,
-    json_option,
-    kernel_figures,
-    print_columns,
-    print_json,
-    takes_patterns,
-    warn_if_busy,
-)
+from ksgen.commands import common
 from ksgen.commands.layers import Layer, Wanted, takes_layers, takes_wanted
 from ksgen.devices.base import default_batch
 from ksgen.errors import KsgenError, SpecError
@@ -44,29 +29,29 @@ if TYPE_CHECKING:
     from ksgen.tuning.trials import Trial
     from ksgen.tuning.tuner import Tuner
 
-STRATEGY = OneOf(("model", "random", "exhaustive"))
+STRATEGY = common.OneOf(("model", "random", "exhaustive"))
 
 
 @click.command("tune")
-@takes_patterns
+@common.takes_patterns
 @takes_layers
-@click.option("--spec", type=SPEC, help="Tune every kernel of this spec, and every layer in one launch.")
+@click.option("--spec", type=common.SPEC, help="Tune every kernel of this spec, and every layer in one launch.")
 @takes_wanted(has_job=True)
 @click.option(
     "--chain", is_flag=True, help="The patterns are factors of a layer: tune one launch of all, and one per factor."
 )
-@batch_option
+@common.batch_option
 @click.option("--family", help="Search only this kernel family, such as simt or mma.")
 @click.option("--budget", metavar="60s|200", help="Budget per kernel: a time, or a number of candidates.")
 @click.option(
     "--strategy", type=STRATEGY, default="model", show_default=True, help="Search strategy; see docs/tuning.md."
 )
-@device_option
+@common.device_option
 @click.option("--scheduler", metavar="ADDRESS", help="Search on this Dask cluster, such as tcp://10.0.0.1:8786.")
 @click.option("--fresh", is_flag=True, help="Measure all candidates again, including those of earlier searches.")
 @click.option("--noise", is_flag=True, help="Instead of a search, report how much repeated measurements differ.")
-@file_option("--report", help_text="Write a page with curves and tables to this file")
-@json_option
+@common.file_option("--report", help_text="Write a page with curves and tables to this file")
+@common.json_option
 def command(
     patterns: tuple[Pattern, ...], layer: Layer, spec: Path | None, wanted: Wanted, chain: bool, batch: int | None,
     family: str | None, budget: str | None, strategy: str, device: str | None, scheduler: str | None, fresh: bool,
@@ -114,9 +99,9 @@ def command(
         jobs = [job_of(kernel, rows) for kernel in kernels]
         tuner = Tuner(engine, store, options)
         for each, place in zip(jobs, kernels.values(), strict=True):
-            check_memory(each.kernel, each.batch, tuner.limits, place)
+            common.check_memory(each.kernel, each.batch, tuner.limits, place)
         jobs = _supported(tuner, _available(tuner, jobs, spec), spec)
-        warn_if_busy()
+        common.warn_if_busy()
         if noise:
             _noise(tuner, jobs, as_json)
         else:
@@ -173,7 +158,7 @@ def _tune(tuner: "Tuner", jobs: "list[Job]", report: Path | None, as_json: bool)
         results = tuner.run(jobs, watch.say)
     found = [result for result in results if not isinstance(result, KsgenError)]
     if as_json:
-        print_json(
+        common.print_json(
             {"device": facts.name, "stopped": tuner.stop.is_set(), "kernels": [figures(tuned) for tuned in found]}
         )
     else:
@@ -206,16 +191,16 @@ def _noise(tuner: "Tuner", jobs: "list[Job]", as_json: bool) -> None:
     found = [measure_noise(tuner.engine, job, tuner.default(job)) for job in jobs]
     if as_json:
         kernels = [
-            {**kernel_figures(each.job.kernel, each.job.batch), "median_us": each.median_us, "within": each.within,
-             "between": each.between, "notes": each.notes}
+            common.kernel_figures(each.job.kernel, each.job.batch)
+            | {name: getattr(each, name) for name in ("median_us", "within", "between", "notes")}
             for each in found
-        ]  # fmt: skip
-        return print_json({"device": tuner.engine.facts.name, "kernels": kernels})
+        ]
+        return common.print_json({"device": tuner.engine.facts.name, "kernels": kernels})
     rows = []
     for each in found:
         figures = (f"{each.median_us:.1f}", f"{each.within:.1%}", f"{each.between:.1%}")
         rows.append((name_of(each.job), str(each.job.batch), *figures, ", ".join(each.notes)))
-    print_columns(("kernel", "batch", "median, us", "uncertainty", "measurement to measurement", ""), rows)
+    common.print_columns(("kernel", "batch", "median, us", "uncertainty", "measurement to measurement", ""), rows)
     return click.echo(
         "uncertainty: width of the interval that contains one measurement's median; measurement to measurement: range "
         "of ten medians; both relative to the median."
@@ -236,7 +221,7 @@ class TuneTable:
         self._most_s = None if budget_s is None else -(-jobs // at_once) * budget_s
         self._latest: dict[Job, Progress] = {}
         self._guard = new_lock()
-        self._screen = console(stderr=True)
+        self._screen = common.console(stderr=True)
         self._live = Live(get_renderable=self._table, console=self._screen, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "TuneTable":
@@ -348,7 +333,7 @@ def figures(tuned: "Tuned") -> dict[str, object]:
     from ksgen.measure.roofline import share_of_floor
 
     best, default = tuned.best, tuned.default
-    return entry_figures(tuned.entry()) | {
+    return common.entry_figures(tuned.entry()) | {
         "default_won": tuned.default_won,
         "default_us": default.median_us if default else None,
         "share_of_floor": None if best.note else share_of_floor(best.floor_us, best.median_us),
@@ -377,7 +362,7 @@ def print_results(results: Sequence["Tuned | KsgenError"]) -> None:
             share(best),
             str(tuned.looked),
         )  # fmt: skip
-    screen = console()
+    screen = common.console()
     if not screen.is_terminal:
         screen.width = PIPED_COLUMNS
     if table.row_count:

@@ -111,11 +111,11 @@ def jobs_of_commands(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The jobs that following commands would measure."""
     asked: list[Any] = []
     for name, stand_in in {
-        "find_sharing": lambda named: None,
-        "measure_by": lambda output, device, quantity, parts, *_: asked.extend(parts[0].jobs),
-        "print_results": lambda *_: None,
+        "bench_layers.find_sharing": lambda named: None,
+        "bench_common.measure_by": lambda output, device, quantity, parts, *_: asked.extend(parts[0].jobs),
+        "bench_common.print_results": lambda *_: None,
     }.items():
-        monkeypatch.setattr(f"ksgen.commands.bench_layers.{name}", stand_in)
+        monkeypatch.setattr(f"ksgen.commands.{name}", stand_in)
     return asked
 
 

@@ -46,9 +46,9 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return Done("Abacus", 0, 0, (output,))
 
     device = SimpleNamespace(limits=SimpleNamespace(is_cpu=True))
-    monkeypatch.setattr("ksgen.commands.bench_table.measure_by", note)
+    monkeypatch.setattr("ksgen.commands.bench_common.measure_by", note)
     monkeypatch.setattr("ksgen.commands.bench_table.find_sharing", lambda named: device)
-    monkeypatch.setattr("ksgen.commands.bench_table.print_results", lambda *_: None)
+    monkeypatch.setattr("ksgen.commands.bench_common.print_results", lambda *_: None)
     return found
 
 
@@ -118,7 +118,7 @@ def test_parts_share_the_time_and_incomplete_ones_get_what_is_left(
     monkeypatch.setattr("ksgen.bench.runner.Runner", Watched)
     monkeypatch.setattr("ksgen.bench.runner.run_facts", lambda device: {})
     monkeypatch.setattr("ksgen.commands.bench_common.write_rows", lambda output: ())
-    monkeypatch.setattr("ksgen.commands.bench_common.warn_if_busy", lambda: None)
+    monkeypatch.setattr("ksgen.commands.common.warn_if_busy", lambda: None)
     work: list[Any] = [Part(0, [0] * 2), Part(1, [0] * 3), Part(2, [0] * 4)]  # type: ignore[arg-type]
     device: Any = SimpleNamespace(name="Abacus")
     done = measure_by(tmp_path / "log.jsonl", device, None, work, 160.0, "", takes_all=True)  # type: ignore[arg-type]

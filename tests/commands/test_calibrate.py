@@ -329,7 +329,7 @@ def test_a_model_is_built_on_the_gpu_whose_kernels_are_tried(home: Path, monkeyp
 
 
 def test_a_passport_alone_tells_nothing_of_times(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "warn_if_busy", lambda: click.echo("busy", err=True))
+    monkeypatch.setattr(command.common, "warn_if_busy", lambda: click.echo("busy", err=True))
     assert calibrate().stderr == ""
     assert calibrate(*HALF).stderr.startswith("busy\n")
 
