@@ -31,23 +31,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ksgen.bench import libraries
 from ksgen.bench.authors import FORMS, PUBLISHED, frozen
-from ksgen.bench.libraries import (
-    MOST_OF_ERROR,
-    ONEDNN,
-    LayerProduct,
-    Product,
-    UnsupportedError,
-    blr,
-    in_forms,
-    lazylinop_kernels,
-    nvmath_sparse,
-    of_structure,
-    scipy_sparse,
-    states_of,
-    structures_of,
-    torch_structured,
-)
+from ksgen.bench.libraries import LayerProduct, Product, UnsupportedError
 from ksgen.bench.problem import Gradients, LayerArrays
 from ksgen.bench.roster import LAYER
 from ksgen.measure.trust import host_clock
@@ -57,22 +43,8 @@ from ksgen.torch.layer.building import build_runs
 from ksgen.torch.layer.linear import KSLinear
 from ksgen.torch.layer.sum import KSSum
 from ksgen.torch.layer.tied import initialized
-from ksgen.torch.operators import replay
+from ksgen.torch.operators import products, replay
 from ksgen.torch.operators.backends import BACKENDS
-from ksgen.torch.operators.products import (
-    ACTIVATIONS,
-    by_matrix,
-    by_whole_matrix,
-    chain_to_dense,
-    exchange_of,
-    exchanged,
-    finish,
-    is_cast,
-    natural,
-    permuted,
-    permuted_back,
-    to_dense,
-)
 
 Prepare = Callable[[Pattern, str, Tensor], Product]
 PrepareLayer = Callable[[LayerArrays], LayerProduct]
@@ -110,7 +82,7 @@ def by_factors(prepare: Prepare) -> PrepareLayer:
         layer, transposes = arrays.layer, arrays.y_layout != arrays.layout
         chains = [
             [
-                (exchange_of(pattern), layout, prepare(pattern.natural, layout, factor))
+                (products.exchange_of(pattern), layout, prepare(pattern.natural, layout, factor))
                 for pattern, layout, factor in zip(chain, arrays.layouts_of(chain), weights, strict=True)
             ]
             for chain, weights in zip(layer.chains, arrays.weights, strict=True)
@@ -118,14 +90,14 @@ def by_factors(prepare: Prepare) -> PrepareLayer:
         if len(chains) == len(chains[0]) == 1 and not (layer.epilogue.words or transposes or chains[0][0][0]):
             product = chains[0][0][2]
             return lambda x: [product(x).contiguous()]
-        between = ACTIVATIONS[layer.between].apply
+        between = products.ACTIVATIONS[layer.between].apply
 
         def of_chain(place: int, x: Tensor) -> Tensor:
             for number, (exchange, layout, product) in enumerate(chains[place]):
                 x = between(x) if number else x
                 changes = transposes and number == layer.chains[place].transposing_factor
-                rows = natural(x.t().contiguous() if changes else x, exchange, layout)
-                x = exchanged(product(rows), exchange, layout)
+                rows = products.natural(x.t().contiguous() if changes else x, exchange, layout)
+                x = products.exchanged(product(rows), exchange, layout)
             return x
 
         return lambda x: arrays.finished(of_chain(place, x) for place in range(len(chains)))
@@ -224,7 +196,7 @@ def _into(pattern: Pattern, layout: str, weights: Tensor) -> Callable[[Tensor, T
     if layout == "bsl" or pattern.d == 1:
         raise UnsupportedError(f"{pattern} in {layout}: strided needs no passes over memory")
     a, b, c, d = pattern.shape
-    matrices = by_matrix(weights).flatten(0, 1).transpose(1, 2)
+    matrices = products.by_matrix(weights).flatten(0, 1).transpose(1, 2)
     buffers: dict[int, tuple[Tensor, Tensor]] = {}  # permuted X and Y, by batch size
 
     def product(x: Tensor, y: Tensor) -> None:
@@ -261,7 +233,7 @@ def grouped(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     if multiply is None:
         raise UnsupportedError(f"PyTorch {torch.__version__} has no torch.nn.functional.grouped_mm")
     a, b, c, d = pattern.shape
-    matrices, item_bytes = by_matrix(weights).flatten(0, 1), weights.element_size()
+    matrices, item_bytes = products.by_matrix(weights).flatten(0, 1), weights.element_size()
     ends: dict[int, Tensor] = {}  # of the groups of columns, by batch size
 
     def check(count: int) -> None:
@@ -272,14 +244,14 @@ def grouped(pattern: Pattern, layout: str, weights: Tensor) -> Product:
             )
 
     def by_rows(x: Tensor) -> Tensor:
-        rows = permuted(x, layout, a, d).mT
-        return permuted_back(multiply(rows.contiguous() if d > 1 else rows, matrices.mT).mT, layout, a, d)
+        rows = products.permuted(x, layout, a, d).mT
+        return products.permuted_back(multiply(rows.contiguous() if d > 1 else rows, matrices.mT).mT, layout, a, d)
 
     def by_columns(x: Tensor) -> Tensor:
         batch = x.shape[1]
         check(batch)  # also of views, although their rows have d times as many columns
         if a > 1:
-            return permuted_back(multiply(matrices, permuted(x, layout, a, d)), layout, a, d)
+            return products.permuted_back(multiply(matrices, products.permuted(x, layout, a, d)), layout, a, d)
         if batch not in ends:
             ends[batch] = torch.arange(1, d + 1, device=x.device, dtype=torch.int32) * batch
         return multiply(matrices, x.view(c, d * batch), offs=ends[batch]).view(b * d, batch)
@@ -299,12 +271,12 @@ def semi_structured(pattern: Pattern, layout: str, weights: Tensor) -> Product:
             f"{pattern} has {pattern.c} nonzeros next to each other in each row; accepted: two in four, which is d > 1"
         )
     try:
-        matrix = torch.sparse.to_sparse_semi_structured(to_dense(weights).contiguous())
+        matrix = torch.sparse.to_sparse_semi_structured(products.to_dense(weights).contiguous())
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # of a number of rows or columns
         raise UnsupportedError(f"PyTorch cannot convert {pattern}: {error}") from error
-    return lambda x: by_whole_matrix(x, matrix, layout)
+    return lambda x: products.by_whole_matrix(x, matrix, layout)
 
 
 def compiled(arrays: LayerArrays) -> LayerProduct:
@@ -335,7 +307,7 @@ def onednn(arrays: LayerArrays) -> LayerProduct:
         ready = operators._reorder_linear_weight(matrix, arrays.job.batch)
         operators._linear_pointwise(arrays.sets[0][:1], ready, bias, "none", [], "")
     except (AttributeError, RuntimeError) as error:  # another version of the operators, or no such type here
-        raise UnsupportedError(f"oneDNN fails: {' '.join(str(error).split())[:MOST_OF_ERROR]}") from error
+        raise UnsupportedError(f"oneDNN fails: {' '.join(str(error).split())[: libraries.MOST_OF_ERROR]}") from error
     return by_linear(arrays, lambda x: operators._linear_pointwise(x, ready, bias, "none", [], ""))
 
 
@@ -345,7 +317,7 @@ def stacked(arrays: LayerArrays) -> tuple[Tensor, Tensor | None]:
     if layer.between != "none":
         raise UnsupportedError(f"a layer with {layer.between} between its factors has no dense matrix")
     pairs = zip(layer.chains, arrays.weights, strict=True)
-    matrices = [chain_to_dense(chain, [each.double() for each in weights]) for chain, weights in pairs]
+    matrices = [products.chain_to_dense(chain, [each.double() for each in weights]) for chain, weights in pairs]
     biases = [each for each in arrays.biases if each is not None]
     matrix = reduce(add, matrices) if layer.is_sum else torch.cat(matrices)
     return matrix.to(dtype), torch.cat(biases) if biases else None
@@ -372,7 +344,7 @@ def by_linear(arrays: LayerArrays, linear: Product) -> LayerProduct:
 
     def product(x: Tensor) -> list[Tensor]:
         y = linear(x)
-        return arrays.apart(finish(y, None, steps.activation, residual, arrays.y_layout, steps.residual_first))
+        return arrays.apart(products.finish(y, None, steps.activation, residual, arrays.y_layout, steps.residual_first))
 
     return product
 
@@ -414,7 +386,7 @@ def by_linears(arrays: LayerArrays, layers: Sequence[KSLinear]) -> LayerProduct:
 
 def authors(arrays: LayerArrays) -> LayerProduct:
     """Multiply in the form in which the structure's authors published it."""
-    return of_structure(arrays, PUBLISHED, {name: partial(frozen, name) for name in FORMS})
+    return libraries.of_structure(arrays, PUBLISHED, {name: partial(frozen, name) for name in FORMS})
 
 
 def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
@@ -423,7 +395,7 @@ def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
     results: dict[int, Tensor] = {}
 
     def product(x: Tensor) -> Tensor:
-        blocks = permuted(x, layout, pattern.a, pattern.d)
+        blocks = products.permuted(x, layout, pattern.a, pattern.d)
         batch = blocks.shape[2]
         if 1 not in blocks.stride()[1:]:
             (blocks.transpose(1, 2) if is_bsf else blocks).contiguous()  # torch.bmm makes this copy, too
@@ -431,7 +403,7 @@ def rewriting(pattern: Pattern, layout: str, weights: Tensor) -> Product:
             shape = (count, batch, pattern.b) if is_bsf else (count, pattern.b, batch)
             results[batch] = x.new_zeros(shape)
         result = results[batch]
-        return permuted_back(result.transpose(1, 2) if is_bsf else result, layout, pattern.a, pattern.d)
+        return products.permuted_back(result.transpose(1, 2) if is_bsf else result, layout, pattern.a, pattern.d)
 
     return product
 
@@ -453,7 +425,7 @@ BASELINES = {
         # The same, and oneDNN's copy.
         Baseline(
             "onednn", "oneDNN's product with the dense matrix, reordered ahead", onednn, _dense_count, stored=10,
-            library=ONEDNN,
+            library=libraries.ONEDNN,
         ),
         # A value and its 64-bit column index per weight, and the same again during construction.
         Baseline("sparse", BACKENDS["sparse"].why, by_factors(backend("sparse")), stored=12),
@@ -487,24 +459,24 @@ BASELINES = {
         ),
         # Derived from PyTorch's matrix, with 32-bit column indices.
         Baseline(
-            "scipy", "SciPy's product with compressed sparse rows", by_factors(scipy_sparse), stored=14,
+            "scipy", "SciPy's product with compressed sparse rows", by_factors(libraries.scipy_sparse), stored=14,
             library="scipy",
         ),
         Baseline(
-            "lazylinop", "lazylinop's own kernels, by OpenCL", by_factors(lazylinop_kernels), library="lazylinop",
-            only_converts=False,
+            "lazylinop", "lazylinop's own kernels, by OpenCL", by_factors(libraries.lazylinop_kernels),
+            library="lazylinop", only_converts=False,
         ),
         Baseline(
             "torch_structured", "torch-structured's diagonal blocks, Monarch products and butterflies",
-            torch_structured, library="torch-structured",
+            libraries.torch_structured, library="torch-structured",
         ),
         Baseline(
-            "nvmath", "nvmath-python's universal sparse tensor, in compressed sparse rows", by_factors(nvmath_sparse),
-            stored=14, library="nvmath-python",
+            "nvmath", "nvmath-python's universal sparse tensor, in compressed sparse rows",
+            by_factors(libraries.nvmath_sparse), stored=14, library="nvmath-python",
         ),
         Baseline(
-            "blr", "the Triton kernels of mem-efficient-blr, the fastest of them", blr, library="mem-efficient-blr",
-            only_converts=False,
+            "blr", "the Triton kernels of mem-efficient-blr, the fastest of them",
+            libraries.blr, library="mem-efficient-blr", only_converts=False,
         ),
         Baseline("rewriting", "the permutations of bmm alone, no product", by_factors(rewriting), lambda chain: 0),
     )
@@ -545,7 +517,7 @@ def training_step(
     """
     if name not in TRAINED:
         raise UnsupportedError(f"{name} has no training step")
-    own = arrays.in_float32() if name != LAYER and is_cast(arrays.sets[0]) else arrays
+    own = arrays.in_float32() if name != LAYER and products.is_cast(arrays.sets[0]) else arrays
     trained, dtype = TRAINED[name](own), own.sets[0].dtype
     xs = [each.detach().requires_grad_() for each in arrays.sets]
     learned = [*trained.parameters, *trained.biases]
@@ -628,7 +600,7 @@ def train_dense(arrays: LayerArrays) -> TrainedContender:
 
 def train_authors(arrays: LayerArrays) -> TrainedContender:
     """Train the parameters of the structure's authors in the form that they published."""
-    structures = structures_of(arrays, PUBLISHED, FORMS)
+    structures = libraries.structures_of(arrays, PUBLISHED, FORMS)
     form = FORMS[structures[0].chain.name]
 
     def convert(weights: Weights) -> list[Tensor]:
@@ -638,12 +610,12 @@ def train_authors(arrays: LayerArrays) -> TrainedContender:
     own, biases = _with_own_biases(arrays)
     parameters = _learned(convert(arrays.weights))
     remaining = iter(parameters)
-    states = states_of(arrays, [{name: next(remaining) for name in each.shapes} for each in structures])
+    states = libraries.states_of(arrays, [{name: next(remaining) for name in each.shapes} for each in structures])
 
     def product(state: dict[str, Tensor]) -> Product:
         return lambda x: form(x, state)
 
-    return TrainedContender(in_forms(own, PUBLISHED, map(product, states)), parameters, biases, convert)
+    return TrainedContender(libraries.in_forms(own, PUBLISHED, map(product, states)), parameters, biases, convert)
 
 
 def train_layer(arrays: LayerArrays) -> TrainedContender:

@@ -16,21 +16,10 @@ import torch
 from torch import Tensor
 
 from ksgen import __version__
-from ksgen.bench import whole_models
+from ksgen.bench import roster, whole_models
 from ksgen.bench.baselines import BASELINES, BY_PYTORCH, TRAINED, Baseline, in_float32, training_step
 from ksgen.bench.libraries import UnsupportedError, library_version
 from ksgen.bench.problem import LayerArrays, LayerJob
-from ksgen.bench.roster import (
-    EACH_FACTOR,
-    EACH_LAYER,
-    FORWARD,
-    METHODS_OF_MODELS,
-    ONE_LAUNCH,
-    OUR_METHODS,
-    OURS,
-    PARTS,
-    TRAINING,
-)
 from ksgen.bench.timing import BusyCudaClock, ReadyContender
 from ksgen.bench.whole_models import WholeJob
 from ksgen.build.build import build
@@ -84,7 +73,7 @@ class Contender:
 
     @property
     def is_part(self) -> bool:
-        return self.implementation in PARTS
+        return self.implementation in roster.PARTS
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -96,9 +85,9 @@ def contenders(job: LayerJob, device: Device, names: Sequence[str]) -> list[Cont
     """All named contenders that could run the job, ours first."""
     where = torch_device(device)
     if isinstance(job, WholeJob):
-        return [_whole(job, name, where) for name in METHODS_OF_MODELS if name in names]
+        return [_whole(job, name, where) for name in roster.METHODS_OF_MODELS if name in names]
     found = list(_methods(job, device, names)) if job.layer.name else []
-    if not job.layer.name and job.step == FORWARD and OURS in names:  # launches record no gradients
+    if not job.layer.name and job.step == roster.FORWARD and roster.OURS in names:  # launches record no gradients
         found += ours(job, device)
     return found + [_baseline(job, BASELINES[name], where) for name in names if name in BASELINES]
 
@@ -202,7 +191,7 @@ def _our(job: LayerJob, device: Device, arithmetic: str, choice: Choice, variant
     copies = 0 if device.kind == "cuda" or device.shares_host else job.bytes
     workspace_bytes = family_named(choice.family).geometry(kernel, choice.constants, job.batch).workspace_bytes
     return Contender(
-        job, OURS, variant, arithmetic, _identity([choice]), prepare, copies + workspace_bytes,
+        job, roster.OURS, variant, arithmetic, _identity([choice]), prepare, copies + workspace_bytes,
         job.pattern.weight_count, choice.family, str(choice.constants), choice.why,
         partial(_sources, device, [kernel], [choice]),
     )  # fmt: skip
@@ -218,13 +207,13 @@ def _methods(job: LayerJob, device: Device, names: Sequence[str]) -> Iterator[Co
     if job.layer.is_sum:
         return
     is_group, is_single = len(job.layer.chains) > 1, sum(map(len, job.layer.chains)) == 1
-    able = {ONE_LAUNCH: True, EACH_FACTOR: not is_single, EACH_LAYER: is_group}
-    methods = [name for name in OUR_METHODS if name in names and able[name]]
+    able = {roster.ONE_LAUNCH: True, roster.EACH_FACTOR: not is_single, roster.EACH_LAYER: is_group}
+    methods = [name for name in roster.OUR_METHODS if name in names and able[name]]
     for name, arithmetic in product(methods, arithmetics(job, device)):
         launches = _launches(job.kernel(arithmetic), name)
         verdicts = (verdict(device, each, job.batch, "yes") for each in launches if each.is_chain)
         unavailable = next((each.why for each in verdicts if not each.is_one), "")
-        refusal = UNTRAINED if job.step == TRAINING else unavailable
+        refusal = UNTRAINED if job.step == roster.TRAINING else unavailable
         for choices in [[]] if refusal else _choices(device, launches, job.batch):
             yield Contender(
                 job,
@@ -276,9 +265,9 @@ def _launches(kernel: KernelSpec, name: str) -> list[KernelSpec]:
 
     The last kernel of each chain writes its outputs with the strides of `kernel`, as one launch would.
     """
-    if name == ONE_LAUNCH or not kernel.is_chain:
+    if name == roster.ONE_LAUNCH or not kernel.is_chain:
         return [kernel]
-    if name == EACH_LAYER:
+    if name == roster.EACH_LAYER:
         return layer_kernels(kernel)
     ends = set(accumulate(map(len, kernel.chains)))
     return [
@@ -430,7 +419,7 @@ def _whole(job: WholeJob, name: str, where: torch.device) -> Contender:
     identity = library_version("torch" if name == whole_models.DENSE else "ksgen")
     return Contender(
         job, name, "", job.comparison.baselines, identity, prepare, job.bytes, job.multiplications(name),
-        why=METHODS_OF_MODELS[name],
+        why=roster.METHODS_OF_MODELS[name],
     )  # fmt: skip
 
 
@@ -439,7 +428,7 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
     is_in_float32 = baseline.library in BY_PYTORCH and is_cast(torch.empty(0, dtype=dtype, device=where))
 
     def prepare(arrays: LayerArrays) -> ReadyContender:
-        if job.step == TRAINING:
+        if job.step == roster.TRAINING:
             step, gradients = training_step(baseline.name, arrays)
             ready = by_calls(step, where.type == "cuda")
             return replace(ready, y=lambda result: result.ys, gradients=gradients)
@@ -452,7 +441,7 @@ def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contend
     multiplications = sum(map(baseline.multiplications, chains))
     stored_bytes = baseline.stored * multiplications * PRECISIONS[arithmetic].item_bytes
     products = 1  # per factor
-    if job.step == TRAINING:  # also those for the gradients of its input and weights; 0: it says that it has no step
+    if job.step == roster.TRAINING:  # also those for the gradients of its input and weights; 0: it has no such step
         products = 3 if baseline.name in TRAINED else 0
     return Contender(
         job, baseline.name, "", arithmetic, identity, prepare, stored_bytes + 2 * job.bytes,

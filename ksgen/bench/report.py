@@ -15,23 +15,9 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from ksgen import __version__
-from ksgen.bench import tables
+from ksgen.bench import roster, tables
 from ksgen.bench.comparison import BEST, Pairs, Results, comparisons, group_by
 from ksgen.bench.payoff import by_density, conversions, predictors
-from ksgen.bench.roster import (
-    COMPARISONS,
-    FORWARD,
-    LAYER,
-    OTHERS,
-    OTHERS_OF_LAYERS,
-    OUR_METHODS,
-    OURS,
-    PAPERS,
-    PYTORCH,
-    STEP_TITLES,
-    STEPS_OF_LAYERS,
-    TRAINING,
-)
 from ksgen.bench.rows import ResultRow, kinds_of
 from ksgen.bench.tables import LAYOUT_WORDS, ResultTable, layers_by_kind, published
 from ksgen.errors import KsgenError
@@ -51,7 +37,7 @@ WIDTH, HEIGHT = 7.2, 2.6  # inches of a box plot
 EXTRA = "bench"  # extra of the package that installs matplotlib
 MOST_BOXES = 24  # if there are more numbers, neighbouring ones share a box
 LEAST_IN_BOX = 5  # patterns; neighbouring numbers with fewer share a box
-OWN_LAYERS = (LAYER, *OUR_METHODS)  # of many layers, curves compare the first of these that was measured
+OWN_LAYERS = (roster.LAYER, *roster.OUR_METHODS)  # of many layers, curves compare the first of these that was measured
 BARS_NOTE = (
     "Microseconds, the median. Orange: ours. x: times as long as our fastest. Dashed: the floor, which no "
     "kernel can beat."
@@ -102,11 +88,13 @@ def charts(rows: Sequence[ResultRow]) -> list[Charts]:
     bars: list[Charts] = []
     panels: list[Sorted] = []
     compared = [
-        _Compared(results, results.title, LAYOUTS, (OURS,), OTHERS, PYTORCH) for results in comparisons(products)
+        _Compared(each, each.title, LAYOUTS, (roster.OURS,), roster.OTHERS, roster.PYTORCH)
+        for each in comparisons(products)
     ]
     for results, layout, is_group in layers_by_kind(layers):
         title = f"{'groups of ' * is_group}layers, {results.title}"
-        compared.append(_Compared(results, title, (layout,), OWN_LAYERS, OTHERS_OF_LAYERS, OTHERS_OF_LAYERS))
+        others = roster.OTHERS_OF_LAYERS
+        compared.append(_Compared(results, title, (layout,), OWN_LAYERS, others, others))
     for each in filter(lambda each: each.own, compared):
         if len(each.jobs) <= MOST_BARS:
             where = f"{each.title}, {LAYOUT_WORDS[each.layouts[0]]}" if len(each.layouts) == 1 else each.title
@@ -331,19 +319,19 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
         if with_figures:
             _draw(found[-1], results)
             title = f"Figure 7: energy of ksgen over the least of the others, {results.title}"
-            ratios = results.energy_ratios(OURS, OTHERS)
+            ratios = results.energy_ratios(roster.OURS, roster.OTHERS)
             energy.folded_figures += _boxes(
                 title, "times the energy", ratios, lambda each: each.d * each.rewrite_ratio, "d (b+c)/(bc)"
             )
-    for step in STEPS_OF_LAYERS:
+    for step in roster.STEPS_OF_LAYERS:
         of_step = [row for row in layers if row.step == step]
         converted = (conversions(*kind) for kind in tables.layers_by_kind(of_step))
         if of_layers := [*tables.each_layer(of_step), *(table for table in converted if table.rows)]:
-            title = "Layers" if step == FORWARD else f"Layers, {STEP_TITLES[step]}"
+            title = "Layers" if step == roster.FORWARD else f"Layers, {roster.STEP_TITLES[step]}"
             found.append(PageSection(title, "Every factor of a layer, and several layers on one x.", of_layers))
     of_errors = [tables.unreliable(rows), tables.errors(rows), tables.absent(rows)]
     last = [
-        PageSection(f"Patterns, {STEP_TITLES[TRAINING]}", tables=list(tables.each_layer(trained))),
+        PageSection(f"Patterns, {roster.STEP_TITLES[roster.TRAINING]}", tables=list(tables.each_layer(trained))),
         energy,
         PageSection("Whole models", tables=list(wholes)),
         PageSection("Compared with the authors", tables=[tables.authors(products)]),
@@ -353,7 +341,7 @@ def _sections(rows: Sequence[ResultRow], wholes: Sequence[ResultTable], with_fig
 
 
 def _of_products(results: Results) -> PageSection:
-    comparison = COMPARISONS.get(results.precision)
+    comparison = roster.COMPARISONS.get(results.precision)
     makers = (
         tables.table3, tables.table5, tables.table8, tables.layouts, tables.rewriting, tables.families, conversions,
     )  # fmt: skip
@@ -367,8 +355,8 @@ def _of_products(results: Results) -> PageSection:
 
 def _draw(section: PageSection, results: Results) -> None:
     """Add the paper's figures and the maps of one batch size and precision."""
-    for label, others in (("the paper's five", PAPERS), ("everyone", OTHERS)):
-        by_layout = {layout: results.ratios(OURS, others, layout) for layout in (*LAYOUTS, BEST)}
+    for label, others in (("the paper's five", roster.PAPERS), ("everyone", roster.OTHERS)):
+        by_layout = {layout: results.ratios(roster.OURS, others, layout) for layout in (*LAYOUTS, BEST)}
         scale = [ratio for ratios in by_layout.values() for _, ratio in ratios]
         for layout, ratios in by_layout.items():
             title = (
@@ -379,9 +367,9 @@ def _draw(section: PageSection, results: Results) -> None:
         words = f"{results.title}, {tables.LAYOUT_WORDS[layout]}"
         title = f"Figure 4: share of bmm that rewrites memory, {words}"
         section.folded_figures += _boxes(title, "share", results.rewriting_share(layout), reference=None)
-        for name in OTHERS:
+        for name in roster.OTHERS:
             title = f"Figures 9 to 17: ksgen compared with {name}, {words}"
-            section.folded_figures += _boxes(title, FASTER, results.ratios(OURS, [name], layout))
+            section.folded_figures += _boxes(title, FASTER, results.ratios(roster.OURS, [name], layout))
         if found := _map(results, layout):
             section.maps.append(found)
 
@@ -399,7 +387,8 @@ def _boxes(
 
 
 def _map(results: Results, layout: str) -> Map | None:
-    share_of = {Pattern.parse(text).shape: share for text, share in results.shares_of_floor(OURS, layout).items()}
+    shares = results.shares_of_floor(roster.OURS, layout)
+    share_of = {Pattern.parse(text).shape: share for text, share in shares.items()}
     if not share_of:
         return None
     blocks, counts = sorted({(b, c) for _, b, c, _ in share_of}), sorted({(a, d) for a, _, _, d in share_of})

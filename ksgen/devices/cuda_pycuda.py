@@ -17,6 +17,7 @@ from typing import Any, Literal
 from ksgen.build.build import compiling_is_forbidden
 from ksgen.build.request import Binary, Compiler
 from ksgen.build.toolchain import Nvcc, find_compiler
+from ksgen.devices import libcuda
 from ksgen.devices.base import (
     CONTEXT_LOST,
     LEGACY_STREAM,
@@ -32,20 +33,6 @@ from ksgen.devices.base import (
     as_bytes,
     check_index,
     cuda_driver_version,
-)
-from ksgen.devices.libcuda import (
-    CudaDevice,
-    CudaModule,
-    DriverError,
-    Spares,
-    check,
-    context_number,
-    current_context,
-    is_capturing,
-    lost_context_messages,
-    push_context,
-    refused_binary,
-    relaxed_captures,
 )
 from ksgen.errors import DeviceError, ToolchainError
 from ksgen.families.gpus import target_of
@@ -76,7 +63,7 @@ def open_device(index: int) -> PyCudaDevice:
     return device
 
 
-class PyCudaDevice(CudaDevice):
+class PyCudaDevice(libcuda.CudaDevice):
     """One GPU, in the context that the user's PyCUDA has current there, else in the primary one.
 
     Every call enters the context and leaves it at the end. PyCUDA aborts a process whose thread ends inside a context,
@@ -101,14 +88,14 @@ class PyCudaDevice(CudaDevice):
             # PyCUDA's destructor would detach a primary context the wrong way, and complain
             atexit.register(self._context.detach)
         self.context: int = self._context.handle
-        self._number = context_number(self.context)
+        self._number = libcuda.context_number(self.context)
         with self._inside("making a stream"):
             self.host_stream = driver.Stream()
 
     @property
     def is_open(self) -> bool:
         """Whether the context still exists: a user who created it may have detached it."""
-        return context_number(self.context) in (self._number, 0)
+        return libcuda.context_number(self.context) in (self._number, 0)
 
     def compiler(self) -> Compiler | None:
         """nvcc, started by PyCUDA. None if the search finds another compiler or none, or if compiling is forbidden."""
@@ -124,9 +111,9 @@ class PyCudaDevice(CudaDevice):
 
         kernel: _Kernel | _EarlyKernel
         try:
-            with self._inside(f"loading {entry}"), relaxed_captures():
+            with self._inside(f"loading {entry}"), libcuda.relaxed_captures():
                 if starts_early:
-                    kernel = _EarlyKernel(CudaModule(binary.data), entry, shared_bytes)
+                    kernel = _EarlyKernel(libcuda.CudaModule(binary.data), entry, shared_bytes)
                 else:
                     module = KernelModule(binary)
                     function = module.get_function(entry)
@@ -135,7 +122,7 @@ class PyCudaDevice(CudaDevice):
                         function.set_attribute(attribute, shared_bytes)
                     kernel = _Kernel([function, module], entry)
         except DeviceError as error:
-            raise refused_binary(str(error), binary) from error
+            raise libcuda.refused_binary(str(error), binary) from error
         weakref.finalize(kernel, self._release, kernel.parts).atexit = False
         return kernel
 
@@ -156,32 +143,32 @@ class PyCudaDevice(CudaDevice):
                 kernel.launch(grid, block, shared_bytes, values, pycuda_stream)
             finally:
                 self._driver.Context.pop()
-        except (self._driver.Error, DriverError) as error:
+        except (self._driver.Error, libcuda.DriverError) as error:
             doing = f"launching {kernel.entry} ({grid} blocks of {block}, {shared_bytes} bytes)"
             raise self._error(doing, error) from error
 
     def allocate(self, nbytes: int) -> Buffer:
-        with self._inside(f"allocating {nbytes} bytes"), relaxed_captures():
+        with self._inside(f"allocating {nbytes} bytes"), libcuda.relaxed_captures():
             allocation = self._driver.mem_alloc(max(nbytes, 1))
         return Memory(int(allocation), nbytes, self._release, [allocation])
 
     def upload(self, buffer: Buffer, array: HostArray, stream: Stream = None) -> None:
         pycuda_stream, source = self._pycuda_stream(stream), as_bytes(array)
         if source.nbytes:
-            with self._inside(f"uploading {source.nbytes} bytes"), relaxed_captures():
+            with self._inside(f"uploading {source.nbytes} bytes"), libcuda.relaxed_captures():
                 self._driver.memcpy_htod_async(int(buffer), source, pycuda_stream)
                 self._wait(pycuda_stream)
 
     def download(self, array: HostArray, buffer: Buffer, stream: Stream = None) -> None:
         pycuda_stream, target = self._pycuda_stream(stream), as_bytes(array)
         if target.nbytes:
-            with self._inside(f"downloading {target.nbytes} bytes"), relaxed_captures():
+            with self._inside(f"downloading {target.nbytes} bytes"), libcuda.relaxed_captures():
                 self._driver.memcpy_dtoh_async(target, int(buffer), pycuda_stream)
                 self._wait(pycuda_stream)
 
     def synchronize(self, stream: Stream = None) -> None:
         pycuda_stream = self._pycuda_stream(stream)
-        with self._inside("waiting for the stream"), relaxed_captures():
+        with self._inside("waiting for the stream"), libcuda.relaxed_captures():
             self._wait(pycuda_stream)
 
     def is_capturing(self, stream: Stream) -> bool:
@@ -190,7 +177,7 @@ class PyCudaDevice(CudaDevice):
         if handle in (None, 0, LEGACY_STREAM):
             return False
         with self._inside("asking whether the stream is captured"):
-            return is_capturing(handle)
+            return libcuda.is_capturing(handle)
 
     def time(self, call: Callable[[], object], stream: Stream, runs: int, warmup: int) -> list[float]:
         pycuda_stream, event = self._pycuda_stream(stream), self._driver.Event
@@ -210,7 +197,7 @@ class PyCudaDevice(CudaDevice):
     def _release(self, parts: list[Any]) -> None:
         """Free resources of the context inside it: outside, on another thread, PyCUDA would leak them."""
         try:
-            with self._inside("releasing"), relaxed_captures():
+            with self._inside("releasing"), libcuda.relaxed_captures():
                 parts.clear()
         except DeviceError:
             if self.is_open:  # false in a forked child, where PyCUDA would end the process: there is nothing to free
@@ -238,9 +225,9 @@ class PyCudaDevice(CudaDevice):
             self._context.push()
         except self._driver.Error:
             before = self._driver.Context.get_current()
-            with suppress(DriverError):
-                if before is not None and not current_context():
-                    push_context(before.handle)
+            with suppress(libcuda.DriverError):
+                if before is not None and not libcuda.current_context():
+                    libcuda.push_context(before.handle)
             raise
 
     @contextmanager
@@ -253,7 +240,7 @@ class PyCudaDevice(CudaDevice):
                 yield
             finally:
                 self._driver.Context.pop()
-        except (self._driver.Error, DriverError) as error:
+        except (self._driver.Error, libcuda.DriverError) as error:
             raise self._error(doing, error) from error
 
     def _error(self, doing: str, error: Exception) -> DeviceError:
@@ -261,9 +248,9 @@ class PyCudaDevice(CudaDevice):
         doing = f"PyCUDA on {self.name}, {doing}"
         if not self.is_open:
             return DeviceError(f"{doing}: {_GONE}")
-        if isinstance(error, DriverError):
+        if isinstance(error, libcuda.DriverError):
             return error.within(doing)
-        lost = CONTEXT_LOST if any(words in str(error) for words in lost_context_messages()) else ""
+        lost = CONTEXT_LOST if any(words in str(error) for words in libcuda.lost_context_messages()) else ""
         return DeviceError(f"{doing}: {type(error).__name__}: {error}{lost}")
 
 
@@ -291,16 +278,16 @@ class _EarlyKernel:
 
     __slots__ = ("__weakref__", "entry", "function", "parts", "spares")
 
-    def __init__(self, module: CudaModule, entry: str, shared_bytes: int) -> None:
+    def __init__(self, module: libcuda.CudaModule, entry: str, shared_bytes: int) -> None:
         self.parts, self.entry, self.function = [module], entry, module.function(entry, shared_bytes)
-        self.spares = Spares(self.function)
+        self.spares = libcuda.Spares(self.function)
 
     def launch(self, grid: int, block: int, shared_bytes: int, values: list[bytes | int], stream: Any) -> None:
         arguments, early = spare = self.spares.take()
         assert early
         status = early(grid, block, shared_bytes, stream.handle if stream else 0, arguments.pack(values))
         self.spares.put_back(spare)
-        check(status)
+        libcuda.check(status)
 
 
 def _devices() -> list[Any]:

@@ -13,16 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ksgen.build.request import Resources
-from ksgen.families import Family, Limits, operand_of
-from ksgen.families.expected import (
-    MOST_GRID,
-    Speed,
-    cache_rate,
-    prediction,
-    resident_blocks,
-    shared_rate,
-    unevenness,
-)
+from ksgen.families import Family, Limits, expected, operand_of
 from ksgen.families.gpus import gpu_of
 from ksgen.families.vector.cycles import EXPOSED
 from ksgen.measure.roofline import Ceilings
@@ -48,13 +39,13 @@ class Machine:
         is_plain = family in self.plain and operand_of(kernel, constants) is None
         return self.plain[family] if is_plain else self.ceilings[family]
 
-    def speed(self, ceilings: Ceilings) -> Speed:
+    def speed(self, ceilings: Ceilings) -> expected.Speed:
         """Speed of a GPU by its measured ceilings. The rate of shared memory comes from the table of GPUs."""
         rates = gpu_of(self.target).rates
-        cache_bytes_per_s = ceilings.cache_bytes_per_s or ceilings.bytes_per_s * cache_rate(rates)
+        cache_bytes_per_s = ceilings.cache_bytes_per_s or ceilings.bytes_per_s * expected.cache_rate(rates)
         flops_per_s = ceilings.flops_per_s * ceilings.products
-        bytes_per_s = ceilings.bytes_per_s, cache_bytes_per_s, shared_rate(rates)
-        return Speed(self.target, self.limits, self.multiprocessors, *bytes_per_s, flops_per_s)
+        bytes_per_s = ceilings.bytes_per_s, cache_bytes_per_s, expected.shared_rate(rates)
+        return expected.Speed(self.target, self.limits, self.multiprocessors, *bytes_per_s, flops_per_s)
 
 
 def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, constants: Any, batch: int) -> float:
@@ -64,16 +55,16 @@ def predict_us(machine: Machine, family: Family[Any], kernel: KernelSpec, consta
     """
     ceilings = machine.ceilings_of(family.name, kernel, constants)
     if not machine.limits.is_cpu:
-        found = prediction(machine.speed(ceilings), family, kernel, constants, batch)
+        found = expected.prediction(machine.speed(ceilings), family, kernel, constants, batch)
         return found.us if found else inf
     work = family.work(kernel, constants, batch)
-    if work.blocks > MOST_GRID:
+    if work.blocks > expected.MOST_GRID:
         return inf
     memory_s = work.memory_bytes / ceilings.bytes_per_s
     if work.cycles:
         lanes = machine.limits.vector_bytes // (kernel.real_bytes // kernel.arithmetic.reals_per_number)
         busy_s = work.cycles * lanes * FLOPS_PER_CYCLE / ceilings.flops_per_s
-        busy_s *= unevenness(work.blocks / machine.multiprocessors)
+        busy_s *= expected.unevenness(work.blocks / machine.multiprocessors)
         memory_s += work.passed_bytes / ceilings.bytes_per_s
         return (max(memory_s, busy_s) + EXPOSED * min(memory_s, busy_s)) * 1e6
     # shared memory is ordinary memory in its cache, read by the same instructions
@@ -90,7 +81,7 @@ def misfit(machine: Machine, family: Family[Any], kernel: KernelSpec, constants:
         return ""
     threads = family.geometry(kernel, constants, 1).block
     shared_bytes = family.shared_bytes(kernel, constants) + (resources.shared_bytes or 0)
-    if not resident_blocks(machine.target, machine.limits, threads, resources.registers, shared_bytes):
+    if not expected.resident_blocks(machine.target, machine.limits, threads, resources.registers, shared_bytes):
         return (
             f"no block fits a multiprocessor: {threads} threads of {resources.registers} registers, {shared_bytes} "
             "bytes of shared memory"

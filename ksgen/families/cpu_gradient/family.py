@@ -11,13 +11,7 @@ from typing import Any, ClassVar
 
 from ksgen.families.amx.shape import INPUTS, ON_TILES, PAIR, are_timed, has_tiles_for, intensity
 from ksgen.families.base import Constexpr, Geometry, Limits, Pass, Work
-from ksgen.families.cpu_gradient.defaults import (
-    TASKS,
-    default_by_tiles,
-    default_by_vectors,
-    multiplies_pairs,
-    tile_sizes,
-)
+from ksgen.families.cpu_gradient import defaults
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
 from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling
 from ksgen.families.kinds import OfKinds
@@ -95,7 +89,7 @@ class CpuGradient(OfKinds):
     def default_of(self, tiling: Any, kernel: KernelSpec, limits: Limits, batch: int | None) -> AnyGradientConstants:
         # batches between two powers of two share constants, and so their source
         batch = kernel.batch or min(MANY, 1 << ((batch or MANY) - 1).bit_length())
-        by_rule = default_by_tiles if tiling is AmxGradientTiling else default_by_vectors
+        by_rule = defaults.default_by_tiles if tiling is AmxGradientTiling else defaults.default_by_vectors
         return by_rule(kernel, limits, batch)
 
     def defaults(self, kernel: KernelSpec, limits: Limits, batch: int | None = None) -> list[AnyGradientConstants]:
@@ -113,10 +107,10 @@ class CpuGradient(OfKinds):
     def _space_by_vectors(self, kernel: KernelSpec, limits: Limits) -> Iterator[VectorGradientConstants]:
         lanes = lanes_of(kernel, limits)
         for along in ("outputs", "batch"):
-            sizes = tile_sizes(kernel, along, lanes, limits)
+            sizes = defaults.tile_sizes(kernel, along, lanes, limits)
             least = min(LEAST_VECTORS, max(height * width for height, width in sizes))
             wide = [(height, width) for height, width in sizes if height * width >= least]
-            pairs = (1, 0) if multiplies_pairs(kernel, limits, along) else (0,)
+            pairs = (1, 0) if defaults.multiplies_pairs(kernel, limits, along) else (0,)
             for (height, width), block, (parts, pieces), paired in product(wide, (96, 192, 384), SHARED_OUT, pairs):
                 constants = VectorGradientConstants(
                     along, lanes, height, width, round_up(block, lanes), parts, pieces, paired
@@ -142,7 +136,7 @@ class CpuGradient(OfKinds):
         shape = self.shape(kernel, constants)
         parts = shape.parts(batch)
         return Geometry(
-            parts * constants.pieces, 1, 0, parts * shape.part_bytes, at_once=TASKS,
+            parts * constants.pieces, 1, 0, parts * shape.part_bytes, at_once=defaults.TASKS,
             group_bytes=shape.slot * kernel.real_bytes,
             after=(Pass("sum", self.pack_geometry(kernel, constants)),),
         )  # fmt: skip

@@ -18,15 +18,7 @@ from ksgen.families.banks import CYCLE_BYTES, Image, image_cycles, write_cycles
 from ksgen.families.base import Constexpr, Limits, named
 from ksgen.families.drawing import DrawnSide, draw
 from ksgen.families.gpus import PORTABLE, REGISTERS
-from ksgen.families.gradient.parts import (
-    MOST_TILE,
-    Parts,
-    Side,
-    SideImage,
-    heading,
-    lane_runs,
-    registers_taken,
-)
+from ksgen.families.gradient.parts import MOST_TILE, Parts, Side, SideImage, heading, lane_runs, registers_taken
 from ksgen.families.mma.shape import COLUMNS, ROWS
 from ksgen.families.operands import CHUNK, tensor_operand
 from ksgen.families.rules import Rule, at_most, multiple, positive

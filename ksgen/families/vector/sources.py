@@ -9,24 +9,15 @@ from functools import lru_cache
 
 from ksgen.families.base import Limits
 from ksgen.families.tiles import divide_up
+from ksgen.families.vector import defaults
 from ksgen.families.vector.chain import AnyVectorConstants, VectorChainConstants
 from ksgen.families.vector.cycles import LAUNCH, multiply_cycles
-from ksgen.families.vector.defaults import (
-    FEW,
-    MANY,
-    common_block,
-    default_by_rule,
-    fitted,
-    largest_block,
-    shapes_of,
-    streams_outputs,
-)
 from ksgen.families.vector.shape import VectorTiling
 from ksgen.spec import KernelSpec
 
 # batches whose tiles others take; each may take those of the ones before it, of larger batches first
-ANCHORS = (64, MANY, FEW, 4, 2)
-CHAIN_ANCHORS = (FEW, MANY, 64, 4, 2)
+ANCHORS = (64, defaults.MANY, defaults.FEW, 4, 2)
+CHAIN_ANCHORS = (defaults.FEW, defaults.MANY, 64, 4, 2)
 # up to this anchor, a rule decides for smaller batches, because the cost model does not know copies of rows that a
 # batch lacks; measured with 32 registers
 SMALL = 4
@@ -44,7 +35,7 @@ def shared(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants
     Anchors are batch sizes whose tiles, and so sources, other batch sizes share. An anchor considers only the anchors
     before it, so the result does not depend on the order of calls.
     """
-    own = default_by_rule(kernel, limits, batch)
+    own = defaults.default_by_rule(kernel, limits, batch)
     if kernel.batch:  # its source serves no other batch
         return own
     anchors = CHAIN_ANCHORS if kernel.is_chain else ANCHORS
@@ -52,7 +43,7 @@ def shared(kernel: KernelSpec, limits: Limits, batch: int) -> AnyVectorConstants
     for anchor in sorted(before, key=lambda anchor: anchor < batch):  # tiles of larger batches first
         if anchor <= SMALL < batch:  # low tiles are 1.05 to 1.5 times slower for more rows: they read all weights again
             continue
-        found = fitted(kernel, limits, shared(kernel, limits, anchor), batch)
+        found = defaults.fitted(kernel, limits, shared(kernel, limits, anchor), batch)
         if is_about_as_fast(kernel, limits, own, found, batch, by_rule=batch < anchor <= SMALL):
             return found
     return own
@@ -67,7 +58,7 @@ def is_about_as_fast(
     """
     if found == own and not by_rule:
         return True
-    own_shapes, shapes = shapes_of(kernel, own), shapes_of(kernel, found)
+    own_shapes, shapes = defaults.shapes_of(kernel, own), defaults.shapes_of(kernel, found)
     if found.streaming != own.streaming or not are_comparable(own_shapes, shapes, limits):
         return False
     pairs = list(zip(own_shapes, shapes, strict=True))
@@ -76,7 +67,7 @@ def is_about_as_fast(
         return limits.vector_registers == 32 and all(lacks_few_rows(*each, batch) for each in lacked)
     if not all(other.tile_rows <= max(own.tile_rows, batch) for own, other in pairs):
         return False
-    most = LEAST_GAIN_OF_MANY if batch == MANY else LEAST_GAIN
+    most = LEAST_GAIN_OF_MANY if batch == defaults.MANY else LEAST_GAIN
     return expected_cycles(shapes, limits, batch) <= most * expected_cycles(own_shapes, limits, batch)
 
 
@@ -87,15 +78,15 @@ def source_constants(kernel: KernelSpec, constants: AnyVectorConstants) -> AnyVe
     on that. Streaming stores are possible if the launch or a large batch uses them. Tiles of a small batch have none by
     rule, because they take time to compile. Of parts, the source depends only on whether they exceed planes.
     """
-    shapes, batch = shapes_of(kernel, constants), kernel.batch or MANY
+    shapes, batch = defaults.shapes_of(kernel, constants), kernel.batch or defaults.MANY
     last = shapes[-1]
-    is_low = last.period == 1 and last.tile_rows <= (SMALL if last.is_along_outputs else 2 * FEW)
-    may_stream = (kernel.is_chain or not is_low) and streams_outputs(last.kernel, last.constants, batch)
+    is_low = last.period == 1 and last.tile_rows <= (SMALL if last.is_along_outputs else 2 * defaults.FEW)
+    may_stream = (kernel.is_chain or not is_low) and defaults.streams_outputs(last.kernel, last.constants, batch)
     streaming = max(constants.streaming, int(may_stream))
     if isinstance(constants, VectorChainConstants):
-        block = max(constants.block, common_block(kernel, shapes, batch))
+        block = max(constants.block, defaults.common_block(kernel, shapes, batch))
         return constants.changed(block=block, streaming=streaming)
-    block, parts = max(constants.block, largest_block(last)), last.planes + 1 if last.is_split else 1
+    block, parts = max(constants.block, defaults.largest_block(last)), last.planes + 1 if last.is_split else 1
     return constants.changed(block=block, parts=parts, streaming=streaming)
 
 

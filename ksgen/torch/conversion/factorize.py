@@ -20,6 +20,7 @@ from ksgen.errors import LaunchError
 from ksgen.measure.trust import Watch, why_unreliable, with_reason
 from ksgen.pattern import Chain, Patterns
 from ksgen.structures import Structure, of_chain, renamed, shared_names
+from ksgen.torch.conversion import sums
 from ksgen.torch.conversion.nearest import (
     LEAST_STEPS,
     STARTS,
@@ -33,16 +34,6 @@ from ksgen.torch.conversion.nearest import (
 )
 from ksgen.torch.conversion.projection import one_thread_each, refined, relative_error, squared_errors
 from ksgen.torch.conversion.structured import closed_form
-from ksgen.torch.conversion.sums import (
-    ALTERNATION,
-    LEAST_SQUARES,
-    ROUNDS,
-    alternated,
-    is_nearest,
-    least_squares,
-    most_steps,
-    text_of,
-)
 from ksgen.torch.operators.checks import check_flags
 from ksgen.values import excerpt
 
@@ -75,11 +66,12 @@ class SumFactorization:
     weights: tuple[Tensor, ...] = field(repr=False)  # of all factors of the first chain, then of the next ones
     relative_error: float  # Frobenius norm of the difference, over that of the matrix
     state: Mapping[str, Tensor] = field(repr=False)  # parameters of all structures, by name
-    method: str = LEAST_SQUARES[0]  # or alternation
-    guarantee: str = LEAST_SQUARES[1]  # what is proven about the error, in words
+    method: str = sums.LEAST_SQUARES[0]  # or alternation
+    guarantee: str = sums.LEAST_SQUARES[1]  # what is proven about the error, in words
 
     def __str__(self) -> str:
-        return f"{text_of(self.chains)}: relative error {self.relative_error:.3g} by {self.method}; {self.guarantee}"
+        error = f"relative error {self.relative_error:.3g} by {self.method}"
+        return f"{sums.text_of(self.chains)}: {error}; {self.guarantee}"
 
 
 @overload
@@ -198,18 +190,18 @@ def _sum(weight: Tensor, structures: tuple[Structure, ...], refine: int, progres
     closed = [closed_form(each, in_natural_form(each.chain)) for each in structures]
     matrix, *_ = (checked(weight, each, refine) for each in chains)
     check_flags(progress=progress)
-    has_least_squares = is_nearest(structures)
-    method, guarantee = LEAST_SQUARES if has_least_squares else ALTERNATION
-    steps = most_steps(chains, closed, refine)
-    most = 0 if has_least_squares else ROUNDS + steps
-    with torch.no_grad(), progress_bar(progress, text_of(chains), most) as advance:
+    has_least_squares = sums.is_nearest(structures)
+    method, guarantee = sums.LEAST_SQUARES if has_least_squares else sums.ALTERNATION
+    steps = sums.most_steps(chains, closed, refine)
+    most = 0 if has_least_squares else sums.ROUNDS + steps
+    with torch.no_grad(), progress_bar(progress, sums.text_of(chains), most) as advance:
         scaled, exponent = scaled_by_power(matrix)
         if exponent < 0 and any(form and not form.is_linear for form in closed):
             scaled, exponent = matrix, 0  # rotations that were scaled up might overflow
         found = (
-            least_squares(scaled, chains)
+            sums.least_squares(scaled, chains)
             if has_least_squares
-            else alternated(scaled, chains, closed, steps, advance, exponent)
+            else sums.alternated(scaled, chains, closed, steps, advance, exponent)
         )
         parts = [[times_power(each.double(), exponent / len(own)).to(matrix.dtype) for each in own] for own in found]
         again = [[times_power(own[0].double(), -exponent), *own[1:]] for own in parts]

@@ -11,15 +11,7 @@ from torch.linalg import vector_norm
 
 from ksgen.errors import LaunchError
 from ksgen.pattern import Chain
-from ksgen.torch.conversion.projection import (
-    balanced,
-    block_ranks,
-    drawn,
-    least_squared_error,
-    on_support,
-    project,
-    stored_features,
-)
+from ksgen.torch.conversion import projection
 from ksgen.torch.conversion.relabelling import Relabelled, relabelled
 from ksgen.torch.operators.checks import check_tensors
 from ksgen.values import excerpt, whole_number
@@ -69,7 +61,7 @@ def in_natural_order(
     if not chain.is_exchanged:
         return matrix, chain, list
     orders = chain.factors[-1].outputs, chain[0].inputs
-    rows, columns = (stored_features(order, matrix.device).argsort() for order in orders)
+    rows, columns = (projection.stored_features(order, matrix.device).argsort() for order in orders)
     matrix, (inner, found) = matrix[rows][:, columns], _without_exchanges(chain)
     return (found.of_matrix(matrix), found.chain, found.to_given) if found else (matrix, inner, list)
 
@@ -104,12 +96,13 @@ def starting_points(
     If SVDs give a guarantee, there is one starting point, which needs no refinement.
     """
     if method == "support":
-        return [[on_support(matrix, chain[0])]], []
-    weights, squares = project(matrix, chain, advance)
-    begun = [balanced(weights, chain)]
+        return [[projection.on_support(matrix, chain[0])]], []
+    weights, squares = projection.project(matrix, chain, advance)
+    begun = [projection.balanced(weights, chain)]
     if method != "refinement":
         return begun, squares
-    return begun + [drawn(matrix, chain, seed) for seed in range(STARTS - 1)], [least_squared_error(matrix, chain)]
+    squares = [projection.least_squared_error(matrix, chain)]
+    return begun + [projection.drawn(matrix, chain, seed) for seed in range(STARTS - 1)], squares
 
 
 def times_power(values: Tensor, exponent: float) -> Tensor:
@@ -123,7 +116,7 @@ def method_of(chain: Chain) -> tuple[str, str, float]:
     if len(chain) == 1:
         return "support", "the nearest product", 1.0
     if len(chain) == 2:
-        ranks = " and ".join(map(str, block_ranks(chain[1], chain[0])))
+        ranks = " and ".join(map(str, projection.block_ranks(chain[1], chain[0])))
         why = "exchanges features" if chain.is_exchanged else "is not chainable"
         note = "" if chain.is_chainable else f", though the chain {why}: its blocks have ranks {ranks}"
         return "projection", f"the nearest product{note}", 1.0

@@ -15,18 +15,8 @@ from ksgen.launch.fused import Verdict, least_rows
 from ksgen.launch.memory import new_tensor
 from ksgen.spec import Epilogue
 from ksgen.torch.layer.base import ChainLayer, freeze
-from ksgen.torch.operators import frozen, prepared
+from ksgen.torch.operators import choice, frozen, prepared
 from ksgen.torch.operators.checks import dtype_name
-from ksgen.torch.operators.choice import (
-    KERNEL_DEVICES,
-    describe_times,
-    disable_fusion,
-    faster,
-    is_one_launch,
-    is_ready,
-    job_of,
-    size_of,
-)
 from ksgen.torch.operators.frozen import operand
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.ops import contiguous, is_plain, rows_of
@@ -87,8 +77,7 @@ class Layers(nn.ModuleList):
 
 def _dense(layer: Any, number: int) -> Tensor:
     if hasattr(layer, "to_dense"):
-        matrix: Tensor = layer.to_dense()
-        return matrix
+        return layer.to_dense()
     if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
         return layer.weight
     raise LaunchError(
@@ -141,7 +130,7 @@ class KSLinears(Layers):
                 verdict = self._verdict(layer.weights[0], batch)
             lines.insert(0, f"{'one launch' if verdict.is_one else 'layer by layer'}: {verdict.why}")
         shapes = list(map(prepared.shapes_of, self))
-        times = describe_times(
+        times = choice.describe_times(
             shapes, layer.weights[0].dtype, layer.layout, layer.activation, layer.bias is not None, batch, layer.between
         )
         return "\n".join([*lines, *times])
@@ -197,7 +186,7 @@ class KSLinears(Layers):
             try:
                 return by_kernels(lambda: self._in_one_launch(x))
             except ToolchainError as error:
-                disable_fusion(prepared.launcher_of_layers(list(self)), error)
+                choice.disable_fusion(prepared.launcher_of_layers(list(self)), error)
                 return None
         methods = {"ksgen": lambda: self._in_one_launch(x), "each": lambda: self._each(x)}
         return by_kernels(lambda: self._in_one_launch(x) if self._fastest(x, methods) == "ksgen" else None)
@@ -207,15 +196,15 @@ class KSLinears(Layers):
         layer = self._first
         epilogue, wanted = Epilogue(layer.bias is not None, layer.activation), layer.precision or dtype_name(like.dtype)
         launcher = prepared.launcher_of_layers(list(self))
-        return is_one_launch(launcher, like.device, wanted, layer.layout, epilogue, batch)
+        return choice.is_one_launch(launcher, like.device, wanted, layer.layout, epilogue, batch)
 
     def _fastest(self, x: Tensor, methods: Any) -> str:
         layer, shapes = self._first, list(map(prepared.shapes_of, self))
-        job = job_of(
+        job = choice.job_of(
             "group", shapes, x.dtype, layer.layout, layer.activation, layer.bias is not None, False, layer.between
         )
         batch = x.numel() // layer.in_features
-        return faster((job, size_of(batch), *methods), methods)
+        return choice.faster((job, choice.size_of(batch), *methods), methods)
 
     def _fits_one_launch(self, x: Tensor) -> bool:
         """Whether one launch can compute all outputs for x, and no verdict is against it.
@@ -225,16 +214,16 @@ class KSLinears(Layers):
         """
         if torch.compiler.is_compiling() or len(self) < 2 or not isinstance(x, Tensor) or not self._are_plain:
             return False
-        place, least_elements = _place_of(x), 1
+        place, least = _place_of(x), 1
         if place == "cpu" and self._first.fuse == "auto":  # for a smaller x, prepared calls of each layer are faster
-            least_elements = least_rows(torch.get_num_threads(), self._first.layout) * self._first.in_features
-        if place not in KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least_elements:
+            least = least_rows(torch.get_num_threads(), self._first.layout) * self._first.in_features
+        if place not in choice.KERNEL_DEVICES or x.layout is not torch.strided or x.is_nested or x.numel() < least:
             return False
         layers = list[Any](self)
         if are_watched(layers) or not prepared.are_alike(layers) or torch.is_autocast_enabled(place):
             return False
         layer, tensors = layers[0], [tensor for each in layers for tensor in (*each.weights, each.bias)]
-        if not is_plain(x, *tensors) or layer.fuse == "no" or not is_ready(x.device):
+        if not is_plain(x, *tensors) or layer.fuse == "no" or not choice.is_ready(x.device):
             return False
         if x.dim() < 2 or x.shape[-1 if layer.layout == "bsf" else 0] != layer.in_features:
             return False
@@ -266,8 +255,7 @@ def are_watched(layers: Sequence[Any]) -> bool:
 
 
 def _place_of(tensor: Tensor) -> str:
-    kind: str = tensor.device.type
-    return kind
+    return str(tensor.device.type)
 
 
 def chain_layers(layer: Any) -> list[Any]:

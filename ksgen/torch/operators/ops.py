@@ -29,7 +29,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import LAYOUTS, Activation, Layout, PrecisionName
 from ksgen.spec.kernel import is_transposed, pattern_as_list
 from ksgen.spec.precision import gradient_of
-from ksgen.torch.operators import products
+from ksgen.torch.operators import choice, products
 from ksgen.torch.operators.checks import (
     check,
     check_activation,
@@ -39,16 +39,6 @@ from ksgen.torch.operators.checks import (
     dtype_name,
     has_modes,
     is_eager,
-)
-from ksgen.torch.operators.choice import (
-    REMEMBERED,
-    has_kernels,
-    is_ready,
-    job_of,
-    launcher_of,
-    run_chosen,
-    run_fastest,
-    size_of,
 )
 from ksgen.torch.operators.frozen import as_trained, derived, is_cached, operand
 from ksgen.torch.operators.meanwhile import waiting
@@ -135,10 +125,11 @@ def multiply_factor(
         methods: dict[str, Product] = {"ksgen": by_functions, "bmm": by_pytorch}
         added = bias is not None, residual is not None
         kind = "trained" if x.requires_grad else "trained first"  # whether the gradient of x is computed, too
-        job = job_of(kind, [(*weights.shape, *orders)], x.dtype, layout, activation, *added)
+        job = choice.job_of(kind, [(*weights.shape, *orders)], x.dtype, layout, activation, *added)
         timed = {name: partial(_step, method, operands) for name, method in methods.items()}
         ready = {name: partial(method, *operands) for name, method in methods.items()}
-        return run_fastest((job, size_of(x.shape[0 if layout == "bsf" else 1]), *methods), ready, "bmm", timed)
+        batch = choice.size_of(x.shape[0 if layout == "bsf" else 1])
+        return choice.run_fastest((job, batch, *methods), ready, "bmm", timed)
     return by_functions(*operands)
 
 
@@ -148,7 +139,7 @@ def _lacks_kernels(x: Tensor, precision: str | None, backend: str) -> bool:
     So the answer may differ in a checkpoint's second pass, which must save what the first one saved.
     """
     defers = backend == "auto" and precision in (None, dtype_name(x.dtype))
-    return not (defers and not is_ready(x.device)) and not has_kernels(x.device)
+    return not (defers and not choice.is_ready(x.device)) and not choice.has_kernels(x.device)
 
 
 def multiply_by_pytorch(
@@ -224,8 +215,7 @@ def shaped(y: Tensor, shape: Sequence[int], activation: str) -> Tensor:
     y = y.contiguous()
     if activation == "relu" and y.requires_grad:
         return y.reshape(shape)
-    found: Tensor = torch.ops.aten._unsafe_view(y, shape)
-    return found
+    return torch.ops.aten._unsafe_view(y, shape)
 
 
 def _step(method: Product, given: Sequence[Tensor | None]) -> Tensor:
@@ -286,17 +276,16 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if is_saved_otherwise():  # reading the saved weight would trigger a checkpoint's recomputation
         return tensor.to(dtype)
     convolved = functional.conv2d(tensor.new_empty(0, *tensor.shape[1:], dtype=dtype), tensor)
-    cast: Tensor = convolved.grad_fn._saved_weight
-    return cast
+    return convolved.grad_fn._saved_weight
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(choice.REMEMBERED)
 def _factor_of(shape: tuple[int, ...], transposed: bool, *orders: str) -> tuple[Launcher, Exchange | None]:
     """Launcher of a factor or its adjoint, and its exchange of features; `orders` are those of the factor."""
     a, b, c, d = shape
     pattern = Pattern(a, b, c, d, *orders)
     pattern = pattern.transpose if transposed else pattern
-    return launcher_of(pattern), exchange_of(pattern)
+    return choice.launcher_of(pattern), exchange_of(pattern)
 
 
 def _repeated(count: int, shape: Sequence[int], orders: Sequence[str]) -> Sequence[str]:
@@ -321,8 +310,7 @@ def _compute(
     def by_kernels() -> Tensor:
         options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
         options |= {"bias": contiguous(bias), "residual": rows_of(residual)}
-        product: Tensor = factor(x, operand(weights, transposed), **options)
-        return product
+        return factor(x, operand(weights, transposed), **options)
 
     def on_views() -> Tensor:
         matrices = derived(weights, products.by_matrix)
@@ -336,7 +324,7 @@ def _compute(
     methods = {"ksgen": by_kernels, "strided": on_views}
     if not transposed and is_cached(weights) and products.may_be_dense(x, factor.pattern):
         methods["dense"] = by_whole_matrix
-    return run_chosen(factor, x, layout, precision, backend, methods, epilogue=epilogue)
+    return choice.run_chosen(factor, x, layout, precision, backend, methods, epilogue=epilogue)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -426,7 +414,7 @@ def _compute_weight_gradient(
         return products.weight_gradient(*_natural_operands(x, y_gradient, shape, layout, *orders), layout, a, d)
 
     methods: dict[str, Product] = {"ksgen": partial(factor.gradient, x, y_gradient, **options), "strided": on_views}
-    return run_chosen(factor, x, layout, precision, backend, methods, job="gradient")
+    return choice.run_chosen(factor, x, layout, precision, backend, methods, job="gradient")
 
 
 def _natural_operands(

@@ -33,17 +33,7 @@ from ksgen.spec.kernel import layout_word, pattern_as_list
 from ksgen.torch.operators import choice, frozen, ops, products, replay
 from ksgen.torch.operators.backends import BACKENDS as PRODUCTS
 from ksgen.torch.operators.checks import dtype_name, is_eager
-from ksgen.torch.operators.choice import (
-    chain_launcher,
-    faster,
-    group_launcher,
-    has_kernels,
-    is_one_launch,
-    is_ready,
-    job_of,
-    launcher_of,
-    size_of,
-)
+from ksgen.torch.operators.choice import faster, has_kernels, job_of, launcher_of, size_of
 from ksgen.torch.operators.factors import Ties, factors_of, steps_of, tie_of, ties_of, views_of, whole_shapes
 from ksgen.torch.operators.frozen import derived
 from ksgen.torch.operators.launches import Calls, Launches
@@ -282,7 +272,7 @@ def _prepared(
 ) -> "Prepared | Unprepared | str":  # fmt: skip
     """Prepare a call; `Unprepared` if it has to be tried again later, `UNFIT` if none can be prepared."""
     seen, slices = Unprepared(progress()), parameters if ties and x.is_cpu else ()
-    if not is_ready(x.device):
+    if not choice.is_ready(x.device):
         return seen
     try:
         if len(layers) > 1 and not (form_sum if adds else are_alike)(layers):
@@ -332,7 +322,7 @@ def launcher_of_layers(layers: Sequence[Any], fuse: Fuse | None = None) -> Any:
     """Launcher of a layer, or of several layers on one x. `fuse` replaces the option of the layers."""
     first, shapes = layers[0], tuple(map(shapes_of, layers))
     options = first.between, fuse or first.fuse
-    return group_launcher(shapes, *options) if len(layers) > 1 else chain_launcher(shapes[0], *options)
+    return choice.group_launcher(shapes, *options) if len(layers) > 1 else choice.chain_launcher(shapes[0], *options)
 
 
 class _Job(NamedTuple):
@@ -581,8 +571,8 @@ def _is_one_launch(layers: Sequence[Any], job: _Job) -> bool:
     if job.is_alone:
         more["out_layout"] = job.out_layout
     wanted = first.precision or dtype_name(job.x.dtype)
-    verdict = is_one_launch(launcher_of_layers(layers), job.x.device, wanted, job.layout, epilogue, job.batch, **more)
-    return verdict.is_one
+    launch = launcher_of_layers(layers)
+    return choice.is_one_launch(launch, job.x.device, wanted, job.layout, epilogue, job.batch, **more).is_one
 
 
 def _steps(job: _Job) -> tuple[bool, str, bool, bool]:

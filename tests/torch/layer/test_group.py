@@ -40,7 +40,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run groups in one launch, as if measurements had favoured it."""
-    monkeypatch.setattr(group, "faster", lambda job, ways: "ksgen")
+    monkeypatch.setattr(choice, "faster", lambda job, ways: "ksgen")
 
 
 def layers(**options: Any) -> list[KSLinear]:
@@ -184,8 +184,8 @@ def test_on_a_gpu_the_cost_model_decides(launched: list[int], monkeypatch: pytes
         return verdicts[0]
 
     monkeypatch.setattr(group, "_place_of", lambda _: "cuda")
-    monkeypatch.setattr(group, "is_one_launch", expected)
-    monkeypatch.setattr(group, "disable_fusion", lambda _own, error: verdicts.pop(0))
+    monkeypatch.setattr(choice, "is_one_launch", expected)
+    monkeypatch.setattr(choice, "disable_fusion", lambda _own, error: verdicts.pop(0))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
     with torch.no_grad():
         wanted = torch.cat([layer(x) for layer in own], -1)
