@@ -37,30 +37,10 @@ try:
 except OSError:  # a folder that is gone
     STARTED_IN = os.sep
 __all__ = [
-    "Chain",
-    "ChainLauncher",
-    "GroupLauncher",
-    "KsgenError",
-    "Launcher",
-    "Pattern",
-    "Quantized",
-    "QuantizedInputs",
-    "SumLauncher",
-    "__version__",
-    "blast",
-    "block_butterfly",
-    "btt",
-    "calibrate",
-    "deformable_butterfly",
-    "kaleidoscope",
-    "low_rank",
-    "monarch",
-    "quantize",
-    "quantize_inputs",
-    "square_dyadic",
-    "tune",
-    "use_bundle",
-]
+    "Chain", "ChainLauncher", "GroupLauncher", "KsgenError", "Launcher", "Pattern", "Quantized", "QuantizedInputs",
+    "SumLauncher", "__version__", "blast", "block_butterfly", "btt", "calibrate", "deformable_butterfly",
+    "kaleidoscope", "low_rank", "monarch", "quantize", "quantize_inputs", "square_dyadic", "tune", "use_bundle",
+]  # fmt: skip
 
 _NAMES = {  # public names by the module that defines them
     "ksgen.calibration": ("calibrate",),

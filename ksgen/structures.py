@@ -22,20 +22,9 @@ from ksgen.pattern import Chain, Pattern
 from ksgen.values import excerpt, listed, misfit
 
 __all__ = [
-    "Structure",
-    "blast",
-    "block_dense",
-    "boft",
-    "btt",
-    "butterfly",
-    "dyad",
-    "gralora",
-    "gs",
-    "kronecker",
-    "low_rank",
-    "monarch",
-    "oft",
-]
+    "Structure", "blast", "block_dense", "boft", "btt", "butterfly", "dyad", "gralora", "gs", "kronecker", "low_rank",
+    "monarch", "oft",
+]  # fmt: skip
 
 DyadVariant = Literal["it", "ot", "dt"]
 _ROUNDED = 0.02  # difference of a rotation's elements up to which it may be due to rounding to bfloat16

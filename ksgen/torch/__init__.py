@@ -36,22 +36,9 @@ from ksgen.torch.layer import KSConv1x1, KSLinear, KSSum, Tied, build, calibrate
 from ksgen.torch.operators.ops import multiply
 
 __all__ = [
-    "KSConv1x1",
-    "KSLinear",
-    "KSSum",
-    "Tied",
-    "build",
-    "calibrate",
-    "convert",
-    "factorize",
-    "freeze",
-    "multiply",
-    "optimize",
-    "propose",
-    "quantize",
-    "save_rule",
-    "thaw",
-]
+    "KSConv1x1", "KSLinear", "KSSum", "Tied", "build", "calibrate", "convert", "factorize", "freeze", "multiply",
+    "optimize", "propose", "quantize", "save_rule", "thaw",
+]  # fmt: skip
 
 # Short module names that programs import and that pickled layers and reports refer to; they name the same objects.
 _PLACES = {
