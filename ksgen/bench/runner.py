@@ -229,12 +229,7 @@ class Runner:
         return True
 
     def _attempt(
-        self,
-        contender: Contender,
-        problem: LayerArrays,
-        turns: Iterator[int],
-        ceilings: Ceilings,
-        fastest_s: float,
+        self, contender: Contender, problem: LayerArrays, turns: Iterator[int], ceilings: Ceilings, fastest_s: float
     ) -> tuple[Timed | None, Facts]:
         """Check and warm up a contender, and set its number of runs.
 
@@ -271,11 +266,8 @@ class Runner:
         facts: Facts = {"status": OK, "reason": "", "most_measurements": timed.most_measurements}
         facts["conversion_us"] = conversion_us
         if not contender.is_part:
-            facts |= {
-                "error": error,
-                "tolerance": ACCEPTED * job.tolerance(contender.arithmetic),
-                "checked": problem.checked,
-            }
+            tolerance = ACCEPTED * job.tolerance(contender.arithmetic)
+            facts |= {"error": error, "tolerance": tolerance, "checked": problem.checked}
         return timed, facts | self._floor(contender, ceilings)
 
     def _conversion_us(self, contender: Contender, timed: Timed, prepared_s: float) -> float | None:

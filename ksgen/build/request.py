@@ -51,7 +51,6 @@ class Compiler(Protocol):
 
     def compile(self, text: str, entry: str, target: str) -> Binary:
         """Compile a source. Raises `ToolchainError` with the compiler's first error if it rejects the source."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -229,8 +229,7 @@ class ThreadWorkspace:
     @property
     def pointer(self) -> int:
         """Address of the calling thread's memory, if it is host memory."""
-        address: int = self.buffer.pointer
-        return address
+        return int(self.buffer.pointer)
 
 
 @dataclass(frozen=True)
@@ -321,8 +320,7 @@ def address_of(array: HostArray) -> int:
     if flags.c_contiguous and flags.writeable and array.size and array.dtype.isbuiltin == 1:
         memory: Any = array  # annotations of older NumPy versions declare no buffer
         return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return int(array.__array_interface__["data"][0])
 
 
 def as_bytes(array: HostArray) -> HostArray:

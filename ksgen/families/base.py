@@ -195,11 +195,9 @@ class Modelled(Protocol[ConstantsT_contra]):
 
         Each says by `on_tensor_cores` whether tensor cores multiply.
         """
-        ...
 
     def registers(self, kernel: KernelSpec, constants: ConstantsT_contra, target: str = LEAST) -> int:
         """Estimated registers per thread, when ptxas compiles the kernel for `target`."""
-        ...
 
     def geometry(self, kernel: KernelSpec, constants: ConstantsT_contra, batch: int) -> Geometry: ...
 

@@ -68,8 +68,7 @@ class Worker:
 
     def seconds(self) -> float:
         """Processor seconds of the present child."""
-        seconds: float = self._ask("seconds")
-        return seconds
+        return float(self._ask("seconds"))
 
     def measure(self, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
         """Measure candidates, one outcome each. The outcome of a candidate that ends the child says so; another child

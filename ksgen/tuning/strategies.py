@@ -29,18 +29,15 @@ class Strategy(Protocol):
         None if there is none at present. Ask again after the next `tell`; without candidates in progress, the search
         is over.
         """
-        ...
 
     def tell(self, index: int, us: float | None) -> None:
         """Record a candidate's time in microseconds; None if it could not be measured.
 
         The candidate need not come from `ask`: earlier searches may have measured it.
         """
-        ...
 
     def left(self) -> int:
         """Estimated number of candidates that `ask` will still return."""
-        ...
 
 
 class Listed:

@@ -195,18 +195,9 @@ class Tuner:
         strategy = STRATEGIES[self.options.strategy](pool, self.options.budget != Budget())
         again = 0 if self.is_trial else AGAIN  # a trial repeats no disturbed rounds; a later one measures again
         search = Search(
-            pool,
-            strategy,
-            known=self._known(job),
-            default=default,
-            engine=self.engine,
-            machine=machine,
-            store=self.store,
-            budget=self._budget(),
-            stop=self.stop,
-            say=say,
-            again=again,
-        )
+            pool, strategy, known=self._known(job), default=default, engine=self.engine, machine=machine,
+            store=self.store, budget=self._budget(), stop=self.stop, say=say, again=again,
+        )  # fmt: skip
         tuned = replace(search.run(), is_trial=self.is_trial)
         if self.is_trial and tuned.best.note:
             previous = None if self.options.fresh else self.kept(job)

@@ -37,11 +37,7 @@ def optimize(
     given: Patterns, *, batch: int | None = None, device: Any = None, precision: PrecisionName = "float32"
 ) -> Chain: ...
 def optimize(
-    given: KSLinear | Patterns,
-    *,
-    batch: int | None = None,
-    device: Any = None,
-    precision: PrecisionName = "float32",
+    given: KSLinear | Patterns, *, batch: int | None = None, device: Any = None, precision: PrecisionName = "float32"
 ) -> KSLinear | Chain:
     """Merge neighbouring factors if that is faster: fewer factors, and the same matrix K.
 

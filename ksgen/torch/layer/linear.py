@@ -519,8 +519,7 @@ class KSLinear(ChainLayer, nn.Linear):
         if not torch.compiler.is_compiling():
             frozen.thaw_if_changed(self)
         if self._parallel is not None:
-            y: Tensor = self._parallel(self, x, residual)
-            return y
+            return self._parallel(self, x, residual)
         return self._multiply(x, list(self.weights), self.bias, residual, self.activation)
 
     def _multiply(
@@ -863,8 +862,7 @@ def _draw(parameter: Tensor, bound: float) -> None:
 
 def _gathered(parameter: Any) -> Tensor:
     """The full parameter, gathered if it is sharded."""
-    full: Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-    return full
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
 
 
 def is_computed(layer: nn.Module) -> bool:

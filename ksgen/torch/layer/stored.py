@@ -102,12 +102,10 @@ def on_gpu(
     asked = {"precision": options["precision"], "layout": layer.layout, "epilogue": epilogue, "batch": batch}
     if is_one_launch(launch, x.device, **asked, weights=layer.storage, inputs=layer._inputs).is_one:
         try:
-            fused: Tensor = launch(x, parts, **options)
-            return fused
+            return launch(x, parts, **options)
         except ToolchainError as error:
             disable_fusion(launch, error)
-    y: Tensor = launcher_of_layers([layer], "no")(x, parts, **options)
-    return y
+    return launcher_of_layers([layer], "no")(x, parts, **options)
 
 
 def by_operators(
@@ -128,8 +126,7 @@ def by_operators(
             return finish(
                 _operator(x, values, scale, None, None, layout, "none", *more), bias, activation, residual, layout
             )
-        y: Tensor = _operator(x, values, scale, bias, residual, layout, activation, *more)
-        return y
+        return _operator(x, values, scale, bias, residual, layout, activation, *more)
 
     stored = list(zip(layer.values, layer.scales, layer._x_scales, strict=True))
     layouts, last = [layer.layout] * (1 + len(stored)), (bias, layer.activation, residual)
@@ -176,8 +173,7 @@ def _compute(
 
 def _kind_of(x: Tensor, x_scale: float | None, precision: str | None) -> torch.dtype:
     """Dtype of y: that of x, or of `precision` if x is in eight bits (float32 by default)."""
-    found: torch.dtype = x.dtype if x_scale is None else getattr(torch, precision or "float32")
-    return found
+    return x.dtype if x_scale is None else getattr(torch, precision or "float32")
 
 
 _operator = torch.library.custom_op(

@@ -188,8 +188,7 @@ def multiply_all_by(
         options: dict[str, Any] = {"layout": layout, "out_layout": out_layout, "activation": activation}
         options |= {"bias": ops.contiguous(bias), "residual": ops.rows_of(residual), "precision": precision}
         ready = [operand(ops.contiguous(each), False) for each in weights]
-        y: Tensor = chain(ops.rows_of(x), ready, **options)
-        return y
+        return chain(ops.rows_of(x), ready, **options)
 
     if fuse == "yes" or (backend == "ksgen" and x.device.type == "cpu"):
         return by_launcher()
@@ -256,8 +255,7 @@ def recomputed(
     is_exported = torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", lambda: False)()
     if is_exported or is_transformed() or not needs_gradient(x, bias, residual, *weights):
         return multiply(x, weights, bias, residual)
-    y: Tensor = checkpoint(whole, x, bias, residual, *weights, use_reentrant=False, preserve_rng_state=False)
-    return y
+    return checkpoint(whole, x, bias, residual, *weights, use_reentrant=False, preserve_rng_state=False)
 
 
 def describe_intermediates(

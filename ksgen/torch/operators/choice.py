@@ -347,11 +347,7 @@ def size_of(batch: int) -> int:
 
 @lru_cache(REMEMBERED)
 def _kernel(
-    factor: Launcher,
-    precision: str,
-    layout: str,
-    epilogue: tuple[Any, ...] = (),
-    job: str = "multiply",
+    factor: Launcher, precision: str, layout: str, epilogue: tuple[Any, ...] = (), job: str = "multiply"
 ) -> KernelSpec:
     return KernelSpec(factor.pattern, precision, layout, Epilogue(*epilogue), job=job)
 

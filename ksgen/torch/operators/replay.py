@@ -234,8 +234,7 @@ def _is_replay_faster(
 
     def replayed(x: Tensor, *parameters: Tensor | None) -> Tensor:
         own.update(zip(own, parameters, strict=True))
-        y: Tensor = alone.run({}, x, residual)
-        return y
+        return alone.run({}, x, residual)
 
     with torch.enable_grad() if is_training else torch.no_grad():
         begin = perf_counter_ns()

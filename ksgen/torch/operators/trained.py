@@ -172,8 +172,7 @@ def _fastest(layer: Any, x: Tensor, residual: Tensor | None, parameters: Sequenc
 def _by_the_usual_path(layer: Any, x: Tensor, residual: Tensor | None, bias: Tensor | None, *weights: Tensor) -> Tensor:
     ties = ties_of(layer)
     whole = prepared.make_whole(views_of(weights, ties)) if ties else list(weights)
-    y: Tensor = layer._multiply(x, whole, bias, residual, layer.activation)
-    return y
+    return layer._multiply(x, whole, bias, residual, layer.activation)
 
 
 def _by_pytorch(
