@@ -11,7 +11,7 @@ import click
 
 from ksgen.bench.roster import FORWARD, METHODS, STEPS_OF_LAYERS
 from ksgen.commands import bench_common, common
-from ksgen.commands.common import ACTIVATION, BATCHES, REPLACED
+from ksgen.commands.common import ACTIVATION, BATCHES, REPLACED, renamed_option
 from ksgen.errors import DeviceError, SpecError
 from ksgen.files import write
 from ksgen.spec import LAYOUTS, Epilogue
@@ -100,7 +100,7 @@ def command(
     methods = bench_common.contenders_left(names or METHODS, without)
     layers = _layers(named or SETS[:1], seed)[:subset]
     layers = [_with(layer, between, activation, Epilogue(bias, residual=residual)) for layer in layers]
-    size = group_size or common.renamed_option("--beside", "--group-size", group_size_before)
+    size = group_size or renamed_option("--beside", "--group-size", group_size_before)
     # in a group, y has the layout of x
     layers += [each.group_of(size) for each in layers if size and each.out_layout is None and not each.is_sum]
     from ksgen.bench.problem import LayerJob
