@@ -2,12 +2,12 @@
 
 import pytest
 
-from ksgen.bench import model
 from ksgen.errors import SpecError
 from tests.support.libraries import library
 
 pytestmark = pytest.mark.libraries
 torch = library("torch")
+from ksgen.bench import model  # noqa: E402
 from tests.support.bench_share import run  # noqa: E402
 
 

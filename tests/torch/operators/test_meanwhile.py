@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[torch]'")
 from ksgen.build.background import PendingError  # noqa: E402
 from ksgen.errors import ToolchainError  # noqa: E402
 from ksgen.torch import KSLinear  # noqa: E402
-from ksgen.torch.operators import choice, meanwhile, ops, prepared, trained  # noqa: E402
+from ksgen.torch.operators import choice, meanwhile, prepared, trained  # noqa: E402
 from tests.support.gated import run_gated  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes of POSIX")
@@ -340,7 +340,7 @@ def test_when_calls_wait(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     else:
         seen: list[bool] = []
         monkeypatch.setattr(
-            ops, "run_chosen", lambda own, x, *_, **__: seen.append(meanwhile.may_defer()) or x.new_empty(1, 6)
+            choice, "run_chosen", lambda own, x, *_, **__: seen.append(meanwhile.may_defer()) or x.new_empty(1, 6)
         )
         torch.ops.ksgen.multiply(
             torch.ones(1, 4), torch.ones(1, 3, 2, 2), None, None, "bsf", None, "none", False, "auto"
