@@ -54,8 +54,7 @@ DENSE = "the dense layer of the same shape: torch.nn.functional.linear"
 # calls after which a layer's calls are prepared, and after which a replay repeats them, if they take that many seconds
 PREPARING, REPLAYING, REPLAYING_S = 3, 64, 0.1
 _GROUPED_BYTES = 16  # alignment of rows that PyTorch's grouped product accepts
-# libraries whose baselines compute in float32 if the processor has no products of a 16-bit type
-BY_PYTORCH = ("torch", "torch-structured")
+_BY_PYTORCH = ("torch", "torch-structured")  # libraries whose products are PyTorch's
 MOST_DENSIFIED = 4  # largest d at which multiplying by the zeros between weights may be faster than permuting
 
 
@@ -105,14 +104,19 @@ def by_factors(prepare: Prepare) -> PrepareLayer:
     return prepare_layer
 
 
+def computes_in_float32(baseline: Baseline, x: Tensor) -> bool:
+    """Whether a baseline computes in float32, because PyTorch has no products of x's 16-bit type on this processor."""
+    return baseline.library in _BY_PYTORCH and products.is_cast(x)
+
+
 def in_float32(prepare: PrepareLayer) -> PrepareLayer:
     """Return a preparation that computes in float32 from X and Y of 16 bits, whose casts are timed."""
+    return lambda arrays: _with_casts(prepare(arrays.in_float32()), arrays.sets[0].dtype)
 
-    def prepare_layer(arrays: LayerArrays) -> LayerProduct:
-        product, dtype = prepare(arrays.in_float32()), arrays.sets[0].dtype
-        return lambda x: [y.to(dtype) for y in product(x.float())]
 
-    return prepare_layer
+def _with_casts(product: LayerProduct, dtype: torch.dtype) -> LayerProduct:
+    """Cast X to float32 for a product, and its outputs to `dtype`."""
+    return lambda x: [y.to(dtype) for y in product(x.float())]
 
 
 def backend(name: str) -> Prepare:
@@ -517,14 +521,16 @@ def training_step(
     """
     if name not in TRAINED:
         raise UnsupportedError(f"{name} has no training step")
-    own = arrays.in_float32() if name != LAYER and products.is_cast(arrays.sets[0]) else arrays
-    trained, dtype = TRAINED[name](own), own.sets[0].dtype
+    is_cast = computes_in_float32(BASELINES[name], arrays.sets[0])
+    own = arrays.in_float32() if is_cast else arrays
+    trained = TRAINED[name](own)
+    product = _with_casts(trained.product, arrays.sets[0].dtype) if is_cast else trained.product
     xs = [each.detach().requires_grad_() for each in arrays.sets]
     learned = [*trained.parameters, *trained.biases]
 
     def run(number: int) -> StepResult:
         x = xs[number]
-        ys = [y.to(x.dtype) for y in trained.product(x.to(dtype))]
+        ys = product(x)
         found = torch.autograd.grad(ys, [x, *learned], arrays.y_gradients)
         return StepResult(ys, [each.contiguous() for each in found])  # as PyTorch stores gradients
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ksgen import __version__
 from ksgen.bench import roster, whole_models
-from ksgen.bench.baselines import BASELINES, BY_PYTORCH, TRAINED, Baseline, in_float32, training_step
+from ksgen.bench.baselines import BASELINES, TRAINED, Baseline, computes_in_float32, in_float32, training_step
 from ksgen.bench.libraries import UnsupportedError, library_version
 from ksgen.bench.problem import LayerArrays, LayerJob
 from ksgen.bench.timing import BusyCudaClock, ReadyContender
@@ -38,7 +38,6 @@ from ksgen.launcher import Call
 from ksgen.measure.trust import host_clock, rest
 from ksgen.measure.verify import Packed
 from ksgen.spec import PRECISIONS, KernelSpec
-from ksgen.torch.operators.products import is_cast
 from ksgen.wisdom import load_wisdom
 
 Added = Mapping[str, Sequence[Tensor | None]]  # biases and residuals, per chain
@@ -425,7 +424,7 @@ def _whole(job: WholeJob, name: str, where: torch.device) -> Contender:
 
 def _baseline(job: LayerJob, baseline: Baseline, where: torch.device) -> Contender:
     dtype = getattr(torch, PRECISIONS[job.comparison.baselines].dtype)
-    is_in_float32 = baseline.library in BY_PYTORCH and is_cast(torch.empty(0, dtype=dtype, device=where))
+    is_in_float32 = computes_in_float32(baseline, torch.empty(0, dtype=dtype, device=where))
 
     def prepare(arrays: LayerArrays) -> ReadyContender:
         if job.step == roster.TRAINING:
