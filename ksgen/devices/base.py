@@ -229,7 +229,8 @@ class ThreadWorkspace:
     @property
     def pointer(self) -> int:
         """Address of the calling thread's memory, if it is host memory."""
-        return int(self.buffer.pointer)
+        address: int = self.buffer.pointer
+        return address
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,8 @@ def address_of(array: HostArray) -> int:
     if flags.c_contiguous and flags.writeable and array.size and array.dtype.isbuiltin == 1:
         memory: Any = array  # annotations of older NumPy versions declare no buffer
         return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    return int(array.__array_interface__["data"][0])
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def as_bytes(array: HostArray) -> HostArray:

@@ -240,7 +240,8 @@ def _describe(cu: Any, index: int) -> tuple[str, str]:
 
 def _attribute(cu: Any, name: str, index: int) -> int:
     attribute = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-    return int(_call(f"reading {attribute.name}", cu.cuDeviceGetAttribute, attribute, index))
+    value: int = _call(f"reading {attribute.name}", cu.cuDeviceGetAttribute, attribute, index)
+    return value
 
 
 def _call(doing: str, function: Callable[..., Any], *args: Any) -> Any:

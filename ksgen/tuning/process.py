@@ -68,7 +68,8 @@ class Worker:
 
     def seconds(self) -> float:
         """Processor seconds of the present child."""
-        return float(self._ask("seconds"))
+        seconds: float = self._ask("seconds")
+        return seconds
 
     def measure(self, job: Job, entries: Sequence[tuple[Candidate, Binary]], runs: Runs) -> list[Outcome]:
         """Measure candidates, one outcome each. The outcome of a candidate that ends the child says so; another child

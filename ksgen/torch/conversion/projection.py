@@ -133,7 +133,8 @@ def stored_features(order: Order, device: torch.device) -> Tensor:
 
 def block_ranks(left: Pattern, right: Pattern) -> list[int]:
     """Return the distinct ranks of the blocks of left @ right, in ascending order."""
-    return list(_reached(left, right, torch.device("cpu"))[2].unique().tolist())
+    ranks: list[int] = _reached(left, right, torch.device("cpu"))[2].unique().tolist()
+    return ranks
 
 
 def balanced(weights: Sequence[Tensor], chain: Chain) -> list[Tensor]:

@@ -255,7 +255,8 @@ def are_watched(layers: Sequence[Any]) -> bool:
 
 
 def _place_of(tensor: Tensor) -> str:
-    return str(tensor.device.type)
+    kind: str = tensor.device.type
+    return kind
 
 
 def chain_layers(layer: Any) -> list[Any]:
