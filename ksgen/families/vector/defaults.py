@@ -270,8 +270,8 @@ def _along_outputs(kernel: KernelSpec, limits: Limits, lanes: int, batch: int) -
 def prefers_lean(kernel: KernelSpec, lanes: int) -> bool:
     """Whether `LEAN` tiles are faster than `FULL` ones, with float32 sums in vectors of AVX2, in batch-size-first.
 
-    FULL tiles leave no register free, so that GCC loads vectors again for each product. But they read rows less often,
-    which counts where each column reads them from an L2 cache, and they are whole vectors of j.
+    FULL tiles leave no register free, so that GCC loads vectors again for each product. But their columns are fewer and
+    read rows less often. That counts if rows come from an L2 cache, and an input l is a whole vector of j.
     """
     shape = VectorTiling(kernel, VectorConstants("outputs", lanes, *LEAN, 1, 1, 0, 0))
     is_measured = shape.has_avx2_vectors and kernel.real_bytes == 4 and kernel.layout == "bsf"

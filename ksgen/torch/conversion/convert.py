@@ -209,15 +209,15 @@ def _proposed(
         raise SpecError(
             f"rule={excerpt(names)} with budget={excerpt(budget)}; accepted: a list of layers' names, or none for all"
         )
-    keys = listed(names) if names is not None else ("*",)
+    keys = ("*",) if names is None else listed(names) or ()
     head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models have this method
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     choices: dict[str, tuple[Tensor, list[tuple[float, RuleEntry]]]] = {}
     layers = _layers(model)
-    for key in (keys or ()) if names is not None else ():
+    for key in () if names is None else keys:
         _check_named(model, key, layers)
     for name, layer in layers:
-        if not name or not any(_fits(key, name) for key in keys or ()):
+        if not name or not any(_fits(key, name) for key in keys):
             continue
         weight = dense_weight(layer).detach()
         if names is None and (owners[id(layer.weight)] > 1 or not _is_plain(layer) or is_computed(layer)):
