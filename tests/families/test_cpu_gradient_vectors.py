@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ksgen import reference
 from ksgen.errors import ConstantsError
 from ksgen.families import Limits, check, cuda_limits, family_for
+from ksgen.families.cpu_gradient import vectors
 from ksgen.families.cpu_gradient.family import CpuGradient
 from ksgen.families.cpu_gradient.vectors import FETCH_STEP, VectorGradientConstants, VectorGradientTiling
 from ksgen.launcher import Launcher
@@ -233,6 +234,49 @@ def test_any_pattern_batch_and_constants(data: st.DataObject) -> None:
         agrees(kernel, constants, batch)
 
 
+@pytest.mark.exhaustive
+@needs_opencl
+@pytest.mark.parametrize(("shape", "layout", "along", "lanes"), MATRIX)
+@pytest.mark.parametrize("panel_bytes", [1, 1000])
+def test_inputs_are_copied_a_few_tiles_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, panel_bytes: int, shape: tuple[int, ...], layout: str, along: str, lanes: int
+) -> None:
+    monkeypatch.setattr(vectors, "PANEL_BYTES", panel_bytes)
+    monkeypatch.setattr(vectors, "AVX2_PANEL_BYTES", panel_bytes)
+    kernel = kernel_of(shape, layout=layout)
+    constants = constants_of(kernel, along, lanes, 2)
+    made = VectorGradientTiling(kernel, constants)
+    assert made.rows_at_once == made.rows or (made.rows_at_once < made.rows and not made.transposes)
+    assert panel_bytes > 1 or made.rows_at_once == (made.rows if made.transposes else 1)
+    for batch in (7, 131):
+        agrees(kernel, constants, batch)
+
+
+def test_copied_inputs_stay_in_the_second_level_cache() -> None:
+    kernel = kernel_of((2, 192, 768, 16))
+    for vector_bytes, most in ((32, vectors.AVX2_PANEL_BYTES), (64, vectors.PANEL_BYTES)):
+        made = VectorGradientTiling(kernel, FAMILY.default(kernel, replace(CPU, vector_bytes=vector_bytes), 1568))
+        assert made.copied_inputs < 768
+        assert made.copied_inputs * made.block_rows * vector_bytes <= most
+        assert made.slot * 4 <= 1.3 * most
+
+
+def test_pieces_are_whole_planes_if_these_suffice() -> None:
+    """Pieces of one plane would each copy its inputs."""
+    for shape, pieces in (((2, 192, 768, 16), 4), ((1, 192, 768, 8), 8), ((3, 192, 768, 8), 8)):
+        assert FAMILY.default(kernel_of(shape), replace(CPU, vector_bytes=32), 1568).pieces == pieces
+
+
+@needs_opencl
+@pytest.mark.parametrize(("d", "at_once"), [(3, 3), (16, 16), (20, 10), (33, 11)])
+def test_whole_cache_lines_of_weights_are_stored(d: int, at_once: int) -> None:
+    kernel = kernel_of((2, 5, 7, d), layout="bsl")
+    constants = constants_of(kernel, "batch", 8)
+    assert VectorGradientTiling(kernel, constants).j_at_once == at_once
+    for batch in (7, 131):
+        agrees(kernel, constants, batch)
+
+
 @needs_opencl
 @pytest.mark.parametrize(("shape", "square"), [((2, 21, 19, 1), 8), ((2, 13, 11, 2), 4), ((1, 9, 7, 4), 2)])
 @pytest.mark.parametrize("height", [3, 6, 8])
@@ -248,10 +292,11 @@ def test_whole_squares_of_weights_are_transposed(height: int, shape: tuple[int, 
 @pytest.mark.parametrize(
     ("shape", "vector_bytes", "block"),
     [
-        ((1, 192, 48, 24), 32, 81),  # 128 KB of copied inputs
+        ((1, 192, 48, 24), 32, 48),  # the inputs are columns
         ((8, 192, 48, 1), 32, 170),  # 16 KB of a column's outputs
-        ((1, 256, 256, 4), 32, 126),  # 128 KB would be 31 rows: as with long vectors
-        ((1, 64, 64, 16), 64, 96),
+        ((1, 256, 96, 2), 32, 170),  # 128 KB of copied inputs
+        ((1, 256, 256, 4), 32, 128),  # 128 KB would be 32 rows
+        ((1, 64, 64, 16), 64, 64),
     ],
 )
 def test_blocks_stay_in_the_smaller_caches_of_avx2(shape: tuple[int, ...], vector_bytes: int, block: int) -> None:
@@ -264,7 +309,7 @@ def test_blocks_stay_in_the_smaller_caches_of_avx2(shape: tuple[int, ...], vecto
 def test_the_tiles_of_a_column_prefetch_all_rows_of_the_next(shape: tuple[int, ...], pairs: int) -> None:
     kernel, count = kernel_of(shape, "bfloat16" if pairs else "float32"), 96
     made = VectorGradientTiling(kernel, replace(constants_of(kernel, "outputs", 16), block=count, pairs=pairs))
-    rows_of_tile = -(-count // made.rows)
+    rows_of_tile = -(-count // made.rows_at_once)
     assert rows_of_tile <= count // made.together // FETCH_STEP * made.fetched_rows
     assert replace(made, kernel=kernel_of(shape, layout="bsl")).fetched_rows == 0
 

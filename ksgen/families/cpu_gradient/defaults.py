@@ -6,7 +6,12 @@ from itertools import takewhile
 from ksgen.families.amx.shape import INPUTS, PAIR
 from ksgen.families.base import Limits
 from ksgen.families.cpu_gradient.tiles import AmxGradientConstants, AmxGradientTiling
-from ksgen.families.cpu_gradient.vectors import VectorGradientConstants, VectorGradientTiling, vectors_of_outputs
+from ksgen.families.cpu_gradient.vectors import (
+    PANEL_BYTES,
+    VectorGradientConstants,
+    VectorGradientTiling,
+    vectors_of_outputs,
+)
 from ksgen.families.tiles import divide_up
 from ksgen.families.vector.defaults import complex_registers, cost, prefers_outputs
 from ksgen.families.vector.planes import lanes_of, round_up
@@ -14,10 +19,9 @@ from ksgen.spec import KernelSpec
 
 TASKS = 4  # work groups per core, so that other cores can take the work of one that starts late
 COLUMN_BYTES = 24 * 1024  # bytes of dY that stay in an L1 cache while lanes are along the outputs
-PANEL_BYTES = 512 * 1024  # bytes of a block's copied operands that stay in an L2 cache
-# the same with vectors of AVX2, if a block has at least LEAST_ROWS rows then
-AVX2_COLUMN_BYTES, AVX2_PANEL_BYTES = 16 * 1024, 128 * 1024
-LEAST_ROWS = 32
+# the same with vectors of AVX2, and bytes of a block's inputs, but at least LEAST_ROWS rows
+AVX2_COLUMN_BYTES, AVX2_INPUT_BYTES, LEAST_ROWS = 16 * 1024, 128 * 1024, 128
+AVX2_ROWS = 48  # most rows of a block with vectors of AVX2, if the inputs are columns
 # bytes of a work group's private buffer with matrix tiles: it stays in the L2 cache, together with its sums
 KEPT_BYTES = 768 * 1024
 MOST_OUTPUTS = 256  # outputs per j that share a copy of the inputs
@@ -36,7 +40,7 @@ def tile_sizes(kernel: KernelSpec, along: str, lanes: int, limits: Limits) -> li
     registers = limits.vector_registers
 
     def used(height: int, width: int) -> int:
-        kept = height if along == "batch" else width
+        kept = height if along == "batch" else min(height, width)
         if kernel.arithmetic.is_complex:
             return complex_registers(height, width, kept)
         return height * width + kept + 1
@@ -60,11 +64,19 @@ def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int) -> Vector
     sizes = tile_sizes(kernel, along, lanes, limits)
     if (square := VectorGradientTiling(kernel, constants).square) and batch <= FEW_ROWS and along == "outputs":
         sizes = [size for size in sizes if size[0] % square == 0] or sizes
-    height, width = min(sizes, key=lambda size: cost(size, outputs, kernel.pattern.c, limits.vector_sums))
+    sides = outputs, kernel.pattern.c
+    if not VectorGradientTiling(kernel, constants).has_input_columns:
+        costs = {size: cost(size, *sides, limits.vector_sums) for size in sizes}
+    else:  # inputs come from the L2 cache, and outputs from the L1 cache
+        costs = {size: cost(size[::-1], *sides[::-1], limits.vector_sums) for size in sizes}
+    height, width = min(costs, key=lambda size: costs[size])
     constants = replace(constants, height=height, width=width)
     constants = replace(constants, block=_block(kernel, constants, batch))
     shape = VectorGradientTiling(kernel, constants)
     parts, pieces = shared_out(shape, limits, batch)
+    planes = shape.columns // shape.plane_columns
+    if planes % (2 * limits.multiprocessors) == 0:  # pieces that share a plane would each copy its inputs
+        pieces = min(pieces, planes)
     return replace(constants, parts=parts, pieces=pieces)
 
 
@@ -78,14 +90,14 @@ def _block(kernel: KernelSpec, constants: VectorGradientConstants, batch: int) -
     shape = VectorGradientTiling(kernel, constants)
     _, b, c, d = kernel.pattern.shape
     if shape.is_along_outputs:
-        row_bytes = shape.x_row * shape.real_bytes
-        is_small = shape.has_avx2_vectors and LEAST_ROWS * row_bytes <= AVX2_PANEL_BYTES
-        column, panel = (AVX2_COLUMN_BYTES, AVX2_PANEL_BYTES) if is_small else (COLUMN_BYTES, PANEL_BYTES)
-        rows = min(column // (shape.tile_lanes * shape.real_bytes), max(LEAST_ROWS, panel // row_bytes))
+        row_bytes = shape.tile_lanes * shape.real_bytes
+        rows = COLUMN_BYTES // row_bytes
+        if shape.has_avx2_vectors:
+            most = max(LEAST_ROWS, AVX2_INPUT_BYTES // (c * d * shape.real_bytes))
+            rows = min(AVX2_COLUMN_BYTES // row_bytes, AVX2_ROWS if shape.has_input_columns else most)
         return min(rows * shape.together, round_up(batch, shape.unit))
-    features = shape.scope * (b + c) * d if shape.transposes else c + constants.width
+    (least, most), features = VECTORS, shape.scope * (b + c) * d if shape.transposes else 1
     vectors = PANEL_BYTES // (features * constants.lanes * shape.real_bytes)
-    least, most = VECTORS
     return min(max(least, min(vectors, most)) * shape.unit, round_up(batch, shape.unit))
 
 

@@ -83,12 +83,12 @@ class AmxGradientTiling(TilePlanes, GradientParts):
     # ---- a launch
 
     @property
-    def sum_groups(self) -> int:
+    def sum_tiles(self) -> int:
         return self.units * self.tiles
 
     def dots(self, batch: int) -> int:
         """Number of tile products in one launch."""
-        return divide_up(batch, INPUTS) * self.sum_groups * self.products.products
+        return divide_up(batch, INPUTS) * self.sum_tiles * self.products.products
 
     def multiply_adds(self, batch: int) -> int:
         return self.dots(batch) * DOT_MULTIPLY_ADDS

@@ -24,6 +24,8 @@ from ksgen.families.vector.shape import LINE_BYTES
 from ksgen.order import Order
 from ksgen.spec import KernelSpec
 
+# bytes of a block's copied inputs that stay in an L2 cache: with vectors of AVX2, and with others
+AVX2_PANEL_BYTES, PANEL_BYTES = 256 * 1024, 512 * 1024
 FETCH_STEP = 4  # rows that are multiplied between two prefetches
 ACROSS = 6  # cycles to add up the lanes of a sum
 
@@ -35,9 +37,14 @@ class GradientParts:
     constants: Any  # has block and parts
 
     @property
-    def sum_groups(self) -> int:
-        """Work groups that add the parts: one per tile."""
+    def sum_tiles(self) -> int:
+        """Tiles of sums per part."""
         raise NotImplementedError
+
+    @property
+    def sum_groups(self) -> int:
+        """Work groups that add the parts."""
+        return self.sum_tiles
 
     @property
     def tile(self) -> int:
@@ -47,7 +54,7 @@ class GradientParts:
     @property
     def bias_base(self) -> int:
         """Offset of the bias's sums, which follow those of the weights."""
-        return self.sum_groups * self.tile
+        return self.sum_tiles * self.tile
 
     @property
     def part(self) -> int:
@@ -128,11 +135,25 @@ class VectorGradientTiling(Planes, GradientParts):
         return sums * self.constants.lanes if self.is_along_outputs else round_up(sums, self.constants.lanes)
 
     @property
+    def holds_inputs(self) -> bool:
+        """Whether a tile's inputs stay in registers while its outputs are read; else its outputs do."""
+        return not self.is_along_outputs or self.constants.height < self.constants.width
+
+    @property
     def registers(self) -> int:
         """Vector registers: sums, operands of the side of a tile that stays in registers, and one of the other side."""
         constants = self.constants
-        held = constants.width if self.is_along_outputs else constants.height
-        return constants.height * constants.width + held + 1
+        return constants.height * constants.width + (constants.height if self.holds_inputs else constants.width) + 1
+
+    @property
+    def rows_at_once(self) -> int:
+        """Tiles of a column whose inputs are copied together, so that they stay in the L2 cache."""
+        if self.transposes or self.kernel.pattern.inputs.is_exchanged:
+            return self.rows
+        elements = self.block_rows * self.constants.height * (self.run if self.is_along_outputs else 1)
+        panel_bytes = AVX2_PANEL_BYTES if self.has_avx2_vectors else PANEL_BYTES
+        fitting = max(1, panel_bytes // (elements * self.real_bytes))
+        return divide_up(self.rows, divide_up(self.rows, fitting))
 
     # ---- parts of the batch
 
@@ -154,16 +175,24 @@ class VectorGradientTiling(Planes, GradientParts):
     # ---- operands in the private buffer of a work group
 
     @property
+    def has_input_columns(self) -> bool:
+        """Whether the vectors of a copied input l are neighbours, for all rows: a tile then reads contiguous memory."""
+        return self.is_along_outputs and self.kernel.pattern.d >= self.constants.lanes
+
+    @property
     def x_row(self) -> int:
         """Elements from one row of the batch to the next, if lanes are along the outputs."""
-        return self._spread(self.kernel.pattern.c * self.run)
+        return self.constants.lanes if self.has_input_columns else self._spread(self.copied_inputs * self.run)
+
+    @property
+    def copied_inputs(self) -> int:
+        """Inputs l that are copied together."""
+        return min(self.kernel.pattern.c, self.rows_at_once * self.constants.height)
 
     @property
     def pitch(self) -> int:
-        """Elements from one copied feature to the next, if lanes are along the batch. A feature's rows of the block are
-        neighbours.
-        """
-        return self._spread(self.block_rows)
+        """Elements from one copied feature to the next, or from one vector of features, if its rows are neighbours."""
+        return self._spread(self.block_rows * (self.constants.lanes if self.has_input_columns else 1))
 
     def _spread(self, elements: int) -> int:
         """Smallest odd number of cache lines for `elements`: its multiples use all sets of a cache evenly."""
@@ -173,7 +202,7 @@ class VectorGradientTiling(Planes, GradientParts):
     @property
     def x_step(self) -> int:
         """Elements from one l to the next; and from one k to the next, if lanes are along the batch."""
-        if self.is_along_outputs:
+        if self.is_along_outputs and not self.has_input_columns:
             return self.run
         return self.pitch * (self.kernel.pattern.d if self.transposes else 1)
 
@@ -185,14 +214,14 @@ class VectorGradientTiling(Planes, GradientParts):
         """
         is_in_rows = self.is_along_outputs and self.kernel.layout == "bsf"
         has_pieces = is_in_rows and not self.kernel.pattern.outputs.is_exchanged
-        return divide_up(FETCH_STEP * self.together, self.rows) if has_pieces else 0
+        return divide_up(FETCH_STEP * self.together, self.rows_at_once) if has_pieces else 0
 
     @property
     def dy_base(self) -> int:
         """Offset of dY, which follows X."""
-        if self.is_along_outputs:
+        if self.is_along_outputs and not self.has_input_columns:
             return self.block_rows * self.x_row
-        return self.kernel.pattern.c * (self.scope * self.kernel.pattern.d if self.transposes else 1) * self.pitch
+        return self.copied_inputs * (self.scope * self.kernel.pattern.d if self.transposes else 1) * self.pitch
 
     @property
     def slot(self) -> int:
@@ -207,11 +236,24 @@ class VectorGradientTiling(Planes, GradientParts):
     # ---- a launch
 
     @property
-    def sum_groups(self) -> int:
+    def sum_tiles(self) -> int:
         return self.columns * self.rows
 
+    @property
+    def j_at_once(self) -> int:
+        """Tiles of neighbouring j, one per j, that a work group adds together: it stores whole cache lines of dW."""
+        if self.is_along_outputs:
+            return 1
+        d, line = self.kernel.pattern.d, max(1, LINE_BYTES // self.kernel.item_bytes)
+        return divide_up(d, divide_up(d, line))
+
+    @property
+    def sum_groups(self) -> int:
+        d = self.kernel.pattern.d
+        return self.sum_tiles if self.is_along_outputs else self.sum_tiles // d * divide_up(d, self.j_at_once)
+
     def multiply_adds(self, batch: int) -> int:
-        sums = self.sum_groups * self.constants.height * self.constants.width
+        sums = self.sum_tiles * self.constants.height * self.constants.width
         return sums * (batch * self.constants.lanes if self.is_along_outputs else round_up(batch, self.constants.lanes))
 
     def sums_bytes(self, batch: int) -> int:
@@ -285,6 +327,8 @@ class VectorGradientTiling(Planes, GradientParts):
             named(self, "COLUMN_UNIT", "columns that one work group takes together"),
             named(self, "PLANE_COLUMNS", "columns whose inputs are copied together"),
             named(self, "ROWS", "tiles per column"),
+            named(self, "ROWS_AT_ONCE", "tiles of a column whose inputs are copied together"),
+            named(self, "J_AT_ONCE", "tiles of neighbouring j that a work group adds together"),
             named(self, "TILE", "elements of a tile's sums in memory", "long long"),
             named(self, "PART", "sums per part of the batch", "long long"),
             *self.bias_constexprs(constants.lanes),
@@ -304,7 +348,6 @@ class VectorGradientTiling(Planes, GradientParts):
             named(self, "STEP_OUT", "features from one vector of a tile to the next"),
             named(self, "X_ROW", "elements from one row of the batch to the next"),
             named(self, "SQUARE", "inputs l whose weights are transposed together; 0: each is stored alone"),
-            # of lanes along the batch
             named(self, "PITCH", "elements from one copied feature to the next"),
             Constexpr("SCOPE", self.scope if self.transposes else 1, "blocks on the diagonal per plane"),
         ]
