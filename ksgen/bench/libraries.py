@@ -22,6 +22,7 @@ from torch import Tensor
 from ksgen import __version__
 from ksgen.bench.problem import LayerArrays
 from ksgen.bench.timing import BusyCudaClock
+from ksgen.emit.templates import digest_of_all
 from ksgen.errors import KsgenError
 from ksgen.pattern import Chain, Pattern, square_dyadic
 from ksgen.structures import Structure
@@ -125,8 +126,8 @@ LIBRARY = {
 @cache
 def library_version(name: str) -> str:
     """Name and version of a library and of what it needs, as part of a measurement's identity."""
-    if name == "ksgen":  # its layers choose among kernels and PyTorch's products
-        return f"ksgen {__version__}, {library_version('torch')}"
+    if name == "ksgen":  # its layers choose among all kernels and PyTorch's products
+        return f"ksgen {__version__} {digest_of_all()}, {library_version('torch')}"
     if name == ONEDNN:
         found = re.search(r"MKL-DNN v([0-9.]+)", torch.__config__.show())
         return f"{library_version('torch')}, {ONEDNN} {found[1] if found else 'is missing'}"

@@ -298,10 +298,9 @@ def time_us(trial: "Trial") -> str:
 
 
 def share(trial: "Trial") -> str:
-    """Share of the floor as text; empty if the time is unreliable, or there is no floor."""
     from ksgen.tuning.report import share
 
-    return "" if trial.note else share(trial.floor_us, trial.median_us)
+    return share(trial)
 
 
 def summary(trial: "Trial") -> str:

@@ -26,7 +26,10 @@ from ksgen.passport import trial
 from ksgen.spec import KernelSpec
 
 MOST_AT_ONCE = 8  # kernels per child process, whose time limit is that of a compiler
-_CHILD = "import os, sys; os.chdir({0!r}); sys.path[:] = {1!r}; from ksgen.calibration.trials import main; main({2!r})"
+_CHILD = (
+    "import os, sys; os.path.isdir({0!r}) and os.chdir({0!r}); sys.path[:] = {1!r}; "
+    "from ksgen.calibration.trials import main; main({2!r})"
+)
 
 Asked = tuple[KernelSpec, int]  # a kernel, and the batch of the call that planned it
 

@@ -75,13 +75,14 @@ class Section:
         """The job's line in the table of all jobs: time, share of the floor, gain, candidates, winner."""
         if not (winner := self.winner):
             return ("", "", "", str(len(self.trials)), "none was measured")
-        shown = (microseconds(time_us(winner)), share(winner.floor_us, winner.median_us), f"{self.gain:.2f}")
+        shown = (microseconds(time_us(winner)), share(winner), f"{self.gain:.2f}" if self.gain else "")
         return (*shown, str(len(self.trials)), f"{winner.family}: {winner.constants}")
 
     @property
-    def gain(self) -> float:
-        """The first measured candidate's time over the winner's; 1 without a winner."""
-        return time_us(self.measured[0]) / time_us(self.winner) if self.winner else 1.0
+    def gain(self) -> float | None:
+        """The first measured candidate's time over the winner's, if both are reliable."""
+        first, winner = self.measured[0] if self.measured else None, self.winner
+        return time_us(first) / time_us(winner) if first and winner and not (first.note or winner.note) else None
 
     @property
     def sentences(self) -> list[str]:
@@ -92,8 +93,9 @@ class Section:
         if not (winner := self.winner):
             return ["No candidate was measured.", *lines]
         spread = "" if winner.spread is None else f", uncertain by {winner.spread:.1%}"
-        first = [f"{self.gain:.2f} times as fast as the first candidate; the median of {winner.runs} blocks{spread}."]
-        if winner.floor_us and (part := share(winner.floor_us, winner.median_us)):
+        faster = f"{self.gain:.2f} times as fast as the first candidate; the" if self.gain else "The"
+        first = [f"{faster} median of {winner.runs} blocks{spread}."]
+        if winner.floor_us and (part := share(winner)):
             first.append(f"{part} of the floor, which is {microseconds(winner.floor_us)} µs.")
         if min(map(time_us, self.measured)) < time_us(winner):
             first.append("Shorter times were seen, but not in the finals, where candidates are measured alternately.")
@@ -187,9 +189,10 @@ def microseconds(time_us: float) -> str:
     return f"{time_us:.0f}" if time_us >= 100 else f"{time_us:.3g}"
 
 
-def share(floor_us: float | None, time_us: float | None) -> str:
-    found = share_of_floor(floor_us, time_us)
-    return "" if found is None else f"{found:.0%}"
+def share(trial: Trial) -> str:
+    """Share of the floor as text; empty if the time is unreliable, or there is no floor."""
+    found = share_of_floor(trial.floor_us, trial.median_us)
+    return "" if found is None or trial.note else f"{found:.0%}"
 
 
 def _cells(number: int, trial: Trial) -> tuple[str, ...]:
@@ -198,7 +201,7 @@ def _cells(number: int, trial: Trial) -> tuple[str, ...]:
         microseconds(trial.median_us) if trial.median_us else "",
         "" if trial.spread is None else f"{trial.spread:.1%}",
         str(trial.runs or ""),
-        share(trial.floor_us, trial.median_us),
+        share(trial),
         microseconds(trial.predicted_us) if trial.predicted_us else "",
         "" if trial.registers is None else str(trial.registers),
         "" if trial.shared_bytes is None else str(trial.shared_bytes),
@@ -301,7 +304,7 @@ def _overview(section: Section) -> list[Drawn]:
     predicted = [trial for trial in section.measured if trial.predicted_us and isfinite(trial.predicted_us)]
     if len(predicted) >= LEAST_PREDICTED:
         drawn.append(_cost_model(predicted, winner))
-    if floor_us and winner.bytes_per_s and winner.flops_per_s:
+    if floor_us and winner.bytes_per_s and winner.flops_per_s and not winner.note:
         drawn.append(_roofline(winner, winner.bytes_per_s, winner.flops_per_s))
     return drawn
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+import ksgen
 from ksgen import square_dyadic, structures
 from ksgen.bench.chains import MeasuredLayer
+from ksgen.emit.templates import digest_of_all
 from ksgen.pattern import Chain, Pattern
 from ksgen.spec import LAYOUTS, Epilogue
 from tests.support.libraries import library
@@ -148,6 +150,14 @@ def test_what_a_library_needs_is_part_of_its_version(monkeypatch: pytest.MonkeyP
     assert version("mem-efficient-blr") == (
         "mem-efficient-blr is missing, triton 3.5.0, transformers is missing, pyyaml 6.0"
     )
+
+
+def test_a_layers_version_names_the_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels may be of any family, so a resumed run must not mix layers of different templates."""
+    version = library_version.__wrapped__
+    assert version("ksgen").startswith(f"ksgen {ksgen.__version__} {digest_of_all()}, torch ")
+    monkeypatch.setattr(libraries, "digest_of_all", lambda: "0123")
+    assert version("ksgen").startswith(f"ksgen {ksgen.__version__} 0123, torch ")
 
 
 def test_a_version_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from ksgen.commands import tune
 from ksgen.pattern import Pattern
 from ksgen.spec import Epilogue, KernelSpec
+from ksgen.tuning import report
 from ksgen.tuning.job import Job
 from ksgen.tuning.report import MOST_ROWS, by_state, microseconds, reasons, sections_of, table_of
 from ksgen.tuning.search import Budget, Progress, Tuned
@@ -31,9 +32,22 @@ def test_a_search_decides_who_won() -> None:
     assert first.summary[4] == f"{decided.family}: {decided.constants}"
 
 
-def test_a_note_about_the_winners_time_is_shown() -> None:
-    noted = [replace(each, note="clocks moved") for each in some_trials()[:3]]
-    assert "Its time is unreliable: clocks moved." in sections_of(noted)[0].sentences
+@pytest.mark.parametrize("noted", [0, 1])
+def test_a_report_computes_no_ratio_from_an_unreliable_time(noted: int) -> None:
+    trials = [
+        replace(each, median_us=us, floor_us=50.0) for each, us in zip(some_trials(), (200.0, 100.0), strict=False)
+    ]
+    (sound,) = sections_of(trials)
+    assert sound.summary[:3] == ("100", "50%", "2.00")
+    assert sound.sentences[0].startswith("2.00 times as fast as the first candidate; the median of 20 blocks")
+    trials[noted] = replace(trials[noted], note="clocks moved")
+    (section,) = sections_of(trials)
+    assert section.summary[:3] == ("100", "" if noted else "50%", "")
+    assert section.sentences[0].startswith("The median of 20 blocks")
+    assert ("Its time is unreliable: clocks moved." in section.sentences) == bool(noted)
+    assert len(report._overview(section)) == len(report._overview(sound)) - noted  # the roofline is a ratio
+    cells = [row.cells for row in table_of(section.trials, section.winner).rows]
+    assert sum("50%" in row or "25%" in row for row in cells) == 1
 
 
 @pytest.mark.parametrize(

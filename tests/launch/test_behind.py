@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -180,6 +181,15 @@ def test_a_child_that_ends_with_the_program_is_not_reported(gpu: Device, monkeyp
 def test_a_program_that_embeds_python_is_not_started_again(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/opt/editor")
     with pytest.raises(ToolchainError, match=r"^/opt/editor is no Python that a child could run$"):
+        behind._try(gpu, [])
+
+
+def test_a_folder_that_is_gone_does_not_end_the_child(
+    gpu: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(behind, "STARTED_IN", str(tmp_path / "gone"))
+    gpu.runtime = "no-such-runtime"
+    with pytest.raises(ToolchainError, match="no-such-runtime"):  # what its child says, after it has begun to work
         behind._try(gpu, [])
 
 
