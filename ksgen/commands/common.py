@@ -146,6 +146,8 @@ device_option = click.option(
 class _RealRange(click.FloatRange):
     """Range of numbers without NaN, which click accepts as a number of any range."""
 
+    name = "number"  # in messages and help
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         return self.fail("NaN is not in any range", param, ctx) if isnan(number) else number
@@ -153,6 +155,8 @@ class _RealRange(click.FloatRange):
 
 class _WholeRange(click.IntRange):
     """Range of whole numbers that fit in 64 bits. Larger ones exceed what floats hold."""
+
+    name = "integer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)

@@ -53,6 +53,7 @@ def test_no_file_is_called_minus(command: tuple[str, ...], tmp_path: Path) -> No
         ("inf", "inf is not in the range 0.1<=x<=1000000000.0"),
         ("1e300", "1e+300 is not in the range 0.1<=x<=1000000000.0"),
         ("0", "0.0 is not in the range 0.1<=x<=1000000000.0"),
+        ("1k", "'1k' is not a valid number."),
     ],
 )
 def test_numbers_of_options_are_finite(word: str, message: str) -> None:
@@ -65,6 +66,11 @@ def test_numbers_of_options_are_finite(word: str, message: str) -> None:
     done = CliRunner().invoke(command, ["--seconds", word])
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_a_word_in_place_of_a_whole_number_is_named() -> None:
+    done = ksgen("show", "1,4,6,4", "--batch", "1k")
+    assert done.stderr == "ksgen: Invalid value for '--batch': '1k' is not a valid integer. (ksgen show --help)\n"
 
 
 def test_a_check_may_take_all_of_the_memory_and_no_byte_more(monkeypatch: pytest.MonkeyPatch) -> None:
