@@ -219,11 +219,11 @@ struct Record : torch::CustomClassHolder {
         for (const Tensor& each : given.slice(1)) words.push_back(address(each));
     }
 
-    // Repeat the tied ones among x or y, the bias if there is one, and weights.
+    // Repeat the tied ones among the weights, which come last.
     Tensors whole(at::TensorList given) const {
         Tensors found(given.begin(), given.end());
         for (size_t index = 0; index < wholes.size(); ++index) {
-            Tensor& each = found[(has_bias ? 2 : 1) + index];
+            Tensor& each = found[found.size() - wholes.size() + index];
             if (!wholes[index].empty()) each = each.expand(wholes[index]).contiguous();
         }
         return found;
@@ -246,17 +246,17 @@ struct Record : torch::CustomClassHolder {
 
 // ---- training steps
 
-// Gradients on the usual path: for second derivatives, batches of gradients and other numbers of threads.
+// Gradients of x and the weights on the usual path: for second derivatives, batches of gradients and other numbers of
+// threads.
 variable_list usual_gradients(const Record& record, const variable_list& inputs, const Tensor& gradient) {
-    Tensors every{gradient, inputs[0]};
-    if (!record.has_bias) every.emplace_back();
-    every.append(inputs.begin() + 1, inputs.end());
+    Tensors every{gradient};
+    every.append(inputs.begin(), inputs.end());
     const PyGILState_STATE state = PyGILState_Ensure();
     variable_list found;
     PyObject* const given = PyTuple_New((Py_ssize_t)every.size());
     for (size_t index = 0; index < every.size(); ++index) {
         const Tensor& each = every[index];
-        PyTuple_SET_ITEM(given, (Py_ssize_t)index, each.defined() ? THPVariable_Wrap(each) : Py_NewRef(Py_None));
+        PyTuple_SET_ITEM(given, (Py_ssize_t)index, THPVariable_Wrap(each));
     }
     PyObject* const result = PyObject_CallObject(record.second->get(), given);
     Py_DECREF(given);
@@ -274,7 +274,6 @@ variable_list usual_gradients(const Record& record, const variable_list& inputs,
         throw std::move(error);
     }
     PyGILState_Release(state);
-    if (!record.has_bias) found.erase(found.begin() + 1);
     return found;
 }
 
@@ -291,6 +290,7 @@ struct Step : torch::autograd::Function<Step> {
         const size_t count = record->outputs.size();
         const at::TensorList inputs = given.slice(0, given.size() - record->has_residual);
         variable_list saved(inputs.begin(), inputs.end());
+        if (record->has_bias) saved.erase(saved.begin() + 1);  // like that of `nn.Linear`, it may be written to
         const Tensors arrays = record->whole(inputs);
         Words words = record->forward.begin();
         record->append(words, arrays);
@@ -315,47 +315,48 @@ struct Step : torch::autograd::Function<Step> {
         const Tensor held = saved.back();
         saved.pop_back();
         const Record& record = *static_cast<const Record*>(held.const_data_ptr());
-        const size_t count = record.outputs.size(), weights = record.has_bias ? 2 : 1, inputs = weights + count;
+        const size_t count = record.outputs.size(), inputs = 1 + count, bias = record.has_bias;
         const variable_list given(saved.begin(), saved.begin() + (long)inputs);
-        variable_list found(1 + inputs + record.has_residual);  // the record has none
-        if (record.residual_requires_grad) found.back() = gradients[0];
         Form form = record.x;
         form.sizes = record.outputs.back();
         bool is_as_given = record.x.fits_in_place(given[0]);  // no assignment to its `data` replaced its memory
-        for (size_t index = 0; index < record.read.size(); ++index)
-            is_as_given &= record.read[index].fits_in_place(given[1 + index]);
+        for (size_t index = 0; index < count; ++index)
+            is_as_given &= record.read[bias + index].fits_in_place(given[1 + index]);
+        variable_list found(inputs);  // of x and the weights
+        Tensor of_bias;
         if (at::GradMode::is_enabled() || !is_direct() || !form.fits(gradients[0]) || !is_as_given ||
             at::get_num_threads() != record.threads) {
-            const variable_list usual = usual_gradients(record, given, gradients[0]);
-            std::copy(usual.begin(), usual.end(), found.begin() + 1);
-            return found;
+            found = usual_gradients(record, given, gradients[0]);
+        } else {
+            const Tensor gradient = gradients[0].contiguous();
+            const Tensor in_order =
+                record.axes.empty() ? gradient : gradient.view(record.digits).permute(record.axes).contiguous();
+            const Tensors arrays = record.whole(given);
+            Words words = record.backward.begin();
+            words.push_back(address(given[0]));
+            for (size_t index = inputs; index < saved.size(); ++index) words.push_back(address(saved[index]));
+            for (size_t index = 1; index < inputs; ++index) words.push_back(address(arrays[index]));
+            words.push_back(address(in_order));
+            for (size_t index = 1; index < inputs; ++index) {
+                found[index] = new_array(arrays[index].sizes(), arrays[index]);
+                words.push_back(address(found[index]));
+            }
+            if (record.x.requires_grad) found[0] = new_array(given[0].sizes(), given[0]);
+            words.push_back(address(found[0]));
+            if (record.sums_bias) of_bias = new_array(record.read[0].sizes, given[0]);
+            words.push_back(address(of_bias));
+            record.backward.run(words);
+            for (size_t index = 1; index < inputs; ++index)
+                if (!record.wholes[index - 1].empty()) found[index] = found[index].sum_to_size(given[index].sizes());
         }
-        const Tensor gradient = gradients[0].contiguous();
-        const Tensor in_order =
-            record.axes.empty() ? gradient : gradient.view(record.digits).permute(record.axes).contiguous();
-        const Tensors arrays = record.whole(given);
-        Words words = record.backward.begin();
-        words.push_back(address(given[0]));
-        for (size_t index = inputs; index < saved.size(); ++index) words.push_back(address(saved[index]));
-        for (size_t index = weights; index < inputs; ++index) words.push_back(address(arrays[index]));
-        words.push_back(address(in_order));
-        for (size_t index = weights; index < inputs; ++index) {
-            found[1 + index] = new_array(arrays[index].sizes(), arrays[index]);
-            words.push_back(address(found[1 + index]));
+        if (record.bias_requires_grad && !of_bias.defined()) {
+            const int64_t features = record.read[0].sizes[0];
+            const Tensor rows = gradients[0].reshape({record.is_bsf ? -1 : features, record.is_bsf ? features : -1});
+            of_bias = rows.sum(record.is_bsf ? 0 : 1);
         }
-        if (record.x.requires_grad) found[1] = new_array(given[0].sizes(), given[0]);
-        words.push_back(address(found[1]));
-        if (record.sums_bias) found[2] = new_array(given[1].sizes(), given[1]);
-        words.push_back(record.sums_bias ? address(found[2]) : 0);
-        record.backward.run(words);
-        for (size_t index = weights; index < inputs; ++index)
-            if (!record.wholes[index - weights].empty())
-                found[1 + index] = found[1 + index].sum_to_size(given[index].sizes());
-        if (record.bias_requires_grad && !record.sums_bias) {
-            const int64_t features = given[1].numel();
-            const bool is_bsf = record.is_bsf;
-            found[2] = is_bsf ? gradient.reshape({-1, features}).sum(0) : gradient.reshape({features, -1}).sum(1);
-        }
+        found.insert(found.begin(), Tensor());  // the record has none
+        if (record.has_bias) found.insert(found.begin() + 2, of_bias);
+        if (record.has_residual) found.push_back(record.residual_requires_grad ? gradients[0] : Tensor());
         return found;
     }
 };

@@ -62,7 +62,7 @@ def multiply(layer: Any, x: Any, residual: Any) -> Tensor | None:
         return None
     y = None if call.step is _by_the_usual_path else call.step(layer, x, residual, *parameters)
     if seen is not None and (kernels := call.kernels) is not None:
-        wanted = [each is not None and each.requires_grad for each in (x, *parameters)]
+        wanted = [each is not None and each.requires_grad for each in (x, *parameters[1:])]
         usual = None if call.is_by_kernels else lambda x, *own: call.step(layer, x, residual, *own)
         second = partial(_usual_gradients, kernels, wanted)
         seen = seen.repeating([each.whole for each in kernels.factors])
@@ -246,7 +246,7 @@ class Trained:
         with torch.no_grad():
             pairs = zip(self.factors, parameters[1:], strict=True)
             weights = [given.new_empty(each.whole) if each.whole else given for each, given in pairs]
-            self._given = [None if each is None else each.shape for each in (rows, parameters[0], *weights)]
+            self._given = [each.shape for each in (rows, *weights)]
             self._outputs = [rows.new_empty(y_shape(each, self.layout, batch)) for each in layer.chain]
             # of both directions
             self.launches = (
@@ -328,13 +328,13 @@ class Trained:
             y_gradient, y_number = inputs[number], x_number or 0
         return calls
 
-    def reads(self, given: Sequence[Tensor | None], dtype: torch.dtype) -> bool:
-        """Whether the backward launches can read x, the bias and the weights.
+    def reads(self, given: Sequence[Tensor], dtype: torch.dtype) -> bool:
+        """Whether the backward launches can read x and the weights.
 
         They cannot if a tensor's `data` was replaced by other memory since. PyTorch does not count that as a write.
         """
         return all(
-            each is None or (each.is_cpu and each.dtype == dtype and each.shape == shape and each.is_contiguous())
+            each.is_cpu and each.dtype == dtype and each.shape == shape and each.is_contiguous()
             for each, shape in zip(given, self._given, strict=True)
         )
 
@@ -370,43 +370,42 @@ class _TrainedProduct(torch.autograd.Function):
         trained.launches[0].run(_addresses([x, bias, *weights, *ys, *added]), x)
         *intermediates, y = ys
         ctx.trained, ctx.threads = trained, torch.get_num_threads()
-        ctx.save_for_backward(x, bias, *weights, *intermediates)
+        ctx.save_for_backward(x, *weights, *intermediates)  # not the bias: like `nn.Linear`'s, it may be written to
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         trained: Trained = ctx.trained
-        x, bias, *others = ctx.saved_tensors
-        count = len(trained.factors)
+        x, *others = ctx.saved_tensors
+        count, features = len(trained.factors), 1 if trained.layout == "bsf" else 0
         weights, inputs = others[:count], [x, *others[count:]]
         _, wants_x, wants_bias, wants_residual, *wanted = ctx.needs_input_grad
-        of_residual = gradient if wants_residual else None
+        of_bias, of_residual = None, gradient if wants_residual else None
         is_usual = prepared.is_direct(gradient) and torch.get_num_threads() == ctx.threads
-        is_usual = is_usual and trained.reads((x, bias, *weights), gradient.dtype)
+        is_usual = is_usual and trained.reads((x, *weights), gradient.dtype)
         if torch.is_grad_enabled() or not is_usual:
-            wanted = [wants_x, wants_bias, *wanted]
-            of_x, of_bias, *found = _by_autograd(trained, (x, bias, *weights), gradient, wanted)
-            return None, of_x, of_bias, of_residual, *found
-        of_weights = [new_tensor(each, *each.shape) for each in weights]
-        of_x = new_tensor(x, *x.shape) if wants_x else None
-        of_bias = bias.new_empty(*bias.shape) if bias is not None and trained.sums_bias else None
-        digits, axes = trained.order
-        in_order = (gradient.reshape(digits).permute(axes) if axes else gradient).contiguous()
-        trained.launches[1].run(_addresses([*inputs, *weights, in_order, *of_weights, of_x, of_bias]), in_order)
+            of_x, *of_weights = _by_autograd(trained, (x, *weights), gradient, [wants_x, *wanted])
+        else:
+            of_weights = [new_tensor(each, *each.shape) for each in weights]
+            of_x = new_tensor(x, *x.shape) if wants_x else None
+            of_bias = gradient.new_empty(gradient.shape[features]) if trained.sums_bias else None
+            digits, axes = trained.order
+            in_order = (gradient.reshape(digits).permute(axes) if axes else gradient).contiguous()
+            trained.launches[1].run(_addresses([*inputs, *weights, in_order, *of_weights, of_x, of_bias]), in_order)
         if wants_bias and of_bias is None:
-            of_bias = gradient.sum(0 if trained.layout == "bsf" else 1)
+            of_bias = gradient.sum(1 - features)
         return None, of_x, of_bias, of_residual, *of_weights
 
 
 def _usual_gradients(
-    trained: Trained, wanted: Sequence[bool], gradient: Tensor, x: Tensor, *others: Tensor | None
+    trained: Trained, wanted: Sequence[bool], gradient: Tensor, x: Tensor, *weights: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of x, the bias and the weights by PyTorch's operators, for a replay.
+    """Gradients of x and the weights by PyTorch's operators, for a replay.
 
     x and y may have any number of dimensions.
     """
     rows, of_rows = (_rows(each, trained.layout) for each in (x, gradient))
-    of_x, *found = _by_autograd(trained, (rows, *others), of_rows, wanted)
+    of_x, *found = _by_autograd(trained, (rows, *weights), of_rows, wanted)
     return [None if of_x is None else of_x.reshape(x.shape), *found]
 
 
@@ -418,17 +417,20 @@ def _rows(tensor: Tensor, layout: str) -> Tensor:
 
 
 def _by_autograd(
-    trained: Trained, given: Sequence[Tensor | None], gradient: Tensor, wanted: Sequence[bool]
+    trained: Trained, given: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients by PyTorch's own operators, for second derivatives, batched gradients and other numbers of threads."""
+    """Gradients by PyTorch's own operators, for second derivatives, batched gradients and other numbers of threads.
+
+    `given` holds x and the weights. A bias would not change these gradients.
+    """
     is_recorded = torch.is_grad_enabled()
     with torch.enable_grad():
         pairs = zip(given, wanted, strict=True)
         if is_recorded:  # as views, because x may depend on the weights, and because hooks must run once
-            given = [None if each is None else each.view_as(each) for each in given]
+            given = [each.view_as(each) for each in given]
         else:
-            given = [None if each is None else each.detach().requires_grad_(wants) for each, wants in pairs]
-        y = _by_operators(trained.layout, trained.factors, given)
+            given = [each.detach().requires_grad_(wants) for each, wants in pairs]
+        y = _by_operators(trained.layout, trained.factors, (given[0], None, *given[1:]))
         sources = [each for each, wants in zip(given, wanted, strict=True) if wants]
         found = iter(torch.autograd.grad(y, sources, gradient, create_graph=is_recorded))
     return [next(found) if wants else None for wants in wanted]

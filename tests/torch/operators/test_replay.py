@@ -363,6 +363,8 @@ def test_autograd_reports_what_it_reports_in_python() -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
     y = layer(x)
+    with torch.no_grad():
+        layer.bias.add_(1)  # accepted, as by a dense layer
     y.sum().backward()
     with pytest.raises(RuntimeError, match="second time"):
         y.sum().backward()
