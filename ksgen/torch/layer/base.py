@@ -247,7 +247,9 @@ def freeze(model: nn.Module) -> list[str]:
     """
     names, new = list[str](), list[Any]()
     try:
-        for name, layer in _trainable_layers(model):
+        for name, layer in _layers(model):
+            if layer.has_stored_type:  # caches without a declaration
+                continue
             was_frozen = frozen.was_frozen(layer)
             if layer._freeze(f"{name}, a {layer._name()}," if name else layer._name()):
                 names.append(name)
@@ -262,6 +264,8 @@ def freeze(model: nn.Module) -> list[str]:
 def thaw(model: nn.Module) -> list[str]:
     """Thaw every frozen `KSLinear` of a model, so that each call packs the weights again.
 
+    Each `QuantizedKSLinear` packs its weights again at its next call, as after its own `thaw`.
+
     Args:
         model: Module whose layers thaw.
 
@@ -275,19 +279,15 @@ def thaw(model: nn.Module) -> list[str]:
         >>> freeze(model), thaw(model), thaw(model)
         (['0'], ['0'], [])
     """
-    return [name for name, layer in _trainable_layers(model) if frozen.thaw(layer)]
+    names = [name for name, layer in _layers(model) if frozen.was_frozen(layer)]
+    for _, layer in _layers(model):
+        layer.thaw()
+    return names
 
 
-def _trainable_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Names and layers with trainable weights.
-
-    Layers whose weights are stored in another type than x (`has_stored_type`) always cache, and need no freeze.
-    """
-    return [
-        (name, layer)
-        for name, layer in model.named_modules()
-        if isinstance(layer, ChainLayer) and not layer.has_stored_type
-    ]
+def _layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """Names and layers of a model."""
+    return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, ChainLayer)]
 
 
 def as_leaf(layer: nn.Module, name: str, x: fx.Proxy, residual: Any, **named: Any) -> fx.Proxy:

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ksgen.errors import LaunchError, ToolchainError
 from ksgen.launch.chain import ChainLauncher
-from ksgen.launch.weights import WrittenError, writes_to
+from ksgen.launch.weights import writes_to
 from ksgen.pattern import Pattern
 from ksgen.quantized import ROUNDED, Quantized, describe_scales
 from ksgen.spec import STORAGES, Activation, Epilogue, Fuse, Layout
@@ -25,12 +25,11 @@ from ksgen.torch.operators import ops
 from ksgen.torch.operators.backends import multiply_all_by
 from ksgen.torch.operators.checks import dtype_name
 from ksgen.torch.operators.choice import disable_fusion, has_kernels, is_one_launch, launcher
+from ksgen.torch.operators.frozen import despite_writes
 from ksgen.torch.operators.meanwhile import unless_building
 from ksgen.torch.operators.prepared import launcher_of_layers
 from ksgen.torch.operators.products import finish
 from ksgen.values import unlike
-
-MOST_TRIES = 8  # attempts of a call while another thread writes to the weights
 
 
 @dataclass(eq=False)
@@ -65,16 +64,6 @@ def quantized_of(values: Tensor, scale: Tensor, storage: str, per: str, x_scale:
     return cached[1]
 
 
-def _despite_writes(use: Callable[[], Tensor]) -> Tensor:
-    """Call `use`, and retry if another thread writes to the weights meanwhile."""
-    for _ in range(MOST_TRIES - 1):
-        try:
-            return use()
-        except WrittenError:
-            continue
-    return use()
-
-
 # ---- all factors of a layer
 
 
@@ -86,8 +75,8 @@ def multiply_stored(layer: Any, x: Tensor, bias: Tensor | None, residual: Tensor
     options |= {"bias": ops.contiguous(bias), "residual": ops.rows_of(residual)}
     launch = launcher_of_layers([layer])
     if x.device.type == "cuda" and layer.fuse == "auto" and len(layer.chain) > 1:
-        return _despite_writes(lambda: on_gpu(layer, launch, x, layer._ready_parts(), options))
-    return _despite_writes(lambda: launch(x, layer._ready_parts(), **options))
+        return despite_writes(lambda: on_gpu(layer, launch, x, layer._ready_parts(), options))
+    return despite_writes(lambda: launch(x, layer._ready_parts(), **options))
 
 
 def on_gpu(
@@ -166,7 +155,7 @@ def _compute(
     options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": dtype_name(kind)}
     options |= {"bias": ops.contiguous(bias), "residual": ops.rows_of(residual)}
     return unless_building(
-        lambda: _despite_writes(lambda: launch(rows, quantized_of(*stored), **options)),
+        lambda: despite_writes(lambda: launch(rows, quantized_of(*stored), **options)),
         lambda: ops.empty_y(x, values, layout, dtype=kind).zero_(),
     )
 

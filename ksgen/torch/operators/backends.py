@@ -22,7 +22,7 @@ from ksgen.spec.kernel import layout_word
 from ksgen.torch.operators import choice, ops, products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_fuse, dtype_name
 from ksgen.torch.operators.choice import BackendChoice, chain_launcher, has_kernels, is_one_launch, launcher_of
-from ksgen.torch.operators.frozen import derived, is_cached, operand
+from ksgen.torch.operators.frozen import derived, despite_writes, is_cached, operand
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.ops import is_transformed, multiply, needs_gradient
 from ksgen.torch.operators.products import Exchange, finish, permuted, permuted_back, permuted_multiply, to_dense
@@ -187,8 +187,8 @@ def multiply_all_by(
     def by_launcher() -> Tensor:
         options: dict[str, Any] = {"layout": layout, "out_layout": out_layout, "activation": activation}
         options |= {"bias": ops.contiguous(bias), "residual": ops.rows_of(residual), "precision": precision}
-        ready = [operand(ops.contiguous(each), False) for each in weights]
-        return chain(ops.rows_of(x), ready, **options)
+        raw = [ops.contiguous(each) for each in weights]
+        return despite_writes(lambda: chain(ops.rows_of(x), [operand(each, False) for each in raw], **options))
 
     if fuse == "yes" or (backend == "ksgen" and x.device.type == "cpu"):
         return by_launcher()

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ksgen.errors import LaunchError, warn
-from ksgen.launch.weights import Seen
+from ksgen.launch.weights import Seen, WrittenError
 from ksgen.launcher import Weights
 from ksgen.torch.operators.checks import is_eager
 from ksgen.torch.operators.choice import launcher
 
 Make = Callable[[Tensor], Any]
+MOST_TRIES = 8  # attempts of a call while another thread writes to the weights
 
 
 @dataclass(eq=False)
@@ -306,6 +307,16 @@ def operand(weights: Tensor, transposed: bool) -> Any:
     Gradients of x need the adjoint. Frozen weights are packed once, other weights before each launch.
     """
     return derived(weights, _pack_transposed, _transpose) if transposed else derived(weights, _pack, lambda raw: raw)
+
+
+def despite_writes(use: Callable[[], Tensor]) -> Tensor:
+    """Call `use`, which packs weights, and retry if another thread writes to the weights meanwhile."""
+    for _ in range(MOST_TRIES - 1):
+        try:
+            return use()
+        except WrittenError:
+            continue
+    return use()
 
 
 def as_trained(weights: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ from ksgen.torch.operators.checks import (
     has_modes,
     is_eager,
 )
-from ksgen.torch.operators.frozen import as_trained, derived, is_cached, operand
+from ksgen.torch.operators.frozen import as_trained, derived, despite_writes, is_cached, operand
 from ksgen.torch.operators.meanwhile import waiting
 from ksgen.torch.operators.products import ACTIVATIONS, Exchange, exchange_of, exchanged, finish, natural
 
@@ -310,7 +310,7 @@ def _compute(
     def by_kernels() -> Tensor:
         options: dict[str, Any] = {"layout": layout, "activation": activation, "precision": precision}
         options |= {"bias": contiguous(bias), "residual": rows_of(residual)}
-        return factor(x, operand(weights, transposed), **options)
+        return despite_writes(lambda: factor(x, operand(weights, transposed), **options))
 
     def on_views() -> Tensor:
         matrices = derived(weights, products.by_matrix)

@@ -186,8 +186,8 @@ def add(
 
     `usual` is the call in Python, if it does not use these launches. It takes x, the bias or None, and the weights that
     each call reads. An entry is then added only if it is faster. Then all calls use these launches, because an entry
-    may expire. For training steps, `second` maps (gradient of y, x, weights) to the gradients of x and weights. It must not
-    refer to the layer.
+    may expire. For training steps, `second` maps (gradient of y, x, weights) to the gradients of x and weights. It must
+    not refer to the layer.
     """
     extension, is_faster = _extension(), None
     entry: Any = extension and _entry(layer, seen, x, residual, kernels, y_shape, second)

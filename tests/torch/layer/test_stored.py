@@ -19,7 +19,7 @@ from ksgen.launch.fused import Verdict
 from ksgen.launch.planner import PLANNER
 from ksgen.launch.weights import Weights
 from ksgen.spec import Epilogue
-from ksgen.torch import KSLinear, freeze, quantize
+from ksgen.torch import KSLinear, freeze, quantize, thaw
 from ksgen.torch.conversion.rule import described
 from ksgen.torch.layer import stored
 from ksgen.torch.layer.base import ChainLayer
@@ -145,6 +145,15 @@ def test_an_option_of_the_layer_that_it_was_derived_from_is_refused() -> None:
         ):
             setattr(made, name, value)
         assert getattr(made, name, None) != value
+
+
+def test_a_model_thaws_its_quantized_layers_too() -> None:
+    _, made = layer_of(bias=False)
+    with torch.no_grad():
+        assert made(torch.ones(4, 48)).any()
+        made.values_1.data.zero_()  # not detected
+        assert thaw(nn.Sequential(made)) == [], "it was not declared frozen"
+        assert not made(torch.ones(4, 48)).any()
 
 
 def test_a_thread_prepares_nothing_for_weights_that_another_one_wrote_to(monkeypatch: pytest.MonkeyPatch) -> None:

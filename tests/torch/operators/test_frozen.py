@@ -23,6 +23,7 @@ from torch.nn.utils import parameters_to_vector, parametrize, vector_to_paramete
 
 from ksgen.errors import LaunchError  # noqa: E402
 from ksgen.launch.plan import Plan  # noqa: E402
+from ksgen.launch.weights import Weights  # noqa: E402
 from ksgen.spec import LAYOUTS  # noqa: E402
 from ksgen.torch import KSLinear, freeze, multiply, thaw  # noqa: E402
 from ksgen.torch.operators import choice, frozen, products  # noqa: E402
@@ -578,6 +579,22 @@ def test_factors_by_themselves_take_what_a_layer_keeps(monkeypatch: pytest.Monke
             multiply(x, layer.weights[0])
             multiply_all_by("bmm", x, [layer.weights[0]], None, None, **options)
     assert prepared.count("blocks_of") == prepared.count("bmm") == 1
+
+
+@pytest.mark.parametrize("fuse", ["no", "yes"])
+def test_a_call_while_another_thread_thaws_and_writes_is_by_the_new_weights(
+    fuse: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, use = make("ksgen", monkeypatch, fuse=fuse).eval().freeze(), Weights.use
+
+    def written_meanwhile(*given: Any) -> Any:
+        monkeypatch.setattr(Weights, "use", use)
+        in_place(layer.thaw())
+        return use(*given)
+
+    monkeypatch.setattr(Weights, "use", written_meanwhile)
+    check(layer, matrix(6, layer.in_features, "bsf", torch.float32))
+    assert Weights.use is use, "the weights were packed"
 
 
 def test_other_threads_may_freeze_layers_during_an_optimizers_step() -> None:
