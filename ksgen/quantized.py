@@ -478,18 +478,22 @@ def _is_tensor(array: Any) -> bool:
 
 def _as_array(given: Any) -> Array:
     """The given values as a float64 array on the host."""
-    if _is_tensor(given):
-        given = given.detach().to("cpu")
-        given = (given if given.is_complex() else given.double()).numpy()
+    if is_masked(given):
+        raise LaunchError(f"got a masked array, {excerpt(given)}; accepted: an array without a mask")
     try:
-        found = np.asarray(given)
-        if is_masked(given):
-            raise LaunchError(f"got a masked array, {excerpt(given)}; accepted: an array without a mask")
-        if found.dtype.kind == "c":
-            raise LaunchError("got complex numbers; accepted: real ones")
-        return found.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise LaunchError(f"got {excerpt(given)}; accepted: an array of NumPy, or a tensor of PyTorch") from error
+        if _is_tensor(given):
+            host = given.detach().cpu()
+            found = (host if host.is_complex() else host.double()).numpy()
+        else:
+            found = np.asarray(given)
+        wide: Array = found if found.dtype.kind == "c" else found.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:  # such as of a sparse tensor, or one on "meta"
+        raise LaunchError(
+            f"got {excerpt(given)}; accepted: an array of NumPy, or a dense tensor of PyTorch with values"
+        ) from error
+    if wide.dtype.kind == "c":
+        raise LaunchError("got complex numbers; accepted: real ones")
+    return wide
 
 
 def _like(given: Any, made: Array, how: Storage | None = None) -> Any:

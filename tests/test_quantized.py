@@ -113,6 +113,14 @@ def test_zeros_and_tiny_weights() -> None:
 
 
 @pytest.mark.libraries
+@pytest.mark.parametrize("form", ["sparse", "meta"])
+def test_tensors_without_values_of_their_own_are_refused(form: str) -> None:
+    weights = library("torch").tensor(WEIGHTS)
+    with pytest.raises(LaunchError, match="accepted: an array of NumPy, or a dense tensor of PyTorch with values"):
+        quantize(weights.to_sparse() if form == "sparse" else weights.to("meta"), "int8")
+
+
+@pytest.mark.libraries
 def test_tensors_give_tensors_of_the_same_bytes() -> None:
     torch = library("torch")
     for storage, dtype in (("int8", torch.int8), ("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
@@ -159,7 +167,7 @@ def test_packed_arrays_are_read_only() -> None:
         ),
         (WEIGHTS * 1j, {}, "got complex numbers; accepted: real ones"),
         (np.ma.array(WEIGHTS, mask=WEIGHTS > 0), {}, r"got a masked array, masked_array\(.*; accepted: an array"),
-        ("weights", {}, "got 'weights'; accepted: an array of NumPy, or a tensor of PyTorch"),
+        ("weights", {}, "got 'weights'; accepted: an array of NumPy, or a dense tensor of PyTorch with values"),
         (WEIGHTS, {"x": X.T}, r"got x of shape \(48, 50\); layout bsf wants \(batch, 48\)"),
         (WEIGHTS, {"x": X * np.inf}, "x holds numbers that are not finite"),
         (WEIGHTS, {"x": X, "layout": "rows"}, "layout='rows'; accepted: bsf, bsl"),

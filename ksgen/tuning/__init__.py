@@ -74,7 +74,7 @@ def tune(
     from ksgen.tuning.trials import TrialStore
     from ksgen.tuning.tuner import SearchOptions, Tuner, open_engine, parse_budget
 
-    epilogue = epilogue or Epilogue()
+    epilogue = Epilogue() if epilogue is None else epilogue
     chains = chains_of(pattern)
     if is_layer(chains, layout, out_layout):
         if job != "multiply":

@@ -4,11 +4,19 @@ import numpy as np
 import pytest
 
 from ksgen import transforms
+from ksgen.errors import LaunchError
 from tests.support.libraries import library
 from tests.support.program import needs_device
 from tests.transforms.arrays import hartley
 
 fft = pytest.importorskip("scipy.fft", reason="pip install scipy")
+
+
+@pytest.mark.libraries
+def test_sparse_tensors_are_refused() -> None:
+    x = library("torch").eye(8)
+    with pytest.raises(LaunchError, match=r"dct\(8\): x is a torch.sparse_coo tensor; accepted: a dense one"):
+        transforms.dct(8)(x.to_sparse())
 
 
 @pytest.mark.libraries

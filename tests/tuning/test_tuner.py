@@ -147,6 +147,11 @@ def test_mistakes_of_batches(batch: object, store: TrialStore) -> None:
         ksgen.tune(Pattern(2, 24, 9, 3), batch=batch, budget=1, device="opencl:0")  # type: ignore[arg-type]
 
 
+def test_an_epilogue_that_is_an_array_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"epilogue=array\(.*; accepted: an Epilogue"):
+        ksgen.tune(Pattern(2, 24, 9, 3), epilogue=np.ones(3))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("text", ["", "0", "0s", "1.5", "-3", "10 minutes", "1e9s", "9" * 30])
 def test_mistakes_of_budgets(text: str) -> None:
     with pytest.raises(
