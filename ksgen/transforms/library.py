@@ -114,7 +114,8 @@ def library_of(x: Any, caller: str) -> Library:
             dtype: Any = getattr(x, "dtype", None)
             if name != "torch" and dtype.kind not in NUMBERS and str(dtype) != "bfloat16":
                 raise LaunchError(f"{caller}: x is of {dtype}; accepted: numbers")
-            if name == "torch" and x.layout is not sys.modules[name].strided:
-                raise LaunchError(f"{caller}: x is a {x.layout} tensor; accepted: a dense one, such as x.to_dense()")
+            layout: Any = getattr(x, "layout", None)
+            if name == "torch" and layout is not sys.modules[name].strided:
+                raise LaunchError(f"{caller}: x is a {layout} tensor; accepted: a dense one, such as x.to_dense()")
             return PyTorch(name) if name == "torch" else Library(name)
     raise LaunchError(f"{caller}: x={excerpt(x)}; accepted: a NumPy or CuPy array, or a PyTorch tensor")

@@ -22,10 +22,14 @@ from ksgen.spec.kernel import layout_word
 from ksgen.torch.operators import choice, ops, products
 from ksgen.torch.operators.checks import check, check_activation, check_backend, check_fuse, dtype_name
 from ksgen.torch.operators.choice import BackendChoice, chain_launcher, has_kernels, is_one_launch, launcher_of
-from ksgen.torch.operators.frozen import derived, despite_writes, is_cached, operand
+from ksgen.torch.operators.frozen import derived, derived_for, despite_writes, is_cached, operand
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.ops import is_transformed, multiply, needs_gradient
 from ksgen.torch.operators.products import Exchange, finish, permuted, permuted_back, permuted_multiply, to_dense
+
+
+def _unchanged(weights: Tensor) -> Tensor:
+    return weights
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,14 @@ class Backend:
 
     multiply: Callable[[Tensor, Tensor, str, Pattern], Tensor]
     why: str
-    prepare: Callable[[Tensor], Tensor] | None = None  # None: weights (a, b, c, d) unchanged
+    prepare: Callable[[Tensor], Tensor] = _unchanged
     is_sparse: bool = False  # whether the prepared weights are a sparse tensor
 
     def __call__(self, x: Tensor, weights: Tensor, layout: str) -> Tensor:
         """Compute Y = X K^T. Weights (a, b, c, d) are prepared at each call, or once if they are frozen."""
         if self.is_sparse and is_transformed():  # PyTorch's transforms take no sparse tensors
             return BACKENDS["bmm"](x, weights, layout)
-        ready = weights if self.prepare is None else derived(weights, self.prepare)
+        ready = derived(weights, self.prepare) if self.is_sparse else derived_for(x, weights, self.prepare)
         try:
             return self.multiply(x, ready, layout, Pattern(*weights.shape))
         except RuntimeError as error:
@@ -119,7 +123,7 @@ def _multiply_matrix(x: Tensor, matrix: Tensor, layout: str, pattern: Pattern) -
 def _multiply_strided(x: Tensor, matrices: Tensor, layout: str, pattern: Pattern) -> Tensor:
     if not ops.is_plain(x, matrices):
         options: dict[str, Any] = {"layout": layout, "backend": "strided"}
-        return multiply(x, matrices.permute(0, 2, 3, 1), **options)
+        return multiply(x, matrices.permute(0, 2, 3, 1).to(x.dtype), **options)
     return products.multiply(x.contiguous(), matrices, layout)
 
 

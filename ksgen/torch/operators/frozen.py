@@ -20,6 +20,7 @@ from ksgen.launch.weights import Seen, WrittenError
 from ksgen.launcher import Weights
 from ksgen.torch.operators.checks import is_eager
 from ksgen.torch.operators.choice import launcher
+from ksgen.torch.operators.products import is_cast
 
 Make = Callable[[Tensor], Any]
 MOST_TRIES = 8  # attempts of a call while another thread writes to the weights
@@ -98,6 +99,16 @@ def derived(weights: Tensor, make: Make, uncached: Make | None = None) -> Any:
         _end([(kept, what)])
         return uncached(weights)
     return kept.form(make, uncached)
+
+
+def derived_for(x: Tensor, weights: Tensor, make: Make) -> Any:
+    """Compute make(weights) for a product with x by `products.in_float32`, which then casts no frozen weights again."""
+    return derived(weights, _widened(make) if is_cast(x) and is_cached(weights) else make)
+
+
+@cache
+def _widened(make: Make) -> Make:
+    return lambda weights: make(weights).float()
 
 
 def calls_of(layer: nn.Module) -> dict[Hashable, Any] | None:

@@ -40,7 +40,7 @@ from ksgen.torch.operators.checks import (
     has_modes,
     is_eager,
 )
-from ksgen.torch.operators.frozen import as_trained, derived, despite_writes, is_cached, operand
+from ksgen.torch.operators.frozen import as_trained, derived, derived_for, despite_writes, is_cached, operand
 from ksgen.torch.operators.meanwhile import waiting
 from ksgen.torch.operators.products import ACTIVATIONS, Exchange, exchange_of, exchanged, finish, natural
 
@@ -147,7 +147,7 @@ def multiply_by_pytorch(
     exchange: Exchange | None = None,
 ) -> Tensor:  # fmt: skip
     """Multiply with plain PyTorch operators, so that autograd can differentiate."""
-    rows, blocks = natural(x, exchange, layout), derived(weights, products.blocks_of)
+    rows, blocks = natural(x, exchange, layout), derived_for(x, weights, products.blocks_of)
     y = products.permuted_multiply(rows, blocks, layout, weights.shape[0], weights.shape[3])
     return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
 
@@ -313,7 +313,7 @@ def _compute(
         return despite_writes(lambda: factor(x, operand(weights, transposed), **options))
 
     def on_views() -> Tensor:
-        matrices = derived(weights, products.by_matrix)
+        matrices = derived_for(x, weights, products.by_matrix)
         y = products.multiply(natural(x, exchange, layout), matrices.mH if transposed else matrices, layout)
         return finish(exchanged(y, exchange, layout), bias, activation, residual, layout)
 

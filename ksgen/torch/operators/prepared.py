@@ -35,7 +35,7 @@ from ksgen.torch.operators.backends import BACKENDS as PRODUCTS
 from ksgen.torch.operators.checks import dtype_name, is_eager
 from ksgen.torch.operators.choice import faster, has_kernels, job_of, launcher_of, size_of
 from ksgen.torch.operators.factors import Ties, factors_of, steps_of, tie_of, ties_of, views_of, whole_shapes
-from ksgen.torch.operators.frozen import derived
+from ksgen.torch.operators.frozen import derived_for
 from ksgen.torch.operators.launches import Calls, Launches
 from ksgen.torch.operators.meanwhile import by_kernels
 from ksgen.torch.operators.products import finish
@@ -793,7 +793,7 @@ def _factor(layer: Any, place: int, job: _Job, weights: Any, layout_of_job: str,
         """Function that returns make(weights) at each call; computed only once if the weights are frozen."""
         if job.weights:
             return lambda parameters: make(parameters[1 + place])
-        made = derived(layer.weights[place], make)
+        made = derived_for(job.x, layer.weights[place], make)
         return lambda _: made
 
     def by_pytorch(name: str, make: Callable[[Tensor], Tensor], product: Callable[[Tensor, Tensor], Tensor]) -> None:

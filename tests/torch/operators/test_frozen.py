@@ -197,7 +197,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lambda *given, **options: made.append(name) or function(*given, **options)
 
     for name, backend in BACKENDS.items():
-        if backend.prepare is not None:
+        if name != "einsum":  # which prepares nothing
             monkeypatch.setitem(BACKENDS, name, replace(backend, prepare=noted(backend.prepare, name)))
     monkeypatch.setattr(products, "by_matrix", noted(products.by_matrix, "by_matrix"))
     monkeypatch.setattr(products, "blocks_of", noted(products.blocks_of, "blocks_of"))
@@ -579,6 +579,31 @@ def test_factors_by_themselves_take_what_a_layer_keeps(monkeypatch: pytest.Monke
             multiply(x, layer.weights[0])
             multiply_all_by("bmm", x, [layer.weights[0]], None, None, **options)
     assert prepared.count("blocks_of") == prepared.count("bmm") == 1
+
+
+@pytest.mark.parametrize("way", ["auto", "bmm", "einsum", "dense", "strided"])
+def test_frozen_weights_are_cast_once_if_the_processor_has_no_products_of_their_type(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_WITHOUT_PRODUCTS", (torch.bfloat16,))
+    layer = make(way, monkeypatch, dtype=torch.bfloat16).requires_grad_(False).eval().freeze()
+    x, dense, cast = torch.randn(5, 24, dtype=torch.bfloat16), layer.to_linear(), []
+    as_float = torch.Tensor.float
+
+    def noted(tensor: Any) -> Any:
+        cast.extend([] if tensor.dtype == torch.float32 else [tuple(tensor.shape)])
+        return as_float(tensor)
+
+    for _ in range(4):
+        with torch.no_grad():
+            layer(x)
+    monkeypatch.setattr(torch.Tensor, "float", noted)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), dense(x), atol=0.1, rtol=0.05)
+    assert {shape[0] for shape in cast} <= {5}, "inputs alone are cast"
+    layer(x.requires_grad_()).sum().backward()
+    torch.testing.assert_close(x.grad, dense.weight.sum(0).expand(5, -1), atol=0.1, rtol=0.05)
+    assert BACKENDS["bmm" if way == "auto" else way](x, layer.weights[0], "bsf").dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("fuse", ["no", "yes"])
