@@ -19,7 +19,6 @@ _AXES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "bsf": ((0, 2, 3, 1), (0, 3, 1, 2)),
     "bsl": ((1, 0, 2, 3), (1, 0, 2, 3)),
 }
-_FORMATS: dict[str, torch.memory_format] = {"bsf": torch.channels_last, "bsl": torch.contiguous_format}
 
 
 class KSConv1x1(nn.Module):
@@ -105,7 +104,7 @@ class KSConv1x1(nn.Module):
             return (images if is_batch else images[None]).permute(permutation).contiguous()
 
         y: Tensor = self.linear(rows(x), None if residual is None else rows(residual)).permute(inverse)
-        y = y.contiguous(memory_format=_FORMATS[self.linear.layout])
+        y = y if self.linear.layout == "bsf" else y.contiguous()  # features last are channels_last already
         return y if is_batch else y[0]
 
     @classmethod

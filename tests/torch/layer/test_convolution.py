@@ -116,6 +116,13 @@ def test_state_and_copies() -> None:
     assert (layer.in_channels, layer.out_channels) == (8, 6)
 
 
+@pytest.mark.parametrize("layout", ["bsl", "bsf"])
+def test_images_under_vmap(layout: Any) -> None:
+    layer, x = KSConv1x1("2,3,4,1", layout=layout, dtype=torch.float64), images(6, layout)
+    several = x.view(3, 2, *x.shape[1:])
+    torch.testing.assert_close(torch.func.vmap(layer)(several).flatten(0, 1), layer(x))
+
+
 def test_weights_stay_row_major_where_a_model_takes_channels_last() -> None:
     layer = KSConv1x1("1,3,2,4", layout="bsf")
     model = nn.Sequential(nn.Conv2d(3, 8, 3), layer, layer.linear.quantize("int8"))
