@@ -15,6 +15,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # tests run them over a stand-in driver.
 INSTALLED = $(or $(shell cat .venv/.ready 2>/dev/null),$(DEVICE),cpu)
 BINDINGS = $(if $(filter cuda cuda12,$(subst $(COMMA), ,$(INSTALLED))),,cuda$(COMMA))
+# The cases that `make test` and `make test-torch` run: `RING="--tenth 3"` adds a tenth of the second ring.
+RING ?= --ring first
 # What `make test-torch` installs if PyTorch is missing.
 TORCH ?= torch
 # A test may hang in a library, where no signal reaches it. By the thread method, the time limit then ends the worker,
@@ -33,7 +35,7 @@ $(INSTALL) ".$(EXTRAS)" && echo "$2" >.venv/.ready || { \
     $(INSTALL) ".[$(WITHOUT_PYCUDA)]" && echo "$(call WITHOUT_PYCUDA,$2)" >.venv/.ready; }
 endef
 
-.PHONY: demo test test-torch test-tenth test-all quick check lint types docs pycuda nvrtc matrix gpu-check setup
+.PHONY: demo test test-torch test-all quick check lint types docs pycuda nvrtc matrix gpu-check setup
 .PHONY: clean help
 
 demo: .venv/.ready  ## Build, check and time the kernels of specs/vit.yaml on this machine.
@@ -41,13 +43,10 @@ demo: .venv/.ready  ## Build, check and time the kernels of specs/vit.yaml on th
 
 test: .venv/.ready-dev  ## Run the tests: each promise once (tests/rings.py). No GPU is needed.
 	-@$(BIN) -m tests.driver
-	@$(PYTEST) --ring first -m "not libraries"
+	@$(PYTEST) $(RING) -m "not libraries"
 
 test-torch: .venv/.ready-torch  ## Install PyTorch and other libraries, and run the tests that need them.
-	@$(PYTEST) --ring first -m libraries
-
-test-tenth: .venv/.ready-torch  ## Run the tenth of the other cases that the counter in .ci/tenth selects.
-	@$(PYTEST) --ring second --tenth "$$(cat .ci/tenth)"
+	@$(PYTEST) $(RING) -m libraries
 
 test-all: .venv/.ready-torch  ## Run all tests with all their cases.
 	-@$(BIN) -m tests.driver

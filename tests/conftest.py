@@ -90,7 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--ring", choices=["first", "second"], help="run one ring of tests (tests/rings.py); both by default"
     )
-    parser.addoption("--tenth", type=int, help="run one tenth of them: a counter, whose last digit counts")
+    parser.addoption("--tenth", type=int, help="run one tenth of the second ring: a counter, whose last digit counts")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ring, tenth, second = config.getoption("ring"), config.getoption("tenth"), rings.second_ring(items)
     left_out = {item.nodeid for item in items if ring and (item.nodeid in second) != (ring == "second")}
     if tenth is not None:
-        left_out |= {item.nodeid for item in items if rings.tenth_of(item.nodeid) != tenth % rings.TENTHS}
+        left_out |= {test for test in second if rings.tenth_of(test) != tenth % rings.TENTHS}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]

@@ -7,7 +7,7 @@ cases, and `make test-all` runs both. Two markers decide:
   precision, layout, pattern or other word that several cases name.
 * `second`: a test or a case of the second ring alone.
 
-CI runs the first ring and one tenth of the second. `.ci/tenth` names the tenth; each landing advances it.
+CI runs the first ring and one tenth of the second (`--tenth`). `.ci/tenth` names the tenth; each landing advances it.
 """
 
 import hashlib
