@@ -302,8 +302,9 @@ def test_a_second_calibration_says_that_it_waits(home: Path, monkeypatch: pytest
     assert "ksgen: Fake GPU: waiting for another process" in calibrate().stderr.splitlines()
 
 
+@pytest.mark.libraries
 def test_a_gpu_that_this_pytorch_cannot_use_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+    torch = library("torch")
     monkeypatch.setattr("ksgen.devices.find_device", lambda: FakeGpu())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = calibrate("--model", "vit-s16")

@@ -22,6 +22,7 @@ from ksgen.pattern import Pattern
 from ksgen.spec import KernelSpec, load
 from ksgen.wisdom import load_wisdom
 from tests.support.fake_gpu import FakeGpu
+from tests.support.libraries import library
 from tests.support.program import ksgen_program, needs_device
 from tests.support.tuning_search import TimedEngine
 
@@ -135,8 +136,9 @@ def test_the_last_lines_on_a_gpu_are_what_was_proven_and_how_fast_it_is(capsys: 
     ]
 
 
+@pytest.mark.libraries
 def test_a_gpu_that_pytorch_cannot_use_has_no_product_of_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+    torch = library("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     gpu: Any = FakeGpu()
     assert demo.bmm_us(gpu, KernelSpec(Pattern(1, 24, 16, 1)), 16) is None
