@@ -1,4 +1,4 @@
-// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 dbab31b2, spec 9c0342c6
+// ks_1x128x128x3_float16_bsl   ksgen 0.1.0, mma.cu.j2 3a07f412, spec 9c0342c6
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, float16, batch-size-last.
 // Edit the template, not this file.
 //
@@ -70,7 +70,6 @@ constexpr int X_LINES          =       32;  // lines of the X tile: its inputs l
 constexpr int X_RUN            =      128;  // elements per line
 constexpr int X_PITCH          =      272;  // bytes of shared memory from one line to the next, free of bank conflicts
 constexpr int PASSES           =        1;  // tiles of outputs per block, computed sequentially
-constexpr int X_STAGES         =        2;  // stages of X in shared memory
 constexpr int X_STAGE          =     8704;  // bytes from one stage of X to the next
 constexpr int W_BASE           =    17408;  // offset of the weights' stages, in bytes
 constexpr int W_BYTES          =     8192;  // bytes of packed weights per stage
@@ -131,6 +130,7 @@ DEVICE void clear_sums(Sums& sums) {
                     UNROLL for (int q = 0; q < 4; ++q) sums[j][m][n][f][q] = 0;
 }
 struct Totals {
+    static constexpr int AT_ONCE = 1;  // stages per turn of the loop over them
     Sums current;
     DEVICE void clear() { clear_sums(current); }
     DEVICE void end_stage(int) {}
@@ -139,8 +139,13 @@ struct Totals {
 static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than a block can have");
 
 DEVICE bool x_is_wide(const stored* x, const extent batch, const extent x_pitch);
-DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch,
-                   const int first_in, const bool wide);
+DEVICE const stored* first_x(const stored* x, const Tile tile, const extent x_pitch,
+                                     const int first_in);
+DEVICE const stored* next_stage(const stored* from, const stored* x, const Tile tile,
+                                        const extent x_pitch, const int first_in);
+DEVICE void load_x(unsigned char* to, const stored* from, const stored* x, const Tile tile,
+                   const extent x_pitch, const int first_in, const bool wide);
+DEVICE int first_chunk();
 DEVICE void load_packed(unsigned char* to, const Chunk* from);
 DEVICE void multiply_stage(Sums& sums, const unsigned char* x_stage, const unsigned char* packed);
 DEVICE void store_tile(stored* y, const Sums& sums, const Tile tile, const extent batch, const extent y_pitch,
@@ -156,28 +161,35 @@ void ks_1x128x128x3_float16_bsl(
     const extent x_pitch = batch;
     const extent y_pitch = batch;
     Tile tile = find_tile(block_index(), batch);
-    const Chunk* const tile_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16);
     const bool wide = x_is_wide(x, batch, x_pitch);
-    const auto load_stage = [&](const int stage) {
-        if (stage < STEPS) load_x(shared_memory + stage % X_STAGES * X_STAGE, x, tile, x_pitch, stage * TILE_IN, wide);
-        if (stage < PASSES * STEPS)
-            load_packed(shared_memory + W_BASE + stage % STAGES * W_BYTES,
-                        tile_weights + static_cast<extent>(stage) * (W_BYTES / 16));
+    // what this thread copies first of the next stage; to advance takes fewer instructions than to compute it anew
+    const stored* next_x = first_x(x, tile, x_pitch, 0);
+    const Chunk* next_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16) + first_chunk();
+    const auto load_stage = [&](const int stage, const int slot) {
+        if (stage < STEPS) {
+            load_x(shared_memory + (PASSES > 1 ? stage : slot) * X_STAGE, next_x, x, tile, x_pitch, stage * TILE_IN,
+                   wide);
+            next_x = next_stage(next_x, x, tile, x_pitch, (stage + 1) * TILE_IN);
+        }
+        if (stage < PASSES * STEPS) load_packed(shared_memory + W_BASE + slot * W_BYTES, next_weights);
+        next_weights += W_BYTES / 16;
         copy_async_commit();  // one group per call, possibly empty, because `copy_async_wait` counts groups
     };
 
     // STAGES - 1 stages are in flight while one is multiplied; with several passes, also while a tile is stored.
-    UNROLL for (int stage = 0; stage < STAGES - 1; ++stage) load_stage(stage);
+    UNROLL for (int stage = 0; stage < STAGES - 1; ++stage) load_stage(stage, stage);
+    int slot = STAGES - 1;  // of the ring, for the next stage to be copied
     _Pragma("unroll 1") for (int pass = 0; pass < PASSES; ++pass) {
         Totals sums;
         sums.clear();
-        _Pragma("unroll 1") for (int step = 0; step < STEPS; ++step) {
+        _Pragma("unroll Totals::AT_ONCE") for (int step = 0; step < STEPS; ++step) {
             const int stage = pass * STEPS + step;
             copy_async_wait<STAGES - 2>();
             wait_for_block();  // this step's stage is complete, and all threads have read the stage to be overwritten
-            load_stage(stage + STAGES - 1);
-            multiply_stage(sums.current, shared_memory + step % X_STAGES * X_STAGE,
-                           shared_memory + W_BASE + stage % STAGES * W_BYTES);
+            load_stage(stage + STAGES - 1, slot);
+            slot = slot == STAGES - 1 ? 0 : slot + 1;
+            multiply_stage(sums.current, shared_memory + (PASSES > 1 ? step : slot) * X_STAGE,
+                           shared_memory + W_BASE + slot * W_BYTES);
             sums.end_stage(step);
         }
         store_tile(y, sums.end(), tile, batch,
@@ -322,7 +334,7 @@ DEVICE const stored* x_at(const stored* x, const Tile tile, const extent x_pitch
     return x + first_feature * x_pitch + tile.first_batch + run;
 }
 DEVICE bool run_is_inside(const Tile tile, const int, const int run) { return run < tile.batch_left; }
-DEVICE int lines_inside(const Tile, const int first_in) { return C - first_in; }
+DEVICE int lines_inside(const Tile, const int first_in) { return C % TILE_IN == 0 ? TILE_IN : C - first_in; }
 // Input in element e of lane t's operand, as an index within the stage. `in_stage` is the instruction's number within
 // the stage, times K_STEP.
 DEVICE constexpr int input_of(const int in_stage, const int t, const int e) { return in_stage + 4 * e + t; }
@@ -353,24 +365,35 @@ DEVICE void copy_x(unsigned char* to, const stored* from, const bool inside) {
     if constexpr (WIDTH > 1) copy_async_16(to, from, inside);
     else copy_element(to, from, inside);
 }
+// The line, and the offset in it, of a thread's first copy of a stage.
 template <int WIDTH>
-DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, const extent x_pitch,
-                       const int first_in) {
-    constexpr int STEP = THREADS * WIDTH;
+DEVICE int first_line() { return thread_index() / (X_RUN / WIDTH); }
+template <int WIDTH>
+DEVICE int first_run() { return thread_index() % (X_RUN / WIDTH) * WIDTH; }
+// The address from which it makes this copy, if copies are wide.
+DEVICE const stored* first_x(const stored* x, const Tile tile, const extent x_pitch,
+                                     const int first_in) {
+    return x_at(x, tile, x_pitch, first_in, first_line<X_VECTOR>(), first_run<X_VECTOR>());
+}
+template <int WIDTH>
+DEVICE void load_lines(unsigned char* stage, const stored* from, const stored* x, const Tile tile,
+                       const extent x_pitch, const int first_in) {
     constexpr int SIZE = static_cast<int>(sizeof(stored));
-    int line = thread_index() * WIDTH / X_RUN, run = thread_index() * WIDTH % X_RUN;
-    const int lines = lines_inside(tile, first_in);
-    if constexpr (STEP % X_RUN == 0) {  // a round copies whole lines, so only the line changes
-        const stored* from = x_at(x, tile, x_pitch, first_in, line, run);
-        unsigned char* to = stage + line * X_PITCH + run * SIZE;
-        const bool inside = run_is_inside(tile, first_in, run);
-        constexpr int AT_ONCE = WIDTH > 1 ? 2 : 1;  // unrolling further would take registers from the sums
-        _Pragma("unroll AT_ONCE") for (; line < X_LINES; line += STEP / X_RUN) {
-            copy_x<WIDTH>(to, from, inside && line < lines);
-            from += STEP / X_RUN * next_line(x_pitch);
-            to += STEP / X_RUN * X_PITCH;
+    constexpr int AT_ONCE = THREADS * WIDTH / X_RUN;  // lines that all threads copy in a round
+    int line = first_line<WIDTH>(), run = first_run<WIDTH>();
+    if constexpr (AT_ONCE > 0) {  // a round copies whole lines, so only the line changes; a few threads may be idle
+        if (THREADS * WIDTH % X_RUN != 0 && line >= AT_ONCE) return;
+        unsigned char* const to = stage + line * X_PITCH + run * SIZE;
+        const int lines = run_is_inside(tile, first_in, run) ? lines_inside(tile, first_in) - line : 0;
+        constexpr int ROUNDS = WIDTH > 1 ? (X_LINES + AT_ONCE - 1) / AT_ONCE : 1;
+        _Pragma("unroll ROUNDS") for (int first = 0; first < X_LINES; first += AT_ONCE) {
+            if (X_LINES % AT_ONCE == 0 || line + first < X_LINES)
+                copy_x<WIDTH>(to + first * X_PITCH, from, first < lines);
+            from += AT_ONCE * next_line(x_pitch);
         }
     } else {
+        const int lines = lines_inside(tile, first_in);
+        constexpr int STEP = THREADS * WIDTH;
         _Pragma("unroll 1") while (line < X_LINES) {
             copy_x<WIDTH>(stage + line * X_PITCH + run * SIZE, x_at(x, tile, x_pitch, first_in, line, run),
                           run_is_inside(tile, first_in, run) && line < lines);
@@ -380,17 +403,27 @@ DEVICE void load_lines(unsigned char* stage, const stored* x, const Tile tile, c
         }
     }
 }
-DEVICE void load_x(unsigned char* to, const stored* x, const Tile tile, const extent x_pitch,
-                   const int first_in, const bool wide) {
-    if (X_VECTOR > 1 && wide) load_lines<X_VECTOR>(to, x, tile, x_pitch, first_in);
-    else load_lines<1>(to, x, tile, x_pitch, first_in);
+DEVICE void load_x(unsigned char* to, const stored* from, const stored* x, const Tile tile,
+                   const extent x_pitch, const int first_in, const bool wide) {
+    if (X_VECTOR > 1 && wide) {
+        load_lines<X_VECTOR>(to, from, x, tile, x_pitch, first_in);
+    } else {
+        const stored* const element = x_at(x, tile, x_pitch, first_in, first_line<1>(), first_run<1>());
+        load_lines<1>(to, element, x, tile, x_pitch, first_in);
+    }
 }
+DEVICE const stored* next_stage(const stored* from, const stored*, const Tile,
+                                        const extent x_pitch, const int) {
+    return from + TILE_IN * next_line(x_pitch);
+}
+// A warp copies neighbouring chunks, so that offsets in its instructions serve most of them.
+constexpr int CHUNKS = W_BYTES / 16;
+constexpr int CHUNKS_OF_WARP = (CHUNKS + THREADS - 1) / THREADS * 32;
+DEVICE int first_chunk() { return thread_index() / 32 * CHUNKS_OF_WARP + thread_index() % 32; }
 DEVICE void load_packed(unsigned char* to, const Chunk* from) {
-    constexpr int CHUNKS = W_BYTES / 16;
-    from += thread_index();
-    to += thread_index() * 16;
-    UNROLL for (int at = 0; at < CHUNKS; at += THREADS) {
-        if (CHUNKS % THREADS == 0 || at + thread_index() < CHUNKS) copy_async_16(to + at * 16, from + at, true);
+    to += first_chunk() * 16;
+    UNROLL for (int at = 0; at < CHUNKS_OF_WARP; at += 32) {
+        if (CHUNKS % THREADS == 0 || first_chunk() + at < CHUNKS) copy_async_16(to + at * 16, from + at, true);
     }
 }
 

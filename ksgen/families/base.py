@@ -181,6 +181,7 @@ class Work(NamedTuple):
     stages: int = 0
     synchronous: int = 0  # stages whose copies pass through registers
     products: int = 0  # multiply instructions of warps; 0: not counted
+    reads: int = 0  # by warps, of 16 bytes of operands per lane; 0: not counted
 
 
 class Modelled(Protocol[ConstantsT_contra]):

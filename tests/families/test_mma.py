@@ -15,6 +15,7 @@ from ksgen.measure.verify import make_problem
 from ksgen.pattern import Pattern
 from ksgen.reference import wide_type
 from ksgen.spec import LAYOUTS, Epilogue, KernelSpec
+from tests.support import sass
 from tests.support.counting import compared, count_kernel
 from tests.support.kernels import check as check_result
 from tests.support.kernels import in_emulator, multiply, source_of
@@ -199,6 +200,31 @@ def test_races_of_warps_along_j_and_of_resident_x(
 ) -> None:
     each = KernelSpec(Pattern(*pattern), precision, "bsf", Epilogue(True, "relu", True))
     check_result(source_of("mma", each, constants), 37, in_emulator(sanitize="race"))
+
+
+@pytest.mark.parametrize("sanitize", ["address", "race"])
+def test_copies_whose_last_round_has_fewer_lines_and_leaves_threads_and_warps_idle(sanitize: str) -> None:
+    """128 threads copy ten of 64 lines of twelve chunks at once; three of four warps copy all weights."""
+    each = KernelSpec(Pattern(1, 48, 96, 3), "float16", "bsf")
+    source = source_of("mma", each, MmaConstants(64, 16, 32, 3, 4, 1, 2, 0, 1))
+    check_result(source, 65, in_emulator(sanitize=sanitize))
+
+
+@pytest.mark.parametrize(
+    ("precision", "target", "most"),
+    [("bfloat16", "sm_80", 2.8), ("bfloat16", "sm_90a", 2.9), ("tf32x3", "sm_80", 4.1), ("tf32x3", "sm_90a", 3.5)],
+)
+def test_main_loops_have_few_other_instructions_per_product(precision: str, target: str, most: float) -> None:
+    sass.needed_disassembler()
+    constants = {
+        "bfloat16": MmaConstants(64, 128, 32, 4, 2, 4, 3, 0, 1),
+        "tf32x3": MmaConstants(32, 64, 16, 4, 2, 2, 3, 16 if target == "sm_80" else 32, 1),
+    }[precision]
+    source = render(KernelSpec(Pattern(1, 512, 512, 4), precision), constants)
+    built = sass.compiled(source.text, source.entry, target)
+    loop = sass.main_loop(sass.listing_of(built.data), source.entry)
+    assert loop.total() <= (1 + most) * sass.products(loop)
+    assert built.resources.spill_bytes == 0
 
 
 @pytest.mark.exhaustive

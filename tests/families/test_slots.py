@@ -6,6 +6,7 @@ import pytest
 
 from ksgen.families import FAMILIES, cuda_limits, slots
 from ksgen.families import expected as model
+from ksgen.families.mma.shape import MmaConstants, MmaTiling
 from ksgen.pattern import Pattern
 from ksgen.spec import ACTIVATIONS, Epilogue, KernelSpec
 
@@ -27,6 +28,23 @@ def test_issue_slots_bound_plain_multiply_adds_where_one_takes_a_slot() -> None:
         assert found is not None
         assert (found.inside == pytest.approx(issue_s)) is is_bound
         assert found.inside >= issue_s
+
+
+def test_reads_of_operands_issue_more_instructions_if_a_warp_has_fewer_products_for_each() -> None:
+    """Twice the columns per warp read and split each weight for twice the products."""
+    kernel, family = KernelSpec(Pattern(1, 512, 512, 2), "tf32x3"), FAMILIES["mma"]
+    few = MmaConstants(32, 64, 16, 2, 2, 2, 3, 16, 1)
+    many = few.changed(tile_batch=64)
+    per_product = []
+    for constants in (few, many):
+        work = family.work(kernel, constants, 64 * 1024)
+        issued = slots.issued_by("mma", kernel, "sm_80")
+        assert issued is not None
+        per_product.append(issued.per_read * work.reads / work.products)
+        tiling = MmaTiling.of(kernel, constants)
+        # per K step of 8 and product of its three: two words of X per column tile, and four of the weights per row tile
+        assert 12 * work.reads == work.products * (2 / tiling.row_tiles + 4 / tiling.column_tiles)
+    assert per_product[1] == pytest.approx(2 / 3 * per_product[0])
 
 
 def test_rows_of_the_table_of_issued_instructions() -> None:

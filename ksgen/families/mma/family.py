@@ -18,7 +18,7 @@ from ksgen.families.mma.chain import CHAIN_RULES, MmaChainConstants, MmaChainTil
 from ksgen.families.mma.defaults import default, others, promotion
 from ksgen.families.mma.shape import COLUMNS, ROWS, RULES, MmaConstants, MmaTiling
 from ksgen.families.operands import CHUNK, has_products, is_precise
-from ksgen.families.tiles import divide_up, packing_constexprs, product_constexprs
+from ksgen.families.tiles import WARP, divide_up, packing_constexprs, product_constexprs
 from ksgen.spec import KernelSpec
 
 AnyMmaConstants = MmaConstants | MmaChainConstants
@@ -116,6 +116,7 @@ class Mma(GpuProduct[AnyMmaConstants]):
             returned_bytes=runs * sum(each.wasted_bytes for each in shape.copying),
             stages=runs * sum(each.block_stages for each in shape.factors),
             products=multiply_adds // (ROWS * COLUMNS * shape.factors[0].k_step),
+            reads=runs * read // (CHUNK * WARP),
         )
 
     # ---- the source
@@ -217,7 +218,6 @@ class Mma(GpuProduct[AnyMmaConstants]):
             named(shape, "X_RUN", "elements per line"),
             named(shape, "X_PITCH", "bytes of shared memory from one line to the next, free of bank conflicts"),
             named(shape, "PASSES", "tiles of outputs per block, computed sequentially"),
-            named(shape, "X_STAGES", "stages of X in shared memory"),
             named(shape, "X_STAGE", "bytes from one stage of X to the next"),
             named(shape, "W_BASE", "offset of the weights' stages, in bytes"),
             named(shape, "W_BYTES", "bytes of packed weights per stage"),

@@ -205,10 +205,6 @@ class MmaTiling(TensorTile):
         return self.x_lines * self.x_pitch
 
     @property
-    def x_stages(self) -> int:
-        return self.steps if self.constants.resident else self.constants.stages
-
-    @property
     def x_stage(self) -> int:
         """Bytes from one stage of X to the next; if X is resident, stages are parts of the same lines."""
         return self.x_run * self.kernel.x_item_bytes if self.constants.resident else self.x_bytes
