@@ -138,8 +138,8 @@ PROMISES = {  # by the names that families had before one took any number of fac
 # most that SAMPLE and the first FEW stratified patterns had on the main targets, and a little more. A smaller figure is
 # progress: write it down.
 OFF = 1.25
-# Loops of copies take several rounds in some of their tiles, and are counted once.
-OFF_OF = {("mma", "bfloat16", "bsf"): 1.5, ("mma", "tf32x3", "bsf"): 1.5}
+# Rounds of copies differ in number, and those of unaligned rows in length.
+OFF_OF = {("mma", precision, "bsf"): 1.5 for precision in ("bfloat16", "float16", "tf32x3")}
 # Least share of multiply-adds in the main loop of `simt` in float32 for sm_90a, over the first COUNTED stratified
 # patterns.
 COUNTED, SHARES = 24, {"bsf": 0.83, "bsl": 0.88}

@@ -1,4 +1,4 @@
-// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 3a07f412, spec e6e1972c
+// ks_1x128x128x3_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 0acc27b4, spec e6e1972c
 // Y = X K^T, support I_1 ⊗ 1_{128x128} ⊗ I_3, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -168,7 +168,7 @@ void ks_1x128x128x3_bfloat16_bsf(
     const extent y_pitch = 384;
     Tile tile = find_tile(block_index(), batch);
     const bool wide = x_is_wide(x, batch, x_pitch);
-    // what this thread copies first of the next stage; to advance takes fewer instructions than to compute it anew
+    // what this thread copies first of the next stage: to advance it takes fewer instructions than to compute it again
     const stored* next_x = first_x(x, tile, x_pitch, 0);
     const Chunk* next_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16) + first_chunk();
     const auto load_stage = [&](const int stage, const int slot) {

@@ -1,4 +1,4 @@
-// ks_2x48x192x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 3a07f412, spec a910390e
+// ks_2x48x192x1_bfloat16_bsl   ksgen 0.1.0, mma.cu.j2 0acc27b4, spec a910390e
 // Y = X K^T, support I_2 ⊗ 1_{48x192} ⊗ I_1, bfloat16, batch-size-last.
 // Edit the template, not this file.
 //
@@ -160,7 +160,7 @@ void ks_2x48x192x1_bfloat16_bsl(
     const extent y_pitch = batch;
     Tile tile = find_tile(block_index(), batch);
     const bool wide = x_is_wide(x, batch, x_pitch);
-    // what this thread copies first of the next stage; to advance takes fewer instructions than to compute it anew
+    // what this thread copies first of the next stage: to advance it takes fewer instructions than to compute it again
     const stored* next_x = first_x(x, tile, x_pitch, 0);
     const Chunk* next_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16) + first_chunk();
     const auto load_stage = [&](const int stage, const int slot) {

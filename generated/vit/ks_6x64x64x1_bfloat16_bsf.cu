@@ -1,4 +1,4 @@
-// ks_6x64x64x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 3a07f412, spec 4dd6bb34
+// ks_6x64x64x1_bfloat16_bsf   ksgen 0.1.0, mma.cu.j2 0acc27b4, spec 4dd6bb34
 // Y = X K^T, support I_6 ⊗ 1_{64x64} ⊗ I_1, bfloat16, batch-size-first.
 // Edit the template, not this file.
 //
@@ -164,7 +164,7 @@ void ks_6x64x64x1_bfloat16_bsf(
     const extent y_pitch = 384;
     Tile tile = find_tile(block_index(), batch);
     const bool wide = x_is_wide(x, batch, x_pitch);
-    // what this thread copies first of the next stage; to advance takes fewer instructions than to compute it anew
+    // what this thread copies first of the next stage: to advance it takes fewer instructions than to compute it again
     const stored* next_x = first_x(x, tile, x_pitch, 0);
     const Chunk* next_weights = weights + static_cast<extent>(tile.weights) * STEPS * (W_BYTES / 16) + first_chunk();
     const auto load_stage = [&](const int stage, const int slot) {
