@@ -514,8 +514,7 @@ def standings(rows: Sequence[ResultRow]) -> ResultTable:
         part = f"{work}, {STEP_TITLES[results.step]}, {results.precision}"
         for name in names:
             ratios.setdefault((name, part), []).extend(results.over(LAYER, [name], layout).values())
-        counting = results.over(LAYER, names, layout)  # without jobs where any unreliable time may be the fastest
-        for job in filter(counting.__contains__, results.over(LAYER, EVERYONE, layout)):
+        for job in results.over(LAYER, EVERYONE, layout):
             firsts[results.fastest(names, layout, job), part] += 1
             parts[part] = None
     lines = []

@@ -90,9 +90,6 @@ def test_a_contenders_times_are_compared_with_a_layers_and_it_is_counted_where_i
         for name, us in times
     ]
     products.append(row("1,4,4,2", "scipy", median_us=19.0, quartile1_us=9.0, batch=1, layout="bsf", doubt="noise"))
-    # one of ksgen's may be the fastest, too: no contender is first
-    products += [row("1,2,2,2", name, median_us=us, batch=16) for name, us in (("layer", 10.0), ("bmm", 8.0))]
-    products.append(row("1,2,2,2", "ksgen", median_us=9.0, quartile1_us=7.0, batch=16, doubt="noise"))
     table = standings([*products, *TRAINING, *ROWS])
     # the last pattern counts for `bmm` alone: an unreliable time may be the fastest
     assert table.columns == (
@@ -102,8 +99,8 @@ def test_a_contenders_times_are_compared_with_a_layers_and_it_is_counted_where_i
         ("ksgen", "x0.80 (1 of 1)", "-", "-"),
         ("one_launch", "-", "x0.83 (1 of 1)", "-"),
         ("each_layer", "-", "x1.25 (0 of 1)", "-"),
-        ("layer", "x1.00 (0 of 4)", "x1.00 (0 of 1)", "x1.00 (1 of 2)"),
-        ("bmm", "x1.34 (1 of 4)", "-", "x2.50 (0 of 1)"),
+        ("layer", "x1.00 (0 of 3)", "x1.00 (0 of 1)", "x1.00 (1 of 2)"),
+        ("bmm", "x1.59 (1 of 3)", "-", "x2.50 (0 of 1)"),
         ("einsum", "-", "x3.00 (0 of 1)", "-"),
         ("dense", "-", "-", "x2.00 (0 of 1)"),
         ("pieces", "-", "x1.50 (0 of 1)", "-"),
