@@ -30,7 +30,7 @@ from ksgen.wisdom import MOST_ATTEMPTS, load_wisdom
 from tests.support.fake_gpu import FakeGpu
 from tests.support.tuning_search import TimedEngine, some_of_space, time_shortly
 
-JOB = Job(KernelSpec(Pattern(1, 24, 9, 2), "float16"), 70)
+JOB = Job(KernelSpec(Pattern(1, 24, 16, 2), "float16"), 70)
 OTHER = Job(KernelSpec(Pattern(2, 8, 16, 1), "float16"), 70)
 NAME = FakeGpu().name
 

@@ -67,17 +67,17 @@ def calibrate(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["calibrate", *arguments], catch_exceptions=True)
 
 
-HALF = ("1,24,9,2", "--precision", "float16", "--batch", "70")
+HALF = ("1,24,16,2", "--precision", "float16", "--batch", "70")
 
 
 def test_a_pattern_is_tried_and_a_second_run_finds_nothing_to_do(home: Path) -> None:
     done = calibrate(*HALF)
     assert done.exit_code == 0, done.output
     assert "1 kernel, 0 known; 1 to try" in done.stderr
-    assert "[1/1] 1,24,9,2 float16 bsf: 10.0 us" in done.stderr
+    assert "[1/1] 1,24,16,2 float16 bsf: 10.0 us" in done.stderr
     assert "1 of 1 kernel settled on Fake GPU: 1 tried now." in done.stdout
     assert "3.00 times as fast as the defaults (geometric mean of 1 kernel)." in done.stdout
-    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("1,24,9,2")]
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("1,24,16,2")]
     assert row[-5:-2] == ["mma", "10.0", "3.00x"]
     assert row[-1] == "trial"
     again = calibrate(*HALF, "--json")
@@ -121,9 +121,9 @@ def test_open_and_given_up_kernels_are_counted_apart_and_the_default_is_shown(
         assert "0 of 1 kernel settled on Fake GPU: 1 tried now.\n? 1 of 1 time unreliable" in done.stdout
         assert f"\n1 kernel {again}\n" in done.stdout
         assert settled not in done.stdout
-        (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("1,24,9,2")]
+        (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("1,24,16,2")]
         assert row[-4:] == ["simt", "30.0?", "default", "kept"]
-    both = ("1,24,9,2", "2,8,16,1", "--precision", "float16", "--batch", "70")
+    both = ("1,24,16,2", "2,8,16,1", "--precision", "float16", "--batch", "70")
     done = calibrate(*both)
     assert "1 of 2 kernels settled on Fake GPU: 2 tried now.\n? 2 of 2 times unreliable" in done.stdout
     assert f"\n1 kernel {again}\n1 kernel {settled}\n" in done.stdout
@@ -146,16 +146,16 @@ def test_a_spec_is_tried_at_each_batch_with_its_layers_and_gradients(home: Path)
 
 
 def test_what_cannot_be_measured_is_reported_and_the_rest_is_kept(home: Path) -> None:
-    done = calibrate("1,24,9,2", "--precision", "float16", "--batch", "13,70")
+    done = calibrate("1,24,16,2", "--precision", "float16", "--batch", "13,70")
     assert done.exit_code == 1
     assert "1 of 2 kernels settled on Fake GPU" in done.stdout
-    assert "\nksgen: ks_1x24x9x2_float16_bsf, batch 13: no candidate could be measured; wrong:" in done.stderr
+    assert "\nksgen: ks_1x24x16x2_float16_bsf, batch 13: no candidate could be measured; wrong:" in done.stderr
     assert [entry.batch for entry in load_wisdom("Fake GPU").entries()] == [70]
 
 
 def test_the_report_has_the_device_and_all_trials_and_nothing_personal(home: Path) -> None:
     report = home / "report.json"
-    calibrate("1,24,9,2", "--precision", "float16", "--batch", "13,70", "--report", str(report))
+    calibrate("1,24,16,2", "--precision", "float16", "--batch", "13,70", "--report", str(report))
     text = report.read_text()
     content = json.loads(text)
     assert content["device"]["name"] == "Fake GPU"
@@ -184,7 +184,7 @@ def test_reasons_lose_the_names_of_files(text: str, kept: str) -> None:
 
 
 def test_compilers_of_the_report_lose_the_names_of_files() -> None:
-    made_by, kernel = "g++ (GCC) 13.2.0 -B/home/ann/tools -O2, 1a2b", KernelSpec(Pattern(1, 24, 9, 2))
+    made_by, kernel = "g++ (GCC) 13.2.0 -B/home/ann/tools -O2, 1a2b", KernelSpec(Pattern(1, 24, 16, 2))
     constants = render(kernel).constants
     trial = Trial(kernel, 70, "EPYC", "simt", constants, "", "measured", driver=made_by, compiler=made_by)
     content = command.report_of(replace(Machine().facts, driver_version=made_by), None, [trial])
@@ -211,10 +211,10 @@ def test_a_user_without_a_home_has_reasons_too(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "kernel",
     [
-        KernelSpec(Pattern(1, 24, 9, 2), "float16", "bsl", Epilogue(True, "gelu", True)),
-        KernelSpec(Pattern(1, 24, 9, 2), "float32", "bsf", Epilogue(False, "relu", True, True)),
-        KernelSpec(Pattern(1, 24, 9, 2), "float32", "bsf", job="gradient"),
-        KernelSpec(Pattern(1, 24, 9, 2), weights="int8", inputs="int8"),
+        KernelSpec(Pattern(1, 24, 16, 2), "float16", "bsl", Epilogue(True, "gelu", True)),
+        KernelSpec(Pattern(1, 24, 16, 2), "float32", "bsf", Epilogue(False, "relu", True, True)),
+        KernelSpec(Pattern(1, 24, 16, 2), "float32", "bsf", job="gradient"),
+        KernelSpec(Pattern(1, 24, 16, 2), weights="int8", inputs="int8"),
         KernelSpec(Chain.read(["6,64,64,1", "1,768,192,2"]), between="relu", out_layout="bsl"),
         KernelSpec((Chain.read("2,24,16,1"), Chain.read(["2,9,16,1", "1,4,18,1"])), "float16", stride="any"),
     ],
@@ -239,8 +239,8 @@ def test_the_command_that_explain_names_tries_that_kernel_on_that_device(
     ("arguments", "message"),
     [
         (("6,64,64,1", "--chain"), "--chain of 1 pattern; accepted: a layer's patterns"),
-        (("1,24,9,2", "--batch", "0"), "--batch '0'; accepted: whole numbers from 1 up"),
-        (("1,24,9,2", "--model", "vit-s16"), "with other kernels; accepted: a model alone, or patterns and specs"),
+        (("1,24,16,2", "--batch", "0"), "--batch '0'; accepted: whole numbers from 1 up"),
+        (("1,24,16,2", "--model", "vit-s16"), "with other kernels; accepted: a model alone, or patterns and specs"),
         (("--model", "vit"), "did you mean vit-s16"),
         (("--model", "vit-s16", "--bias"), "with options of patterns; accepted: --precision, --batch, --device"),
         (("--model", "vit-s16", "--layout", "bsl"), "with options of patterns; accepted: --precision"),
