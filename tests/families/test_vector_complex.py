@@ -86,7 +86,7 @@ def test_tiles_leave_space_for_what_is_kept_twice() -> None:
             kernel = KernelSpec(Pattern(*pattern), precision, layout)
             for found, family in ((kernel, "vector"), (replace(kernel, job="gradient"), "cpu_gradient")):
                 constants = FAMILIES[family].default(found, limits)
-                is_kept_down = family == "cpu_gradient" and constants.along == "batch"
+                is_kept_down = family == "cpu_gradient" and FAMILIES[family].shape(found, constants).holds_inputs
                 kept = constants.height if is_kept_down else constants.width
                 assert constants.height * constants.width + 2 * kept + 2 <= registers
                 assert constants.lanes == max(2, bytes_of_a_vector // found.real_bytes)

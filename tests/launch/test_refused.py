@@ -382,7 +382,7 @@ def test_a_driver_is_asked_for_tensor_maps_and_clusters(runtime: str) -> None:
     ("fault", "precision", "family", "kernels"),
     [
         ("cuLaunchKernelEx:912@1", "tf32x3", "wgmma 1", ["wgmma without clusters"]),
-        ("cuLaunchKernelEx:912", "tf32x3", "simt None", ["wgmma without clusters", "simt"]),
+        ("cuLaunchKernelEx:912", "tf32x3", "mma None", ["wgmma without clusters", "mma"]),
         ("cuTensorMapEncodeTiled:1", "float16", "mma None", ["mma"]),
     ],
 )
