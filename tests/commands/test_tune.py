@@ -164,7 +164,7 @@ def test_a_layer_is_tuned_as_one_launch_and_factor_by_factor(home: Path) -> None
     said = launcher.explain(70, device="opencl:0")
     assert "searches measured" in said
     one, apart = map(float, re.findall(r"([\d.e+]+) us", said)[:2])
-    assert ("one launch, by vector" in said) == (one < apart)
+    assert one == apart or ("one launch, by vector" in said) == (one < apart)  # equal once rounded: either
     assert "searches measured" not in launcher.explain(7000, device="opencl:0")  # far from what was measured
     with_bias = Epilogue(bias=True)
     assert "searches measured" in launcher.explain(70, device="opencl:0", epilogue=with_bias)
