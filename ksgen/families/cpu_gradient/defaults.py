@@ -74,9 +74,8 @@ def default_by_vectors(kernel: KernelSpec, limits: Limits, batch: int) -> Vector
     constants = replace(constants, block=_block(kernel, constants, batch))
     shape = VectorGradientTiling(kernel, constants)
     parts, pieces = shared_out(shape, limits, batch)
-    planes = shape.columns // shape.plane_columns
-    if planes % (2 * limits.multiprocessors) == 0:  # pieces that share a plane would each copy its inputs
-        pieces = min(pieces, planes)
+    if shape.planes % (2 * limits.multiprocessors) == 0:  # pieces that share a plane would each copy its inputs
+        pieces = min(pieces, shape.planes)
     return replace(constants, parts=parts, pieces=pieces)
 
 

@@ -274,7 +274,7 @@ class VectorGradientTiling(Planes, GradientParts):
         again = 1 if outputs + inputs <= FIRST_LEVEL_BYTES else self.rows
         missed = self.columns * outputs * again + tiles * inputs
         # pieces that copy the inputs of one plane
-        sharing = max(1.0, constants.pieces / divide_up(self.columns, self.plane_columns))
+        sharing = max(1.0, constants.pieces / self.planes)
         are_whole = self.run_in % lanes == 0 if self.transposes else self.piece > 1
         copied = sharing * self._copied(pattern.inputs, block, are_whole) + self._copied(pattern.outputs, block, False)
         parts = self.parts(batch)

@@ -116,6 +116,13 @@ class Planes:
         return self.tiles * a * (self.planes_j if self.is_along_outputs else d)
 
     @property
+    def planes(self) -> int:
+        a, _, _, d = self.kernel.pattern.shape
+        if self.is_along_outputs:
+            return a * self.planes_j
+        return a // self.scope if self.transposes else a * d
+
+    @property
     def plane_columns(self) -> int:
         """Columns that share the inputs that a work group copies."""
         return self.scope * self.kernel.pattern.d * self.tiles if self.transposes else self.tiles

@@ -89,13 +89,6 @@ class VectorTiling(Planes):
         return self.scope * self.kernel.pattern.d if self.transposes else 1
 
     @property
-    def planes(self) -> int:
-        a, _, _, d = self.kernel.pattern.shape
-        if self.is_along_outputs:
-            return a * self.planes_j
-        return a // self.scope if self.transposes else a * d
-
-    @property
     def together(self) -> int:
         """Inputs l that a lane multiplies at a time."""
         return 2 if self.constants.pairs else 1
