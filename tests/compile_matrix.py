@@ -12,9 +12,7 @@ so the first SLICED that the family serves; and, where a family says so, the fir
 sm_75, sm_86 and sm_89 add little: sm_86 and sm_89 gave the same registers for every kernel, and sm_75 went no further
 from the estimate with forty patterns than with ten. sm_103, sm_110 and sm_121 are left out. `--everything` takes all
 targets, and MANY everywhere; `--every 5` takes the first of each precision and layout, for each way to store weights, X
-and slices, with and without ties and exchanges, and each fifth after it. `--sample` takes of each of these only the
-first that has it, for each layout, as CI does for each change. The binaries go into ksgen's cache, so that a second
-time takes seconds.
+and slices, XX
 
 Machine code is read where cuobjdump and nvdisasm are installed. `--instructions` prints the main loop of each kernel,
 as instructions per product by kind, next to what bounds the kernel by the cost model and its share of the floor.
@@ -48,6 +46,7 @@ from ksgen.spec import JOBS, LAYOUTS, PRECISIONS, STORAGES, Epilogue, KernelSpec
 from ksgen.spec.kernel import activations_of
 from ksgen.spec.storage import STORED as STORED_WEIGHTS
 from ksgen.spec.storage import x_precisions
+from tests.rings import covering
 from tests.support import sass
 from tests.support.exchange import SINGLE_INPUTS, SINGLE_OUTPUTS
 
@@ -268,16 +267,13 @@ def sources(
 
 
 def sampled(wanted: Iterable[KernelSpec], supports: Callable[[KernelSpec], bool]) -> Iterator[KernelSpec]:
-    """Yield each served kernel with a new layout, job, precision, stride or storage, or the first tie or exchange."""
-    seen: set[tuple[str, str, object]] = set()
-    for kernel in wanted:
-        own = {
-            (kernel.layout, name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")
-        }
-        own |= {(kernel.layout, "group", kernel.is_group), *((kernel.layout, *each) for each in kinds_of(kernel))}
-        if not own <= seen and supports(kernel):
-            seen |= own
-            yield kernel
+    """A few kernels with all layouts, jobs, precisions, strides and storages, and with ties and exchanges."""
+
+    def values_of(kernel: KernelSpec) -> set[object]:
+        own = {(name, getattr(kernel, name)) for name in ("job", "precision", "stride", "weights", "inputs")}
+        return {(kernel.layout, *each) for each in (*own, ("group", kernel.is_group), *kinds_of(kernel))}
+
+    return covering({kernel: values_of(kernel) for kernel in wanted}, supports)
 
 
 def kinds_of(kernel: KernelSpec) -> list[tuple[str, bool]]:
@@ -513,7 +509,7 @@ def table(outcomes: Iterable[Outcome]) -> Iterator[str]:
     "--sample",
     "is_sample",
     is_flag=True,
-    help="Of each precision, stride and storage the first kernel, for each layout.",
+    help="Only a few kernels with all precisions, strides and storages, in each layout.",
 )
 @click.option("--everything", is_flag=True, help="All patterns for all targets.")
 @click.option("--instructions", "has_loops", is_flag=True, help="Print each kernel's main loop too.")

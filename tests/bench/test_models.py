@@ -133,6 +133,7 @@ def test_causal_attention_does_not_see_what_comes(name: str) -> None:
     torch.testing.assert_close(model(changed)[:, :-1], model(tokens)[:, :-1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("name", ["gpt2-medium", "llama-1b"])
 def test_tokens_are_decoded_one_by_one(name: str, is_sparse: bool) -> None:

@@ -76,6 +76,7 @@ STORES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "layout", "batch"), STORES)
 def test_an_instruction_rounds_results(family: str, layout: str, batch: int | None) -> None:

@@ -277,6 +277,7 @@ def test_whole_cache_lines_of_weights_are_stored(d: int, at_once: int) -> None:
         agrees(kernel, constants, batch)
 
 
+@pytest.mark.exhaustive
 @needs_opencl
 @pytest.mark.parametrize(("shape", "square"), [((2, 21, 19, 1), 8), ((2, 13, 11, 2), 4), ((1, 9, 7, 4), 2)])
 @pytest.mark.parametrize("height", [3, 6, 8])

@@ -223,6 +223,7 @@ def test_gradients_count_the_sectors_of_exchanged_outputs() -> None:
     assert moved("8,64,64,1@k.i", "bsf") - moved("8,64,64,1", "bsf") >= (8 - 1) * y_bytes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitize", ["address", "race"])
 @pytest.mark.parametrize(
     ("family", "precision"),

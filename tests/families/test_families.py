@@ -128,6 +128,7 @@ def activated(values: kernels.Array, precision: str, activation: Activation) -> 
     return np.asarray(kernels.multiply(problem, source_of("simt", kernel), in_emulator())[:, 0])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_an_activation_of_nan_is_nan(activation: Activation, precision: str) -> None:

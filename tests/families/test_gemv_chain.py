@@ -124,6 +124,7 @@ def test_weights_and_x_in_eight_bits(
     assert compare(problem, y)[0] <= problem.tolerance
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sanitize", ["address", "race"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_exchanged_outputs_have_no_races(layout: str, sanitize: str) -> None:

@@ -95,6 +95,7 @@ CASES: list[tuple[Chains, str, str, Epilogue, int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("chains", "precision", "layout", "epilogue", "batch", "more"), CASES)
 def test_agrees_with_float64_and_gives_the_bits_of_one_launch_per_layer(
     chains: Chains, precision: str, layout: str, epilogue: Epilogue, batch: int, more: dict[str, Any]

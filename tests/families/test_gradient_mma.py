@@ -64,6 +64,7 @@ def test_rules_of_tensor_cores_on_job_layout_and_precision() -> None:
         check(TENSOR_CORES, kernel(), GOOD_MMA)
 
 
+@pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.parametrize("shape", [(2, 9, 5, 3), (2, 16, 8, 4)])
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])

@@ -210,6 +210,7 @@ def test_copies_whose_last_round_has_fewer_lines_and_leaves_threads_and_warps_id
     check_result(source, 65, in_emulator(sanitize=sanitize))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("precision", "target", "most"),
     [("bfloat16", "sm_80", 2.8), ("bfloat16", "sm_90a", 2.9), ("tf32x3", "sm_80", 4.1), ("tf32x3", "sm_90a", 3.5)],

@@ -72,6 +72,7 @@ def by_vectors(kernel: KernelSpec, along: str, lanes: int = 8, pairs: int = 0) -
     return case(vectors, kernel, along, lanes, (3, 2), 3, 2, pairs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("kernel", "constants"),
@@ -89,6 +90,7 @@ def test_a_kernel_specialised_to_one_batch(kernel: KernelSpec, constants: Any) -
 ENDING = Epilogue(True, "gelu", True, True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("kernel", "constants"),

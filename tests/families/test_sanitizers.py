@@ -62,6 +62,7 @@ def device(sanitizer: str, folder: Path) -> ProgramDevice:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("sanitizer", "case"),
     [

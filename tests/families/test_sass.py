@@ -283,6 +283,7 @@ def test_a_main_loop_has_the_instructions_that_the_cost_model_counts(
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("pattern", "layout", "least", "most"),
     [
@@ -309,6 +310,7 @@ def test_most_instructions_are_multiply_adds(pattern: Pattern, layout: str, leas
     assert sass.outside_main_loop(listing, source.entry) / outputs <= most
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("pattern", "layout", "epilogue", "most"),
     [
@@ -352,6 +354,7 @@ def test_gelu_is_short_where_results_have_16_bits(target: str) -> None:
     assert (gelu - plain <= 9.5, gelu_tanh - plain <= 11.5) == (True, True), instructions
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("patterns", [(Pattern(1, 768, 192, 2),), (Pattern(6, 64, 64, 1), Pattern(1, 768, 192, 2))])
 def test_a_bias_is_widened_once_for_all_rows_of_the_batch(patterns: tuple[Pattern, ...], target: str) -> None:
@@ -369,6 +372,7 @@ def test_a_bias_is_widened_once_for_all_rows_of_the_batch(patterns: tuple[Patter
     assert instructions[1] - instructions[0] <= 2.0, instructions
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a", "sm_100", "sm_120"])
 @pytest.mark.parametrize(
     "text",

@@ -98,6 +98,7 @@ def whole_problem(kernel: KernelSpec, batch: int) -> Problem:
     return Problem(kernel, batch, x, weights * scale, None, None, quantized=(given,), inputs=inputs)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("shape", "precision", "storage", "constants", "batch"), CASES)
 def test_whole_numbers_come_out_to_the_last_bit(
     shape: tuple[int, ...], precision: str, storage: str, constants: Any, batch: int

@@ -45,6 +45,7 @@ def test_no_race_and_no_access_outside(kind: str, sanitize: str) -> None:
     kernels.check(source, 2 * source.constants.tile_batch + 1, in_emulator(sanitize=sanitize))
 
 
+@pytest.mark.exhaustive
 @every_kind
 def test_runs_are_bit_identical_in_any_order_of_blocks_and_threads(kind: str) -> None:
     source = source_of(kind, (2, 2))

@@ -91,6 +91,7 @@ def is_right(y: Array, truth: Array, precision: str = "float32") -> bool:
     return bool(error <= 2 * tolerance(precision, 40) * np.linalg.norm(truth))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fuse", ["yes", "no"])
 def test_a_group_of_one_layer_gives_what_the_layer_gives(

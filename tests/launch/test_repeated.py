@@ -38,6 +38,7 @@ def refilled(part: Array) -> Array:
     return part
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("along", SLICES)
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_a_call_multiplies_by_repeated_weights(either: Device, along: str, layout: Any) -> None:

@@ -163,6 +163,7 @@ def test_kernels_that_take_tensor_maps(device: Any, family: str, precision: str,
     assert measure(device, kernel, 80, runs=0, family=family).passed
 
 
+@pytest.mark.exhaustive
 @on_both
 @pytest.mark.parametrize("storage", ["e4m3", "e5m2"])
 def test_a_tensor_map_of_x_in_eight_bits(device: Any, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,7 @@ def test_a_group_does_what_its_spec_states(emitted: ModuleType) -> None:
         close(ys[0], reference.multiply(OTHER, x, weights[0], "bsl"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("fuse", ["yes", "no"])
 def test_an_activation_may_follow_the_residual(layout: Any, fuse: Any) -> None:

@@ -122,6 +122,7 @@ def test_chains_add_to_one_array(either: Device, layout: str, batch: int, writte
     assert is_right(own(x, weights, layout=layout), truth_of(x, weights, layout))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_activation_follows_the_sum(either: Device, layout: str, written: list[Any]) -> None:
     """The last kernel applies it, after it has added the sum of the others."""
@@ -164,6 +165,7 @@ def test_slices_packed_weights_and_one_launch_per_chain() -> None:
     assert own.build([1, 33]) is own
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_prepared_call_launches_all_chains_again(either: Device, layout: str) -> None:
     own, weights, x = SumLauncher(*CHAINS[1:]), weights_of()[1:], rows(24, layout)
