@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ksgen import __version__
-from ksgen.build.build import Binary, Compiler, Request, build, build_many
+from ksgen.build.build import Binary, Compiler, Request, build, build_many, default_caches
 from ksgen.build.bundle import write_bundle
 from ksgen.build.host import HostCompiler, compiler_for
 from ksgen.build.processors import INSTRUCTION_SETS
@@ -25,6 +25,7 @@ from ksgen.files import check_writable
 from ksgen.launch.choice import LARGEST_CPU_BATCH, Choice, choose_for_many, limits_from
 from ksgen.launch.fused import packing_choices, shared_out, verdict_for
 from ksgen.passport import needs_proof, unproven
+from ksgen.paths import cache_dir
 from ksgen.spec import KernelSpec, Spec, load
 from ksgen.values import counted, excerpt
 from ksgen.wisdom import Wisdom, dump, file_name, known_devices, load_wisdom
@@ -47,6 +48,12 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
     """
     loaded = load(common.find_spec(spec))
     compiled, _ = compile_all(loaded, arch, [device_name], jobs)
+    made, caches = counted(len(compiled), "binary", "binaries"), default_caches()
+    if lost := sum(not caches.get(job.request) for job in compiled):
+        raise KsgenError(
+            f"{lost} of {made} not in the cache {cache_dir()}; accepted: a folder that only you can write to, with "
+            "room for all (KSGEN_CACHE_DIR, KSGEN_CACHE_MAX_BYTES)"
+        )
     spilling = [job for job in compiled if job.binary.resources.spill_bytes]
     if as_json:
         common.print_json(
@@ -65,7 +72,6 @@ def command(spec: Path, arch: str, device_name: str | None, jobs: int | None, as
             ]
         )
         return
-    made = counted(len(compiled), "binary", "binaries")
     kernels = counted(len(loaded.kernels), "kernel")
     click.echo(f"{kernels} of {loaded.name} for {arch}: {made} in the cache, {len(spilling)} with spilled registers")
     if len(compiled) > len(loaded.kernels):
