@@ -4,7 +4,6 @@ Chooses the method, and reports error and time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from math import sqrt
@@ -32,7 +31,7 @@ from ksgen.torch.conversion.nearest import (
     starting_points,
     times_power,
 )
-from ksgen.torch.conversion.projection import one_thread_each, refined, relative_error, squared_errors
+from ksgen.torch.conversion.projection import each_in_a_thread, refined, relative_error, squared_errors
 from ksgen.torch.conversion.structured import closed_form
 from ksgen.torch.operators.checks import check_flags
 from ksgen.values import excerpt
@@ -231,8 +230,4 @@ def errors_of(weight: Tensor, chains: Sequence[Chain], advance: Callable[[], Non
         advance()
         return error
 
-    workers = min(torch.get_num_threads(), len(chains)) if weight.device.type == "cpu" else 1
-    if workers < 2:
-        return list(map(error_of, chains))
-    with one_thread_each(), ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(error_of, chains))
+    return each_in_a_thread(error_of, chains, torch.get_num_threads() if weight.device.type == "cpu" else 1)

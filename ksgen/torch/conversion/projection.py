@@ -13,12 +13,12 @@ one. If it is not chainable, the product only lies on a Kronecker-sparse support
 above.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache, partial, reduce
 from itertools import accumulate, islice, pairwise
 from math import gcd, sqrt
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ _LEAST_LENGTH = 1e-3
 # Float32 computes lost squares of blocks with at least as many rows and columns, if they are this share of all squares.
 _LARGE, _LARGE_SHARE = 64, 0.1
 _REMEMBERED = 64  # cached pairs of patterns: the layers of a model share a few
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 def project(matrix: Tensor, chain: Chain, advance: Callable[[], None]) -> tuple[list[Tensor], list[float]]:
@@ -271,12 +273,10 @@ def nearest_of_rank(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     kept = min(rank, b, c)
     decompose = partial(_by_svd if blocks.dtype == torch.float64 else _by_gram_matrix, kept=kept)
     stack = blocks.reshape(-1, b, c)
-    workers = min(torch.get_num_threads(), len(stack)) if blocks.device.type == "cpu" else 1
-    if workers > 1 and min(b, c) > 2:  # LAPACK's threads gain nothing on small blocks, and cost much on busy machines
-        with one_thread_each(), ThreadPoolExecutor(workers) as pool:
-            columns, rows, squares = map(torch.cat, zip(*pool.map(decompose, stack.chunk(workers)), strict=True))
-    else:
-        columns, rows, squares = decompose(stack)
+    # LAPACK's threads gain nothing on small blocks, and cost much on busy machines
+    workers = torch.get_num_threads() if blocks.device.type == "cpu" and min(b, c) > 2 else 1
+    parts = each_in_a_thread(decompose, stack.chunk(workers), workers)
+    columns, rows, squares = map(torch.cat, zip(*parts, strict=True))
     if rank > kept:
         columns, rows = pad(columns, (0, rank - kept)), pad(rows, (0, 0, 0, rank - kept))
     return columns.unflatten(0, stacked), rows.unflatten(0, stacked), squares.unflatten(0, stacked)
@@ -336,15 +336,17 @@ def eigen(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([middle + apart, middle - apart], -1), vectors
 
 
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Limit PyTorch's operators to one thread, for callers that run them in a pool of threads."""
-    before = torch.get_num_threads()
+def each_in_a_thread(function: Callable[[Given], Made], given: Sequence[Given], workers: int) -> list[Made]:
+    """Results of a function for each of several arguments, in so many threads with one thread per operator."""
+    if min(workers, len(given)) < 2:
+        return list(map(function, given))
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(function, given))
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 # ---- refinement by L-BFGS, for chains that SVDs do not factorize to the nearest product
