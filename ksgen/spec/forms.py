@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin
 
 from ksgen.errors import PatternError, SpecError
 from ksgen.pattern import MOST_FEATURES, WRITTEN, Chain, Pattern
-from ksgen.spec.kernel import hint
+from ksgen.spec.kernel import MOST_BYTES, hint
 from ksgen.spec.nodes import Items, Node, Pairs, Scalar, SourcePlace
 from ksgen.structures import Structure
 
 Schema = dict[str, Any]
 
-_WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})", re.ASCII)
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
 _COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": MOST_FEATURES}
 
 
@@ -334,6 +334,8 @@ def blaming(place: SourcePlace) -> Iterator[None]:
 def _number(node: Node, accepted: str) -> int:
     if not isinstance(node, Scalar) or not node.is_plain or not _WHOLE_NUMBER.fullmatch(node.text):
         raise node.place.error(f"got {node}; accepted: {accepted}")
+    if len(node.text) > 20 or int(node.text) > MOST_BYTES:  # Python refuses to convert thousands of digits
+        raise node.place.error(f"got {node}; accepted: {accepted}, and below 2^63")
     return int(node.text)
 
 

@@ -777,6 +777,8 @@ WRONG_OPTIONS = [
     ("layout: [[bsf]]", "layout[0]: got a list; accepted: bsf, bsl"),
     ("layout: []", "layout: got an empty list; accepted: a value, or a list of them"),
     ("batch: 0", "batch: got 0; accepted: any, or a whole number from 1 up"),
+    (f"batch: {2**63}", f"batch: got '{2**63}'; accepted: any, or a whole number from 1 up, and below 2^63"),
+    (f"batch: {'9' * 5000}", f"batch: got '{'9' * 56}...; accepted: any, or a whole number from 1 up, and below 2^63"),
     ("batch: 1e3", "batch: got '1e3'; accepted: any, or a whole number from 1 up"),
     ("batch: all", "batch: got 'all'; accepted: any, or a whole number"),
     ("bias: yes", "bias: got 'yes'; accepted: true, false"),
