@@ -58,9 +58,7 @@ def squared_errors(matrix: Tensor, chain: Chain) -> list[float]:
     if len(chain) == 1:
         return [float((matrix - to_dense(on_support(matrix, chain[0]))).double().square().sum())]
     whole, values, _, errors = _without_last(matrix, chain, len(chain) - 2, lambda: None)
-    blocks, ranks, *_, outside = _blocks_of(
-        _stacked(values, whole), *(_part(each, whole.a, whole.d) for each in chain.factors[1::-1])
-    )
+    blocks, ranks, *_, outside = _blocks_of(values, whole, chain[1], chain[0])
     return [*errors, outside + _least_lost(blocks, ranks)]
 
 
@@ -175,13 +173,18 @@ def _scale(columns: Tensor, rows: Tensor) -> Tensor:
 def _split(values: Tensor, whole: Pattern, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
     """Split a matrix on the support `whole` into the nearest left @ right: weights of both, and the squared error.
 
-    Columns of left are orthonormal. The matrix has a*d dense blocks. Each is split separately, into parts of left and
+    Columns of left are orthonormal. The matrix has a*d dense parts. Each is split separately, into parts of left and
     right.
     """
     a, _, _, d = whole.shape
-    left_parts, right_parts, error = _split_dense(_stacked(values, whole), _part(left, a, d), _part(right, a, d))
-    joined = [each.unflatten(0, (a, d)).permute(0, 2, 3, 4, 5, 1) for each in (left_parts, right_parts)]
-    return joined[0].reshape(left.shape), joined[1].reshape(right.shape), error
+    blocks, ranks, block, term, outside = _blocks_of(values, whole, left, right)
+    columns, rows, squares = nearest_of_rank(blocks, int(ranks.max()))
+    natural = stored_features(_part(right, a, d).outputs, values.device).argsort()
+    of_left = columns.mT[:, block, term].reshape(a, d, left.a // a, left.c, left.d // d, left.b)
+    of_right = rows[:, block, term][:, natural].reshape(a, d, right.a // a, right.b, right.d // d, right.c)
+    left_weights = of_left.permute(0, 2, 5, 3, 4, 1).reshape(left.shape)
+    right_weights = of_right.permute(0, 2, 3, 5, 4, 1).reshape(right.shape)
+    return left_weights, right_weights, outside + _lost(squares, ranks)
 
 
 @lru_cache(_REMEMBERED)
@@ -189,24 +192,6 @@ def _part(pattern: Pattern, a: int, d: int) -> Pattern:
     """Pattern of one of a*d equal parts of a pattern. Only a pattern that is not divided keeps its order of outputs."""
     parts = Pattern(pattern.a // a, pattern.b, pattern.c, pattern.d // d)
     return pattern if parts == pattern.natural else parts
-
-
-def _stacked(values: Tensor, whole: Pattern) -> Tensor:
-    """Dense blocks (a*d, b, c) of a matrix with these values on the support `whole`."""
-    a, b, c, d = whole.shape
-    return values.permute(0, 3, 1, 2).reshape(a * d, b, c)
-
-
-def _split_dense(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, float]:
-    count = len(stack)
-    blocks, ranks, block, term, outside = _blocks_of(stack, left, right)
-    columns, rows, squares = nearest_of_rank(blocks, int(ranks.max()))
-    left_weights = (
-        columns.mT[:, block, term].reshape(count, left.a, left.c, left.d, left.b).transpose(2, 4).transpose(3, 4)
-    )
-    natural = stored_features(right.outputs, stack.device).argsort()
-    right_weights = rows[:, block, term][:, natural].reshape(count, right.a, right.b, right.d, right.c).transpose(3, 4)
-    return left_weights, right_weights, outside + _lost(squares, ranks)
 
 
 def _least_lost(blocks: Tensor, ranks: Tensor) -> float:
@@ -228,19 +213,22 @@ def _lost(squares: Tensor, ranks: Tensor) -> float:
     return float((squares * is_lost).sum())
 
 
-def _blocks_of(stack: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
-    """Blocks of dense matrices that left @ right reaches.
+def _blocks_of(
+    values: Tensor, whole: Pattern, left: Pattern, right: Pattern
+) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """Blocks that left @ right reaches in a matrix with these values on the support `whole`.
 
-    Returns the blocks, their ranks, the block and the term per inner feature as in `_reached`, and the sum of squares
-    outside the blocks.
+    The matrix has a*d dense parts, the first dimension of the blocks. Returns the blocks, their ranks, the block and
+    the term per inner feature of a part as in `_reached`, and the sum of squares outside the blocks.
     """
-    count = len(stack)
-    used, block, ranks, term = _reached(left, right, stack.device)
-    cells = stack.reshape(count, left.a, left.b, left.d, right.a, right.c, right.d)
-    blocks = cells.permute(0, 1, 3, 4, 6, 2, 5).reshape(count, -1, left.b, right.c)
+    a, _, _, d = whole.shape
+    left, right = _part(left, a, d), _part(right, a, d)
+    used, block, ranks, term = _reached(left, right, values.device)
+    cells = values.permute(0, 3, 1, 2).reshape(a * d, left.a, left.b, left.d, right.a, right.c, right.d)
+    blocks = cells.permute(0, 1, 3, 4, 6, 2, 5).reshape(a * d, -1, left.b, right.c)
     outside = 0.0
     if len(used) < blocks.shape[1]:
-        is_outside = torch.ones(blocks.shape[1], dtype=torch.bool, device=stack.device).index_fill(0, used, False)
+        is_outside = torch.ones(blocks.shape[1], dtype=torch.bool, device=values.device).index_fill(0, used, False)
         outside = float(blocks[:, is_outside].double().square().sum())
         blocks = blocks[:, used]
     return blocks, ranks, block, term, outside
