@@ -1,6 +1,17 @@
-"""`python -m ksgen`."""
+"""The console script `ksgen`, and `python -m ksgen`. Ctrl-C ends both quietly, even while Python still imports."""
 
-from ksgen.cli import main
+import sys
+
+
+def main() -> None:
+    """Import the command line, and run it."""
+    try:
+        from ksgen import cli
+
+        cli.main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

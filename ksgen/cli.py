@@ -89,7 +89,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command, and exit with its code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without ⊗, and file names that are not text
     _print_own_warnings()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +150,18 @@ def test_every_help_has_examples_and_whole_summaries() -> None:
 def test_the_script_at_the_top_is_the_same_command() -> None:
     done = subprocess.run([sys.executable, ROOT / "cli.py", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == ksgen_program("--version").stdout
+
+
+@pytest.mark.parametrize("start", ["the script", "-m ksgen", "cli.py"])
+def test_ctrl_c_while_python_imports_ends_quietly(start: str, tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    module, _, name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["ksgen"].partition(":")
+    command = {"the script": ["-c", f"from {module} import {name}; {name}()"], "cli.py": [str(ROOT / "cli.py")]}
+    done = subprocess.run(
+        [sys.executable, *command.get(start, start.split())], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
