@@ -89,6 +89,7 @@ def test_a_program_that_needs_more_reports_it_in_one_line(
     assert capsys.readouterr() == ("", told)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.libraries
 @needs_torch
 @needs_transformers

@@ -135,6 +135,7 @@ def test_sparse_layers_are_measured_with_prepared_weights(monkeypatch: pytest.Mo
     assert made
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("step", ["forward", "training"])
 def test_kernels_are_compiled_and_calls_prepared_before_they_are_timed(
@@ -246,6 +247,7 @@ def test_gpt2_has_the_same_rows_and_no_paper() -> None:
     assert {row.paper_ratio for row in rows} == {None}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("name", ["llama-1b", pytest.param("llama-1b-blast", marks=pytest.mark.slow)])
 def test_llama_prefills_and_decodes_by_sparse_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

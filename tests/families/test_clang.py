@@ -111,6 +111,7 @@ def test_all_that_processors_have_is_compiled() -> None:
     assert {kernel.weights for _, kernel in rows} == {"same", *STORAGES}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(machine() != "x86_64", reason="instructions of x86")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sums_stay_in_registers(layout: str, clang: HostCompiler, tmp_path: Path) -> None:

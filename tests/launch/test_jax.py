@@ -148,6 +148,7 @@ def test_complex_gradients_are_those_of_jax() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_gradients(layout: Any) -> None:
     with jax.enable_x64():
@@ -252,6 +253,7 @@ def test_one_launch_that_is_asked_for_but_not_there_is_refused(monkeypatch: pyte
             each(x, weights)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("chain", [ONE, TWO])
 def test_a_residual_may_come_before_the_activation(chain: tuple[str, ...]) -> None:
     x, weights, bias, residual = problem(chain)

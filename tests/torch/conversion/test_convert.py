@@ -437,6 +437,7 @@ SUMS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("parts", list(SUMS.values()), ids=list(SUMS))
 def test_sums_side_by_side_are_recovered_saved_and_trained(parts: Any, count: int, tmp_path: Path) -> None:

@@ -263,6 +263,7 @@ ERRORS = [  # chains from 24 to 48 features, one per method and kind of pair
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("dtype", "threads"), [(torch.float32, 2), (torch.float64, 2), (torch.bfloat16, 1)], ids=str)
 def test_errors_of_several_chains_without_their_weights(dtype: "torch.dtype", threads: int) -> None:
     """They are those of the factorizations, also for values near overflow, and in any number of threads."""

@@ -208,6 +208,7 @@ def test_the_table() -> None:
     assert "budget" not in shown
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("features", "wins"), [(256, False), (1024, True)])
 def test_the_table_says_if_no_chain_is_expected_to_be_faster(features: int, wins: bool) -> None:
     found = propose(features, features, device="sm_90a", precision="bfloat16", most=1)

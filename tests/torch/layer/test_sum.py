@@ -73,6 +73,7 @@ def test_each_layer_adds_the_earlier_ones_as_its_residual(monkeypatch: pytest.Mo
     assert residuals[2] is residuals[3]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("backend", ["ksgen", "auto"])
 def test_an_activation_follows_the_sum(layout: Any, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,6 +456,7 @@ def test_compilers_leave_layers_with_an_activation_to_pytorch(layer: Any) -> Non
         torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), model(x))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("names", [("linear1",), ("linear2",), ("linear1", "linear2")], ids="+".join)
 @pytest.mark.parametrize("kind", ["encoder", "encoders", "decoder"])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

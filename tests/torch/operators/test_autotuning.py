@@ -44,6 +44,7 @@ def compiled(layer: Any, x: Any, *more: Any, options: Any = AUTOTUNING) -> tuple
     return y, "".join(sources)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 def test_inductor_takes_the_fastest_product(layout: Any, timings: list[dict[str, float]]) -> None:
     layer = KSLinear("2,8,4,3", layout=layout, activation="relu").requires_grad_(False)
@@ -56,6 +57,7 @@ def test_inductor_takes_the_fastest_product(layout: Any, timings: list[dict[str,
     assert (OPERATOR in source) == (kinds[min(times, key=times.__getitem__)] == "fallback")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_operator", [True, False])
 def test_each_outcome_multiplies(is_operator: bool, timings: list[Any]) -> None:
     layer, x, residual = KSLinear("2,8,4,3"), torch.randn(16, 24, requires_grad=True), torch.randn(16, 48)

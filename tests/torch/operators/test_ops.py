@@ -614,6 +614,7 @@ def test_derivatives_of_exchanged_features(path: str, layout: Any) -> None:
             torch.testing.assert_close(one, other)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_operators_exchange_features(path: str, layout: Any) -> None:
     x, weights, bias, residual = tensors(EXCHANGED.shape, layout)
@@ -633,6 +634,7 @@ def test_the_operators_exchange_features(path: str, layout: Any) -> None:
     torch.testing.assert_close(ops._gradient_of_pytorch(*given), found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "dims", [(0, 0, None, 0), (None, 0, 0, None), (0, None, None, None), (None, None, 0, None)], ids=str
 )

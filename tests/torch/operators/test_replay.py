@@ -791,6 +791,7 @@ def test_tied_weights(shape: tuple[int, ...], bias: bool, dtype: Any, layout: st
     check_tied(tied_layer(layout=layout, dtype=dtype, bias=bias), shape, dtype)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["bsf", "bsl"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_tied_along_both_axes(dtype: Any, layout: str, by_kernels: None) -> None:
@@ -952,6 +953,7 @@ def test_further_derivatives_with_a_residual(by_kernels: None) -> None:
     torch.testing.assert_close(residual.grad, torch.ones(4, 24))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("chain", "dtype"),
     [

@@ -123,6 +123,7 @@ def test_exchanged_features(
     assert (len(usual) == 2) == (fastest == "bmm" or not options)  # the first call of each layer
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("patterns", "by_launch"), [(FACTORS, True), ([Pattern(2, 6, 4, 1), Pattern(2, 5, 6, 1, "k.i")], False)]
